@@ -1,0 +1,482 @@
+//! One error type, which carries data: match on it, or print it and read what happened, to whom, and what to do.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
+
+/// What every fallible call returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong.
+///
+/// [`Error::Argument`] is found before anything is sent and leaves the communicator as it was. After
+/// [`Error::Peer`], [`Error::Mismatch`] or [`Error::Aborted`] the communicator is revoked: every later call on it returns
+/// [`Error::Revoked`] at once.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The call cannot be carried out as written. Nothing was sent; the communicator is as usable as before.
+    #[error("{op}: {problem}")]
+    Argument {
+        /// What was called.
+        op: Op,
+        /// What is wrong with it.
+        problem: Argument,
+    },
+
+    /// A peer failed, left, or did not come, and the operation with it.
+    #[error("{op} seq={seq}{} failed after {after:.1?}: rank {rank} ({host}, pid {pid}) {cause}", shape(*op, *dtype, *count))]
+    Peer {
+        /// The rank at fault, in the communicator of the call.
+        rank: Rank,
+        /// Its host's name.
+        host: Arc<str>,
+        /// Its process.
+        pid: u32,
+        /// The operation that failed.
+        op: Op,
+        /// Its sequence number.
+        seq: u64,
+        /// Its element type.
+        dtype: DType,
+        /// Its count.
+        count: u64,
+        /// How long the operation had been running.
+        after: Duration,
+        /// What the peer did.
+        cause: Cause,
+    },
+
+    /// Two ranks called different things. No user memory was written.
+    #[error(
+        "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]; all ranks of a communicator \
+         must make the same calls in the same order"
+    )]
+    Mismatch {
+        /// This rank.
+        rank: Rank,
+        /// The rank that called something else.
+        peer: Rank,
+        /// Its host's name.
+        host: Arc<str>,
+        /// What this rank called.
+        mine: Box<Descriptor>,
+        /// What the other rank called.
+        theirs: Box<Descriptor>,
+    },
+
+    /// An earlier operation on this communicator failed.
+    #[error("the communicator is revoked, because an earlier operation failed: {first}; make a new communicator")]
+    Revoked {
+        /// The failure that revoked it.
+        first: Arc<Error>,
+    },
+
+    /// The communicator was dropped while the operation was under way.
+    #[error("{op} seq={seq} was given up: the communicator was dropped while it was under way")]
+    Aborted {
+        /// The operation.
+        op: Op,
+        /// Its sequence number.
+        seq: u64,
+    },
+
+    /// An option or an environment variable has a value that it cannot have.
+    #[error("{name}={value:?}: {expected}")]
+    Setting {
+        /// The option or variable.
+        name: String,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        expected: String,
+    },
+
+    /// Nothing told this process its rank and world size.
+    #[error(
+        "cannot tell this process's rank: {found}. Looked for {looked_for}. Start it with `kolo run`, torchrun, srun or mpirun, or use Communicator::builder()"
+    )]
+    NoLauncher {
+        /// What was there, as far as it went.
+        found: String,
+        /// The variables that were looked for, by launcher.
+        looked_for: String,
+    },
+
+    /// Ranks did not come to the start in time.
+    #[error(
+        "{} of {world_size} ranks did not join within {waited:.1?} at {store}: missing {}; check that they were started, and with \
+         the same store", ranks.len(), list(ranks)
+    )]
+    Missing {
+        /// Those that did not come.
+        ranks: Vec<Rank>,
+        /// How many were expected in all.
+        world_size: usize,
+        /// Where they were expected.
+        store: String,
+        /// How long they were waited for.
+        waited: Duration,
+    },
+
+    /// Two ranks were given different world sizes.
+    #[error(
+        "world sizes differ: rank {rank} ({host}) was started with {theirs}, rank {my_rank} with {mine}; give all ranks the same"
+    )]
+    WorldSize {
+        /// The other rank.
+        rank: Rank,
+        /// Its host's name.
+        host: String,
+        /// Its world size.
+        theirs: usize,
+        /// The rank that reports this.
+        my_rank: Rank,
+        /// Its world size.
+        mine: usize,
+    },
+
+    /// Two processes were given the same rank.
+    #[error("rank {rank} was started twice: as {first} and as {second}; give every process its own rank")]
+    RankTaken {
+        /// The rank.
+        rank: Rank,
+        /// The process that came first.
+        first: String,
+        /// The process that came second.
+        second: String,
+    },
+
+    /// Two ranks run versions of kolo that do not understand each other.
+    #[error(
+        "rank {rank} ({host}) speaks version {theirs} of kolo's protocol, this process speaks {mine}; install the same kolo everywhere"
+    )]
+    Version {
+        /// The other rank.
+        rank: Rank,
+        /// Its host's name.
+        host: String,
+        /// Its protocol version.
+        theirs: u32,
+        /// This process's protocol version.
+        mine: u32,
+    },
+
+    /// The store where ranks find each other did not serve.
+    #[error("store {store}: {problem}")]
+    Store {
+        /// Its URL.
+        store: String,
+        /// What happened.
+        problem: StoreProblem,
+    },
+
+    /// What was asked for cannot be had here.
+    #[error("{what} cannot be had here: {why}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+        /// Why not.
+        why: String,
+    },
+
+    /// The operating system refused something.
+    #[error("{doing}: {source}")]
+    Os {
+        /// What was being done.
+        doing: String,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+}
+
+impl Error {
+    /// Whether the communicator can still be used after this error.
+    pub fn leaves_communicator_usable(&self) -> bool {
+        matches!(self, Error::Argument { .. } | Error::Setting { .. } | Error::Unsupported { .. })
+    }
+
+    pub(crate) fn os(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        move |source| Error::Os { doing: doing.into(), source: Arc::new(source) }
+    }
+
+    pub(crate) fn setting(name: impl Into<String>, value: impl Into<String>, expected: impl Into<String>) -> Error {
+        Error::Setting { name: name.into(), value: value.into(), expected: expected.into() }
+    }
+}
+
+/// What is wrong with the arguments of a call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Argument {
+    /// The root is not a rank of this communicator.
+    #[error("root {root} is out of range; the communicator has ranks 0 to {}", world_size - 1)]
+    Root {
+        /// What was given.
+        root: Rank,
+        /// The size of the communicator.
+        world_size: usize,
+    },
+    /// The peer is not a rank of this communicator.
+    #[error("peer {peer} is out of range; the communicator has ranks 0 to {}", world_size - 1)]
+    Peer {
+        /// What was given.
+        peer: Rank,
+        /// The size of the communicator.
+        world_size: usize,
+    },
+    /// A rank cannot send to, or receive from, itself.
+    #[error("rank {rank} cannot send to or receive from itself; copy instead")]
+    Oneself {
+        /// This rank.
+        rank: Rank,
+    },
+    /// The reduction means nothing on these elements.
+    #[error("{redop} is not defined on {dtype}")]
+    ReduceOp {
+        /// The reduction.
+        redop: ReduceOp,
+        /// The elements.
+        dtype: DType,
+    },
+    /// A buffer has the wrong number of elements.
+    #[error("the {buffer} buffer has {given} elements, {expected} are needed")]
+    Length {
+        /// Which buffer.
+        buffer: &'static str,
+        /// The elements needed.
+        expected: usize,
+        /// The elements given.
+        given: usize,
+    },
+    /// A buffer cannot be divided into one block for each rank.
+    #[error("the {buffer} buffer has {given} elements, which is not a multiple of the world size {world_size}; use the _v form")]
+    Blocks {
+        /// Which buffer.
+        buffer: &'static str,
+        /// The elements given.
+        given: usize,
+        /// The size of the communicator.
+        world_size: usize,
+    },
+    /// There is not one count for each rank.
+    #[error("{given} counts were given; one for each of the {world_size} ranks is needed")]
+    Counts {
+        /// The counts given.
+        given: usize,
+        /// The size of the communicator.
+        world_size: usize,
+    },
+    /// The root has to give a buffer that the others need not.
+    #[error("this rank is the root and must give a {buffer} buffer")]
+    RootBuffer {
+        /// Which buffer.
+        buffer: &'static str,
+    },
+    /// A pointer is null although the count is not zero.
+    #[error("the {buffer} pointer is null")]
+    Null {
+        /// Which buffer.
+        buffer: &'static str,
+    },
+    /// A pointer is not a multiple of the element's size.
+    #[error("the {buffer} pointer {address:#x} is not aligned to the {align} bytes of a {dtype}")]
+    Misaligned {
+        /// Which buffer.
+        buffer: &'static str,
+        /// Where it points.
+        address: usize,
+        /// What it must be a multiple of.
+        align: usize,
+        /// The elements.
+        dtype: DType,
+    },
+    /// The count, in bytes and over all ranks, is beyond what memory can hold.
+    #[error("{count} elements are more than memory can hold")]
+    TooMany {
+        /// What was given.
+        count: usize,
+    },
+    /// Send and receive buffers overlap without being in place.
+    #[error("the send and receive buffers overlap, but are not in place")]
+    Overlap,
+}
+
+/// What a failed peer did.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Its connection ended without a goodbye: it crashed or was killed.
+    #[error("closed its connection without a goodbye; it crashed or was killed")]
+    Closed,
+    /// Its process is gone.
+    #[error("has died; its process is gone")]
+    Died,
+    /// It dropped its communicator, or ended, in good order.
+    #[error("has left; its last operation was seq {last_seq}")]
+    Left {
+        /// The last operation that it completed.
+        last_seq: u64,
+    },
+    /// It did not take part before the deadline.
+    #[error("did not take part within the deadline of {deadline:.1?}; it may be stopped, stuck, or not have made this call")]
+    Silent {
+        /// The deadline of one operation.
+        deadline: Duration,
+    },
+    /// Its connection broke.
+    #[error("lost its connection: {0}")]
+    Broken(io::ErrorKind),
+    /// No connection to it could be made.
+    #[error("cannot be reached at {address}: {kind}")]
+    Unreachable {
+        /// Where it was expected.
+        address: String,
+        /// What the system said.
+        kind: io::ErrorKind,
+    },
+    /// It sent what no kolo sends.
+    #[error("sent what is no part of kolo's protocol: {0}")]
+    Corrupt(&'static str),
+}
+
+/// What went wrong with a store.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreProblem {
+    /// The URL names no store that kolo knows.
+    #[error("{0}; a store is file:///path, tcp://host:port, redis://host:port or env://")]
+    Url(String),
+    /// Nobody answered.
+    #[error("nobody answered within {waited:.1?} ({last}); is rank 0 running, and is the address right?")]
+    Unreachable {
+        /// How long it was tried.
+        waited: Duration,
+        /// What the last attempt met.
+        last: String,
+    },
+    /// The port that this store shall serve is taken.
+    #[error("port {port} is taken{}; choose another, or port 0 to have one picked", by(holder))]
+    PortTaken {
+        /// The port.
+        port: u16,
+        /// Who holds it, if that can be known.
+        holder: Option<String>,
+    },
+    /// Somebody answered, or a file is there, but it is no store of kolo.
+    #[error("{0}; it is not a store of kolo")]
+    Foreign(String),
+    /// The store belongs to another job.
+    #[error("it belongs to job {theirs:?}, this process to job {mine:?}; give each job its own store")]
+    OtherJob {
+        /// The store's job.
+        theirs: String,
+        /// This process's job.
+        mine: String,
+    },
+    /// The two ends do not share a secret.
+    #[error("the job secret is not the same on both ends; check KOLO_SECRET")]
+    Secret,
+    /// A key did not appear.
+    #[error("nobody set {key:?} within {waited:.1?}")]
+    Timeout {
+        /// The key.
+        key: String,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// A key or value is beyond what a store takes.
+    #[error("{what} of {bytes} bytes is beyond the limit of {limit}")]
+    TooLarge {
+        /// Key or value.
+        what: &'static str,
+        /// Its size.
+        bytes: usize,
+        /// The most that is taken.
+        limit: usize,
+    },
+    /// The operating system, or the server, refused something.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// What it said.
+        source: Arc<io::Error>,
+    },
+}
+
+impl StoreProblem {
+    pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> StoreProblem {
+        move |source| StoreProblem::Io { doing, source: Arc::new(source) }
+    }
+
+    pub(crate) fn at(self, store: impl Into<String>) -> Error {
+        Error::Store { store: store.into(), problem: self }
+    }
+}
+
+fn shape(op: Op, dtype: DType, count: u64) -> String {
+    if matches!(op, Op::Barrier | Op::Connect | Op::Split) { String::new() } else { format!(" {dtype} x {count}") }
+}
+
+fn by(holder: &Option<String>) -> String {
+    holder.as_ref().map_or_else(String::new, |holder| format!(" by {holder}"))
+}
+
+/// `1, 2, 5 to 9`: ranks as a reader wants them, even if there are thousands.
+fn list(ranks: &[Rank]) -> impl fmt::Display {
+    let mut text = String::new();
+    let mut rest = ranks;
+    while let Some(&first) = rest.first() {
+        let run = rest.iter().enumerate().take_while(|&(i, &rank)| rank == first + i).count();
+        if !text.is_empty() {
+            text += ", ";
+        }
+        text += &match run {
+            1 => first.to_string(),
+            2 => format!("{first}, {}", first + 1),
+            _ => format!("{first} to {}", first + run - 1),
+        };
+        rest = &rest[run..];
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_error_reads_like_a_sentence() {
+        let error = Error::Peer {
+            rank: 3,
+            host: "node7".into(),
+            pid: 4121,
+            op: Op::AllReduce,
+            seq: 812,
+            dtype: DType::F32,
+            count: 1 << 20,
+            after: Duration::from_millis(83),
+            cause: Cause::Closed,
+        };
+        assert_eq!(
+            error.to_string(),
+            "all_reduce seq=812 f32 x 1048576 failed after 83.0ms: rank 3 (node7, pid 4121) closed its connection without a \
+             goodbye; it crashed or was killed"
+        );
+    }
+
+    #[test]
+    fn many_missing_ranks_are_named_shortly() {
+        assert_eq!(list(&[1]).to_string(), "1");
+        assert_eq!(list(&[1, 2, 5, 6, 7, 9]).to_string(), "1, 2, 5 to 7, 9");
+    }
+
+    #[test]
+    fn results_stay_small() {
+        assert!(size_of::<Error>() <= 128, "{} bytes", size_of::<Error>());
+    }
+}

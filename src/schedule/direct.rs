@@ -1,0 +1,116 @@
+//! Direct exchange: each pair of ranks sends each other what concerns it, and nothing passes through a third.
+//!
+//! One round of N-1 messages per rank, the bytes of the ring, and the owner of a slice has all parts at once: it sums
+//! them in the order of ranks, halves in `f32`, so that the result does not depend on how ranks are placed. Chan, Heimlich,
+//! Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience", Concurr. Comput. 19 (2007),
+//! section 4. With o the processor time of one message:
+//!
+//! - `all_reduce`: 2 a + 2(N-1) o + 2(N-1)/N S b + (N-1)/N S g
+//! - the others: a + (N-1) o + the bytes that leave or reach the busiest rank
+
+use std::ops::Range;
+
+use super::{Place, Problem, Span, Step, chunk};
+
+/// For each piece: a direct reduce-scatter, then a direct all-gather.
+pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
+    let n = p.world;
+    let longest = chunk(p.count, n, 0).len();
+    let owned = move |rank: usize, number: usize| piece(chunk(p.count, n, rank), p.piece, number);
+    (0..longest.div_ceil(p.piece)).flat_map(move |number| {
+        let mine = owned(p.rank, number);
+        let scatter = exchange_parts(p, move |rank| Place::Input.span(owned(rank, number)));
+        let fold = Step::Fold { own: Place::Input.span(mine.clone()), parts: 0, dst: Place::Output.span(mine.clone()) };
+        let gather = (1..n).flat_map(move |k| {
+            let (to, from) = (p.ahead(k), p.behind(k));
+            [
+                Step::Send { to, src: Place::Output.span(mine.clone()) },
+                Step::Recv { from, dst: Place::Output.span(owned(from, number)) },
+            ]
+        });
+        scatter.chain([fold]).chain(gather)
+    })
+}
+
+/// Everybody sends each owner its part; the owner folds them.
+pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
+    let longest = p.sends.longest(p.world);
+    let owned = move |rank: usize, number: usize| piece(p.sends.range(rank), p.piece, number);
+    (0..longest.div_ceil(p.piece)).flat_map(move |number| {
+        let mine = owned(p.rank, number);
+        let start = p.sends.range(p.rank).start;
+        let dst = Place::Output.span(mine.start - start..mine.end - start);
+        let scatter = exchange_parts(p, move |rank| Place::Input.span(owned(rank, number)));
+        scatter.chain([Step::Fold { own: Place::Input.span(mine), parts: 0, dst }])
+    })
+}
+
+/// The `number`-th piece of a range: every range has the same number of pieces, those beyond its end being empty.
+fn piece(range: Range<usize>, piece: usize, number: usize) -> Range<usize> {
+    let at = (range.start + number * piece).min(range.end);
+    at..(at + piece).min(range.end)
+}
+
+/// Sends every other rank the part that it owns, and takes the others' parts of what this rank owns into scratch, in the
+/// order of ranks.
+fn exchange_parts(p: Problem<'_>, owned: impl Fn(usize) -> Span + Copy) -> impl Iterator<Item = Step> {
+    let len = owned(p.rank).len;
+    (1..p.world).flat_map(move |k| {
+        let (to, from) = (p.ahead(k), p.behind(k));
+        let at = (from - usize::from(from > p.rank)) * len;
+        [Step::Send { to, src: owned(to) }, Step::Recv { from, dst: Place::Scratch.span(at..at + len) }]
+    })
+}
+
+/// Everybody sends everybody its block.
+pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
+    let block = move |rank: usize| Place::Output.span(p.recvs.range(rank));
+    let own = Place::Input.span(0..block(p.rank).len);
+    let exchange = (1..p.world).flat_map(move |k| {
+        let (to, from) = (p.ahead(k), p.behind(k));
+        [Step::Send { to, src: own }, Step::Recv { from, dst: block(from) }]
+    });
+    std::iter::once(Step::Copy { src: own, dst: block(p.rank) }).chain(exchange)
+}
+
+/// In round k, ranks i and j with i + j = k (mod N) exchange their blocks. Partners are the same both ways, which lets an
+/// exchange in place overwrite each block with what its receiver sends back.
+pub(super) fn all_to_all(p: Problem<'_>) -> impl Iterator<Item = Step> {
+    let src = move |rank: usize| Place::Input.span(p.sends.range(rank));
+    let dst = move |rank: usize| Place::Output.span(p.recvs.range(rank));
+    let exchange = (0..p.world)
+        .map(move |k| (k + p.world - p.rank) % p.world)
+        .filter(move |&peer| peer != p.rank)
+        .flat_map(move |peer| [Step::Send { to: peer, src: src(peer) }, Step::Recv { from: peer, dst: dst(peer) }]);
+    std::iter::once(Step::Copy { src: src(p.rank), dst: dst(p.rank) }).chain(exchange)
+}
+
+/// Everybody sends the root its block.
+pub(super) fn gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
+    let own = Place::Input.span(0..p.recvs.range(p.rank).len());
+    let block = move |rank: usize| Place::Output.span(p.recvs.range(rank));
+    let is_root = p.rank == p.root;
+    let first = if is_root { Step::Copy { src: own, dst: block(p.rank) } } else { Step::Send { to: p.root, src: own } };
+    let rest = (1..p.world).map(move |k| p.absolute(k)).take_while(move |_| is_root);
+    std::iter::once(first).chain(rest.map(move |from| Step::Recv { from, dst: block(from) }))
+}
+
+/// The root sends everybody its block.
+pub(super) fn scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
+    let own = Place::Output.span(0..p.sends.range(p.rank).len());
+    let block = move |rank: usize| Place::Input.span(p.sends.range(rank));
+    let is_root = p.rank == p.root;
+    let last = if is_root { Step::Copy { src: block(p.rank), dst: own } } else { Step::Recv { from: p.root, dst: own } };
+    let rest = (1..p.world).map(move |k| p.absolute(k)).take_while(move |_| is_root);
+    rest.map(move |to| Step::Send { to, src: block(to) }).chain([last])
+}
+
+/// One message to `p.root`.
+pub(super) fn send(p: Problem<'_>) -> impl Iterator<Item = Step> {
+    std::iter::once(Step::Send { to: p.root, src: Place::Input.span(0..p.count) })
+}
+
+/// One message from `p.root`.
+pub(super) fn recv(p: Problem<'_>) -> impl Iterator<Item = Step> {
+    std::iter::once(Step::Recv { from: p.root, dst: Place::Output.span(0..p.count) })
+}

@@ -1,0 +1,389 @@
+//! The words that every layer shares: element types, reductions, operations, and the descriptor of one call.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+/// The number of a process (or thread) within a communicator, from 0 to the world size less one.
+pub type Rank = usize;
+
+/// Defines a fieldless enum with stable numbers, the name of each value as users write it, and the way back from both.
+macro_rules! numbered {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$vmeta:meta])* $variant:ident = $value:literal, $text:literal;)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        $vis enum $name { $($(#[$vmeta])* $variant = $value,)* }
+
+        impl $name {
+            /// Every value, in the order of their numbers.
+            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
+
+            /// The name as it is written on command lines and in errors.
+            pub const fn name(self) -> &'static str {
+                match self { $($name::$variant => $text,)* }
+            }
+
+            /// The value with this number, if there is one. The numbers never change: they are what the wire and the C ABI carry.
+            pub const fn from_number(number: u8) -> Option<Self> {
+                match number { $($value => Some($name::$variant),)* _ => None }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = $crate::types::UnknownName;
+
+            fn from_str(text: &str) -> Result<Self, $crate::types::UnknownName> {
+                Self::ALL.iter().copied().find(|value| value.name() == text).ok_or_else(|| $crate::types::UnknownName {
+                    given: text.to_owned(),
+                    known: Self::ALL.iter().map(|value| value.name()).collect(),
+                })
+            }
+        }
+    };
+}
+pub(crate) use numbered;
+
+/// A name that stands for nothing, with those that would have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown name {given:?}; known are {}", known.join(", "))]
+pub struct UnknownName {
+    /// What was given.
+    pub given: String,
+    /// What is known.
+    pub known: Vec<&'static str>,
+}
+
+numbered! {
+    /// The type of one element of a buffer.
+    pub enum DType {
+        /// Signed 8-bit integer.
+        I8 = 0, "i8";
+        /// Unsigned 8-bit integer.
+        U8 = 1, "u8";
+        /// Signed 32-bit integer.
+        I32 = 2, "i32";
+        /// Unsigned 32-bit integer.
+        U32 = 3, "u32";
+        /// Signed 64-bit integer.
+        I64 = 4, "i64";
+        /// Unsigned 64-bit integer.
+        U64 = 5, "u64";
+        /// IEEE 754 half precision. Reductions accumulate in `f32`.
+        F16 = 6, "f16";
+        /// IEEE 754 single precision.
+        F32 = 7, "f32";
+        /// IEEE 754 double precision.
+        F64 = 8, "f64";
+        /// The upper half of an `f32`. Reductions accumulate in `f32`.
+        BF16 = 9, "bf16";
+        /// Signed 16-bit integer.
+        I16 = 10, "i16";
+        /// Unsigned 16-bit integer.
+        U16 = 11, "u16";
+        /// A byte that is 0 or 1. What arrives from a peer is made so before it reaches a `bool`.
+        Bool = 12, "bool";
+    }
+}
+
+impl DType {
+    /// Bytes per element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::I8 | DType::U8 | DType::Bool => 1,
+            DType::I16 | DType::U16 | DType::F16 | DType::BF16 => 2,
+            DType::I32 | DType::U32 | DType::F32 => 4,
+            DType::I64 | DType::U64 | DType::F64 => 8,
+        }
+    }
+
+    /// Whether elements are floating-point numbers.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+    }
+}
+
+numbered! {
+    /// How elements of several ranks become one.
+    ///
+    /// Integer sums and products wrap. `Min` and `Max` propagate NaN: if any rank has a NaN, so has the result.
+    pub enum ReduceOp {
+        /// The sum; integers wrap around.
+        Sum = 0, "sum";
+        /// The product; integers wrap around.
+        Product = 1, "product";
+        /// The largest; NaN if any is NaN. Logical or on `bool`.
+        Max = 2, "max";
+        /// The smallest; NaN if any is NaN. Logical and on `bool`.
+        Min = 3, "min";
+        /// The sum divided by the number of ranks; floating-point types only.
+        Average = 4, "average";
+        /// Bitwise and; integers and `bool` only.
+        BitAnd = 5, "bitand";
+        /// Bitwise or; integers and `bool` only.
+        BitOr = 6, "bitor";
+        /// Bitwise exclusive or; integers and `bool` only.
+        BitXor = 7, "bitxor";
+    }
+}
+
+impl ReduceOp {
+    /// Whether this reduction means something on these elements.
+    pub const fn applies_to(self, dtype: DType) -> bool {
+        match self {
+            ReduceOp::Sum | ReduceOp::Product => !matches!(dtype, DType::Bool),
+            ReduceOp::Max | ReduceOp::Min => true,
+            ReduceOp::Average => dtype.is_float(),
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => !dtype.is_float(),
+        }
+    }
+}
+
+numbered! {
+    /// What a rank asked for.
+    pub enum Op {
+        /// Every rank gets the reduction of all ranks' buffers.
+        AllReduce = 0, "all_reduce";
+        /// Every rank gets the root's buffer.
+        Broadcast = 1, "broadcast";
+        /// Nobody leaves before everybody has come.
+        Barrier = 2, "barrier";
+        /// The root gets the reduction of all ranks' buffers.
+        Reduce = 3, "reduce";
+        /// Every rank gets all ranks' buffers, one after the other.
+        AllGather = 4, "all_gather";
+        /// As `AllGather`, with a count for each rank.
+        AllGatherV = 5, "all_gather_v";
+        /// Rank `r` gets block `r` of the reduction.
+        ReduceScatter = 6, "reduce_scatter";
+        /// As `ReduceScatter`, with a count for each rank.
+        ReduceScatterV = 7, "reduce_scatter_v";
+        /// Block `j` of rank `i` becomes block `i` of rank `j`.
+        AllToAll = 8, "all_to_all";
+        /// As `AllToAll`, with a count for each pair.
+        AllToAllV = 9, "all_to_all_v";
+        /// The root gets all ranks' buffers, one after the other.
+        Gather = 10, "gather";
+        /// Rank `r` gets block `r` of the root's buffer.
+        Scatter = 11, "scatter";
+        /// A buffer goes to one peer, which calls `recv`.
+        Send = 12, "send";
+        /// A buffer comes from one peer, which calls `send`.
+        Recv = 13, "recv";
+        /// The communicator is divided by colour.
+        Split = 14, "split";
+        /// Every rank gets memory that its host's ranks all map.
+        Alloc = 15, "alloc";
+        /// Ranks find each other.
+        Connect = 16, "connect";
+    }
+}
+
+impl Op {
+    /// Whether the operation is between two ranks and not of all.
+    pub const fn is_point_to_point(self) -> bool {
+        matches!(self, Op::Send | Op::Recv)
+    }
+
+    /// Whether the operation reduces.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Op::AllReduce | Op::Reduce | Op::ReduceScatter | Op::ReduceScatterV)
+    }
+}
+
+/// The types whose buffers kolo moves and reduces: `f32 f64 f16 bf16 i8 u8 i16 u16 i32 u32 i64 u64 bool`.
+///
+/// # Safety
+///
+/// The type has the size, alignment and bit patterns that [`Element::DTYPE`] says, has no padding, and every pattern of
+/// bits is a value of it (except for `bool`, which kolo normalises before a caller sees it).
+pub unsafe trait Element: Copy + Send + Sync + 'static + private::Sealed {
+    /// What the wire and the kernels call this type.
+    const DTYPE: DType;
+}
+
+mod private {
+    pub trait Sealed {}
+}
+
+macro_rules! elements {
+    ($($rust:ty => $dtype:ident),*) => {$(
+        impl private::Sealed for $rust {}
+        // SAFETY: a primitive (or a transparent wrapper of one) of the size that DType::size gives, without padding.
+        unsafe impl Element for $rust {
+            const DTYPE: DType = {
+                assert!(size_of::<$rust>() == DType::$dtype.size() && align_of::<$rust>() == size_of::<$rust>());
+                DType::$dtype
+            };
+        }
+    )*};
+}
+
+elements! {
+    f32 => F32, f64 => F64, f16 => F16, bf16 => BF16, i8 => I8, u8 => U8, i16 => I16, u16 => U16,
+    i32 => I32, u32 => U32, i64 => I64, u64 => U64, bool => Bool
+}
+
+/// What one call is, as far as all ranks must agree on it.
+///
+/// It rides in front of the first bytes of every operation; a rank whose own descriptor differs refuses the bytes and
+/// reports both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// The operation. A `recv` describes itself as the `send` that it waits for.
+    pub op: Op,
+    /// The element type; `U8` for a barrier.
+    pub dtype: DType,
+    /// The reduction, where there is one.
+    pub redop: Option<ReduceOp>,
+    /// The root, where there is one.
+    pub root: Option<u32>,
+    /// Elements: of the buffer for `all_reduce`, `broadcast`, `reduce`, `send` and `recv`, of one rank's block otherwise;
+    /// the sum over ranks for the forms with a count for each rank.
+    pub count: u64,
+    /// A hash of the counts for each rank, where all ranks give the same ones.
+    pub shape: u32,
+    /// How many operations of the communicator came before; for `send` and `recv`, how many of this pair.
+    pub seq: u64,
+    /// Counts the rebuilds of the communicator.
+    pub epoch: u32,
+}
+
+impl Descriptor {
+    const NONE: u8 = u8::MAX;
+    /// Words of the encoded form.
+    pub(crate) const WORDS: usize = 4;
+
+    /// The form that goes over the wire and into windows.
+    pub(crate) fn encode(&self) -> [u64; Self::WORDS] {
+        let redop = self.redop.map_or(Self::NONE, |redop| redop as u8);
+        let kinds = u32::from_le_bytes([self.op as u8, self.dtype as u8, redop, 0]);
+        let root = self.root.unwrap_or(u32::MAX);
+        [pair(kinds, self.epoch), pair(root, self.shape), self.count, self.seq]
+    }
+
+    /// The descriptor that these words encode, unless a peer with other ideas (or no kolo at all) wrote them.
+    pub(crate) fn decode(words: [u64; Self::WORDS]) -> Option<Self> {
+        let ([kinds, epoch], [root, shape]) = (halves(words[0]), halves(words[1]));
+        let [op, dtype, redop, zero] = kinds.to_le_bytes();
+        if zero != 0 {
+            return None;
+        }
+        Some(Descriptor {
+            op: Op::from_number(op)?,
+            dtype: DType::from_number(dtype)?,
+            redop: if redop == Self::NONE { None } else { Some(ReduceOp::from_number(redop)?) },
+            root: (root != u32::MAX).then_some(root),
+            count: words[2],
+            shape,
+            seq: words[3],
+            epoch,
+        })
+    }
+
+    /// A 64-bit hash of everything in the descriptor, for where there is room for no more.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.encode().into_iter().fold(0x6b6f_6c6f, mix)
+    }
+}
+
+const fn pair(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+const fn halves(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}
+
+/// Folds one more word into a hash. A multiply-xorshift (the finaliser of SplitMix64): every input bit reaches every
+/// output bit, in a few cycles. It protects against mistakes, not against malice.
+pub(crate) const fn mix(hash: u64, word: u64) -> u64 {
+    let mut z = hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ word;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The [`Descriptor::shape`] of a list of counts.
+pub(crate) fn shape_of(counts: &[usize]) -> u32 {
+    let hash = counts.iter().fold(counts.len() as u64, |hash, &count| mix(hash, count as u64));
+    (hash ^ (hash >> 32)) as u32
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} seq={}", self.op, self.seq)?;
+        if self.op != Op::Barrier {
+            write!(f, " {} x {}", self.dtype, self.count)?;
+        }
+        if let Some(redop) = self.redop {
+            write!(f, " {redop}")?;
+        }
+        if let Some(root) = self.root {
+            write!(f, " root={root}")?;
+        }
+        if self.shape != 0 {
+            write!(f, " counts#{:08x}", self.shape)?;
+        }
+        if self.epoch != 0 {
+            write!(f, " epoch={}", self.epoch)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_lead_back() {
+        for &dtype in DType::ALL {
+            assert_eq!(DType::from_number(dtype as u8), Some(dtype));
+            assert_eq!(dtype.name().parse(), Ok(dtype));
+        }
+        let error = "float".parse::<DType>().unwrap_err();
+        assert!(error.to_string().contains("bf16"), "{error}");
+    }
+
+    #[test]
+    fn descriptors_survive_the_wire_and_differ_in_every_field() {
+        let base = Descriptor {
+            op: Op::AllReduce,
+            dtype: DType::F32,
+            redop: Some(ReduceOp::Sum),
+            root: None,
+            count: 1 << 40,
+            shape: 0,
+            seq: 812,
+            epoch: 3,
+        };
+        let others = [
+            Descriptor { op: Op::Reduce, ..base },
+            Descriptor { dtype: DType::I32, ..base },
+            Descriptor { redop: None, ..base },
+            Descriptor { root: Some(0), ..base },
+            Descriptor { count: 1, ..base },
+            Descriptor { shape: 1, ..base },
+            Descriptor { seq: 813, ..base },
+            Descriptor { epoch: 4, ..base },
+        ];
+        for other in others {
+            assert_eq!(Descriptor::decode(other.encode()), Some(other));
+            assert_ne!(other.fingerprint(), base.fingerprint(), "{other}");
+        }
+        assert_eq!(Descriptor::decode([u64::MAX; 4]), None);
+    }
+
+    #[test]
+    fn shapes_tell_orders_apart() {
+        assert_ne!(shape_of(&[1, 2]), shape_of(&[2, 1]));
+        assert_ne!(shape_of(&[0, 0]), shape_of(&[0]));
+    }
+}
