@@ -12,9 +12,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong.
 ///
-/// [`Error::Argument`] is found before anything is sent and leaves the communicator as it was. After
-/// [`Error::Peer`], [`Error::Mismatch`] or [`Error::Aborted`] the communicator is revoked: every later call on it returns
-/// [`Error::Revoked`] at once.
+/// [`Error::Argument`] is found before anything is sent and leaves the communicator as it was. After an operation failed in
+/// another way the communicator is revoked: every later call on it returns [`Error::Revoked`] at once.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -66,6 +65,28 @@ pub enum Error {
         mine: Box<Descriptor>,
         /// What the other rank called.
         theirs: Box<Descriptor>,
+    },
+
+    /// Two ranks gave different counts for what one sends to the other.
+    #[error(
+        "counts differ in {op} seq={seq}: rank {peer} ({host}) sent {sent} bytes, this rank {rank} expected {expected}; give both \
+         the same count"
+    )]
+    Counts {
+        /// This rank.
+        rank: Rank,
+        /// The rank that sent.
+        peer: Rank,
+        /// Its host's name.
+        host: Arc<str>,
+        /// The operation.
+        op: Op,
+        /// Its sequence number.
+        seq: u64,
+        /// Bytes that were sent.
+        sent: u64,
+        /// Bytes that were expected.
+        expected: u64,
     },
 
     /// An earlier operation on this communicator failed.
@@ -338,6 +359,9 @@ pub enum Cause {
         /// What the system said.
         kind: io::ErrorKind,
     },
+    /// An operation failed on it, and it told the others. Its own error says what happened.
+    #[error("has revoked the communicator after a failure; its own error says what happened")]
+    Revoked,
     /// It sent what no kolo sends.
     #[error("sent what is no part of kolo's protocol: {0}")]
     Corrupt(&'static str),

@@ -1,7 +1,14 @@
 //! kolo
 
+mod attempt;
+mod buffer;
+mod engine;
 mod error;
+mod reduce;
 mod schedule;
+mod sync;
+mod sys;
+mod transport;
 mod types;
 
 pub use error::{Argument, Cause, Error, Result, StoreProblem};

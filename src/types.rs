@@ -260,6 +260,11 @@ impl Descriptor {
     /// Words of the encoded form.
     pub(crate) const WORDS: usize = 4;
 
+    /// For messages that are about no operation.
+    pub(crate) const fn nothing() -> Self {
+        Descriptor { op: Op::Connect, dtype: DType::U8, redop: None, root: None, count: 0, shape: 0, seq: 0, epoch: 0 }
+    }
+
     /// The form that goes over the wire and into windows.
     pub(crate) fn encode(&self) -> [u64; Self::WORDS] {
         let redop = self.redop.map_or(Self::NONE, |redop| redop as u8);

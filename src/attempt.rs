@@ -1,0 +1,85 @@
+//! One operation under way: what it is, until when it may last, and what to say when it fails.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::error::{Cause, Error, Result};
+use crate::types::{Descriptor, Rank};
+
+/// Who a rank is, for people.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) host: Arc<str>,
+    pub(crate) pid: u32,
+}
+
+/// What all operations of a communicator have in common.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// This rank.
+    pub(crate) rank: Rank,
+    /// All ranks.
+    pub(crate) members: Vec<Member>,
+    /// How long one operation may take.
+    pub(crate) timeout: Duration,
+    /// Set when operations under way shall give up.
+    pub(crate) abort: AtomicBool,
+}
+
+/// One operation under way.
+pub(crate) struct Attempt<'a> {
+    pub(crate) descriptor: Descriptor,
+    pub(crate) terms: &'a Terms,
+    /// When it was first seen to take time. Reading the clock costs as much as a small operation, so it is not read before
+    /// the first wait that does not end at once.
+    started: Cell<Option<Instant>>,
+}
+
+impl<'a> Attempt<'a> {
+    pub(crate) fn new(descriptor: Descriptor, terms: &'a Terms) -> Attempt<'a> {
+        Attempt { descriptor, terms, started: Cell::new(None) }
+    }
+
+    fn started(&self) -> Instant {
+        let started = self.started.get().unwrap_or_else(Instant::now);
+        self.started.set(Some(started));
+        started
+    }
+
+    /// How long to wait for `peer` before asking again: an error if the deadline has passed or the communicator is dropped.
+    pub(crate) fn patience_with(&self, peer: Rank) -> Result<Duration> {
+        if self.terms.abort.load(Ordering::Acquire) {
+            return Err(Error::Aborted { op: self.descriptor.op, seq: self.descriptor.seq });
+        }
+        match self.terms.timeout.checked_sub(self.started().elapsed()) {
+            Some(left) if !left.is_zero() => Ok(left),
+            _ => Err(self.failed(peer, Cause::Silent { deadline: self.terms.timeout })),
+        }
+    }
+
+    /// The operation has failed because of `peer`.
+    pub(crate) fn failed(&self, peer: Rank, cause: Cause) -> Error {
+        let Descriptor { op, seq, dtype, count, .. } = self.descriptor;
+        let Member { host, pid } = self.terms.members[peer].clone();
+        Error::Peer { rank: peer, host, pid, op, seq, dtype, count, after: self.started().elapsed(), cause }
+    }
+
+    /// `peer` called something else.
+    pub(crate) fn mismatch(&self, peer: Rank, theirs: Descriptor) -> Error {
+        Error::Mismatch {
+            rank: self.terms.rank,
+            peer,
+            host: self.terms.members[peer].host.clone(),
+            mine: Box::new(self.descriptor),
+            theirs: Box::new(theirs),
+        }
+    }
+
+    /// `peer` sent another number of bytes than was expected.
+    pub(crate) fn counts_differ(&self, peer: Rank, sent: u64, expected: u64) -> Error {
+        let Descriptor { op, seq, .. } = self.descriptor;
+        Error::Counts { rank: self.terms.rank, peer, host: self.terms.members[peer].host.clone(), op, seq, sent, expected }
+    }
+}

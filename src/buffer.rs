@@ -1,0 +1,66 @@
+//! Memory that is being communicated: a pointer and a length, never a reference, since a peer may be writing it.
+
+use crate::error::Argument;
+use crate::types::{DType, Element};
+
+/// Memory that is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chunk {
+    pub(crate) ptr: *const u8,
+    pub(crate) len: usize,
+}
+
+/// Memory that is written, and perhaps read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChunkMut {
+    pub(crate) ptr: *mut u8,
+    pub(crate) len: usize,
+}
+
+// SAFETY: these are addresses. Whoever dereferences them vouches that the memory is there and that its owner has lent it.
+unsafe impl Send for Chunk {}
+// SAFETY: as above.
+unsafe impl Send for ChunkMut {}
+
+impl Chunk {
+    pub(crate) const EMPTY: Chunk = Chunk { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
+
+    pub(crate) fn of<T>(slice: &[T]) -> Chunk {
+        Chunk { ptr: slice.as_ptr().cast(), len: size_of_val(slice) }
+    }
+
+    /// The chunk without its first `count` bytes.
+    pub(crate) fn skip(self, count: usize) -> Chunk {
+        assert!(count <= self.len);
+        Chunk { ptr: self.ptr.wrapping_add(count), len: self.len - count }
+    }
+
+    /// The first `len` bytes, or all if there are fewer.
+    pub(crate) fn take(self, len: usize) -> Chunk {
+        Chunk { len: self.len.min(len), ..self }
+    }
+}
+
+impl ChunkMut {
+    pub(crate) const EMPTY: ChunkMut = ChunkMut { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
+
+    pub(crate) fn of<T>(slice: &mut [T]) -> ChunkMut {
+        ChunkMut { ptr: slice.as_mut_ptr().cast(), len: size_of_val(slice) }
+    }
+
+    /// The chunk without its first `count` bytes.
+    pub(crate) fn skip(self, count: usize) -> ChunkMut {
+        assert!(count <= self.len);
+        ChunkMut { ptr: self.ptr.wrapping_add(count), len: self.len - count }
+    }
+
+    /// The first `len` bytes, or all if there are fewer.
+    pub(crate) fn take(self, len: usize) -> ChunkMut {
+        ChunkMut { len: self.len.min(len), ..self }
+    }
+
+    /// The same memory, to be read.
+    pub(crate) fn as_const(self) -> Chunk {
+        Chunk { ptr: self.ptr, len: self.len }
+    }
+}

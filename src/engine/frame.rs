@@ -1,0 +1,88 @@
+//! The header of every message between two ranks.
+//!
+//! ```text
+//!  0        4     5        6         8            16                                48
+//! +--------+-----+--------+---------+------------+----------------------------------+----------
+//! | "kolo" |kind | version| 0       | bytes      | descriptor of the operation      | payload, padded to 16
+//! +--------+-----+--------+---------+------------+----------------------------------+----------
+//! ```
+//!
+//! Little-endian, whatever the machine. The padding, too, makes every payload start at a multiple of 16 in its stream.
+
+use crate::types::Descriptor;
+
+/// Bytes of a header.
+pub(super) const HEADER: usize = 48;
+
+const MAGIC: [u8; 4] = *b"kolo";
+const VERSION: u8 = 1;
+
+/// What a message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Part of an operation.
+    Data = 1,
+    /// The last message: the sender drops its communicator. The descriptor's sequence number is its last operation's.
+    Goodbye = 2,
+    /// The last message: an operation failed on the sender.
+    Revoked = 3,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) kind: Kind,
+    /// Bytes of payload, without the padding.
+    pub(super) len: u64,
+    /// The encoded [`Descriptor`].
+    pub(super) descriptor: [u64; Descriptor::WORDS],
+}
+
+impl Frame {
+    pub(super) fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = self.kind as u8;
+        bytes[5] = VERSION;
+        bytes[8..16].copy_from_slice(&self.len.to_le_bytes());
+        for (to, word) in bytes[16..].chunks_exact_mut(8).zip(self.descriptor) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The frame that these bytes encode, unless no kolo of this version wrote them.
+    pub(super) fn decode(bytes: &[u8; HEADER]) -> Option<Frame> {
+        if bytes[..4] != MAGIC || bytes[5] != VERSION || bytes[6..8] != [0, 0] {
+            return None;
+        }
+        let kind = [Kind::Data, Kind::Goodbye, Kind::Revoked].into_iter().find(|&kind| kind as u8 == bytes[4])?;
+        let mut words = bytes[8..].chunks_exact(8).map(|word| word.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)));
+        let len = words.next()?;
+        let mut descriptor = [0; Descriptor::WORDS];
+        descriptor.iter_mut().zip(words).for_each(|(to, word)| *to = word);
+        Some(Frame { kind, len, descriptor })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_survive_the_wire() {
+        for kind in [Kind::Data, Kind::Goodbye, Kind::Revoked] {
+            let frame = Frame { kind, len: 0x0123_4567_89ab_cdef, descriptor: [1, u64::MAX, 3 << 40, 4] };
+            assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+        }
+    }
+
+    #[test]
+    fn other_bytes_are_no_frame() {
+        let good = Frame { kind: Kind::Data, len: 8, descriptor: [0; 4] }.encode();
+        for at in 0..8 {
+            let mut bad = good;
+            bad[at] ^= 0x80;
+            assert_eq!(Frame::decode(&bad), None, "byte {at}");
+        }
+    }
+}

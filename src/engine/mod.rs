@@ -1,0 +1,571 @@
+//! Executes schedules over links.
+//!
+//! One thread at a time drives an [`Engine`]: it sends from, receives into and reduces in user memory, on all links at once,
+//! and sleeps only when none of them moves. [`progress`] is the thread that does so for asynchronous operations.
+
+mod frame;
+pub(crate) mod progress;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::Waker;
+
+use crate::attempt::Attempt;
+use crate::buffer::{Chunk, ChunkMut};
+use crate::error::{Cause, Error, Result};
+use crate::reduce::Kernel;
+use crate::schedule::{Place, Span, Step};
+use crate::sys::Patience;
+use crate::transport::{ALIGN, Mesh};
+use crate::types::{Descriptor, Rank};
+use frame::{Frame, HEADER, Kind};
+
+/// Bytes of a step that are reduced at once, before what they make ready is sent on: they stay in the cache meanwhile.
+const SLICE: usize = 128 << 10;
+
+/// The longest sleep, after which it is checked again whether to go on.
+const NAP: Duration = Duration::from_millis(500);
+
+/// One rank's part of an operation.
+pub(crate) struct Job<'a> {
+    pub(crate) attempt: Attempt<'a>,
+    /// What to do. Ranks in it count as `ranks` says.
+    pub(crate) steps: Box<dyn Iterator<Item = Step> + 'a>,
+    /// The ranks that take part, in the order of the schedule; all if `None`.
+    pub(crate) ranks: Option<&'a [Rank]>,
+    /// This rank's place among them, and how many they are.
+    pub(crate) rank: Rank,
+    pub(crate) world: usize,
+    pub(crate) input: Chunk,
+    pub(crate) output: ChunkMut,
+    /// Bytes of an element.
+    pub(crate) element: usize,
+    pub(crate) kernel: Option<Kernel>,
+    /// How many ranks' parts are in a finished reduction.
+    pub(crate) parts: usize,
+}
+
+impl Job<'_> {
+    /// The communicator's rank of a rank in the schedule.
+    fn rank_of(&self, rank: Rank) -> Rank {
+        self.ranks.map_or(rank, |ranks| ranks[rank])
+    }
+}
+
+/// What a rank needs to take part in schedules: its links, and what is on its way through them.
+pub(crate) struct Engine {
+    mesh: Mesh,
+    patience: Arc<Patience>,
+    /// Messages that have not drained, in the order in which they were sent.
+    outgoing: Vec<Outgoing>,
+    /// Counts the messages sent, and the jobs begun.
+    messages: u64,
+    jobs: u64,
+    scratch: Scratch,
+    /// The addresses of a fold's parts; kept for its memory.
+    parts: Vec<*const u8>,
+    /// For each peer, the last `drain` that sent to it; and the number of that drain.
+    drained: Vec<u64>,
+    drains: u64,
+    /// What to sleep on; kept for its memory.
+    waits: Vec<(Rank, bool, bool)>,
+}
+
+// SAFETY: the addresses in `outgoing` and `parts` are used only while the job that lent the memory runs, on whichever
+// thread drives the engine then.
+unsafe impl Send for Engine {}
+
+/// A message on its way out.
+struct Outgoing {
+    /// Its number, and that of the job that sent it.
+    message: u64,
+    job: u64,
+    to: Rank,
+    header: [u8; HEADER],
+    payload: Chunk,
+    /// Bytes of the payload that may leave; fewer than there are while the step that forwards them goes on.
+    ready: usize,
+    /// Bytes that have left, of header, payload and padding.
+    sent: usize,
+}
+
+impl Outgoing {
+    fn len(&self) -> usize {
+        HEADER + self.payload.len.next_multiple_of(ALIGN)
+    }
+
+    /// What may leave now.
+    fn rest(&self) -> [Chunk; 3] {
+        static ZEROS: [u8; ALIGN] = [0; ALIGN];
+        let of_header = self.sent.min(HEADER);
+        let of_payload = (self.sent - of_header).min(self.payload.len);
+        let of_padding = self.sent - of_header - of_payload;
+        let padding =
+            if self.ready == self.payload.len { self.payload.len.next_multiple_of(ALIGN) - self.payload.len } else { 0 };
+        [
+            Chunk::of(&self.header[of_header..]),
+            self.payload.take(self.ready).skip(of_payload.min(self.ready)),
+            Chunk::of(&ZEROS[..padding - of_padding.min(padding)]),
+        ]
+    }
+
+    /// The memory that is still to be read.
+    fn unread(&self) -> Chunk {
+        self.payload.skip(self.sent.saturating_sub(HEADER).min(self.payload.len))
+    }
+}
+
+/// A job under way.
+struct Active<'a> {
+    number: u64,
+    job: Job<'a>,
+    step: Option<Step>,
+    /// The header of the message that the step waits for, and how much of it has come.
+    header: [u8; HEADER],
+    header_len: usize,
+    /// Bytes of the payload that have been taken in.
+    done: usize,
+    /// Bytes of the padding that have been taken in.
+    padding: usize,
+    /// The message with which the step forwards.
+    forward: Option<u64>,
+    /// No steps are left.
+    exhausted: bool,
+}
+
+impl<'a> Active<'a> {
+    fn new(number: u64, job: Job<'a>) -> Active<'a> {
+        Active {
+            number,
+            job,
+            step: None,
+            header: [0; HEADER],
+            header_len: 0,
+            done: 0,
+            padding: 0,
+            forward: None,
+            exhausted: false,
+        }
+    }
+
+    /// The rank whose message the job waits for.
+    fn awaited(&self) -> Option<Rank> {
+        match self.step? {
+            Step::Recv { from, .. }
+            | Step::RecvSend { from, .. }
+            | Step::RecvReduce { from, .. }
+            | Step::RecvReduceSend { from, .. } => Some(self.job.rank_of(from)),
+            Step::Send { .. } | Step::Copy { .. } | Step::Fold { .. } => None,
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn new(mesh: Mesh, world: usize, patience: Arc<Patience>) -> Engine {
+        Engine {
+            mesh,
+            patience,
+            outgoing: Vec::new(),
+            messages: 0,
+            jobs: 0,
+            scratch: Scratch::default(),
+            parts: Vec::new(),
+            drained: vec![0; world],
+            drains: 0,
+            waits: Vec::new(),
+        }
+    }
+
+    /// Ends a sleep from another thread.
+    pub(crate) fn waker(&self) -> Arc<Waker> {
+        self.mesh.waker()
+    }
+
+    /// Carries out one job.
+    ///
+    /// # Safety
+    ///
+    /// `job.input` is readable and `job.output` writable until this returns, aligned to the element, and nobody else writes
+    /// either or reads the output. They are apart or in place as [`crate::schedule`] says.
+    pub(crate) unsafe fn run(&mut self, job: Job<'_>) -> Result<()> {
+        let mut job = Some(job);
+        // SAFETY: passed on.
+        unsafe { self.run_together(|| job.take(), |_| {}) }
+    }
+
+    /// Carries out jobs side by side: those that `next` yields, also those that it comes to yield while others run. `finished`
+    /// is called once for each job that ends, with its place in the order of those that are under way. An error ends all.
+    ///
+    /// Only for jobs that do not use scratch, unless there is just one.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Engine::run`], for each job until it has ended.
+    pub(crate) unsafe fn run_together<'a>(
+        &mut self,
+        mut next: impl FnMut() -> Option<Job<'a>>,
+        mut finished: impl FnMut(usize),
+    ) -> Result<()> {
+        let mut active: Vec<Active<'a>> = Vec::with_capacity(1);
+        let patience = self.patience.clone();
+        let mut waiting = patience.start();
+        let result = loop {
+            while let Some(job) = next() {
+                self.jobs += 1;
+                active.push(Active::new(self.jobs, job));
+            }
+            if active.is_empty() {
+                break Ok(());
+            }
+            match self.turn(&mut active, &mut finished) {
+                Ok(true) => {
+                    std::mem::replace(&mut waiting, patience.start()).done();
+                    continue;
+                }
+                Ok(false) => {}
+                Err(error) => break Err(error),
+            }
+            if !active.is_empty() && waiting.pause() {
+                if let Err(error) = self.sleep(&active) {
+                    break Err(error);
+                }
+            }
+        };
+        self.scratch.outgrown.clear();
+        if result.is_err() {
+            // Whoever lent this memory takes it back now.
+            self.outgoing.retain_mut(|out| {
+                out.payload = Chunk::EMPTY;
+                out.sent > 0 && out.sent < out.len()
+            });
+        }
+        result
+    }
+
+    /// Does what can be done now, on all jobs; whether that was anything.
+    fn turn(&mut self, active: &mut Vec<Active<'_>>, finished: &mut impl FnMut(usize)) -> Result<bool> {
+        let mut moved = false;
+        for i in 0..active.len() {
+            // Messages of one peer are for the jobs in their order.
+            let (earlier, this) = active.split_at_mut(i);
+            let is_next = |peer| !earlier.iter().any(|other| other.awaited() == Some(peer));
+            moved |= self.advance(&mut this[0], is_next)?;
+        }
+        if let Some(any) = active.first() {
+            moved |= self.drain(&any.job.attempt)?;
+        }
+        let mut i = 0;
+        while i < active.len() {
+            if active[i].exhausted && !self.outgoing.iter().any(|out| out.job == active[i].number) {
+                active.remove(i);
+                finished(i);
+                moved = true;
+            } else {
+                i += 1;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Sends what may leave, to each peer in order; whether anything did. A peer's failure fails `attempt`.
+    fn drain(&mut self, attempt: &Attempt<'_>) -> Result<bool> {
+        let mut moved = false;
+        self.drains += 1;
+        for out in &mut self.outgoing {
+            if std::mem::replace(&mut self.drained[out.to], self.drains) == self.drains {
+                continue;
+            }
+            let fail = |cause| attempt.failed(out.to, cause);
+            let Some(link) = self.mesh.link(out.to).map_err(fail)? else { continue };
+            let rest = out.rest();
+            if rest.iter().all(|part| part.len == 0) {
+                continue;
+            }
+            let count = link.send(&rest).map_err(fail)?;
+            out.sent += count;
+            moved |= count > 0;
+        }
+        if moved {
+            self.outgoing.retain(|out| out.sent < out.len());
+        }
+        Ok(moved)
+    }
+
+    /// Sleeps until something can move.
+    fn sleep(&mut self, active: &[Active<'_>]) -> Result<()> {
+        let mut waits = std::mem::take(&mut self.waits);
+        waits.clear();
+        let mut nap = NAP;
+        for job in active {
+            let stuck_to = self.outgoing.iter().find(|out| out.job == job.number).map(|out| out.to);
+            let awaited = job.awaited();
+            waits.extend(awaited.map(|peer| (peer, false, true)));
+            if let Some(peer) = awaited.or(stuck_to) {
+                nap = nap.min(job.job.attempt.patience_with(peer)?);
+            }
+        }
+        // A message whose next bytes are not there yet waits for them, not for its link.
+        let ready = self.outgoing.iter().filter(|out| out.rest().iter().any(|part| part.len > 0));
+        waits.extend(ready.map(|out| (out.to, true, false)));
+        let result = self.mesh.sleep(waits.iter().copied(), nap).map_err(Error::os("waiting for peers"));
+        self.waits = waits;
+        result
+    }
+
+    /// Does what can be done of a job now; whether that was anything. It takes messages of a peer only if `is_next`.
+    fn advance(&mut self, active: &mut Active<'_>, is_next: impl Fn(Rank) -> bool) -> Result<bool> {
+        let mut moved = false;
+        while !active.exhausted {
+            let Some(step) = active.step else {
+                active.step = active.job.steps.next();
+                match active.step {
+                    Some(step) => self.begin(active, step),
+                    None => active.exhausted = true,
+                }
+                moved = true;
+                continue;
+            };
+            let done = match step {
+                Step::Send { .. } => {
+                    self.drain(&active.job.attempt)?;
+                    true
+                }
+                Step::Copy { src, dst } => self.copy(&active.job, src, dst),
+                Step::Fold { own, parts, dst } => self.fold(&active.job, own, parts, dst),
+                Step::Recv { from, dst } | Step::RecvSend { from, dst, .. } => {
+                    is_next(active.job.rank_of(from)) && self.receive(active, from, dst, None, &mut moved)?
+                }
+                Step::RecvReduce { from, own, dst, finish } | Step::RecvReduceSend { from, own, dst, finish, .. } => {
+                    is_next(active.job.rank_of(from)) && self.receive(active, from, dst, Some((own, finish)), &mut moved)?
+                }
+            };
+            if !done {
+                break;
+            }
+            active.step = None;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Queues what a step sends, and clears what is known of its message.
+    fn begin(&mut self, active: &mut Active<'_>, step: Step) {
+        let job = &active.job;
+        let scratch = step.scratch(job.world) * job.element;
+        self.scratch.grow(scratch);
+        let (to, span, ready) = match step {
+            Step::Send { to, src } => (Some(to), src, src.len),
+            Step::RecvSend { to, dst, .. } | Step::RecvReduceSend { to, dst, .. } => (Some(to), dst, 0),
+            _ => (None, Place::Scratch.span(0..0), 0),
+        };
+        (active.header_len, active.done, active.padding, active.forward) = (0, 0, 0, None);
+        let Some(to) = to else { return };
+        let payload = self.memory(job, span);
+        let frame = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: job.attempt.descriptor.encode() };
+        let (to, ready) = (job.rank_of(to), ready * job.element);
+        self.messages += 1;
+        let header = frame.encode();
+        self.outgoing.push(Outgoing { message: self.messages, job: active.number, to, header, payload, ready, sent: 0 });
+        active.forward = (ready < payload.len).then_some(self.messages);
+    }
+
+    fn memory(&mut self, job: &Job<'_>, span: Span) -> Chunk {
+        let (at, len) = (span.at * job.element, span.len * job.element);
+        let whole = match span.place {
+            Place::Input => job.input,
+            Place::Output => job.output.as_const(),
+            Place::Scratch => self.scratch.chunk().as_const(),
+        };
+        assert!(at + len <= whole.len, "a step reaches beyond its buffer");
+        whole.skip(at).take(len)
+    }
+
+    fn memory_mut(&mut self, job: &Job<'_>, span: Span) -> ChunkMut {
+        debug_assert_ne!(span.place, Place::Input);
+        let chunk = self.memory(job, span);
+        ChunkMut { ptr: chunk.ptr.cast_mut(), len: chunk.len }
+    }
+
+    /// How many bytes from the front of a destination no message has still to read, not counting the message with which the
+    /// step itself forwards.
+    fn free(&self, dst: ChunkMut, forward: Option<u64>) -> usize {
+        let (start, end) = (dst.ptr.addr(), dst.ptr.addr() + dst.len);
+        let others = self.outgoing.iter().filter(|out| Some(out.message) != forward);
+        let unread = others.map(Outgoing::unread).filter(|chunk| chunk.len > 0);
+        let overlapping = unread.filter(|chunk| chunk.ptr.addr() < end && start < chunk.ptr.addr() + chunk.len);
+        overlapping.map(|chunk| chunk.ptr.addr().saturating_sub(start)).min().unwrap_or(dst.len)
+    }
+
+    /// Copies, if nothing is in the way.
+    fn copy(&mut self, job: &Job<'_>, src: Span, dst: Span) -> bool {
+        let (src, dst) = (self.memory(job, src), self.memory_mut(job, dst));
+        if src.ptr == dst.ptr {
+            return true;
+        }
+        if self.free(dst, None) < dst.len {
+            return false;
+        }
+        // SAFETY: both lie in the job's buffers or in scratch, whose owners vouched for them; `copy` bears any overlap.
+        unsafe { std::ptr::copy(src.ptr, dst.ptr, dst.len) };
+        true
+    }
+
+    /// Folds, if nothing is in the way.
+    fn fold(&mut self, job: &Job<'_>, own: Span, parts: usize, dst: Span) -> bool {
+        let dst = self.memory_mut(job, dst);
+        if self.free(dst, None) < dst.len {
+            return false;
+        }
+        let len = own.len;
+        let own = self.memory(job, own);
+        let others = self.memory(job, Place::Scratch.span(parts..parts + (job.world - 1) * len));
+        let mut addresses = std::mem::take(&mut self.parts);
+        addresses.clear();
+        addresses.extend((0..job.world).map(|rank| match rank.cmp(&job.rank) {
+            std::cmp::Ordering::Equal => own.ptr,
+            std::cmp::Ordering::Less => others.ptr.wrapping_add(rank * own.len),
+            std::cmp::Ordering::Greater => others.ptr.wrapping_add((rank - 1) * own.len),
+        }));
+        let kernel = job.kernel.expect("a job that reduces has a kernel");
+        // SAFETY: all parts and the destination lie in the job's buffers or in scratch, `len` elements each; the destination is
+        // the own part or apart.
+        unsafe { kernel.fold(&addresses, dst.ptr, len, Some(job.parts)) };
+        self.parts = addresses;
+        true
+    }
+
+    /// Takes in what has come of a step's message; true when all has. Sets `moved` if anything has.
+    fn receive(
+        &mut self,
+        active: &mut Active<'_>,
+        from: Rank,
+        dst: Span,
+        reduce: Option<(Span, bool)>,
+        moved: &mut bool,
+    ) -> Result<bool> {
+        let peer = active.job.rank_of(from);
+        let dst = self.memory_mut(&active.job, dst);
+        let own = reduce.map(|(own, finish)| (self.memory(&active.job, own), finish));
+        let free = self.free(dst, active.forward);
+        let Active { job, header, header_len, done, padding, .. } = active;
+        let fail = |cause| job.attempt.failed(peer, cause);
+        let Some(link) = self.mesh.link(peer).map_err(fail)? else { return Ok(false) };
+        if *header_len < HEADER {
+            let count = link.receive(ChunkMut::of(&mut header[*header_len..])).map_err(fail)?;
+            *header_len += count;
+            *moved |= count > 0;
+            if *header_len < HEADER {
+                return Ok(false);
+            }
+            check(header, &job.attempt, peer, dst.len as u64)?;
+        }
+        let start = *done;
+        // What has come is taken in; when the step forwards or reduces, in slices.
+        while *done < dst.len && *done - start < SLICE {
+            let room = free.saturating_sub(*done);
+            let count = match own {
+                None => link.receive(dst.skip(*done).take(room)).map_err(fail)?,
+                Some((own, finish)) => {
+                    let arrived = link.peek(dst.len - *done).map_err(fail)?;
+                    let count = arrived.len.min(room).min(SLICE);
+                    let count = count - count % job.element;
+                    let mut parts = [own.skip(*done).ptr, arrived.ptr];
+                    if from < job.rank {
+                        parts.swap(0, 1);
+                    }
+                    let kernel = job.kernel.expect("a job that reduces has a kernel");
+                    // SAFETY: the link shows `count` aligned bytes, `own` and `dst` lie in the job's buffers or in scratch;
+                    // the destination is the own part or apart.
+                    unsafe {
+                        kernel.fold(&parts, dst.skip(*done).ptr, count / job.element, finish.then_some(job.parts));
+                    }
+                    link.consume(count);
+                    count
+                }
+            };
+            if count == 0 {
+                break;
+            }
+            *done += count;
+            *moved = true;
+        }
+        if *done == dst.len {
+            let rest = dst.len.next_multiple_of(ALIGN) - dst.len - *padding;
+            let mut zeros = [0; ALIGN];
+            let count = if rest > 0 { link.receive(ChunkMut::of(&mut zeros[..rest])).map_err(fail)? } else { 0 };
+            *padding += count;
+            *moved |= count > 0;
+        }
+        if let Some(message) = active.forward {
+            if let Some(out) = self.outgoing.iter_mut().find(|out| out.message == message) {
+                out.ready = active.done;
+            }
+        }
+        Ok(active.done == dst.len && dst.len + active.padding == dst.len.next_multiple_of(ALIGN))
+    }
+
+    /// Tells all peers with which there is a link that this rank will take part no more: because it leaves in good order
+    /// after operation `last_seq`, or because an operation failed. Whoever cannot be told at once is not.
+    pub(crate) fn part(&mut self, last_seq: u64, failed: bool) {
+        let descriptor = Descriptor { seq: last_seq, ..Descriptor::nothing() };
+        let kind = if failed { Kind::Revoked } else { Kind::Goodbye };
+        let bytes = Frame { kind, len: 0, descriptor: descriptor.encode() }.encode();
+        for (peer, link) in self.mesh.open_links() {
+            // A message that was cut off cannot be followed by another.
+            if !self.outgoing.iter().any(|out| out.to == peer) {
+                let _ = link.send(&[Chunk::of(&bytes)]);
+            }
+        }
+    }
+}
+
+/// Checks the header of a message before any of it is taken in.
+fn check(header: &[u8; HEADER], attempt: &Attempt<'_>, peer: Rank, expected: u64) -> Result<()> {
+    let Some(frame) = Frame::decode(header) else {
+        return Err(attempt.failed(peer, Cause::Corrupt("a message without a header of this version")));
+    };
+    match (frame.kind, Descriptor::decode(frame.descriptor)) {
+        (Kind::Revoked, _) => Err(attempt.failed(peer, Cause::Revoked)),
+        (Kind::Goodbye, left) => {
+            let last_seq = left.map_or(0, |descriptor| descriptor.seq);
+            Err(attempt.failed(peer, Cause::Left { last_seq }))
+        }
+        (Kind::Data, None) => Err(attempt.failed(peer, Cause::Corrupt("a message of an unknown operation"))),
+        (Kind::Data, Some(theirs)) if theirs != attempt.descriptor => Err(attempt.mismatch(peer, theirs)),
+        (Kind::Data, Some(_)) if frame.len != expected => Err(attempt.counts_differ(peer, frame.len, expected)),
+        (Kind::Data, Some(_)) => Ok(()),
+    }
+}
+
+/// Memory for partial results, aligned for every element.
+#[derive(Default)]
+struct Scratch {
+    memory: Vec<Aligned>,
+    /// Outgrown memory that messages of the operation under way may still have to read.
+    outgrown: Vec<Vec<Aligned>>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Aligned([u8; 64]);
+
+impl Scratch {
+    fn len(&self) -> usize {
+        self.memory.len() * size_of::<Aligned>()
+    }
+
+    fn grow(&mut self, len: usize) {
+        if len > self.len() {
+            let mut grown = vec![Aligned([0; 64]); len.next_power_of_two().div_ceil(size_of::<Aligned>())];
+            grown[..self.memory.len()].copy_from_slice(&self.memory);
+            self.outgrown.push(std::mem::replace(&mut self.memory, grown));
+        }
+    }
+
+    fn chunk(&mut self) -> ChunkMut {
+        ChunkMut { ptr: self.memory.as_mut_ptr().cast(), len: self.len() }
+    }
+}

@@ -1,0 +1,125 @@
+//! What an engine does when its peer does not do its part.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::frame::{Frame, HEADER, Kind};
+use super::{Engine, Job};
+use crate::attempt::{Attempt, Member, Terms};
+use crate::buffer::{Chunk, ChunkMut};
+use crate::error::{Cause, Error, Result};
+use crate::schedule::{Algorithm, Blocks, Problem, steps};
+use crate::sys::Patience;
+use crate::transport::memory::{Hub, MemoryOpener};
+use crate::transport::{Link, Mesh, Opener};
+use crate::types::{DType, Descriptor, Op};
+
+fn terms(rank: usize, timeout: Duration) -> Terms {
+    let members = vec![Member { host: "here".into(), pid: 1 }; 2];
+    Terms { rank, members, timeout, abort: AtomicBool::new(false) }
+}
+
+/// Rank 0's engine, and the raw link of rank 1.
+fn engine_and_peer() -> (Engine, Box<dyn Link>) {
+    let hub = Arc::new(Hub::default());
+    let opener = |rank| MemoryOpener { hub: hub.clone(), channel: 0, rank };
+    let mesh = Mesh::new(2, Box::new(opener(0))).unwrap();
+    (Engine::new(mesh, 2, Arc::new(Patience::new(1))), opener(1).open(0).unwrap().unwrap())
+}
+
+fn descriptor(count: u64) -> Descriptor {
+    Descriptor { op: Op::Send, dtype: DType::U8, count, ..Descriptor::nothing() }
+}
+
+/// Rank 0 receives four bytes from rank 1.
+fn receive(engine: &mut Engine, timeout: Duration) -> Result<[u8; 4]> {
+    let terms = terms(0, timeout);
+    let mut got = [9; 4];
+    let blocks = Blocks::Even(0);
+    let problem = Problem { op: Op::Recv, rank: 0, world: 2, root: 1, count: 4, sends: blocks, recvs: blocks, piece: 1 };
+    let job = Job {
+        attempt: Attempt::new(descriptor(4), &terms),
+        steps: steps(Algorithm::Direct, problem),
+        ranks: None,
+        rank: 0,
+        world: 2,
+        input: Chunk::EMPTY,
+        output: ChunkMut::of(&mut got),
+        element: 1,
+        kernel: None,
+        parts: 1,
+    };
+    // SAFETY: `got` is borrowed for the call.
+    let result = unsafe { engine.run(job) };
+    if result.is_err() {
+        assert_eq!(got, [9; 4], "memory was written");
+    }
+    result.map(|()| got)
+}
+
+fn cause(result: Result<[u8; 4]>) -> Cause {
+    match result {
+        Err(Error::Peer { rank: 1, op: Op::Send, cause, .. }) => cause,
+        other => panic!("{other:?}"),
+    }
+}
+
+const SOON: Duration = Duration::from_millis(50);
+const LATE: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_message_arrives_bytewise() {
+    let (mut engine, mut peer) = engine_and_peer();
+    let mut bytes = Frame { kind: Kind::Data, len: 4, descriptor: descriptor(4).encode() }.encode().to_vec();
+    bytes.extend([1, 2, 3, 4]);
+    bytes.extend([0; 12]);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for byte in bytes.chunks(1) {
+                assert_eq!(peer.send(&[Chunk::of(byte)]), Ok(1));
+                std::thread::yield_now();
+            }
+            peer
+        });
+        assert_eq!(receive(&mut engine, LATE).unwrap(), [1, 2, 3, 4]);
+    });
+}
+
+#[test]
+fn silence_ends_at_the_deadline() {
+    let (mut engine, _peer) = engine_and_peer();
+    assert_eq!(cause(receive(&mut engine, SOON)), Cause::Silent { deadline: SOON });
+}
+
+#[test]
+fn other_operations_lengths_and_garbage_are_told_apart() {
+    let send = |bytes: &[u8]| {
+        let (mut engine, mut peer) = engine_and_peer();
+        assert_eq!(peer.send(&[Chunk::of(bytes)]), Ok(bytes.len()));
+        receive(&mut engine, LATE)
+    };
+    let frame = |kind, len, descriptor: Descriptor| Frame { kind, len, descriptor: descriptor.encode() }.encode();
+
+    match send(&frame(Kind::Data, 4, descriptor(5))) {
+        Err(Error::Mismatch { rank: 0, peer: 1, mine, theirs, .. }) => assert_eq!((mine.count, theirs.count), (4, 5)),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(send(&frame(Kind::Data, 3, descriptor(4))), Err(Error::Counts { sent: 3, expected: 4, .. })));
+    let left = Descriptor { seq: 11, ..Descriptor::nothing() };
+    assert_eq!(cause(send(&frame(Kind::Goodbye, 0, left))), Cause::Left { last_seq: 11 });
+    assert_eq!(cause(send(&frame(Kind::Revoked, 0, left))), Cause::Revoked);
+    assert!(matches!(cause(send(&[0x55; HEADER])), Cause::Corrupt(_)));
+    let mut unknown = frame(Kind::Data, 4, descriptor(4));
+    unknown[16] = 250;
+    assert!(matches!(cause(send(&unknown)), Cause::Corrupt(_)));
+}
+
+#[test]
+fn the_end_of_a_peer_is_noticed() {
+    let (mut engine, peer) = engine_and_peer();
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(peer));
+        assert_eq!(cause(receive(&mut engine, LATE)), Cause::Closed);
+    });
+}

@@ -1,0 +1,51 @@
+//! CPU reduction kernels: many buffers in, one out, in a single pass over memory.
+
+mod scalar;
+#[cfg(test)]
+mod tests;
+
+use crate::types::{DType, ReduceOp};
+
+/// The kernel for one reduction on one element type.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel {
+    run: scalar::Fold,
+    /// The element type, for its size.
+    dtype: DType,
+    /// Whether a finished result is divided.
+    averages: bool,
+}
+
+impl Kernel {
+    /// The kernel, where the reduction means something on these elements.
+    pub(crate) fn new(dtype: DType, redop: ReduceOp) -> Option<Kernel> {
+        redop.applies_to(dtype).then(|| Kernel { run: scalar::kernel(dtype, redop), dtype, averages: redop == ReduceOp::Average })
+    }
+
+    /// `dst[i] = parts[0][i] op parts[1][i] op ...` for `count` elements, operands in the order given; halves are summed in
+    /// `f32` and rounded once. With `finish`, the number of ranks whose parts went in, an average is divided by it.
+    ///
+    /// # Safety
+    ///
+    /// Every part is readable and `dst` writable for `count` elements, all are aligned to the element, and `dst` is either
+    /// one of the parts or apart from all of them. Nobody else writes the parts or touches `dst` meanwhile.
+    pub(crate) unsafe fn fold(&self, parts: &[*const u8], dst: *mut u8, count: usize, finish: Option<usize>) {
+        debug_assert!(!parts.is_empty());
+        debug_assert!(parts.iter().all(|part| part.addr() % self.dtype.size() == 0) && dst.addr() % self.dtype.size() == 0);
+        let divisor = finish.filter(|_| self.averages).unwrap_or(1);
+        // SAFETY: what the caller promises is what the kernel asks for.
+        unsafe { (self.run)(parts, dst, count, divisor) }
+    }
+}
+
+/// Makes every byte of a `bool` buffer 0 or 1: what came from a peer may be neither.
+///
+/// # Safety
+///
+/// `ptr` is valid for reads and writes of `count` bytes, and nobody else touches them meanwhile.
+pub(crate) unsafe fn normalise_bools(ptr: *mut u8, count: usize) {
+    for i in 0..count {
+        // SAFETY: within the `count` bytes that the caller vouches for.
+        unsafe { *ptr.add(i) = u8::from(*ptr.add(i) != 0) };
+    }
+}

@@ -1,0 +1,161 @@
+//! Every kernel against one element at a time in the obvious arithmetic.
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+use super::{Kernel, normalise_bools};
+use crate::types::{DType, Element, ReduceOp};
+
+/// One element of the result, in the obvious arithmetic.
+trait Obvious: Element {
+    fn from_bits(bits: u64) -> Self;
+    fn bits(self) -> u64;
+    fn fold(parts: &[Self], redop: ReduceOp) -> Self;
+}
+
+macro_rules! obvious_integers {
+    ($($type:ty),*) => {$(
+        impl Obvious for $type {
+            fn from_bits(bits: u64) -> Self { bits as $type }
+            fn bits(self) -> u64 { self as u64 }
+            fn fold(parts: &[Self], redop: ReduceOp) -> Self {
+                // 128 bits hold any sum of two; truncation is what wrapping means.
+                parts[1..].iter().fold(parts[0], |a, &b| match redop {
+                    ReduceOp::Sum => (a as i128 + b as i128) as $type,
+                    ReduceOp::Product => (a as i128).wrapping_mul(b as i128) as $type,
+                    ReduceOp::Max => if a > b { a } else { b },
+                    ReduceOp::Min => if a < b { a } else { b },
+                    ReduceOp::BitAnd => a & b,
+                    ReduceOp::BitOr => a | b,
+                    ReduceOp::BitXor => a ^ b,
+                    ReduceOp::Average => unreachable!(),
+                })
+            }
+        }
+    )*};
+}
+
+obvious_integers!(i8, u8, i16, u16, i32, u32, i64, u64);
+
+macro_rules! obvious_floats {
+    ($($type:ty, $bits:ty, $sum:ty, $widen:expr, $narrow:expr;)*) => {$(
+        impl Obvious for $type {
+            // Mostly numbers of ordinary size, sometimes NaN, infinities and zeros of either sign.
+            fn from_bits(bits: u64) -> Self {
+                match bits % 16 {
+                    0 => <$type>::from_bits((bits >> 8) as $bits),
+                    1 => <$type>::NAN,
+                    2 => <$type>::NEG_INFINITY,
+                    _ => $narrow(((bits >> 8) as i16) as $sum / 256.0),
+                }
+            }
+            fn bits(self) -> u64 { if self.is_nan() { u64::MAX } else { self.to_bits() as u64 } }
+            fn fold(parts: &[Self], redop: ReduceOp) -> Self {
+                let sums = parts.iter().map(|&part| $widen(part));
+                let result = match redop {
+                    ReduceOp::Sum => sums.reduce(|a, b| a + b),
+                    ReduceOp::Average => sums.reduce(|a, b| a + b).map(|sum| sum / parts.len() as $sum),
+                    ReduceOp::Product => sums.reduce(|a, b| a * b),
+                    ReduceOp::Max | ReduceOp::Min if parts.iter().any(|part| part.is_nan()) => Some(<$sum>::NAN),
+                    ReduceOp::Max => sums.reduce(|a, b| if a > b { a } else { b }),
+                    ReduceOp::Min => sums.reduce(|a, b| if a < b { a } else { b }),
+                    _ => unreachable!(),
+                };
+                $narrow(result.unwrap())
+            }
+        }
+    )*};
+}
+
+obvious_floats! {
+    f32, u32, f32, |x| x, |x| x;
+    f64, u64, f64, |x| x, |x| x;
+    f16, u16, f32, f16::to_f32, f16::from_f32;
+    bf16, u16, f32, bf16::to_f32, bf16::from_f32;
+}
+
+fn compare<T: Obvious>(seed: u64, parts: usize, count: usize, in_place: Option<usize>) {
+    let word = |part: usize, i: usize| crate::types::mix(crate::types::mix(seed, part as u64), i as u64);
+    for &redop in ReduceOp::ALL.iter().filter(|redop| redop.applies_to(T::DTYPE)) {
+        let mut inputs: Vec<Vec<T>> = (0..parts).map(|part| (0..count).map(|i| T::from_bits(word(part, i))).collect()).collect();
+        let expected: Vec<u64> =
+            (0..count).map(|i| T::fold(&inputs.iter().map(|part| part[i]).collect::<Vec<_>>(), redop).bits()).collect();
+        let mut apart = vec![T::from_bits(3); count];
+        let kernel = Kernel::new(T::DTYPE, redop).unwrap();
+        let dst = in_place.map_or(apart.as_mut_ptr(), |part| inputs[part % parts].as_mut_ptr());
+        let pointers: Vec<*const u8> = inputs
+            .iter_mut()
+            .enumerate()
+            .map(|(i, part)| if in_place.map(|p| p % parts) == Some(i) { dst.cast_const() } else { part.as_ptr() }.cast())
+            .collect();
+        // SAFETY: all are vectors of `count` elements; `dst` is one of them or apart.
+        unsafe { kernel.fold(&pointers, dst.cast(), count, Some(parts)) };
+        // SAFETY: as above.
+        let got: Vec<u64> = (0..count).map(|i| unsafe { *dst.add(i) }.bits()).collect();
+        assert_eq!(got, expected, "{redop} of {parts} x {count} {}, in place {in_place:?}", T::DTYPE);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
+
+    #[test]
+    fn kernels_compute_what_one_would(
+        seed: u64,
+        parts in 1usize..6,
+        count in prop_oneof![0usize..70, 500usize..540, Just(if cfg!(miri) { 1 } else { 5000 })],
+        in_place in proptest::option::of(0usize..6),
+    ) {
+        compare::<i8>(seed, parts, count, in_place);
+        compare::<u8>(seed, parts, count, in_place);
+        compare::<i16>(seed, parts, count, in_place);
+        compare::<u16>(seed, parts, count, in_place);
+        compare::<i32>(seed, parts, count, in_place);
+        compare::<u32>(seed, parts, count, in_place);
+        compare::<i64>(seed, parts, count, in_place);
+        compare::<u64>(seed, parts, count, in_place);
+        compare::<f16>(seed, parts, count, in_place);
+        compare::<bf16>(seed, parts, count, in_place);
+        compare::<f32>(seed, parts, count, in_place);
+        compare::<f64>(seed, parts, count, in_place);
+    }
+}
+
+#[test]
+fn halves_round_once() {
+    // 2048 + 1 rounds to 2048 in f16 each time; in f32 the ones add up first.
+    let (big, one) = ([f16::from_f32(2048.0)], [f16::ONE]);
+    let mut sum = [f16::ZERO];
+    let parts = [big.as_ptr().cast(), one.as_ptr().cast(), one.as_ptr().cast()];
+    // SAFETY: arrays of one element.
+    unsafe { Kernel::new(DType::F16, ReduceOp::Sum).unwrap().fold(&parts, sum.as_mut_ptr().cast(), 1, None) };
+    assert_eq!(sum[0].to_f32(), 2050.0);
+}
+
+#[test]
+fn an_average_is_divided_only_when_it_is_finished() {
+    let kernel = Kernel::new(DType::F32, ReduceOp::Average).unwrap();
+    let (a, b, mut dst) = ([3f32], [5f32], [0f32]);
+    let parts = [a.as_ptr().cast(), b.as_ptr().cast()];
+    // SAFETY: arrays of one element.
+    unsafe { kernel.fold(&parts, dst.as_mut_ptr().cast(), 1, None) };
+    assert_eq!(dst, [8.0]);
+    // SAFETY: as above.
+    unsafe { kernel.fold(&parts, dst.as_mut_ptr().cast(), 1, Some(4)) };
+    assert_eq!(dst, [2.0]);
+}
+
+#[test]
+fn what_means_nothing_has_no_kernel() {
+    assert!(Kernel::new(DType::I32, ReduceOp::Average).is_none());
+    assert!(Kernel::new(DType::F32, ReduceOp::BitXor).is_none());
+    assert!(Kernel::new(DType::Bool, ReduceOp::Sum).is_none());
+}
+
+#[test]
+fn bools_are_normalised() {
+    let mut bytes = [0, 1, 2, 255];
+    // SAFETY: an array of four bytes.
+    unsafe { normalise_bools(bytes.as_mut_ptr(), 4) };
+    assert_eq!(bytes, [0, 1, 1, 1]);
+}

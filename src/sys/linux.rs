@@ -1,0 +1,286 @@
+//! Linux: memfd, futex, descriptors over abstract Unix sockets, pidfd.
+
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+use mio::{Interest, Registry, Token};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::futex;
+
+/// A memfd, mapped whole.
+pub(super) struct Mapping {
+    file: OwnedFd,
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl Mapping {
+    pub(super) fn create(len: usize) -> io::Result<Mapping> {
+        let file = memfd_create("kolo", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, len as u64)?;
+        // Nobody can shrink it under the others' feet.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Mapping::map(file, len)
+    }
+
+    fn map(file: OwnedFd, len: usize) -> io::Result<Mapping> {
+        // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Mapping { file, base, len })
+    }
+
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(super) fn reserve(&self, range: Range<usize>) -> io::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        Ok(rustix::io::retry_on_intr(|| {
+            fallocate(&self.file, FallocateFlags::KEEP_SIZE, range.start as u64, range.len() as u64)
+        })?)
+    }
+
+    pub(super) fn release(&self, range: Range<usize>) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(error) = fallocate(&self.file, flags, range.start as u64, range.len() as u64) {
+            tracing::debug!(%error, "memory could not be given back early");
+        }
+    }
+
+    pub(super) fn hand_over(&self, to: &LocalStream) -> io::Result<()> {
+        let files = [self.file.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        sendmsg(&to.0, &[IoSlice::new(b"m")], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    pub(super) fn take_over(from: &LocalStream, len: usize, deadline: Instant) -> io::Result<Mapping> {
+        from.until(deadline).wait(PollFlags::IN)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let received = rustix::io::retry_on_intr(|| {
+            recvmsg(&from.0, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        })?;
+        if received.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let file = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        let file = file.ok_or(io::ErrorKind::InvalidData)?;
+        if fstat(&file)?.st_size != len as i64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Mapping::map(file, len)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this length; whoever holds an address into it also holds the segment.
+        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
+            tracing::debug!(%error, "munmap");
+        }
+    }
+}
+
+/// Sleeps until somebody calls [`wake_all`] on `word`, which must still hold `value`; at most for `timeout`. May return
+/// early. The word may be shared between processes: a PRIVATE futex would miss their wakes.
+pub(crate) fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
+    let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+    match futex::wait(word, futex::Flags::empty(), value, Some(&timeout)) {
+        Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
+        Err(error) => tracing::warn!(%error, "futex"),
+    }
+}
+
+/// Wakes everybody who sleeps on `word`.
+pub(crate) fn wake_all(word: &AtomicU32) {
+    if let Err(error) = futex::wake(word, futex::Flags::empty(), i32::MAX as u32) {
+        tracing::warn!(%error, "futex");
+    }
+}
+
+/// A connection inside the host. Reads and writes do not block; those of [`LocalStream::until`] do.
+pub(crate) struct LocalStream(mio::net::UnixStream);
+
+impl LocalStream {
+    pub(crate) fn connect(name: &str) -> io::Result<LocalStream> {
+        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+        stream.set_nonblocking(true)?;
+        Ok(LocalStream(mio::net::UnixStream::from_std(stream)))
+    }
+
+    /// For I/O that waits, until the deadline.
+    pub(crate) fn until(&self, deadline: Instant) -> LocalUntil<'_> {
+        LocalUntil { stream: self, deadline }
+    }
+}
+
+impl io::Read for &LocalStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        (&self.0).read(into)
+    }
+}
+
+impl io::Write for &LocalStream {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        Ok(rustix::net::send(&self.0, from, SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl mio::event::Source for LocalStream {
+    fn register(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        self.0.register(registry, token, interests)
+    }
+
+    fn reregister(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        self.0.reregister(registry, token, interests)
+    }
+
+    fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        self.0.deregister(registry)
+    }
+}
+
+/// A [`LocalStream`] whose reads and writes wait.
+pub(crate) struct LocalUntil<'a> {
+    stream: &'a LocalStream,
+    deadline: Instant,
+}
+
+impl LocalUntil<'_> {
+    fn wait(&self, flags: PollFlags) -> io::Result<()> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+        match rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&self.stream.0, flags)], Some(&timeout)))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl io::Read for LocalUntil<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.wait(PollFlags::IN)?;
+        (&mut &*self.stream).read(into)
+    }
+}
+
+impl io::Write for LocalUntil<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.wait(PollFlags::OUT)?;
+        (&mut &*self.stream).write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Takes connections from processes of this host, under a name that is not in the file system: nothing is left behind.
+pub(crate) struct LocalListener(mio::net::UnixListener);
+
+impl LocalListener {
+    pub(crate) fn bind(name: &str) -> io::Result<LocalListener> {
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+        listener.set_nonblocking(true)?;
+        Ok(LocalListener(mio::net::UnixListener::from_std(listener)))
+    }
+
+    /// The next connection; `WouldBlock` if there is none.
+    pub(crate) fn accept(&self) -> io::Result<LocalStream> {
+        self.0.accept().map(|(stream, _)| LocalStream(stream))
+    }
+
+    pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        registry.register(&mut self.0, token, Interest::READABLE)
+    }
+}
+
+/// Notices the end of another process.
+pub(crate) struct ProcessWatch(OwnedFd);
+
+impl ProcessWatch {
+    /// `None` if there is no such process any more.
+    pub(crate) fn open(pid: u32) -> io::Result<Option<ProcessWatch>> {
+        let pid = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput)?;
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(file) => Ok(Some(ProcessWatch(file))),
+            Err(Errno::SRCH) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)), Ok(count) if count > 0)
+    }
+}
+
+/// The name of this machine, for people.
+pub(crate) fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Equal for processes that may be able to share memory: same running kernel, same network namespace (in which abstract
+/// sockets live). Whether they can is found out by doing it.
+pub(crate) fn boot_identity() -> Option<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let network = fs::read_link("/proc/self/ns/net").ok()?;
+    Some(format!("{} {}", boot.trim(), network.display()))
+}
+
+/// Equal for processes that see each other under the same process numbers.
+pub(crate) fn process_namespace() -> Option<u64> {
+    Some(fstat(fs::File::open("/proc/self/ns/pid").ok()?).ok()?.st_ino)
+}
+
+/// Who listens on a TCP port of this machine, if that can be seen.
+pub(crate) fn port_holder(port: u16) -> Option<String> {
+    const LISTEN: &str = "0A";
+    let inode = ["/proc/net/tcp", "/proc/net/tcp6"].iter().find_map(|table| {
+        let table = fs::read_to_string(table).ok()?;
+        table.lines().skip(1).find_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let local = fields.get(1)?.rsplit(':').next()?;
+            let is_it = u16::from_str_radix(local, 16) == Ok(port) && fields.get(3) == Some(&LISTEN);
+            is_it.then(|| fields.get(9).map(|inode| format!("socket:[{inode}]"))).flatten()
+        })
+    })?;
+    fs::read_dir("/proc").ok()?.flatten().find_map(|process| {
+        let pid: u32 = process.file_name().to_str()?.parse().ok()?;
+        let holds = fs::read_dir(process.path().join("fd"))
+            .ok()?
+            .flatten()
+            .any(|file| fs::read_link(file.path()).is_ok_and(|target| target.as_os_str() == inode.as_str()));
+        let name = holds.then(|| fs::read_to_string(process.path().join("comm")).ok()).flatten()?;
+        Some(format!("process {pid} ({})", name.trim()))
+    })
+}

@@ -1,0 +1,156 @@
+//! What kolo does without on platforms where shared memory is still to be built. Nothing here can be made, so nothing here
+//! is ever called on a value; the types let the rest of the library compile unchanged.
+
+use std::convert::Infallible;
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use mio::{Interest, Registry, Token};
+
+fn unsupported<T>() -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "shared memory between processes is not built for this platform yet"))
+}
+
+pub(super) struct Mapping(Infallible);
+
+impl Mapping {
+    pub(super) fn create(_: usize) -> io::Result<Mapping> {
+        unsupported()
+    }
+
+    pub(super) fn take_over(_: &LocalStream, _: usize, _: Instant) -> io::Result<Mapping> {
+        unsupported()
+    }
+
+    pub(super) fn base(&self) -> NonNull<u8> {
+        match self.0 {}
+    }
+
+    pub(super) fn reserve(&self, _: Range<usize>) -> io::Result<()> {
+        match self.0 {}
+    }
+
+    pub(super) fn release(&self, _: Range<usize>) {
+        match self.0 {}
+    }
+
+    pub(super) fn hand_over(&self, _: &LocalStream) -> io::Result<()> {
+        match self.0 {}
+    }
+}
+
+/// Without a way to sleep on memory, naps: short ones, since nobody can end them early.
+pub(crate) fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
+    if word.load(Ordering::Acquire) == value {
+        std::thread::sleep(timeout.min(Duration::from_micros(50)));
+    }
+}
+
+pub(crate) fn wake_all(_: &AtomicU32) {}
+
+pub(crate) struct LocalStream(Infallible);
+
+impl LocalStream {
+    pub(crate) fn connect(_: &str) -> io::Result<LocalStream> {
+        unsupported()
+    }
+
+    pub(crate) fn until(&self, _: Instant) -> LocalUntil {
+        match self.0 {}
+    }
+}
+
+impl Read for &LocalStream {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        match self.0 {}
+    }
+}
+
+impl Write for &LocalStream {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        match self.0 {}
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.0 {}
+    }
+}
+
+impl mio::event::Source for LocalStream {
+    fn register(&mut self, _: &Registry, _: Token, _: Interest) -> io::Result<()> {
+        match self.0 {}
+    }
+
+    fn reregister(&mut self, _: &Registry, _: Token, _: Interest) -> io::Result<()> {
+        match self.0 {}
+    }
+
+    fn deregister(&mut self, _: &Registry) -> io::Result<()> {
+        match self.0 {}
+    }
+}
+
+pub(crate) struct LocalUntil(Infallible);
+
+impl Read for LocalUntil {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        match self.0 {}
+    }
+}
+
+impl Write for LocalUntil {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        match self.0 {}
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.0 {}
+    }
+}
+
+pub(crate) struct LocalListener(Infallible);
+
+impl LocalListener {
+    pub(crate) fn bind(_: &str) -> io::Result<LocalListener> {
+        unsupported()
+    }
+
+    pub(crate) fn accept(&self) -> io::Result<LocalStream> {
+        match self.0 {}
+    }
+
+    pub(crate) fn register(&mut self, _: &Registry, _: Token) -> io::Result<()> {
+        match self.0 {}
+    }
+}
+
+pub(crate) struct ProcessWatch(Infallible);
+
+impl ProcessWatch {
+    pub(crate) fn open(_: u32) -> io::Result<Option<ProcessWatch>> {
+        unsupported()
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        match self.0 {}
+    }
+}
+
+pub(crate) fn hostname() -> String {
+    ["HOSTNAME", "COMPUTERNAME"].iter().find_map(|name| std::env::var(name).ok()).unwrap_or_else(|| "localhost".to_owned())
+}
+
+pub(crate) fn boot_identity() -> Option<String> {
+    None
+}
+
+pub(crate) fn process_namespace() -> Option<u64> {
+    None
+}
+
+pub(crate) fn port_holder(_: u16) -> Option<String> {
+    None
+}

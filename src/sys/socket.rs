@@ -1,0 +1,94 @@
+//! Socket I/O on raw memory: what is sent and received may be changed by peers, so no reference to it is formed.
+
+use std::io;
+
+use crate::buffer::{Chunk, ChunkMut};
+
+/// The most bytes that one call moves; some systems refuse more than 2 GiB.
+const MOST: usize = 1 << 30;
+
+/// The most parts that one call takes.
+pub(crate) const PARTS: usize = 4;
+
+/// Takes bytes from the front of `parts`, laid end to end; returns how many. `WouldBlock` if the socket takes none now.
+#[cfg(unix)]
+pub(crate) fn send(socket: impl std::os::fd::AsFd, parts: &[Chunk]) -> io::Result<usize> {
+    let iov = vector(parts.iter().map(|part| (part.ptr.cast_mut(), part.len)));
+    // No SIGPIPE: the host program may not have chosen to ignore it. (Apple's sockets are set so when they are made.)
+    #[cfg(not(target_vendor = "apple"))]
+    let flags = libc::MSG_NOSIGNAL;
+    #[cfg(target_vendor = "apple")]
+    let flags = 0;
+    message(socket, iov, |fd, message| {
+        // SAFETY: `message` points to a valid vector; the caller of `send` vouches for the memory behind it.
+        unsafe { libc::sendmsg(fd, message, flags) }
+    })
+}
+
+/// Fills `parts` from the front with what has arrived; returns how many bytes. 0 is the end of the stream, `WouldBlock` if
+/// nothing has arrived.
+#[cfg(unix)]
+pub(crate) fn receive(socket: impl std::os::fd::AsFd, parts: &[ChunkMut]) -> io::Result<usize> {
+    let iov = vector(parts.iter().map(|part| (part.ptr, part.len)));
+    message(socket, iov, |fd, message| {
+        // SAFETY: `message` points to a valid vector; the caller of `receive` vouches for the memory behind it.
+        unsafe { libc::recvmsg(fd, message, 0) }
+    })
+}
+
+#[cfg(unix)]
+fn vector(parts: impl Iterator<Item = (*mut u8, usize)>) -> [libc::iovec; PARTS] {
+    let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PARTS];
+    let mut room = MOST;
+    for (slot, (ptr, len)) in iov.iter_mut().zip(parts) {
+        let len = len.min(room);
+        room -= len;
+        *slot = libc::iovec { iov_base: ptr.cast(), iov_len: len };
+    }
+    iov
+}
+
+#[cfg(unix)]
+fn message(
+    socket: impl std::os::fd::AsFd,
+    mut iov: [libc::iovec; PARTS],
+    call: impl Fn(i32, *mut libc::msghdr) -> isize,
+) -> io::Result<usize> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: all fields of a msghdr may be zero.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = iov.as_mut_ptr();
+    header.msg_iovlen = PARTS as _;
+    loop {
+        let count = call(socket.as_fd().as_raw_fd(), &mut header);
+        if count >= 0 {
+            return Ok(count as usize);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// As above.
+#[cfg(windows)]
+pub(crate) fn send(mut socket: impl io::Write, parts: &[Chunk]) -> io::Result<usize> {
+    let slices: Vec<io::IoSlice<'_>> = parts
+        .iter()
+        // SAFETY: the caller vouches for the memory, and without shared memory on this platform no other process writes it.
+        .map(|part| io::IoSlice::new(unsafe { std::slice::from_raw_parts(part.ptr, part.len.min(MOST)) }))
+        .collect();
+    socket.write_vectored(&slices)
+}
+
+/// As above.
+#[cfg(windows)]
+pub(crate) fn receive(mut socket: impl io::Read, parts: &[ChunkMut]) -> io::Result<usize> {
+    let mut slices: Vec<io::IoSliceMut<'_>> = parts
+        .iter()
+        // SAFETY: the caller vouches for the memory, and without shared memory on this platform no other process touches it.
+        .map(|part| io::IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(part.ptr, part.len.min(MOST)) }))
+        .collect();
+    socket.read_vectored(&mut slices)
+}

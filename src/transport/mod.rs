@@ -1,0 +1,73 @@
+//! Links that move bytes between two ranks, and know nothing of collectives.
+//!
+//! A [`Link`] is an ordered, reliable stream in each direction. Nothing on it blocks: the engine tries all links that matter,
+//! and sleeps in [`Mesh::sleep`] when none of them moves.
+
+pub(crate) mod memory;
+mod mesh;
+mod ring;
+pub(crate) mod shm;
+mod stripe;
+pub(crate) mod tcp;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+
+use mio::{Registry, Token};
+
+use crate::buffer::{Chunk, ChunkMut};
+use crate::error::Cause;
+
+pub(crate) use mesh::{Mesh, Opener};
+
+/// What every message is padded to, so that elements never straddle the end of a buffer and are always aligned.
+pub(crate) const ALIGN: usize = 16;
+
+/// One end of a stream of bytes to a peer, and of one from it.
+///
+/// What is passed as memory must be valid for the call; links keep no address. A stream's bytes are offered in order: what a
+/// call did not take is offered again, at the front.
+pub(crate) trait Link: Send {
+    /// Takes bytes from the front of `parts`, laid end to end; returns how many. 0 means none now.
+    fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause>;
+
+    /// The bytes that have arrived, or some of them from the front, in place; at most `want`, but as many more may have been
+    /// read from the system. Empty means none now.
+    ///
+    /// The address of the stream's n-th byte is n modulo [`ALIGN`], modulo [`ALIGN`].
+    fn peek(&mut self, want: usize) -> Result<Chunk, Cause>;
+
+    /// Drops bytes that [`Link::peek`] showed.
+    fn consume(&mut self, count: usize);
+
+    /// Moves bytes that have arrived to `into`; returns how many. 0 means none now.
+    fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause>;
+
+    /// Makes sure that [`Mesh::sleep`] will be woken when the link can send or receive again, whichever is asked for. False if
+    /// it can already.
+    fn arm(&mut self, to_send: bool, to_receive: bool) -> bool;
+
+    /// The sleep is over, or was not begun. `event` says that this link ended it.
+    fn disarm(&mut self, event: bool);
+
+    /// Has [`Mesh::sleep`] listen to this link.
+    fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()>;
+}
+
+/// What an I/O error says about the peer.
+fn cause_of(error: &io::Error) -> Cause {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => Cause::Closed,
+        kind => Cause::Broken(kind),
+    }
+}
+
+/// `WouldBlock` is no error here: nothing moved.
+fn moved(result: io::Result<usize>) -> Result<usize, Cause> {
+    match result {
+        Ok(count) => Ok(count),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        Err(error) => Err(cause_of(&error)),
+    }
+}

@@ -1,0 +1,219 @@
+//! Every link carries every byte, in order, in both directions at once, however the calls cut the stream.
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+
+use super::memory::{Hub, MemoryOpener};
+use super::{ALIGN, Link, Mesh, Opener, tcp};
+use crate::buffer::{Chunk, ChunkMut};
+use crate::error::Cause;
+use crate::types::mix;
+
+fn memory_pair() -> [Box<dyn Link>; 2] {
+    let hub = Arc::new(Hub::default());
+    [0, 1].map(|rank| MemoryOpener { hub: hub.clone(), channel: 7, rank }.open(1 - rank).unwrap().unwrap())
+}
+
+fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let pairs = (0..lanes).map(|_| {
+        let dialled = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = listener.accept().unwrap().0;
+        [dialled, accepted].map(|stream| {
+            tcp::prepare(&stream).unwrap();
+            mio::net::TcpStream::from_std(stream)
+        })
+    });
+    let (dialled, accepted) = pairs.map(|[dialled, accepted]| (dialled, accepted)).unzip();
+    [tcp::link(dialled), tcp::link(accepted)]
+}
+
+#[cfg(target_os = "linux")]
+fn shm_pair() -> [Box<dyn Link>; 2] {
+    use crate::sys::{LocalListener, LocalStream};
+    let name = format!("kolo-test-{}-{:?}", std::process::id(), std::thread::current().id());
+    let listener = LocalListener::bind(&name).unwrap();
+    let offered = super::shm::offer(LocalStream::connect(&name).unwrap()).unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    [offered, super::shm::accept(listener.accept().unwrap(), deadline).unwrap()]
+}
+
+/// The length of a message, and whether it is read in place.
+fn message(seed: u64, number: u64) -> (usize, bool) {
+    let random = mix(seed, number);
+    let most = [40, 1 << 10, 1 << 16, 1 << 20][random as usize % 4];
+    (1 + (random >> 8) as usize % most, random >> 7 & 1 == 0)
+}
+
+fn byte(seed: u64, position: u64) -> u8 {
+    mix(seed, position / 8).to_le_bytes()[position as usize % 8]
+}
+
+/// Sends and receives `messages` at once, each padded as the engine pads them, until all have been sent and checked.
+fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages: u64) {
+    let padded = |len: usize| len.next_multiple_of(ALIGN);
+    let (mut sending, mut sent_bytes) = (0, 0u64);
+    let mut out: Vec<u8> = Vec::new();
+    let mut offered = 0;
+    let (mut receiving, mut received_bytes) = (0, 0u64);
+    let mut into: Vec<u8> = Vec::new();
+    let mut filled = 0;
+    while sending < messages || receiving < messages {
+        if sending < messages {
+            if out.is_empty() {
+                let len = padded(message(send_seed, sending).0);
+                out = (0..len as u64).map(|i| byte(send_seed, sent_bytes + i)).collect();
+            }
+            let rest = Chunk::of(&out[offered..]);
+            let cut = mix(offered as u64, sending) as usize % (rest.len + 1);
+            offered += link.send(&[rest.take(cut), rest.skip(cut)]).unwrap();
+            if offered == out.len() {
+                sent_bytes += out.len() as u64;
+                (sending, offered) = (sending + 1, 0);
+                out.clear();
+            }
+        }
+        if receiving < messages {
+            let (len, in_place) = message(receive_seed, receiving);
+            into.resize(padded(len), 0);
+            if in_place {
+                let chunk = link.peek(into.len() - filled).unwrap();
+                assert_eq!(chunk.ptr as usize % ALIGN, (received_bytes as usize + filled) % ALIGN);
+                let used = chunk.len - mix(chunk.len as u64, filled as u64) as usize % (chunk.len + 1) / 2;
+                // SAFETY: the link shows `chunk.len` bytes until they are consumed.
+                into[filled..filled + used].copy_from_slice(unsafe { std::slice::from_raw_parts(chunk.ptr, used) });
+                link.consume(used);
+                filled += used;
+            } else {
+                filled += link.receive(ChunkMut::of(&mut into[filled..])).unwrap();
+            }
+            if filled == into.len() {
+                for (i, &got) in into.iter().enumerate() {
+                    assert_eq!(got, byte(receive_seed, received_bytes + i as u64), "message {receiving}, byte {i} of {len}");
+                }
+                received_bytes += into.len() as u64;
+                (receiving, filled) = (receiving + 1, 0);
+            }
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn both_ways([a, b]: [Box<dyn Link>; 2]) {
+    let messages = if cfg!(miri) { 6 } else { 200 };
+    std::thread::scope(|scope| {
+        scope.spawn(|| converse(a, 1, 2, messages));
+        scope.spawn(|| converse(b, 2, 1, messages));
+    });
+}
+
+/// What was sent before an end is read, then the end is noticed, by receiver and sender.
+fn ends([mut a, mut b]: [Box<dyn Link>; 2]) {
+    let words = [7u8; 64];
+    assert_eq!(a.send(&[Chunk::of(&words)]), Ok(64));
+    drop(a);
+    let mut got = [0u8; 64];
+    let mut filled = 0;
+    while filled < 64 {
+        filled += b.receive(ChunkMut::of(&mut got[filled..])).unwrap();
+    }
+    assert_eq!(got, words);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let end = loop {
+        match b.receive(ChunkMut::of(&mut got)) {
+            Ok(0) if std::time::Instant::now() < deadline => {
+                b.disarm(true);
+                std::thread::yield_now();
+            }
+            end => break end,
+        }
+    };
+    assert_eq!(end, Err(Cause::Closed));
+}
+
+#[test]
+fn memory_links() {
+    both_ways(memory_pair());
+    ends(memory_pair());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
+fn tcp_links() {
+    both_ways(tcp_pair(1));
+    ends(tcp_pair(1));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
+fn striped_links() {
+    for lanes in [2, 3, 7] {
+        both_ways(tcp_pair(lanes));
+    }
+    ends(tcp_pair(3));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+#[cfg_attr(miri, ignore = "Miri has no shared mappings")]
+fn shm_links() {
+    both_ways(shm_pair());
+    ends(shm_pair());
+}
+
+/// A mesh of two ranks in which one sleeps until the other sends.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no poll")]
+fn a_sleeper_is_woken_by_bytes_and_by_room() {
+    let hub = Arc::new(Hub::default());
+    let mesh = |rank| Mesh::new(2, Box::new(MemoryOpener { hub: hub.clone(), channel: 1, rank })).unwrap();
+    let (mut a, mut b) = (mesh(0), mesh(1));
+    let rounds = 2000u64;
+    let long = std::time::Duration::from_secs(60);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Far more than the ring holds, so that both sides have to sleep.
+            let block = vec![5u8; 10_000];
+            for _ in 0..rounds {
+                let mut rest = Chunk::of(&block);
+                while rest.len > 0 {
+                    let count = a.link(1).unwrap().unwrap().send(&[rest]).unwrap();
+                    rest = rest.skip(count);
+                    if count == 0 {
+                        a.sleep([(1, true, false)].into_iter(), long).unwrap();
+                    }
+                }
+            }
+        });
+        scope.spawn(|| {
+            let mut total = 0;
+            let mut block = vec![0u8; 7000];
+            while total < rounds as usize * 10_000 {
+                let count = b.link(0).unwrap().unwrap().receive(ChunkMut::of(&mut block)).unwrap();
+                assert!(block[..count].iter().all(|&byte| byte == 5));
+                total += count;
+                if count == 0 {
+                    b.sleep([(0, false, true)].into_iter(), long).unwrap();
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn garbage_in_a_ring_is_an_error() {
+    use super::ring;
+    use crate::sys::Segment;
+    for (offset, garbage) in [(0, u64::MAX), (0, 1 << 40), (128, 1 << 40)] {
+        let segment = Arc::new(Segment::heap(ring::pair_size(1024)));
+        let (mut producer, mut consumer) = ring::pair(segment.clone(), 0);
+        for ring in [0, segment.len() / 2] {
+            // SAFETY: the counter is within the segment and aligned.
+            unsafe { segment.at(ring + offset).cast::<u64>().write(garbage) };
+        }
+        let read = consumer.peek(1).err();
+        let written = (0..40).find_map(|_| producer.push(&[Chunk::of(&[0u8; 512])]).err());
+        let found = read.or(written);
+        assert!(matches!(found, Some(Cause::Corrupt(_))), "{garbage} at {offset}: {found:?}");
+    }
+}
