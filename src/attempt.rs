@@ -31,6 +31,9 @@ pub(crate) struct Terms {
 /// One operation under way.
 pub(crate) struct Attempt<'a> {
     pub(crate) descriptor: Descriptor,
+    /// The descriptor as it is sent, and its fingerprint.
+    pub(crate) words: [u64; Descriptor::WORDS],
+    pub(crate) fingerprint: u64,
     pub(crate) terms: &'a Terms,
     /// When it was first seen to take time. Reading the clock costs as much as a small operation, so it is not read before
     /// the first wait that does not end at once.
@@ -39,7 +42,8 @@ pub(crate) struct Attempt<'a> {
 
 impl<'a> Attempt<'a> {
     pub(crate) fn new(descriptor: Descriptor, terms: &'a Terms) -> Attempt<'a> {
-        Attempt { descriptor, terms, started: Cell::new(None) }
+        let words = descriptor.encode();
+        Attempt { descriptor, words, fingerprint: Descriptor::fingerprint(words), terms, started: Cell::new(None) }
     }
 
     fn started(&self) -> Instant {

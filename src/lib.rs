@@ -10,6 +10,7 @@ mod sync;
 mod sys;
 mod transport;
 mod types;
+mod window;
 
 pub use error::{Argument, Cause, Error, Result, StoreProblem};
 pub use schedule::Algorithm;

@@ -364,7 +364,7 @@ impl Engine {
         (active.header_len, active.done, active.padding, active.forward) = (0, 0, 0, None);
         let Some(to) = to else { return };
         let payload = self.memory(job, span);
-        let frame = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: job.attempt.descriptor.encode() };
+        let frame = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: job.attempt.words };
         let (to, ready) = (job.rank_of(to), ready * job.element);
         self.messages += 1;
         let header = frame.encode();

@@ -1,7 +1,7 @@
 //! Linux: memfd, futex, descriptors over abstract Unix sockets, pidfd.
 
 use std::fs;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};

@@ -8,13 +8,14 @@ mod segment;
 mod socket;
 mod wait;
 
-#[cfg(target_os = "linux")]
+// Miri runs no system calls; what it can run is the same everywhere.
+#[cfg(all(target_os = "linux", not(miri)))]
 mod linux;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 use linux as platform;
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 mod portable;
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 use portable as platform;
 
 pub(crate) use platform::{

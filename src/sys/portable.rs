@@ -1,4 +1,4 @@
-//! What kolo does without on platforms where shared memory is still to be built. Nothing here can be made, so nothing here
+//! What kolo does without, on platforms where shared memory is still to be built. Nothing here can be made, so nothing here
 //! is ever called on a value; the types let the rest of the library compile unchanged.
 
 use std::convert::Infallible;

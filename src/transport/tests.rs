@@ -28,7 +28,7 @@ fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
     [tcp::link(dialled), tcp::link(accepted)]
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 fn shm_pair() -> [Box<dyn Link>; 2] {
     use crate::sys::{LocalListener, LocalStream};
     let name = format!("kolo-test-{}-{:?}", std::process::id(), std::thread::current().id());
@@ -154,8 +154,7 @@ fn striped_links() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
-#[cfg_attr(miri, ignore = "Miri has no shared mappings")]
+#[cfg(all(target_os = "linux", not(miri)))]
 fn shm_links() {
     both_ways(shm_pair());
     ends(shm_pair());

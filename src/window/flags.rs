@@ -1,0 +1,303 @@
+//! How ranks that share memory tell each other how far they are.
+//!
+//! Time is counted in turns, the same on all ranks. In a turn a rank writes its slot of shared memory, publishes the turn, and
+//! then reads the slots in which others published theirs. There are [`SLOTS`] slots for each rank, used in rotation, each with
+//! a [`Line`] of flags beside it.
+//!
+//! - *Published*: `line.turn` holds the turn. It is stored with release and loaded with acquire, so who sees the turn sees
+//!   everything that its rank wrote before: its slot, and also its reads, which are thus over.
+//! - *Retired*: no rank reads the slots of a turn any more. A rank that publishes turn t promises to be done with turns up to
+//!   t - [`LAG`]. So turn t of a slot may be overwritten in turn t + `SLOTS` by a rank that has seen everybody publish turn
+//!   t + `LAG`.
+//! - *Sleeping*: a rank that has waited long adds itself to `line.sleepers`, looks at `line.turn` once more, and sleeps on it.
+//!   The publisher stores `line.turn` and then looks at `line.sleepers`. All four are sequentially consistent, so the
+//!   sleeper sees the turn or the publisher sees the sleeper: no wake is lost.
+//!
+//! Turns are 32-bit and wrap; they are compared by difference. A peer that publishes nonsense can make this rank read
+//! nonsense, but not read or write outside the shared memory.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::types::Descriptor;
+
+/// Slots of each rank.
+pub(crate) const SLOTS: usize = 8;
+
+/// How many turns a rank may still read after it has published.
+pub(crate) const LAG: u32 = 3;
+
+/// Words that a rank says to the others along with a turn.
+pub(crate) const NOTES: usize = 6;
+
+/// The flags of one slot, in two cache lines of which only the first is read in the normal course.
+#[repr(C, align(128))]
+pub(crate) struct Line {
+    /// The last turn that was published in this slot.
+    pub(crate) turn: AtomicU32,
+    /// How many ranks sleep on `turn`.
+    sleepers: AtomicU32,
+    /// The fingerprint of the operation that the turn belongs to.
+    fingerprint: AtomicU64,
+    notes: [AtomicU64; NOTES],
+    /// The operation itself, read only if the fingerprint is another than expected.
+    descriptor: [AtomicU64; Descriptor::WORDS],
+}
+
+impl Line {
+    #[cfg(kolo_loom)]
+    pub(crate) fn new() -> Line {
+        Line {
+            turn: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            fingerprint: AtomicU64::new(0),
+            notes: std::array::from_fn(|_| AtomicU64::new(0)),
+            descriptor: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
+    fn has_reached(&self, turn: u32, order: Ordering) -> Option<u32> {
+        let now = self.turn.load(order);
+        is_reached(now, turn).then_some(now)
+    }
+
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.fingerprint.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn notes(&self) -> [u64; NOTES] {
+        std::array::from_fn(|i| self.notes[i].load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn descriptor(&self) -> [u64; Descriptor::WORDS] {
+        std::array::from_fn(|i| self.descriptor[i].load(Ordering::Relaxed))
+    }
+}
+
+/// Whether a rank at turn `now` has published `turn`.
+fn is_reached(now: u32, turn: u32) -> bool {
+    now.wrapping_sub(turn) as i32 >= 0
+}
+
+/// Where lines live, and how to sleep there: shared memory, or a model of it.
+pub(crate) trait Lines {
+    /// The line of a rank's slot.
+    fn line(&self, rank: usize, slot: usize) -> &Line;
+
+    /// Sleeps while `word` holds `value`, for some time at most. May return early.
+    fn sleep(&self, word: &AtomicU32, value: u32, nap: std::time::Duration);
+
+    /// Wakes all who sleep on `word`.
+    fn wake(&self, word: &AtomicU32);
+}
+
+/// One rank's view of everybody's turns.
+pub(crate) struct Turns<L> {
+    pub(crate) lines: L,
+    rank: usize,
+    /// The last turn of each rank that has been seen. This rank's own is the last that it published.
+    seen: Vec<u32>,
+}
+
+impl<L: Lines> Turns<L> {
+    pub(crate) fn new(lines: L, rank: usize, ranks: usize) -> Turns<L> {
+        Turns { lines, rank, seen: vec![0; ranks] }
+    }
+
+    /// The turn that this rank publishes next.
+    pub(crate) fn next(&self) -> u32 {
+        self.seen[self.rank].wrapping_add(1)
+    }
+
+    pub(crate) fn slot(turn: u32) -> usize {
+        turn as usize % SLOTS
+    }
+
+    /// A rank's line in a turn.
+    pub(crate) fn line(&self, rank: usize, turn: u32) -> &Line {
+        self.lines.line(rank, Self::slot(turn))
+    }
+
+    /// Before the first turn of an operation: says what it is, to those who compare. `notes` ride along.
+    ///
+    /// May be called for a turn only when the one that used its slot before is retired.
+    pub(crate) fn announce(&mut self, turn: u32, fingerprint: u64, descriptor: [u64; Descriptor::WORDS], notes: [u64; NOTES]) {
+        let line = self.line(self.rank, turn);
+        line.fingerprint.store(fingerprint, Ordering::Relaxed);
+        for (to, word) in line.descriptor.iter().zip(descriptor) {
+            to.store(word, Ordering::Relaxed);
+        }
+        for (to, word) in line.notes.iter().zip(notes) {
+            to.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Publishes the next turn.
+    pub(crate) fn publish(&mut self) {
+        let turn = self.next();
+        let line = self.line(self.rank, turn);
+        // Releases the slot and the line; sequentially consistent for the sleepers.
+        line.turn.store(turn, Ordering::SeqCst);
+        if line.sleepers.load(Ordering::SeqCst) != 0 {
+            self.lines.wake(&line.turn);
+        }
+        self.seen[self.rank] = turn;
+    }
+
+    /// Whether a rank has published a turn. If so, acquires what it wrote before.
+    pub(crate) fn has_reached(&mut self, rank: usize, turn: u32) -> bool {
+        if is_reached(self.seen[rank], turn) {
+            return true;
+        }
+        match self.line(rank, turn).has_reached(turn, Ordering::Acquire) {
+            Some(now) => {
+                self.seen[rank] = now;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Sleeps until a rank has published a turn, or `nap` is over. May return early.
+    pub(crate) fn sleep(&self, rank: usize, turn: u32, nap: std::time::Duration) {
+        let line = self.line(rank, turn);
+        line.sleepers.fetch_add(1, Ordering::SeqCst);
+        let now = line.turn.load(Ordering::SeqCst);
+        if !is_reached(now, turn) {
+            self.lines.sleep(&line.turn, now, nap);
+        }
+        line.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The turn that all must have published before this rank may write its slot for `turn`.
+    pub(crate) fn retires(turn: u32) -> u32 {
+        turn.wrapping_sub(SLOTS as u32).wrapping_add(LAG)
+    }
+
+    /// Wakes all who sleep on this rank, whatever they wait for.
+    pub(crate) fn wake_everybody(&self) {
+        for slot in 0..SLOTS {
+            self.lines.wake(&self.lines.line(self.rank, slot).turn);
+        }
+    }
+}
+
+#[cfg(all(test, kolo_loom))]
+mod tests {
+    //! Every interleaving that loom finds of two or three ranks: slots are never written while they are read, and nobody
+    //! sleeps forever. Run with `RUSTFLAGS="--cfg kolo_loom" cargo test --lib --release flags`.
+
+    use loom::cell::UnsafeCell;
+    use loom::sync::{Arc, Condvar, Mutex};
+
+    use super::*;
+
+    /// Shared memory as loom sees it: a slot is a cell in which loom detects races, a futex is a lock and a condition.
+    struct Memory {
+        lines: Vec<[Line; SLOTS]>,
+        slots: Vec<[UnsafeCell<u32>; SLOTS]>,
+        futex: Mutex<()>,
+        woken: Condvar,
+    }
+
+    // SAFETY: the slots are what is being tested; loom itself reports every unsynchronised access.
+    unsafe impl Sync for Memory {}
+    // SAFETY: as above.
+    unsafe impl Send for Memory {}
+
+    impl Memory {
+        fn new(ranks: usize) -> Arc<Memory> {
+            Arc::new(Memory {
+                lines: (0..ranks).map(|_| std::array::from_fn(|_| Line::new())).collect(),
+                slots: (0..ranks).map(|_| std::array::from_fn(|_| UnsafeCell::new(0))).collect(),
+                futex: Mutex::new(()),
+                woken: Condvar::new(),
+            })
+        }
+    }
+
+    impl Lines for Arc<Memory> {
+        fn line(&self, rank: usize, slot: usize) -> &Line {
+            &self.lines[rank][slot]
+        }
+
+        fn sleep(&self, word: &AtomicU32, value: u32, _: std::time::Duration) {
+            let guard = self.futex.lock().unwrap();
+            // Without a timeout: a lost wake shows as a deadlock.
+            if word.load(Ordering::SeqCst) == value {
+                drop(self.woken.wait(guard).unwrap());
+            }
+        }
+
+        fn wake(&self, _: &AtomicU32) {
+            let _guard = self.futex.lock().unwrap();
+            self.woken.notify_all();
+        }
+    }
+
+    fn wait(turns: &mut Turns<Arc<Memory>>, rank: usize, turn: u32) {
+        while !turns.has_reached(rank, turn) {
+            turns.sleep(rank, turn, std::time::Duration::MAX);
+        }
+    }
+
+    /// `count` operations of one turn each: write, publish, read everybody's.
+    fn dance(memory: Arc<Memory>, rank: usize, ranks: usize, first: u32, count: u32) {
+        let mut turns = Turns::new(memory.clone(), rank, ranks);
+        turns.seen = vec![first.wrapping_sub(1); ranks];
+        for turn in (0..count).map(|i| first.wrapping_add(i)) {
+            for other in 0..ranks {
+                wait(&mut turns, other, Turns::<Arc<Memory>>::retires(turn));
+            }
+            let slot = Turns::<Arc<Memory>>::slot(turn);
+            turns.announce(turn, turn.into(), [0; 4], [rank as u64; NOTES]);
+            // SAFETY: loom checks that nobody else touches the slot.
+            memory.slots[rank][slot].with_mut(|word| unsafe { *word = turn * 10 + rank as u32 });
+            turns.publish();
+            for other in 0..ranks {
+                wait(&mut turns, other, turn);
+                assert_eq!(turns.line(other, turn).fingerprint(), turn.into());
+                assert_eq!(turns.line(other, turn).notes()[0], other as u64);
+                // SAFETY: loom checks that nobody writes the slot.
+                let word = memory.slots[other][slot].with(|word| unsafe { *word });
+                assert_eq!(word, turn * 10 + other as u32);
+            }
+        }
+    }
+
+    fn model(ranks: usize, first: u32, count: u32, preemptions: usize) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        builder.check(move || {
+            let memory = Memory::new(ranks);
+            for lines in &memory.lines {
+                for line in lines {
+                    line.turn.store(first.wrapping_sub(1), Ordering::Relaxed);
+                }
+            }
+            let others: Vec<_> = (1..ranks)
+                .map(|rank| {
+                    let memory = memory.clone();
+                    loom::thread::spawn(move || dance(memory, rank, ranks, first, count))
+                })
+                .collect();
+            dance(memory, 0, ranks, first, count);
+            for other in others {
+                other.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn two_ranks_sleep_and_wake() {
+        model(2, 1, 2, 3);
+    }
+
+    #[test]
+    fn three_ranks() {
+        model(3, 1, 1, 2);
+    }
+
+    #[test]
+    fn slots_are_reused_only_when_they_are_retired() {
+        model(2, 1, SLOTS as u32 + 2, 1);
+    }
+}

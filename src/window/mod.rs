@@ -1,0 +1,386 @@
+//! Collectives of ranks that share memory: no messages, one or two synchronisations, every byte moved as rarely as can be.
+//!
+//! A [`Window`] is memory that all ranks of one host map. Each rank has a part of it: flags, and slots through which its
+//! data passes. [`flags`] is how ranks wait for each other, [`direct`] what they do in between.
+//!
+//! Everything here runs on the caller's thread. The short path of a small collective takes no lock, allocates nothing and calls
+//! nothing in the system.
+
+mod direct;
+pub(crate) mod flags;
+pub(crate) mod heap;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::attempt::Attempt;
+use crate::buffer::{Chunk, ChunkMut};
+use crate::error::{Cause, Result};
+use crate::reduce::Kernel;
+use crate::schedule::Blocks;
+use crate::sys::{self, Patience, ProcessWatch, Segment};
+use crate::types::{Descriptor, Op, Rank};
+use flags::{Line, Lines, NOTES, SLOTS, Turns};
+use heap::Heap;
+
+/// Bytes of one slot. Larger data goes through in pieces.
+const SLOT: usize = 128 << 10;
+
+/// Bytes before the slots: the card and the lines, up to the next page.
+const FLAGS: usize = (size_of::<Card>() + SLOTS * size_of::<Line>()).next_multiple_of(Segment::PAGE);
+
+/// Bytes of one rank's part.
+pub(crate) const PART: usize = FLAGS + SLOTS * SLOT;
+
+/// The longest sleep, after which it is checked again whether to go on.
+const NAP: Duration = Duration::from_millis(50);
+
+/// What a rank says of itself.
+#[repr(C, align(128))]
+struct Card {
+    /// One of the states below.
+    state: AtomicU32,
+    pid: AtomicU32,
+    /// The namespace in which `pid` means something; 0 if unknown.
+    namespace: AtomicU64,
+    /// The last operation, when the rank has left.
+    last_seq: AtomicU64,
+}
+
+/// Not written yet.
+const ABSENT: u32 = 0;
+/// Takes part.
+const PRESENT: u32 = 1;
+/// Has dropped its communicator.
+const LEFT: u32 = 2;
+/// An operation failed on it.
+const REVOKED: u32 = 3;
+
+/// The lines and cards in shared memory.
+struct Shared {
+    segment: Arc<Segment>,
+}
+
+impl Shared {
+    fn card(&self, rank: usize) -> &Card {
+        // SAFETY: `Window::new` checked that the segment has a part for every rank. Parts start at multiples of the page; the
+        // memory started zeroed, which is a valid card, and is touched only through its atomics.
+        unsafe { &*self.segment.at(rank * PART).cast::<Card>() }
+    }
+
+    fn slot(&self, rank: usize, slot: usize) -> *mut u8 {
+        self.segment.at(rank * PART + FLAGS + slot * SLOT)
+    }
+}
+
+impl Lines for Shared {
+    #[inline]
+    fn line(&self, rank: usize, slot: usize) -> &Line {
+        debug_assert!(slot < SLOTS);
+        // SAFETY: as for `card`; the lines follow the card, which is as aligned as they are.
+        unsafe { &*self.segment.at(rank * PART + size_of::<Card>() + slot * size_of::<Line>()).cast::<Line>() }
+    }
+
+    fn sleep(&self, word: &AtomicU32, value: u32, nap: Duration) {
+        sys::sleep_on(word, value, nap);
+    }
+
+    fn wake(&self, word: &AtomicU32) {
+        sys::wake_all(word);
+    }
+}
+
+/// The memory that the ranks of one host share, seen from one of them.
+pub(crate) struct Window {
+    turns: Turns<Shared>,
+    /// This rank's number among those of the host.
+    rank: usize,
+    /// The communicator's ranks of all on this host, in their order.
+    members: Arc<[Rank]>,
+    patience: Arc<Patience>,
+    /// Watches over the processes of the others, opened when a wait gets long.
+    watches: Vec<Watch>,
+    heap: Heap,
+    /// The addresses of a fold's parts; kept for its memory.
+    parts: Vec<*const u8>,
+}
+
+// SAFETY: `parts` is used only within a call; the rest may be used by any one thread at a time.
+unsafe impl Send for Window {}
+
+enum Watch {
+    NotOpened,
+    /// The process cannot be watched: it is this one, or its number means nothing here.
+    Blind,
+    Open(ProcessWatch),
+    /// It had ended before it could be watched.
+    Ended,
+}
+
+/// Whose turns a rank waits for.
+#[derive(Clone, Copy)]
+pub(crate) enum Sources {
+    Everybody,
+    One(usize),
+    Nobody,
+}
+
+/// What an operation does between the turns; see [`direct`].
+pub(crate) trait Direct {
+    /// Whether pieces are combined between being staged and being taken.
+    const COMBINES: bool;
+
+    /// How many pieces there are.
+    fn pieces(&self) -> usize;
+
+    /// Writes a piece of this rank's input to its slot.
+    fn stage(&mut self, piece: usize, mine: *mut u8);
+
+    /// Reduces this rank's share of a piece that everybody has staged, into its slot or its output.
+    fn combine(&mut self, _piece: usize, _slots: &Slots<'_>) {}
+
+    /// Reads a piece from the slots of those that staged or combined it to the output.
+    fn take(&mut self, piece: usize, slots: &Slots<'_>);
+}
+
+/// Everybody's slots of one turn.
+pub(crate) struct Slots<'a> {
+    turns: &'a Turns<Shared>,
+    slot: usize,
+}
+
+impl Slots<'_> {
+    pub(crate) fn of(&self, rank: usize) -> *mut u8 {
+        self.turns.lines.slot(rank, self.slot)
+    }
+}
+
+/// An operation as the windows see it: ranks count within the host.
+pub(crate) struct WindowCall<'a> {
+    pub(crate) op: Op,
+    pub(crate) input: Chunk,
+    pub(crate) output: ChunkMut,
+    /// Bytes of an element.
+    pub(crate) element: usize,
+    /// Elements of the buffer, where it is not made of blocks.
+    pub(crate) count: usize,
+    /// The blocks of the buffer that has one for each rank.
+    pub(crate) blocks: Blocks<'a>,
+    pub(crate) root: usize,
+    pub(crate) kernel: Option<Kernel>,
+    /// How many ranks' parts are in the result, if it is finished here.
+    pub(crate) finish: Option<usize>,
+}
+
+impl Window {
+    /// The window in a segment of `members.len()` parts, of which this rank's has been reserved.
+    pub(crate) fn new(segment: Arc<Segment>, rank: usize, members: Arc<[Rank]>, patience: Arc<Patience>) -> Window {
+        let ranks = members.len();
+        assert!(segment.len() >= ranks * PART && rank < ranks);
+        let shared = Shared { segment };
+        let card = shared.card(rank);
+        card.pid.store(std::process::id(), Ordering::Relaxed);
+        card.namespace.store(sys::process_namespace().unwrap_or(0), Ordering::Relaxed);
+        card.state.store(PRESENT, Ordering::Release);
+        Window {
+            turns: Turns::new(shared, rank, ranks),
+            rank,
+            members,
+            patience,
+            watches: std::iter::repeat_with(|| Watch::NotOpened).take(ranks).collect(),
+            heap: Heap::default(),
+            parts: Vec::with_capacity(ranks),
+        }
+    }
+
+    pub(crate) fn heap(&mut self) -> &mut Heap {
+        &mut self.heap
+    }
+
+    /// This rank's number among those of the host.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The communicator's ranks of all on this host.
+    pub(crate) fn members(&self) -> &Arc<[Rank]> {
+        &self.members
+    }
+
+    /// Carries out one operation among the ranks of this host.
+    ///
+    /// # Safety
+    ///
+    /// `call.input` is readable and `call.output` writable until this returns, aligned to the element, and nobody else writes
+    /// either or reads the output. They are apart or in place as [`crate::schedule`] says.
+    pub(crate) unsafe fn run(&mut self, attempt: &Attempt<'_>, call: &WindowCall<'_>) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe { direct::run(self, attempt, call) }
+    }
+
+    /// The other ranks will hear of it that this one has failed, or left after operation `last_seq`.
+    pub(crate) fn part(&mut self, last_seq: u64, failed: bool) {
+        let card = self.turns.lines.card(self.rank);
+        card.last_seq.store(last_seq, Ordering::Relaxed);
+        card.state.store(if failed { REVOKED } else { LEFT }, Ordering::SeqCst);
+        self.turns.wake_everybody();
+    }
+
+    /// Runs the turns of one operation.
+    ///
+    /// In iteration i a rank stages piece i, combines piece i-1 and takes what is complete: piece i-1, or i-2 if pieces are
+    /// combined first. Each iteration publishes one turn, so ranks wait for each other once per piece, and then for what the
+    /// others did an iteration ago.
+    ///
+    /// `from` is 1 if the first piece has been staged and its turn published, as operation `attempt`, 0 otherwise.
+    fn pipeline<D: Direct>(&mut self, attempt: &Attempt<'_>, sources: Sources, from: usize, direct: &mut D) -> Result<()> {
+        let pieces = direct.pieces();
+        let lag = 1 + usize::from(D::COMBINES);
+        let first = self.turns.next().wrapping_sub(from as u32);
+        let turn_of = |iteration: usize| first.wrapping_add(iteration as u32);
+        for i in from..pieces + lag {
+            let publishes = i + 1 < pieces + lag;
+            if publishes {
+                self.begin_turn(attempt, [0; NOTES])?;
+            }
+            if i < pieces {
+                direct.stage(i, self.turns.lines.slot(self.rank, Turns::<Shared>::slot(turn_of(i))));
+            }
+            if publishes && !D::COMBINES {
+                self.turns.publish();
+            }
+            if i >= 1 {
+                self.wait_for(attempt, sources, turn_of(i - 1))?;
+            }
+            if D::COMBINES && (1..=pieces).contains(&i) {
+                direct.combine(i - 1, &self.slots(turn_of(i - 1)));
+            }
+            if publishes && D::COMBINES {
+                self.turns.publish();
+            }
+            if i >= lag {
+                direct.take(i - lag, &self.slots(turn_of(i - lag)));
+            }
+        }
+        Ok(())
+    }
+
+    /// All ranks of this host but this one.
+    fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, ranks) = (self.rank, self.members.len());
+        (0..ranks).filter(move |&peer| peer != rank)
+    }
+
+    fn slots(&self, turn: u32) -> Slots<'_> {
+        Slots { turns: &self.turns, slot: Turns::<Shared>::slot(turn) }
+    }
+
+    /// Waits until this rank's next slot may be written, and says whose turn it is.
+    #[inline]
+    fn begin_turn(&mut self, attempt: &Attempt<'_>, notes: [u64; NOTES]) -> Result<()> {
+        let turn = self.turns.next();
+        for peer in self.peers() {
+            self.wait(attempt, peer, Turns::<Shared>::retires(turn))?;
+        }
+        self.turns.announce(turn, attempt.fingerprint, attempt.words, notes);
+        Ok(())
+    }
+
+    /// Waits until the sources have published a turn of this operation.
+    #[inline]
+    fn wait_for(&mut self, attempt: &Attempt<'_>, sources: Sources, turn: u32) -> Result<()> {
+        match sources {
+            Sources::Everybody => self.peers().try_for_each(|peer| self.wait_and_compare(attempt, peer, turn)),
+            Sources::One(peer) => self.wait_and_compare(attempt, peer, turn),
+            Sources::Nobody => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn wait_and_compare(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+        self.wait(attempt, peer, turn)?;
+        let line = self.turns.line(peer, turn);
+        if line.fingerprint() == attempt.fingerprint {
+            return Ok(());
+        }
+        let rank = self.members[peer];
+        Err(match Descriptor::decode(line.descriptor()) {
+            Some(theirs) if theirs != attempt.descriptor => attempt.mismatch(rank, theirs),
+            _ => attempt.failed(rank, Cause::Corrupt("a flag line that describes no operation")),
+        })
+    }
+
+    /// Waits until a rank of this host has published a turn.
+    #[inline]
+    fn wait(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+        if self.turns.has_reached(peer, turn) {
+            return Ok(());
+        }
+        self.wait_long(attempt, peer, turn)
+    }
+
+    fn wait_long(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+        let patience = self.patience.clone();
+        let mut waiting = patience.start();
+        while !self.turns.has_reached(peer, turn) {
+            if waiting.pause() {
+                let nap = attempt.patience_with(self.members[peer])?;
+                self.look_after_peers(attempt, peer, turn)?;
+                self.turns.sleep(peer, turn, nap.min(NAP));
+            }
+        }
+        waiting.done();
+        Ok(())
+    }
+
+    /// An error if `peer` cannot publish `turn` any more, or somebody has died: then nobody can count on anything.
+    #[cold]
+    fn look_after_peers(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+        for other in self.peers() {
+            // What it published before it ended still counts, and whoever left in good order did not die.
+            if self.has_ended(other)
+                && !self.turns.has_reached(other, turn)
+                && self.turns.lines.card(other).state.load(Ordering::Acquire) == PRESENT
+            {
+                return Err(attempt.failed(self.members[other], Cause::Died));
+            }
+        }
+        let card = self.turns.lines.card(peer);
+        let cause = match card.state.load(Ordering::SeqCst) {
+            LEFT => Cause::Left { last_seq: card.last_seq.load(Ordering::Relaxed) },
+            REVOKED => Cause::Revoked,
+            _ => return Ok(()),
+        };
+        if self.turns.has_reached(peer, turn) { Ok(()) } else { Err(attempt.failed(self.members[peer], cause)) }
+    }
+
+    /// Whether the process of a rank has ended.
+    fn has_ended(&mut self, peer: usize) -> bool {
+        let card = self.turns.lines.card(peer);
+        if matches!(self.watches[peer], Watch::NotOpened) && card.state.load(Ordering::Acquire) != ABSENT {
+            let pid = card.pid.load(Ordering::Relaxed);
+            let namespace = card.namespace.load(Ordering::Relaxed);
+            let is_visible = namespace != 0 && Some(namespace) == sys::process_namespace();
+            self.watches[peer] = if !is_visible || pid == std::process::id() {
+                Watch::Blind
+            } else {
+                match ProcessWatch::open(pid) {
+                    Ok(Some(watch)) => Watch::Open(watch),
+                    Ok(None) => Watch::Ended,
+                    Err(error) => {
+                        tracing::debug!(%error, pid, "a process cannot be watched");
+                        Watch::Blind
+                    }
+                }
+            };
+        }
+        match &self.watches[peer] {
+            Watch::Open(watch) => watch.has_ended(),
+            Watch::Ended => true,
+            Watch::NotOpened | Watch::Blind => false,
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Every collective on windows, by threads on heap memory, against what it should compute.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::heap::Registered;
+use super::{PART, SLOT, Window, WindowCall};
+use crate::attempt::{Attempt, Member, Terms};
+use crate::buffer::{Chunk, ChunkMut};
+use crate::error::{Cause, Error, Result};
+use crate::reduce::Kernel;
+use crate::schedule::Blocks;
+use crate::sys::{Patience, Segment};
+use crate::types::{DType, Descriptor, Op, ReduceOp, mix};
+
+const OPS: [Op; 10] = [
+    Op::AllReduce,
+    Op::Reduce,
+    Op::Broadcast,
+    Op::Barrier,
+    Op::AllGather,
+    Op::AllGatherV,
+    Op::ReduceScatter,
+    Op::AllToAll,
+    Op::Gather,
+    Op::Scatter,
+];
+
+fn terms(rank: usize, ranks: usize, timeout: Duration) -> Terms {
+    let members = vec![Member { host: "here".into(), pid: 1 }; ranks];
+    Terms { rank, members, timeout, abort: AtomicBool::new(false) }
+}
+
+const LATE: Duration = Duration::from_secs(120);
+
+/// One rank with its window.
+struct Dancer {
+    window: Window,
+    terms: Terms,
+    seq: u64,
+}
+
+/// Runs `body` on every rank.
+fn dance(ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
+    let segment = Arc::new(Segment::heap(ranks * PART));
+    let members: Arc<[usize]> = (0..ranks).collect();
+    std::thread::scope(|scope| {
+        for rank in 0..ranks {
+            let (segment, members, body) = (segment.clone(), members.clone(), &body);
+            scope.spawn(move || {
+                let window = Window::new(segment, rank, members, Arc::new(Patience::new(ranks)));
+                body(&mut Dancer { window, terms: terms(rank, ranks, timeout), seq: 0 }, rank);
+            });
+        }
+    });
+}
+
+impl Dancer {
+    /// One operation on words.
+    fn run(
+        &mut self,
+        op: Op,
+        count: usize,
+        offsets: Option<&[usize]>,
+        root: usize,
+        input: Chunk,
+        output: ChunkMut,
+    ) -> Result<()> {
+        self.seq += 1;
+        let root_field = matches!(op, Op::Reduce | Op::Broadcast | Op::Gather | Op::Scatter).then_some(root as u32);
+        let descriptor = Descriptor {
+            op,
+            dtype: DType::U64,
+            redop: op.reduces().then_some(ReduceOp::Sum),
+            root: root_field,
+            count: count as u64,
+            seq: self.seq,
+            ..Descriptor::nothing()
+        };
+        let attempt = Attempt::new(descriptor, &self.terms);
+        let call = WindowCall {
+            op,
+            input,
+            output,
+            element: 8,
+            count,
+            blocks: offsets.map_or(Blocks::Even(count), Blocks::Listed),
+            root,
+            kernel: Kernel::new(DType::U64, ReduceOp::Sum),
+            finish: None,
+        };
+        // SAFETY: the tests lend both buffers until this returns.
+        unsafe { self.window.run(&attempt, &call) }
+    }
+
+    /// Runs one operation on random words and checks what comes out.
+    fn check(&mut self, op: Op, count: usize, root: usize, in_place: bool, seed: u64) {
+        let (rank, ranks) = (self.terms.rank, self.terms.members.len());
+        let word = |rank: usize, i: usize| mix(mix(seed, rank as u64), i as u64);
+        let sum = |i: usize| (0..ranks).fold(0u64, |sum, rank| sum.wrapping_add(word(rank, i)));
+        let offsets: Vec<usize> = if op == Op::AllGatherV {
+            (0..=ranks).map(|rank| (0..rank).map(|r| count + r % 3).sum()).collect()
+        } else {
+            (0..=ranks).map(|rank| rank * count).collect()
+        };
+        let (at, block, all) = (offsets[rank], offsets[rank + 1] - offsets[rank], offsets[ranks]);
+        let is_root = rank == root;
+        // Elements of input and output, where the input starts in the output in place, or the other way round.
+        let (inputs, outputs, input_at, output_at) = match op {
+            Op::Barrier => (0, 0, 0, 0),
+            Op::Reduce => (count, if is_root { count } else { 0 }, 0, 0),
+            Op::AllGather | Op::AllGatherV => (block, all, at, 0),
+            Op::Gather => (block, if is_root { all } else { 0 }, if is_root { at } else { 0 }, 0),
+            Op::ReduceScatter => (all, block, 0, at),
+            Op::Scatter => (if is_root { all } else { 0 }, block, 0, if is_root { at } else { 0 }),
+            Op::AllToAll => (all, all, 0, 0),
+            _ => (count, count, 0, 0),
+        };
+        let (input_at, output_at) = if in_place { (input_at, output_at) } else { (0, inputs) };
+        let mut memory = vec![u64::MAX; (input_at + inputs).max(output_at + outputs)];
+        for i in 0..inputs {
+            memory[input_at + i] = word(rank, i);
+        }
+        let whole = ChunkMut::of(&mut memory);
+        let input = whole.as_const().skip(8 * input_at).take(8 * inputs);
+        let output = whole.skip(8 * output_at).take(8 * outputs);
+        let listed = (op == Op::AllGatherV).then_some(&offsets[..]);
+        self.run(op, count, listed, root, input, output).unwrap();
+        for i in 0..outputs {
+            let from = offsets.iter().rposition(|&start| start <= i).unwrap_or(0).min(ranks - 1);
+            let expected = match op {
+                Op::AllReduce | Op::Reduce => sum(i),
+                Op::Broadcast => word(root, i),
+                Op::AllGather | Op::AllGatherV | Op::Gather => word(from, i - offsets[from]),
+                Op::ReduceScatter => sum(at + i),
+                Op::AllToAll => word(from, rank * count + i - offsets[from]),
+                Op::Scatter => word(root, at + i),
+                _ => unreachable!(),
+            };
+            assert_eq!(
+                memory[output_at + i],
+                expected,
+                "rank {rank}, {op} x {count}, root {root}, in place {in_place}, word {i}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_collective() {
+    let worlds: &[usize] = if cfg!(miri) { &[2, 3] } else { &[1, 2, 3, 4, 5, 8] };
+    for &ranks in worlds {
+        dance(ranks, LATE, |dancer, _| {
+            let large = [SLOT / 8, SLOT / 4 + 17, SLOT + 3];
+            let sizes: Vec<usize> = [1, 2, 5, 100].into_iter().chain(large.into_iter().filter(|_| !cfg!(miri))).collect();
+            for (round, &count) in sizes.iter().enumerate() {
+                for op in OPS {
+                    for in_place in [false, true] {
+                        dancer.check(op, count, round % ranks, in_place, round as u64);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Ranks get out of step as far as they can: roots run ahead, small and large operations alternate.
+#[test]
+fn many_operations_in_a_row() {
+    let rounds = if cfg!(miri) { 8 } else { 4000 };
+    dance(3, LATE, |dancer, _| {
+        for round in 0..rounds {
+            let op = OPS[mix(1, round) as usize % OPS.len()];
+            let count = if !cfg!(miri) && round % 50 == 0 { 3 * SLOT / 8 } else { 1 + mix(2, round) as usize % 40 };
+            dancer.check(op, count, round as usize % 3, round % 2 == 0, round);
+        }
+    });
+}
+
+/// Everybody registered, nobody, and only some: the results are the same.
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn registered_buffers() {
+    for ranks in [2, 3, 5] {
+        let count = 40_001usize;
+        let part = (16 * count + 64).next_multiple_of(Segment::PAGE);
+        let registered = Arc::new(Registered { segment: Arc::new(Segment::heap(ranks * part)), part });
+        dance(ranks, LATE, |dancer, rank| {
+            dancer.window.heap().add(registered.clone());
+            for round in 0..9 {
+                let word = |rank: usize, i: usize| mix(mix(round, rank as u64), i as u64);
+                let mut private = vec![0u64; 2 * count];
+                let mine = ChunkMut { ptr: registered.at(rank, 64), len: 16 * count };
+                let uses_registered = round % 3 == 0 || (round % 3 == 1 && rank % 2 == 0);
+                let memory = if uses_registered { mine } else { ChunkMut::of(&mut private) };
+                // SAFETY: this rank's part, or its vector, with room for twice the count.
+                let words = unsafe { std::slice::from_raw_parts_mut(memory.ptr.cast::<u64>(), 2 * count) };
+                words.iter_mut().enumerate().for_each(|(i, to)| *to = word(rank, i));
+                let output = if round % 2 == 0 { memory.take(8 * count) } else { memory.skip(8 * count) };
+                dancer.run(Op::AllReduce, count, None, 0, memory.as_const().take(8 * count), output).unwrap();
+                for i in 0..count {
+                    let expected = (0..ranks).fold(0u64, |sum, rank| sum.wrapping_add(word(rank, i)));
+                    // SAFETY: within the output, which nobody writes now.
+                    assert_eq!(unsafe { output.ptr.cast::<u64>().add(i).read() }, expected, "round {round}, word {i}");
+                }
+                dancer.check(Op::Barrier, 0, 0, false, 0);
+            }
+        });
+    }
+}
+
+#[test]
+fn different_calls_are_refused_on_both_sides_and_no_memory_is_written() {
+    dance(2, LATE, |dancer, rank| {
+        let mut memory = [7u64; 4];
+        let count = 3 + rank;
+        let chunk = ChunkMut::of(&mut memory).take(8 * count);
+        match dancer.run(Op::AllReduce, count, None, 0, chunk.as_const(), chunk) {
+            Err(Error::Mismatch { rank: me, peer, mine, theirs, .. }) => {
+                assert_eq!((me, peer), (rank, 1 - rank));
+                assert_eq!((mine.count, theirs.count), (count as u64, 7 - count as u64));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(memory, [7; 4]);
+    });
+}
+
+#[test]
+fn a_rank_that_stays_away_leaves_or_fails_is_named() {
+    let soon = Duration::from_millis(30);
+    for (absence, expected) in [(0, Cause::Silent { deadline: soon }), (1, Cause::Left { last_seq: 5 }), (2, Cause::Revoked)] {
+        let timeout = if absence == 0 { soon } else { LATE };
+        dance(3, timeout, |dancer, rank| {
+            if rank == 1 {
+                if absence > 0 {
+                    dancer.window.part(5, absence == 2);
+                }
+                return;
+            }
+            match dancer.run(Op::Barrier, 0, None, 0, Chunk::EMPTY, ChunkMut::EMPTY) {
+                Err(Error::Peer { rank: 1, cause, op: Op::Barrier, .. }) => assert_eq!(cause, expected),
+                other => panic!("{other:?}"),
+            }
+        });
+    }
+}
