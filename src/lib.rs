@@ -2,6 +2,7 @@
 
 mod attempt;
 mod buffer;
+mod door;
 mod engine;
 mod error;
 mod reduce;

@@ -29,7 +29,7 @@ pub(crate) fn link(mut streams: Vec<TcpStream>) -> Box<dyn Link> {
 }
 
 /// Sets what every connection of a link needs: no delay of small messages, and buffers that keep a fast wire busy.
-pub(crate) fn prepare(stream: &std::net::TcpStream) -> io::Result<()> {
+pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
     // The system may grant less; that costs speed, not correctness.
@@ -38,7 +38,7 @@ pub(crate) fn prepare(stream: &std::net::TcpStream) -> io::Result<()> {
             tracing::debug!(%error, "socket buffers stay as they are");
         }
     }
-    stream.set_nonblocking(true)
+    Ok(())
 }
 
 const SOCKET_BUFFER: usize = 8 << 20;

@@ -20,8 +20,10 @@ fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
         let dialled = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let accepted = listener.accept().unwrap().0;
         [dialled, accepted].map(|stream| {
+            stream.set_nonblocking(true).unwrap();
+            let stream = mio::net::TcpStream::from_std(stream);
             tcp::prepare(&stream).unwrap();
-            mio::net::TcpStream::from_std(stream)
+            stream
         })
     });
     let (dialled, accepted) = pairs.map(|[dialled, accepted]| (dialled, accepted)).unzip();

@@ -1,0 +1,342 @@
+//! Who is let in: the socket on which a process takes connections, and what a caller must prove before anything else of the
+//! library sees it.
+//!
+//! A [`Door`] is one small thread that accepts and shakes hands, so that a caller never waits for a collective that the
+//! process is busy with. Callers that do not speak the protocol, are too slow or too many are turned away and leave nothing
+//! behind.
+
+pub(crate) mod handshake;
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use crate::sys::{LocalListener, LocalStream};
+use crate::transport::tcp;
+use handshake::{Acceptor, Hello, Identity, Refusal};
+
+/// How long a caller may take to shake hands.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How many callers may shake hands at once; more are turned away.
+const PENDING: usize = 64;
+
+const WAKER: Token = Token(usize::MAX);
+const TCP: Token = Token(usize::MAX - 1);
+const LOCAL: Token = Token(usize::MAX - 2);
+
+/// A connection whose other end has proved who it is.
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Local(LocalStream),
+}
+
+/// Takes connections on its own thread until it is dropped.
+pub(crate) struct Door {
+    address: Option<SocketAddr>,
+    name: Option<String>,
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Door {
+    /// Takes connections on `tcp` and on a name that only this host can reach, as many of them as are given, and passes those
+    /// who share `identity` and ask for nothing wrong to `admit`.
+    pub(crate) fn open(
+        tcp: Option<StdListener>,
+        local: Option<(String, LocalListener)>,
+        identity: Identity,
+        admit: impl FnMut(Hello, Stream) + Send + 'static,
+    ) -> io::Result<Door> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKER)?;
+        let address = tcp.as_ref().map(StdListener::local_addr).transpose()?;
+        let mut tcp = tcp.map(|listener| listener.set_nonblocking(true).map(|()| TcpListener::from_std(listener))).transpose()?;
+        if let Some(listener) = &mut tcp {
+            poll.registry().register(listener, TCP, Interest::READABLE)?;
+        }
+        let (name, mut local) = local.unzip();
+        if let Some(listener) = &mut local {
+            listener.register(poll.registry(), LOCAL)?;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let mut porter = Porter { poll, tcp, local, identity, callers: HashMap::new(), next: 0, admit };
+        let thread = std::thread::Builder::new().name("kolo-door".to_owned()).spawn(move || {
+            if let Err(error) = porter.serve(&stopped) {
+                tracing::error!(%error, "no more connections are accepted");
+            }
+        })?;
+        Ok(Door { address, name, stop, waker, thread: Some(thread) })
+    }
+
+    /// Where the door is in the network.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// What the door is called on this host.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Err(error) = self.waker.wake() {
+            tracing::error!(%error, "the door cannot be closed");
+            return;
+        }
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed, and there is nothing to mend.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A random name for a door.
+pub(crate) fn random_name() -> String {
+    format!("kolo-{:032x}", u128::from_le_bytes(handshake::random()))
+}
+
+/// What the door's thread works on.
+struct Porter<F> {
+    poll: Poll,
+    tcp: Option<TcpListener>,
+    local: Option<LocalListener>,
+    identity: Identity,
+    /// Those who shake hands.
+    callers: HashMap<usize, Caller>,
+    next: usize,
+    admit: F,
+}
+
+struct Caller {
+    stream: Stream,
+    acceptor: Acceptor,
+    deadline: Instant,
+}
+
+impl<F: FnMut(Hello, Stream)> Porter<F> {
+    fn serve(&mut self, stop: &AtomicBool) -> io::Result<()> {
+        let mut events = Events::with_capacity(64);
+        while !stop.load(Ordering::Acquire) {
+            let next_deadline = self.callers.values().map(|caller| caller.deadline).min();
+            let timeout = next_deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            match self.poll.poll(&mut events, timeout) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                result => result?,
+            }
+            for event in &events {
+                match event.token() {
+                    WAKER => {}
+                    TCP | LOCAL => self.accept(),
+                    Token(caller) => self.listen(caller),
+                }
+            }
+            let now = Instant::now();
+            self.callers.retain(|_, caller| caller.deadline > now);
+        }
+        Ok(())
+    }
+
+    /// Takes all callers that have come.
+    fn accept(&mut self) {
+        loop {
+            let tcp = self.tcp.as_ref().and_then(|listener| listener.accept().ok());
+            let stream = match tcp {
+                Some((stream, _)) => Some(Stream::Tcp(stream)),
+                None => self.local.as_ref().and_then(|listener| listener.accept().ok()).map(Stream::Local),
+            };
+            let Some(mut stream) = stream else { return };
+            if self.callers.len() >= PENDING {
+                continue;
+            }
+            let number = self.next;
+            self.next = (self.next + 1) % (usize::MAX / 2);
+            let registry = self.poll.registry();
+            let registered = match &mut stream {
+                Stream::Tcp(stream) => registry.register(stream, Token(number), Interest::READABLE),
+                Stream::Local(stream) => registry.register(stream, Token(number), Interest::READABLE),
+            };
+            if registered.is_ok() {
+                let caller = Caller { stream, acceptor: Acceptor::default(), deadline: Instant::now() + PATIENCE };
+                self.callers.insert(number, caller);
+                // It may have spoken already.
+                self.listen(number);
+            }
+        }
+    }
+
+    /// Hears what a caller says, as far as it has.
+    fn listen(&mut self, number: usize) {
+        let Some(caller) = self.callers.get_mut(&number) else { return };
+        let stays = loop {
+            // Not a byte is read beyond what the handshake needs: the rest is for those to whom the stream is passed.
+            let mut bytes = [0; handshake::LONGEST];
+            let wanted = &mut bytes[..caller.acceptor.wanted()];
+            let read = match &mut caller.stream {
+                Stream::Tcp(stream) => stream.read(wanted),
+                Stream::Local(stream) => (&*stream).read(wanted),
+            };
+            let count = match read {
+                Ok(0) => break false,
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => break error.kind() == io::ErrorKind::WouldBlock,
+            };
+            let answer = caller.acceptor.hear(&self.identity, &bytes[..count]);
+            if let Some(reply) = answer.reply {
+                // Replies are far smaller than the buffer of a fresh socket: one that does not fit is nobody's we know.
+                let written = match &mut caller.stream {
+                    Stream::Tcp(stream) => stream.write(&reply),
+                    Stream::Local(stream) => (&*stream).write(&reply),
+                };
+                if written.ok() != Some(reply.len()) {
+                    break false;
+                }
+            }
+            match answer.outcome {
+                None => {}
+                Some(Err(refusal)) => {
+                    tracing::debug!(?refusal, "a caller was turned away");
+                    break false;
+                }
+                Some(Ok(hello)) => {
+                    if let Some(caller) = self.callers.remove(&number) {
+                        self.pass_on(hello, caller.stream);
+                    }
+                    return;
+                }
+            }
+        };
+        if !stays {
+            self.callers.remove(&number);
+        }
+    }
+
+    fn pass_on(&mut self, hello: Hello, mut stream: Stream) {
+        let registry = self.poll.registry();
+        let released = match &mut stream {
+            Stream::Tcp(stream) => registry.deregister(stream).and_then(|()| tcp::prepare(&*stream)),
+            Stream::Local(stream) => registry.deregister(stream),
+        };
+        match released {
+            Ok(()) => (self.admit)(hello, stream),
+            Err(error) => tracing::warn!(%error, "a connection was lost"),
+        }
+    }
+}
+
+/// Why a door was not opened.
+#[derive(Debug)]
+pub(crate) enum DialError {
+    Io(io::Error),
+    Refused(Refusal),
+}
+
+impl From<io::Error> for DialError {
+    fn from(error: io::Error) -> DialError {
+        DialError::Io(error)
+    }
+}
+
+/// Calls at a door in the network.
+pub(crate) fn dial(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<TcpStream, DialError> {
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let mut stream = std::net::TcpStream::connect_timeout(&address, left)?;
+    let left = deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(1), 5 * PATIENCE);
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(left))?;
+    stream.set_write_timeout(Some(left))?;
+    handshake::introduce(&mut stream, identity, hello)?;
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
+    stream.set_nonblocking(true)?;
+    let stream = TcpStream::from_std(stream);
+    tcp::prepare(&stream)?;
+    Ok(stream)
+}
+
+/// Calls at a door of this host.
+pub(crate) fn dial_local(name: &str, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<LocalStream, DialError> {
+    let stream = LocalStream::connect(name)?;
+    handshake::introduce(&mut stream.until(deadline), identity, hello)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream as StdStream;
+    use std::sync::mpsc;
+
+    use super::*;
+    use handshake::Purpose;
+
+    fn door(identity: Identity) -> (Door, mpsc::Receiver<Hello>) {
+        let (send, receive) = mpsc::channel();
+        let listener = StdListener::bind("127.0.0.1:0").unwrap();
+        let door = Door::open(Some(listener), None, identity, move |hello, _| send.send(hello).unwrap()).unwrap();
+        (door, receive)
+    }
+
+    fn hello() -> Hello {
+        Hello { purpose: Purpose::Link, lane: 0, lanes: 1, channel: 77, from: 3, to: 0 }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn who_shares_job_and_secret_is_let_in() {
+        let identity = Identity::new("job", Some([7; 32]));
+        let (door, admitted) = door(identity.clone());
+        dial(door.address().unwrap(), &identity, &hello(), soon()).unwrap();
+        assert_eq!(admitted.recv().unwrap(), hello());
+    }
+
+    #[test]
+    fn who_does_not_is_told_why() {
+        let (door, admitted) = door(Identity::new("job", Some([7; 32])));
+        let dial = |identity| dial(door.address().unwrap(), &identity, &hello(), soon()).map(drop);
+        match dial(Identity::new("other", Some([7; 32]))) {
+            Err(DialError::Refused(Refusal::Job { theirs })) => assert_eq!(theirs, "job"),
+            other => panic!("{other:?}"),
+        }
+        for secret in [None, Some([8; 32])] {
+            assert!(matches!(dial(Identity::new("job", secret)), Err(DialError::Refused(Refusal::Secret))));
+        }
+        assert!(admitted.try_recv().is_err());
+    }
+
+    #[test]
+    fn garbage_silence_and_crowds_do_not_keep_others_out() {
+        let identity = Identity::new("job", None);
+        let (door, admitted) = door(identity.clone());
+        let address = door.address().unwrap();
+        let mut strangers = Vec::new();
+        for i in 0..300u32 {
+            let mut stranger = StdStream::connect(address).unwrap();
+            if i % 2 == 0 {
+                let _ = stranger.write_all(&[i as u8; 200]);
+            }
+            strangers.push(stranger);
+        }
+        // The silent ones are turned away after a second; until then there may be no place.
+        let deadline = soon();
+        while dial(address, &identity, &hello(), deadline).is_err() {
+            assert!(Instant::now() < deadline, "strangers keep ranks out");
+        }
+        assert_eq!(admitted.recv().unwrap(), hello());
+    }
+}
