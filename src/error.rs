@@ -401,6 +401,12 @@ pub enum StoreProblem {
         /// This process's job.
         mine: String,
     },
+    /// Another job is starting with it at this moment.
+    #[error("another job ({job:?}) is starting with it at this moment; give each job its own store")]
+    InUse {
+        /// The other job.
+        job: String,
+    },
     /// The two ends do not share a secret.
     #[error("the job secret is not the same on both ends; check KOLO_SECRET")]
     Secret,

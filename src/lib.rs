@@ -7,6 +7,7 @@ mod engine;
 mod error;
 mod reduce;
 mod schedule;
+mod store;
 mod sync;
 mod sys;
 mod transport;

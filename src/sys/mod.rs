@@ -29,3 +29,19 @@ pub(crate) use wait::{Patience, Waiting};
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
+
+/// Whether an open file is still the one at a path, and not one that was removed or replaced.
+pub(crate) fn is_still_at(file: &std::fs::File, path: &std::path::Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let id = |metadata: &std::fs::Metadata| (metadata.dev(), metadata.ino());
+        matches!((file.metadata(), std::fs::metadata(path)), (Ok(file), Ok(path)) if id(&file) == id(&path))
+    }
+    // Elsewhere a file that is open cannot be removed.
+    #[cfg(not(unix))]
+    {
+        let _ = (file, path);
+        true
+    }
+}
