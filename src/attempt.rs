@@ -28,7 +28,8 @@ pub(crate) struct Terms {
     pub(crate) abort: AtomicBool,
 }
 
-/// One operation under way.
+/// One operation under way. Its parts share one deadline: clones keep the time.
+#[derive(Clone)]
 pub(crate) struct Attempt<'a> {
     pub(crate) descriptor: Descriptor,
     /// The descriptor as it is sent, and its fingerprint.
@@ -41,6 +42,7 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
+    #[inline]
     pub(crate) fn new(descriptor: Descriptor, terms: &'a Terms) -> Attempt<'a> {
         let words = descriptor.encode();
         Attempt { descriptor, words, fingerprint: Descriptor::fingerprint(words), terms, started: Cell::new(None) }

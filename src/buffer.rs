@@ -1,8 +1,5 @@
 //! Memory that is being communicated: a pointer and a length, never a reference, since a peer may be writing it.
 
-use crate::error::Argument;
-use crate::types::{DType, Element};
-
 /// Memory that is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunk {

@@ -228,10 +228,11 @@ impl Engine {
                 Ok(false) => {}
                 Err(error) => break Err(error),
             }
-            if !active.is_empty() && waiting.pause() {
-                if let Err(error) = self.sleep(&active) {
-                    break Err(error);
-                }
+            if !active.is_empty()
+                && waiting.pause()
+                && let Err(error) = self.sleep(&active)
+            {
+                break Err(error);
             }
         };
         self.scratch.outgrown.clear();
@@ -494,15 +495,15 @@ impl Engine {
         }
         if *done == dst.len {
             let rest = dst.len.next_multiple_of(ALIGN) - dst.len - *padding;
-            let mut zeros = [0; ALIGN];
+            let mut zeros = [0u8; ALIGN];
             let count = if rest > 0 { link.receive(ChunkMut::of(&mut zeros[..rest])).map_err(fail)? } else { 0 };
             *padding += count;
             *moved |= count > 0;
         }
-        if let Some(message) = active.forward {
-            if let Some(out) = self.outgoing.iter_mut().find(|out| out.message == message) {
-                out.ready = active.done;
-            }
+        if let Some(message) = active.forward
+            && let Some(out) = self.outgoing.iter_mut().find(|out| out.message == message)
+        {
+            out.ready = active.done;
         }
         Ok(active.done == dst.len && dst.len + active.padding == dst.len.next_multiple_of(ALIGN))
     }

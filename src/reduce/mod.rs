@@ -31,7 +31,11 @@ impl Kernel {
     /// one of the parts or apart from all of them. Nobody else writes the parts or touches `dst` meanwhile.
     pub(crate) unsafe fn fold(&self, parts: &[*const u8], dst: *mut u8, count: usize, finish: Option<usize>) {
         debug_assert!(!parts.is_empty());
-        debug_assert!(parts.iter().all(|part| part.addr() % self.dtype.size() == 0) && dst.addr() % self.dtype.size() == 0);
+        if count == 0 {
+            return;
+        }
+        let is_aligned = |ptr: *const u8| ptr.addr().is_multiple_of(self.dtype.size());
+        debug_assert!(parts.iter().all(|&part| is_aligned(part)) && is_aligned(dst));
         let divisor = finish.filter(|_| self.averages).unwrap_or(1);
         // SAFETY: what the caller promises is what the kernel asks for.
         unsafe { (self.run)(parts, dst, count, divisor) }

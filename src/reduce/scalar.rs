@@ -220,8 +220,8 @@ unsafe fn fold<T: Lane, C: Combine<T::Sum>>(parts: &[*const u8], dst: *mut u8, c
         let source = |part: *const u8| unsafe { part.cast::<T>().add(at) };
         match parts {
             [a, b] if T::PLAIN => {
-                // SAFETY: as above; `T` is its own sum.
-                let (a, b) = unsafe { (source(*a).cast::<T::Sum>(), source(*b).cast::<T::Sum>()) };
+                // A plain element is its own sum.
+                let (a, b) = (source(*a).cast::<T::Sum>(), source(*b).cast::<T::Sum>());
                 for (i, sum) in sums.iter_mut().enumerate() {
                     // SAFETY: `i < len`.
                     *sum = unsafe { C::combine(*a.add(i), *b.add(i)) };

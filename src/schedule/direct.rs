@@ -6,11 +6,12 @@
 //! section 4. With o the processor time of one message:
 //!
 //! - `all_reduce`: 2 a + 2(N-1) o + 2(N-1)/N S b + (N-1)/N S g
+//! - `reduce`: a + (N-1) (o + S b + S g), for small worlds and where the order of summation matters
 //! - the others: a + (N-1) o + the bytes that leave or reach the busiest rank
 
 use std::ops::Range;
 
-use super::{Place, Problem, Span, Step, chunk};
+use super::{Place, Problem, Span, Step, chunk, pieces};
 
 /// For each piece: a direct reduce-scatter, then a direct all-gather.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
@@ -49,6 +50,22 @@ pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
 fn piece(range: Range<usize>, piece: usize, number: usize) -> Range<usize> {
     let at = (range.start + number * piece).min(range.end);
     at..(at + piece).min(range.end)
+}
+
+/// Everybody sends the root everything, in pieces; the root folds them.
+pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
+    pieces(0..p.count, p.piece).flat_map(move |piece| {
+        let input = Place::Input.span(piece.clone());
+        let is_root = p.rank == p.root;
+        let send = (!is_root).then_some(Step::Send { to: p.root, src: input });
+        let others = (1..p.world).map(move |k| p.absolute(k)).take_while(move |_| is_root);
+        let receive = others.map(move |from| {
+            let at = (from - usize::from(from > p.rank)) * input.len;
+            Step::Recv { from, dst: Place::Scratch.span(at..at + input.len) }
+        });
+        let fold = is_root.then_some(Step::Fold { own: input, parts: 0, dst: Place::Output.span(piece) });
+        send.into_iter().chain(receive).chain(fold)
+    })
 }
 
 /// Sends every other rank the part that it owns, and takes the others' parts of what this rank owns into scratch, in the

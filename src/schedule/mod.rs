@@ -20,7 +20,7 @@ mod double_tree;
 mod doubling;
 mod halving;
 mod ring;
-pub mod select;
+pub(crate) mod select;
 #[cfg(test)]
 mod simulate;
 #[cfg(test)]
@@ -224,7 +224,8 @@ impl Algorithm {
         let power_of_two = world.is_power_of_two();
         match op {
             Op::AllReduce => &[Direct, RecursiveDoubling, HalvingDoubling, Ring, DoubleTree, Binomial],
-            Op::Broadcast | Op::Reduce => &[Binomial, DoubleTree, Ring],
+            Op::Broadcast => &[Binomial, DoubleTree, Ring],
+            Op::Reduce => &[Binomial, DoubleTree, Ring, Direct],
             Op::AllGather | Op::AllGatherV if power_of_two => &[Direct, RecursiveDoubling, Ring],
             Op::ReduceScatter | Op::ReduceScatterV if power_of_two => &[Direct, HalvingDoubling, Ring],
             Op::AllGather | Op::AllGatherV | Op::ReduceScatter | Op::ReduceScatterV => &[Direct, Ring],
@@ -264,6 +265,7 @@ pub(crate) fn steps(algorithm: Algorithm, problem: Problem<'_>) -> Box<dyn Itera
         (Algorithm::HalvingDoubling, Op::AllReduce) => Box::new(halving::all_reduce(problem)),
         (Algorithm::HalvingDoubling, Op::ReduceScatter | Op::ReduceScatterV) => Box::new(halving::reduce_scatter(problem)),
         (Algorithm::Direct, Op::AllReduce) => Box::new(direct::all_reduce(problem)),
+        (Algorithm::Direct, Op::Reduce) => Box::new(direct::reduce(problem)),
         (Algorithm::Direct, Op::AllGather | Op::AllGatherV) => Box::new(direct::all_gather(problem)),
         (Algorithm::Direct, Op::ReduceScatter | Op::ReduceScatterV) => Box::new(direct::reduce_scatter(problem)),
         (Algorithm::Direct, Op::AllToAll | Op::AllToAllV) => Box::new(direct::all_to_all(problem)),

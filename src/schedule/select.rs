@@ -307,6 +307,7 @@ fn price_messages(op: Op, s: f64, layout: Layout, algorithm: Algorithm) -> Price
             reduced(most * s, levels(1.0, per_host * (1.0 - 1.0 / hosts) * s, (1.0 - 1.0 / per_host) * s / hosts))
         }
         (Algorithm::Direct, Op::AllReduce) => reduced(most * s, pairwise(s / n).plus(pairwise(s / n))),
+        (Algorithm::Direct, Op::Reduce) => reduced((n - 1.0) * s, Price { messages: n - 1.0, ..rounds(1.0, (n - per_host) * s) }),
         (Algorithm::Direct, Op::Gather | Op::Scatter) => Price { messages: n - 1.0, ..rounds(1.0, most * s) },
         (Algorithm::Direct, Op::Send | Op::Recv) => rounds(1.0, s),
         (Algorithm::Direct, _) => reduced(reduces * most * s, pairwise(s / n)),

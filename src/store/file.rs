@@ -1,8 +1,8 @@
 //! A store in one file that all ranks reach: a header, then records, appended under a lock.
 //!
 //! ```text
-//! header   "kolo-store 1\n", generation (16 bytes), length of the job's name (4), the name, hash of all this (8)
-//! record   length of key (4), length of value (4), hash of the rest (8), key, value
+//! header   "kolo-store 1\n", generation (16 bytes), the job's name, hash of all this
+//! record   hash of the rest, key, value; the name, keys and values each preceded by their length
 //! ```
 //!
 //! Rank 0 starts a new generation, so what a former run left is gone. Beside the file there is a lock that rank 0 holds while
@@ -17,10 +17,11 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::{LARGEST_VALUE, LONGEST_KEY, Store, check, poll};
+use super::{Store, check, poll};
 use crate::door::handshake::random;
 use crate::error::StoreProblem;
 use crate::types::mix;
+use crate::wire::{Reader, Writer};
 
 const MAGIC: &[u8] = b"kolo-store 1\n";
 
@@ -221,22 +222,20 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 fn header(generation: [u8; 16], job: &str) -> Vec<u8> {
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend(generation);
-    bytes.extend((job.len() as u32).to_le_bytes());
-    bytes.extend(job.as_bytes());
-    bytes.extend(hash(&bytes).to_le_bytes());
-    bytes
+    let mut writer = Writer([MAGIC, &generation].concat());
+    writer.text(job);
+    let hash = hash(&writer.0);
+    writer.number(hash);
+    writer.0
 }
 
 fn record(key: &str, value: &[u8]) -> Vec<u8> {
-    let payload = [key.as_bytes(), value].concat();
-    let mut bytes = Vec::with_capacity(16 + payload.len());
-    bytes.extend((key.len() as u32).to_le_bytes());
-    bytes.extend((value.len() as u32).to_le_bytes());
-    bytes.extend(hash(&payload).to_le_bytes());
-    bytes.extend(payload);
-    bytes
+    let mut payload = Writer::default();
+    payload.text(key).bytes(value);
+    let mut record = Writer::default();
+    record.number(hash(&payload.0));
+    record.0.extend(payload.0);
+    record.0
 }
 
 /// What a file holds.
@@ -250,50 +249,28 @@ struct Contents {
 impl Contents {
     /// `None` without a whole header. A record that is not whole ends the rest.
     fn parse(bytes: &[u8]) -> Option<Contents> {
-        let mut reader = Reader { bytes, at: 0 };
+        let mut reader = Reader::new(bytes);
         reader.take(MAGIC.len()).filter(|&magic| magic == MAGIC)?;
         reader.take(16)?;
-        let job_len = reader.number(4)? as usize;
-        let job = String::from_utf8(reader.take(job_len)?.to_vec()).ok()?;
-        let hashed = hash(&bytes[..reader.at]);
-        if reader.number(8)? != hashed {
+        let job = reader.text()?;
+        let hashed = hash(&bytes[..reader.at()]);
+        if reader.number()? != hashed {
             return None;
         }
-        let mut contents = Contents { job, values: HashMap::new(), end: reader.at };
-        while let Some((key, value)) = reader.record() {
+        let mut contents = Contents { job, values: HashMap::new(), end: reader.at() };
+        while let Some((key, value)) = next_record(bytes, &mut reader) {
             contents.values.insert(key, value);
-            contents.end = reader.at;
+            contents.end = reader.at();
         }
         Some(contents)
     }
 }
 
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
-        let taken = self.bytes.get(self.at..self.at.checked_add(len)?)?;
-        self.at += len;
-        Some(taken)
-    }
-
-    fn number(&mut self, len: usize) -> Option<u64> {
-        Some(self.take(len)?.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)))
-    }
-
-    fn record(&mut self) -> Option<(String, Vec<u8>)> {
-        let (key_len, value_len) = (self.number(4)? as usize, self.number(4)? as usize);
-        let expected = self.number(8)?;
-        if key_len > LONGEST_KEY || value_len > LARGEST_VALUE {
-            return None;
-        }
-        let payload = self.take(key_len + value_len)?;
-        let key = String::from_utf8(payload[..key_len].to_vec()).ok()?;
-        (hash(payload) == expected).then(|| (key, payload[key_len..].to_vec()))
-    }
+fn next_record(bytes: &[u8], reader: &mut Reader<'_>) -> Option<(String, Vec<u8>)> {
+    let expected = reader.number()?;
+    let start = reader.at();
+    let (key, value) = (reader.text()?, reader.bytes()?);
+    (hash(&bytes[start..reader.at()]) == expected).then(|| (key, value.to_vec()))
 }
 
 #[cfg(test)]

@@ -23,11 +23,19 @@ pub(crate) use platform::{
 };
 pub(crate) use segment::Segment;
 pub(crate) use socket::{PARTS, receive, send};
-pub(crate) use wait::{Patience, Waiting};
+pub(crate) use wait::Patience;
 
 /// Processors that this process may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// The process that started this one; 0 where that cannot be told.
+pub(crate) fn parent() -> u32 {
+    #[cfg(unix)]
+    return std::os::unix::process::parent_id();
+    #[cfg(not(unix))]
+    return 0;
 }
 
 /// Whether an open file is still the one at a path, and not one that was removed or replaced.

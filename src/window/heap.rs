@@ -6,13 +6,13 @@ use crate::buffer::Chunk;
 use crate::sys::Segment;
 
 /// One collective allocation: a part of equal size for every rank of the host.
-pub(crate) struct Registered {
+pub(crate) struct Allocation {
     pub(crate) segment: Arc<Segment>,
     /// Bytes of one rank's part.
     pub(crate) part: usize,
 }
 
-impl Registered {
+impl Allocation {
     /// The address of a byte of a rank's part.
     pub(crate) fn at(&self, rank: usize, offset: usize) -> *mut u8 {
         assert!(offset <= self.part);
@@ -23,7 +23,7 @@ impl Registered {
 /// The allocations of one communicator, in the order in which they were made, which is the same on all ranks.
 #[derive(Default)]
 pub(crate) struct Heap {
-    all: Vec<Option<Arc<Registered>>>,
+    all: Vec<Option<Arc<Allocation>>>,
 }
 
 /// Where memory lies in an allocation: its number and an offset.
@@ -34,7 +34,7 @@ pub(crate) struct Location {
 }
 
 impl Heap {
-    pub(crate) fn add(&mut self, registered: Arc<Registered>) {
+    pub(crate) fn add(&mut self, registered: Arc<Allocation>) {
         match self.all.iter_mut().find(|slot| slot.is_none()) {
             Some(slot) => *slot = Some(registered),
             None => self.all.push(Some(registered)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::heap::Registered;
+use super::heap::Allocation;
 use super::{PART, SLOT, Window, WindowCall};
 use crate::attempt::{Attempt, Member, Terms};
 use crate::buffer::{Chunk, ChunkMut};
@@ -185,7 +185,7 @@ fn registered_buffers() {
     for ranks in [2, 3, 5] {
         let count = 40_001usize;
         let part = (16 * count + 64).next_multiple_of(Segment::PAGE);
-        let registered = Arc::new(Registered { segment: Arc::new(Segment::heap(ranks * part)), part });
+        let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(ranks * part)), part });
         dance(ranks, LATE, |dancer, rank| {
             dancer.window.heap().add(registered.clone());
             for round in 0..9 {

@@ -1,0 +1,170 @@
+//! Which of this machine's addresses the other ranks shall use.
+//!
+//! The address from which the store is reached is one that the others can most likely reach: it is found by asking the system
+//! for the route, not by resolving the machine's own name, which on many systems yields 127.0.1.1.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
+use if_addrs::Interface;
+
+use crate::error::{Error, Result};
+use crate::store::Place;
+
+/// An address, and why it was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub(crate) ip: IpAddr,
+    pub(crate) why: String,
+}
+
+/// Chooses for ranks that meet at `store`, as far as a filter for interfaces allows.
+pub(crate) fn choose(store: Option<&Place>, filter: Option<&str>) -> Result<Chosen> {
+    if let Some(filter) = filter {
+        let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
+        return filtered(filter, &interfaces);
+    }
+    if let Some(Place::Tcp { host, port }) = store
+        && let Some(chosen) = towards(host, *port)
+    {
+        return Ok(chosen);
+    }
+    // No packet is sent: this only asks for the route to an address that is reserved for documentation.
+    let default = SocketAddr::from(([192, 0, 2, 1], 9));
+    if let Some(ip) = route(default).filter(|ip| !ip.is_loopback()) {
+        return Ok(Chosen { ip, why: "it is the source of the default route".to_owned() });
+    }
+    let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
+    let usable = interfaces.iter().find(|interface| !interface.is_loopback() && !is_link_local(interface.ip()));
+    Ok(match usable {
+        Some(interface) => {
+            Chosen { ip: interface.ip(), why: format!("interface {} has it, and there is no default route", interface.name) }
+        }
+        None => Chosen { ip: Ipv4Addr::LOCALHOST.into(), why: "there is no other interface".to_owned() },
+    })
+}
+
+/// The address from which a store is reached.
+fn towards(host: &str, port: u16) -> Option<Chosen> {
+    let is_literal = host.parse::<IpAddr>().is_ok() || host == "localhost";
+    let target = (host, if port == 0 { 9 } else { port }).to_socket_addrs().ok()?.next()?;
+    if target.ip().is_loopback() && !is_literal {
+        // This machine's own name, most likely: others resolve it to another address.
+        return None;
+    }
+    if target.ip().is_unspecified() {
+        return None;
+    }
+    let ip = route(target)?;
+    Some(Chosen { ip, why: format!("from it the store at {host} is reached") })
+}
+
+fn route(target: SocketAddr) -> Option<IpAddr> {
+    let any: SocketAddr =
+        if target.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (std::net::Ipv6Addr::UNSPECIFIED, 0).into() };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect(target).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
+}
+
+/// The first address that a filter admits: names by their start (`eth`) or exactly (`=eth0`), addresses (`10.0.0.7`), networks
+/// (`10.0.0.0/8`), separated by commas; with a leading `^`, all but those.
+fn filtered(filter: &str, interfaces: &[Interface]) -> Result<Chosen> {
+    let (patterns, admits) = match filter.strip_prefix('^') {
+        Some(patterns) => (patterns, false),
+        None => (filter, true),
+    };
+    let matches = |interface: &Interface| patterns.split(',').map(str::trim).any(|pattern| is_match(pattern, interface));
+    let admitted =
+        |interface: &&Interface| matches(interface) == admits && !(is_link_local(interface.ip()) && interface.ip().is_ipv6());
+    // What is excluded by default counts only when it is asked for by name.
+    let ordinary = |interface: &&Interface| admits || !interface.is_loopback();
+    let chosen = interfaces.iter().filter(admitted).find(ordinary).or_else(|| interfaces.iter().find(admitted));
+    let chosen = chosen
+        .map(|interface| Chosen { ip: interface.ip(), why: format!("interface {} is admitted by {filter:?}", interface.name) });
+    chosen.ok_or_else(|| {
+        let there: Vec<String> = interfaces.iter().map(|interface| format!("{} ({})", interface.name, interface.ip())).collect();
+        Error::setting("KOLO_INTERFACE", filter, format!("no interface is admitted; there are {}", there.join(", ")))
+    })
+}
+
+fn is_match(pattern: &str, interface: &Interface) -> bool {
+    if let Some(name) = pattern.strip_prefix('=') {
+        return interface.name == name;
+    }
+    if let Ok(ip) = pattern.parse::<IpAddr>() {
+        return interface.ip() == ip;
+    }
+    if let Some((network, bits)) = pattern.split_once('/')
+        && let (Ok(network), Ok(bits)) = (network.parse::<IpAddr>(), bits.parse::<u32>())
+    {
+        return is_within(interface.ip(), network, bits);
+    }
+    !pattern.is_empty() && interface.name.starts_with(pattern)
+}
+
+fn is_within(ip: IpAddr, network: IpAddr, bits: u32) -> bool {
+    let number = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => (u128::from(ip.to_bits()), 32u32),
+        IpAddr::V6(ip) => (ip.to_bits(), 128),
+    };
+    let ((ip, width), (network, network_width)) = (number(ip), number(network));
+    let Some(host_bits) = width.checked_sub(bits).filter(|_| width == network_width) else { return false };
+    ip.checked_shr(host_bits).unwrap_or(0) == network.checked_shr(host_bits).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(name: &str, ip: [u8; 4]) -> Interface {
+        let address = if_addrs::Ifv4Addr { ip: ip.into(), netmask: [255, 255, 255, 0].into(), prefixlen: 24, broadcast: None };
+        Interface {
+            name: name.to_owned(),
+            addr: if_addrs::IfAddr::V4(address),
+            index: None,
+            oper_status: if_addrs::IfOperStatus::Up,
+            is_p2p: false,
+            #[cfg(windows)]
+            adapter_name: String::new(),
+        }
+    }
+
+    #[test]
+    fn filters() {
+        let there = [
+            interface("lo", [127, 0, 0, 1]),
+            interface("docker0", [172, 17, 0, 1]),
+            interface("eth0", [10, 1, 2, 3]),
+            interface("eth01", [10, 9, 2, 3]),
+        ];
+        for (filter, ip) in [
+            ("eth", Some([10, 1, 2, 3])),
+            ("=eth01", Some([10, 9, 2, 3])),
+            ("^lo,docker", Some([10, 1, 2, 3])),
+            ("^docker,eth", Some([127, 0, 0, 1])),
+            ("10.9.0.0/16", Some([10, 9, 2, 3])),
+            ("172.17.0.1", Some([172, 17, 0, 1])),
+            ("lo", Some([127, 0, 0, 1])),
+            ("ib", None),
+            ("192.168.0.0/99", None),
+        ] {
+            let chosen = filtered(filter, &there);
+            assert_eq!(chosen.as_ref().ok().map(|chosen| chosen.ip), ip.map(IpAddr::from), "{filter}: {chosen:?}");
+        }
+        let error = filtered("ib", &there).unwrap_err().to_string();
+        assert!(error.contains("eth0 (10.1.2.3)"), "{error}");
+    }
+
+    #[test]
+    fn a_store_on_loopback_is_reached_from_loopback() {
+        let place = Place::Tcp { host: "127.0.0.1".to_owned(), port: 1 };
+        assert_eq!(choose(Some(&place), None).unwrap().ip, IpAddr::from([127, 0, 0, 1]));
+    }
+}

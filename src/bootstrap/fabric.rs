@@ -1,0 +1,134 @@
+//! What a communicator is made on: where its ranks are, how its links are opened, and how its hosts share memory.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::host::{Failed, Star};
+use super::network::{Network, NetworkOpener};
+use crate::sys::Segment;
+use crate::transport::Opener;
+use crate::transport::memory::{Hub, MemoryOpener};
+use crate::types::Rank;
+
+/// The ranks of one communicator, seen from one of them.
+pub(crate) struct Fabric {
+    ground: Ground,
+    /// Tells the communicators of a job apart; the same on all its ranks.
+    channel: u64,
+    rank: Rank,
+    /// The ranks of the communicator as ranks of the job.
+    members: Arc<[Rank]>,
+    /// For each rank, the lowest one that can share memory with it.
+    hosts: Arc<[usize]>,
+    star: Option<Star>,
+    /// How often memory was shared.
+    shares: u64,
+}
+
+#[derive(Clone)]
+enum Ground {
+    /// Processes.
+    Network(Arc<Network>),
+    /// Threads of one process.
+    Process(Arc<Hub>),
+    /// One rank alone.
+    Nothing,
+}
+
+impl Fabric {
+    /// One rank that needs nobody.
+    pub(crate) fn alone() -> Fabric {
+        Fabric::new(Ground::Nothing, 0, 0, [0].into(), [0].into())
+    }
+
+    /// All ranks of a job, of which `star` connects those of this host.
+    pub(super) fn of_network(network: Arc<Network>, channel: u64, hosts: Arc<[usize]>, star: Option<Star>) -> Fabric {
+        let members = (0..network.cards.len()).collect();
+        let rank = network.rank;
+        Fabric { star, ..Fabric::new(Ground::Network(network), channel, rank, members, hosts) }
+    }
+
+    /// One of `world` threads of this process.
+    pub(crate) fn of_process(hub: Arc<Hub>, rank: Rank, world: usize) -> Fabric {
+        let hosts = vec![0; world].into();
+        Fabric::new(Ground::Process(hub), 0, rank, (0..world).collect(), hosts)
+    }
+
+    fn new(ground: Ground, channel: u64, rank: Rank, members: Arc<[Rank]>, hosts: Arc<[usize]>) -> Fabric {
+        Fabric { ground, channel, rank, members, hosts, star: None, shares: 0 }
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub(crate) fn world(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(crate) fn channel(&self) -> u64 {
+        self.channel
+    }
+
+    /// For each rank, the lowest one that can share memory with it.
+    pub(crate) fn hosts(&self) -> &Arc<[usize]> {
+        &self.hosts
+    }
+
+    /// The ranks on this one's host.
+    pub(crate) fn neighbours(&self) -> Arc<[Rank]> {
+        (0..self.world()).filter(|&rank| self.hosts[rank] == self.hosts[self.rank]).collect()
+    }
+
+    /// Opens links to the others; `None` for a rank alone.
+    pub(crate) fn opener(&self) -> Option<Box<dyn Opener>> {
+        match &self.ground {
+            Ground::Network(network) => Some(Box::new(NetworkOpener {
+                network: network.clone(),
+                channel: self.channel,
+                rank: self.rank,
+                members: self.members.clone(),
+                hosts: self.hosts.clone(),
+            })),
+            Ground::Process(hub) => Some(Box::new(MemoryOpener { hub: hub.clone(), channel: self.channel, rank: self.rank })),
+            Ground::Nothing => None,
+        }
+    }
+
+    /// Memory with a part of `part` bytes for each of the neighbours, in their order; `None`, on all of them, if one of them
+    /// cannot have it. All of them call this together.
+    pub(crate) fn share(&mut self, part: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
+        let neighbours = self.neighbours();
+        self.shares += 1;
+        match &self.ground {
+            Ground::Network(network) => {
+                if neighbours.len() == 1 {
+                    return Ok(Some(Arc::new(Segment::heap(part))));
+                }
+                if self.star.is_none() {
+                    self.star = Some(Star::form(network, self.channel, self.rank, &self.members, &neighbours, deadline)?);
+                }
+                match &self.star {
+                    Some(star) if star.members() == &*neighbours => star.share(part, deadline),
+                    // Somebody could not come, and all know it.
+                    _ => Ok(None),
+                }
+            }
+            Ground::Process(hub) => {
+                let users = self.world();
+                // Links are named by two ranks; no rank is as large as this.
+                Ok(Some(hub.segment((self.channel, [u64::MAX, self.shares]), part * users, users)))
+            }
+            Ground::Nothing => Ok(Some(Arc::new(Segment::heap(part)))),
+        }
+    }
+
+    /// The fabric of some of the ranks, in the order given, of which this rank is one.
+    pub(crate) fn divide(&self, channel: u64, ranks: &[Rank]) -> Fabric {
+        let rank = ranks.iter().position(|&rank| rank == self.rank).expect("a rank divides into parts of which it is one");
+        let members = ranks.iter().map(|&rank| self.members[rank]).collect();
+        let same_host = |rank: Rank| ranks.iter().position(|&other| self.hosts[other] == self.hosts[rank]);
+        let hosts = ranks.iter().map(|&rank| same_host(rank).unwrap_or(0)).collect();
+        Fabric::new(self.ground.clone(), channel, rank, members, hosts)
+    }
+}

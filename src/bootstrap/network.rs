@@ -1,0 +1,220 @@
+//! The network of one process: its door, and the connections that came in through it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mio::Waker;
+use parking_lot::{Condvar, Mutex};
+
+use super::card::Card;
+use crate::door::handshake::{Hello, Identity, Purpose};
+use crate::door::{self, DialError, Door, Stream};
+use crate::error::Cause;
+use crate::transport::{Link, Opener, shm, tcp};
+use crate::types::Rank;
+
+/// How long one call at another rank's door may take. Doors answer at once, whatever their process is busy with.
+const DIAL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What all communicators of one process use to reach the others of its job.
+pub(crate) struct Network {
+    // Kept open: others call as long as they have communicators with this rank.
+    _door: Door,
+    mailbox: Arc<Mailbox>,
+    identity: Identity,
+    /// All ranks of the job.
+    pub(crate) cards: Vec<Card>,
+    /// This rank in the job.
+    pub(crate) rank: Rank,
+    /// TCP connections of one link.
+    sockets: u8,
+}
+
+/// Connections that were admitted and not yet asked for, by communicator and caller.
+#[derive(Default)]
+pub(crate) struct Mailbox {
+    arrived: Mutex<HashMap<(u64, u32), Vec<(Hello, Stream)>>>,
+    changed: Condvar,
+    /// Who to wake when something arrives for a communicator.
+    wakers: Mutex<HashMap<u64, Arc<Waker>>>,
+}
+
+/// The most connections that wait for one communicator from one caller.
+const MOST_WAITING: usize = 128;
+
+impl Mailbox {
+    pub(crate) fn admit(&self, hello: Hello, stream: Stream) {
+        let mut arrived = self.arrived.lock();
+        let waiting = arrived.entry((hello.channel, hello.from)).or_default();
+        if waiting.len() >= MOST_WAITING {
+            tracing::warn!(from = hello.from, "a rank opens more connections than it can need");
+            return;
+        }
+        waiting.push((hello, stream));
+        drop(arrived);
+        self.changed.notify_all();
+        if let Some(Err(error)) = self.wakers.lock().get(&hello.channel).map(|waker| waker.wake()) {
+            tracing::warn!(%error, "a communicator could not be woken");
+        }
+    }
+
+    /// Takes out the connections with which a rank joins the host's ranks, or says that it cannot.
+    pub(super) fn wait_for_neighbour(&self, channel: u64, from: Rank, deadline: Instant) -> Option<(Hello, Stream)> {
+        let mut arrived = self.arrived.lock();
+        loop {
+            if let Some(waiting) = arrived.get_mut(&(channel, from as u32))
+                && let Some(at) = waiting.iter().position(|(hello, _)| matches!(hello.purpose, Purpose::Window | Purpose::Apart))
+            {
+                return Some(waiting.remove(at));
+            }
+            if self.changed.wait_until(&mut arrived, deadline).timed_out() {
+                return None;
+            }
+        }
+    }
+
+    /// Takes out all connections of one link, once they have all come.
+    fn link_streams(&self, channel: u64, from: Rank) -> Option<Vec<Stream>> {
+        let mut arrived = self.arrived.lock();
+        let waiting = arrived.get_mut(&(channel, from as u32))?;
+        let lanes = waiting.iter().find(|(hello, _)| hello.purpose == Purpose::Link)?.0.lanes;
+        let of_link = |entry: &(Hello, Stream)| entry.0.purpose == Purpose::Link && entry.0.lanes == lanes;
+        if waiting.iter().filter(|entry| of_link(entry)).count() < lanes.into() {
+            return None;
+        }
+        let (mut link, rest): (Vec<_>, Vec<_>) = waiting.drain(..).partition(of_link);
+        *waiting = rest;
+        link.sort_by_key(|(hello, _)| hello.lane);
+        Some(link.into_iter().map(|(_, stream)| stream).collect())
+    }
+
+    fn forget(&self, channel: u64) {
+        self.wakers.lock().remove(&channel);
+        self.arrived.lock().retain(|&(other, _), _| other != channel);
+    }
+}
+
+impl Network {
+    pub(crate) fn new(
+        door: Door,
+        mailbox: Arc<Mailbox>,
+        identity: Identity,
+        cards: Vec<Card>,
+        rank: Rank,
+        sockets: u8,
+    ) -> Network {
+        Network { _door: door, mailbox, identity, cards, rank, sockets }
+    }
+
+    pub(super) fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
+    fn hello(&self, purpose: Purpose, channel: u64, to: Rank) -> Hello {
+        Hello { purpose, lane: 0, lanes: 1, channel, from: self.rank as u32, to: to as u32 }
+    }
+
+    /// Calls at a rank's door in the network.
+    pub(super) fn call(&self, purpose: Purpose, channel: u64, to: Rank) -> Result<Stream, Cause> {
+        self.call_lane(self.hello(purpose, channel, to), to)
+    }
+
+    fn call_lane(&self, hello: Hello, to: Rank) -> Result<Stream, Cause> {
+        let address = self.cards[to].address;
+        let stream = door::dial(address, &self.identity, &hello, Instant::now() + DIAL_PATIENCE);
+        stream.map(Stream::Tcp).map_err(|error| unreachable(address.to_string(), &error))
+    }
+
+    /// Calls at a rank's door on this host.
+    pub(super) fn call_locally(&self, purpose: Purpose, channel: u64, to: Rank) -> Result<crate::sys::LocalStream, Cause> {
+        let name = &self.cards[to].local_name;
+        let stream = door::dial_local(name, &self.identity, &self.hello(purpose, channel, to), Instant::now() + DIAL_PATIENCE);
+        stream.map_err(|error| unreachable(format!("@{name}"), &error))
+    }
+}
+
+fn unreachable(address: String, error: &DialError) -> Cause {
+    match error {
+        DialError::Io(error) => Cause::Unreachable { address, kind: error.kind() },
+        DialError::Refused(refusal) => {
+            tracing::warn!(?refusal, address, "a rank of this job turned this one away");
+            Cause::Unreachable { address, kind: std::io::ErrorKind::PermissionDenied }
+        }
+    }
+}
+
+/// Opens the links of one communicator. Of two ranks, the lower one calls.
+pub(crate) struct NetworkOpener {
+    pub(super) network: Arc<Network>,
+    pub(super) channel: u64,
+    /// This rank in the communicator.
+    pub(super) rank: Rank,
+    /// The communicator's ranks as ranks of the job.
+    pub(super) members: Arc<[Rank]>,
+    /// The host of each.
+    pub(super) hosts: Arc<[usize]>,
+}
+
+impl NetworkOpener {
+    fn call(&self, peer: Rank) -> Result<Box<dyn Link>, Cause> {
+        let to = self.members[peer];
+        if self.hosts[peer] == self.hosts[self.rank] {
+            match self.network.call_locally(Purpose::Link, self.channel, to) {
+                Ok(stream) => match shm::offer(stream) {
+                    Ok(link) => return Ok(link),
+                    // The peer sees the connection end before anything came, and waits for the next.
+                    Err(error) => tracing::warn!(%error, peer, "no shared memory for a link; it goes through TCP"),
+                },
+                Err(cause) => {
+                    tracing::warn!(%cause, peer, "a rank on this host cannot be reached there; its link goes through TCP")
+                }
+            }
+        }
+        let lanes = self.network.sockets;
+        let streams = (0..lanes).map(|lane| {
+            let hello = Hello { lane, lanes, ..self.network.hello(Purpose::Link, self.channel, to) };
+            self.network.call_lane(hello, to)
+        });
+        link(streams.collect::<Result<Vec<_>, _>>()?)
+    }
+}
+
+fn link(streams: Vec<Stream>) -> Result<Box<dyn Link>, Cause> {
+    let mut lanes = Vec::with_capacity(streams.len());
+    for stream in streams {
+        match stream {
+            Stream::Tcp(stream) => lanes.push(stream),
+            Stream::Local(stream) => {
+                let deadline = Instant::now() + DIAL_PATIENCE;
+                return shm::accept(stream, deadline).map_err(|error| Cause::Broken(error.kind()));
+            }
+        }
+    }
+    Ok(tcp::link(lanes))
+}
+
+impl Opener for NetworkOpener {
+    fn open(&mut self, peer: Rank) -> Result<Option<Box<dyn Link>>, Cause> {
+        if self.rank < peer {
+            return self.call(peer).map(Some);
+        }
+        while let Some(streams) = self.network.mailbox.link_streams(self.channel, self.members[peer]) {
+            match link(streams) {
+                Err(Cause::Broken(std::io::ErrorKind::UnexpectedEof)) => continue,
+                other => return other.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    fn attach(&mut self, waker: Arc<Waker>) {
+        self.network.mailbox.wakers.lock().insert(self.channel, waker);
+    }
+}
+
+impl Drop for NetworkOpener {
+    fn drop(&mut self) {
+        self.network.mailbox.forget(self.channel);
+    }
+}

@@ -1,0 +1,314 @@
+//! How a communicator of all ranks comes to be.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use super::Communicator;
+use super::core::Core;
+use crate::attempt::{Member, Terms};
+use crate::bootstrap::fabric::Fabric;
+use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
+use crate::bootstrap::{self, Connected, Start};
+use crate::config::{self, Settings, SharedSettings, Transport, process_env};
+use crate::door::handshake::Identity;
+use crate::error::{Error, Result};
+use crate::plan::CostModel;
+use crate::schedule::Algorithm;
+use crate::store::tcp::TcpStore;
+use crate::store::{self, Place, Store};
+use crate::sys;
+use crate::transport::memory::Hub;
+use crate::types::Rank;
+
+/// Options for connecting. What is not set comes from environment variables, then from the launcher, then from defaults; see
+/// [`crate::settings`].
+///
+/// ```no_run
+/// # fn main() -> kolo::Result<()> {
+/// use std::time::Duration;
+/// let comm = kolo::Communicator::builder()
+///     .store("tcp://10.0.0.1:29500")
+///     .rank(3)
+///     .world_size(8)
+///     .timeout(Duration::from_secs(30))
+///     .connect()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+#[must_use]
+pub struct Builder {
+    rank: Option<Rank>,
+    world_size: Option<usize>,
+    store: Option<String>,
+    store_object: Option<Arc<dyn Store>>,
+    job: Option<String>,
+    secret: Option<[u8; 32]>,
+    algorithm: Option<Algorithm>,
+    transport: Option<Transport>,
+    reproducible: Option<bool>,
+    sockets: Option<usize>,
+    model: Option<CostModel>,
+    timeout: Option<Duration>,
+    start_timeout: Option<Duration>,
+    host: Option<String>,
+    interface: Option<String>,
+}
+
+impl Builder {
+    /// This process's rank.
+    pub fn rank(mut self, rank: Rank) -> Self {
+        self.rank = Some(rank);
+        self
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(mut self, world_size: usize) -> Self {
+        self.world_size = Some(world_size);
+        self
+    }
+
+    /// The URL of the store where ranks find each other: `file:///path`, `tcp://host:port`, `redis://host:port`, `env://`.
+    pub fn store(mut self, url: impl Into<String>) -> Self {
+        self.store = Some(url.into());
+        self
+    }
+
+    /// A store of your own where ranks find each other.
+    pub fn store_object(mut self, store: Arc<dyn Store>) -> Self {
+        self.store_object = Some(store);
+        self
+    }
+
+    /// The name of the job, which tells it from others that use the same store.
+    pub fn job(mut self, job: impl Into<String>) -> Self {
+        self.job = Some(job.into());
+        self
+    }
+
+    /// What all ranks know and strangers do not.
+    pub fn secret(mut self, secret: [u8; 32]) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// The algorithm for all operations that have it. Rank 0's counts.
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = Some(algorithm);
+        self
+    }
+
+    /// Through what ranks exchange data. Rank 0's counts.
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.transport = Some(transport);
+        self
+    }
+
+    /// Whether reductions have the same bits whatever the transport, the layout and the size: they are then summed in the order
+    /// of ranks. Rank 0's counts.
+    pub fn reproducible(mut self, reproducible: bool) -> Self {
+        self.reproducible = Some(reproducible);
+        self
+    }
+
+    /// How many TCP connections share the work of one link, 1 to 64. Rank 0's counts.
+    pub fn sockets(mut self, sockets: usize) -> Self {
+        self.sockets = Some(sockets);
+        self
+    }
+
+    /// The costs with which algorithms are compared. Rank 0's count.
+    pub fn cost_model(mut self, model: CostModel) -> Self {
+        self.model = Some(model);
+        self
+    }
+
+    /// The longest that one operation may take.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The longest that ranks wait for each other when they connect.
+    pub fn start_timeout(mut self, timeout: Duration) -> Self {
+        self.start_timeout = Some(timeout);
+        self
+    }
+
+    /// Declares this rank's host: ranks that declare different ones do not share memory.
+    pub fn host(mut self, host: impl Into<String>) -> Self {
+        self.host = Some(host.into());
+        self
+    }
+
+    /// Which network interfaces or addresses may be used; the syntax is that of `KOLO_INTERFACE`.
+    pub fn interface(mut self, filter: impl Into<String>) -> Self {
+        self.interface = Some(filter.into());
+        self
+    }
+
+    /// Connects with all other ranks. Returns when all have connected.
+    ///
+    /// # Errors
+    ///
+    /// See [`Communicator::from_env`].
+    pub fn connect(self) -> Result<Communicator> {
+        let began = Instant::now();
+        let settings = self.settings()?;
+        let launch = self.launch()?;
+        if launch.world_size == 1 {
+            return Communicator::alone(settings);
+        }
+        let secret = match self.secret {
+            Some(secret) => Some(secret),
+            None => config::parse(&process_env, "KOLO_SECRET", config::SECRET, config::secret)?,
+        };
+        let job = self.job.clone().or_else(|| process_env("KOLO_JOB_ID")).unwrap_or_else(|| launch.job.clone());
+        let identity = Identity::new(&job, secret);
+        let deadline = began + settings.start_timeout;
+        let (store, place) = self.open_store(&launch, &identity, deadline)?;
+        let Launch { launcher, rank, world_size, .. } = launch;
+        tracing::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
+        let start = Start { rank, world_size, identity, store: &*store, place, settings: &settings, deadline };
+        let Connected { fabric, settings: shared, members } = bootstrap::connect(&start)?;
+        let terms = |timeout| Terms { rank, members: members.clone(), timeout, abort: AtomicBool::new(false) };
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
+        let core = Core::start(fabric, shared, &terms(left), Instant::now())?;
+        // Everybody has connected: the store has done its duty.
+        drop(store);
+        Ok(Communicator::new(core, terms(settings.timeout)))
+    }
+
+    /// The settings: what was set here, else what the environment says.
+    fn settings(&self) -> Result<Settings> {
+        let mut settings = Settings::from_env(&process_env)?;
+        let SharedSettings { algorithm, transport, reproducible, sockets, model } = &mut settings.shared;
+        *algorithm = self.algorithm.or(*algorithm);
+        *transport = self.transport.unwrap_or(*transport);
+        *reproducible = self.reproducible.unwrap_or(*reproducible);
+        *model = self.model.unwrap_or(*model);
+        if let Some(given) = self.sockets {
+            *sockets = config::sockets(given).ok_or_else(|| Error::setting("sockets", given.to_string(), config::SOCKETS))?;
+        }
+        settings.timeout = self.timeout.unwrap_or(settings.timeout);
+        settings.start_timeout = self.start_timeout.unwrap_or(settings.start_timeout);
+        settings.host = self.host.clone().or(settings.host);
+        settings.interface = self.interface.clone().or(settings.interface);
+        Ok(settings)
+    }
+
+    /// Rank and world size: what was set here, else what the launcher says.
+    fn launch(&self) -> Result<Launch> {
+        let Builder { rank, world_size, .. } = *self;
+        let launch = match (rank, world_size) {
+            (Some(rank), Some(world_size)) => Launch {
+                launcher: "the program",
+                rank,
+                world_size,
+                job: "kolo".to_owned(),
+                rendezvous: Rendezvous::Unknown { advice: "name one with Builder::store or KOLO_STORE".to_owned() },
+            },
+            (None, None) => launcher::detect(&process_env)?.unwrap_or_else(|| Launch {
+                launcher: "nobody",
+                rank: 0,
+                world_size: 1,
+                job: "kolo".to_owned(),
+                rendezvous: Rendezvous::Unknown { advice: String::new() },
+            }),
+            _ => {
+                let found = "Builder has a rank or a world size, but not both".to_owned();
+                return Err(Error::NoLauncher { found, looked_for: LOOKED_FOR.to_owned() });
+            }
+        };
+        let Launch { rank, world_size, .. } = launch;
+        if rank >= world_size || world_size > u32::MAX as usize {
+            return Err(Error::setting("rank", rank.to_string(), format!("less than the world size, which is {world_size}")));
+        }
+        Ok(launch)
+    }
+
+    fn open_store(&self, launch: &Launch, identity: &Identity, deadline: Instant) -> Result<(Arc<dyn Store>, Option<Place>)> {
+        if let Some(store) = &self.store_object {
+            return Ok((store.clone(), None));
+        }
+        let owner = launch.rank == 0;
+        let url = self.store.clone().or_else(|| process_env("KOLO_STORE"));
+        let place = match (url, &launch.rendezvous) {
+            (Some(url), _) => match Place::parse(&url)? {
+                Place::Env => launcher::env_store(&process_env)?,
+                place => place,
+            },
+            (None, Rendezvous::Store(place)) => place.clone(),
+            (None, Rendezvous::Ports { host, ports }) => {
+                let store = TcpStore::open_any(host, ports, owner, identity, deadline)?;
+                return Ok((Arc::new(store), Some(Place::Tcp { host: host.clone(), port: ports[0] })));
+            }
+            (None, Rendezvous::Unknown { advice }) => {
+                let found = format!(
+                    "{} says rank {} of {}, but no store is known where they find each other: {advice}",
+                    launch.launcher, launch.rank, launch.world_size
+                );
+                return Err(Error::NoLauncher { found, looked_for: LOOKED_FOR.to_owned() });
+            }
+        };
+        // Under `kolo run` the launcher serves the store, and every rank is a guest.
+        let owner = owner && process_env("KOLO_STORE_SERVED").is_none();
+        let store = store::open(&place, owner, identity, deadline)?;
+        Ok((store.into(), Some(place)))
+    }
+}
+
+impl Communicator {
+    /// A communicator of one rank, which needs no store.
+    fn alone(settings: Settings) -> Result<Communicator> {
+        let member = Member { host: sys::hostname().into(), pid: std::process::id() };
+        let terms = Terms { rank: 0, members: vec![member], timeout: settings.timeout, abort: AtomicBool::new(false) };
+        let core = Core::start(Fabric::alone(), settings.shared, &terms, Instant::now())?;
+        Ok(Communicator::new(core, terms))
+    }
+
+    /// Communicators of `world_size` ranks inside this process, one for each of as many threads: for tests, and for programs
+    /// with a thread for each device.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// std::thread::scope(|scope| {
+    ///     for comm in kolo::Communicator::in_process(4)? {
+    ///         scope.spawn(move || {
+    ///             let mut sum = [comm.rank()].map(|rank| rank as u64);
+    ///             comm.all_reduce(&mut sum, kolo::ReduceOp::Sum).unwrap();
+    ///             assert_eq!(sum, [6]);
+    ///         });
+    ///     }
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    pub fn in_process(world_size: usize) -> Result<Vec<Communicator>> {
+        Communicator::builder().connect_in_process(world_size)
+    }
+}
+
+impl Builder {
+    /// As [`Communicator::in_process`], with options. Ranks exchange data through memory whatever the transport.
+    pub fn connect_in_process(self, world_size: usize) -> Result<Vec<Communicator>> {
+        let settings = self.settings()?;
+        if world_size == 0 {
+            return Err(Error::setting("world_size", "0", "at least 1"));
+        }
+        let hub = Arc::new(Hub::default());
+        let host: Arc<str> = sys::hostname().into();
+        let members = vec![Member { host, pid: std::process::id() }; world_size];
+        let connect = |rank| {
+            let fabric = Fabric::of_process(hub.clone(), rank, world_size);
+            let terms = Terms { rank, members: members.clone(), timeout: settings.timeout, abort: AtomicBool::new(false) };
+            let core = Core::start(fabric, settings.shared, &terms, Instant::now())?;
+            Ok(Communicator::new(core, terms))
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || connect(rank))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        })
+    }
+}

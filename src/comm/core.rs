@@ -1,0 +1,593 @@
+//! What carries out calls: one at a time, by whichever thread holds it.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mio::Waker;
+
+use super::call::{Call, Counts};
+use crate::attempt::{Attempt, Terms};
+use crate::bootstrap::fabric::Fabric;
+use crate::bootstrap::peer_failed;
+use crate::buffer::{Chunk, ChunkMut};
+use crate::config::{SharedSettings, Transport};
+use crate::engine::{Engine, Job};
+use crate::error::{Error, Result};
+use crate::reduce::{Kernel, normalise_bools};
+use crate::schedule::select::{Choice, Layout, has_window, piece_bytes, select};
+use crate::schedule::{Algorithm, Blocks, Problem, chunk, steps};
+use crate::sys::{Patience, Segment};
+use crate::transport::Mesh;
+use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
+use crate::window::heap::Allocation;
+use crate::window::{self, Window, WindowCall};
+
+pub(super) struct Core {
+    fabric: Fabric,
+    settings: SharedSettings,
+    layout: Layout,
+    patience: Arc<Patience>,
+    /// Made when the first message is needed.
+    engine: Option<Engine>,
+    window: Option<Window>,
+    /// Operations so far.
+    seq: u64,
+    /// Messages sent to and received from each peer so far.
+    sent: Vec<u64>,
+    received: Vec<u64>,
+    /// Partial results between windows and messages; kept for its memory.
+    partial: Vec<u64>,
+}
+
+impl Core {
+    /// The ranks of `fabric`, all of which call this together, ready for their first operation.
+    pub(super) fn start(fabric: Fabric, settings: SharedSettings, terms: &Terms, began: Instant) -> Result<Core> {
+        let world = fabric.world();
+        let neighbours = fabric.neighbours();
+        let hosts = fabric.hosts();
+        let per_host = |host: usize| hosts.iter().filter(|&&other| other == host).count();
+        let uses_memory = settings.transport != Transport::Tcp;
+        let leaders = (0..world).filter(|&rank| hosts[rank] == rank);
+        let layout = Layout {
+            ranks: world,
+            hosts: leaders.clone().count(),
+            fewest_per_host: leaders.map(per_host).min().unwrap_or(1),
+            windows: uses_memory && (0..world).any(|rank| hosts[rank] != rank),
+        };
+        let patience = Arc::new(Patience::new(neighbours.len()));
+        let mut core = Core {
+            fabric,
+            settings,
+            layout,
+            patience,
+            engine: None,
+            window: None,
+            seq: 0,
+            sent: vec![0; world],
+            received: vec![0; world],
+            partial: Vec::new(),
+        };
+        if world == 1 {
+            return Ok(core);
+        }
+        core.open_window(terms, &neighbours, began)?;
+        core.meet(terms)?;
+        Ok(core)
+    }
+
+    /// Shares a window with the neighbours, if every rank of every host can.
+    fn open_window(&mut self, terms: &Terms, neighbours: &Arc<[Rank]>, began: Instant) -> Result<()> {
+        if !self.layout.windows {
+            return Ok(());
+        }
+        let mut has_window = true;
+        if neighbours.len() > 1 {
+            let shared = self.fabric.share(window::PART, began + terms.timeout);
+            let segment = shared.map_err(|failed| peer_failed(failed, &terms.members, began))?;
+            has_window = segment.is_some();
+            let place = neighbours.iter().position(|&rank| rank == terms.rank).expect("a rank is its own neighbour");
+            self.window = segment.map(|segment| Window::new(segment, place, neighbours.clone(), self.patience.clone()));
+        }
+        if self.layout.hosts > 1 {
+            // The others' windows cannot be seen from here.
+            let mut everybody = [u8::from(has_window)];
+            let chunk = ChunkMut::of(&mut everybody);
+            let descriptor = Descriptor { op: Op::Connect, count: 1, ..Descriptor::nothing() };
+            let kernel = Kernel::new(DType::U8, ReduceOp::Min);
+            let attempt = Attempt::new(descriptor, terms);
+            // SAFETY: `everybody` is borrowed for the call.
+            unsafe { self.messages(attempt, Op::AllReduce, Algorithm::RecursiveDoubling, None, 1, chunk, kernel)? };
+            has_window = everybody[0] != 0;
+        }
+        if !has_window {
+            tracing::warn!("ranks of a host cannot share memory; they exchange messages instead");
+            self.window = None;
+            self.layout.windows = false;
+        }
+        Ok(())
+    }
+
+    /// Waits for everybody: who has connected can rely on all the others having done so.
+    fn meet(&mut self, terms: &Terms) -> Result<()> {
+        let descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
+        let attempt = Attempt::new(descriptor, terms);
+        let choice = self.choose(Op::Barrier, 0);
+        let mut call = Call::new::<u8>(Op::Barrier);
+        call.count = 0;
+        // SAFETY: a barrier touches no buffer.
+        unsafe { self.carry_out(attempt, &call, choice) }
+    }
+
+    pub(super) fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+
+    pub(super) fn settings(&self) -> SharedSettings {
+        self.settings
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Ends the sleep on links of whoever carries out an operation.
+    pub(super) fn waker(&mut self) -> Result<Arc<Waker>> {
+        self.engine().map(|engine| engine.waker())
+    }
+
+    /// How a collective of so many bytes is carried out.
+    #[inline]
+    pub(super) fn choose(&self, op: Op, bytes: u64) -> Choice {
+        let SharedSettings { algorithm: forced, reproducible, .. } = self.settings;
+        let one_window = self.layout.windows && self.layout.hosts == 1;
+        // On one host windows win by far: no need to compute by how much.
+        if one_window && has_window(op) && (forced.is_none() || reproducible) {
+            return Choice { algorithm: Algorithm::Window, between: None };
+        }
+        // These two sum in the order of ranks.
+        let forced = if reproducible && op.reduces() { Some(Algorithm::Direct) } else { forced };
+        select(op, bytes, self.layout, &self.settings.model, forced)
+    }
+
+    /// Carries out a collective.
+    ///
+    /// # Safety
+    ///
+    /// The call was checked; its buffers are valid until this returns, and nobody else uses them.
+    pub(super) unsafe fn collective(&mut self, terms: &Terms, call: &Call) -> Result<()> {
+        self.seq += 1;
+        if call.is_empty(self.layout.ranks) {
+            return Ok(());
+        }
+        if self.layout.ranks == 1 {
+            if call.send.ptr != call.recv.ptr {
+                // SAFETY: the caller vouches for both; alone, they are equally long, and apart if they are not the same.
+                unsafe { std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.recv.len) };
+            }
+            return Ok(());
+        }
+        let attempt = Attempt::new(call.descriptor(self.seq, 0), terms);
+        let choice = self.choose(call.op, call.bytes(self.layout.ranks));
+        // SAFETY: passed on.
+        unsafe {
+            self.carry_out(attempt, call, choice)?;
+            if call.dtype == DType::Bool {
+                normalise_bools(call.recv.ptr, call.recv.len);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Core::collective`].
+    #[inline]
+    unsafe fn carry_out(&mut self, attempt: Attempt<'_>, call: &Call, choice: Choice) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe {
+            match (choice.algorithm, choice.between) {
+                (Algorithm::Window, _) => self.in_window(&attempt, call),
+                (Algorithm::Hierarchical, Some(between)) => self.in_hierarchy(&attempt, call, between),
+                (algorithm, _) => self.by_messages(attempt, call, algorithm),
+            }
+        }
+    }
+
+    /// A collective of ranks that are all on this host.
+    unsafe fn in_window(&mut self, attempt: &Attempt<'_>, call: &Call) -> Result<()> {
+        let counts = call.recv_counts.as_ref().or(call.send_counts.as_ref());
+        let window_call = WindowCall {
+            op: call.op,
+            input: call.send,
+            output: call.recv,
+            element: call.dtype.size(),
+            count: call.count,
+            blocks: counts.map_or(Blocks::Even(call.count), |counts| counts.blocks()),
+            root: call.root,
+            kernel: kernel(call),
+            finish: Some(self.layout.ranks),
+        };
+        let window = self.window.as_mut().expect("a layout with windows has one");
+        // SAFETY: passed on.
+        unsafe { window.run(attempt, &window_call) }
+    }
+
+    /// A collective over messages of all ranks.
+    unsafe fn by_messages<'c>(&mut self, attempt: Attempt<'c>, call: &'c Call, algorithm: Algorithm) -> Result<()> {
+        let Layout { ranks: world, .. } = self.layout;
+        let rank = self.fabric.rank();
+        let element = call.dtype.size();
+        let blocks = |counts: &'c Option<Counts>| counts.as_ref().map_or(Blocks::Even(call.count), Counts::blocks);
+        let problem = Problem {
+            op: call.op,
+            rank,
+            world,
+            root: call.root,
+            count: call.count,
+            sends: blocks(&call.send_counts),
+            recvs: blocks(&call.recv_counts),
+            piece: (piece_bytes(algorithm) / element).max(1),
+        };
+        let job = Job {
+            attempt,
+            steps: steps(algorithm, problem),
+            ranks: None,
+            rank,
+            world,
+            input: call.send,
+            output: call.recv,
+            element,
+            kernel: kernel(call),
+            parts: world,
+        };
+        // SAFETY: passed on.
+        unsafe { self.engine()?.run(job) }
+    }
+
+    /// A collective over messages of some ranks, in place in `memory`; of all if `ranks` is `None`. Rank 0 of them is the root.
+    ///
+    /// # Safety
+    ///
+    /// The memory is valid and nobody else uses it until this returns.
+    #[expect(clippy::too_many_arguments, reason = "it is what a job consists of")]
+    unsafe fn messages(
+        &mut self,
+        attempt: Attempt<'_>,
+        op: Op,
+        algorithm: Algorithm,
+        ranks: Option<(&[Rank], Rank)>,
+        element: usize,
+        memory: ChunkMut,
+        kernel: Option<Kernel>,
+    ) -> Result<()> {
+        let all = self.layout.ranks;
+        let (world, root) = ranks.map_or((all, 0), |(ranks, root)| (ranks.len(), root));
+        let rank = match ranks {
+            Some((ranks, _)) => ranks.iter().position(|&rank| rank == self.fabric.rank()).expect("this rank is one of them"),
+            None => self.fabric.rank(),
+        };
+        if world == 1 {
+            return Ok(());
+        }
+        let count = memory.len / element;
+        let none = Blocks::Even(0);
+        let piece = (piece_bytes(algorithm) / element).max(1);
+        let job = Job {
+            attempt,
+            steps: steps(algorithm, Problem { op, rank, world, root, count, sends: none, recvs: none, piece }),
+            ranks: ranks.map(|(ranks, _)| ranks),
+            rank,
+            world,
+            input: memory.as_const(),
+            output: memory,
+            element,
+            kernel,
+            parts: all,
+        };
+        // SAFETY: passed on.
+        unsafe { self.engine()?.run(job) }
+    }
+
+    /// Windows inside each host, messages between hosts.
+    unsafe fn in_hierarchy(&mut self, attempt: &Attempt<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe {
+            match call.op {
+                Op::AllReduce => self.all_reduce_in_hierarchy(attempt, call, between),
+                Op::Reduce => self.reduce_in_hierarchy(attempt, call, between),
+                Op::Broadcast => self.broadcast_in_hierarchy(attempt, call, between),
+                Op::Barrier => self.barrier_in_hierarchy(attempt, between),
+                op => unreachable!("{op} is not composed"),
+            }
+        }
+    }
+
+    /// Each host reduces, every rank a slice ("rail"); equal slices meet between hosts; each host gathers.
+    unsafe fn all_reduce_in_hierarchy(&mut self, attempt: &Attempt<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        let element = call.dtype.size();
+        let rails = self.layout.fewest_per_host;
+        let (place, neighbours) = self.place();
+        // Ranks beyond the fewest of any host have no slice of their own.
+        let offsets: Vec<usize> =
+            (0..=neighbours).map(|rank| if rank < rails { chunk(call.count, rails, rank).start } else { call.count }).collect();
+        let slice = call.recv.skip(offsets[place] * element).take((offsets[place + 1] - offsets[place]) * element);
+        let blocks = Blocks::Listed(&offsets);
+        let kernel = kernel(call);
+        let local =
+            |op, input, output| WindowCall { op, input, output, element, count: 0, blocks, root: 0, kernel, finish: None };
+        // SAFETY: passed on; the slice is this rank's part of the receive buffer, and the calls are in place or apart.
+        unsafe {
+            if let Some(window) = &mut self.window {
+                window.run(attempt, &local(Op::ReduceScatterV, call.send, slice))?;
+            } else if call.send.ptr != call.recv.ptr {
+                std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.send.len);
+            }
+            if place < rails && slice.len > 0 {
+                let rail = self.rail(place);
+                self.messages(attempt.clone(), Op::AllReduce, between, Some((&rail, 0)), element, slice, kernel)?;
+            }
+            match &mut self.window {
+                Some(window) => window.run(attempt, &local(Op::AllGatherV, slice.as_const(), call.recv)),
+                None => Ok(()),
+            }
+        }
+    }
+
+    /// Each host reduces to one rank, on the root's host the root; these reduce to the root.
+    unsafe fn reduce_in_hierarchy(&mut self, attempt: &Attempt<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        let element = call.dtype.size();
+        let (heads, root) = self.heads(call.root);
+        let is_head = heads.contains(&attempt.terms.rank);
+        let mut partial = std::mem::take(&mut self.partial);
+        let output = if attempt.terms.rank == call.root {
+            call.recv
+        } else if is_head {
+            partial.resize(call.send.len.div_ceil(size_of::<u64>()), 0);
+            ChunkMut::of(&mut partial).take(call.send.len)
+        } else {
+            ChunkMut::EMPTY
+        };
+        let kernel = kernel(call);
+        let head = self.head_of_my_host(&heads);
+        // SAFETY: passed on; partial results are this rank's own.
+        let result = unsafe {
+            let reduced = match &mut self.window {
+                Some(window) => {
+                    let local = WindowCall {
+                        op: Op::Reduce,
+                        input: call.send,
+                        output,
+                        element,
+                        count: call.count,
+                        blocks: Blocks::Even(call.count),
+                        root: head,
+                        kernel,
+                        finish: None,
+                    };
+                    window.run(attempt, &local)
+                }
+                None => {
+                    if call.send.ptr != output.ptr {
+                        std::ptr::copy_nonoverlapping(call.send.ptr, output.ptr, output.len);
+                    }
+                    Ok(())
+                }
+            };
+            reduced.and_then(|()| match is_head {
+                true => self.messages(attempt.clone(), Op::Reduce, between, Some((&heads, root)), element, output, kernel),
+                false => Ok(()),
+            })
+        };
+        self.partial = partial;
+        result
+    }
+
+    /// The root sends to one rank of each host; these spread it.
+    unsafe fn broadcast_in_hierarchy(&mut self, attempt: &Attempt<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        let element = call.dtype.size();
+        let (heads, root) = self.heads(call.root);
+        let head = self.head_of_my_host(&heads);
+        // SAFETY: passed on.
+        unsafe {
+            if attempt.terms.rank == call.root && call.send.ptr != call.recv.ptr {
+                std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.send.len);
+            }
+            if heads.contains(&attempt.terms.rank) {
+                self.messages(attempt.clone(), Op::Broadcast, between, Some((&heads, root)), element, call.recv, None)?;
+            }
+            let Some(window) = &mut self.window else { return Ok(()) };
+            let local = WindowCall {
+                op: Op::Broadcast,
+                input: call.recv.as_const(),
+                output: call.recv,
+                element,
+                count: call.count,
+                blocks: Blocks::Even(call.count),
+                root: head,
+                kernel: None,
+                finish: None,
+            };
+            window.run(attempt, &local)
+        }
+    }
+
+    /// Each host waits for its own, one rank of each for the others, and each host for that one.
+    unsafe fn barrier_in_hierarchy(&mut self, attempt: &Attempt<'_>, between: Algorithm) -> Result<()> {
+        let (heads, _) = self.heads(0);
+        let local = WindowCall {
+            op: Op::Barrier,
+            input: Chunk::EMPTY,
+            output: ChunkMut::EMPTY,
+            element: 1,
+            count: 0,
+            blocks: Blocks::Even(0),
+            root: 0,
+            kernel: None,
+            finish: None,
+        };
+        // SAFETY: no buffer is touched.
+        unsafe {
+            if let Some(window) = &mut self.window {
+                window.run(attempt, &local)?;
+            }
+            if heads.contains(&attempt.terms.rank) {
+                self.messages(attempt.clone(), Op::Barrier, between, Some((&heads, 0)), 1, ChunkMut::EMPTY, None)?;
+            }
+            match &mut self.window {
+                Some(window) => window.run(attempt, &local),
+                None => Ok(()),
+            }
+        }
+    }
+
+    /// This rank's place among its neighbours, and how many they are.
+    fn place(&self) -> (usize, usize) {
+        self.window.as_ref().map_or((0, 1), |window| (window.rank(), window.members().len()))
+    }
+
+    /// The ranks with the same place on every host.
+    fn rail(&self, place: usize) -> Vec<Rank> {
+        let hosts = self.fabric.hosts();
+        let nth = |host: usize| (0..hosts.len()).filter(|&rank| hosts[rank] == host).nth(place);
+        (0..hosts.len()).filter(|&rank| hosts[rank] == rank).filter_map(nth).collect()
+    }
+
+    /// One rank of each host, on the root's host the root, and the root's number among them.
+    fn heads(&self, root: Rank) -> (Vec<Rank>, Rank) {
+        let hosts = self.fabric.hosts();
+        let head = |host: usize| if hosts[root] == host { root } else { host };
+        let heads: Vec<Rank> = (0..hosts.len()).filter(|&rank| hosts[rank] == rank).map(head).collect();
+        let number = heads.iter().position(|&head| head == root).expect("the root is a head");
+        (heads, number)
+    }
+
+    /// The place among the neighbours of the one that is a head.
+    fn head_of_my_host(&self, heads: &[Rank]) -> usize {
+        let members = self.window.as_ref().map(Window::members);
+        members.and_then(|members| members.iter().position(|member| heads.contains(member))).unwrap_or(0)
+    }
+
+    /// Carries out sends and receives side by side: those that `next` yields, also while others are under way. `finished` is
+    /// called for each that ends, with its place among those under way.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::collective`], for each call until it has ended.
+    pub(super) unsafe fn point_to_point(
+        &mut self,
+        terms: &Terms,
+        mut next: impl FnMut() -> Option<Call>,
+        mut finished: impl FnMut(usize),
+    ) -> Result<()> {
+        self.engine()?;
+        let Core { engine: Some(engine), sent, received, fabric, layout, .. } = self else {
+            unreachable!("the engine was just made")
+        };
+        // For each call under way, what has to be made true or false when it has ended.
+        let bools: RefCell<Vec<Option<ChunkMut>>> = RefCell::default();
+        let next = || {
+            let call = next()?;
+            let Call { op, root, count, send, recv, dtype, .. } = call;
+            let counter = if op == Op::Send { &mut sent[root] } else { &mut received[root] };
+            *counter += 1;
+            bools.borrow_mut().push((dtype == DType::Bool && op == Op::Recv).then_some(recv));
+            let (rank, world, none) = (fabric.rank(), layout.ranks, Blocks::Even(0));
+            Some(Job {
+                attempt: Attempt::new(call.descriptor(*counter, 0), terms),
+                steps: steps(Algorithm::Direct, Problem { op, rank, world, root, count, sends: none, recvs: none, piece: 1 }),
+                ranks: None,
+                rank,
+                world,
+                input: send,
+                output: recv,
+                element: dtype.size(),
+                kernel: None,
+                parts: 1,
+            })
+        };
+        let ended = |place: usize| {
+            if let Some(chunk) = bools.borrow_mut().remove(place) {
+                // SAFETY: the call has ended but its buffer has not been given back yet.
+                unsafe { normalise_bools(chunk.ptr, chunk.len) };
+            }
+            finished(place);
+        };
+        // SAFETY: passed on.
+        unsafe { engine.run_together(next, ended) }
+    }
+
+    fn engine(&mut self) -> Result<&mut Engine> {
+        let engine = match self.engine.take() {
+            Some(engine) => engine,
+            None => {
+                let Some(opener) = self.fabric.opener() else {
+                    return Err(Error::Unsupported { what: "a message", why: "this rank is alone".to_owned() });
+                };
+                let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
+                Engine::new(mesh, self.layout.ranks, self.patience.clone())
+            }
+        };
+        Ok(self.engine.insert(engine))
+    }
+
+    /// This rank's place among those of its host.
+    pub(super) fn place_on_host(&self) -> usize {
+        self.place().0
+    }
+
+    /// Memory with a part of `part` bytes for each rank of this host, mapped by all of them; `None` if they cannot share any.
+    pub(super) fn allocate(&mut self, terms: &Terms, part: usize) -> Result<Option<Arc<Allocation>>> {
+        let began = Instant::now();
+        self.seq += 1;
+        let Some(window) = &mut self.window else { return Ok(None) };
+        // What everybody has dropped is unmapped now.
+        let mut dropped = window.heap().dropped();
+        let descriptor = Descriptor {
+            op: Op::Alloc,
+            dtype: DType::U64,
+            redop: Some(ReduceOp::BitAnd),
+            count: part as u64,
+            seq: self.seq,
+            ..Descriptor::nothing()
+        };
+        dropped.push(0);
+        let memory = ChunkMut::of(&mut dropped);
+        let call = WindowCall {
+            op: Op::AllReduce,
+            input: memory.as_const(),
+            output: memory,
+            element: size_of::<u64>(),
+            count: memory.len / size_of::<u64>(),
+            blocks: Blocks::Even(0),
+            root: 0,
+            kernel: Kernel::new(DType::U64, ReduceOp::BitAnd),
+            finish: None,
+        };
+        // SAFETY: `dropped` is borrowed for the call.
+        unsafe { window.run(&Attempt::new(descriptor, terms), &call)? };
+        window.heap().forget(&dropped);
+        let part = part.max(1).next_multiple_of(Segment::PAGE);
+        let shared = self.fabric.share(part, began + terms.timeout);
+        let segment = shared.map_err(|failed| peer_failed(failed, &terms.members, began))?;
+        let registered = segment.map(|segment| Arc::new(Allocation { segment, part }));
+        if let (Some(window), Some(registered)) = (&mut self.window, &registered) {
+            window.heap().add(registered.clone());
+        }
+        Ok(registered)
+    }
+
+    /// Tells the others that this rank takes part no more.
+    pub(super) fn part(&mut self, failed: bool) {
+        if let Some(engine) = &mut self.engine {
+            engine.part(self.seq, failed);
+        }
+        if let Some(window) = &mut self.window {
+            window.part(self.seq, failed);
+        }
+    }
+}
+
+fn kernel(call: &Call) -> Option<Kernel> {
+    call.redop.and_then(|redop| Kernel::new(call.dtype, redop))
+}

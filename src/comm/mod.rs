@@ -1,0 +1,231 @@
+//! The communicator: the public face.
+
+mod blocking;
+mod builder;
+mod call;
+mod calls;
+mod core;
+mod queue;
+mod registered;
+mod scope;
+mod split;
+mod start;
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::attempt::Terms;
+use crate::config::SharedSettings;
+use crate::engine::progress::{Work, begin};
+use crate::error::{Error, Result};
+use crate::plan::{Choice, Layout};
+use crate::types::{Op, Rank};
+use call::Call;
+use core::Core;
+use queue::Queue;
+
+pub use builder::Builder;
+pub use registered::Registered;
+pub use scope::Scope;
+
+/// A group of ranks that communicate with each other, seen from one of them.
+///
+/// Every rank makes the same calls in the same order; calls of several threads are carried out one after the other. An
+/// operation that fails on one rank fails on all, and revokes the communicator: later calls return [`Error::Revoked`].
+///
+/// Dropping it tells the others that this rank has left. Operations that are still under way are given up.
+///
+/// ```
+/// # fn main() -> kolo::Result<()> {
+/// let comm = kolo::Communicator::from_env()?; // alone, unless a launcher says otherwise
+/// let mut gradients = vec![1.0f32; 1000];
+/// comm.all_reduce(&mut gradients, kolo::ReduceOp::Average)?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Communicator {
+    shared: Arc<Shared>,
+    queue: Queue,
+}
+
+/// What the callers' threads and the progress thread share.
+struct Shared {
+    core: Mutex<Core>,
+    terms: Terms,
+    /// The failure that revoked the communicator.
+    failure: std::sync::OnceLock<Arc<Error>>,
+    layout: Layout,
+    settings: SharedSettings,
+}
+
+impl Communicator {
+    /// The communicator of all ranks that a launcher started, or of this process alone if none did.
+    ///
+    /// Recognised are `kolo run`, torchrun, SLURM's srun, mpirun of Open MPI, MPICH and Intel MPI, PMIx, PALS, Flux, LSF,
+    /// Kubernetes jobs, and plain `RANK` and `WORLD_SIZE` variables. Waits for all ranks, at most for
+    /// `KOLO_START_TIMEOUT`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoLauncher`] if what a launcher says is not enough; it lists what was looked for. [`Error::Missing`],
+    /// [`Error::WorldSize`], [`Error::RankTaken`] and [`Error::Store`] if the ranks do not come together.
+    pub fn from_env() -> Result<Communicator> {
+        Builder::default().connect()
+    }
+
+    /// Options for connecting.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    fn new(core: Core, terms: Terms) -> Communicator {
+        let (layout, settings) = (core.layout(), core.settings());
+        let shared = Arc::new(Shared { core: Mutex::new(core), terms, failure: std::sync::OnceLock::new(), layout, settings });
+        Communicator { queue: Queue::new(), shared }
+    }
+
+    /// This rank, from 0 to the world size less one.
+    pub fn rank(&self) -> Rank {
+        self.shared.terms.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.shared.layout.ranks
+    }
+
+    /// How many hosts the ranks are on. Ranks count as on one host if they can share memory, which was proved by doing it;
+    /// with the transport forced to TCP, every rank counts as on its own.
+    pub fn host_count(&self) -> usize {
+        if self.shared.settings.transport == crate::Transport::Tcp { self.world_size() } else { self.shared.layout.hosts }
+    }
+
+    /// How collectives of so many bytes (of the buffer, or of all blocks together) are carried out.
+    pub fn algorithm(&self, op: Op, bytes: u64) -> Choice {
+        self.shared.core.lock().choose(op, bytes)
+    }
+
+    /// Through what ranks exchange data: `"shm"` inside one host, `"tcp"`, or `"shm+tcp"`.
+    pub fn transport_name(&self) -> &'static str {
+        let Layout { ranks, hosts, .. } = self.shared.layout;
+        match (self.shared.settings.transport, ranks, hosts) {
+            (_, 1, _) => "none",
+            (crate::Transport::Tcp, ..) => "tcp",
+            (_, _, 1) => "shm",
+            (_, ranks, hosts) if ranks == hosts => "tcp",
+            _ => "shm+tcp",
+        }
+    }
+
+    /// Carries out a call on this thread if nothing is in its way, else on the progress thread, after what is.
+    ///
+    /// # Safety
+    ///
+    /// The call's buffers are valid until this returns, and nobody else uses them.
+    unsafe fn run(&self, call: Call) -> Result<()> {
+        let call = call.check(self.rank(), self.world_size())?;
+        if self.queue.is_idle()
+            && let Some(mut core) = self.shared.core.try_lock()
+        {
+            // SAFETY: passed on.
+            return unsafe { self.shared.carry_out(&mut core, &call) };
+        }
+        let (work, call, completion) = begin((), |()| Ok(call))?;
+        self.queue.push(&self.shared, call, completion)?;
+        work.wait()
+    }
+
+    /// Carries out sends and receives side by side.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Communicator::run`], for all calls.
+    unsafe fn run_together<const N: usize>(&self, calls: [Call; N]) -> Result<()> {
+        let mut checked = Vec::with_capacity(N);
+        for call in calls {
+            checked.push(call.check(self.rank(), self.world_size())?);
+        }
+        if self.queue.is_idle()
+            && let Some(mut core) = self.shared.core.try_lock()
+        {
+            // SAFETY: passed on.
+            return unsafe { self.shared.point_to_point(&mut core, checked) };
+        }
+        let mut works = Vec::with_capacity(N);
+        let mut result = Ok(());
+        for call in checked {
+            let (work, call, completion) = begin((), |()| Ok(call))?;
+            result = result.and(self.queue.push(&self.shared, call, completion));
+            works.push(work);
+        }
+        // All have to end before their buffers are given back.
+        works.into_iter().map(Work::wait).fold(result, Result::and)
+    }
+}
+
+impl Shared {
+    /// # Safety
+    ///
+    /// As for [`Communicator::run`].
+    unsafe fn carry_out(&self, core: &mut Core, call: &Call) -> Result<()> {
+        if call.op.is_point_to_point() {
+            // SAFETY: passed on.
+            return unsafe { self.point_to_point(core, vec![call.clone()]) };
+        }
+        self.check_not_revoked()?;
+        // SAFETY: passed on.
+        let result = unsafe { core.collective(&self.terms, call) };
+        result.inspect_err(|error| self.revoke(core, error))
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Communicator::run_together`].
+    unsafe fn point_to_point(&self, core: &mut Core, calls: Vec<Call>) -> Result<()> {
+        self.check_not_revoked()?;
+        let mut calls = calls.into_iter();
+        // SAFETY: passed on.
+        let result = unsafe { core.point_to_point(&self.terms, || calls.next(), |_| {}) };
+        result.inspect_err(|error| self.revoke(core, error))
+    }
+
+    fn check_not_revoked(&self) -> Result<()> {
+        match self.failure.get() {
+            None => Ok(()),
+            Some(first) => Err(Error::Revoked { first: first.clone() }),
+        }
+    }
+
+    /// An operation failed: no later one can be trusted to match those of the others.
+    #[cold]
+    fn revoke(&self, core: &mut Core, error: &Error) {
+        if self.failure.set(Arc::new(error.clone())).is_ok() {
+            tracing::error!(%error, rank = self.terms.rank, "the communicator is revoked");
+            core.part(true);
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.queue.close(&self.shared);
+        // Nobody else holds the lock now: calls borrow the communicator, and the progress thread has ended.
+        let mut core = self.shared.core.lock();
+        if self.shared.failure.get().is_none() {
+            core.part(false);
+        }
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank())
+            .field("world_size", &self.world_size())
+            .field("hosts", &self.host_count())
+            .field("transport", &self.transport_name())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,161 @@
+//! Operations that wait for their turn, and the progress thread that carries them out.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use mio::Waker;
+use parking_lot::Mutex;
+
+use super::Shared;
+use super::call::Call;
+use crate::engine::progress::Completion;
+use crate::error::{Error, Result};
+
+/// A queue of operations. Its thread is started with the first of them.
+pub(super) struct Queue {
+    /// Operations that have been queued and have not ended.
+    pending: Arc<AtomicUsize>,
+    thread: Mutex<Option<Progress>>,
+}
+
+struct Progress {
+    tasks: Sender<Task>,
+    thread: JoinHandle<()>,
+    /// Ends the thread's sleep on links, once it has slept there.
+    waker: Arc<Mutex<Option<Arc<Waker>>>>,
+}
+
+/// An operation that has been queued.
+struct Task {
+    call: Call,
+    completion: Arc<dyn Completion>,
+}
+
+impl Queue {
+    pub(super) fn new() -> Queue {
+        Queue { pending: Arc::default(), thread: Mutex::new(None) }
+    }
+
+    /// Whether all operations that were queued have ended.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.pending.load(Ordering::Acquire) == 0
+    }
+
+    /// Queues a call that has been checked. Whoever waits for the completion keeps its buffers valid until then.
+    pub(super) fn push(&self, shared: &Arc<Shared>, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
+        let mut thread = self.thread.lock();
+        let progress = match &*thread {
+            Some(progress) => progress,
+            None => thread.insert(self.start(shared.clone())?),
+        };
+        self.pending.fetch_add(1, Ordering::AcqRel);
+        if progress.tasks.send(Task { call, completion }).is_err() {
+            // The thread ends only after the queue has been closed, or if it panicked.
+            self.pending.fetch_sub(1, Ordering::AcqRel);
+            return Err(Error::Unsupported { what: "an operation", why: "the progress thread has ended".to_owned() });
+        }
+        if let Some(waker) = &*progress.waker.lock() {
+            waker.wake().map_err(Error::os("waking the progress thread"))?;
+        }
+        Ok(())
+    }
+
+    fn start(&self, shared: Arc<Shared>) -> Result<Progress> {
+        let (sender, receiver) = unbounded();
+        let waker: Arc<Mutex<Option<Arc<Waker>>>> = Arc::default();
+        let worker = Worker { shared, tasks: receiver, pending: self.pending.clone(), waker: waker.clone(), ahead: None };
+        let thread = std::thread::Builder::new().name("kolo-progress".to_owned()).spawn(move || worker.work());
+        let thread = thread.map_err(Error::os("starting the progress thread"))?;
+        Ok(Progress { tasks: sender, thread, waker })
+    }
+
+    /// Gives up what has not ended, and ends the thread.
+    pub(super) fn close(&self, shared: &Shared) {
+        let Some(Progress { tasks, thread, waker }) = self.thread.lock().take() else { return };
+        if !self.is_idle() {
+            shared.terms.abort.store(true, Ordering::Release);
+            if let Some(Err(error)) = waker.lock().as_ref().map(|waker| waker.wake()) {
+                tracing::warn!(%error, "the progress thread ends a little later");
+            }
+        }
+        drop(tasks);
+        // A panic there has been printed, and its operations are lost either way.
+        let _ = thread.join();
+    }
+}
+
+/// What the progress thread works with.
+struct Worker {
+    shared: Arc<Shared>,
+    tasks: Receiver<Task>,
+    pending: Arc<AtomicUsize>,
+    waker: Arc<Mutex<Option<Arc<Waker>>>>,
+    /// A task that was taken from the queue too early.
+    ahead: Option<Task>,
+}
+
+impl Worker {
+    /// Carries out tasks in order until the queue is closed and empty.
+    fn work(mut self) {
+        while let Some(task) = self.ahead.take().or_else(|| self.tasks.recv().ok()) {
+            let shared = self.shared.clone();
+            let mut core = shared.core.lock();
+            if task.call.op.is_point_to_point() {
+                self.point_to_point(&mut core, task);
+            } else {
+                // SAFETY: whoever queued the call keeps its buffers until it completes.
+                let result = unsafe { shared.carry_out(&mut core, &task.call) };
+                self.complete(&task, result);
+            }
+        }
+    }
+
+    /// Carries out sends and receives side by side, so that none waits for one that was queued before it: this task, and those
+    /// behind it up to the next collective, also such as are queued meanwhile.
+    fn point_to_point(&mut self, core: &mut super::Core, first: Task) {
+        let shared = self.shared.clone();
+        match shared.check_not_revoked().and_then(|()| core.waker()) {
+            // From now on, whoever queues a task ends this thread's sleep on links.
+            Ok(waker) => *self.waker.lock() = Some(waker),
+            Err(error) => return self.complete(&first, Err(error)),
+        }
+        let under_way: RefCell<VecDeque<Task>> = RefCell::default();
+        let worker = RefCell::new(&mut *self);
+        let mut first = Some(first);
+        let next = || {
+            let mut worker = worker.borrow_mut();
+            let task = first.take().or_else(|| if worker.ahead.is_some() { None } else { worker.tasks.try_recv().ok() })?;
+            if !task.call.op.is_point_to_point() {
+                worker.ahead = Some(task);
+                return None;
+            }
+            let call = task.call.clone();
+            under_way.borrow_mut().push_back(task);
+            Some(call)
+        };
+        let finished = |place: usize| {
+            if let Some(task) = under_way.borrow_mut().remove(place) {
+                worker.borrow().complete(&task, Ok(()));
+            }
+        };
+        // SAFETY: whoever queued the calls keeps their buffers until they complete.
+        let result = unsafe { core.point_to_point(&shared.terms, next, finished) };
+        if let Err(error) = result {
+            shared.revoke(core, &error);
+            for task in under_way.into_inner() {
+                self.complete(&task, Err(error.clone()));
+            }
+        }
+    }
+
+    fn complete(&self, task: &Task, result: Result<()>) {
+        // Before the waiter goes on: its next call shall find the queue idle.
+        self.pending.fetch_sub(1, Ordering::AcqRel);
+        task.completion.complete(result);
+    }
+}

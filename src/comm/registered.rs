@@ -1,0 +1,97 @@
+//! Buffers in memory that all ranks of a host map.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use super::Communicator;
+use crate::error::{Argument, Error, Result};
+use crate::sys::Segment;
+use crate::types::{Element, Op};
+use crate::window::heap::Allocation;
+
+/// A buffer on which collectives inside a host move the minimum; see [`Communicator::alloc`]. It is a slice of elements, which
+/// start as zeros.
+pub struct Registered<T: Element> {
+    memory: Arc<Allocation>,
+    /// This rank's part.
+    place: usize,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl Communicator {
+    /// Allocates `len` elements, zeroed, in memory that the ranks of this host share ("registered"): an all-reduce on such
+    /// buffers reads and writes them where they are, and needs no staging. Where ranks cannot share memory it is ordinary
+    /// memory, and everything works as well.
+    ///
+    /// A collective call: all ranks allocate the same length. Ranks may drop their buffers whenever they like.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if there cannot be so much memory, [`Error::Mismatch`] if ranks ask for different lengths.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Registered<T>> {
+        let too_many = || Error::Argument { op: Op::Alloc, problem: Argument::TooMany { count: len } };
+        let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_next_multiple_of(Segment::PAGE));
+        let whole = bytes.and_then(|bytes| bytes.checked_mul(self.world_size()));
+        let bytes = bytes.filter(|_| whole.is_some_and(|whole| whole <= isize::MAX as usize)).ok_or_else(too_many)?;
+        self.shared.check_not_revoked()?;
+        // What was started before comes first.
+        self.start_barrier()?.wait()?;
+        let mut core = self.shared.core.lock();
+        let allocated = core.allocate(&self.shared.terms, bytes);
+        if let Err(error) = &allocated {
+            self.shared.revoke(&mut core, error);
+        }
+        let place = core.place_on_host();
+        let memory = allocated?;
+        let (memory, place) = match memory {
+            Some(memory) => (memory, place),
+            None => (Arc::new(Allocation { segment: Arc::new(Segment::heap(bytes)), part: bytes }), 0),
+        };
+        Ok(Registered { memory, place, len, elements: PhantomData })
+    }
+}
+
+impl<T: Element> Deref for Registered<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: this rank's part has room for `len` elements, is aligned to a page and started zeroed, which is a value of
+        // every element. Peers write it only in collectives to which this rank has lent it mutably.
+        unsafe { std::slice::from_raw_parts(self.memory.at(self.place, 0).cast(), self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for Registered<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and nobody else refers to this rank's part.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.at(self.place, 0).cast(), self.len) }
+    }
+}
+
+impl<T: Element> AsRef<[T]> for Registered<T> {
+    fn as_ref(&self) -> &[T] {
+        self
+    }
+}
+
+impl<T: Element> AsMut<[T]> for Registered<T> {
+    fn as_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<T: Element> Drop for Registered<T> {
+    fn drop(&mut self) {
+        // The address stays taken until all ranks have dropped theirs; the memory itself is free now.
+        self.memory.segment.release(self.place * self.memory.part..(self.place + 1) * self.memory.part);
+    }
+}
+
+impl<T: Element + fmt::Debug> fmt::Debug for Registered<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}

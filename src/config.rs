@@ -1,0 +1,208 @@
+//! The settings of a communicator, from options and environment variables. `docs/settings.md` lists them.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::schedule::Algorithm;
+use crate::schedule::select::CostModel;
+use crate::types::numbered;
+
+numbered! {
+    /// Through what ranks exchange data.
+    pub enum Transport {
+        /// Shared memory inside a host, TCP between hosts.
+        Auto = 0, "auto";
+        /// TCP, inside a host as well.
+        Tcp = 1, "tcp";
+        /// Shared memory only: ranks that cannot share memory refuse to connect.
+        Shm = 2, "shm";
+    }
+}
+
+/// Looks up an environment variable; tests bring their own.
+pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The process's environment. Variables that are empty count as not set.
+pub(crate) fn process_env(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) shared: SharedSettings,
+    pub(crate) timeout: Duration,
+    pub(crate) start_timeout: Duration,
+    pub(crate) host: Option<String>,
+    pub(crate) interface: Option<String>,
+}
+
+/// The settings that all ranks take from rank 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SharedSettings {
+    pub(crate) algorithm: Option<Algorithm>,
+    pub(crate) transport: Transport,
+    pub(crate) reproducible: bool,
+    pub(crate) sockets: u8,
+    pub(crate) model: CostModel,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            shared: SharedSettings {
+                algorithm: None,
+                transport: Transport::Auto,
+                reproducible: false,
+                sockets: 1,
+                model: CostModel::default(),
+            },
+            timeout: Duration::from_secs(300),
+            start_timeout: Duration::from_secs(30),
+            host: None,
+            interface: None,
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn from_env(env: Env<'_>) -> Result<Settings> {
+        let mut settings = Settings::default();
+        let shared = &mut settings.shared;
+        shared.algorithm = named(env, "KOLO_ALGORITHM")?;
+        shared.transport = named(env, "KOLO_TRANSPORT")?.unwrap_or(shared.transport);
+        shared.reproducible = parse(env, "KOLO_REPRODUCIBLE", "0 or 1", flag)?.unwrap_or(shared.reproducible);
+        shared.sockets =
+            parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?.unwrap_or(shared.sockets);
+        let network = &mut shared.model.network;
+        if let Some(latency) = parse(env, "KOLO_NETWORK_LATENCY", DURATION, duration)? {
+            network.latency = latency.as_secs_f64();
+        }
+        let gigabytes = |text: &str| text.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate > 0.0);
+        if let Some(rate) = parse(env, "KOLO_NETWORK_BANDWIDTH", "gigabytes per second, more than 0", gigabytes)? {
+            network.per_byte = 1e-9 / rate;
+        }
+        settings.timeout = parse(env, "KOLO_TIMEOUT", DURATION, duration)?.unwrap_or(settings.timeout);
+        settings.start_timeout = parse(env, "KOLO_START_TIMEOUT", DURATION, duration)?.unwrap_or(settings.start_timeout);
+        settings.host = env("KOLO_HOST");
+        settings.interface = ["KOLO_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"].into_iter().find_map(env);
+        Ok(settings)
+    }
+}
+
+const DURATION: &str = "a duration, more than 0, such as 90, 1.5s, 500ms, 25us or 10m";
+pub(crate) const SOCKETS: &str = "1 to 64 sockets for each link";
+
+/// A number of sockets, if it can be one.
+pub(crate) fn sockets(count: usize) -> Option<u8> {
+    (1..=64).contains(&count).then_some(count as u8)
+}
+
+fn flag(text: &str) -> Option<bool> {
+    match text {
+        "0" | "false" | "no" => Some(false),
+        "1" | "true" | "yes" => Some(true),
+        _ => None,
+    }
+}
+
+/// A variable's value, or an error that says what it may be.
+pub(crate) fn parse<T>(env: Env<'_>, name: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
+    env(name).map(|value| parse(value.trim()).ok_or_else(|| Error::setting(name, &value, expected))).transpose()
+}
+
+fn named<T: std::str::FromStr<Err = crate::types::UnknownName>>(env: Env<'_>, name: &str) -> Result<Option<T>> {
+    let parse = |value: String| {
+        value.trim().parse().map_err(|error: crate::types::UnknownName| Error::setting(name, &value, error.to_string()))
+    };
+    env(name).map(parse).transpose()
+}
+
+/// `90` and `1.5s` are seconds; there are also `us`, `ms` and `m`.
+pub(crate) fn duration(text: &str) -> Option<Duration> {
+    let unit = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let number: f64 = text[..unit].trim().parse().ok()?;
+    let scale = match &text[unit..] {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        _ => return None,
+    };
+    let duration = Duration::try_from_secs_f64(number * scale).ok()?;
+    (!duration.is_zero()).then_some(duration)
+}
+
+/// A secret from its hexadecimal digits.
+pub(crate) fn secret(text: &str) -> Option<[u8; 32]> {
+    let mut secret = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (i, byte) in secret.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).ok()?;
+    }
+    Some(secret)
+}
+
+pub(crate) const SECRET: &str = "64 hexadecimal digits";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> Result<Settings> {
+        Settings::from_env(&|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn variables_are_read() {
+        let read = settings(&[
+            ("KOLO_ALGORITHM", "ring"),
+            ("KOLO_TRANSPORT", "tcp"),
+            ("KOLO_REPRODUCIBLE", "1"),
+            ("KOLO_SOCKETS", "4"),
+            ("KOLO_TIMEOUT", "1.5s"),
+            ("KOLO_START_TIMEOUT", "2m"),
+            ("KOLO_NETWORK_LATENCY", "5us"),
+            ("KOLO_NETWORK_BANDWIDTH", "12.5"),
+            ("GLOO_SOCKET_IFNAME", "eth0"),
+        ])
+        .unwrap();
+        assert_eq!(read.shared.algorithm, Some(Algorithm::Ring));
+        assert_eq!(read.shared.transport, Transport::Tcp);
+        assert!(read.shared.reproducible);
+        assert_eq!(read.shared.sockets, 4);
+        assert_eq!(read.timeout, Duration::from_millis(1500));
+        assert_eq!(read.start_timeout, Duration::from_secs(120));
+        assert!((read.shared.model.network.latency - 5e-6).abs() < 1e-12);
+        assert!((read.shared.model.network.per_byte - 8e-11).abs() < 1e-15);
+        assert_eq!(read.interface.as_deref(), Some("eth0"));
+    }
+
+    #[test]
+    fn wrong_values_are_named_with_what_they_may_be() {
+        for (name, value, hint) in [
+            ("KOLO_ALGORITHM", "rings", "halving-doubling"),
+            ("KOLO_TRANSPORT", "rdma", "auto"),
+            ("KOLO_REPRODUCIBLE", "maybe", "0 or 1"),
+            ("KOLO_SOCKETS", "0", "1 to 64"),
+            ("KOLO_SOCKETS", "65", "1 to 64"),
+            ("KOLO_TIMEOUT", "soon", "500ms"),
+            ("KOLO_TIMEOUT", "0", "more than 0"),
+            ("KOLO_TIMEOUT", "-1", "more than 0"),
+            ("KOLO_TIMEOUT", "nan", "more than 0"),
+            ("KOLO_NETWORK_BANDWIDTH", "0", "more than 0"),
+        ] {
+            let error = settings(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(value) && error.contains(hint), "{error}");
+        }
+    }
+
+    #[test]
+    fn secrets() {
+        assert_eq!(secret(&"0f".repeat(32)), Some([15; 32]));
+        assert_eq!(secret("0f"), None);
+        assert_eq!(secret(&"zz".repeat(32)), None);
+        assert_eq!(secret(&"é".repeat(32)), None);
+    }
+}

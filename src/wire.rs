@@ -1,0 +1,107 @@
+//! Small records as bytes, little-endian: what ranks tell each other through stores. Reading expects anything.
+
+/// Puts fields one after the other.
+#[derive(Default)]
+pub(crate) struct Writer(pub(crate) Vec<u8>);
+
+impl Writer {
+    pub(crate) fn number(&mut self, number: u64) -> &mut Self {
+        self.0.extend(number.to_le_bytes());
+        self
+    }
+
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.number(bytes.len() as u64);
+        self.0.extend(bytes);
+        self
+    }
+
+    pub(crate) fn text(&mut self, text: &str) -> &mut Self {
+        self.bytes(text.as_bytes())
+    }
+
+    /// A count, then so many fields.
+    pub(crate) fn list<T>(&mut self, fields: &[T], mut field: impl FnMut(&mut Self, &T)) -> &mut Self {
+        self.number(fields.len() as u64);
+        fields.iter().for_each(|value| field(self, value));
+        self
+    }
+}
+
+/// Takes fields off the front; `None` where they do not fit what is there.
+pub(crate) struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { bytes, at: 0 }
+    }
+
+    /// How many bytes have been taken.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    pub(crate) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let taken = self.bytes.get(self.at..self.at.checked_add(len)?)?;
+        self.at += len;
+        Some(taken)
+    }
+
+    pub(crate) fn number(&mut self) -> Option<u64> {
+        Some(self.take(8)?.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)))
+    }
+
+    pub(crate) fn size(&mut self) -> Option<usize> {
+        usize::try_from(self.number()?).ok()
+    }
+
+    pub(crate) fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = self.size()?;
+        self.take(len)
+    }
+
+    pub(crate) fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes()?.to_vec()).ok()
+    }
+
+    /// Fields that follow each other as often as a count before them says. What is read grows with what is there, not with
+    /// the count.
+    pub(crate) fn list<T>(&mut self, mut field: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let count = self.size()?;
+        let mut fields = Vec::new();
+        for _ in 0..count {
+            fields.push(field(self)?);
+        }
+        Some(fields)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(number: u64, text in ".*", list in proptest::collection::vec(any::<u64>(), 0..9)) {
+            let mut writer = Writer::default();
+            writer.number(number).text(&text).list(&list, |writer, &field| _ = writer.number(field));
+            let mut reader = Reader::new(&writer.0);
+            prop_assert_eq!(reader.number(), Some(number));
+            prop_assert_eq!(reader.text(), Some(text));
+            prop_assert_eq!(reader.list(Reader::number), Some(list));
+            prop_assert_eq!(reader.number(), None);
+        }
+
+        #[test]
+        fn anything_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let mut reader = Reader::new(&bytes);
+            let _ = reader.list(|reader| Some((reader.text()?, reader.number()?)));
+            prop_assert!(reader.at() <= bytes.len());
+        }
+    }
+}

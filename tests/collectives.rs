@@ -1,0 +1,172 @@
+//! Random operations on every transport, compared with a plain sequential reference.
+
+mod common;
+
+use common::{Case, check, random, run};
+use kolo::{Algorithm, Communicator, DType, ReduceOp, Transport};
+use proptest::prelude::*;
+
+/// Rounds of random operations on one group of ranks.
+fn rounds(comm: &Communicator, seed: u64, rounds: u64, most: usize) {
+    for round in 0..rounds {
+        let case = Case::random(random(seed, round), comm.world_size(), most);
+        check(comm, case).unwrap_or_else(|error| panic!("{error} in {case:?}"));
+    }
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, max_shrink_iters: 0, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    #[test]
+    fn inside_one_process(seed: u64, world in 1usize..=9) {
+        std::thread::scope(|scope| {
+            for comm in Communicator::in_process(world).unwrap() {
+                scope.spawn(move || rounds(&comm, seed, 12, 40_000));
+            }
+        });
+    }
+
+    #[test]
+    fn in_windows_of_shared_memory(seed: u64, world in 1usize..=9) {
+        run(world, |_, builder| builder, |comm| rounds(&comm, seed, 12, 40_000));
+    }
+
+    #[test]
+    fn over_links_of_shared_memory(seed: u64, world in 2usize..=9) {
+        // An algorithm of messages is forced; operations that do not have it choose among messages only if windows are not
+        // theirs, so each algorithm has its turn.
+        let algorithm = Algorithm::ALL[random(seed, 0) as usize % 6];
+        run(world, |_, builder| builder.algorithm(algorithm), |comm| rounds(&comm, seed, 10, 20_000));
+    }
+
+    #[test]
+    fn over_tcp(seed: u64, world in 2usize..=9, sockets in 1usize..=3) {
+        let algorithm = Algorithm::ALL[random(seed, 0) as usize % 6];
+        let forced = random(seed, 1) % 2 == 0;
+        let options = |_, builder: kolo::Builder| {
+            let builder = builder.transport(Transport::Tcp).sockets(sockets);
+            if forced { builder.algorithm(algorithm) } else { builder }
+        };
+        run(world, options, |comm| rounds(&comm, seed, 10, 20_000));
+    }
+
+    #[test]
+    fn across_several_hosts(seed: u64, world in 2usize..=9, hosts in 1usize..=4) {
+        // Hosts of differing sizes, with ranks dealt out at random.
+        let options = |rank, builder: kolo::Builder| builder.host(format!("host{}", random(seed, 100 + rank as u64) as usize % hosts));
+        let forced = random(seed, 1) % 2 == 0;
+        let options = |rank, builder| {
+            let builder = options(rank, builder);
+            if forced { builder.algorithm(Algorithm::Hierarchical) } else { builder }
+        };
+        run(world, options, |comm| rounds(&comm, seed, 10, 20_000));
+    }
+}
+
+/// Every algorithm over messages, for every operation that has it, in worlds of every size.
+#[test]
+fn every_algorithm_of_every_operation() {
+    for world in 2..=9 {
+        for algorithm in Algorithm::ALL {
+            run(
+                world,
+                |_, builder| builder.algorithm(*algorithm),
+                |comm| {
+                    for (round, op) in common::OPS.into_iter().enumerate() {
+                        for count in [0, 1, world - 1, 1000, 70_001] {
+                            let seed = random(round as u64, count as u64);
+                            let (root, in_place) = (seed as usize % world, seed % 3 == 0);
+                            let case = Case { op, dtype: DType::F32, redop: ReduceOp::Average, count, root, in_place, seed };
+                            check(&comm, case).unwrap_or_else(|error| panic!("{error} in {case:?}"));
+                        }
+                    }
+                },
+            );
+        }
+    }
+}
+
+/// The same bits whatever the transport, the layout and the algorithm that would be chosen otherwise.
+#[test]
+fn reproducible_reductions_have_the_same_bits_everywhere() {
+    let world = 6;
+    let bits = |options: &(dyn Fn(usize, kolo::Builder) -> kolo::Builder + Sync)| {
+        let results = std::sync::Mutex::new(Vec::new());
+        run(
+            world,
+            |rank, builder| options(rank, builder).reproducible(true),
+            |comm| {
+                let mut mine = Vec::new();
+                for (round, count) in [1usize, 33, 1000, 50_000].into_iter().enumerate() {
+                    let word = |i: usize| random(random(round as u64, comm.rank() as u64), i as u64);
+                    let mut floats: Vec<f32> = (0..count).map(|i| (word(i) % 1_000_000) as f32 * 1e-3 - 333.3).collect();
+                    let mut halves: Vec<kolo::f16> = floats.iter().map(|&x| kolo::f16::from_f32(x)).collect();
+                    comm.all_reduce(&mut floats, ReduceOp::Sum).unwrap();
+                    comm.all_reduce(&mut halves, ReduceOp::Average).unwrap();
+                    mine.extend(floats.iter().map(|x| x.to_bits()).chain(halves.iter().map(|x| x.to_bits().into())));
+                    let mut floats: Vec<f32> = (0..count * world).map(|i| (word(i) % 1_000_000) as f32 * 1e-3 - 333.3).collect();
+                    comm.reduce(&mut floats, ReduceOp::Sum, 2).unwrap();
+                    let mut part = vec![0f32; count];
+                    comm.reduce_scatter(&floats, &mut part, ReduceOp::Sum).unwrap();
+                    if comm.rank() == 2 {
+                        mine.extend(floats.iter().chain(&part).map(|x| x.to_bits()));
+                    }
+                }
+                if comm.rank() == 2 {
+                    results.lock().unwrap().push(mine);
+                }
+            },
+        );
+        results.into_inner().unwrap().remove(0)
+    };
+    let windows = bits(&|_, builder| builder);
+    assert!(windows.len() > 100_000);
+    assert!(windows == bits(&|_, builder| builder.transport(Transport::Tcp)), "TCP");
+    assert!(windows == bits(&|rank, builder| builder.host(format!("host{}", rank % 2))), "two hosts");
+    assert!(windows == bits(&|_, builder| builder.algorithm(Algorithm::Ring)), "a forced algorithm");
+}
+
+#[test]
+fn nan_and_infinity_spread_as_documented() {
+    run(
+        3,
+        |_, builder| builder,
+        |comm| {
+            let me = comm.rank();
+            for op in [ReduceOp::Max, ReduceOp::Min, ReduceOp::Sum] {
+                let mut buf = [1.0, if me == 1 { f32::NAN } else { 2.0 }, if me == 2 { f32::INFINITY } else { 0.0 }];
+                comm.all_reduce(&mut buf, op).unwrap();
+                assert!(buf[1].is_nan() && !buf[0].is_nan(), "{op}: {buf:?}");
+                assert_eq!(buf[2], if op == ReduceOp::Min { 0.0 } else { f32::INFINITY }, "{op}");
+            }
+        },
+    );
+}
+
+#[test]
+fn a_zero_length_operation_takes_a_number_and_no_time() {
+    run(
+        2,
+        |_, builder| builder,
+        |comm| {
+            comm.all_reduce::<f32>(&mut [], ReduceOp::Sum).unwrap();
+            let mut word = [1u64];
+            comm.all_reduce(&mut word, ReduceOp::Sum).unwrap();
+            assert_eq!(word, [2]);
+            // Only one rank makes this call: the next one shows that the numbers differ.
+            if comm.rank() == 0 {
+                comm.broadcast::<u8>(&mut [], 0).unwrap();
+            }
+            match comm.all_reduce(&mut word, ReduceOp::Sum) {
+                Err(kolo::Error::Mismatch { mine, theirs, .. }) => assert_eq!(mine.seq.abs_diff(theirs.seq), 1),
+                Err(kolo::Error::Peer { cause: kolo::Cause::Revoked, .. }) => {}
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(word, [2]);
+        },
+    );
+}
