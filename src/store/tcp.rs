@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -60,7 +60,7 @@ impl TcpStoreServer {
     }
 
     fn serve(address: SocketAddr, identity: Identity) -> io::Result<TcpStoreServer> {
-        let listener = listen(address)?;
+        let listener = sys::listen(address)?;
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let stop = Arc::new(AtomicBool::new(false));
@@ -103,16 +103,6 @@ impl Drop for TcpStoreServer {
             let _ = thread.join();
         }
     }
-}
-
-/// Listens so that a former run's connections do not keep the port, but a living server does.
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
-    #[cfg(unix)]
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(4096)?;
-    Ok(socket.into())
 }
 
 fn port_problem(port: u16, error: io::Error) -> StoreProblem {

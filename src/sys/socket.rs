@@ -1,8 +1,20 @@
 //! Socket I/O on raw memory: what is sent and received may be changed by peers, so no reference to it is formed.
 
 use std::io;
+use std::net::{SocketAddr, TcpListener};
 
 use crate::buffer::{Chunk, ChunkMut};
+
+/// Listens at an address. Connections of a former run do not keep its port; a living server does.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    // On Windows the same option would let two servers share the port.
+    #[cfg(unix)]
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(4096)?;
+    Ok(socket.into())
+}
 
 /// The most bytes that one call moves; some systems refuse more than 2 GiB.
 const MOST: usize = 1 << 30;

@@ -1,0 +1,390 @@
+//! What a communicator promises beyond results: order, ownership, errors, ends.
+
+mod common;
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use common::run;
+use kolo::{Argument, Cause, Communicator, Error, Op, ReduceOp, Transport};
+
+const LATE: Duration = Duration::from_secs(60);
+
+fn argument(result: kolo::Result<()>) -> Argument {
+    match result {
+        Err(Error::Argument { problem, .. }) => problem,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Every transport that threads of one process can use.
+fn on_every_transport(world: usize, body: impl Fn(Communicator) + Sync) {
+    run(world, |_, builder| builder, &body);
+    run(world, |_, builder| builder.transport(Transport::Tcp), &body);
+    run(world, |rank, builder| builder.host(format!("host{}", rank % 2)), &body);
+    std::thread::scope(|scope| {
+        for comm in Communicator::in_process(world).unwrap() {
+            scope.spawn(|| body(comm));
+        }
+    });
+}
+
+#[test]
+fn work_gives_buffers_back_in_the_order_of_calls() {
+    on_every_transport(3, |comm| {
+        let me = comm.rank() as u64;
+        let works: Vec<_> =
+            (0..20u64).map(|i| comm.start_all_reduce(vec![me + i; 1 + 3000 * i as usize], ReduceOp::Sum).unwrap()).collect();
+        // A blocking call runs after all of them.
+        let mut word = [me];
+        comm.all_reduce(&mut word, ReduceOp::Max).unwrap();
+        assert_eq!(word, [2]);
+        assert!(works.iter().all(kolo::Work::is_finished));
+        for (i, work) in works.into_iter().enumerate() {
+            let buf = work.wait().unwrap();
+            assert_eq!(buf, vec![3 + 3 * i as u64; 1 + 3000 * i]);
+        }
+        let (sent, got) = comm.start_all_gather([me; 2], vec![9u64; 6]).unwrap().wait().unwrap();
+        assert_eq!((sent, got), ([me; 2], vec![0, 0, 1, 1, 2, 2]));
+        comm.start_barrier().unwrap().wait().unwrap();
+    });
+}
+
+#[test]
+fn all_asynchronous_forms() {
+    on_every_transport(2, |comm| {
+        let (me, other) = (comm.rank(), 1 - comm.rank());
+        let is_root = me == 1;
+        let mine = vec![me as i32 + 1; 4];
+        let sum = vec![3; 4];
+        assert_eq!(comm.start_all_reduce_into(mine.clone(), vec![0; 4], ReduceOp::Sum).unwrap().wait().unwrap().1, sum);
+        assert_eq!(comm.start_broadcast(mine.clone(), 1).unwrap().wait().unwrap(), [2; 4]);
+        let reduced = comm.start_reduce(mine.clone(), ReduceOp::Sum, 1).unwrap().wait().unwrap();
+        assert_eq!(reduced, if is_root { sum.clone() } else { mine.clone() });
+        assert_eq!(comm.start_reduce_scatter(mine.clone(), [0; 2], ReduceOp::Sum).unwrap().wait().unwrap().1, [3; 2]);
+        let mut part = vec![0; 1 + 2 * me];
+        part = comm.start_reduce_scatter_v(mine.clone(), part, &[1, 3], ReduceOp::Sum).unwrap().wait().unwrap().1;
+        assert_eq!(part, vec![3; 1 + 2 * me]);
+        let piece = vec![me as i32; 1 + me];
+        assert_eq!(comm.start_all_gather_v(piece, vec![9; 3], &[1, 2]).unwrap().wait().unwrap().1, [0, 1, 1]);
+        assert_eq!(comm.start_all_to_all(mine.clone(), vec![0; 4]).unwrap().wait().unwrap().1, [1, 1, 2, 2]);
+        let counts = [1, 3];
+        let received = [counts[me]; 2];
+        let got = comm.start_all_to_all_v(mine.clone(), &counts, vec![0; 2 * counts[me]], &received).unwrap();
+        assert_eq!(got.wait().unwrap().1.iter().sum::<i32>(), 3 * counts[me] as i32);
+        let all = comm.start_gather([me as u8], is_root.then(|| vec![9u8; 2]), 1).unwrap().wait().unwrap().1;
+        assert_eq!(all, is_root.then(|| vec![0, 1]));
+        let block = comm.start_scatter(is_root.then(|| vec![5u8, 6]), [0u8], 1).unwrap().wait().unwrap().1;
+        assert_eq!(block, [5 + me as u8]);
+        let send = comm.start_send(vec![me as u64; 100_000], other).unwrap();
+        let recv = comm.start_recv(vec![9u64; 100_000], other).unwrap();
+        assert_eq!(recv.wait().unwrap(), vec![other as u64; 100_000]);
+        send.wait().unwrap();
+    });
+}
+
+#[test]
+fn sends_and_receives_that_follow_each_other_do_not_wait_for_each_other() {
+    let both = Barrier::new(2);
+    on_every_transport(2, |comm| {
+        let other = 1 - comm.rank();
+        let size = 3_000_000;
+        // Both receive last what is sent first, and send far more than any buffer holds.
+        let sends: Vec<_> = (0..3u64).map(|i| comm.start_send(vec![i; size], other).unwrap()).collect();
+        let receives: Vec<_> = (0..3).map(|_| comm.start_recv(vec![9u64; size], other).unwrap()).collect();
+        for (i, work) in receives.into_iter().enumerate() {
+            assert!(work.wait().unwrap().iter().all(|&word| word == i as u64), "messages of one peer come in order");
+        }
+        sends.into_iter().for_each(|work| drop(work.wait().unwrap()));
+        // A receive that waits for long does not keep a later send back.
+        let receive = comm.start_recv(vec![0u8; 1], other).unwrap();
+        let receive = receive.wait_timeout(Duration::from_millis(20)).expect_err("nothing was sent yet");
+        both.wait();
+        comm.start_send([7u8], other).unwrap().wait().unwrap();
+        assert_eq!(receive.wait().unwrap(), [7]);
+    });
+}
+
+#[test]
+fn scopes_lend_buffers_and_wait() {
+    on_every_transport(3, |comm| {
+        let me = comm.rank() as u32;
+        let (mut a, mut b, c) = (vec![me; 1000], [me; 3], vec![me; 2]);
+        let mut d = vec![0u32; 6];
+        let answer = comm
+            .scope(|s| {
+                s.all_reduce(&mut a, ReduceOp::Sum)?;
+                s.broadcast(&mut b, 2)?;
+                s.all_gather(&c, &mut d)?;
+                Ok(42)
+            })
+            .unwrap();
+        assert_eq!((answer, a[999], b, d), (42, 3, [2; 3], vec![0, 0, 1, 1, 2, 2]));
+        // What the body returns comes first, but its operations have ended.
+        let result = comm.scope(|s| {
+            s.all_reduce(&mut a, ReduceOp::Max)?;
+            s.send::<u32>(&c, 99)
+        });
+        assert_eq!(argument(result), Argument::Peer { peer: 99, world_size: 3 });
+        assert_eq!(a[0], 3);
+    });
+}
+
+#[test]
+fn splits_are_independent_groups_in_the_order_of_keys() {
+    on_every_transport(6, |comm| {
+        let me = comm.rank();
+        let part = comm.split(me % 2, 10 - me).unwrap();
+        assert_eq!((part.world_size(), part.rank()), (3, 2 - me / 2));
+        let mut ranks = [0u64; 3];
+        part.all_gather(&[me as u64], &mut ranks).unwrap();
+        assert_eq!(ranks, [4, 2, 0].map(|rank| rank + me as u64 % 2));
+        // Both groups and the whole, at the same time.
+        let work = part.start_all_reduce(vec![1u32; 50_000], ReduceOp::Sum).unwrap();
+        let mut all = [1u8];
+        comm.all_reduce(&mut all, ReduceOp::Sum).unwrap();
+        assert_eq!((all, work.wait().unwrap()[0]), ([6], 3));
+        // Groups of groups, groups of one, and ranks that leave.
+        let pair = part.split(part.rank() / 2, 0).unwrap();
+        assert_eq!(pair.world_size(), if part.rank() < 2 { 2 } else { 1 });
+        pair.barrier().unwrap();
+        let some = comm.split_or_leave((me > 3).then_some(7), 0).unwrap();
+        assert_eq!(some.map(|some| some.world_size()), (me > 3).then_some(2));
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn registered_buffers_are_slices_and_work_everywhere() {
+    on_every_transport(4, |comm| {
+        let me = comm.rank();
+        for round in 0..4 {
+            let mut a = comm.alloc::<f32>(100_003).unwrap();
+            let mut b = comm.alloc::<f32>(100_003).unwrap();
+            assert!(a.iter().all(|&x| x == 0.0), "registered memory starts as zeros");
+            a.fill(me as f32);
+            comm.all_reduce(&mut a, ReduceOp::Sum).unwrap();
+            assert!(a.iter().all(|&x| x == 6.0));
+            comm.all_reduce_into(&a, &mut b, ReduceOp::Average).unwrap();
+            assert!(b.iter().all(|&x| x == 6.0));
+            // A part of one, at different offsets on different ranks; and only some registered.
+            b[me..me + 70_000].fill(1.0);
+            comm.all_reduce(&mut b[me..me + 70_000], ReduceOp::Sum).unwrap();
+            assert_eq!((b[me], b[me + 69_999], b[me + 70_000]), (4.0, 4.0, 6.0));
+            let mut private = vec![1.0f32; 100_003];
+            let mixed = if (me + round) % 2 == 0 { &mut a[..] } else { &mut private[..] };
+            mixed.fill(1.0);
+            comm.all_reduce(mixed, ReduceOp::Sum).unwrap();
+            assert!(mixed.iter().all(|&x| x == 4.0));
+            // Ranks drop them in different orders.
+            if me % 2 == 0 {
+                drop(a);
+            }
+            let a = comm.start_all_reduce(b, ReduceOp::Max).unwrap().wait().unwrap();
+            assert_eq!(a[0], 6.0);
+        }
+        let error = comm.alloc::<u64>(usize::MAX / 16).unwrap_err();
+        assert!(matches!(error, Error::Argument { op: Op::Alloc, problem: Argument::TooMany { .. } }), "{error}");
+    });
+}
+
+#[test]
+fn wrong_arguments_are_refused_and_leave_the_communicator_usable() {
+    on_every_transport(2, |comm| {
+        let me = comm.rank();
+        let mut three = [1f32; 3];
+        assert_eq!(argument(comm.broadcast(&mut three, 2)), Argument::Root { root: 2, world_size: 2 });
+        assert_eq!(
+            argument(comm.reduce(&mut three, ReduceOp::Sum, usize::MAX)),
+            Argument::Root { root: usize::MAX, world_size: 2 }
+        );
+        assert_eq!(argument(comm.send(&three, 7)), Argument::Peer { peer: 7, world_size: 2 });
+        assert_eq!(argument(comm.recv(&mut three, me)), Argument::Oneself { rank: me });
+        let average = argument(comm.all_reduce(&mut [1i32], ReduceOp::Average));
+        assert!(matches!(average, Argument::ReduceOp { redop: ReduceOp::Average, .. }));
+        assert!(matches!(argument(comm.all_reduce(&mut three, ReduceOp::BitAnd)), Argument::ReduceOp { .. }));
+        let length = Argument::Length { buffer: "receive", expected: 6, given: 5 };
+        assert_eq!(argument(comm.all_gather(&three, &mut [0f32; 5])), length);
+        assert!(matches!(argument(comm.all_to_all_in_place(&mut three)), Argument::Blocks { given: 3, .. }));
+        assert!(matches!(
+            argument(comm.all_gather_v(&three, &mut [0f32; 3], &[3])),
+            Argument::Counts { given: 1, world_size: 2 }
+        ));
+        let counts = [usize::MAX, 2];
+        assert!(matches!(argument(comm.all_gather_v(&three, &mut [0f32; 3], &counts)), Argument::TooMany { .. }));
+        if me == 1 {
+            assert_eq!(argument(comm.gather(&three, None, 1)), Argument::RootBuffer { buffer: "receive" });
+        }
+        three = [2.0; 3];
+        comm.all_reduce(&mut three, ReduceOp::Product).unwrap();
+        assert_eq!(three, [4.0; 3]);
+    });
+}
+
+#[test]
+fn different_calls_are_errors_that_show_both_sides() {
+    for call in 0..5 {
+        on_every_transport(2, |comm| {
+            let me = comm.rank();
+            let odd = me == 1;
+            let mut buf = vec![1i32; 1000];
+            let result = match call {
+                0 if odd => comm.broadcast(&mut buf, 0),
+                0 => comm.all_reduce(&mut buf, ReduceOp::Sum),
+                1 => comm.all_reduce(&mut buf[..if odd { 999 } else { 1000 }], ReduceOp::Sum),
+                2 => comm.all_reduce(&mut buf, if odd { ReduceOp::Max } else { ReduceOp::Sum }),
+                3 if odd => comm.all_reduce(&mut vec![1u32; 1000], ReduceOp::Sum),
+                3 => comm.all_reduce(&mut buf, ReduceOp::Sum),
+                _ => comm.all_gather_v(
+                    &buf[..500],
+                    &mut vec![0i32; if odd { 900 } else { 1000 }],
+                    &[if odd { 400 } else { 500 }, 500],
+                ),
+            };
+            // Whoever looks first sees both calls; the other may only learn that it failed there.
+            match result {
+                Err(Error::Mismatch { rank, peer, mine, theirs, .. }) => {
+                    assert_eq!((rank, peer), (me, 1 - me));
+                    assert_ne!(mine, theirs);
+                }
+                Err(Error::Peer { cause: Cause::Revoked | Cause::Closed, .. }) => {}
+                other => panic!("call {call}: {other:?}"),
+            }
+            assert!(buf.iter().all(|&x| x == 1), "memory was written");
+            match comm.barrier() {
+                Err(Error::Revoked { first }) => assert!(!matches!(*first, Error::Revoked { .. })),
+                other => panic!("{other:?}"),
+            }
+        });
+    }
+}
+
+#[test]
+fn counts_of_a_pair_that_differ_are_an_error() {
+    on_every_transport(2, |comm| {
+        let recv_counts = if comm.rank() == 0 { [1, 2] } else { [3, 1] };
+        let mut recv = vec![0u8; recv_counts.iter().sum()];
+        let result = comm.all_to_all_v(&[1u8; 2], &[1, 1], &mut recv, &recv_counts);
+        match result {
+            Err(Error::Counts { sent: 1, expected, .. }) => assert!(expected == 2 || expected == 3),
+            Err(Error::Peer { cause: Cause::Revoked | Cause::Closed, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_stays_away_is_named_at_the_deadline() {
+    let options = |transport: Option<Transport>| {
+        move |_: usize, builder: kolo::Builder| {
+            let builder = builder.timeout(Duration::from_millis(300));
+            if let Some(transport) = transport { builder.transport(transport) } else { builder }
+        }
+    };
+    for transport in [None, Some(Transport::Tcp)] {
+        let all_have_failed = Barrier::new(3);
+        run(3, options(transport), |comm| {
+            if comm.rank() == 1 {
+                all_have_failed.wait();
+                return;
+            }
+            let began = Instant::now();
+            let error = comm.all_reduce(&mut [1u64; 10], ReduceOp::Sum).unwrap_err();
+            assert!(
+                began.elapsed() >= Duration::from_millis(300)
+                    || !matches!(error, Error::Peer { cause: Cause::Silent { .. }, .. })
+            );
+            match error {
+                Error::Peer { rank: 1, cause: Cause::Silent { .. }, seq: 1, op: Op::AllReduce, .. } => {}
+                // The other one was faster to give up.
+                Error::Peer { cause: Cause::Revoked | Cause::Closed, .. } => {}
+                other => panic!("{other}"),
+            }
+            all_have_failed.wait();
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_with_its_last_operation() {
+    on_every_transport(2, |comm| {
+        comm.barrier().unwrap();
+        comm.all_reduce(&mut [1u64; 4], ReduceOp::Sum).unwrap();
+        if comm.rank() == 1 {
+            return;
+        }
+        match comm.barrier() {
+            Err(Error::Peer { rank: 1, cause: Cause::Left { last_seq: 2 }, seq: 3, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn a_communicator_with_work_outstanding_can_be_dropped() {
+    on_every_transport(2, |comm| {
+        let began = Instant::now();
+        // Only rank 0 receives, and only rank 1 reduces: neither can end.
+        let work = match comm.rank() {
+            0 => comm.start_recv(vec![0u8; 4], 1).unwrap(),
+            _ => comm.start_all_reduce(vec![0u8; 4], ReduceOp::Sum).unwrap(),
+        };
+        assert!(!work.is_finished());
+        drop(comm);
+        let error = work.wait().unwrap_err();
+        assert!(matches!(error, Error::Aborted { .. } | Error::Peer { .. } | Error::Mismatch { .. }), "{error}");
+        assert!(began.elapsed() < LATE);
+    });
+}
+
+#[test]
+fn work_that_is_dropped_goes_on() {
+    on_every_transport(2, |comm| {
+        for _ in 0..10 {
+            drop(comm.start_all_reduce(vec![1u32; 100_000], ReduceOp::Sum).unwrap());
+        }
+        let mut word = [1u8];
+        comm.all_reduce(&mut word, ReduceOp::Sum).unwrap();
+        assert_eq!(word, [2]);
+    });
+}
+
+#[test]
+fn several_threads_of_a_rank_take_turns() {
+    on_every_transport(2, |comm| {
+        // Whichever thread comes first: all calls are alike, so the order between ranks does not matter.
+        let total = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for i in 0..50 {
+                        let mut word = [1u64];
+                        if i % 5 == 0 {
+                            word[0] = comm.start_all_reduce(word, ReduceOp::Sum).unwrap().wait().unwrap()[0];
+                        } else {
+                            comm.all_reduce(&mut word, ReduceOp::Sum).unwrap();
+                        }
+                        total.fetch_add(word[0], std::sync::atomic::Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(total.into_inner(), 400);
+    });
+}
+
+#[test]
+fn alone_everything_works_without_a_store() {
+    let comm = Communicator::builder().rank(0).world_size(1).connect().unwrap();
+    assert_eq!((comm.rank(), comm.world_size(), comm.host_count(), comm.transport_name()), (0, 1, 1, "none"));
+    for op in common::OPS {
+        for in_place in [false, true] {
+            let case =
+                common::Case { op, dtype: kolo::DType::F32, redop: ReduceOp::Average, count: 5, root: 0, in_place, seed: 1 };
+            common::check(&comm, case).unwrap();
+        }
+    }
+    assert_eq!(comm.alloc::<bool>(3).unwrap()[..], [false; 3]);
+    assert_eq!(comm.split(0, 0).unwrap().world_size(), 1);
+    assert_eq!(comm.start_all_reduce([2.0f64], ReduceOp::Sum).unwrap().wait().unwrap(), [2.0]);
+}

@@ -1,0 +1,163 @@
+//! Imports go one way, and the settings are documented: what no compiler checks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What each module of the library may import from the others. Those at the top of the list build on those below.
+const MAY_IMPORT: [(&str, &[&str]); 16] = [
+    ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "config", "plan"]),
+    ("bootstrap", &["store", "transport", "door", "config", "schedule", "wire"]),
+    ("engine", &["schedule", "transport", "reduce"]),
+    ("window", &["schedule", "reduce", "sync"]),
+    ("store", &["door", "wire"]),
+    ("door", &["transport"]),
+    ("transport", &["sync"]),
+    ("config", &["schedule"]),
+    ("schedule", &[]),
+    ("reduce", &[]),
+    ("wire", &[]),
+    ("sync", &[]),
+    ("sys", &["buffer"]),
+    ("attempt", &["error", "types"]),
+    ("error", &["types"]),
+    ("types", &[]),
+];
+
+/// The lowest layer, which all others may import.
+const BASE: [&str; 5] = ["sys", "buffer", "attempt", "error", "types"];
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+fn library() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+/// The top-level modules of the crate that a source names: after `crate::`, or in the braces of `use crate::{...}`.
+fn imports(source: &str) -> BTreeSet<String> {
+    let code: String = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let name = |text: &str| text.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect::<String>();
+    let mut found = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            None => _ = found.insert(name(rest)),
+            Some(list) => {
+                let mut depth = 0;
+                let mut start = true;
+                for (i, letter) in list.char_indices() {
+                    match letter {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        ',' if depth == 0 => start = true,
+                        letter if start && !letter.is_whitespace() => {
+                            found.insert(name(&list[i..]));
+                            start = false;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn imports_go_one_way() {
+    let allowed: BTreeMap<&str, &[&str]> = MAY_IMPORT.into_iter().collect();
+    let library = library();
+    let modules: BTreeSet<String> = fs::read_dir(&library)
+        .unwrap()
+        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+        .filter(|module| module != "lib")
+        .collect();
+    let mut wrong = Vec::new();
+    let mut checked = 0;
+    for file in sources(&library) {
+        let relative = file.strip_prefix(&library).unwrap();
+        let first = relative.components().next().unwrap().as_os_str().to_str().unwrap();
+        let module = first.trim_end_matches(".rs");
+        if module == "lib" {
+            continue;
+        }
+        for import in imports(&fs::read_to_string(&file).unwrap()) {
+            let is_public_name = import.starts_with(char::is_uppercase);
+            let is_base = BASE.contains(&import.as_str())
+                && !(BASE.contains(&module) && !allowed.get(module).is_some_and(|list| list.contains(&import.as_str())));
+            let is_allowed = allowed.get(module).is_some_and(|list| list.contains(&import.as_str()));
+            checked += 1;
+            if import != module && !is_base && !is_allowed && (modules.contains(&import) || !is_public_name) {
+                wrong.push(format!("{} imports {import}", relative.display()));
+            }
+        }
+    }
+    assert!(checked > 150, "only {checked} imports were found: the test looks in the wrong place");
+    assert!(wrong.is_empty(), "against the direction:\n{}", wrong.join("\n"));
+    // No two layers import each other.
+    for (module, list) in MAY_IMPORT {
+        for other in list.iter().filter(|other| **other != "plan") {
+            assert!(!allowed.get(other).is_some_and(|back| back.contains(&module)), "{module} and {other} may import each other");
+        }
+    }
+}
+
+#[test]
+fn the_import_test_sees_what_it_should() {
+    let source = "use crate::a::B;\nuse crate::{c::D, e::{F, G}, H};\n// use crate::comment;\nfn f() { crate::i::j(); }";
+    assert_eq!(imports(source).into_iter().collect::<Vec<_>>(), ["H", "a", "c", "e", "i"]);
+}
+
+#[test]
+fn only_sys_knows_the_operating_system() {
+    for file in sources(&library()) {
+        let relative = file.strip_prefix(library()).unwrap().to_owned();
+        let source = fs::read_to_string(&file).unwrap();
+        let is_test = relative.ends_with("tests.rs");
+        if relative.starts_with("sys") || is_test {
+            continue;
+        }
+        let source = source.split("mod tests {").next().unwrap();
+        for system in ["target_os", "cfg(unix)", "cfg(windows)", "libc::", "rustix::", "std::os::"] {
+            assert!(!source.contains(system), "{} mentions {system}", relative.display());
+        }
+    }
+}
+
+#[test]
+fn all_variables_are_in_the_table() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let table = fs::read_to_string(root.join("docs/settings.md")).unwrap();
+    // What `kolo run` and the tests tell their own processes is no setting.
+    let internal = ["KOLO_STORE_SERVED", "KOLO_LOCAL_RANK", "KOLO_LOCAL_WORLD_SIZE", "KOLO_TEST_REDIS"];
+    let mut names = BTreeSet::new();
+    for file in sources(&library()).into_iter().chain(sources(&root.join("cli/src"))) {
+        let source = fs::read_to_string(file).unwrap();
+        for (at, _) in source.match_indices("\"KOLO_") {
+            let text = source[at + 1..].split('"').next().unwrap();
+            if text.chars().all(|letter| letter.is_ascii_uppercase() || letter == '_') {
+                names.insert(text.to_owned());
+            }
+        }
+    }
+    assert!(names.len() > 10, "{names:?}");
+    for name in names.iter().filter(|name| !internal.contains(&name.as_str())) {
+        assert!(table.contains(&format!("`{name}`")), "{name} is not in docs/settings.md");
+    }
+    for line in table.lines().filter(|line| line.starts_with("| `KOLO_")) {
+        let name = line.split('`').nth(1).unwrap();
+        assert!(names.contains(name), "{name} is in docs/settings.md, but nothing reads it");
+    }
+}

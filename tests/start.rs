@@ -1,0 +1,332 @@
+//! Ranks that cannot come together say why, and what to do.
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use kolo::{Algorithm, Communicator, Error, ReduceOp, Store, StoreProblem, TcpStoreServer, Transport};
+
+/// A name for one test's store.
+fn fresh() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("kolo-start-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn temporary() -> PathBuf {
+    std::env::temp_dir().join(fresh())
+}
+
+fn file_url(path: &std::path::Path) -> String {
+    format!("file://{}", path.display())
+}
+
+/// Connects ranks on threads of their own, with options by position; returns what each of them got.
+fn connect(count: usize, options: impl Fn(usize, kolo::Builder) -> kolo::Builder + Sync) -> Vec<kolo::Result<Communicator>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|i| {
+                let options = &options;
+                scope.spawn(move || {
+                    let result = options(i, Communicator::builder().rank(i).world_size(count)).connect();
+                    // All stay connected until all have tried.
+                    if let Ok(comm) = &result {
+                        comm.barrier().unwrap();
+                    }
+                    result
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn every_store_brings_ranks_together() {
+    let path = temporary();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut urls = vec![
+        file_url(&path),
+        format!("tcp://127.0.0.1:{port}"),
+        format!("tcp://localhost:{port}"),
+        format!("hash://{}", fresh()),
+    ];
+    if cfg!(feature = "redis") {
+        match std::env::var("KOLO_TEST_REDIS") {
+            Ok(url) => urls.push(url),
+            Err(_) => println!("NOT RUN: a redis:// store; KOLO_TEST_REDIS names no server"),
+        }
+    }
+    for url in urls {
+        for result in connect(3, |_, builder| builder.store(&url).job(fresh_job(&url))) {
+            assert_eq!(result.unwrap().world_size(), 3, "{url}");
+        }
+    }
+    assert!(!path.exists(), "nothing is left of a file store");
+    // One of the program's own.
+    let guest: Arc<dyn Store> = Arc::new(Memory::default());
+    for result in connect(2, |_, builder| builder.store_object(guest.clone())) {
+        result.unwrap();
+    }
+}
+
+/// The same for all ranks, another for every run of the test.
+fn fresh_job(url: &str) -> String {
+    format!("{url} {}", std::process::id())
+}
+
+#[test]
+fn what_rank_0_sets_holds_for_all() {
+    let url = format!("hash://{}", fresh());
+    let results = connect(2, |rank, builder| {
+        let builder = builder.store(&url);
+        if rank == 0 {
+            builder.transport(Transport::Tcp).algorithm(Algorithm::Ring)
+        } else {
+            builder.algorithm(Algorithm::Direct)
+        }
+    });
+    for comm in results {
+        let comm = comm.unwrap();
+        assert_eq!((comm.transport_name(), comm.host_count()), ("tcp", 2));
+        assert_eq!(comm.algorithm(kolo::Op::AllReduce, 8).algorithm, Algorithm::Ring);
+    }
+}
+
+#[test]
+fn missing_ranks_are_listed_on_all_that_came() {
+    let path = temporary();
+    for url in [format!("hash://{}", fresh()), file_url(&path)] {
+        let began = Instant::now();
+        let results =
+            connect(2, |i, builder| builder.rank([0, 3][i]).world_size(5).store(&url).start_timeout(Duration::from_millis(500)));
+        for result in results {
+            match result.unwrap_err() {
+                Error::Missing { ranks, world_size: 5, .. } => assert_eq!(ranks, [1, 2, 4]),
+                other => panic!("{other}"),
+            }
+        }
+        assert!(began.elapsed() >= Duration::from_millis(500));
+    }
+    assert!(!path.exists(), "nothing is left of a file store");
+}
+
+#[test]
+fn without_rank_0_the_others_say_so() {
+    let url = format!("hash://{}", fresh());
+    let result = Communicator::builder().rank(1).world_size(2).store(url).start_timeout(Duration::from_millis(200)).connect();
+    match result.unwrap_err() {
+        Error::Missing { ranks, .. } => assert_eq!(ranks, [0]),
+        other => panic!("{other}"),
+    }
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = format!("tcp://127.0.0.1:{port}");
+    let result = Communicator::builder().rank(1).world_size(2).store(&url).start_timeout(Duration::from_millis(200)).connect();
+    let text = result.unwrap_err().to_string();
+    assert!(text.contains(&url) && text.contains("is rank 0 running"), "{text}");
+}
+
+#[test]
+fn world_sizes_that_differ_are_named_by_everybody() {
+    let url = format!("hash://{}", fresh());
+    let began = Instant::now();
+    let results = connect(3, |i, builder| builder.world_size([3, 3, 4][i]).store(&url));
+    for result in results {
+        match result.unwrap_err() {
+            Error::WorldSize { rank: 2, theirs: 4, my_rank: 0, mine: 3, .. } => {}
+            other => panic!("{other}"),
+        }
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "it does not take the deadline to find out");
+
+    // Rank 0's world is complete without the one who expects more.
+    let url = format!("hash://{}", fresh());
+    let results = connect(2, |i, builder| {
+        let (rank, world) = [(0, 1), (1, 2)][i];
+        builder.rank(rank).world_size(world).store(&url).start_timeout(Duration::from_millis(300))
+    });
+    assert!(results[0].is_ok(), "a group of one needs nobody");
+    assert!(matches!(results[1].as_ref().unwrap_err(), Error::Missing { .. }));
+}
+
+#[test]
+fn a_rank_that_was_started_twice_is_named() {
+    let url = format!("hash://{}", fresh());
+    let began = Instant::now();
+    let results =
+        connect(3, |i, builder| builder.rank([0, 1, 1][i]).world_size(3).store(&url).start_timeout(Duration::from_secs(4)));
+    let twice = results.iter().filter(|result| matches!(result, Err(Error::RankTaken { rank: 1, .. }))).count();
+    assert_eq!(twice, 1, "{results:?}");
+    let text = results.iter().find_map(|result| Some(result.as_ref().err()?.to_string())).unwrap();
+    assert!(text.contains("missing 2") || text.contains("started twice: as process"), "{text}");
+    assert!(began.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn two_ranks_0_are_named() {
+    let url = format!("hash://{}", fresh());
+    let results = connect(2, |_, builder| builder.rank(0).world_size(2).store(&url).start_timeout(Duration::from_secs(3)));
+    assert!(results.iter().any(|result| matches!(result, Err(Error::RankTaken { rank: 0, .. }))), "{results:?}");
+}
+
+#[test]
+fn what_a_crashed_run_left_in_a_store_does_not_matter() {
+    // A former run's keys, whole: a generation, cards of all ranks and a book.
+    struct Recording(Arc<dyn Store>, Arc<Mutex<Vec<(String, Vec<u8>)>>>);
+    impl Store for Recording {
+        fn url(&self) -> String {
+            self.0.url()
+        }
+        fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+            self.1.lock().unwrap().push((key.to_owned(), value.to_vec()));
+            self.0.set(key, value, timeout)
+        }
+        fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+            self.0.get(key, timeout)
+        }
+        fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+            self.1.lock().unwrap().push((key.to_owned(), value.to_vec()));
+            self.0.claim(key, value, timeout)
+        }
+    }
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let first: Arc<dyn Store> = Arc::new(Memory::default());
+    let results = connect(2, |_, builder| builder.store_object(Arc::new(Recording(first.clone(), log.clone()))));
+    assert!(results.into_iter().all(|result| result.is_ok()));
+
+    // A new run finds all of it; its rank 1 comes first.
+    let second = Arc::new(Memory::default());
+    for (key, value) in log.lock().unwrap().iter() {
+        second.set(key, value, Duration::ZERO).unwrap();
+    }
+    let results = connect(2, |rank, builder| {
+        if rank == 0 {
+            // Only so that rank 1 meets the former run's keys; nothing depends on it.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        builder.store_object(second.clone()).start_timeout(Duration::from_secs(30))
+    });
+    for result in results {
+        result.unwrap();
+    }
+}
+
+/// The plainest store.
+#[derive(Default)]
+struct Memory(Mutex<std::collections::BTreeMap<String, Vec<u8>>>);
+
+impl Store for Memory {
+    fn url(&self) -> String {
+        "memory".to_owned()
+    }
+
+    fn set(&self, key: &str, value: &[u8], _: Duration) -> Result<(), StoreProblem> {
+        self.0.lock().unwrap().insert(key.to_owned(), value.to_vec());
+        Ok(())
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let value = self.0.lock().unwrap().get(key).cloned();
+            if value.is_some() || Instant::now() >= deadline {
+                return Ok(value);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn claim(&self, key: &str, value: &[u8], _: Duration) -> Result<Vec<u8>, StoreProblem> {
+        Ok(self.0.lock().unwrap().entry(key.to_owned()).or_insert_with(|| value.to_vec()).clone())
+    }
+}
+
+#[test]
+fn wrong_settings_are_refused_at_once() {
+    let began = Instant::now();
+    let start = |url: &str| Communicator::builder().rank(0).world_size(2).store(url).connect().unwrap_err();
+    for (url, hint) in [("http://x:1", "file:///path"), ("tcp://host", "it has no port"), ("file://relative/x", "three slashes")]
+    {
+        let text = start(url).to_string();
+        assert!(text.contains(url) && text.contains(hint), "{text}");
+    }
+    let text = start("file:///no/such/folder/pg").to_string();
+    assert!(text.contains("/no/such/folder/pg") && text.contains("No such file"), "{text}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let text = start(&format!("tcp://127.0.0.1:{port}")).to_string();
+    assert!(text.contains(&format!("port {port} is taken")) && text.contains("port 0"), "{text}");
+    let text = start("tcp://198.51.100.7:29500").to_string();
+    assert!(text.contains("not an address of this machine"), "{text}");
+
+    let error = Communicator::builder().rank(2).world_size(2).connect().unwrap_err();
+    assert!(matches!(error, Error::Setting { .. }), "{error}");
+    let error = Communicator::builder().rank(0).world_size(2).connect().unwrap_err();
+    assert!(matches!(&error, Error::NoLauncher { found, .. } if found.contains("KOLO_STORE")), "{error}");
+    let error = Communicator::builder().rank(0).connect().unwrap_err();
+    assert!(matches!(error, Error::NoLauncher { .. }), "{error}");
+    let error = Communicator::builder().sockets(0).connect().unwrap_err();
+    assert!(matches!(error, Error::Setting { .. }), "{error}");
+    let error = Communicator::builder().rank(0).world_size(2).store("hash://x").interface("=nonesuch").connect().unwrap_err();
+    assert!(error.to_string().contains("there are lo"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn ranks_of_another_job_or_without_the_secret_stay_out() {
+    let server = TcpStoreServer::bind("127.0.0.1:0".parse().unwrap(), "first", Some([7; 32])).unwrap();
+    let start = |job: &str, secret| {
+        let builder = Communicator::builder().rank(1).world_size(2).store(server.url()).job(job);
+        builder.secret(secret).start_timeout(Duration::from_secs(5)).connect().unwrap_err()
+    };
+    let error = start("second", [7; 32]);
+    assert!(
+        matches!(&error, Error::Store { problem: StoreProblem::OtherJob { theirs, .. }, .. } if theirs == "first"),
+        "{error}"
+    );
+    assert!(matches!(start("first", [8; 32]), Error::Store { problem: StoreProblem::Secret, .. }));
+}
+
+#[test]
+fn hosts_are_what_can_share_memory_and_what_is_declared() {
+    if !cfg!(target_os = "linux") {
+        println!("NOT RUN: shared memory is built for Linux only so far");
+        return;
+    }
+    let url = format!("hash://{}", fresh());
+    for comm in connect(3, |_, builder| builder.store(&url)) {
+        let comm = comm.unwrap();
+        assert_eq!((comm.host_count(), comm.transport_name()), (1, "shm"));
+    }
+    let url = format!("hash://{}", fresh());
+    for comm in connect(3, |rank, builder| builder.store(&url).host(["a", "b", "a"][rank])) {
+        let comm = comm.unwrap();
+        assert_eq!((comm.host_count(), comm.transport_name()), (2, "shm+tcp"));
+    }
+    let url = format!("hash://{}", fresh());
+    for result in connect(2, |rank, builder| builder.store(&url).host(["a", "b"][rank]).transport(Transport::Shm)) {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("rank 1 (b) cannot share memory with rank 0 (a)"), "{text}");
+    }
+}
+
+#[test]
+fn a_large_world_starts() {
+    let url = format!("hash://{}", fresh());
+    for comm in connect(40, |rank, builder| builder.store(&url).host(format!("host{}", rank / 10))) {
+        let comm = comm.unwrap();
+        assert_eq!((comm.world_size(), comm.host_count()), (40, 4));
+        drop(comm);
+    }
+    common::run(
+        32,
+        |_, builder| builder.transport(Transport::Tcp),
+        |comm| {
+            let mut word = [comm.rank() as u64];
+            comm.all_reduce(&mut word, ReduceOp::Sum).unwrap();
+            assert_eq!(word, [31 * 16]);
+        },
+    );
+}
