@@ -16,7 +16,7 @@
 //! Turns are 32-bit and wrap; they are compared by difference. A peer that publishes nonsense can make this rank read
 //! nonsense, but not read or write outside the shared memory.
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, announce, announce_add, look};
 use crate::types::Descriptor;
 
 /// Slots of each rank.
@@ -54,8 +54,8 @@ impl Line {
         }
     }
 
-    fn has_reached(&self, turn: u32, order: Ordering) -> Option<u32> {
-        let now = self.turn.load(order);
+    fn has_reached(&self, turn: u32) -> Option<u32> {
+        let now = self.turn.load(Ordering::Acquire);
         is_reached(now, turn).then_some(now)
     }
 
@@ -134,9 +134,9 @@ impl<L: Lines> Turns<L> {
     pub(crate) fn publish(&mut self) {
         let turn = self.next();
         let line = self.line(self.rank, turn);
-        // Releases the slot and the line; sequentially consistent for the sleepers.
-        line.turn.store(turn, Ordering::SeqCst);
-        if line.sleepers.load(Ordering::SeqCst) != 0 {
+        // Releases the slot and the line.
+        announce(&line.turn, turn);
+        if look(&line.sleepers) != 0 {
             self.lines.wake(&line.turn);
         }
         self.seen[self.rank] = turn;
@@ -147,7 +147,7 @@ impl<L: Lines> Turns<L> {
         if is_reached(self.seen[rank], turn) {
             return true;
         }
-        match self.line(rank, turn).has_reached(turn, Ordering::Acquire) {
+        match self.line(rank, turn).has_reached(turn) {
             Some(now) => {
                 self.seen[rank] = now;
                 true
@@ -159,12 +159,12 @@ impl<L: Lines> Turns<L> {
     /// Sleeps until a rank has published a turn, or `nap` is over. May return early.
     pub(crate) fn sleep(&self, rank: usize, turn: u32, nap: std::time::Duration) {
         let line = self.line(rank, turn);
-        line.sleepers.fetch_add(1, Ordering::SeqCst);
-        let now = line.turn.load(Ordering::SeqCst);
+        announce_add(&line.sleepers, 1);
+        let now = look(&line.turn);
         if !is_reached(now, turn) {
             self.lines.sleep(&line.turn, now, nap);
         }
-        line.sleepers.fetch_sub(1, Ordering::SeqCst);
+        line.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The turn that all must have published before this rank may write its slot for `turn`.
@@ -222,7 +222,7 @@ mod tests {
         fn sleep(&self, word: &AtomicU32, value: u32, _: std::time::Duration) {
             let guard = self.futex.lock().unwrap();
             // Without a timeout: a lost wake shows as a deadlock.
-            if word.load(Ordering::SeqCst) == value {
+            if word.load(Ordering::Acquire) == value {
                 drop(self.woken.wait(guard).unwrap());
             }
         }
@@ -239,47 +239,84 @@ mod tests {
         }
     }
 
-    /// `count` operations of one turn each: write, publish, read everybody's.
-    fn dance(memory: Arc<Memory>, rank: usize, ranks: usize, first: u32, count: u32) {
-        let mut turns = Turns::new(memory.clone(), rank, ranks);
-        turns.seen = vec![first.wrapping_sub(1); ranks];
-        for turn in (0..count).map(|i| first.wrapping_add(i)) {
-            for other in 0..ranks {
-                wait(&mut turns, other, Turns::<Arc<Memory>>::retires(turn));
+    /// One rank's part in a model.
+    struct Dancer {
+        memory: Arc<Memory>,
+        turns: Turns<Arc<Memory>>,
+        rank: usize,
+        ranks: usize,
+    }
+
+    impl Dancer {
+        fn wait(&mut self, rank: usize, turn: u32) {
+            while !self.turns.has_reached(rank, turn) {
+                self.turns.sleep(rank, turn, std::time::Duration::MAX);
             }
-            let slot = Turns::<Arc<Memory>>::slot(turn);
-            turns.announce(turn, turn.into(), [0; 4], [rank as u64; NOTES]);
+        }
+
+        /// Writes this rank's slot and publishes the turn.
+        fn write(&mut self, turn: u32) {
+            for other in 0..self.ranks {
+                self.wait(other, Turns::<Arc<Memory>>::retires(turn));
+            }
+            self.turns.announce(turn, turn.into(), [0; 4], [self.rank as u64; NOTES]);
+            let (slot, word) = (Turns::<Arc<Memory>>::slot(turn), turn.wrapping_mul(10) + self.rank as u32);
             // SAFETY: loom checks that nobody else touches the slot.
-            memory.slots[rank][slot].with_mut(|word| unsafe { *word = turn * 10 + rank as u32 });
-            turns.publish();
-            for other in 0..ranks {
-                wait(&mut turns, other, turn);
-                assert_eq!(turns.line(other, turn).fingerprint(), turn.into());
-                assert_eq!(turns.line(other, turn).notes()[0], other as u64);
-                // SAFETY: loom checks that nobody writes the slot.
-                let word = memory.slots[other][slot].with(|word| unsafe { *word });
-                assert_eq!(word, turn * 10 + other as u32);
+            self.memory.slots[self.rank][slot].with_mut(|to| unsafe { *to = word });
+            self.turns.publish();
+        }
+
+        /// Waits for a rank's turn and reads its slot.
+        fn read(&mut self, rank: usize, turn: u32) {
+            self.wait(rank, turn);
+            assert_eq!(self.turns.line(rank, turn).fingerprint(), turn.into());
+            assert_eq!(self.turns.line(rank, turn).notes()[0], rank as u64);
+            // SAFETY: loom checks that nobody writes the slot.
+            let word = self.memory.slots[rank][Turns::<Arc<Memory>>::slot(turn)].with(|word| unsafe { *word });
+            assert_eq!(word, turn.wrapping_mul(10) + rank as u32);
+        }
+    }
+
+    /// Every rank writes its slot in every turn, and reads everybody's.
+    fn exchange(dancer: &mut Dancer, first: u32, count: u32) {
+        for turn in (0..count).map(|i| first.wrapping_add(i)) {
+            dancer.write(turn);
+            for other in 0..dancer.ranks {
+                dancer.read(other, turn);
             }
         }
     }
 
-    fn model(ranks: usize, first: u32, count: u32, preemptions: usize) {
+    /// Rank 0 writes and runs ahead as far as it can; the others read as late as they may.
+    fn run_ahead(dancer: &mut Dancer, first: u32, count: u32) {
+        for i in 0..count {
+            dancer.write(first.wrapping_add(i));
+            if dancer.rank > 0 && i + 1 >= LAG {
+                dancer.read(0, first.wrapping_add(i + 1 - LAG));
+            }
+        }
+    }
+
+    fn model(ranks: usize, first: u32, count: u32, preemptions: usize, steps: fn(&mut Dancer, u32, u32)) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(preemptions);
+        builder.max_branches = 100_000;
         builder.check(move || {
             let memory = Memory::new(ranks);
-            for lines in &memory.lines {
-                for line in lines {
-                    line.turn.store(first.wrapping_sub(1), Ordering::Relaxed);
-                }
-            }
+            let before = first.wrapping_sub(1);
+            memory.lines.iter().flatten().for_each(|line| line.turn.store(before, Ordering::Relaxed));
+            let dancer = |rank| {
+                let mut turns = Turns::new(memory.clone(), rank, ranks);
+                turns.seen = vec![before; ranks];
+                Dancer { memory: memory.clone(), turns, rank, ranks }
+            };
             let others: Vec<_> = (1..ranks)
                 .map(|rank| {
-                    let memory = memory.clone();
-                    loom::thread::spawn(move || dance(memory, rank, ranks, first, count))
+                    let mut dancer = dancer(rank);
+                    loom::thread::spawn(move || steps(&mut dancer, first, count))
                 })
                 .collect();
-            dance(memory, 0, ranks, first, count);
+            steps(&mut dancer(0), first, count);
             for other in others {
                 other.join().unwrap();
             }
@@ -288,16 +325,21 @@ mod tests {
 
     #[test]
     fn two_ranks_sleep_and_wake() {
-        model(2, 1, 2, 3);
+        model(2, 1, 2, 3, exchange);
     }
 
     #[test]
     fn three_ranks() {
-        model(3, 1, 1, 2);
+        model(3, 1, 1, 2, exchange);
     }
 
     #[test]
-    fn slots_are_reused_only_when_they_are_retired() {
-        model(2, 1, SLOTS as u32 + 2, 1);
+    fn slots_come_round_and_turns_wrap() {
+        model(2, u32::MAX - 4, SLOTS as u32 + 2, 1, exchange);
+    }
+
+    #[test]
+    fn a_rank_that_runs_ahead_does_not_overwrite_what_is_read() {
+        model(2, 1, SLOTS as u32 + 3, 1, run_ahead);
     }
 }

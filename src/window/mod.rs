@@ -13,7 +13,6 @@ pub(crate) mod heap;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::attempt::Attempt;
@@ -21,6 +20,7 @@ use crate::buffer::{Chunk, ChunkMut};
 use crate::error::{Cause, Result};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
+use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
 use crate::sys::{self, Patience, ProcessWatch, Segment};
 use crate::types::{Descriptor, Op, Rank};
 use flags::{Line, Lines, NOTES, SLOTS, Turns};
@@ -85,11 +85,11 @@ impl Lines for Shared {
     }
 
     fn sleep(&self, word: &AtomicU32, value: u32, nap: Duration) {
-        sys::sleep_on(word, value, nap);
+        sync::sleep_on(word, value, nap);
     }
 
     fn wake(&self, word: &AtomicU32) {
-        sys::wake_all(word);
+        sync::wake_all(word);
     }
 }
 
