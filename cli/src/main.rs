@@ -1,1 +1,63 @@
-fn main() {}
+//! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm.
+
+mod bench;
+mod plan;
+mod run;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Collective communication for processes: all-reduce and the rest, over TCP and shared memory.
+#[derive(Parser)]
+#[command(name = "kolo", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start ranks of a program on this machine
+    Run(run::Args),
+    /// Measure a collective among the ranks of this job
+    Bench(bench::Args),
+    /// Explain which algorithm a collective would use, and what it would cost
+    Plan(plan::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log();
+    let result = match cli.command {
+        Command::Run(args) => return run::run(&args),
+        Command::Bench(args) => bench::bench(&args),
+        Command::Plan(args) => plan::plan(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kolo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What the library has to tell goes to standard error: warnings, or as much as `KOLO_LOG` asks for.
+fn log() {
+    let level = std::env::var("KOLO_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(tracing::Level::WARN);
+    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false).init();
+}
+
+/// Writes a line to standard output. Ends the program quietly if nobody reads it any more, as `head` does not.
+fn say(line: &str) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = writeln!(out, "{line}") {
+        if error.kind() != std::io::ErrorKind::BrokenPipe {
+            eprintln!("kolo: standard output cannot be written: {error}");
+        }
+        std::process::exit(1);
+    }
+}

@@ -34,11 +34,13 @@ pub(crate) struct Network {
 /// Connections that were admitted and not yet asked for, by communicator and caller.
 #[derive(Default)]
 pub(crate) struct Mailbox {
-    arrived: Mutex<HashMap<(u64, u32), Vec<(Hello, Stream)>>>,
+    arrived: Mutex<HashMap<(u64, u32), Vec<Arrival>>>,
     changed: Condvar,
     /// Who to wake when something arrives for a communicator.
     wakers: Mutex<HashMap<u64, Arc<Waker>>>,
 }
+
+type Arrival = (Hello, Stream);
 
 /// The most connections that wait for one communicator from one caller.
 const MOST_WAITING: usize = 128;
@@ -60,7 +62,7 @@ impl Mailbox {
     }
 
     /// Takes out the connections with which a rank joins the host's ranks, or says that it cannot.
-    pub(super) fn wait_for_neighbour(&self, channel: u64, from: Rank, deadline: Instant) -> Option<(Hello, Stream)> {
+    pub(super) fn wait_for_neighbour(&self, channel: u64, from: Rank, deadline: Instant) -> Option<Arrival> {
         let mut arrived = self.arrived.lock();
         loop {
             if let Some(waiting) = arrived.get_mut(&(channel, from as u32))
@@ -79,7 +81,7 @@ impl Mailbox {
         let mut arrived = self.arrived.lock();
         let waiting = arrived.get_mut(&(channel, from as u32))?;
         let lanes = waiting.iter().find(|(hello, _)| hello.purpose == Purpose::Link)?.0.lanes;
-        let of_link = |entry: &(Hello, Stream)| entry.0.purpose == Purpose::Link && entry.0.lanes == lanes;
+        let of_link = |entry: &Arrival| entry.0.purpose == Purpose::Link && entry.0.lanes == lanes;
         if waiting.iter().filter(|entry| of_link(entry)).count() < lanes.into() {
             return None;
         }

@@ -61,17 +61,13 @@ pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
 pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let (from, to) = (p.prev(), p.next());
     let all = Place::Output.span(0..p.count);
-    let relative = p.relative();
-    let root =
-        [Step::Send { to, src: Place::Input.span(0..p.count) }, Step::Copy { src: Place::Input.span(0..p.count), dst: all }];
-    let between = [Step::RecvSend { from, dst: all, to }];
-    let last = [Step::Recv { from, dst: all }];
-    let steps: &[Step] = match relative {
-        0 => &root,
-        r if r == p.world - 1 => &last,
-        _ => &between,
+    let input = Place::Input.span(0..p.count);
+    let steps = match p.relative() {
+        0 => [Some(Step::Send { to, src: input }), Some(Step::Copy { src: input, dst: all })],
+        last if last == p.world - 1 => [Some(Step::Recv { from, dst: all }), None],
+        _ => [Some(Step::RecvSend { from, dst: all, to }), None],
     };
-    steps.to_vec().into_iter()
+    steps.into_iter().flatten()
 }
 
 /// From the rank after the root along the ring to the root, in pieces so that those between need little scratch.

@@ -5,7 +5,7 @@
 use kolo::{Communicator, DType, Element, Op, ReduceOp, Result, bf16, f16};
 
 /// SplitMix64: the tests' random numbers.
-pub fn random(seed: u64, what: u64) -> u64 {
+pub(crate) fn random(seed: u64, what: u64) -> u64 {
     let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ what.wrapping_mul(0xd6e8_feb8_6659_fd93);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -13,7 +13,7 @@ pub fn random(seed: u64, what: u64) -> u64 {
 }
 
 /// Elements as the reference sees them.
-pub trait Value: Element + PartialEq + std::fmt::Debug {
+pub(crate) trait Value: Element + PartialEq + std::fmt::Debug {
     /// A random value of a size with which sums and products of a few stay exact in floating point, where they can.
     fn random(seed: u64) -> Self;
     /// The reduction of all ranks' values, in their order.
@@ -106,7 +106,7 @@ impl Value for bool {
 
 /// One collective to be checked: the same on all ranks.
 #[derive(Clone, Copy, Debug)]
-pub struct Case {
+pub(crate) struct Case {
     pub op: Op,
     pub dtype: DType,
     pub redop: ReduceOp,
@@ -117,7 +117,7 @@ pub struct Case {
     pub seed: u64,
 }
 
-pub const OPS: [Op; 14] = [
+pub(crate) const OPS: [Op; 14] = [
     Op::AllReduce,
     Op::Broadcast,
     Op::Barrier,
@@ -136,7 +136,7 @@ pub const OPS: [Op; 14] = [
 
 impl Case {
     /// The n-th case of a seed.
-    pub fn random(seed: u64, world: usize, most: usize) -> Case {
+    pub(crate) fn random(seed: u64, world: usize, most: usize) -> Case {
         let pick = |what: u64, below: usize| random(seed, what) as usize % below;
         let dtype = DType::ALL[pick(2, DType::ALL.len())];
         let redops: Vec<ReduceOp> = ReduceOp::ALL.iter().copied().filter(|redop| redop.applies_to(dtype)).collect();
@@ -154,7 +154,7 @@ impl Case {
 }
 
 /// Carries out a case on one rank, checks the result with the reference, and that all ranks have the same bits.
-pub fn check(comm: &Communicator, case: Case) -> Result<()> {
+pub(crate) fn check(comm: &Communicator, case: Case) -> Result<()> {
     match case.dtype {
         DType::I8 => check_typed::<i8>(comm, case),
         DType::U8 => check_typed::<u8>(comm, case),
@@ -320,7 +320,7 @@ fn check_typed<T: Value>(comm: &Communicator, case: Case) -> Result<()> {
             got = garbage(count);
             if in_place {
                 comm.scope(|s| {
-                    s.send(&values_of(&seed, me, count, &value), to)?;
+                    s.send(values_of(&seed, me, count, &value), to)?;
                     s.recv(&mut got, from)
                 })?;
             } else {
@@ -353,7 +353,11 @@ fn values_of<T: Value>(_: &u64, rank: usize, len: usize, value: &impl Fn(usize, 
 }
 
 /// Connects `world` ranks, each on a thread of its own, through a store of its own, and runs `body` on each.
-pub fn run(world: usize, options: impl Fn(usize, kolo::Builder) -> kolo::Builder + Sync, body: impl Fn(Communicator) + Sync) {
+pub(crate) fn run(
+    world: usize,
+    options: impl Fn(usize, kolo::Builder) -> kolo::Builder + Sync,
+    body: impl Fn(Communicator) + Sync,
+) {
     static STORES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let number = STORES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     std::thread::scope(|scope| {

@@ -1,0 +1,209 @@
+//! Times of one operation at one size.
+//!
+//! Before every sample the buffers are written anew, so that no sample finds its data where the last one left it. A sample of
+//! a small operation is the mean of several calls in a row, each on buffers of its own: one call alone would be shorter than
+//! what the clock and the barrier before it cost. The time of a sample is that of the slowest rank.
+
+use std::time::Instant;
+
+use kolo::{Communicator, ReduceOp, Registered, Result};
+
+use super::Args;
+use super::operation::Operation;
+use super::pattern::{Pattern, is_right, reduced, small};
+
+/// Bytes of all calls of one sample, up to which there are several.
+const SAMPLE: usize = 64 << 10;
+/// The most calls of one sample.
+const CALLS: usize = 64;
+
+/// What is measured at one size.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) bytes: u64,
+    /// Elements of the whole buffer.
+    pub(crate) elements: usize,
+    /// Elements that one rank sends and receives in one call.
+    send: usize,
+    recv: usize,
+    /// Calls of one sample.
+    calls: usize,
+}
+
+impl Plan {
+    pub(crate) fn new<T: Pattern>(args: &Args, ranks: usize, bytes: u64) -> Plan {
+        let elements = args.op.elements(bytes, size_of::<T>(), ranks);
+        let (send, recv) = args.op.shares(elements, ranks);
+        let whole = elements * size_of::<T>();
+        let calls = SAMPLE.checked_div(whole).unwrap_or(CALLS).clamp(1, CALLS);
+        Plan { bytes: whole as u64, elements, send, recv, calls }
+    }
+}
+
+/// The times of one form of an operation, in seconds, and how many elements were wrong.
+#[derive(Clone, Debug)]
+pub(crate) struct Measured {
+    /// Of each sample, sorted.
+    samples: Vec<f64>,
+    /// `None` if nobody looked.
+    pub(crate) wrong: Option<u64>,
+}
+
+/// Both forms of an operation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) out_of_place: Option<Measured>,
+    pub(crate) in_place: Option<Measured>,
+}
+
+impl Measured {
+    /// The sample that so much of all are not longer than (nearest rank).
+    pub(crate) fn percentile(&self, share: f64) -> f64 {
+        let at = (share * self.samples.len() as f64).ceil() as usize;
+        self.samples[at.clamp(1, self.samples.len()) - 1]
+    }
+
+    pub(crate) fn mean(&self) -> f64 {
+        self.samples.iter().sum::<f64>() / self.samples.len() as f64
+    }
+
+    pub(crate) fn min(&self) -> f64 {
+        self.samples[0]
+    }
+
+    pub(crate) fn iterations(&self) -> usize {
+        self.samples.len()
+    }
+}
+
+/// A buffer of either kind.
+enum Buffer<T: Pattern> {
+    Private(Vec<T>),
+    Registered(Registered<T>),
+}
+
+impl<T: Pattern> Buffer<T> {
+    fn new(comm: &Communicator, len: usize, registered: bool) -> Result<Buffer<T>> {
+        Ok(match registered {
+            true => Buffer::Registered(comm.alloc(len)?),
+            false => Buffer::Private(vec![T::from_small(0); len]),
+        })
+    }
+
+    fn slice(&mut self, len: usize) -> &mut [T] {
+        match self {
+            Buffer::Private(vec) => &mut vec[..len],
+            Buffer::Registered(registered) => &mut registered[..len],
+        }
+    }
+}
+
+/// The buffers of all sizes.
+pub(crate) struct Memory<T: Pattern> {
+    send: Buffer<T>,
+    recv: Buffer<T>,
+}
+
+impl<T: Pattern> Memory<T> {
+    pub(crate) fn new(comm: &Communicator, plans: &[Plan], registered: bool) -> Result<Memory<T>> {
+        let most = |of: fn(&Plan) -> usize| plans.iter().map(|plan| plan.calls * of(plan)).max().unwrap_or(0);
+        // In place, the buffer to receive into has all of it.
+        let send = Buffer::new(comm, most(|plan| plan.send), registered)?;
+        Ok(Memory { send, recv: Buffer::new(comm, most(|plan| plan.elements), registered)? })
+    }
+}
+
+/// Measures one form of an operation at one size.
+pub(crate) fn measure<T: Pattern>(
+    comm: &Communicator,
+    args: &Args,
+    plan: &Plan,
+    memory: &mut Memory<T>,
+    in_place: bool,
+) -> Result<Measured> {
+    let Plan { elements, send, recv, calls, .. } = *plan;
+    let (send_len, recv_len) = if in_place { (0, elements) } else { (send, recv) };
+    let how = (args.redop, args.root);
+    let redop = args.op.reduces().then_some(args.redop);
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let mut samples = Vec::with_capacity(args.iters as usize);
+    let mut wrong = None;
+    for iteration in 0..args.warmup + args.iters {
+        let (send, recv) = (memory.send.slice(calls * send_len), memory.recv.slice(calls * recv_len));
+        let filled = if in_place { &mut *recv } else { &mut *send };
+        for (place, element) in filled.iter_mut().enumerate() {
+            *element = T::from_small(small(redop, rank, place, iteration, ranks));
+        }
+        comm.barrier()?;
+        let began = Instant::now();
+        for call in 0..calls {
+            let send = &send[call * send_len..(call + 1) * send_len];
+            let recv = &mut recv[call * recv_len..(call + 1) * recv_len];
+            args.op.call(comm, how, send, recv, in_place)?;
+        }
+        let seconds = began.elapsed().as_secs_f64() / calls as f64;
+        if iteration >= args.warmup {
+            samples.push(seconds);
+        }
+        if args.check && iteration + 1 == args.warmup + args.iters {
+            let mut count = [0u64];
+            for call in 0..calls {
+                let got = &recv[call * recv_len..(call + 1) * recv_len];
+                count[0] += count_wrong(args.op, redop, comm, got, plan, call, iteration, in_place, args.root);
+            }
+            comm.all_reduce(&mut count, ReduceOp::Sum)?;
+            wrong = Some(count[0]);
+        }
+    }
+    comm.all_reduce(&mut samples, ReduceOp::Max)?;
+    samples.sort_by(f64::total_cmp);
+    Ok(Measured { samples, wrong })
+}
+
+/// How many elements of one call's result are not what they must be.
+#[expect(clippy::too_many_arguments, reason = "it is what a result depends on")]
+fn count_wrong<T: Pattern>(
+    op: Operation,
+    redop: Option<ReduceOp>,
+    comm: &Communicator,
+    got: &[T],
+    plan: &Plan,
+    call: usize,
+    iteration: u32,
+    in_place: bool,
+    root: usize,
+) -> u64 {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let is_root = rank == root;
+    let Plan { elements, send, .. } = *plan;
+    let block = elements / ranks;
+    // In place, a rank's number at a place depends on the place in the whole buffer; out of place, in its own part.
+    let stride = if in_place { elements } else { send };
+    let from = |rank: usize, place: usize| f64::from(small(redop, rank, call * stride + place, iteration, ranks));
+    let sum = |place: usize| redop.map_or(0.0, |redop| reduced(redop, call * stride + place, iteration, ranks));
+    let of_rank = |place: usize| if in_place { place } else { place % block.max(1) };
+    let (own, has_result) = match op {
+        Operation::Barrier => (0..0, false),
+        Operation::Reduce | Operation::Gather => (0..elements, is_root),
+        Operation::ReduceScatter | Operation::Scatter if in_place => (rank * block..(rank + 1) * block, true),
+        _ => (0..got.len(), true),
+    };
+    if !has_result {
+        return 0;
+    }
+    let start = own.start;
+    let wrong = own.filter(|&i| {
+        let expected = match op {
+            Operation::AllReduce | Operation::Reduce => sum(i),
+            Operation::Broadcast => from(root, i),
+            Operation::ReduceScatter => sum(rank * block + i - start),
+            Operation::AllGather | Operation::Gather => from(i / block, of_rank(i)),
+            Operation::AllToAll => from(i / block, rank * block + i % block),
+            Operation::Scatter => from(root, rank * block + i - start),
+            Operation::SendRecv => from((rank + ranks - 1) % ranks, i),
+            Operation::Barrier => 0.0,
+        };
+        !is_right(got[i], expected)
+    });
+    wrong.count() as u64
+}

@@ -1,0 +1,70 @@
+//! What buffers are filled with, and what must come out: small numbers, with which reductions are exact in every type.
+
+use kolo::{Element, ReduceOp, bf16, f16};
+
+/// Elements that can be made from small whole numbers.
+pub(crate) trait Pattern: Element {
+    fn from_small(number: u32) -> Self;
+    fn to_f64(self) -> f64;
+    /// The relative error of one rounding.
+    const ROUNDING: f64;
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => {$(
+        impl Pattern for $type {
+            fn from_small(number: u32) -> Self { number as $type }
+            fn to_f64(self) -> f64 { self as f64 }
+            const ROUNDING: f64 = 0.0;
+        }
+    )*};
+}
+
+integers!(i8, u8, i16, u16, i32, u32, i64, u64);
+
+macro_rules! floats {
+    ($($type:ty, $from:expr, $to:expr, $rounding:expr;)*) => {$(
+        impl Pattern for $type {
+            fn from_small(number: u32) -> Self { $from(number as f32) }
+            fn to_f64(self) -> f64 { $to(self) }
+            const ROUNDING: f64 = $rounding;
+        }
+    )*};
+}
+
+floats! {
+    f32, |x| x, |x: f32| x as f64, f32::EPSILON as f64;
+    f64, |x: f32| x as f64, |x: f64| x, f64::EPSILON;
+    f16, f16::from_f32, f16::to_f64, 1.0 / 1024.0;
+    bf16, bf16::from_f32, bf16::to_f64, 1.0 / 128.0;
+}
+
+/// The number that a rank contributes at a place in an iteration: 0 to 3, or for products 1 and now and then 2.
+pub(crate) fn small(redop: Option<ReduceOp>, rank: usize, place: usize, iteration: u32, ranks: usize) -> u32 {
+    let mixed = place.wrapping_mul(5).wrapping_add(rank * 3).wrapping_add(iteration as usize);
+    match redop {
+        Some(ReduceOp::Product) => 1 + u32::from((place + iteration as usize) % ranks.min(7) == rank),
+        _ => (mixed % 4) as u32,
+    }
+}
+
+/// What the reduction of all ranks' numbers at a place must be.
+pub(crate) fn reduced(redop: ReduceOp, place: usize, iteration: u32, ranks: usize) -> f64 {
+    let numbers = (0..ranks).map(|rank| small(Some(redop), rank, place, iteration, ranks));
+    match redop {
+        ReduceOp::Sum => numbers.sum::<u32>().into(),
+        ReduceOp::Average => f64::from(numbers.sum::<u32>()) / ranks as f64,
+        ReduceOp::Product => numbers.product::<u32>().into(),
+        ReduceOp::Max => numbers.max().unwrap_or(0).into(),
+        ReduceOp::Min => numbers.min().unwrap_or(0).into(),
+        ReduceOp::BitAnd => numbers.reduce(|a, b| a & b).unwrap_or(0).into(),
+        ReduceOp::BitOr => numbers.fold(0, |a, b| a | b).into(),
+        ReduceOp::BitXor => numbers.fold(0, |a, b| a ^ b).into(),
+    }
+}
+
+/// Whether an element is what it must be, but for rounding; sums of 8-bit integers wrap.
+pub(crate) fn is_right<T: Pattern>(got: T, expected: f64) -> bool {
+    let expected = if T::ROUNDING == 0.0 { T::from_small(expected as u32).to_f64() } else { expected };
+    (got.to_f64() - expected).abs() <= 2.0 * T::ROUNDING * expected.abs()
+}

@@ -1,0 +1,142 @@
+//! All figures, with where they were measured: what `--json` writes.
+
+use kolo::Communicator;
+use serde::Serialize;
+
+use super::Args;
+use super::measure::{Figures, Measured, Plan};
+use super::operation::Operation;
+
+/// What one run of the benchmark found.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    /// The version of the library.
+    kolo: &'static str,
+    pub(crate) op: &'static str,
+    pub(crate) ranks: usize,
+    pub(crate) hosts: usize,
+    pub(crate) dtype: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) redop: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) root: Option<usize>,
+    pub(crate) transport: &'static str,
+    pub(crate) registered: bool,
+    machine: Machine,
+    pub(crate) rows: Vec<Row>,
+    #[serde(skip)]
+    pub(crate) operation: Operation,
+}
+
+/// Where rank 0 ran.
+#[derive(Clone, Debug, Serialize)]
+struct Machine {
+    hostname: String,
+    os: &'static str,
+    arch: &'static str,
+    cores: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kernel: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_bytes: Option<u64>,
+}
+
+/// One size.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) bytes: u64,
+    /// Elements of the whole buffer.
+    pub(crate) count: usize,
+    pub(crate) algorithm: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) in_place: Option<Line>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) out_of_place: Option<Line>,
+}
+
+/// One form at one size.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Line {
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) mean_us: f64,
+    pub(crate) min_us: f64,
+    iters: usize,
+    pub(crate) algbw_gbs: f64,
+    pub(crate) busbw_gbs: f64,
+    /// `null` if nobody looked.
+    pub(crate) wrong: Option<u64>,
+}
+
+impl Report {
+    pub(crate) fn new(args: &Args, comm: &Communicator) -> Report {
+        Report {
+            kolo: env!("CARGO_PKG_VERSION"),
+            op: args.op.name(),
+            ranks: comm.world_size(),
+            hosts: comm.host_count(),
+            dtype: args.dtype.name(),
+            redop: args.op.reduces().then(|| args.redop.name()),
+            root: args.op.has_root().then_some(args.root),
+            transport: comm.transport_name(),
+            registered: args.registered,
+            machine: Machine::this(),
+            rows: Vec::new(),
+            operation: args.op,
+        }
+    }
+}
+
+impl Row {
+    pub(crate) fn new(plan: &Plan, algorithm: String, figures: Figures, op: Operation, ranks: usize) -> Row {
+        let line = |measured: Option<Measured>| measured.map(|measured| Line::new(&measured, plan.bytes, op.bus_factor(ranks)));
+        let (in_place, out_of_place) = (line(figures.in_place), line(figures.out_of_place));
+        Row { bytes: plan.bytes, count: plan.elements, algorithm, in_place, out_of_place }
+    }
+
+    /// The forms that were measured.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &Line> {
+        [&self.out_of_place, &self.in_place].into_iter().flatten()
+    }
+}
+
+impl Line {
+    fn new(measured: &Measured, bytes: u64, bus_factor: f64) -> Line {
+        let mean = measured.mean();
+        let rate = if mean > 0.0 { bytes as f64 / mean * 1e-9 } else { 0.0 };
+        Line {
+            p50_us: measured.percentile(0.5) * 1e6,
+            p99_us: measured.percentile(0.99) * 1e6,
+            mean_us: mean * 1e6,
+            min_us: measured.min() * 1e6,
+            iters: measured.iterations(),
+            algbw_gbs: rate,
+            busbw_gbs: rate * bus_factor,
+            wrong: measured.wrong,
+        }
+    }
+}
+
+impl Machine {
+    fn this() -> Machine {
+        let read = |path: &str| std::fs::read_to_string(path).ok();
+        let field = |text: String, name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        };
+        let memory = read("/proc/meminfo").and_then(|text| field(text, "MemTotal"));
+        let kibibytes = memory.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
+        let hostname = read("/proc/sys/kernel/hostname").or_else(|| std::env::var("COMPUTERNAME").ok());
+        Machine {
+            hostname: hostname.unwrap_or_default().trim().to_owned(),
+            os: std::env::consts::OS,
+            arch: std::env::consts::ARCH,
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            cpu: read("/proc/cpuinfo").and_then(|text| field(text, "model name")),
+            kernel: read("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned()),
+            memory_bytes: kibibytes.map(|kibibytes| kibibytes << 10),
+        }
+    }
+}

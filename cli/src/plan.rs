@@ -1,0 +1,116 @@
+//! `kolo plan`: the choice of algorithm, and why the others lost.
+
+use clap::Args as ClapArgs;
+use kolo::plan::{Candidate, CostModel, Layout, candidates};
+use kolo::{Algorithm, Op};
+
+use crate::say;
+use crate::units::{bytes, show_bytes, show_seconds};
+
+/// Arguments of `kolo plan`.
+#[derive(ClapArgs)]
+pub(crate) struct Args {
+    /// The operation: all_reduce, broadcast, barrier, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, send
+    #[arg(value_parser = operation)]
+    op: Op,
+    /// Bytes of the buffer, or of all blocks together: 8, 4K, 1M
+    #[arg(short, long, value_parser = bytes, default_value = "1M")]
+    bytes: u64,
+    /// How many ranks
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    ranks: u32,
+    /// On how many hosts; ranks are spread evenly
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
+    hosts: u32,
+    /// Ranks of one host exchange messages, too, as with KOLO_TRANSPORT=tcp
+    #[arg(long)]
+    no_windows: bool,
+    /// Take this algorithm, as with KOLO_ALGORITHM
+    #[arg(long, env = "KOLO_ALGORITHM")]
+    algorithm: Option<Algorithm>,
+    /// Microseconds of latency between hosts
+    #[arg(long, value_parser = positive, default_value_t = CostModel::default().network.latency * 1e6)]
+    latency: f64,
+    /// Gigabytes per second of one host's network interface
+    #[arg(long, value_parser = positive, default_value_t = 1e-9 / CostModel::default().network.per_byte)]
+    bandwidth: f64,
+}
+
+/// Operations of which algorithms are chosen.
+fn operation(text: &str) -> Result<Op, String> {
+    let op: Op = text.parse().map_err(|error: kolo::UnknownName| error.to_string())?;
+    if matches!(op, Op::Split | Op::Alloc | Op::Connect | Op::AllGatherV | Op::ReduceScatterV | Op::AllToAllV) {
+        return Err(format!("{op} is planned as the operation that it is made of"));
+    }
+    Ok(op)
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0).ok_or_else(|| "a number, more than 0".to_owned())
+}
+
+pub(crate) fn plan(args: &Args) -> Result<(), String> {
+    if args.hosts > args.ranks {
+        return Err(format!("{} ranks cannot be on {} hosts", args.ranks, args.hosts));
+    }
+    let mut model = CostModel::default();
+    model.network.latency = args.latency * 1e-6;
+    model.network.per_byte = 1e-9 / args.bandwidth;
+    let (ranks, hosts) = (args.ranks as usize, args.hosts as usize);
+    let mut layout = Layout::even(ranks, if args.no_windows { ranks } else { hosts });
+    layout.windows &= !args.no_windows;
+    let bytes = if args.op == Op::Barrier { 0 } else { args.bytes };
+
+    let found = candidates(args.op, bytes, layout, &model);
+    let chosen = match args.algorithm {
+        None => 0,
+        Some(forced) => found.iter().position(|candidate| candidate.choice.algorithm == forced).ok_or_else(|| {
+            let known: Vec<String> = found.iter().map(|candidate| candidate.choice.algorithm.to_string()).collect();
+            format!("{} has no {forced} here; it has {}", args.op, known.join(", "))
+        })?,
+    };
+    let Some(winner) = found.get(chosen) else { return Err(format!("{} needs at least two ranks", args.op)) };
+
+    let size = if args.op == Op::Barrier { String::new() } else { format!(" of {}", show_bytes(bytes)) };
+    say(&format!("{}{size} among {ranks} rank{} on {hosts} host{}", args.op, plural(ranks), plural(hosts)));
+    say(&format!("{}{}", winner.choice, if args.algorithm.is_some() { " (forced)" } else { "" }));
+    say(&format!("  predicted time           {}", show_seconds(winner.seconds)));
+    say(&format!("  on the wire, per rank    {} in {} messages", show_bytes(winner.sent_per_rank), winner.messages_per_rank));
+    say("");
+    say(&format!(
+        "{:<32} {:>10} {:>10} {:>10} {:>10} {:>12} {:>9}  why",
+        "algorithm", "time", "latency", "transfer", "reduction", "sent/rank", "messages"
+    ));
+    for (i, candidate) in found.iter().enumerate() {
+        say(&format!(
+            "{:<32} {:>10} {:>10} {:>10} {:>10} {:>12} {:>9}  {}",
+            candidate.choice,
+            show_seconds(candidate.seconds),
+            show_seconds(candidate.latency),
+            show_seconds(candidate.transfer),
+            show_seconds(candidate.reduction),
+            show_bytes(candidate.sent_per_rank),
+            candidate.messages_per_rank,
+            if i == chosen { "chosen".to_owned() } else { why(candidate, winner) }
+        ));
+    }
+    Ok(())
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+/// What a candidate loses to the winner by, mostly.
+fn why(candidate: &Candidate, winner: &Candidate) -> String {
+    let losses = [
+        ("latency", candidate.latency - winner.latency),
+        ("transfer", candidate.transfer - winner.transfer),
+        ("reduction", candidate.reduction - winner.reduction),
+    ];
+    let (what, most) = losses.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or(("time", 0.0));
+    if candidate.seconds <= winner.seconds {
+        return "not forced".to_owned();
+    }
+    format!("{:.1} times as long: {} more {what}", candidate.seconds / winner.seconds, show_seconds(most))
+}

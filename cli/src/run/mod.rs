@@ -1,0 +1,255 @@
+//! `kolo run`: ranks of a program on this machine.
+//!
+//! The launcher serves the store where the ranks meet, with a job name and a secret of its own, so that several jobs on one
+//! machine do not meet. It passes signals on, and ends all ranks when one fails.
+
+mod output;
+mod process;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::Args as ClapArgs;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use kolo::TcpStoreServer;
+
+use output::{Palette, forward};
+use process::{Process, Signal};
+
+/// Arguments of `kolo run`.
+#[derive(ClapArgs)]
+pub(crate) struct Args {
+    /// How many ranks to start
+    #[arg(short = 'n', long = "ranks", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks: u32,
+    /// Do not write the rank before each line of output
+    #[arg(long)]
+    no_prefix: bool,
+    /// How long the other ranks may take to report, after one has failed
+    #[arg(long, value_parser = seconds, default_value = "1")]
+    grace: Duration,
+    /// The program and its arguments; `bench ...` is the built-in command
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number: f64 = text.parse().map_err(|_| "a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
+}
+
+/// Commands of this program that ranks carry out.
+const BUILT_IN: [&str; 1] = ["bench"];
+
+/// Exit status when the launcher itself fails.
+const LAUNCHER_FAILED: u8 = 125;
+/// Exit status when the program cannot be started.
+const NOT_STARTED: u8 = 127;
+
+/// What the launcher waits for.
+pub(crate) enum Event {
+    Ended(usize, ExitStatus),
+    Signalled(Signal),
+}
+
+/// The first rank that failed.
+struct Failure {
+    rank: usize,
+    pid: u32,
+    status: ExitStatus,
+    after: Duration,
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match launch(args) {
+        Ok(code) => code,
+        Err((code, message)) => {
+            eprintln!("kolo run: {message}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
+    let failed = |message: String| (LAUNCHER_FAILED, message);
+    let (program, arguments) = args.program.split_first().ok_or_else(|| failed("no program was given".to_owned()))?;
+    let is_built_in = BUILT_IN.iter().any(|name| program == name);
+    let program = if is_built_in {
+        std::env::current_exe().map_err(|error| failed(format!("cannot find this program: {error}")))?.into_os_string()
+    } else {
+        program.clone()
+    };
+    let arguments = if is_built_in { &args.program[..] } else { arguments };
+
+    let (job, secret) = (hexadecimal(&random::<8>()), random::<32>());
+    let address = ([127, 0, 0, 1], 0).into();
+    let server = TcpStoreServer::bind(address, &job, Some(secret)).map_err(|error| failed(error.to_string()))?;
+    let (events, event) = unbounded();
+    process::watch_signals(&events).map_err(|error| failed(format!("cannot watch for signals: {error}")))?;
+
+    let palette = Palette::new(args.ranks as usize, !args.no_prefix);
+    let began = Instant::now();
+    let mut ranks = Ranks { processes: Vec::new(), began, grace: args.grace };
+    for rank in 0..args.ranks as usize {
+        let mut command = Command::new(&program);
+        command
+            .args(arguments)
+            .env("KOLO_RANK", rank.to_string())
+            .env("KOLO_WORLD_SIZE", args.ranks.to_string())
+            .env("KOLO_LOCAL_RANK", rank.to_string())
+            .env("KOLO_LOCAL_WORLD_SIZE", args.ranks.to_string())
+            .env("KOLO_STORE", server.url())
+            .env("KOLO_STORE_SERVED", "1")
+            .env("KOLO_JOB_ID", &job)
+            .env("KOLO_SECRET", hexadecimal(&secret))
+            .stdin(if rank == 0 && !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
+                Stdio::inherit()
+            } else {
+                Stdio::null()
+            });
+        // Of a built-in command, rank 0 reports: it has the terminal to itself.
+        let has_terminal = is_built_in && rank == 0;
+        if !has_terminal {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        match start(&mut command, rank, &palette, &events) {
+            Ok(process) => ranks.processes.push(Some(process)),
+            Err(error) => {
+                ranks.stop_all(&event);
+                let name = Path::new(&program).display();
+                return Err((NOT_STARTED, format!("{name} cannot be started: {error}")));
+            }
+        }
+    }
+    let failure = ranks.wait(&event);
+    drop(server);
+    palette.finish();
+    Ok(match failure {
+        None => ExitCode::SUCCESS,
+        Some(failure) => {
+            eprintln!("kolo run: {}", describe(&failure, args.ranks));
+            ExitCode::from(process::exit_code(failure.status))
+        }
+    })
+}
+
+/// Starts one rank, with threads that pass its output on and wait for its end.
+fn start(command: &mut Command, rank: usize, palette: &Palette, events: &Sender<Event>) -> std::io::Result<Process> {
+    process::prepare(command);
+    let mut child = command.spawn()?;
+    let process = Process::new(&child);
+    let output = [
+        child.stdout.take().map(|pipe| forward(pipe, palette, rank, false)),
+        child.stderr.take().map(|pipe| forward(pipe, palette, rank, true)),
+    ];
+    let events = events.clone();
+    std::thread::Builder::new().name(format!("rank-{rank}")).spawn(move || {
+        let status = child.wait();
+        // All that the rank wrote comes before the news of its end, unless others hold its output open.
+        for reader in output.into_iter().flatten() {
+            reader.wait(Duration::from_millis(200));
+        }
+        if let Ok(status) = status {
+            // Nobody listens any more when the launcher is ending.
+            let _ = events.send(Event::Ended(rank, status));
+        }
+    })?;
+    Ok(process)
+}
+
+fn describe(failure: &Failure, ranks: u32) -> String {
+    let Failure { rank, pid, status, after } = failure;
+    let what = process::describe(*status);
+    let others = if ranks > 1 { "; the other ranks were stopped" } else { "" };
+    format!("rank {rank} (pid {pid}) {what} after {:.1} s{others}", after.as_secs_f64())
+}
+
+/// The ranks that were started.
+struct Ranks {
+    /// `None` for those that have ended.
+    processes: Vec<Option<Process>>,
+    began: Instant,
+    grace: Duration,
+}
+
+/// How urgently the ranks are asked to end.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Urgency {
+    /// Not at all.
+    Running,
+    /// One has failed: the others notice, and say so.
+    Reporting,
+    /// They have been told to terminate.
+    Terminating,
+    /// They have been killed.
+    Killed,
+}
+
+/// How long ranks may take to terminate before they are killed.
+const TERMINATION: Duration = Duration::from_secs(3);
+
+impl Ranks {
+    fn signal(&self, signal: Signal) {
+        self.processes.iter().flatten().for_each(|process| process.signal(signal));
+    }
+
+    /// Waits until all ranks have ended; returns the first failure.
+    fn wait(&mut self, events: &Receiver<Event>) -> Option<Failure> {
+        let mut failure: Option<Failure> = None;
+        let mut urgency = Urgency::Running;
+        let mut deadline: Option<Instant> = None;
+        while self.processes.iter().any(Option::is_some) {
+            let event = match deadline {
+                Some(deadline) => events.recv_deadline(deadline).ok(),
+                None => events.recv().ok(),
+            };
+            match event {
+                Some(Event::Ended(rank, status)) => {
+                    let pid = self.processes[rank].take().map_or(0, |process| process.pid());
+                    if !status.success() && failure.is_none() {
+                        failure = Some(Failure { rank, pid, status, after: self.began.elapsed() });
+                        if urgency == Urgency::Running {
+                            (urgency, deadline) = (Urgency::Reporting, Some(Instant::now() + self.grace));
+                        }
+                    }
+                }
+                Some(Event::Signalled(signal)) => {
+                    self.signal(signal);
+                    if signal.ends() {
+                        // Asked twice, it is meant.
+                        let again = urgency >= Urgency::Terminating;
+                        (urgency, deadline) =
+                            (Urgency::Terminating, Some(Instant::now() + if again { Duration::ZERO } else { TERMINATION }));
+                    }
+                }
+                None if urgency < Urgency::Terminating => {
+                    self.signal(Signal::TERMINATE);
+                    (urgency, deadline) = (Urgency::Terminating, Some(Instant::now() + TERMINATION));
+                }
+                None => {
+                    self.signal(Signal::KILL);
+                    (urgency, deadline) = (Urgency::Killed, None);
+                }
+            }
+        }
+        failure
+    }
+
+    /// Ends ranks that were started in vain.
+    fn stop_all(&mut self, events: &Receiver<Event>) {
+        self.signal(Signal::KILL);
+        self.wait(events);
+    }
+}
+
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("the system has random numbers");
+    bytes
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

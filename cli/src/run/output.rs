@@ -1,0 +1,95 @@
+//! What ranks write, line by line, with their numbers before it.
+
+use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use anstyle::{AnsiColor, Style};
+
+/// How each rank's lines begin.
+#[derive(Clone)]
+pub(super) struct Palette {
+    prefixes: Arc<Option<[Vec<String>; 2]>>,
+}
+
+const COLOURS: [AnsiColor; 6] =
+    [AnsiColor::Cyan, AnsiColor::Green, AnsiColor::Yellow, AnsiColor::Magenta, AnsiColor::Blue, AnsiColor::Red];
+
+impl Palette {
+    /// Prefixes for so many ranks, in colour where the output is a terminal and nobody asked for none.
+    pub(super) fn new(ranks: usize, prefixes: bool) -> Palette {
+        if !prefixes {
+            return Palette { prefixes: Arc::new(None) };
+        }
+        let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let width = (ranks - 1).to_string().len();
+        let all = |is_terminal: bool| {
+            let prefix = |rank: usize| {
+                let colour = COLOURS[rank % COLOURS.len()];
+                let style = if is_terminal && wants_colour { Style::new().fg_color(Some(colour.into())) } else { Style::new() };
+                format!("{style}[{rank:>width$}]{style:#} ")
+            };
+            (0..ranks).map(prefix).collect()
+        };
+        let prefixes = [all(std::io::stdout().is_terminal()), all(std::io::stderr().is_terminal())];
+        Palette { prefixes: Arc::new(Some(prefixes)) }
+    }
+
+    fn prefix(&self, rank: usize, is_error: bool) -> &str {
+        self.prefixes.as_ref().as_ref().map_or("", |prefixes| &prefixes[usize::from(is_error)][rank])
+    }
+
+    /// Nothing more will come.
+    pub(super) fn finish(&self) {
+        // Whoever read the output may have gone.
+        let _ = std::io::stdout().flush();
+    }
+}
+
+/// The thread that passes one stream on.
+pub(super) struct Reader {
+    done: Receiver<()>,
+}
+
+impl Reader {
+    /// Waits for the end of the stream: a program that the rank left behind may keep it open.
+    pub(super) fn wait(&self, patience: Duration) {
+        let _ = self.done.recv_timeout(patience);
+    }
+}
+
+/// The longest line that is kept whole.
+const LONGEST: u64 = 64 << 10;
+
+/// Passes a stream on, line by line.
+pub(super) fn forward(pipe: impl Read + Send + 'static, palette: &Palette, rank: usize, is_error: bool) -> Reader {
+    let palette = palette.clone();
+    let (sender, done) = channel();
+    let thread = std::thread::Builder::new().name(format!("output-{rank}"));
+    let copy = move || {
+        let mut reader = BufReader::new(pipe);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            line.extend_from_slice(palette.prefix(rank, is_error).as_bytes());
+            match reader.by_ref().take(LONGEST).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
+            }
+            if line.last() != Some(&b'\n') {
+                line.push(b'\n');
+            }
+            // One call for each line, so that lines of different ranks do not mix. If nobody reads them, the rank shall know.
+            let written = if is_error { std::io::stderr().write_all(&line) } else { std::io::stdout().lock().write_all(&line) };
+            if written.is_err() {
+                break;
+            }
+        }
+        drop(sender);
+    };
+    if let Err(error) = thread.spawn(copy) {
+        eprintln!("kolo run: output of rank {rank} is lost: {error}");
+    }
+    Reader { done }
+}

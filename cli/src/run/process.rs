@@ -1,0 +1,151 @@
+//! Processes and signals, as far as systems differ.
+
+#[cfg(unix)]
+mod platform {
+    use std::io;
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
+    use std::process::{Child, Command, ExitStatus};
+
+    use crossbeam_channel::Sender;
+    use rustix::process::{Pid, Signal as Number, kill_process};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+    use signal_hook::iterator::Signals;
+
+    use crate::run::Event;
+
+    /// A signal that is passed on.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Signal(i32);
+
+    impl Signal {
+        pub(crate) const TERMINATE: Signal = Signal(SIGTERM);
+        pub(crate) const KILL: Signal = Signal(signal_hook::consts::SIGKILL);
+
+        /// Whether whoever sent it wants the job to end.
+        pub(crate) fn ends(self) -> bool {
+            matches!(self.0, SIGINT | SIGTERM | SIGHUP | SIGQUIT)
+        }
+    }
+
+    /// A rank's process, as long as nobody has been told of its end.
+    pub(crate) struct Process {
+        pid: u32,
+    }
+
+    impl Process {
+        pub(crate) fn new(child: &Child) -> Process {
+            Process { pid: child.id() }
+        }
+
+        pub(crate) fn pid(&self) -> u32 {
+            self.pid
+        }
+
+        pub(crate) fn signal(&self, signal: Signal) {
+            if let (Some(pid), Some(number)) = (Pid::from_raw(self.pid as i32), Number::from_named_raw(signal.0)) {
+                // It may just have ended.
+                let _ = kill_process(pid, number);
+            }
+        }
+    }
+
+    /// Before a rank starts: it gets signals from the launcher only, and does not outlive it.
+    pub(crate) fn prepare(command: &mut Command) {
+        command.process_group(0);
+        #[cfg(target_os = "linux")]
+        // SAFETY: between fork and exec only async-signal-safe calls are allowed; this is one system call.
+        unsafe {
+            command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Number::KILL))?));
+        }
+    }
+
+    /// Passes signals to whoever waits for events, from a thread of its own.
+    pub(crate) fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])?;
+        let events = events.clone();
+        std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            for signal in signals.forever() {
+                if events.send(Event::Signalled(Signal(signal))).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    pub(crate) fn exit_code(status: ExitStatus) -> u8 {
+        // As shells do it.
+        status.code().map_or_else(|| 128 + status.signal().unwrap_or(0) as u8, |code| code as u8)
+    }
+
+    pub(crate) fn describe(status: ExitStatus) -> String {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => format!("exited with status {code}"),
+            (None, Some(signal)) => {
+                let name = signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned);
+                format!("was ended by {name}")
+            }
+            (None, None) => format!("ended: {status}"),
+        }
+    }
+}
+
+#[cfg(not(unix))]
+mod platform {
+    use std::io;
+    use std::process::{Child, Command, ExitStatus};
+
+    use crossbeam_channel::Sender;
+
+    use crate::run::Event;
+
+    /// What can be asked of a process here: to end at once.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Signal;
+
+    impl Signal {
+        pub(crate) const TERMINATE: Signal = Signal;
+        pub(crate) const KILL: Signal = Signal;
+
+        pub(crate) fn ends(self) -> bool {
+            true
+        }
+    }
+
+    /// A rank's process.
+    pub(crate) struct Process {
+        pid: u32,
+    }
+
+    impl Process {
+        pub(crate) fn new(child: &Child) -> Process {
+            Process { pid: child.id() }
+        }
+
+        pub(crate) fn pid(&self) -> u32 {
+            self.pid
+        }
+
+        pub(crate) fn signal(&self, _: Signal) {
+            // The system's own program: a handle to end it with is held by the thread that waits.
+            let _ = Command::new("taskkill").args(["/F", "/T", "/PID", &self.pid.to_string()]).output();
+        }
+    }
+
+    pub(crate) fn prepare(_: &mut Command) {}
+
+    /// Consoles send their signals to all processes by themselves.
+    pub(crate) fn watch_signals(_: &Sender<Event>) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub(crate) fn exit_code(status: ExitStatus) -> u8 {
+        status.code().map_or(1, |code| u8::try_from(code).unwrap_or(1))
+    }
+
+    pub(crate) fn describe(status: ExitStatus) -> String {
+        format!("ended with {status}")
+    }
+}
+
+pub(crate) use platform::{Process, Signal, describe, exit_code, prepare, watch_signals};

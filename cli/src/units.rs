@@ -1,0 +1,60 @@
+//! Sizes and times as people write and read them.
+
+/// Bytes from `8`, `4K`, `1M`, `2G` (powers of 1024; `KiB`, `KB` and the like mean the same).
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let number: u64 = text[..digits].parse().map_err(|_| format!("{text:?} is no size; write 8, 4K, 1M or 2G"))?;
+    let shift = match text[digits..].to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(format!("{text:?} has an unknown unit; write 8, 4K, 1M or 2G")),
+    };
+    number
+        .checked_mul(1 << shift)
+        .filter(|&bytes| bytes <= 1 << 62)
+        .ok_or_else(|| format!("{text:?} is more than memory can hold"))
+}
+
+/// A size for people: `4 KiB`.
+pub(crate) fn show_bytes(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if value < 1024.0 {
+            return if value.fract() == 0.0 { format!("{value} {unit}") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} TiB")
+}
+
+/// A time for people: `12.3 us`.
+pub(crate) fn show_seconds(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-6 => format!("{:.0} ns", s * 1e9),
+        s if s < 1e-3 => format!("{:.1} us", s * 1e6),
+        s if s < 1.0 => format!("{:.2} ms", s * 1e3),
+        s => format!("{s:.2} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, value) in [("8", 8), ("4K", 4096), ("1M", 1 << 20), ("2GiB", 2 << 30), ("3kb", 3072), (" 0 ", 0)] {
+            assert_eq!(bytes(text), Ok(value), "{text}");
+        }
+        for text in ["", "K", "1.5M", "-1", "9x", "99999999999T"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+        assert_eq!(show_bytes(1 << 20), "1 MiB");
+        assert_eq!(show_bytes(1536), "1.5 KiB");
+        assert_eq!(show_seconds(0.00025), "250.0 us");
+    }
+}
