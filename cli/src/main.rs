@@ -47,7 +47,9 @@ fn main() -> ExitCode {
 /// What the library has to tell goes to standard error: warnings, or as much as `KOLO_LOG` asks for.
 fn log() {
     let level = std::env::var("KOLO_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(tracing::Level::WARN);
-    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false).init();
+    let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let ansi = wants_colour && std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_max_level(level).with_ansi(ansi).with_writer(std::io::stderr).with_target(false).init();
 }
 
 /// Writes a line to standard output. Ends the program quietly if nobody reads it any more, as `head` does not.

@@ -5,12 +5,12 @@ use kolo::plan::{Candidate, CostModel, Layout, candidates};
 use kolo::{Algorithm, Op};
 
 use crate::say;
-use crate::units::{bytes, show_bytes, show_seconds};
+use crate::units::{bytes, count, show_bytes, show_seconds};
 
 /// Arguments of `kolo plan`.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// The operation: all_reduce, broadcast, barrier, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, send
+    /// The operation: all_reduce, broadcast, barrier, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter or send
     #[arg(value_parser = operation)]
     op: Op,
     /// Bytes of the buffer, or of all blocks together: 8, 4K, 1M
@@ -36,13 +36,23 @@ pub(crate) struct Args {
     bandwidth: f64,
 }
 
-/// Operations of which algorithms are chosen.
+/// Operations of which algorithms are chosen. Those with a count for each rank are planned as those without.
+const PLANNED: [Op; 10] = [
+    Op::AllReduce,
+    Op::Broadcast,
+    Op::Barrier,
+    Op::Reduce,
+    Op::AllGather,
+    Op::ReduceScatter,
+    Op::AllToAll,
+    Op::Gather,
+    Op::Scatter,
+    Op::Send,
+];
+
 fn operation(text: &str) -> Result<Op, String> {
-    let op: Op = text.parse().map_err(|error: kolo::UnknownName| error.to_string())?;
-    if matches!(op, Op::Split | Op::Alloc | Op::Connect | Op::AllGatherV | Op::ReduceScatterV | Op::AllToAllV) {
-        return Err(format!("{op} is planned as the operation that it is made of"));
-    }
-    Ok(op)
+    let found = PLANNED.into_iter().find(|op| op.name() == text);
+    found.ok_or_else(|| format!("it can be {}", PLANNED.map(Op::name).join(", ")))
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -72,7 +82,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     let Some(winner) = found.get(chosen) else { return Err(format!("{} needs at least two ranks", args.op)) };
 
     let size = if args.op == Op::Barrier { String::new() } else { format!(" of {}", show_bytes(bytes)) };
-    say(&format!("{}{size} among {ranks} rank{} on {hosts} host{}", args.op, plural(ranks), plural(hosts)));
+    say(&format!("{}{size} among {} on {}", args.op, count(ranks, "rank"), count(hosts, "host")));
     say(&format!("{}{}", winner.choice, if args.algorithm.is_some() { " (forced)" } else { "" }));
     say(&format!("  predicted time           {}", show_seconds(winner.seconds)));
     say(&format!("  on the wire, per rank    {} in {} messages", show_bytes(winner.sent_per_rank), winner.messages_per_rank));
@@ -95,10 +105,6 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
         ));
     }
     Ok(())
-}
-
-fn plural(count: usize) -> &'static str {
-    if count == 1 { "" } else { "s" }
 }
 
 /// What a candidate loses to the winner by, mostly.

@@ -41,6 +41,11 @@ pub(crate) fn show_seconds(seconds: f64) -> String {
     }
 }
 
+/// So many things: `1 rank`, `4 ranks`.
+pub(crate) fn count(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

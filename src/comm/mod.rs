@@ -202,7 +202,7 @@ impl Shared {
     #[cold]
     fn revoke(&self, core: &mut Core, error: &Error) {
         if self.failure.set(Arc::new(error.clone())).is_ok() {
-            tracing::error!(%error, rank = self.terms.rank, "the communicator is revoked");
+            tracing::info!(%error, rank = self.terms.rank, "the communicator is revoked");
             core.part(true);
         }
     }

@@ -131,8 +131,11 @@ fn force(op: Op, bytes: u64, layout: Layout, model: &CostModel, forced: Algorith
     found
 }
 
-/// Everything that could carry out `op` on this layout.
+/// Everything that could carry out `op` on this layout. A rank alone needs nothing.
 fn for_each_choice(op: Op, bytes: u64, layout: Layout, model: &CostModel, mut each: impl FnMut(Choice)) {
+    if layout.ranks < 2 {
+        return;
+    }
     if layout.windows && has_window(op) && layout.hosts == 1 {
         each(Choice { algorithm: Algorithm::Window, between: None });
     }

@@ -3,6 +3,7 @@
 use super::Args;
 use super::report::{Line, Report, Row};
 use crate::say;
+use crate::units::count;
 
 /// Columns of one form: time, algorithm and bus bandwidth, wrong elements, median and 99th percentile.
 const FORM: usize = 9 + 8 + 8 + 8 + 9 + 9 + 5;
@@ -10,11 +11,8 @@ const FORM: usize = 9 + 8 + 8 + 8 + 9 + 9 + 5;
 pub(super) fn head(report: &Report, args: &Args) {
     let Report { ranks, hosts, transport, .. } = report;
     let registered = if args.registered { ", registered buffers" } else { "" };
-    say(&format!(
-        "# kolo {} {}: {ranks} ranks on {hosts} hosts over {transport}{registered}",
-        env!("CARGO_PKG_VERSION"),
-        report.op
-    ));
+    let (ranks, hosts) = (count(*ranks, "rank"), count(*hosts, "host"));
+    say(&format!("# kolo {} {}: {ranks} on {hosts} over {transport}{registered}", env!("CARGO_PKG_VERSION"), report.op));
     say(&format!("# {} warm-up and {} measured iterations; a time is the slowest rank's", args.warmup, args.iters));
     say("#");
     let forms = if report.operation.has_in_place() { vec!["out-of-place", "in-place"] } else { vec!["out-of-place"] };

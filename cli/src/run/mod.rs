@@ -54,12 +54,12 @@ pub(crate) enum Event {
     Signalled(Signal),
 }
 
-/// The first rank that failed.
-struct Failure {
-    rank: usize,
-    pid: u32,
-    status: ExitStatus,
-    after: Duration,
+/// Why a job ended before its time.
+enum Failure {
+    /// The first rank that failed.
+    Rank { rank: usize, pid: u32, status: ExitStatus, after: Duration },
+    /// The launcher was told to end it.
+    Stopped(Signal),
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
@@ -130,7 +130,10 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         None => ExitCode::SUCCESS,
         Some(failure) => {
             eprintln!("kolo run: {}", describe(&failure, args.ranks));
-            ExitCode::from(process::exit_code(failure.status))
+            ExitCode::from(match failure {
+                Failure::Rank { status, .. } => process::exit_code(status),
+                Failure::Stopped(signal) => signal.exit_code(),
+            })
         }
     })
 }
@@ -160,10 +163,13 @@ fn start(command: &mut Command, rank: usize, palette: &Palette, events: &Sender<
 }
 
 fn describe(failure: &Failure, ranks: u32) -> String {
-    let Failure { rank, pid, status, after } = failure;
-    let what = process::describe(*status);
-    let others = if ranks > 1 { "; the other ranks were stopped" } else { "" };
-    format!("rank {rank} (pid {pid}) {what} after {:.1} s{others}", after.as_secs_f64())
+    match failure {
+        Failure::Rank { rank, pid, status, after } => {
+            let others = if ranks > 1 { "; the other ranks were stopped" } else { "" };
+            format!("rank {rank} (pid {pid}) {} after {:.1} s{others}", process::describe(*status), after.as_secs_f64())
+        }
+        Failure::Stopped(signal) => format!("stopped by {signal}"),
+    }
 }
 
 /// The ranks that were started.
@@ -209,7 +215,7 @@ impl Ranks {
                 Some(Event::Ended(rank, status)) => {
                     let pid = self.processes[rank].take().map_or(0, |process| process.pid());
                     if !status.success() && failure.is_none() {
-                        failure = Some(Failure { rank, pid, status, after: self.began.elapsed() });
+                        failure = Some(Failure::Rank { rank, pid, status, after: self.began.elapsed() });
                         if urgency == Urgency::Running {
                             (urgency, deadline) = (Urgency::Reporting, Some(Instant::now() + self.grace));
                         }
@@ -218,6 +224,7 @@ impl Ranks {
                 Some(Event::Signalled(signal)) => {
                     self.signal(signal);
                     if signal.ends() {
+                        failure.get_or_insert(Failure::Stopped(signal));
                         // Asked twice, it is meant.
                         let again = urgency >= Urgency::Terminating;
                         (urgency, deadline) =

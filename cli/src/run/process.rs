@@ -2,6 +2,7 @@
 
 #[cfg(unix)]
 mod platform {
+    use std::fmt;
     use std::io;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     use std::process::{Child, Command, ExitStatus};
@@ -24,6 +25,20 @@ mod platform {
         /// Whether whoever sent it wants the job to end.
         pub(crate) fn ends(self) -> bool {
             matches!(self.0, SIGINT | SIGTERM | SIGHUP | SIGQUIT)
+        }
+
+        /// The status of a job that it ended, as shells have it.
+        pub(crate) fn exit_code(self) -> u8 {
+            128 + self.0 as u8
+        }
+    }
+
+    impl fmt::Display for Signal {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            match signal_hook::low_level::signal_name(self.0) {
+                Some(name) => f.write_str(name),
+                None => write!(f, "signal {}", self.0),
+            }
         }
     }
 
@@ -75,16 +90,13 @@ mod platform {
 
     pub(crate) fn exit_code(status: ExitStatus) -> u8 {
         // As shells do it.
-        status.code().map_or_else(|| 128 + status.signal().unwrap_or(0) as u8, |code| code as u8)
+        status.code().map_or_else(|| Signal(status.signal().unwrap_or(0)).exit_code(), |code| code as u8)
     }
 
     pub(crate) fn describe(status: ExitStatus) -> String {
         match (status.code(), status.signal()) {
             (Some(code), _) => format!("exited with status {code}"),
-            (None, Some(signal)) => {
-                let name = signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned);
-                format!("was ended by {name}")
-            }
+            (None, Some(signal)) => format!("was ended by {}", Signal(signal)),
             (None, None) => format!("ended: {status}"),
         }
     }
@@ -92,6 +104,7 @@ mod platform {
 
 #[cfg(not(unix))]
 mod platform {
+    use std::fmt;
     use std::io;
     use std::process::{Child, Command, ExitStatus};
 
@@ -109,6 +122,16 @@ mod platform {
 
         pub(crate) fn ends(self) -> bool {
             true
+        }
+
+        pub(crate) fn exit_code(self) -> u8 {
+            1
+        }
+    }
+
+    impl fmt::Display for Signal {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("request")
         }
     }
 

@@ -1,0 +1,340 @@
+//! Real processes under real launchers: every collective, on every path, against the plain reference.
+//!
+//! Without `KOLO_TEST_WORKER` this program is a test runner; it starts itself with it as the ranks. What cannot run here is
+//! printed and counted.
+
+#[path = "../../tests/common/mod.rs"]
+mod common;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Case, OPS, check, random};
+use kolo::{Communicator, DType, ReduceOp, Transport};
+
+/// What a rank is told to do.
+const WORKER: &str = "KOLO_TEST_WORKER";
+
+/// How a test ended.
+enum Outcome {
+    Passed,
+    /// Why it cannot run here.
+    NotRun(String),
+}
+
+use Outcome::{NotRun, Passed};
+
+type Test = (&'static str, fn() -> Outcome);
+
+const TESTS: [Test; 12] = [
+    ("every_collective_in_shared_memory", || collectives("auto")),
+    ("every_collective_over_links_of_shared_memory", || collectives("links")),
+    ("every_collective_over_tcp", || collectives("tcp")),
+    ("every_collective_over_several_sockets", || collectives("sockets")),
+    ("every_collective_across_declared_hosts", || collectives("hosts")),
+    ("every_collective_across_network_namespaces", network_namespaces),
+    ("more_than_4_gib_in_shared_memory", || huge("auto")),
+    ("more_than_4_gib_over_tcp", || huge("tcp")),
+    ("under_open_mpi", || mpirun("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"])),
+    ("under_mpich", || mpirun("mpirun.mpich", &[])),
+    ("with_plain_variables", plain_variables),
+    ("a_second_job_at_the_same_time", two_jobs),
+];
+
+fn main() -> ExitCode {
+    if let Ok(task) = std::env::var(WORKER) {
+        work(&task);
+        return ExitCode::SUCCESS;
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--list") {
+        TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let chosen = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
+    let (mut passed, mut failed, mut not_run) = (0, 0, 0);
+    for (name, test) in TESTS.iter().filter(|(name, _)| chosen(name)) {
+        let began = Instant::now();
+        let outcome = std::panic::catch_unwind(test);
+        let seconds = began.elapsed().as_secs_f64();
+        match outcome {
+            Ok(Passed) => {
+                passed += 1;
+                println!("test {name} ... ok ({seconds:.1} s)");
+            }
+            Ok(NotRun(why)) => {
+                not_run += 1;
+                println!("test {name} ... NOT RUN: {why}");
+            }
+            Err(_) => {
+                failed += 1;
+                println!("test {name} ... FAILED");
+            }
+        }
+    }
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    println!("\ntest result: {verdict}. {passed} passed; {failed} failed; {not_run} ignored; 0 measured; 0 filtered out\n");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+// ---- What ranks do ----
+
+fn work(task: &str) {
+    let (task, argument) = task.split_once(' ').unwrap_or((task, ""));
+    let rank: usize = std::env::var("KOLO_RANK").ok().and_then(|rank| rank.parse().ok()).unwrap_or(0);
+    let builder = Communicator::builder().timeout(Duration::from_secs(120));
+    let builder = match argument {
+        "tcp" => builder.transport(Transport::Tcp),
+        "sockets" => builder.transport(Transport::Tcp).sockets(3),
+        "links" => builder.algorithm(kolo::Algorithm::Ring),
+        "hosts" => builder.host(format!("host{}", rank % 3)),
+        _ => builder,
+    };
+    let comm = builder.connect().unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+    match task {
+        "collectives" => all_collectives(&comm),
+        "huge" => all_reduce_huge(&comm),
+        other => panic!("unknown task {other}"),
+    }
+    println!("rank {} of {} on {} hosts over {}: done", comm.rank(), comm.world_size(), comm.host_count(), comm.transport_name());
+}
+
+fn all_collectives(comm: &Communicator) {
+    for (round, op) in OPS.into_iter().enumerate() {
+        for (i, count) in [0, 1, 7, 1000, 60_001].into_iter().enumerate() {
+            for in_place in [false, true] {
+                let seed = random(round as u64, i as u64);
+                let dtype = DType::ALL[(round + i) % DType::ALL.len()];
+                let applicable: Vec<ReduceOp> = ReduceOp::ALL.iter().copied().filter(|redop| redop.applies_to(dtype)).collect();
+                let redop = applicable[seed as usize % applicable.len()];
+                let case = Case { op, dtype, redop, count, root: seed as usize % comm.world_size(), in_place, seed };
+                check(comm, case).unwrap_or_else(|error| panic!("{error} in {case:?}"));
+            }
+        }
+    }
+    // Parts, asynchronous work and registered buffers, between processes.
+    let part = comm.split(comm.rank() % 2, 0).unwrap();
+    let work = part.start_all_reduce(vec![1u32; 100_000], ReduceOp::Sum).unwrap();
+    let mut registered = comm.alloc::<f64>(50_000).unwrap();
+    registered.fill(1.0);
+    comm.all_reduce(&mut registered, ReduceOp::Sum).unwrap();
+    assert!(registered.iter().all(|&x| x == comm.world_size() as f64));
+    assert!(work.wait().unwrap().iter().all(|&x| x as usize == part.world_size()));
+    comm.barrier().unwrap();
+}
+
+/// More elements than 32 bits count.
+fn all_reduce_huge(comm: &Communicator) {
+    let count = (1usize << 32) + 12_345;
+    let mut buf: Vec<u8> = vec![0; count];
+    for (i, chunk) in buf.chunks_mut(4096).enumerate() {
+        chunk.fill((i as u8).wrapping_add(comm.rank() as u8));
+    }
+    comm.all_reduce(&mut buf, ReduceOp::Sum).unwrap();
+    let n = comm.world_size();
+    for (i, chunk) in buf.chunks(4096).enumerate() {
+        let expected = (0..n).fold(0u8, |sum, rank| sum.wrapping_add((i as u8).wrapping_add(rank as u8)));
+        assert!(chunk.iter().all(|&byte| byte == expected), "chunk {i}");
+    }
+}
+
+// ---- How they are started ----
+
+fn kolo() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_kolo"))
+}
+
+fn this() -> PathBuf {
+    std::env::current_exe().unwrap()
+}
+
+/// Runs a command to its end, and returns what it wrote if it succeeded.
+fn output(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{command:?} ended with {status}:\n{text}");
+    text
+}
+
+/// How many ranks said that they are done, and what else they said about where they are.
+fn done<'a>(text: &'a str, what: &'a str) -> usize {
+    text.lines().filter(|line| line.contains(": done") && line.contains(what)).count()
+}
+
+fn kolo_run(ranks: usize, task: &str) -> String {
+    output(Command::new(kolo()).args(["run", "-n", &ranks.to_string(), "--"]).arg(this()).env(WORKER, task))
+}
+
+fn collectives(path: &str) -> Outcome {
+    if !cfg!(target_os = "linux") && path != "tcp" && path != "sockets" {
+        return NotRun("shared memory between processes is built for Linux only so far".to_owned());
+    }
+    for ranks in [1, 2, 3, 4, 5, 8] {
+        let text = kolo_run(ranks, &format!("collectives {path}"));
+        let over = match (path, ranks) {
+            (_, 1) => "over none",
+            ("tcp" | "sockets", _) => "over tcp",
+            ("hosts", 2 | 3) => "over tcp",
+            ("hosts", _) => "on 3 hosts over shm+tcp",
+            _ => "on 1 hosts over shm",
+        };
+        assert_eq!(done(&text, over), ranks, "{text}");
+    }
+    Passed
+}
+
+fn huge(path: &str) -> Outcome {
+    const NEEDED: u64 = 11 << 30;
+    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("MemAvailable"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+    });
+    match available {
+        Some(kibibytes) if kibibytes << 10 >= NEEDED => {}
+        Some(kibibytes) => return NotRun(format!("{} GiB of memory are free, {} are needed", kibibytes >> 20, NEEDED >> 30)),
+        None => return NotRun("it cannot be told how much memory is free".to_owned()),
+    }
+    assert_eq!(done(&kolo_run(2, &format!("huge {path}")), ""), 2);
+    Passed
+}
+
+fn mpirun(program: &str, options: &[&str]) -> Outcome {
+    if Command::new(program).arg("--version").output().is_err() {
+        return NotRun(format!("{program} is not installed"));
+    }
+    for ranks in [1, 3] {
+        let mut command = Command::new(program);
+        command.args(options).args(["-n", &ranks.to_string()]).arg(this()).env(WORKER, "collectives auto");
+        let text = output(&mut command);
+        assert_eq!(done(&text, &format!("of {ranks}")), ranks, "{text}");
+    }
+    // The bench is a program like any other.
+    let text = output(Command::new(program).args(options).args(["-n", "2"]).arg(kolo()).args([
+        "bench",
+        "all_reduce",
+        "--sizes",
+        "1K",
+        "--check",
+    ]));
+    assert!(text.contains("2 ranks on 1 host") && text.contains(": 0 OK"), "{text}");
+    Passed
+}
+
+/// The ranks of a job that is launched by hand.
+fn by_hand(ranks: usize, port: u16, job: &str) -> Vec<std::process::Child> {
+    (0..ranks)
+        .map(|rank| {
+            Command::new(this())
+                .env(WORKER, "collectives auto")
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", ranks.to_string())
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", port.to_string())
+                .env("KOLO_JOB_ID", job)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect()
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn wait(children: Vec<std::process::Child>) {
+    let ranks = children.len();
+    for child in children {
+        let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+        let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+        assert!(status.success() && done(&text, &format!("of {ranks}")) == 1, "{text}");
+    }
+}
+
+fn plain_variables() -> Outcome {
+    wait(by_hand(3, free_port(), "plain"));
+    Passed
+}
+
+fn two_jobs() -> Outcome {
+    let jobs = [by_hand(2, free_port(), "first"), by_hand(3, free_port(), "second")];
+    jobs.into_iter().for_each(wait);
+    Passed
+}
+
+/// Several hosts on one machine: each network namespace has its own address, and none shares memory with another.
+struct Namespaces {
+    names: Vec<String>,
+    bridge: String,
+}
+
+impl Namespaces {
+    const NETWORK: &str = "10.213.77";
+
+    fn new(count: usize) -> Result<Namespaces, String> {
+        let id = std::process::id() % 10_000;
+        let mut made = Namespaces { names: Vec::new(), bridge: format!("kolo{id}") };
+        let ip = |arguments: &str| -> Result<(), String> {
+            let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|error| format!("ip: {error}"))?;
+            if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
+        };
+        ip(&format!("link add {} type bridge", made.bridge))?;
+        ip(&format!("link set {} up", made.bridge))?;
+        for i in 0..count {
+            let (name, outside) = (format!("kolo{id}n{i}"), format!("kolo{id}v{i}"));
+            ip(&format!("netns add {name}"))?;
+            made.names.push(name.clone());
+            ip(&format!("link add {outside} type veth peer name eth0 netns {name}"))?;
+            ip(&format!("link set {outside} master {} up", made.bridge))?;
+            ip(&format!("-n {name} addr add {}.{}/24 dev eth0", Self::NETWORK, i + 1))?;
+            ip(&format!("-n {name} link set eth0 up"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+        }
+        Ok(made)
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = Command::new("ip").args(["netns", "del", name]).status();
+        }
+        let _ = Command::new("ip").args(["link", "del", &self.bridge]).stderr(Stdio::null()).status();
+    }
+}
+
+fn network_namespaces() -> Outcome {
+    let namespaces = match Namespaces::new(3) {
+        Ok(namespaces) => namespaces,
+        Err(why) => return NotRun(format!("network namespaces cannot be made: {why}")),
+    };
+    // Two ranks on the first host, two on the second, one on the third.
+    for layout in [&[0, 0, 1, 1, 2][..], &[0, 1, 2, 0]] {
+        let children: Vec<_> = layout
+            .iter()
+            .enumerate()
+            .map(|(rank, &host)| {
+                Command::new("ip")
+                    .args(["netns", "exec", &namespaces.names[host]])
+                    .arg(this())
+                    .env(WORKER, "collectives auto")
+                    .env("KOLO_RANK", rank.to_string())
+                    .env("KOLO_WORLD_SIZE", layout.len().to_string())
+                    .env("KOLO_STORE", format!("tcp://{}.1:29777", Namespaces::NETWORK))
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        for child in children {
+            let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+            let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+            assert!(status.success() && done(&text, "on 3 hosts over shm+tcp") == 1, "{text}");
+        }
+    }
+    Passed
+}
