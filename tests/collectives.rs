@@ -46,7 +46,7 @@ proptest! {
     #[test]
     fn over_tcp(seed: u64, world in 2usize..=9, sockets in 1usize..=3) {
         let algorithm = Algorithm::ALL[random(seed, 0) as usize % 6];
-        let forced = random(seed, 1) % 2 == 0;
+        let forced = random(seed, 1).is_multiple_of(2);
         let options = |_, builder: kolo::Builder| {
             let builder = builder.transport(Transport::Tcp).sockets(sockets);
             if forced { builder.algorithm(algorithm) } else { builder }
@@ -58,7 +58,7 @@ proptest! {
     fn across_several_hosts(seed: u64, world in 2usize..=9, hosts in 1usize..=4) {
         // Hosts of differing sizes, with ranks dealt out at random.
         let options = |rank, builder: kolo::Builder| builder.host(format!("host{}", random(seed, 100 + rank as u64) as usize % hosts));
-        let forced = random(seed, 1) % 2 == 0;
+        let forced = random(seed, 1).is_multiple_of(2);
         let options = |rank, builder| {
             let builder = options(rank, builder);
             if forced { builder.algorithm(Algorithm::Hierarchical) } else { builder }
@@ -79,7 +79,7 @@ fn every_algorithm_of_every_operation() {
                     for (round, op) in common::OPS.into_iter().enumerate() {
                         for count in [0, 1, world - 1, 1000, 70_001] {
                             let seed = random(round as u64, count as u64);
-                            let (root, in_place) = (seed as usize % world, seed % 3 == 0);
+                            let (root, in_place) = (seed as usize % world, seed.is_multiple_of(3));
                             let case = Case { op, dtype: DType::F32, redop: ReduceOp::Average, count, root, in_place, seed };
                             check(&comm, case).unwrap_or_else(|error| panic!("{error} in {case:?}"));
                         }

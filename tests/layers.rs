@@ -94,12 +94,10 @@ fn imports_go_one_way() {
             continue;
         }
         for import in imports(&fs::read_to_string(&file).unwrap()) {
-            let is_public_name = import.starts_with(char::is_uppercase);
-            let is_base = BASE.contains(&import.as_str())
-                && !(BASE.contains(&module) && !allowed.get(module).is_some_and(|list| list.contains(&import.as_str())));
-            let is_allowed = allowed.get(module).is_some_and(|list| list.contains(&import.as_str()));
             checked += 1;
-            if import != module && !is_base && !is_allowed && (modules.contains(&import) || !is_public_name) {
+            let listed = allowed.get(module).is_some_and(|list| list.contains(&import.as_str()));
+            let below = BASE.contains(&import.as_str()) && !BASE.contains(&module);
+            if import != module && modules.contains(&import) && !listed && !below {
                 wrong.push(format!("{} imports {import}", relative.display()));
             }
         }

@@ -174,7 +174,8 @@ fn two_ranks_0_are_named() {
 #[test]
 fn what_a_crashed_run_left_in_a_store_does_not_matter() {
     // A former run's keys, whole: a generation, cards of all ranks and a book.
-    struct Recording(Arc<dyn Store>, Arc<Mutex<Vec<(String, Vec<u8>)>>>);
+    type Log = Mutex<Vec<(String, Vec<u8>)>>;
+    struct Recording(Arc<dyn Store>, Arc<Log>);
     impl Store for Recording {
         fn url(&self) -> String {
             self.0.url()

@@ -83,11 +83,11 @@ pub(crate) struct Args {
 
 impl Args {
     fn check(&self) -> Result<(), String> {
-        if self.op.reduces() && !self.redop.applies_to(self.dtype) {
-            return Err(format!("{} is not defined on {}", self.redop, self.dtype));
-        }
         if self.dtype == DType::Bool {
             return Err("there are no benchmarks of bool; u8 moves the same bytes".to_owned());
+        }
+        if self.op.reduces() && !self.redop.applies_to(self.dtype) {
+            return Err(format!("{} is not defined on {}", self.redop, self.dtype));
         }
         if self.sizes.is_empty() && self.min > self.max {
             return Err(format!("the smallest size, {}, is larger than the largest, {}", self.min, self.max));

@@ -68,3 +68,35 @@ pub(crate) fn is_right<T: Pattern>(got: T, expected: f64) -> bool {
     let expected = if T::ROUNDING == 0.0 { T::from_small(expected as u32).to_f64() } else { expected };
     (got.to_f64() - expected).abs() <= 2.0 * T::ROUNDING * expected.abs()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_results_are_noticed() {
+        for &redop in ReduceOp::ALL {
+            for place in 0..40 {
+                let right = reduced(redop, place, 3, 5);
+                assert!(is_right(right, right) && !is_right(right + 1.0, right), "{redop}: {right}");
+                assert!(
+                    is_right(f16::from_f64(right), right) && !is_right(f16::from_f64(right + 0.25), right),
+                    "{redop}: {right}"
+                );
+                if redop != ReduceOp::Average {
+                    assert!(is_right(right as u8, right) && !is_right(right as u8 + 1, right), "{redop}: {right}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_and_iterations_contribute_differently() {
+        let numbers = |redop, rank, iteration| (0..50).map(|place| small(redop, rank, place, iteration, 4)).collect::<Vec<_>>();
+        for redop in [None, Some(ReduceOp::Sum), Some(ReduceOp::Product)] {
+            assert_ne!(numbers(redop, 0, 0), numbers(redop, 1, 0));
+            assert_ne!(numbers(redop, 0, 0), numbers(redop, 0, 1));
+        }
+        assert!((0..50).all(|place| reduced(ReduceOp::Product, place, 0, 100) <= 2.0), "products stay small");
+    }
+}

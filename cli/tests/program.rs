@@ -1,0 +1,382 @@
+//! The program as a user meets it: what it prints, how it ends, what it says when it cannot.
+
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn kolo(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kolo")).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Standard output of a command that succeeds.
+fn said(arguments: &[&str]) -> String {
+    let output = kolo(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Exit status and standard error of a command that fails.
+fn failed(arguments: &[&str]) -> (i32, String) {
+    let output = kolo(arguments);
+    assert!(!output.status.success(), "{arguments:?}: {}", text(&output.stdout));
+    (output.status.code().unwrap(), text(&output.stderr))
+}
+
+#[test]
+fn help_names_the_commands() {
+    let help = said(&["--help"]);
+    for command in ["run", "bench", "plan"] {
+        assert!(help.contains(command), "{help}");
+    }
+    assert!(said(&["bench", "--help"]).contains("send_recv"));
+    assert!(said(&["--version"]).starts_with("kolo "));
+}
+
+#[cfg(unix)]
+mod run {
+    use super::*;
+
+    #[test]
+    fn output_is_prefixed_by_rank() {
+        let output = kolo(&["run", "-n", "3", "--", "sh", "-c", "echo out $KOLO_RANK of $KOLO_WORLD_SIZE; echo err >&2"]);
+        assert!(output.status.success());
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        let mut lines: Vec<&str> = out.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, ["[0] out 0 of 3", "[1] out 1 of 3", "[2] out 2 of 3"]);
+        assert_eq!(err.lines().count(), 3);
+        let plain = said(&["run", "-n", "1", "--no-prefix", "--", "sh", "-c", "printf 'no newline'"]);
+        assert_eq!(plain, "no newline\n");
+    }
+
+    #[test]
+    fn every_job_has_its_own_name_and_secret() {
+        let job = || said(&["run", "-n", "1", "--no-prefix", "--", "sh", "-c", "echo $KOLO_JOB_ID $KOLO_SECRET"]);
+        let (first, second) = (job(), job());
+        assert_ne!(first, second);
+        assert_eq!(first.trim().len(), 16 + 1 + 64);
+    }
+
+    #[test]
+    fn the_first_failure_ends_all_and_is_the_outcome() {
+        let began = Instant::now();
+        let script = "if [ $KOLO_RANK = 1 ]; then exit 7; fi; exec sleep 600";
+        let (code, err) = failed(&["run", "-n", "3", "--grace", "0.1", "--", "sh", "-c", script]);
+        assert_eq!(code, 7);
+        assert!(
+            err.contains("rank 1 (pid ") && err.contains("exited with status 7") && err.contains("the other ranks were stopped"),
+            "{err}"
+        );
+        let script = "if [ $KOLO_RANK = 2 ]; then kill -9 $$; fi; exec sleep 600";
+        let (code, err) = failed(&["run", "-n", "3", "--grace", "0.1", "--", "sh", "-c", script]);
+        assert_eq!(code, 128 + 9);
+        assert!(err.contains("rank 2") && err.contains("SIGKILL"), "{err}");
+        assert!(began.elapsed() < Duration::from_secs(300));
+    }
+
+    #[test]
+    fn ranks_that_ignore_the_request_are_killed() {
+        let script = "if [ $KOLO_RANK = 0 ]; then exit 1; fi; trap '' TERM; while true; do sleep 0.1; done";
+        let (code, _) = failed(&["run", "-n", "2", "--grace", "0", "--", "sh", "-c", script]);
+        assert_eq!(code, 1);
+    }
+
+    #[test]
+    fn signals_are_passed_on() {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+            .args([
+                "run",
+                "-n",
+                "2",
+                "--",
+                "sh",
+                "-c",
+                "trap 'echo got it; exit 0' USR1; echo ready; while true; do sleep 0.05; done",
+            ])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+        assert!(lines.by_ref().take(2).all(|line| line.unwrap().ends_with("ready")));
+        assert!(Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap().success());
+        assert_eq!(lines.filter(|line| line.as_ref().unwrap().ends_with("got it")).count(), 2);
+        assert!(child.wait().unwrap().success());
+    }
+
+    #[test]
+    fn a_launcher_that_is_told_to_stop_stops_its_ranks() {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+            .args(["run", "-n", "2", "--", "sh", "-c", "echo $$; exec sleep 600"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+        let pids: Vec<String> = lines.take(2).map(|line| line.unwrap().split(' ').nth(1).unwrap().to_owned()).collect();
+        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(128 + 15));
+        assert!(text(&output.stderr).contains("stopped by SIGTERM"));
+        for pid in pids {
+            assert!(!Command::new("kill").args(["-0", &pid]).stderr(Stdio::null()).status().unwrap().success(), "{pid} lives");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn ranks_do_not_outlive_a_launcher_that_is_killed() {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+            .args(["run", "-n", "2", "--", "sh", "-c", "echo $$; exec sleep 600"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+        let pids: Vec<String> = lines.take(2).map(|line| line.unwrap().split(' ').nth(1).unwrap().to_owned()).collect();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for pid in pids {
+            while Command::new("kill").args(["-0", &pid]).stderr(Stdio::null()).status().unwrap().success() {
+                // A killed process may wait as a zombie for whoever inherits it.
+                let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+                if state.contains(") Z ") {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{pid} lives");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn rank_0_reads_what_is_piped_in() {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+            .args(["run", "-n", "2", "--", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"words\n").unwrap();
+        assert_eq!(text(&child.wait_with_output().unwrap().stdout), "[0] words\n");
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_said() {
+        let (code, err) = failed(&["run", "-n", "2", "--", "no-such-program"]);
+        assert_eq!(code, 127);
+        assert!(err.contains("no-such-program cannot be started"), "{err}");
+        for arguments in [&["run", "-n", "2"][..], &["run", "-n", "0", "true"], &["run", "true"], &["run", "-n", "x", "true"]] {
+            assert_eq!(failed(arguments).0, 2, "{arguments:?}");
+        }
+    }
+
+    /// A rank that is killed in the middle of a collective: the others name it.
+    #[test]
+    fn survivors_name_the_culprit() {
+        for transport in ["auto", "tcp"] {
+            let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
+                .args(["run", "-n", "3", "--grace", "5", "--", "sh", "-c"])
+                .arg(format!(
+                    "echo $$ >&2; exec {} bench all_reduce --sizes 1M --iters 1000000 --transport {transport}",
+                    env!("CARGO_BIN_EXE_kolo")
+                ))
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            // The table's head says that all have connected.
+            let mut out = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+            assert!(out.next().unwrap().unwrap().contains("3 ranks"));
+            let mut err = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap())).map(Result::unwrap);
+            let started: Vec<String> = err.by_ref().take(3).collect();
+            let victim = started.iter().find_map(|line| line.strip_prefix("[2] ")).unwrap();
+            assert!(Command::new("kill").args(["-KILL", victim]).status().unwrap().success());
+            let rest: Vec<String> = err.collect();
+            let named =
+                rest.iter().filter(|line| line.contains("failed after") && line.contains(&format!("pid {victim}) "))).count();
+            assert!(named >= 1, "{transport}: {rest:?}");
+            assert!(rest.last().unwrap().contains("rank 2") && rest.last().unwrap().contains("SIGKILL"), "{rest:?}");
+            assert_eq!(child.wait().unwrap().code(), Some(137));
+        }
+    }
+}
+
+mod bench {
+    use super::*;
+
+    fn run(ranks: &str, arguments: &[&str]) -> String {
+        said(&[&["run", "-n", ranks, "--", "bench"], arguments].concat())
+    }
+
+    #[test]
+    fn every_operation_computes_what_it_should() {
+        for op in [
+            "all_reduce",
+            "broadcast",
+            "barrier",
+            "reduce",
+            "all_gather",
+            "reduce_scatter",
+            "all_to_all",
+            "gather",
+            "scatter",
+            "send_recv",
+        ] {
+            for more in [
+                &[][..],
+                &["--registered", "--dtype", "bf16", "--root", "1"],
+                &["--transport", "tcp", "--dtype", "u8", "--redop", "max"],
+            ] {
+                let arguments = [&[op, "--sizes", "8,1000,70K", "--iters", "2", "--warmup", "1", "--check"], more].concat();
+                let table = run("3", &arguments);
+                assert!(table.contains("Out of bounds values : 0 OK"), "{table}");
+                assert!(table.contains("algbw") && table.contains("#wrong") && table.contains("p99"), "{table}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_type_and_reduction_is_checked() {
+        for dtype in ["f32", "f64", "f16", "bf16", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"] {
+            for redop in ["sum", "product", "min", "max", "average", "bitand", "bitor", "bitxor"] {
+                let is_float = dtype.contains('f');
+                let applies = if redop.starts_with("bit") { !is_float } else { redop != "average" || is_float };
+                let bench =
+                    ["run", "-n", "2", "--", "bench", "all_reduce", "--sizes", "4K", "--iters", "1", "--warmup", "0", "--check"];
+                let arguments = [&bench[..], &["-d", dtype, "-o", redop]].concat();
+                if applies {
+                    assert!(said(&arguments).contains("0 OK"), "{dtype} {redop}");
+                } else {
+                    let (_, err) = failed(&arguments);
+                    assert!(err.contains(&format!("{redop} is not defined on {dtype}")), "{err}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn results_are_checked_only_on_request() {
+        assert!(!run("1", &["all_reduce", "--sizes", "8", "--iters", "1"]).contains("Out of bounds"));
+    }
+
+    #[test]
+    fn files_hold_every_figure() {
+        let folder = std::env::temp_dir().join(format!("kolo-bench-test-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (json, svg) = (folder.join("a.json"), folder.join("a.svg"));
+        let files = ["--json", json.to_str().unwrap(), "--plot", svg.to_str().unwrap()];
+        run("2", &[&["all_gather", "-b", "8", "-e", "2K", "-f", "4", "--iters", "3", "--check"], &files[..]].concat());
+        let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        assert_eq!(report["kolo"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(
+            (&report["op"], &report["ranks"], &report["hosts"], &report["dtype"]),
+            (&"all_gather".into(), &2.into(), &1.into(), &"f32".into())
+        );
+        assert!(report["machine"]["cores"].as_u64().unwrap() > 0);
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(rows.iter().map(|row| row["bytes"].as_u64().unwrap()).collect::<Vec<_>>(), [8, 32, 128, 512, 2048]);
+        for row in rows {
+            assert_eq!(row["count"].as_u64().unwrap() * 4, row["bytes"].as_u64().unwrap());
+            assert!(row["algorithm"].is_string());
+            for form in ["in_place", "out_of_place"] {
+                let line = &row[form];
+                let of = |name: &str| line[name].as_f64().unwrap();
+                assert!(of("min_us") > 0.0 && of("min_us") <= of("p50_us") && of("p50_us") <= of("p99_us"), "{line}");
+                assert_eq!((of("iters"), of("wrong")), (3.0, 0.0));
+                // All-gather among two: half of the bytes cross the bus.
+                assert!((of("busbw_gbs") / of("algbw_gbs") - 0.5).abs() < 1e-9);
+                let rate = row["bytes"].as_f64().unwrap() / of("mean_us") * 1e-3;
+                assert!((of("algbw_gbs") / rate - 1.0).abs() < 1e-6);
+            }
+        }
+        let drawing = std::fs::read_to_string(&svg).unwrap();
+        assert!(drawing.starts_with("<svg") && drawing.contains("bus bandwidth") && drawing.contains("in place"), "{drawing}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused_with_what_is_right() {
+        for (arguments, hint) in [
+            (&["bench", "all_reduc"][..], "all_reduce"),
+            (&["bench", "all_reduce", "--sizes", "4Q"], "write 8, 4K, 1M"),
+            (&["bench", "all_reduce", "-b", "2K", "-e", "1K"], "larger than the largest"),
+            (&["bench", "all_reduce", "-f", "1"], "1 is not in 2.."),
+            (&["bench", "all_reduce", "-d", "float"], "bf16"),
+            (&["bench", "all_reduce", "-d", "bool"], "u8 moves the same bytes"),
+            (&["bench", "broadcast", "--root", "3"], "root 3 is out of range"),
+            (&["bench", "all_reduce", "--json", "/no/such/folder/a.json"], "no such folder"),
+            (&["bench", "all_reduce", "--algorithm", "rings"], "halving-doubling"),
+            (&["bench", "all_reduce", "--sockets", "65"], "1 to 64"),
+        ] {
+            let (_, err) = failed(arguments);
+            assert!(err.contains(hint), "{arguments:?}: {err}");
+        }
+    }
+}
+
+mod plan {
+    use super::*;
+
+    #[test]
+    fn the_choice_is_explained() {
+        let plan = said(&["plan", "all_reduce", "--bytes", "1M", "--ranks", "64", "--hosts", "8"]);
+        assert!(plan.contains("all_reduce of 1 MiB among 64 ranks on 8 hosts"), "{plan}");
+        for word in
+            ["predicted time", "on the wire, per rank", "hierarchical", "ring", "times as long", "more latency", "more transfer"]
+        {
+            assert!(plan.contains(word), "{word} in {plan}");
+        }
+        assert_eq!(plan.matches("chosen").count(), 1);
+        let forced = said(&["plan", "all_reduce", "--ranks", "8", "--hosts", "8", "--algorithm", "ring"]);
+        assert!(forced.contains("ring (forced)") && forced.contains("1.8 MiB in 14 messages"), "{forced}");
+        let by_variable = Command::new(env!("CARGO_BIN_EXE_kolo"))
+            .args(["plan", "all_reduce", "--ranks", "8", "--hosts", "8"])
+            .env("KOLO_ALGORITHM", "ring")
+            .output()
+            .unwrap();
+        assert_eq!(text(&by_variable.stdout), forced);
+    }
+
+    #[test]
+    fn every_operation_can_be_planned() {
+        for op in [
+            "all_reduce",
+            "broadcast",
+            "barrier",
+            "reduce",
+            "all_gather",
+            "reduce_scatter",
+            "all_to_all",
+            "gather",
+            "scatter",
+            "send",
+        ] {
+            for (ranks, hosts) in [("2", "1"), ("5", "5"), ("1000", "10")] {
+                assert!(said(&["plan", op, "--ranks", ranks, "--hosts", hosts]).contains("predicted time"), "{op} {ranks}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_planned_is_said() {
+        for (arguments, hint) in [
+            (&["plan", "all_reduce", "--ranks", "2", "--hosts", "3"][..], "2 ranks cannot be on 3 hosts"),
+            (&["plan", "all_reduce", "--ranks", "1"], "at least two ranks"),
+            (&["plan", "all_reduce", "--ranks", "0"], "0 is not in 1.."),
+            (&["plan", "barrier", "--ranks", "4", "--algorithm", "ring"], "it has window, dissemination"),
+            (&["plan", "frobnicate", "--ranks", "4"], "all_reduce, broadcast"),
+            (&["plan", "all_reduce", "--ranks", "4", "--bandwidth", "0"], "more than 0"),
+        ] {
+            let (_, err) = failed(arguments);
+            assert!(err.contains(hint), "{arguments:?}: {err}");
+        }
+    }
+}
