@@ -1,7 +1,6 @@
 //! The program as a user meets it: what it prints, how it ends, what it says when it cannot.
 
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 fn kolo(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kolo")).args(arguments).stdin(Stdio::null()).output().unwrap()
@@ -37,6 +36,8 @@ fn help_names_the_commands() {
 
 #[cfg(unix)]
 mod run {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]

@@ -51,6 +51,7 @@ const NOT_STARTED: u8 = 127;
 /// What the launcher waits for.
 pub(crate) enum Event {
     Ended(usize, ExitStatus),
+    #[cfg_attr(not(unix), expect(dead_code, reason = "consoles send their signals to all processes by themselves"))]
     Signalled(Signal),
 }
 

@@ -6,10 +6,11 @@ mod platform {
     use std::io;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     use std::process::{Child, Command, ExitStatus};
+    use std::sync::Arc;
 
     use crossbeam_channel::Sender;
     use rustix::process::{Pid, Signal as Number, kill_process};
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+    use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     use signal_hook::iterator::Signals;
 
     use crate::run::Event;
@@ -76,6 +77,8 @@ mod platform {
 
     /// Passes signals to whoever waits for events, from a thread of its own.
     pub(crate) fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
+        // Whoever started the launcher may have left it ignored, and then the end of a child is never told.
+        signal_hook::flag::register(SIGCHLD, Arc::default())?;
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])?;
         let events = events.clone();
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -157,7 +160,7 @@ mod platform {
 
     pub(crate) fn prepare(_: &mut Command) {}
 
-    /// Consoles send their signals to all processes by themselves.
+    /// Nothing comes: see [`Event::Signalled`].
     pub(crate) fn watch_signals(_: &Sender<Event>) -> io::Result<()> {
         Ok(())
     }
