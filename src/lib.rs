@@ -1,4 +1,63 @@
-//! kolo
+//! Collective communication for processes: all-reduce, broadcast, barrier and the rest, over TCP between hosts and over shared
+//! memory inside one.
+//!
+//! Every process of a job is a *rank*, from 0 to the *world size* less one. All ranks make the same calls in the same order;
+//! each call combines their buffers.
+//!
+//! ```
+//! use kolo::{Communicator, ReduceOp};
+//!
+//! fn main() -> kolo::Result<()> {
+//!     // Under kolo run, torchrun, srun or mpirun: the ranks that it started. Else this process alone.
+//!     let comm = Communicator::from_env()?;
+//!
+//!     // Everybody's gradients become everybody's average, in place.
+//!     let mut gradients = vec![comm.rank() as f32; 1000];
+//!     comm.all_reduce(&mut gradients, ReduceOp::Average)?;
+//!
+//!     // Where shapes differ, out of place: one block of each rank, in order of rank.
+//!     let mut names = vec![0u32; comm.world_size()];
+//!     comm.all_gather(&[std::process::id()], &mut names)?;
+//!     assert_eq!(names[comm.rank()], std::process::id());
+//!
+//!     // Asynchronous: an operation takes its buffer, and gives it back when it is done.
+//!     let work = comm.start_all_reduce(gradients, ReduceOp::Sum)?;
+//!     let gradients = work.wait()?;
+//!     assert_eq!(gradients.len(), 1000);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! What a call may do:
+//!
+//! - [`Communicator`] has the blocking collectives (`all_reduce`), those that return a [`Work`] (`start_all_reduce`),
+//!   [`scope`](Communicator::scope) for asynchronous calls on borrowed buffers, [`split`](Communicator::split) for groups of
+//!   ranks, and [`alloc`](Communicator::alloc) for buffers that the ranks of a host share.
+//! - Elements are those of [`DType`], reductions those of [`ReduceOp`]. Counts may be zero, and need not be divisible by the
+//!   world size. f16 and bf16 are summed in f32 and rounded once wherever one rank reduces a piece; integers wrap; minimum and
+//!   maximum propagate NaN. All ranks get the same bits.
+//! - No wait is endless. Whatever goes wrong is an [`Error`] that says what happened, to whom, and what to do. An operation
+//!   that fails on one rank fails on all, and ends the communicator. Calls that do not match get [`Error::Mismatch`], before
+//!   anybody's memory is written.
+//! - How ranks find each other, which algorithm and transport they use and how long they wait are [`settings`].
+//!
+//! # Inside
+//!
+//! There are two kinds of path. Between hosts a rank can send and receive: an algorithm is a *schedule*, a pure list of steps,
+//! and an engine carries it out over links. Inside a host a rank can read what its peers have written: an algorithm works
+//! *directly* on windows, memory that all ranks of the host map. A communicator that spans hosts composes both.
+//!
+//! | layer | modules |
+//! |---|---|
+//! | what users call | `comm` |
+//! | what carries a collective out | `engine` (schedules over links), `window` (shared memory) |
+//! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
+//! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |
+//! | beneath all | `sys` (the operating system), `wire`, `config`, `types`, `error` |
+//!
+//! # Features
+//!
+//! `redis`: `redis://` as a store where ranks find each other.
 
 mod attempt;
 mod bootstrap;
@@ -23,6 +82,7 @@ pub use config::Transport;
 pub use engine::progress::Work;
 pub use error::{Argument, Cause, Error, Result, StoreProblem};
 pub use half::{bf16, f16};
+pub use reduce::reduce_local;
 pub use schedule::Algorithm;
 pub use store::{Store, TcpStoreServer};
 pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownName};

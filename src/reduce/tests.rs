@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::{Kernel, normalise_bools};
+use super::{Kernel, normalise_bools, reduce_local};
+use crate::error::{Argument, Error};
 use crate::types::{DType, Element, ReduceOp};
 
 /// One element of the result, in the obvious arithmetic.
@@ -158,4 +159,19 @@ fn bools_are_normalised() {
     // SAFETY: an array of four bytes.
     unsafe { normalise_bools(bytes.as_mut_ptr(), 4) };
     assert_eq!(bytes, [0, 1, 1, 1]);
+}
+
+#[test]
+fn local_reduction_refuses_what_does_not_fit() {
+    let refused = |result: crate::Result<()>| match result {
+        Err(Error::Argument { problem, .. }) => problem,
+        other => panic!("{other:?}"),
+    };
+    let mut into = [0.0f32; 2];
+    let length = |buffer, given| Argument::Length { buffer, expected: 2, given };
+    assert_eq!(refused(reduce_local(&[], &mut into, ReduceOp::Sum)), length("first", 0));
+    assert_eq!(refused(reduce_local(&[&[1.0; 2], &[1.0; 3]], &mut into, ReduceOp::Sum)), length("send", 3));
+    let undefined = Argument::ReduceOp { redop: ReduceOp::BitAnd, dtype: DType::F32 };
+    assert_eq!(refused(reduce_local(&[&[1.0; 2]], &mut into, ReduceOp::BitAnd)), undefined);
+    assert_eq!(into, [0.0; 2]);
 }

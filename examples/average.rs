@@ -1,0 +1,18 @@
+//! The smallest useful program: every rank computes something, all end with the average.
+//!
+//! `cargo run --release -- run -n 4 -- target/release/examples/average`, after `cargo build --release --examples`; or alone.
+
+use kolo::{Communicator, ReduceOp};
+
+fn main() -> kolo::Result<()> {
+    let comm = Communicator::from_env()?;
+    let mut gradients = vec![comm.rank() as f32; 1 << 20];
+    comm.all_reduce(&mut gradients, ReduceOp::Average)?;
+
+    let expected = (comm.world_size() - 1) as f32 / 2.0;
+    assert!(gradients.iter().all(|&gradient| gradient == expected));
+    if comm.rank() == 0 {
+        println!("world size {}, transport {}: the average rank is {expected}", comm.world_size(), comm.transport_name());
+    }
+    Ok(())
+}
