@@ -94,3 +94,8 @@ pub mod plan {
 
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {}
+
+// The program in the README compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

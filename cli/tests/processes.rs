@@ -27,7 +27,7 @@ use Outcome::{NotRun, Passed};
 
 type Test = (&'static str, fn() -> Outcome);
 
-const TESTS: [Test; 12] = [
+const TESTS: [Test; 14] = [
     ("every_collective_in_shared_memory", || collectives("auto")),
     ("every_collective_over_links_of_shared_memory", || collectives("links")),
     ("every_collective_over_tcp", || collectives("tcp")),
@@ -36,8 +36,10 @@ const TESTS: [Test; 12] = [
     ("every_collective_across_network_namespaces", network_namespaces),
     ("more_than_4_gib_in_shared_memory", || huge("auto")),
     ("more_than_4_gib_over_tcp", || huge("tcp")),
-    ("under_open_mpi", || mpirun("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe"])),
-    ("under_mpich", || mpirun("mpirun.mpich", &[])),
+    ("under_open_mpi", || launched("mpirun.openmpi", &["--allow-run-as-root", "--oversubscribe", "-n"])),
+    ("under_mpich", || launched("mpirun.mpich", &["-n"])),
+    ("under_srun", || launched("srun", &["--overcommit", "-n"])),
+    ("under_torchrun", || launched("torchrun", &["--standalone", "--no-python", "--nproc-per-node"])),
     ("with_plain_variables", plain_variables),
     ("a_second_job_at_the_same_time", two_jobs),
 ];
@@ -200,24 +202,27 @@ fn huge(path: &str) -> Outcome {
     Passed
 }
 
-fn mpirun(program: &str, options: &[&str]) -> Outcome {
-    if Command::new(program).arg("--version").output().is_err() {
-        return NotRun(format!("{program} is not installed"));
+/// By a launcher of others, whose last option is followed by the number of ranks.
+fn launched(launcher: &str, options: &[&str]) -> Outcome {
+    let command = |ranks: usize| {
+        let mut command = Command::new(launcher);
+        command.args(options).arg(ranks.to_string()).stdin(Stdio::null());
+        command
+    };
+    match command(1).arg(kolo()).arg("--version").output() {
+        Err(error) => return NotRun(format!("{launcher}: {error}")),
+        Ok(output) if !output.status.success() => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return NotRun(format!("{launcher} cannot start one process: {}", said.lines().next().unwrap_or_default()));
+        }
+        Ok(_) => {}
     }
     for ranks in [1, 3] {
-        let mut command = Command::new(program);
-        command.args(options).args(["-n", &ranks.to_string()]).arg(this()).env(WORKER, "collectives auto");
-        let text = output(&mut command);
+        let text = output(command(ranks).arg(this()).env(WORKER, "collectives auto"));
         assert_eq!(done(&text, &format!("of {ranks}")), ranks, "{text}");
     }
     // The bench is a program like any other.
-    let text = output(Command::new(program).args(options).args(["-n", "2"]).arg(kolo()).args([
-        "bench",
-        "all_reduce",
-        "--sizes",
-        "1K",
-        "--check",
-    ]));
+    let text = output(command(2).arg(kolo()).args(["bench", "all_reduce", "--sizes", "1K", "--check"]));
     assert!(text.contains("2 ranks on 1 host") && text.contains(": 0 OK"), "{text}");
     Passed
 }
