@@ -19,7 +19,7 @@ use crate::error::{Cause, Error, Result};
 use crate::reduce::Kernel;
 use crate::schedule::{Place, Span, Step};
 use crate::sys::Patience;
-use crate::transport::{ALIGN, Mesh};
+use crate::transport::{ALIGN, Link, Mesh};
 use crate::types::{Descriptor, Rank};
 use frame::{Frame, HEADER, Kind};
 
@@ -235,13 +235,13 @@ impl Engine {
                 break Err(error);
             }
         };
-        self.scratch.outgrown.clear();
+        self.scratch.tidy();
         if result.is_err() {
-            // Whoever lent this memory takes it back now.
-            self.outgoing.retain_mut(|out| {
-                out.payload = Chunk::EMPTY;
-                out.sent > 0 && out.sent < out.len()
-            });
+            // Whoever lent this memory takes it back now. Nothing can follow a message that was cut off in the middle: the peer
+            // sees the link close.
+            for out in self.outgoing.drain(..).filter(|out| out.sent > 0) {
+                self.mesh.close(out.to);
+            }
         }
         result
     }
@@ -280,12 +280,14 @@ impl Engine {
                 continue;
             }
             let fail = |cause| attempt.failed(out.to, cause);
-            let Some(link) = self.mesh.link(out.to).map_err(fail)? else { continue };
+            let Some(link) = self.mesh.link(out.to, || attempt.left()).map_err(fail)? else { continue };
+            let fail = |link: &mut dyn Link, cause| fail(farewell(link).unwrap_or(cause));
             let rest = out.rest();
             if rest.iter().all(|part| part.len == 0) {
                 continue;
             }
-            let count = link.send(&rest).map_err(fail)?;
+            // SAFETY: the header is the message's own; the payload is lent until its job ends, when the message is gone.
+            let count = unsafe { link.send(&rest) }.map_err(|cause| fail(link, cause))?;
             out.sent += count;
             moved |= count > 0;
         }
@@ -453,9 +455,10 @@ impl Engine {
         let free = self.free(dst, active.forward);
         let Active { job, header, header_len, done, padding, .. } = active;
         let fail = |cause| job.attempt.failed(peer, cause);
-        let Some(link) = self.mesh.link(peer).map_err(fail)? else { return Ok(false) };
+        let Some(link) = self.mesh.link(peer, || job.attempt.left()).map_err(fail)? else { return Ok(false) };
         if *header_len < HEADER {
-            let count = link.receive(ChunkMut::of(&mut header[*header_len..])).map_err(fail)?;
+            // SAFETY: the header is the job's own.
+            let count = unsafe { link.receive(ChunkMut::of(&mut header[*header_len..])) }.map_err(fail)?;
             *header_len += count;
             *moved |= count > 0;
             if *header_len < HEADER {
@@ -468,7 +471,8 @@ impl Engine {
         while *done < dst.len && *done - start < SLICE {
             let room = free.saturating_sub(*done);
             let count = match own {
-                None => link.receive(dst.skip(*done).take(room)).map_err(fail)?,
+                // SAFETY: `dst` lies in the job's output or in scratch, and no message has still to read the `room`.
+                None => unsafe { link.receive(dst.skip(*done).take(room)) }.map_err(fail)?,
                 Some((own, finish)) => {
                     let arrived = link.peek(dst.len - *done).map_err(fail)?;
                     let count = arrived.len.min(room).min(SLICE);
@@ -496,7 +500,8 @@ impl Engine {
         if *done == dst.len {
             let rest = dst.len.next_multiple_of(ALIGN) - dst.len - *padding;
             let mut zeros = [0u8; ALIGN];
-            let count = if rest > 0 { link.receive(ChunkMut::of(&mut zeros[..rest])).map_err(fail)? } else { 0 };
+            // SAFETY: `zeros` is borrowed for the call.
+            let count = if rest > 0 { unsafe { link.receive(ChunkMut::of(&mut zeros[..rest])) }.map_err(fail)? } else { 0 };
             *padding += count;
             *moved |= count > 0;
         }
@@ -514,12 +519,24 @@ impl Engine {
         let descriptor = Descriptor { seq: last_seq, ..Descriptor::nothing() };
         let kind = if failed { Kind::Revoked } else { Kind::Goodbye };
         let bytes = Frame { kind, len: 0, descriptor: descriptor.encode() }.encode();
-        for (peer, link) in self.mesh.open_links() {
-            // A message that was cut off cannot be followed by another.
-            if !self.outgoing.iter().any(|out| out.to == peer) {
-                let _ = link.send(&[Chunk::of(&bytes)]);
-            }
+        for link in self.mesh.open_links() {
+            // SAFETY: `bytes` is borrowed for the call.
+            let _ = unsafe { link.send(&[Chunk::of(&bytes)]) };
         }
+    }
+}
+
+/// What a peer that has closed its link said last, if that is what comes next on it.
+fn farewell(link: &mut dyn Link) -> Option<Cause> {
+    let mut header = [0; HEADER];
+    let said = link.peek(HEADER).ok().filter(|said| said.len >= HEADER)?;
+    // SAFETY: the link shows so many bytes; a peer that changes them meanwhile makes them mean nothing.
+    unsafe { std::ptr::copy_nonoverlapping(said.ptr, header.as_mut_ptr(), HEADER) };
+    let frame = Frame::decode(&header)?;
+    match frame.kind {
+        Kind::Data => None,
+        Kind::Revoked => Some(Cause::Revoked),
+        Kind::Goodbye => Some(Cause::Left { last_seq: Descriptor::decode(frame.descriptor).map_or(0, |left| left.seq) }),
     }
 }
 
@@ -535,11 +552,14 @@ fn check(header: &[u8; HEADER], attempt: &Attempt<'_>, peer: Rank, expected: u64
             Err(attempt.failed(peer, Cause::Left { last_seq }))
         }
         (Kind::Data, None) => Err(attempt.failed(peer, Cause::Corrupt("a message of an unknown operation"))),
-        (Kind::Data, Some(theirs)) if theirs != attempt.descriptor => Err(attempt.mismatch(peer, theirs)),
+        (Kind::Data, Some(theirs)) if theirs != attempt.descriptor => Err(attempt.mismatch(peer, attempt.descriptor, theirs)),
         (Kind::Data, Some(_)) if frame.len != expected => Err(attempt.counts_differ(peer, frame.len, expected)),
         (Kind::Data, Some(_)) => Ok(()),
     }
 }
+
+/// Bytes of scratch that are kept between operations.
+const KEPT: usize = 16 << 20;
 
 /// Memory for partial results, aligned for every element.
 #[derive(Default)]
@@ -560,9 +580,18 @@ impl Scratch {
 
     fn grow(&mut self, len: usize) {
         if len > self.len() {
-            let mut grown = vec![Aligned([0; 64]); len.next_power_of_two().div_ceil(size_of::<Aligned>())];
+            let enough = if len <= KEPT { len.next_power_of_two() } else { len };
+            let mut grown = vec![Aligned([0; 64]); enough.div_ceil(size_of::<Aligned>())];
             grown[..self.memory.len()].copy_from_slice(&self.memory);
             self.outgrown.push(std::mem::replace(&mut self.memory, grown));
+        }
+    }
+
+    /// When nothing is under way: gives back what small operations do not need.
+    fn tidy(&mut self) {
+        self.outgrown.clear();
+        if self.len() > KEPT {
+            self.memory = Vec::new();
         }
     }
 

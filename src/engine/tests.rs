@@ -25,7 +25,7 @@ fn engine_and_peer() -> (Engine, Box<dyn Link>) {
     let hub = Arc::new(Hub::default());
     let opener = |rank| MemoryOpener { hub: hub.clone(), channel: 0, rank };
     let mesh = Mesh::new(2, Box::new(opener(0))).unwrap();
-    (Engine::new(mesh, 2, Arc::new(Patience::new(1))), opener(1).open(0).unwrap().unwrap())
+    (Engine::new(mesh, 2, Arc::new(Patience::new(1))), opener(1).open(0, Duration::ZERO).unwrap().unwrap())
 }
 
 fn descriptor(count: u64) -> Descriptor {
@@ -77,7 +77,8 @@ fn a_message_arrives_bytewise() {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for byte in bytes.chunks(1) {
-                assert_eq!(peer.send(&[Chunk::of(byte)]), Ok(1));
+                // SAFETY: `byte` is borrowed for the call.
+                assert_eq!(unsafe { peer.send(&[Chunk::of(byte)]) }, Ok(1));
                 std::thread::yield_now();
             }
             peer
@@ -96,7 +97,8 @@ fn silence_ends_at_the_deadline() {
 fn other_operations_lengths_and_garbage_are_told_apart() {
     let send = |bytes: &[u8]| {
         let (mut engine, mut peer) = engine_and_peer();
-        assert_eq!(peer.send(&[Chunk::of(bytes)]), Ok(bytes.len()));
+        // SAFETY: `bytes` is borrowed for the call.
+        assert_eq!(unsafe { peer.send(&[Chunk::of(bytes)]) }, Ok(bytes.len()));
         receive(&mut engine, LATE)
     };
     let frame = |kind, len, descriptor: Descriptor| Frame { kind, len, descriptor: descriptor.encode() }.encode();
@@ -122,4 +124,48 @@ fn the_end_of_a_peer_is_noticed() {
         scope.spawn(move || drop(peer));
         assert_eq!(cause(receive(&mut engine, LATE)), Cause::Closed);
     });
+}
+
+#[test]
+fn after_a_message_that_was_cut_off_nothing_follows() {
+    let (mut engine, mut peer) = engine_and_peer();
+    let terms = terms(0, SOON);
+    // More than fits on the way, to a peer that takes nothing.
+    let payload = vec![7u8; 4 << 20];
+    let blocks = Blocks::Even(0);
+    let problem =
+        Problem { op: Op::Send, rank: 0, world: 2, root: 1, count: payload.len(), sends: blocks, recvs: blocks, piece: 1 };
+    let job = Job {
+        attempt: Attempt::new(descriptor(payload.len() as u64), &terms),
+        steps: steps(Algorithm::Direct, problem),
+        ranks: None,
+        rank: 0,
+        world: 2,
+        input: Chunk::of(&payload),
+        output: ChunkMut::EMPTY,
+        element: 1,
+        kernel: None,
+        parts: 1,
+    };
+    // SAFETY: `payload` is borrowed for the call.
+    match unsafe { engine.run(job) } {
+        Err(Error::Peer { rank: 1, cause: Cause::Silent { .. }, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    engine.part(0, true);
+
+    let (mut taken, mut block) = (0, [0u8; 4096]);
+    let end = loop {
+        // SAFETY: `block` is borrowed for the call.
+        match unsafe { peer.receive(ChunkMut::of(&mut block)) } {
+            Ok(count) => {
+                let payload = &block[(HEADER.saturating_sub(taken)).min(count)..count];
+                assert!(payload.iter().all(|&byte| byte == 7), "something else in the payload, at {taken}");
+                taken += count;
+            }
+            Err(cause) => break cause,
+        }
+    };
+    assert_eq!(end, Cause::Closed);
+    assert!(taken > HEADER && taken < payload.len());
 }

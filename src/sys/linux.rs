@@ -13,9 +13,11 @@ use std::time::{Duration, Instant};
 
 use mio::{Interest, Registry, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
@@ -31,6 +33,9 @@ pub(super) struct Mapping {
 
 impl Mapping {
     pub(super) fn create(len: usize) -> io::Result<Mapping> {
+        if len as u64 > available_memory() {
+            return Err(Errno::NOMEM.into());
+        }
         let file = memfd_create("kolo", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
         // Nobody can shrink it under the others' feet.
@@ -53,6 +58,10 @@ impl Mapping {
         if range.is_empty() {
             return Ok(());
         }
+        // Asked for more than there is, the system may kill processes rather than refuse.
+        if range.len() as u64 > available_memory() {
+            return Err(Errno::NOMEM.into());
+        }
         Ok(rustix::io::retry_on_intr(|| {
             fallocate(&self.file, FallocateFlags::KEEP_SIZE, range.start as u64, range.len() as u64)
         })?)
@@ -63,6 +72,21 @@ impl Mapping {
         if let Err(error) = fallocate(&self.file, flags, range.start as u64, range.len() as u64) {
             tracing::debug!(%error, "memory could not be given back early");
         }
+    }
+
+    pub(super) fn detach(&self, range: Range<usize>) -> io::Result<()> {
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(range.len()).map_err(|_| Errno::NOMEM)?;
+        // SAFETY: the range is of this mapping, whose other writers leave whole words behind, whatever they mean. The new mapping
+        // takes the place of a part of this one, with the same content, and is unmapped with it.
+        unsafe {
+            let at = self.base.as_ptr().add(range.start);
+            std::ptr::copy_nonoverlapping(at, copy.as_mut_ptr(), range.len());
+            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+            mmap_anonymous(at.cast(), range.len(), access, flags)?;
+            std::ptr::copy_nonoverlapping(copy.as_ptr(), at, range.len());
+        }
+        Ok(())
     }
 
     pub(super) fn hand_over(&self, to: &LocalStream) -> io::Result<()> {
@@ -90,11 +114,30 @@ impl Mapping {
             _ => None,
         });
         let file = file.ok_or(io::ErrorKind::InvalidData)?;
-        if fstat(&file)?.st_size != len as i64 {
+        // Whoever made it must not be able to shrink it: touching what is gone would kill this process.
+        let is_sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if fstat(&file)?.st_size != len as i64 || !is_sealed {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Mapping::map(file, len)
     }
+}
+
+/// Bytes that could be allocated now, as far as the system and the limits of this process's control group say.
+fn available_memory() -> u64 {
+    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let of_system = kibibytes.map_or(u64::MAX, |kibibytes| kibibytes << 10);
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::"));
+    // Limits of the groups above count as well; these are the ones that containers have.
+    let of_group = group.into_iter().flat_map(|group| [group, ""]).filter_map(|group| {
+        let folder = format!("/sys/fs/cgroup{group}");
+        Some(number(&format!("{folder}/memory.max"))?.saturating_sub(number(&format!("{folder}/memory.current"))?))
+    });
+    of_group.fold(of_system, u64::min)
 }
 
 impl Drop for Mapping {
@@ -283,4 +326,51 @@ pub(crate) fn port_holder(port: u16) -> Option<String> {
         let name = holds.then(|| fs::read_to_string(process.path().join("comm")).ok()).flatten()?;
         Some(format!("process {pid} ({})", name.trim()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two mappings of the same memory, as two processes have them.
+    fn twice(len: usize) -> [Mapping; 2] {
+        let one = Mapping::create(len).unwrap();
+        let other = Mapping::map(one.file.try_clone().unwrap(), len).unwrap();
+        [one, other]
+    }
+
+    fn read(mapping: &Mapping, at: usize) -> u8 {
+        assert!(at < mapping.len);
+        // SAFETY: within the mapping, which no other thread knows.
+        unsafe { mapping.base.as_ptr().add(at).read_volatile() }
+    }
+
+    fn write(mapping: &Mapping, at: usize, value: u8) {
+        assert!(at < mapping.len);
+        // SAFETY: as above.
+        unsafe { mapping.base.as_ptr().add(at).write_volatile(value) }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no shared mappings")]
+    fn detached_memory_keeps_its_content_and_hears_of_nobody() {
+        const PAGE: usize = 4096;
+        let [mine, theirs] = twice(3 * PAGE);
+        (0..3).for_each(|page| write(&theirs, page * PAGE, 1));
+        mine.detach(PAGE..2 * PAGE).unwrap();
+        assert_eq!([0, 1, 2].map(|page| read(&mine, page * PAGE)), [1; 3]);
+        (0..3).for_each(|page| write(&theirs, page * PAGE, 2));
+        assert_eq!([0, 1, 2].map(|page| read(&mine, page * PAGE)), [2, 1, 2]);
+        write(&mine, PAGE, 3);
+        assert_eq!(read(&theirs, PAGE), 2);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no shared mappings")]
+    fn more_than_there_is_is_refused() {
+        assert!(available_memory() > 1 << 20);
+        let error = Mapping::create(1 << 50).err().expect("nobody has a pebibyte");
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+        assert!(twice(4096)[0].reserve(0..4096).is_ok());
+    }
 }

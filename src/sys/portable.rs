@@ -37,6 +37,10 @@ impl Mapping {
         match self.0 {}
     }
 
+    pub(super) fn detach(&self, _: Range<usize>) -> io::Result<()> {
+        match self.0 {}
+    }
+
     pub(super) fn hand_over(&self, _: &LocalStream) -> io::Result<()> {
         match self.0 {}
     }

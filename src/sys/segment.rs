@@ -30,15 +30,19 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// What every rank's part is aligned to, so that each can be placed near its rank: the largest ordinary page.
+    /// What every rank's part is aligned to, so that each can be placed near its rank: the usual page.
     pub(crate) const PAGE: usize = 4096;
 
     /// Memory for the ranks of this process.
     pub(crate) fn heap(len: usize) -> Segment {
-        let layout = Segment::layout(len);
+        Segment::try_heap(len).unwrap_or_else(|| handle_alloc_error(Segment::layout(len)))
+    }
+
+    /// The same, unless there is not so much.
+    pub(crate) fn try_heap(len: usize) -> Option<Segment> {
         // SAFETY: the layout's size is not zero.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        Segment { base, len, kind: Kind::Heap }
+        let base = NonNull::new(unsafe { alloc_zeroed(Segment::layout(len)) })?;
+        Some(Segment { base, len, kind: Kind::Heap })
     }
 
     fn layout(len: usize) -> Layout {
@@ -79,6 +83,18 @@ impl Segment {
         assert!(range.end <= self.len);
         if let Kind::Mapped(mapping) = &self.kind {
             mapping.release(range);
+        }
+    }
+
+    /// Replaces this part by private memory of the same content, for this process alone; false if it is memory of this process
+    /// anyhow, or the system refuses.
+    pub(crate) fn detach(&self, range: Range<usize>) -> bool {
+        assert!(range.end <= self.len);
+        match &self.kind {
+            Kind::Mapped(mapping) => {
+                mapping.detach(range).inspect_err(|error| tracing::error!(%error, "memory stays shared")).is_ok()
+            }
+            Kind::Heap => false,
         }
     }
 

@@ -23,8 +23,12 @@ const MOST: usize = 1 << 30;
 pub(crate) const PARTS: usize = 4;
 
 /// Takes bytes from the front of `parts`, laid end to end; returns how many. `WouldBlock` if the socket takes none now.
+///
+/// # Safety
+///
+/// The parts are readable until this returns.
 #[cfg(unix)]
-pub(crate) fn send(socket: impl std::os::fd::AsFd, parts: &[Chunk]) -> io::Result<usize> {
+pub(crate) unsafe fn send(socket: impl std::os::fd::AsFd, parts: &[Chunk]) -> io::Result<usize> {
     let iov = vector(parts.iter().map(|part| (part.ptr.cast_mut(), part.len)));
     // No SIGPIPE: the host program may not have chosen to ignore it. (Apple's sockets are set so when they are made.)
     #[cfg(not(target_vendor = "apple"))]
@@ -39,8 +43,12 @@ pub(crate) fn send(socket: impl std::os::fd::AsFd, parts: &[Chunk]) -> io::Resul
 
 /// Fills `parts` from the front with what has arrived; returns how many bytes. 0 is the end of the stream, `WouldBlock` if
 /// nothing has arrived.
+///
+/// # Safety
+///
+/// The parts are writable until this returns, and nobody else reads or writes them.
 #[cfg(unix)]
-pub(crate) fn receive(socket: impl std::os::fd::AsFd, parts: &[ChunkMut]) -> io::Result<usize> {
+pub(crate) unsafe fn receive(socket: impl std::os::fd::AsFd, parts: &[ChunkMut]) -> io::Result<usize> {
     let iov = vector(parts.iter().map(|part| (part.ptr, part.len)));
     message(socket, iov, |fd, message| {
         // SAFETY: `message` points to a valid vector; the caller of `receive` vouches for the memory behind it.
@@ -84,23 +92,37 @@ fn message(
 }
 
 /// As above.
+///
+/// # Safety
+///
+/// As above.
 #[cfg(windows)]
-pub(crate) fn send(mut socket: impl io::Write, parts: &[Chunk]) -> io::Result<usize> {
-    let slices: Vec<io::IoSlice<'_>> = parts
-        .iter()
+pub(crate) unsafe fn send(mut socket: impl io::Write, parts: &[Chunk]) -> io::Result<usize> {
+    let mut room = MOST;
+    let slice = |part: &Chunk| {
+        let len = part.len.min(room);
+        room -= len;
         // SAFETY: the caller vouches for the memory, and without shared memory on this platform no other process writes it.
-        .map(|part| io::IoSlice::new(unsafe { std::slice::from_raw_parts(part.ptr, part.len.min(MOST)) }))
-        .collect();
+        io::IoSlice::new(unsafe { std::slice::from_raw_parts(part.ptr, len) })
+    };
+    let slices: Vec<io::IoSlice<'_>> = parts.iter().map(slice).collect();
     socket.write_vectored(&slices)
 }
 
 /// As above.
+///
+/// # Safety
+///
+/// As above.
 #[cfg(windows)]
-pub(crate) fn receive(mut socket: impl io::Read, parts: &[ChunkMut]) -> io::Result<usize> {
-    let mut slices: Vec<io::IoSliceMut<'_>> = parts
-        .iter()
+pub(crate) unsafe fn receive(mut socket: impl io::Read, parts: &[ChunkMut]) -> io::Result<usize> {
+    let mut room = MOST;
+    let slice = |part: &ChunkMut| {
+        let len = part.len.min(room);
+        room -= len;
         // SAFETY: the caller vouches for the memory, and without shared memory on this platform no other process touches it.
-        .map(|part| io::IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(part.ptr, part.len.min(MOST)) }))
-        .collect();
+        io::IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(part.ptr, len) })
+    };
+    let mut slices: Vec<io::IoSliceMut<'_>> = parts.iter().map(slice).collect();
     socket.read_vectored(&mut slices)
 }

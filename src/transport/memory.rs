@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mio::{Registry, Token, Waker};
 use parking_lot::Mutex;
@@ -58,7 +59,7 @@ pub(crate) struct MemoryOpener {
 }
 
 impl Opener for MemoryOpener {
-    fn open(&mut self, peer: Rank) -> Result<Option<Box<dyn Link>>, Cause> {
+    fn open(&mut self, peer: Rank, _: Duration) -> Result<Option<Box<dyn Link>>, Cause> {
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
         let segment = self.hub.segment((self.channel, [low as u64, high as u64]), ring::pair_size(CAPACITY), 2);
         let bell = Peer { hub: self.hub.clone(), channel: self.channel, peer };
@@ -135,7 +136,7 @@ impl<B: Bell> RingLink<B> {
 }
 
 impl<B: Bell> Link for RingLink<B> {
-    fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause> {
+    unsafe fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause> {
         let (taken, wake) = self.producer.push(parts)?;
         if wake {
             self.bell.ring();
@@ -162,7 +163,7 @@ impl<B: Bell> Link for RingLink<B> {
         }
     }
 
-    fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause> {
+    unsafe fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause> {
         let mut rest = into;
         while rest.len > 0 {
             let chunk = if rest.len == into.len { self.peek(rest.len)? } else { self.consumer.peek(rest.len)? };

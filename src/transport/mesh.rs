@@ -12,8 +12,9 @@ use crate::types::Rank;
 
 /// Makes links. Of two ranks, one dials and the other waits for it; which one, the opener knows.
 pub(crate) trait Opener: Send {
-    /// The link to a peer, or `None` while the peer has not dialled yet; the waker is woken when it has.
-    fn open(&mut self, peer: Rank) -> Result<Option<Box<dyn Link>>, Cause>;
+    /// The link to a peer, or `None` while the peer has not dialled yet; the waker is woken when it has. May take as long as
+    /// `patience`.
+    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, Cause>;
 
     /// What to wake when a link can be opened.
     fn attach(&mut self, waker: Arc<Waker>);
@@ -45,11 +46,15 @@ impl Mesh {
         self.waker.clone()
     }
 
-    /// The link to a peer, once it is open.
-    pub(crate) fn link(&mut self, peer: Rank) -> Result<Option<&mut (dyn Link + 'static)>, Cause> {
+    /// The link to a peer, once it is open. Opening it may take as long as `patience` says.
+    pub(crate) fn link(
+        &mut self,
+        peer: Rank,
+        patience: impl FnOnce() -> Duration,
+    ) -> Result<Option<&mut (dyn Link + 'static)>, Cause> {
         let slot = &mut self.links[peer];
         if slot.is_none() {
-            let Some(mut link) = self.opener.open(peer)? else { return Ok(None) };
+            let Some(mut link) = self.opener.open(peer, patience())? else { return Ok(None) };
             link.register(self.poll.registry(), Token(peer)).map_err(|error| super::cause_of(&error))?;
             *slot = Some(link);
         }
@@ -57,8 +62,13 @@ impl Mesh {
     }
 
     /// The links that are open.
-    pub(crate) fn open_links(&mut self) -> impl Iterator<Item = (Rank, &mut (dyn Link + 'static))> {
-        self.links.iter_mut().enumerate().filter_map(|(peer, link)| Some((peer, link.as_deref_mut()?)))
+    pub(crate) fn open_links(&mut self) -> impl Iterator<Item = &mut (dyn Link + 'static)> {
+        self.links.iter_mut().filter_map(|link| link.as_deref_mut())
+    }
+
+    /// Closes the link to a peer, who sees that it ended.
+    pub(crate) fn close(&mut self, peer: Rank) {
+        self.links[peer] = None;
     }
 
     /// Sleeps until one of these links can go on (the flags say whether to send, to receive or both), a link can be opened,

@@ -26,11 +26,15 @@ pub(crate) const ALIGN: usize = 16;
 
 /// One end of a stream of bytes to a peer, and of one from it.
 ///
-/// What is passed as memory must be valid for the call; links keep no address. A stream's bytes are offered in order: what a
-/// call did not take is offered again, at the front.
+/// Links keep no address of what is passed as memory. A stream's bytes are offered in order: what a call did not take is
+/// offered again, at the front.
 pub(crate) trait Link: Send {
     /// Takes bytes from the front of `parts`, laid end to end; returns how many. 0 means none now.
-    fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause>;
+    ///
+    /// # Safety
+    ///
+    /// The parts are readable until this returns.
+    unsafe fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause>;
 
     /// The bytes that have arrived, or some of them from the front, in place; at most `want`, but as many more may have been
     /// read from the system. Empty means none now.
@@ -42,7 +46,11 @@ pub(crate) trait Link: Send {
     fn consume(&mut self, count: usize);
 
     /// Moves bytes that have arrived to `into`; returns how many. 0 means none now.
-    fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause>;
+    ///
+    /// # Safety
+    ///
+    /// `into` is writable until this returns, and nobody else reads or writes it.
+    unsafe fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause>;
 
     /// Makes sure that [`Mesh::sleep`] will be woken when the link can send or receive again, whichever is asked for. False if
     /// it can already.

@@ -75,13 +75,18 @@ impl StripedLink {
         let before = self.complete;
         for lane in &mut self.lanes {
             while let Some((next, len)) = lane.receive_header(self.complete)? {
+                // Another lane may have brought the same bytes meanwhile.
+                if next < self.complete {
+                    return Err(Cause::Corrupt("pieces of a striped link that overlap"));
+                }
                 let wanted = (limit.saturating_sub(next)).min(len as u64) as usize;
                 if wanted == 0 {
                     break;
                 }
                 let parts = place(&mut self.arrived, next, wanted);
                 let stream = &lane.stream;
-                let count = end_is_closed(stream.try_io(|| sys::receive(stream, &parts)))?;
+                // SAFETY: `place` gives parts of this link's buffer, or of what the caller of `receive` vouches for.
+                let count = end_is_closed(stream.try_io(|| unsafe { sys::receive(stream, &parts) }))?;
                 if count == 0 {
                     break;
                 }
@@ -122,7 +127,8 @@ impl Lane {
         if *header_received < HEADER {
             let into = ChunkMut::of(&mut header[*header_received..]);
             let stream = &self.stream;
-            match end_is_closed(stream.try_io(|| sys::receive(stream, &[into]))) {
+            // SAFETY: the header is this lane's own.
+            match end_is_closed(stream.try_io(|| unsafe { sys::receive(stream, &[into]) })) {
                 Err(Cause::Closed) if *header_received == 0 => self.closed = true,
                 result => *header_received += result?,
             }
@@ -141,7 +147,11 @@ impl Lane {
     }
 
     /// Sends what the lane has of its piece; `bytes` are the stream's bytes from `from` on.
-    fn send(&mut self, bytes: &[Chunk], from: u64) -> Result<(), Cause> {
+    ///
+    /// # Safety
+    ///
+    /// The bytes are readable until this returns.
+    unsafe fn send(&mut self, bytes: &[Chunk], from: u64) -> Result<(), Cause> {
         let Some(piece) = &mut self.sending else { return Ok(()) };
         let header = Chunk::of(&piece.header[piece.header_sent..]);
         let mut parts = [header, Chunk::EMPTY, Chunk::EMPTY, Chunk::EMPTY];
@@ -158,7 +168,8 @@ impl Lane {
             }
         }
         let stream = &self.stream;
-        let count = moved(stream.try_io(|| sys::send(stream, &parts[..used])))?;
+        // SAFETY: the caller vouches for the bytes; the header is this lane's own.
+        let count = moved(stream.try_io(|| unsafe { sys::send(stream, &parts[..used]) }))?;
         let of_header = count.min(header.len);
         piece.header_sent += of_header;
         piece.next += (count - of_header) as u64;
@@ -170,7 +181,7 @@ impl Lane {
 }
 
 impl Link for StripedLink {
-    fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause> {
+    unsafe fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause> {
         assert!(parts.len() < sys::PARTS, "one part is the piece's header");
         let offered = self.taken + parts.iter().map(|part| part.len as u64).sum::<u64>();
         for lane in &mut self.lanes {
@@ -185,7 +196,8 @@ impl Link for StripedLink {
                     self.assigned = end;
                 }
                 let had_piece = lane.sending.is_some();
-                lane.send(parts, self.taken)?;
+                // SAFETY: passed on.
+                unsafe { lane.send(parts, self.taken)? };
                 if !had_piece || lane.sending.is_some() {
                     break;
                 }
@@ -212,7 +224,7 @@ impl Link for StripedLink {
         self.arrived.consume(count);
     }
 
-    fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause> {
+    unsafe fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause> {
         let buffered = self.arrived.take(into);
         if buffered > 0 {
             return Ok(buffered);

@@ -53,15 +53,17 @@ impl TcpLink {
     fn fill(&mut self) -> Result<(), Cause> {
         let room = self.arrived.room();
         let stream = &self.stream;
-        let count = end_is_closed(stream.try_io(|| sys::receive(stream, &room)))?;
+        // SAFETY: the room is of the buffer, which is this link's own.
+        let count = end_is_closed(stream.try_io(|| unsafe { sys::receive(stream, &room) }))?;
         self.arrived.filled(count);
         Ok(())
     }
 }
 
 impl Link for TcpLink {
-    fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause> {
-        moved(self.stream.try_io(|| sys::send(&self.stream, parts)))
+    unsafe fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause> {
+        // SAFETY: passed on.
+        moved(self.stream.try_io(|| unsafe { sys::send(&self.stream, parts) }))
     }
 
     fn peek(&mut self, want: usize) -> Result<Chunk, Cause> {
@@ -75,9 +77,10 @@ impl Link for TcpLink {
         self.arrived.consume(count);
     }
 
-    fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause> {
+    unsafe fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause> {
         if self.arrived.len() == 0 && into.len >= DIRECT {
-            let count = end_is_closed(self.stream.try_io(|| sys::receive(&self.stream, &[into])))?;
+            // SAFETY: passed on.
+            let count = end_is_closed(self.stream.try_io(|| unsafe { sys::receive(&self.stream, &[into]) }))?;
             self.arrived.passed(count);
             return Ok(count);
         }

@@ -2,6 +2,7 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::memory::{Hub, MemoryOpener};
 use super::{ALIGN, Link, Mesh, Opener, tcp};
@@ -11,7 +12,7 @@ use crate::types::mix;
 
 fn memory_pair() -> [Box<dyn Link>; 2] {
     let hub = Arc::new(Hub::default());
-    [0, 1].map(|rank| MemoryOpener { hub: hub.clone(), channel: 7, rank }.open(1 - rank).unwrap().unwrap())
+    [0, 1].map(|rank| MemoryOpener { hub: hub.clone(), channel: 7, rank }.open(1 - rank, Duration::ZERO).unwrap().unwrap())
 }
 
 fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
@@ -68,7 +69,8 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
             }
             let rest = Chunk::of(&out[offered..]);
             let cut = mix(offered as u64, sending) as usize % (rest.len + 1);
-            offered += link.send(&[rest.take(cut), rest.skip(cut)]).unwrap();
+            // SAFETY: what is sent is borrowed for the call; so it is below.
+            offered += unsafe { link.send(&[rest.take(cut), rest.skip(cut)]) }.unwrap();
             if offered == out.len() {
                 sent_bytes += out.len() as u64;
                 (sending, offered) = (sending + 1, 0);
@@ -87,7 +89,8 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
                 link.consume(used);
                 filled += used;
             } else {
-                filled += link.receive(ChunkMut::of(&mut into[filled..])).unwrap();
+                // SAFETY: `into` is borrowed for the call.
+                filled += unsafe { link.receive(ChunkMut::of(&mut into[filled..])) }.unwrap();
             }
             if filled == into.len() {
                 for (i, &got) in into.iter().enumerate() {
@@ -112,17 +115,20 @@ fn both_ways([a, b]: [Box<dyn Link>; 2]) {
 /// What was sent before an end is read, then the end is noticed, by receiver and sender.
 fn ends([mut a, mut b]: [Box<dyn Link>; 2]) {
     let words = [7u8; 64];
-    assert_eq!(a.send(&[Chunk::of(&words)]), Ok(64));
+    // SAFETY: `words` is borrowed for the call.
+    assert_eq!(unsafe { a.send(&[Chunk::of(&words)]) }, Ok(64));
     drop(a);
     let mut got = [0u8; 64];
     let mut filled = 0;
     while filled < 64 {
-        filled += b.receive(ChunkMut::of(&mut got[filled..])).unwrap();
+        // SAFETY: `got` is borrowed for the call; so it is below.
+        filled += unsafe { b.receive(ChunkMut::of(&mut got[filled..])) }.unwrap();
     }
     assert_eq!(got, words);
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let end = loop {
-        match b.receive(ChunkMut::of(&mut got)) {
+        // SAFETY: as above.
+        match unsafe { b.receive(ChunkMut::of(&mut got)) } {
             Ok(0) if std::time::Instant::now() < deadline => {
                 b.disarm(true);
                 std::thread::yield_now();
@@ -178,7 +184,9 @@ fn a_sleeper_is_woken_by_bytes_and_by_room() {
             for _ in 0..rounds {
                 let mut rest = Chunk::of(&block);
                 while rest.len > 0 {
-                    let count = a.link(1).unwrap().unwrap().send(&[rest]).unwrap();
+                    let link = a.link(1, || Duration::ZERO).unwrap().unwrap();
+                    // SAFETY: `rest` is of a vector that outlives the call.
+                    let count = unsafe { link.send(&[rest]) }.unwrap();
                     rest = rest.skip(count);
                     if count == 0 {
                         a.sleep([(1, true, false)].into_iter(), long).unwrap();
@@ -190,7 +198,9 @@ fn a_sleeper_is_woken_by_bytes_and_by_room() {
             let mut total = 0;
             let mut block = vec![0u8; 7000];
             while total < rounds as usize * 10_000 {
-                let count = b.link(0).unwrap().unwrap().receive(ChunkMut::of(&mut block)).unwrap();
+                let link = b.link(0, || Duration::ZERO).unwrap().unwrap();
+                // SAFETY: `block` is borrowed for the call.
+                let count = unsafe { link.receive(ChunkMut::of(&mut block)) }.unwrap();
                 assert!(block[..count].iter().all(|&byte| byte == 5));
                 total += count;
                 if count == 0 {
