@@ -28,7 +28,7 @@ pub(crate) struct Terms {
     pub(crate) abort: AtomicBool,
 }
 
-/// One operation under way. Its parts share one deadline: clones keep the time.
+/// One operation under way. Its parts share one deadline, which a clone keeps from its first wait on.
 #[derive(Clone)]
 pub(crate) struct Attempt<'a> {
     pub(crate) descriptor: Descriptor,
@@ -48,10 +48,20 @@ impl<'a> Attempt<'a> {
         Attempt { descriptor, words, fingerprint: Descriptor::fingerprint(words), terms, started: Cell::new(None) }
     }
 
+    /// Starts the clock, so that what clones do counts as well.
+    pub(crate) fn begin(&self) {
+        self.started();
+    }
+
     fn started(&self) -> Instant {
         let started = self.started.get().unwrap_or_else(Instant::now);
         self.started.set(Some(started));
         started
+    }
+
+    /// How much time it has left.
+    pub(crate) fn left(&self) -> Duration {
+        self.terms.timeout.saturating_sub(self.started().elapsed())
     }
 
     /// How long to wait for `peer` before asking again: an error if the deadline has passed or the communicator is dropped.
@@ -72,13 +82,13 @@ impl<'a> Attempt<'a> {
         Error::Peer { rank: peer, host, pid, op, seq, dtype, count, after: self.started().elapsed(), cause }
     }
 
-    /// `peer` called something else.
-    pub(crate) fn mismatch(&self, peer: Rank, theirs: Descriptor) -> Error {
+    /// This rank called one thing and `peer` another, now or a little earlier.
+    pub(crate) fn mismatch(&self, peer: Rank, mine: Descriptor, theirs: Descriptor) -> Error {
         Error::Mismatch {
             rank: self.terms.rank,
             peer,
             host: self.terms.members[peer].host.clone(),
-            mine: Box::new(self.descriptor),
+            mine: Box::new(mine),
             theirs: Box::new(theirs),
         }
     }

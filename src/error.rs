@@ -14,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// [`Error::Argument`] is found before anything is sent and leaves the communicator as it was. After an operation failed in
 /// another way the communicator is revoked: every later call on it returns [`Error::Revoked`] at once.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The call cannot be carried out as written. Nothing was sent; the communicator is as usable as before.
@@ -49,7 +49,11 @@ pub enum Error {
         cause: Cause,
     },
 
-    /// Two ranks called different things. No user memory was written.
+    /// Two ranks called different things, now or a little earlier.
+    ///
+    /// Within a host no rank's memory was written before all had agreed. Between hosts, ranks compare with those whose messages
+    /// they receive, before they take in any of them; what came from others who agreed may be in the receive buffer already.
+    /// A rank that only sends, like the root of a broadcast, may notice at a later call.
     #[error(
         "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]; all ranks of a communicator \
          must make the same calls in the same order"
@@ -96,8 +100,8 @@ pub enum Error {
         first: Arc<Error>,
     },
 
-    /// The communicator was dropped while the operation was under way.
-    #[error("{op} seq={seq} was given up: the communicator was dropped while it was under way")]
+    /// The communicator was dropped, or its progress thread panicked, while the operation was under way.
+    #[error("{op} seq={seq} was given up: the communicator was dropped, or its progress thread panicked, while it was under way")]
     Aborted {
         /// The operation.
         op: Op,
@@ -226,6 +230,13 @@ impl Error {
 
     pub(crate) fn setting(name: impl Into<String>, value: impl Into<String>, expected: impl Into<String>) -> Error {
         Error::Setting { name: name.into(), value: value.into(), expected: expected.into() }
+    }
+}
+
+/// The sentence, for programs whose `main` returns an error: that prints it so.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
     }
 }
 
@@ -359,9 +370,15 @@ pub enum Cause {
         /// What the system said.
         kind: io::ErrorKind,
     },
+    /// It has another secret.
+    #[error("has another secret; give all ranks the same KOLO_SECRET")]
+    Secret,
     /// An operation failed on it, and it told the others. Its own error says what happened.
     #[error("has revoked the communicator after a failure; its own error says what happened")]
     Revoked,
+    /// It has made other calls than this rank before; both call the same now.
+    #[error("made another call earlier; all ranks of a communicator must make the same calls in the same order")]
+    Diverged,
     /// It sent what no kolo sends.
     #[error("sent what is no part of kolo's protocol: {0}")]
     Corrupt(&'static str),

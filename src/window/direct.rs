@@ -474,7 +474,10 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
     }
     window.turns.publish();
     window.wait_for(attempt, Sources::Everybody, turn)?;
-    let places = |rank: usize| Places::from_notes(window.turns.line(rank, turn).notes());
+    let places = |rank: usize| match rank == memory.rank {
+        true => mine,
+        false => Places::from_notes(window.turns.line(rank, turn).notes()),
+    };
     let registered = (0..memory.ranks).filter(|&rank| places(rank).is_some()).count();
     if registered == 0 {
         return window.pipeline(attempt, Sources::Everybody, 1, two_shot);
@@ -499,6 +502,7 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
         two_shot.parts.push(input.wrapping_add(at));
         outputs.push(output.wrapping_add(at));
     }
+    window.borrow_memory(attempt)?;
     // In blocks that stay in the cache while they are stored to every rank.
     let block = (32 << 10) / memory.call.element;
     for start in (0..slice.len()).step_by(block) {
@@ -516,6 +520,7 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
             unsafe { memory.copy(first, outputs[rank].wrapping_add(offset), len) };
         }
     }
+    window.return_memory();
     // Nobody returns before everybody has written.
     window.begin_turn(attempt, [0; NOTES])?;
     let turn = window.turns.next();

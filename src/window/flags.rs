@@ -35,7 +35,7 @@ pub(crate) struct Line {
     pub(crate) turn: AtomicU32,
     /// How many ranks sleep on `turn`.
     sleepers: AtomicU32,
-    /// The fingerprint of the operation that the turn belongs to.
+    /// The fingerprint of the operation that the turn belongs to, and of all before it.
     fingerprint: AtomicU64,
     notes: [AtomicU64; NOTES],
     /// The operation itself, read only if the fingerprint is another than expected.
@@ -57,6 +57,11 @@ impl Line {
     fn has_reached(&self, turn: u32) -> Option<u32> {
         let now = self.turn.load(Ordering::Acquire);
         is_reached(now, turn).then_some(now)
+    }
+
+    /// Whether what is written here belongs to a turn.
+    pub(crate) fn holds(&self, turn: u32) -> bool {
+        self.turn.load(Ordering::Acquire) == turn
     }
 
     pub(crate) fn fingerprint(&self) -> u64 {
@@ -116,7 +121,7 @@ impl<L: Lines> Turns<L> {
         self.lines.line(rank, Self::slot(turn))
     }
 
-    /// Before the first turn of an operation: says what it is, to those who compare. `notes` ride along.
+    /// Before a turn is published: says to what operation it belongs, to those who compare. `notes` ride along.
     ///
     /// May be called for a turn only when the one that used its slot before is retired.
     pub(crate) fn announce(&mut self, turn: u32, fingerprint: u64, descriptor: [u64; Descriptor::WORDS], notes: [u64; NOTES]) {

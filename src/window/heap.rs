@@ -34,6 +34,18 @@ pub(crate) struct Location {
 }
 
 impl Heap {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.iter().all(Option::is_none)
+    }
+
+    /// Makes a rank's parts its own: what others write from now on, it does not see. False if they are of this process.
+    pub(crate) fn detach(&self, rank: usize) -> bool {
+        self.all
+            .iter()
+            .flatten()
+            .all(|registered| registered.segment.detach(rank * registered.part..(rank + 1) * registered.part))
+    }
+
     pub(crate) fn add(&mut self, registered: Arc<Allocation>) {
         match self.all.iter_mut().find(|slot| slot.is_none()) {
             Some(slot) => *slot = Some(registered),

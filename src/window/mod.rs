@@ -13,27 +13,33 @@ pub(crate) mod heap;
 mod tests;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::attempt::Attempt;
 use crate::buffer::{Chunk, ChunkMut};
-use crate::error::{Cause, Result};
+use crate::error::{Cause, Error, Result};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
 use crate::sys::{self, Patience, ProcessWatch, Segment};
-use crate::types::{Descriptor, Op, Rank};
+use crate::types::{Descriptor, Op, Rank, mix};
 use flags::{Line, Lines, NOTES, SLOTS, Turns};
 use heap::Heap;
 
 /// Bytes of one slot. Larger data goes through in pieces.
 const SLOT: usize = 128 << 10;
 
+/// The most ranks of a host that share a window: each has a line of every slot to itself.
+pub(crate) const MOST_RANKS: usize = SLOT / 64;
+
 /// Bytes before the slots: the card and the lines, up to the next page.
 const FLAGS: usize = (size_of::<Card>() + SLOTS * size_of::<Line>()).next_multiple_of(Segment::PAGE);
 
 /// Bytes of one rank's part.
 pub(crate) const PART: usize = FLAGS + SLOTS * SLOT;
+
+/// How long a rank that has failed waits for those that write into its registered buffers.
+const PATIENCE_WITH_WRITERS: Duration = Duration::from_millis(100);
 
 /// The longest sleep, after which it is checked again whether to go on.
 const NAP: Duration = Duration::from_millis(50);
@@ -48,6 +54,8 @@ struct Card {
     namespace: AtomicU64,
     /// The last operation, when the rank has left.
     last_seq: AtomicU64,
+    /// 1 while the rank writes into others' registered buffers.
+    lends: AtomicU32,
 }
 
 /// Not written yet.
@@ -104,6 +112,9 @@ pub(crate) struct Window {
     /// Watches over the processes of the others, opened when a wait gets long.
     watches: Vec<Watch>,
     heap: Heap,
+    /// The fingerprint of all operations so far, in their order. Not every operation has every rank compare: a root of a
+    /// broadcast reads nobody's flags. Chained, what it did not see shows in the next comparison, whoever makes it.
+    chain: u64,
     /// The addresses of a fold's parts; kept for its memory.
     parts: Vec<*const u8>,
 }
@@ -192,6 +203,7 @@ impl Window {
             patience,
             watches: std::iter::repeat_with(|| Watch::NotOpened).take(ranks).collect(),
             heap: Heap::default(),
+            chain: 0,
             parts: Vec::with_capacity(ranks),
         }
     }
@@ -217,16 +229,65 @@ impl Window {
     /// `call.input` is readable and `call.output` writable until this returns, aligned to the element, and nobody else writes
     /// either or reads the output. They are apart or in place as [`crate::schedule`] says.
     pub(crate) unsafe fn run(&mut self, attempt: &Attempt<'_>, call: &WindowCall<'_>) -> Result<()> {
+        self.chain = mix(self.chain, attempt.fingerprint);
+        // A rank that failed may have got as far as this one needs it to, but its memory is its own again.
+        self.check_nobody_failed(attempt)?;
         // SAFETY: passed on.
         unsafe { direct::run(self, attempt, call) }
     }
 
-    /// The other ranks will hear of it that this one has failed, or left after operation `last_seq`.
+    /// The other ranks will hear of it that this one has failed, or left after operation `last_seq`. If it has failed, nobody
+    /// writes into its registered buffers when this returns.
     pub(crate) fn part(&mut self, last_seq: u64, failed: bool) {
         let card = self.turns.lines.card(self.rank);
         card.last_seq.store(last_seq, Ordering::Relaxed);
         card.state.store(if failed { REVOKED } else { LEFT }, Ordering::SeqCst);
         self.turns.wake_everybody();
+        if failed {
+            self.take_back_memory();
+        }
+    }
+
+    /// An error if a rank of this host has failed.
+    #[inline]
+    fn check_nobody_failed(&self, attempt: &Attempt<'_>) -> Result<()> {
+        for peer in self.peers() {
+            if self.turns.lines.card(peer).state.load(Ordering::SeqCst) == REVOKED {
+                return Err(attempt.failed(self.members[peer], Cause::Revoked));
+            }
+        }
+        Ok(())
+    }
+
+    /// Before this rank writes into others' registered buffers: says so, and makes sure that none of them has failed. Both
+    /// sides store before they look at what the other has stored, sequentially consistent: either this rank sees the failure,
+    /// or the one that failed sees the writer. See [`Window::take_back_memory`].
+    fn borrow_memory(&self, attempt: &Attempt<'_>) -> Result<()> {
+        self.turns.lines.card(self.rank).lends.store(1, Ordering::SeqCst);
+        self.check_nobody_failed(attempt).inspect_err(|_| self.return_memory())
+    }
+
+    /// This rank has written.
+    fn return_memory(&self) {
+        self.turns.lines.card(self.rank).lends.store(0, Ordering::Release);
+    }
+
+    /// Waits until nobody writes into this rank's registered buffers. A process that is stopped meanwhile may do so whenever it
+    /// goes on: then this rank's buffers become private memory.
+    fn take_back_memory(&mut self) {
+        if self.heap.is_empty() {
+            return;
+        }
+        let until = Instant::now() + PATIENCE_WITH_WRITERS;
+        for peer in self.peers() {
+            while self.turns.lines.card(peer).lends.load(Ordering::SeqCst) != 0 {
+                // Threads of this process cannot be stopped alone: they do finish.
+                if Instant::now() >= until && self.heap.detach(self.rank) {
+                    return;
+                }
+                std::thread::yield_now();
+            }
+        }
     }
 
     /// Runs the turns of one operation.
@@ -285,7 +346,7 @@ impl Window {
         for peer in self.peers() {
             self.wait(attempt, peer, Turns::<Shared>::retires(turn))?;
         }
-        self.turns.announce(turn, attempt.fingerprint, attempt.words, notes);
+        self.turns.announce(turn, self.chain, attempt.words, notes);
         Ok(())
     }
 
@@ -303,14 +364,31 @@ impl Window {
     fn wait_and_compare(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
         self.wait(attempt, peer, turn)?;
         let line = self.turns.line(peer, turn);
-        if line.fingerprint() == attempt.fingerprint {
-            return Ok(());
-        }
+        if line.fingerprint() == self.chain { Ok(()) } else { Err(self.mismatch(attempt, peer, turn)) }
+    }
+
+    /// What to say when a rank's turn belongs to something else.
+    #[cold]
+    fn mismatch(&self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Error {
         let rank = self.members[peer];
-        Err(match Descriptor::decode(line.descriptor()) {
-            Some(theirs) if theirs != attempt.descriptor => attempt.mismatch(rank, theirs),
-            _ => attempt.failed(rank, Cause::Corrupt("a flag line that describes no operation")),
-        })
+        match Descriptor::decode(self.turns.line(peer, turn).descriptor()) {
+            None => return attempt.failed(rank, Cause::Corrupt("a flag line that describes no operation")),
+            Some(theirs) if theirs != attempt.descriptor => return attempt.mismatch(rank, attempt.descriptor, theirs),
+            Some(_) => {}
+        }
+        // They agree on this operation, so they did not on one before, of which the flags may still be there.
+        for turn in (1..SLOTS as u32).rev().map(|ago| turn.wrapping_sub(ago)) {
+            let described = |rank| {
+                let line = self.turns.line(rank, turn);
+                Descriptor::decode(line.descriptor()).filter(|_| line.holds(turn))
+            };
+            if let (Some(mine), Some(theirs)) = (described(self.rank), described(peer))
+                && mine != theirs
+            {
+                return attempt.mismatch(rank, mine, theirs);
+            }
+        }
+        attempt.failed(rank, Cause::Diverged)
     }
 
     /// Waits until a rank of this host has published a turn.
