@@ -56,6 +56,9 @@ pub struct Builder {
     interface: Option<String>,
 }
 
+/// The longest deadline: 100 years.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 impl Builder {
     /// This process's rank.
     pub fn rank(mut self, rank: Rank) -> Self {
@@ -157,13 +160,13 @@ impl Builder {
         let began = Instant::now();
         let settings = self.settings()?;
         let launch = self.launch()?;
-        if launch.world_size == 1 {
-            return Communicator::alone(settings);
-        }
         let secret = match self.secret {
             Some(secret) => Some(secret),
             None => config::parse(&process_env, "KOLO_SECRET", config::SECRET, config::secret)?,
         };
+        if launch.world_size == 1 {
+            return Communicator::alone(settings);
+        }
         let job = self.job.clone().or_else(|| process_env("KOLO_JOB_ID")).unwrap_or_else(|| launch.job.clone());
         let identity = Identity::new(&job, secret);
         let deadline = began + settings.start_timeout;
@@ -191,8 +194,9 @@ impl Builder {
         if let Some(given) = self.sockets {
             *sockets = config::sockets(given).ok_or_else(|| Error::setting("sockets", given.to_string(), config::SOCKETS))?;
         }
-        settings.timeout = self.timeout.unwrap_or(settings.timeout);
-        settings.start_timeout = self.start_timeout.unwrap_or(settings.start_timeout);
+        // What is longer than a life is forever, and can be added to a time.
+        settings.timeout = self.timeout.unwrap_or(settings.timeout).min(FOREVER);
+        settings.start_timeout = self.start_timeout.unwrap_or(settings.start_timeout).min(FOREVER);
         settings.host = self.host.clone().or(settings.host);
         settings.interface = self.interface.clone().or(settings.interface);
         Ok(settings)

@@ -1,6 +1,6 @@
 //! One call, without types: what the typed methods, the asynchronous ones and the C ABI have in common.
 
-use std::sync::Arc;
+use smallvec::SmallVec;
 
 use crate::buffer::{Chunk, ChunkMut};
 use crate::error::{Argument, Error, Result};
@@ -11,6 +11,8 @@ use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) op: Op,
+    /// What the user called, if this is only a part of it.
+    pub(crate) on_behalf_of: Option<Op>,
     pub(crate) dtype: DType,
     pub(crate) redop: Option<ReduceOp>,
     /// The root, or the peer.
@@ -27,22 +29,23 @@ pub(crate) struct Call {
 /// A count for each rank, and where each rank's block starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Counts {
-    /// One more than there are ranks: block `i` reaches from entry `i` to entry `i + 1`.
-    offsets: Arc<[usize]>,
+    /// One more than there are ranks: block `i` reaches from entry `i` to entry `i + 1`. Of up to 8 ranks, no memory is
+    /// allocated.
+    offsets: SmallVec<[usize; 9]>,
     shape: u32,
 }
 
 impl Counts {
     /// `None` if the sum is more than a number holds.
     pub(crate) fn new(counts: &[usize]) -> Option<Counts> {
-        let mut offsets = Vec::with_capacity(counts.len() + 1);
+        let mut offsets = SmallVec::with_capacity(counts.len() + 1);
         let mut sum = 0usize;
         offsets.push(0);
         for &count in counts {
             sum = sum.checked_add(count)?;
             offsets.push(sum);
         }
-        Some(Counts { offsets: offsets.into(), shape: shape_of(counts) })
+        Some(Counts { offsets, shape: shape_of(counts) })
     }
 
     fn ranks(&self) -> usize {
@@ -66,6 +69,7 @@ impl Call {
     pub(crate) fn new<T: Element>(op: Op) -> Call {
         Call {
             op,
+            on_behalf_of: None,
             dtype: T::DTYPE,
             redop: None,
             root: 0,
@@ -87,7 +91,10 @@ impl Call {
         };
         let has_root = matches!(self.op, Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter);
         Descriptor {
-            op: if self.op == Op::Recv { Op::Send } else { self.op },
+            op: match self.op {
+                Op::Recv => Op::Send,
+                op => self.on_behalf_of.unwrap_or(op),
+            },
             dtype: self.dtype,
             redop: self.redop,
             root: has_root.then_some(self.root as u32),

@@ -72,7 +72,8 @@ impl Core {
             return Ok(core);
         }
         core.open_window(terms, &neighbours, began)?;
-        core.meet(terms)?;
+        // Who has connected can rely on all the others having done so.
+        core.meet(Attempt::new(Descriptor { op: Op::Connect, ..Descriptor::nothing() }, terms))?;
         Ok(core)
     }
 
@@ -81,8 +82,8 @@ impl Core {
         if !self.layout.windows {
             return Ok(());
         }
-        let mut has_window = true;
-        if neighbours.len() > 1 {
+        let mut has_window = neighbours.len() <= window::MOST_RANKS;
+        if neighbours.len() > 1 && has_window {
             let shared = self.fabric.share(window::PART, began + terms.timeout);
             let segment = shared.map_err(|failed| peer_failed(failed, &terms.members, began))?;
             has_window = segment.is_some();
@@ -108,10 +109,8 @@ impl Core {
         Ok(())
     }
 
-    /// Waits for everybody: who has connected can rely on all the others having done so.
-    fn meet(&mut self, terms: &Terms) -> Result<()> {
-        let descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
-        let attempt = Attempt::new(descriptor, terms);
+    /// Waits for everybody to come to the same point.
+    fn meet(&mut self, attempt: Attempt<'_>) -> Result<()> {
         let choice = self.choose(Op::Barrier, 0);
         let mut call = Call::new::<u8>(Op::Barrier);
         call.count = 0;
@@ -171,12 +170,17 @@ impl Core {
         let choice = self.choose(call.op, call.bytes(self.layout.ranks));
         // SAFETY: passed on.
         unsafe {
-            self.carry_out(attempt, call, choice)?;
+            let result = self.carry_out(attempt, call, choice);
             if call.dtype == DType::Bool {
-                normalise_bools(call.recv.ptr, call.recv.len);
+                // All that may have been written, whatever the outcome: in place, blocks of others serve as scratch.
+                let (send, recv) = (call.send, call.recv);
+                normalise_bools(recv.ptr, recv.len);
+                if send.ptr.addr() <= recv.ptr.addr() && recv.ptr.addr() < send.ptr.addr() + send.len {
+                    normalise_bools(send.ptr.cast_mut(), send.len);
+                }
             }
+            result
         }
-        Ok(())
     }
 
     /// # Safety
@@ -291,6 +295,7 @@ impl Core {
 
     /// Windows inside each host, messages between hosts.
     unsafe fn in_hierarchy(&mut self, attempt: &Attempt<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        attempt.begin();
         // SAFETY: passed on.
         unsafe {
             match call.op {
@@ -514,7 +519,13 @@ impl Core {
             finished(place);
         };
         // SAFETY: passed on.
-        unsafe { engine.run_together(next, ended) }
+        let result = unsafe { engine.run_together(next, ended) };
+        // Those that did not end.
+        for chunk in bools.into_inner().into_iter().flatten() {
+            // SAFETY: as above.
+            unsafe { normalise_bools(chunk.ptr, chunk.len) };
+        }
+        result
     }
 
     fn engine(&mut self) -> Result<&mut Engine> {
@@ -543,14 +554,8 @@ impl Core {
         let Some(window) = &mut self.window else { return Ok(None) };
         // What everybody has dropped is unmapped now.
         let mut dropped = window.heap().dropped();
-        let descriptor = Descriptor {
-            op: Op::Alloc,
-            dtype: DType::U64,
-            redop: Some(ReduceOp::BitAnd),
-            count: part as u64,
-            seq: self.seq,
-            ..Descriptor::nothing()
-        };
+        let redop = Some(ReduceOp::BitAnd);
+        let descriptor = Descriptor { op: Op::Alloc, dtype: DType::U64, redop, seq: self.seq, ..Descriptor::nothing() };
         dropped.push(0);
         let memory = ChunkMut::of(&mut dropped);
         let call = WindowCall {

@@ -11,6 +11,7 @@ mod scope;
 mod split;
 mod start;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ pub use scope::Scope;
 /// A group of ranks that communicate with each other, seen from one of them.
 ///
 /// Every rank makes the same calls in the same order; calls of several threads are carried out one after the other. An
-/// operation that fails on one rank fails on all, and revokes the communicator: later calls return [`Error::Revoked`].
+/// operation that fails revokes the communicator: later calls return [`Error::Revoked`], and the other ranks' calls fail, too.
 ///
 /// Dropping it tells the others that this rank has left. Operations that are still under way are given up.
 ///
@@ -96,10 +97,13 @@ impl Communicator {
         self.shared.layout.ranks
     }
 
-    /// How many hosts the ranks are on. Ranks count as on one host if they can share memory, which was proved by doing it;
-    /// with the transport forced to TCP, every rank counts as on its own.
+    /// How many hosts the ranks are on. Ranks count as on one host if they can share memory, which was proved by doing it. With
+    /// the transport forced to TCP nobody tries to, and it is the hosts' names that count.
     pub fn host_count(&self) -> usize {
-        if self.shared.settings.transport == crate::Transport::Tcp { self.world_size() } else { self.shared.layout.hosts }
+        match self.shared.settings.transport {
+            crate::Transport::Tcp => self.shared.terms.members.iter().map(|member| &member.host).collect::<HashSet<_>>().len(),
+            _ => self.shared.layout.hosts,
+        }
     }
 
     /// How collectives of so many bytes (of the buffer, or of all blocks together) are carried out.

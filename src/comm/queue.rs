@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -29,10 +30,35 @@ struct Progress {
     waker: Arc<Mutex<Option<Arc<Waker>>>>,
 }
 
-/// An operation that has been queued.
+/// An operation that has been queued. It completes whatever happens: dropped, as given up.
 struct Task {
     call: Call,
-    completion: Arc<dyn Completion>,
+    completion: Option<Arc<dyn Completion>>,
+    pending: Arc<AtomicUsize>,
+}
+
+impl Task {
+    fn complete(mut self, result: Result<()>) {
+        self.end(result);
+    }
+
+    fn end(&mut self, result: Result<()>) {
+        let Some(completion) = self.completion.take() else { return };
+        // Before the waiter goes on: its next call shall find the queue idle.
+        self.pending.fetch_sub(1, Ordering::AcqRel);
+        completion.complete(result);
+        // If nobody waits, this frees the user's buffers, which may panic. That is no reason to end the other operations.
+        if std::panic::catch_unwind(AssertUnwindSafe(|| drop(completion))).is_err() {
+            tracing::error!("dropping the buffers of an operation panicked");
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let (op, seq) = (self.call.op, 0);
+        self.end(Err(Error::Aborted { op, seq }));
+    }
 }
 
 impl Queue {
@@ -46,21 +72,21 @@ impl Queue {
         self.pending.load(Ordering::Acquire) == 0
     }
 
-    /// Queues a call that has been checked. Whoever waits for the completion keeps its buffers valid until then.
+    /// Queues a call that has been checked. Whoever waits for the completion keeps its buffers valid until then; it comes in any
+    /// case, also if this fails.
     pub(super) fn push(&self, shared: &Arc<Shared>, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
+        self.pending.fetch_add(1, Ordering::AcqRel);
+        let task = Task { call, completion: Some(completion), pending: self.pending.clone() };
         let mut thread = self.thread.lock();
         let progress = match &*thread {
             Some(progress) => progress,
             None => thread.insert(self.start(shared.clone())?),
         };
-        self.pending.fetch_add(1, Ordering::AcqRel);
-        if progress.tasks.send(Task { call, completion }).is_err() {
-            // The thread ends only after the queue has been closed, or if it panicked.
-            self.pending.fetch_sub(1, Ordering::AcqRel);
-            return Err(Error::Unsupported { what: "an operation", why: "the progress thread has ended".to_owned() });
-        }
-        if let Some(waker) = &*progress.waker.lock() {
-            waker.wake().map_err(Error::os("waking the progress thread"))?;
+        // If the thread has ended, the task comes back, and completes by being dropped.
+        let _ = progress.tasks.send(task);
+        if let Some(Err(error)) = progress.waker.lock().as_ref().map(|waker| waker.wake()) {
+            // The task is queued, and its buffers are lent: it starts a little later.
+            tracing::warn!(%error, "the progress thread could not be woken");
         }
         Ok(())
     }
@@ -68,7 +94,7 @@ impl Queue {
     fn start(&self, shared: Arc<Shared>) -> Result<Progress> {
         let (sender, receiver) = unbounded();
         let waker: Arc<Mutex<Option<Arc<Waker>>>> = Arc::default();
-        let worker = Worker { shared, tasks: receiver, pending: self.pending.clone(), waker: waker.clone(), ahead: None };
+        let worker = Worker { shared, tasks: receiver, waker: waker.clone(), ahead: None };
         let thread = std::thread::Builder::new().name("kolo-progress".to_owned()).spawn(move || worker.work());
         let thread = thread.map_err(Error::os("starting the progress thread"))?;
         Ok(Progress { tasks: sender, thread, waker })
@@ -93,7 +119,6 @@ impl Queue {
 struct Worker {
     shared: Arc<Shared>,
     tasks: Receiver<Task>,
-    pending: Arc<AtomicUsize>,
     waker: Arc<Mutex<Option<Arc<Waker>>>>,
     /// A task that was taken from the queue too early.
     ahead: Option<Task>,
@@ -105,12 +130,19 @@ impl Worker {
         while let Some(task) = self.ahead.take().or_else(|| self.tasks.recv().ok()) {
             let shared = self.shared.clone();
             let mut core = shared.core.lock();
-            if task.call.op.is_point_to_point() {
-                self.point_to_point(&mut core, task);
-            } else {
-                // SAFETY: whoever queued the call keeps its buffers until it completes.
-                let result = unsafe { shared.carry_out(&mut core, &task.call) };
-                self.complete(&task, result);
+            let (op, seq) = (task.call.op, 0);
+            let carried_out = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                if op.is_point_to_point() {
+                    self.point_to_point(&mut core, task);
+                } else {
+                    // SAFETY: whoever queued the call keeps its buffers until it completes.
+                    let result = unsafe { shared.carry_out(&mut core, &task.call) };
+                    task.complete(result);
+                }
+            }));
+            if carried_out.is_err() {
+                // A defect of this library. What was under way has been given up, and nothing of it is used again.
+                shared.revoke(&mut core, &Error::Aborted { op, seq });
             }
         }
     }
@@ -122,7 +154,7 @@ impl Worker {
         match shared.check_not_revoked().and_then(|()| core.waker()) {
             // From now on, whoever queues a task ends this thread's sleep on links.
             Ok(waker) => *self.waker.lock() = Some(waker),
-            Err(error) => return self.complete(&first, Err(error)),
+            Err(error) => return first.complete(Err(error)),
         }
         let under_way: RefCell<VecDeque<Task>> = RefCell::default();
         let worker = RefCell::new(&mut *self);
@@ -140,7 +172,7 @@ impl Worker {
         };
         let finished = |place: usize| {
             if let Some(task) = under_way.borrow_mut().remove(place) {
-                worker.borrow().complete(&task, Ok(()));
+                task.complete(Ok(()));
             }
         };
         // SAFETY: whoever queued the calls keeps their buffers until they complete.
@@ -148,14 +180,8 @@ impl Worker {
         if let Err(error) = result {
             shared.revoke(core, &error);
             for task in under_way.into_inner() {
-                self.complete(&task, Err(error.clone()));
+                task.complete(Err(error.clone()));
             }
         }
-    }
-
-    fn complete(&self, task: &Task, result: Result<()>) {
-        // Before the waiter goes on: its next call shall find the queue idle.
-        self.pending.fetch_sub(1, Ordering::AcqRel);
-        task.completion.complete(result);
     }
 }

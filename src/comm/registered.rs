@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::Communicator;
+use super::call::Call;
 use crate::error::{Argument, Error, Result};
 use crate::sys::Segment;
 use crate::types::{Element, Op};
@@ -28,6 +29,8 @@ impl Communicator {
     ///
     /// A collective call: all ranks allocate the same length. Ranks may drop their buffers whenever they like.
     ///
+    /// When an operation has failed, nobody else writes into them any more.
+    ///
     /// # Errors
     ///
     /// [`Error::Argument`] if there cannot be so much memory, [`Error::Mismatch`] if ranks ask for different lengths.
@@ -36,9 +39,10 @@ impl Communicator {
         let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_next_multiple_of(Segment::PAGE));
         let whole = bytes.and_then(|bytes| bytes.checked_mul(self.world_size()));
         let bytes = bytes.filter(|_| whole.is_some_and(|whole| whole <= isize::MAX as usize)).ok_or_else(too_many)?;
-        self.shared.check_not_revoked()?;
-        // What was started before comes first.
-        self.start_barrier()?.wait()?;
+        // All ranks ask for the same, after what they started before.
+        let meet = Call { on_behalf_of: Some(Op::Alloc), count: len, ..Call::new::<T>(Op::Barrier) };
+        // SAFETY: a barrier touches no buffer.
+        unsafe { self.run(meet)? };
         let mut core = self.shared.core.lock();
         let allocated = core.allocate(&self.shared.terms, bytes);
         if let Err(error) = &allocated {
@@ -48,7 +52,10 @@ impl Communicator {
         let memory = allocated?;
         let (memory, place) = match memory {
             Some(memory) => (memory, place),
-            None => (Arc::new(Allocation { segment: Arc::new(Segment::heap(bytes)), part: bytes }), 0),
+            None => {
+                let segment = Arc::new(Segment::try_heap(bytes).ok_or_else(too_many)?);
+                (Arc::new(Allocation { segment, part: bytes }), 0)
+            }
         };
         Ok(Registered { memory, place, len, elements: PhantomData })
     }
@@ -59,7 +66,7 @@ impl<T: Element> Deref for Registered<T> {
 
     fn deref(&self) -> &[T] {
         // SAFETY: this rank's part has room for `len` elements, is aligned to a page and started zeroed, which is a value of
-        // every element. Peers write it only in collectives to which this rank has lent it mutably.
+        // every element. Peers write it only in collectives to which this rank has lent it mutably, and not after one has failed.
         unsafe { std::slice::from_raw_parts(self.memory.at(self.place, 0).cast(), self.len) }
     }
 }

@@ -11,7 +11,8 @@ use crate::types::{Element, Rank, ReduceOp};
 
 /// Starts operations that borrow their buffers until the scope ends; see [`Communicator::scope`].
 ///
-/// Its methods are those of [`Communicator`], and return as soon as the operation has been queued.
+/// Its methods are those of [`Communicator`], and return as soon as the operation has been queued. A `send_recv` is a
+/// [`Scope::send`] and a [`Scope::recv`], which go on side by side.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     comm: &'env Communicator,
@@ -134,6 +135,11 @@ impl<'scope> Scope<'scope, '_> {
         self.start(calls::all_gather_v(send, recv, counts, self.comm.world_size())?)
     }
 
+    /// See [`Communicator::all_gather_v_in_place`].
+    pub fn all_gather_v_in_place<T: Element>(&'scope self, buf: &'scope mut [T], counts: &[usize]) -> Result<()> {
+        self.start(calls::all_gather_v_in_place(buf, counts, self.comm.rank(), self.comm.world_size())?)
+    }
+
     /// See [`Communicator::reduce_scatter`].
     pub fn reduce_scatter<T: Element>(&'scope self, send: &'scope [T], recv: &'scope mut [T], op: ReduceOp) -> Result<()> {
         self.start(calls::reduce_scatter(send, recv, op))
@@ -153,6 +159,16 @@ impl<'scope> Scope<'scope, '_> {
         op: ReduceOp,
     ) -> Result<()> {
         self.start(calls::reduce_scatter_v(send, recv, counts, op, self.comm.world_size())?)
+    }
+
+    /// See [`Communicator::reduce_scatter_v_in_place`].
+    pub fn reduce_scatter_v_in_place<T: Element>(
+        &'scope self,
+        buf: &'scope mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.start(calls::reduce_scatter_v_in_place(buf, counts, op, self.comm.rank(), self.comm.world_size())?)
     }
 
     /// See [`Communicator::all_to_all`].
@@ -181,9 +197,19 @@ impl<'scope> Scope<'scope, '_> {
         self.start(calls::gather(send, recv, root, self.comm.rank())?)
     }
 
+    /// See [`Communicator::gather_in_place`].
+    pub fn gather_in_place<T: Element>(&'scope self, buf: &'scope mut [T], root: Rank) -> Result<()> {
+        self.start(calls::gather_in_place(buf, root, self.comm.rank(), self.comm.world_size())?)
+    }
+
     /// See [`Communicator::scatter`].
     pub fn scatter<T: Element>(&'scope self, send: Option<&'scope [T]>, recv: &'scope mut [T], root: Rank) -> Result<()> {
         self.start(calls::scatter(send, recv, root, self.comm.rank())?)
+    }
+
+    /// See [`Communicator::scatter_in_place`].
+    pub fn scatter_in_place<T: Element>(&'scope self, buf: &'scope mut [T], root: Rank) -> Result<()> {
+        self.start(calls::scatter_in_place(buf, root, self.comm.rank(), self.comm.world_size())?)
     }
 
     /// See [`Communicator::send`].

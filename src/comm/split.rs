@@ -3,11 +3,12 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use super::Communicator;
+use super::call::Call;
 use super::core::Core;
+use super::{Communicator, calls};
 use crate::attempt::Terms;
 use crate::error::Result;
-use crate::types::{Rank, mix};
+use crate::types::{Op, Rank, mix};
 
 /// Words that ranks exchange: whether the rank takes part, its colour, its key, a random number.
 const WORDS: usize = 4;
@@ -38,7 +39,9 @@ impl Communicator {
         getrandom::fill(&mut nonce).map_err(|error| crate::Error::os("reading random numbers")(std::io::Error::other(error)))?;
         let mine = [u64::from(color.is_some()), color.unwrap_or(0) as u64, key as u64, u64::from_le_bytes(nonce)];
         let mut all = vec![0u64; WORDS * self.world_size()];
-        self.all_gather(&mine, &mut all)?;
+        let call = Call { on_behalf_of: Some(Op::Split), ..calls::all_gather(&mine, &mut all) };
+        // SAFETY: both buffers are this function's, which waits here.
+        unsafe { self.run(call)? };
         if color.is_none() {
             return Ok(None);
         }

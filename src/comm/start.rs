@@ -54,6 +54,18 @@ impl Communicator {
         self.start(buf, |buf| Ok(calls::broadcast(buf.as_mut(), root)))
     }
 
+    /// Starts [`Communicator::broadcast_into`].
+    pub fn start_broadcast_into<T: Element, S, R>(&self, send: Option<S>, recv: R, root: Rank) -> Result<Work<(Option<S>, R)>>
+    where
+        S: AsRef<[T]> + Send + 'static,
+        R: AsMut<[T]> + Send + 'static,
+    {
+        let rank = self.rank();
+        self.start((send, recv), |(send, recv)| {
+            calls::broadcast_into(send.as_ref().map(AsRef::as_ref), recv.as_mut(), root, rank)
+        })
+    }
+
     /// Starts [`Communicator::barrier`].
     pub fn start_barrier(&self) -> Result<Work<()>> {
         self.start((), |()| Ok(calls::barrier()))
@@ -67,6 +79,24 @@ impl Communicator {
         self.start(buf, |buf| Ok(calls::reduce(buf.as_mut(), op, root)))
     }
 
+    /// Starts [`Communicator::reduce_into`].
+    pub fn start_reduce_into<T: Element, S, R>(
+        &self,
+        send: S,
+        recv: Option<R>,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<Work<(S, Option<R>)>>
+    where
+        S: AsRef<[T]> + Send + 'static,
+        R: AsMut<[T]> + Send + 'static,
+    {
+        let rank = self.rank();
+        self.start((send, recv), |(send, recv)| {
+            calls::reduce_into(send.as_ref(), recv.as_mut().map(AsMut::as_mut), op, root, rank)
+        })
+    }
+
     /// Starts [`Communicator::all_gather`].
     pub fn start_all_gather<T: Element, S, R>(&self, send: S, recv: R) -> Result<Work<(S, R)>>
     where
@@ -74,6 +104,15 @@ impl Communicator {
         R: AsMut<[T]> + Send + 'static,
     {
         self.start((send, recv), |(send, recv)| Ok(calls::all_gather(send.as_ref(), recv.as_mut())))
+    }
+
+    /// Starts [`Communicator::all_gather_in_place`].
+    pub fn start_all_gather_in_place<T: Element, B>(&self, buf: B) -> Result<Work<B>>
+    where
+        B: AsMut<[T]> + Send + 'static,
+    {
+        let (rank, world) = (self.rank(), self.world_size());
+        self.start(buf, |buf| calls::all_gather_in_place(buf.as_mut(), rank, world))
     }
 
     /// Starts [`Communicator::all_gather_v`].
@@ -86,6 +125,15 @@ impl Communicator {
         self.start((send, recv), |(send, recv)| calls::all_gather_v(send.as_ref(), recv.as_mut(), counts, world))
     }
 
+    /// Starts [`Communicator::all_gather_v_in_place`].
+    pub fn start_all_gather_v_in_place<T: Element, B>(&self, buf: B, counts: &[usize]) -> Result<Work<B>>
+    where
+        B: AsMut<[T]> + Send + 'static,
+    {
+        let (rank, world) = (self.rank(), self.world_size());
+        self.start(buf, |buf| calls::all_gather_v_in_place(buf.as_mut(), counts, rank, world))
+    }
+
     /// Starts [`Communicator::reduce_scatter`].
     pub fn start_reduce_scatter<T: Element, S, R>(&self, send: S, recv: R, op: ReduceOp) -> Result<Work<(S, R)>>
     where
@@ -93,6 +141,15 @@ impl Communicator {
         R: AsMut<[T]> + Send + 'static,
     {
         self.start((send, recv), |(send, recv)| Ok(calls::reduce_scatter(send.as_ref(), recv.as_mut(), op)))
+    }
+
+    /// Starts [`Communicator::reduce_scatter_in_place`].
+    pub fn start_reduce_scatter_in_place<T: Element, B>(&self, buf: B, op: ReduceOp) -> Result<Work<B>>
+    where
+        B: AsMut<[T]> + Send + 'static,
+    {
+        let (rank, world) = (self.rank(), self.world_size());
+        self.start(buf, |buf| calls::reduce_scatter_in_place(buf.as_mut(), op, rank, world))
     }
 
     /// Starts [`Communicator::reduce_scatter_v`].
@@ -111,6 +168,15 @@ impl Communicator {
         self.start((send, recv), |(send, recv)| calls::reduce_scatter_v(send.as_ref(), recv.as_mut(), counts, op, world))
     }
 
+    /// Starts [`Communicator::reduce_scatter_v_in_place`].
+    pub fn start_reduce_scatter_v_in_place<T: Element, B>(&self, buf: B, counts: &[usize], op: ReduceOp) -> Result<Work<B>>
+    where
+        B: AsMut<[T]> + Send + 'static,
+    {
+        let (rank, world) = (self.rank(), self.world_size());
+        self.start(buf, |buf| calls::reduce_scatter_v_in_place(buf.as_mut(), counts, op, rank, world))
+    }
+
     /// Starts [`Communicator::all_to_all`].
     pub fn start_all_to_all<T: Element, S, R>(&self, send: S, recv: R) -> Result<Work<(S, R)>>
     where
@@ -119,6 +185,15 @@ impl Communicator {
     {
         let world = self.world_size();
         self.start((send, recv), |(send, recv)| calls::all_to_all(send.as_ref(), recv.as_mut(), world))
+    }
+
+    /// Starts [`Communicator::all_to_all_in_place`].
+    pub fn start_all_to_all_in_place<T: Element, B>(&self, buf: B) -> Result<Work<B>>
+    where
+        B: AsMut<[T]> + Send + 'static,
+    {
+        let world = self.world_size();
+        self.start(buf, |buf| calls::all_to_all_in_place(buf.as_mut(), world))
     }
 
     /// Starts [`Communicator::all_to_all_v`].
@@ -149,6 +224,15 @@ impl Communicator {
         self.start((send, recv), |(send, recv)| calls::gather(send.as_ref(), recv.as_mut().map(AsMut::as_mut), root, rank))
     }
 
+    /// Starts [`Communicator::gather_in_place`].
+    pub fn start_gather_in_place<T: Element, B>(&self, buf: B, root: Rank) -> Result<Work<B>>
+    where
+        B: AsMut<[T]> + Send + 'static,
+    {
+        let (rank, world) = (self.rank(), self.world_size());
+        self.start(buf, |buf| calls::gather_in_place(buf.as_mut(), root, rank, world))
+    }
+
     /// Starts [`Communicator::scatter`].
     pub fn start_scatter<T: Element, S, R>(&self, send: Option<S>, recv: R, root: Rank) -> Result<Work<(Option<S>, R)>>
     where
@@ -157,6 +241,15 @@ impl Communicator {
     {
         let rank = self.rank();
         self.start((send, recv), |(send, recv)| calls::scatter(send.as_ref().map(AsRef::as_ref), recv.as_mut(), root, rank))
+    }
+
+    /// Starts [`Communicator::scatter_in_place`].
+    pub fn start_scatter_in_place<T: Element, B>(&self, buf: B, root: Rank) -> Result<Work<B>>
+    where
+        B: AsMut<[T]> + Send + 'static,
+    {
+        let (rank, world) = (self.rank(), self.world_size());
+        self.start(buf, |buf| calls::scatter_in_place(buf.as_mut(), root, rank, world))
     }
 
     /// Starts [`Communicator::send`]. Sends and receives that were started one after the other go on side by side.

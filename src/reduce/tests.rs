@@ -163,7 +163,7 @@ fn bools_are_normalised() {
 
 #[test]
 fn local_reduction_refuses_what_does_not_fit() {
-    let refused = |result: crate::Result<()>| match result {
+    let refused = |result: crate::error::Result<()>| match result {
         Err(Error::Argument { problem, .. }) => problem,
         other => panic!("{other:?}"),
     };

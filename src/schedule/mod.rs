@@ -276,8 +276,10 @@ pub(crate) fn steps(algorithm: Algorithm, problem: Problem<'_>) -> Box<dyn Itera
         (Algorithm::Dissemination, Op::Barrier) => return Box::new(barrier::dissemination(problem)),
         (algorithm, op) => unreachable!("{op} has no {algorithm}"),
     };
-    // Where a buffer has fewer elements than there are ranks, some chunks are empty. Both sides leave their messages out.
-    Box::new(steps.filter(|step| step.len() > 0))
+    // Where a buffer has fewer elements than there are ranks, some chunks are empty. Both sides leave their messages out, unless
+    // one may think that there is something to send where the other does not.
+    let sides_may_differ = matches!(problem.op, Op::AllToAllV | Op::Send | Op::Recv);
+    Box::new(steps.filter(move |step| sides_may_differ || step.len() > 0))
 }
 
 /// A world of one: what goes in comes out.
