@@ -90,11 +90,12 @@ impl Star {
         deadline: Instant,
     ) -> Result<Star, Failed> {
         let alone = Star { members: vec![rank], place: 0, streams: Vec::new() };
-        let stream = match network.call_locally(Purpose::Window, channel, members[leader]) {
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let stream = match network.call_locally(Purpose::Window, channel, members[leader], patience) {
             Ok(stream) => stream,
             Err(cause) => {
                 tracing::info!(leader, %cause, "this rank cannot share memory with others on its machine");
-                let told = network.call(Purpose::Apart, channel, members[leader]);
+                let told = network.call(Purpose::Apart, channel, members[leader], patience);
                 return told.map(|_| alone).map_err(|cause| Failed { rank: leader, cause });
             }
         };
@@ -141,11 +142,13 @@ impl Star {
         // Each finds a number in its part of the memory that it can only know from there, and puts another in its place.
         let secrets: Vec<u64> = peers().map(|_| u128::from_le_bytes(random()) as u64).collect();
         for (place, ((stream, &member), &secret)) in peers().zip(&secrets).enumerate() {
+            let at = (place + 1) * part;
+            if let Some(Err(error)) = segment.as_ref().map(|shared| shared.reserve(at..at + size_of::<u64>())) {
+                tracing::warn!(%error, bytes = len, "no shared memory");
+                segment = None;
+            }
             match &segment {
                 Some(shared) => {
-                    shared
-                        .reserve((place + 1) * part..(place + 1) * part + size_of::<u64>())
-                        .map_err(|error| failed(member, &error))?;
                     proof(shared, part, place + 1).store(secret, Ordering::Release);
                     shared.hand_over(stream)
                 }

@@ -65,15 +65,9 @@ const KNOWN: [Known; 7] = [
         rank: "MV2_COMM_WORLD_RANK",
         size: &["MV2_COMM_WORLD_SIZE"],
         local_size: "MV2_COMM_WORLD_LOCAL_SIZE",
-        job: &["MPISPAWN_ID"],
+        job: &[],
     },
-    Known {
-        launcher: "MPICH or Intel MPI",
-        rank: "PMI_RANK",
-        size: &["PMI_SIZE"],
-        local_size: "MPI_LOCALNRANKS",
-        job: &["PMI_ID"],
-    },
+    Known { launcher: "MPICH or Intel MPI", rank: "PMI_RANK", size: &["PMI_SIZE"], local_size: "MPI_LOCALNRANKS", job: &[] },
     Known {
         launcher: "PALS",
         rank: "PALS_RANKID",
@@ -124,7 +118,17 @@ pub(crate) fn detect(env: Env<'_>) -> Result<Option<Launch>> {
     if let Some(launch) = plain(env)? {
         return Ok(Some(launch));
     }
-    slurm(env)
+    if let Some(launch) = slurm(env)? {
+        return Ok(Some(launch));
+    }
+    // A size without a rank: each of them would believe to be alone.
+    for name in ["KOLO_WORLD_SIZE", "WORLD_SIZE"] {
+        if number(env, name)?.is_some_and(|size| size > 1) {
+            let found = format!("{name} is more than 1, but nothing says which rank this is");
+            return Err(Error::NoLauncher { found, looked_for: LOOKED_FOR.to_owned() });
+        }
+    }
+    Ok(None)
 }
 
 fn number(env: Env<'_>, name: &str) -> Result<Option<usize>> {
@@ -146,6 +150,9 @@ fn size(env: Env<'_>, launcher: &str, rank_name: &str, names: &[&str]) -> Result
 
 fn check(launch: Launch) -> Result<Option<Launch>> {
     let Launch { launcher, rank, world_size, .. } = &launch;
+    if *world_size == 0 {
+        return Err(Error::setting("world size", "0".to_owned(), format!("at least 1, but {launcher} says that it is 0")));
+    }
     if rank >= world_size {
         return Err(Error::setting(
             "rank",
@@ -185,10 +192,21 @@ fn torchrun(env: Env<'_>) -> Result<Option<Launch>> {
 /// RANK and WORLD_SIZE, as PyTorch's `env://` and Kubeflow set them, and an indexed Kubernetes job.
 fn plain(env: Env<'_>) -> Result<Option<Launch>> {
     let (launcher, rank) = match (number(env, "RANK")?, number(env, "JOB_COMPLETION_INDEX")?) {
-        (Some(rank), _) => ("RANK and WORLD_SIZE", rank),
-        (None, Some(index)) if env("WORLD_SIZE").is_some() => ("a Kubernetes job", index),
-        _ => return Ok(None),
+        (Some(rank), _) => ("plain variables", rank),
+        (None, Some(index)) => ("a Kubernetes job", index),
+        (None, None) => return Ok(None),
     };
+    // A PyTorchJob counts its pods, for a torchrun in each of them.
+    if let (Some(per_pod), None) =
+        (number(env, "PET_NPROC_PER_NODE").ok().flatten().filter(|&count| count > 1), env("LOCAL_RANK"))
+    {
+        return Err(Error::NoLauncher {
+            found: format!(
+                "RANK and WORLD_SIZE count pods that are to have {per_pod} processes each; start the program with torchrun"
+            ),
+            looked_for: LOOKED_FOR.to_owned(),
+        });
+    }
     let world_size = size(env, launcher, "RANK", &["WORLD_SIZE"])?;
     let rendezvous = master(env, "env")?.unwrap_or(Rendezvous::Unknown {
         advice: "set MASTER_ADDR and MASTER_PORT to an address of rank 0, or KOLO_STORE".to_owned(),
@@ -202,12 +220,16 @@ fn mpi(env: Env<'_>, known: &Known) -> Result<Option<Launch>> {
     let Some(rank) = number(env, known.rank)? else { return Ok(None) };
     let world_size = size(env, known.launcher, known.rank, known.size)?;
     let local_size = number(env, known.local_size)?;
-    // Without anything better: the processes of one mpirun on one host have one parent.
-    let job = known.job.iter().find_map(|name| env(name)).unwrap_or_else(|| format!("parent {}", sys::parent()));
-    let job = format!("{} {job}", known.launcher);
+    let is_local = local_size == Some(world_size);
+    let job = match known.job.iter().find_map(|name| env(name)) {
+        Some(job) => format!("{} {job}", known.launcher),
+        // Without anything better: the processes of one mpirun on one host have one parent.
+        None if is_local => format!("{} of {}", known.launcher, sys::parent()),
+        None => known.launcher.to_owned(),
+    };
     let rendezvous = match master(env, &job)? {
         Some(rendezvous) => rendezvous,
-        None if local_size == Some(world_size) => Rendezvous::Ports { host: "127.0.0.1".to_owned(), ports: ports(&job) },
+        None if is_local => Rendezvous::Ports { host: "127.0.0.1".to_owned(), ports: ports(&job) },
         None => Rendezvous::Unknown {
             advice:
                 "ranks on several hosts need MASTER_ADDR (and MASTER_PORT, if its default is taken) or KOLO_STORE; pass one on \
@@ -305,7 +327,7 @@ mod tests {
         let cases: [(&str, &[(&str, &str)]); 12] = [
             ("kolo run", &[("KOLO_RANK", "2"), ("KOLO_WORLD_SIZE", "4")]),
             ("torchrun", &[("TORCHELASTIC_RUN_ID", "x"), ("RANK", "2"), ("WORLD_SIZE", "4")]),
-            ("RANK and WORLD_SIZE", &[("RANK", "2"), ("WORLD_SIZE", "4")]),
+            ("plain variables", &[("RANK", "2"), ("WORLD_SIZE", "4")]),
             ("a Kubernetes job", &[("JOB_COMPLETION_INDEX", "2"), ("WORLD_SIZE", "4")]),
             ("Open MPI", &[("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_RANK", "2")]),
             ("MPICH or Intel MPI", &[("PMI_RANK", "2"), ("PMI_SIZE", "4")]),
@@ -325,7 +347,14 @@ mod tests {
             assert_eq!(found.rendezvous, tcp("10.0.0.1", 29500), "{launcher}");
         }
         assert_eq!(detected(&[]).unwrap(), None);
-        assert_eq!(detected(&[("WORLD_SIZE", "4")]).unwrap(), None);
+        assert_eq!(detected(&[("WORLD_SIZE", "1")]).unwrap(), None);
+        for name in ["WORLD_SIZE", "KOLO_WORLD_SIZE"] {
+            assert!(detected(&[(name, "4")]).unwrap_err().to_string().contains(name));
+        }
+        assert!(detected(&[("JOB_COMPLETION_INDEX", "1")]).unwrap_err().to_string().contains("WORLD_SIZE"));
+        let pods = [("RANK", "0"), ("WORLD_SIZE", "2"), ("PET_NPROC_PER_NODE", "8"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
+        assert!(detected(&pods).unwrap_err().to_string().contains("torchrun"));
+        assert!(detected(&[&pods[..], &[("LOCAL_RANK", "0")]].concat()).is_ok());
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use super::Start;
 use super::card::{Book, Card, Refusal};
 use crate::config::SharedSettings;
-use crate::door::handshake::random;
+use crate::door;
+use crate::door::handshake::{Hello, Purpose, random};
 use crate::error::{Error, Result, StoreProblem};
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
@@ -93,7 +94,11 @@ fn join(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Book)
     let mut generation: Option<String> = None;
     let mut conflict: Option<(Card, Instant)> = None;
     loop {
-        let current = store_error(start, start.store.get("generation", GLANCE))?;
+        let current = match start.store.get("generation", GLANCE) {
+            // A file that another job has left: rank 0 will make it this job's.
+            Err(StoreProblem::OtherJob { .. }) if !is_late() => continue,
+            current => store_error(start, current)?,
+        };
         let current = current.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         if let Some(found) = current.filter(|found| generation.as_ref() != Some(found)) {
             let key = format!("{found}/rank/{}", start.rank);
@@ -103,8 +108,8 @@ fn join(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Book)
             generation = Some(found);
         }
         if let Some((holder, since)) = &conflict {
-            // Either a living process has this rank, or the generation is a former run's and will change.
-            if since.elapsed() >= CONFLICT_PATIENCE || is_late() {
+            // Either a living process has this rank, or the generation is a former run's and will change when rank 0 comes.
+            if is_late() || since.elapsed() >= CONFLICT_PATIENCE && answers(start, holder) {
                 return Err(Error::RankTaken { rank: start.rank, first: holder.who(), second: mine.who() });
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -142,8 +147,14 @@ fn join(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Book)
     }
 }
 
-/// How long a rank that finds its place taken waits for the generation to turn out to be a former run's.
+/// How long a rank that finds its place taken waits before it looks who holds it: a former run may be about to end.
 const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
+
+/// Whether the process that wrote a card lives: its door opens for this job.
+fn answers(start: &Start<'_>, holder: &Card) -> bool {
+    let hello = Hello { purpose: Purpose::Probe, lane: 0, lanes: 1, channel: 0, from: start.rank as u32, to: holder.rank as u32 };
+    door::dial(holder.address, &start.identity, &hello, Instant::now() + GLANCE).is_ok()
+}
 
 /// The ranks without a card, as far as another than rank 0 can tell.
 fn missing(start: &Start<'_>, generation: Option<&str>) -> Vec<Rank> {

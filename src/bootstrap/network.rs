@@ -8,13 +8,14 @@ use mio::Waker;
 use parking_lot::{Condvar, Mutex};
 
 use super::card::Card;
-use crate::door::handshake::{Hello, Identity, Purpose};
+use crate::door::handshake::{Hello, Identity, Purpose, Refusal};
 use crate::door::{self, DialError, Door, Stream};
 use crate::error::Cause;
 use crate::transport::{Link, Opener, shm, tcp};
 use crate::types::Rank;
 
-/// How long one call at another rank's door may take. Doors answer at once, whatever their process is busy with.
+/// How long one call at another rank's door may take at most. Doors answer at once, whatever their process is busy with, unless
+/// it is stopped.
 const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What all communicators of one process use to reach the others of its job.
@@ -47,6 +48,9 @@ const MOST_WAITING: usize = 128;
 
 impl Mailbox {
     pub(crate) fn admit(&self, hello: Hello, stream: Stream) {
+        if hello.purpose == Purpose::Probe {
+            return;
+        }
         let mut arrived = self.arrived.lock();
         let waiting = arrived.entry((hello.channel, hello.from)).or_default();
         if waiting.len() >= MOST_WAITING {
@@ -80,9 +84,14 @@ impl Mailbox {
     fn link_streams(&self, channel: u64, from: Rank) -> Option<Vec<Stream>> {
         let mut arrived = self.arrived.lock();
         let waiting = arrived.get_mut(&(channel, from as u32))?;
-        let lanes = waiting.iter().find(|(hello, _)| hello.purpose == Purpose::Link)?.0.lanes;
-        let of_link = |entry: &Arrival| entry.0.purpose == Purpose::Link && entry.0.lanes == lanes;
-        if waiting.iter().filter(|entry| of_link(entry)).count() < lanes.into() {
+        let (first, is_local) = waiting.iter().find_map(|(hello, stream)| {
+            (hello.purpose == Purpose::Link).then_some((*hello, matches!(stream, Stream::Local(_))))
+        })?;
+        // A connection inside the host may be given up for others through the network, which are of another link.
+        let of_link = |(hello, stream): &Arrival| {
+            hello.purpose == Purpose::Link && hello.lanes == first.lanes && matches!(stream, Stream::Local(_)) == is_local
+        };
+        if waiting.iter().filter(|entry| of_link(entry)).count() < first.lanes.into() {
             return None;
         }
         let (mut link, rest): (Vec<_>, Vec<_>) = waiting.drain(..).partition(of_link);
@@ -118,20 +127,27 @@ impl Network {
     }
 
     /// Calls at a rank's door in the network.
-    pub(super) fn call(&self, purpose: Purpose, channel: u64, to: Rank) -> Result<Stream, Cause> {
-        self.call_lane(self.hello(purpose, channel, to), to)
+    pub(super) fn call(&self, purpose: Purpose, channel: u64, to: Rank, patience: Duration) -> Result<Stream, Cause> {
+        self.call_lane(self.hello(purpose, channel, to), to, patience)
     }
 
-    fn call_lane(&self, hello: Hello, to: Rank) -> Result<Stream, Cause> {
+    fn call_lane(&self, hello: Hello, to: Rank, patience: Duration) -> Result<Stream, Cause> {
         let address = self.cards[to].address;
-        let stream = door::dial(address, &self.identity, &hello, Instant::now() + DIAL_PATIENCE);
+        let stream = door::dial(address, &self.identity, &hello, Instant::now() + patience.min(DIAL_PATIENCE));
         stream.map(Stream::Tcp).map_err(|error| unreachable(address.to_string(), &error))
     }
 
     /// Calls at a rank's door on this host.
-    pub(super) fn call_locally(&self, purpose: Purpose, channel: u64, to: Rank) -> Result<crate::sys::LocalStream, Cause> {
+    pub(super) fn call_locally(
+        &self,
+        purpose: Purpose,
+        channel: u64,
+        to: Rank,
+        patience: Duration,
+    ) -> Result<crate::sys::LocalStream, Cause> {
         let name = &self.cards[to].local_name;
-        let stream = door::dial_local(name, &self.identity, &self.hello(purpose, channel, to), Instant::now() + DIAL_PATIENCE);
+        let deadline = Instant::now() + patience.min(DIAL_PATIENCE);
+        let stream = door::dial_local(name, &self.identity, &self.hello(purpose, channel, to), deadline);
         stream.map_err(|error| unreachable(format!("@{name}"), &error))
     }
 }
@@ -139,6 +155,7 @@ impl Network {
 fn unreachable(address: String, error: &DialError) -> Cause {
     match error {
         DialError::Io(error) => Cause::Unreachable { address, kind: error.kind() },
+        DialError::Refused(Refusal::Secret) => Cause::Secret,
         DialError::Refused(refusal) => {
             tracing::warn!(?refusal, address, "a rank of this job turned this one away");
             Cause::Unreachable { address, kind: std::io::ErrorKind::PermissionDenied }
@@ -159,10 +176,10 @@ pub(crate) struct NetworkOpener {
 }
 
 impl NetworkOpener {
-    fn call(&self, peer: Rank) -> Result<Box<dyn Link>, Cause> {
+    fn call(&self, peer: Rank, patience: Duration) -> Result<Box<dyn Link>, Cause> {
         let to = self.members[peer];
         if self.hosts[peer] == self.hosts[self.rank] {
-            match self.network.call_locally(Purpose::Link, self.channel, to) {
+            match self.network.call_locally(Purpose::Link, self.channel, to, patience) {
                 Ok(stream) => match shm::offer(stream) {
                     Ok(link) => return Ok(link),
                     // The peer sees the connection end before anything came, and waits for the next.
@@ -176,19 +193,19 @@ impl NetworkOpener {
         let lanes = self.network.sockets;
         let streams = (0..lanes).map(|lane| {
             let hello = Hello { lane, lanes, ..self.network.hello(Purpose::Link, self.channel, to) };
-            self.network.call_lane(hello, to)
+            self.network.call_lane(hello, to, patience)
         });
-        link(streams.collect::<Result<Vec<_>, _>>()?)
+        link(streams.collect::<Result<Vec<_>, _>>()?, patience)
     }
 }
 
-fn link(streams: Vec<Stream>) -> Result<Box<dyn Link>, Cause> {
+fn link(streams: Vec<Stream>, patience: Duration) -> Result<Box<dyn Link>, Cause> {
     let mut lanes = Vec::with_capacity(streams.len());
     for stream in streams {
         match stream {
             Stream::Tcp(stream) => lanes.push(stream),
             Stream::Local(stream) => {
-                let deadline = Instant::now() + DIAL_PATIENCE;
+                let deadline = Instant::now() + patience.min(DIAL_PATIENCE);
                 return shm::accept(stream, deadline).map_err(|error| Cause::Broken(error.kind()));
             }
         }
@@ -197,12 +214,12 @@ fn link(streams: Vec<Stream>) -> Result<Box<dyn Link>, Cause> {
 }
 
 impl Opener for NetworkOpener {
-    fn open(&mut self, peer: Rank) -> Result<Option<Box<dyn Link>>, Cause> {
+    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, Cause> {
         if self.rank < peer {
-            return self.call(peer).map(Some);
+            return self.call(peer, patience).map(Some);
         }
         while let Some(streams) = self.network.mailbox.link_streams(self.channel, self.members[peer]) {
-            match link(streams) {
+            match link(streams, patience) {
                 Err(Cause::Broken(std::io::ErrorKind::UnexpectedEof)) => continue,
                 other => return other.map(Some),
             }

@@ -78,6 +78,8 @@ pub(crate) enum Purpose {
     Apart = 3,
     /// To use the store.
     Store = 4,
+    /// To learn whether somebody is there.
+    Probe = 5,
 }
 
 /// What a caller says first.
@@ -140,7 +142,7 @@ impl Hello {
         if bytes[16..32] != identity.digest {
             return Err(Refusal::Job { theirs: String::new() });
         }
-        let purposes = [Purpose::Link, Purpose::Window, Purpose::Apart, Purpose::Store];
+        let purposes = [Purpose::Link, Purpose::Window, Purpose::Apart, Purpose::Store, Purpose::Probe];
         let purpose = purposes.into_iter().find(|&purpose| purpose as u8 == bytes[6]).ok_or(Refusal::Foreign)?;
         let [lane, lanes] = [bytes[7], bytes[8]];
         if lane >= lanes || bytes[9..16] != [0; 7] {

@@ -25,8 +25,11 @@ use handshake::{Acceptor, Hello, Identity, Refusal};
 /// How long a caller may take to shake hands.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How many callers may shake hands at once; more are turned away.
-const PENDING: usize = 64;
+/// How many callers may shake hands at once, each of which takes a descriptor; more wait outside.
+const PENDING: usize = 128;
+
+/// How long before it is tried again to let in those who wait outside.
+const RETRY: Duration = Duration::from_millis(20);
 
 const WAKER: Token = Token(usize::MAX);
 const TCP: Token = Token(usize::MAX - 1);
@@ -69,7 +72,7 @@ impl Door {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let mut porter = Porter { poll, tcp, local, identity, callers: HashMap::new(), next: 0, admit };
+        let mut porter = Porter { poll, tcp, local, identity, callers: HashMap::new(), next: 0, more_wait: false, admit };
         let thread = std::thread::Builder::new().name("kolo-door".to_owned()).spawn(move || {
             if let Err(error) = porter.serve(&stopped) {
                 tracing::error!(%error, "no more connections are accepted");
@@ -117,6 +120,8 @@ struct Porter<F> {
     /// Those who shake hands.
     callers: HashMap<usize, Caller>,
     next: usize,
+    /// Callers may be waiting outside.
+    more_wait: bool,
     admit: F,
 }
 
@@ -132,6 +137,7 @@ impl<F: FnMut(Hello, Stream)> Porter<F> {
         while !stop.load(Ordering::Acquire) {
             let next_deadline = self.callers.values().map(|caller| caller.deadline).min();
             let timeout = next_deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let timeout = if self.more_wait { Some(timeout.unwrap_or(RETRY).min(RETRY)) } else { timeout };
             match self.poll.poll(&mut events, timeout) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 result => result?,
@@ -139,28 +145,40 @@ impl<F: FnMut(Hello, Stream)> Porter<F> {
             for event in &events {
                 match event.token() {
                     WAKER => {}
-                    TCP | LOCAL => self.accept(),
+                    TCP | LOCAL => self.more_wait = true,
                     Token(caller) => self.listen(caller),
                 }
             }
             let now = Instant::now();
             self.callers.retain(|_, caller| caller.deadline > now);
+            if self.more_wait {
+                self.more_wait = self.accept();
+            }
         }
         Ok(())
     }
 
-    /// Takes all callers that have come.
-    fn accept(&mut self) {
+    /// Takes the callers that have come; whether more may be waiting outside.
+    fn accept(&mut self) -> bool {
         loop {
-            let tcp = self.tcp.as_ref().and_then(|listener| listener.accept().ok());
-            let stream = match tcp {
-                Some((stream, _)) => Some(Stream::Tcp(stream)),
-                None => self.local.as_ref().and_then(|listener| listener.accept().ok()).map(Stream::Local),
-            };
-            let Some(mut stream) = stream else { return };
             if self.callers.len() >= PENDING {
-                continue;
+                return true;
             }
+            let tcp = self.tcp.as_ref().map(|listener| listener.accept().map(|(stream, _)| Stream::Tcp(stream)));
+            let is_somebody = |result: &io::Result<Stream>| !is_nobody(result);
+            let stream = tcp
+                .filter(is_somebody)
+                .or_else(|| self.local.as_ref().map(|listener| listener.accept().map(Stream::Local)).filter(is_somebody));
+            let mut stream = match stream {
+                None => return false,
+                Some(Ok(stream)) => stream,
+                // One that has gone again; or the process has no descriptors left just now.
+                Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "a caller could not be let in yet");
+                    return true;
+                }
+            };
             let number = self.next;
             self.next = (self.next + 1) % (usize::MAX / 2);
             let registry = self.poll.registry();
@@ -237,6 +255,10 @@ impl<F: FnMut(Hello, Stream)> Porter<F> {
     }
 }
 
+fn is_nobody(result: &io::Result<Stream>) -> bool {
+    result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
 /// Why a door was not opened.
 #[derive(Debug)]
 pub(crate) enum DialError {
@@ -253,18 +275,46 @@ impl From<io::Error> for DialError {
 /// Calls at a door in the network.
 pub(crate) fn dial(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<TcpStream, DialError> {
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let mut stream = std::net::TcpStream::connect_timeout(&address, left)?;
-    let left = deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(1), 5 * PATIENCE);
+    let stream = std::net::TcpStream::connect_timeout(&address, left)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(left))?;
-    stream.set_write_timeout(Some(left))?;
-    handshake::introduce(&mut stream, identity, hello)?;
+    handshake::introduce(&mut Until { stream: &stream, deadline }, identity, hello)?;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     stream.set_nonblocking(true)?;
     let stream = TcpStream::from_std(stream);
     tcp::prepare(&stream)?;
     Ok(stream)
+}
+
+/// A stream whose reads and writes end with a deadline, however slowly the peer speaks.
+struct Until<'a> {
+    stream: &'a std::net::TcpStream,
+    deadline: Instant,
+}
+
+impl Until<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(into)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Calls at a door of this host.

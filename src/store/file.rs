@@ -26,7 +26,7 @@ use crate::wire::{Reader, Writer};
 const MAGIC: &[u8] = b"kolo-store 1\n";
 
 /// How long a file may be locked by another rank: locks last for one append, but file systems across hosts are slow.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The path in `file://<rest>`.
 pub(super) fn path(rest: &str) -> Result<PathBuf, String> {

@@ -112,6 +112,9 @@ fn port_problem(port: u16, error: io::Error) -> StoreProblem {
     }
 }
 
+/// Connections at one time, of which every rank needs one.
+const MOST_CLIENTS: usize = 1 << 16;
+
 /// What the server's thread works on.
 struct Clerk {
     poll: Poll,
@@ -152,7 +155,9 @@ impl Clerk {
             for mut stream in arrivals.lock().drain(..) {
                 self.next += 1;
                 let interest = Interest::READABLE | Interest::WRITABLE;
-                if self.poll.registry().register(&mut stream, Token(self.next), interest).is_ok() {
+                if self.clients.len() < MOST_CLIENTS
+                    && self.poll.registry().register(&mut stream, Token(self.next), interest).is_ok()
+                {
                     let client = Client { stream, heard: BytesMut::new(), to_say: BytesMut::new(), awaits: None };
                     self.clients.insert(self.next, client);
                     active.push(self.next);
@@ -171,6 +176,7 @@ impl Clerk {
         let Some(client) = self.clients.get_mut(&number) else { return };
         let mut stays = client.hear();
         while let Some(client) = self.clients.get_mut(&number) {
+            stays &= client.say();
             match client.next_request() {
                 Ok(Some(request)) => self.carry_out(number, request),
                 Ok(None) => break,
@@ -179,9 +185,6 @@ impl Clerk {
                     break;
                 }
             }
-        }
-        if let Some(client) = self.clients.get_mut(&number) {
-            stays &= client.say();
         }
         if !stays {
             self.clients.remove(&number);
@@ -252,9 +255,9 @@ impl Client {
         }
     }
 
-    /// The next whole request, unless the client waits for the answer to one; an error if it is none.
+    /// The next whole request, unless the client waits for the answer to one or has not read the last; an error if it is none.
     fn next_request(&mut self) -> Result<Option<Request>, ()> {
-        if self.awaits.is_some() || self.heard.len() < REQUEST {
+        if self.awaits.is_some() || !self.to_say.is_empty() || self.heard.len() < REQUEST {
             return Ok(None);
         }
         let mut header = &self.heard[..REQUEST];
@@ -400,6 +403,7 @@ impl TcpStore {
         let lost = StoreProblem::io("asking its server");
         let mut exchange = || {
             stream.set_read_timeout(Some(timeout + GRACE))?;
+            stream.set_write_timeout(Some(timeout + GRACE))?;
             stream.write_all(&request)?;
             let mut header = [0; RESPONSE];
             stream.read_exact(&mut header)?;
@@ -423,8 +427,17 @@ impl TcpStore {
 /// Serves at a name or an address of this machine.
 fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Result<TcpStoreServer, StoreProblem> {
     let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(StoreProblem::io("resolving its host"))?.collect();
+    let is_name = host.parse::<IpAddr>().is_err() && !host.eq_ignore_ascii_case("localhost");
     let mut last = None;
-    for address in addresses {
+    for mut address in addresses {
+        // Many systems have a host's own name mean 127.0.1.1, where ranks on other hosts, who get its true address for the
+        // same name, would find nobody.
+        if is_name && address.ip().is_loopback() {
+            address.set_ip(match address.ip() {
+                IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+                IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+            });
+        }
         match TcpStoreServer::serve(address, identity.clone()) {
             Ok(server) => return Ok(server),
             Err(error) => last = Some((address, error)),
@@ -434,7 +447,7 @@ fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Re
         return Err(StoreProblem::Url(format!("{host} has no address")));
     };
     match error.kind() {
-        // The launcher may serve it, for ranks of this very job.
+        // If it is a store of kolo's, its job says more than the port.
         io::ErrorKind::AddrInUse => {
             let problem = port_problem(port, error);
             match connect(address, identity, deadline.min(Instant::now() + Duration::from_secs(1))) {
