@@ -1,11 +1,13 @@
 //! `kolo plan`: the choice of algorithm, and why the others lost.
 
+use std::time::Duration;
+
 use clap::Args as ClapArgs;
 use kolo::plan::{Candidate, CostModel, Layout, candidates};
 use kolo::{Algorithm, Op};
 
 use crate::say;
-use crate::units::{bytes, count, show_bytes, show_seconds};
+use crate::units::{bytes, count, duration, show_bytes, show_seconds};
 
 /// Arguments of `kolo plan`.
 #[derive(ClapArgs)]
@@ -17,7 +19,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_parser = bytes, default_value = "1M")]
     bytes: u64,
     /// How many ranks
-    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     ranks: u32,
     /// On how many hosts; ranks are spread evenly
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
@@ -28,11 +30,11 @@ pub(crate) struct Args {
     /// Take this algorithm, as with KOLO_ALGORITHM
     #[arg(long, env = "KOLO_ALGORITHM")]
     algorithm: Option<Algorithm>,
-    /// Microseconds of latency between hosts
-    #[arg(long, value_parser = positive, default_value_t = CostModel::default().network.latency * 1e6)]
-    latency: f64,
+    /// Latency between hosts, as in 25us
+    #[arg(long, env = "KOLO_NETWORK_LATENCY", value_parser = duration, default_value = "25us")]
+    latency: Duration,
     /// Gigabytes per second of one host's network interface
-    #[arg(long, value_parser = positive, default_value_t = 1e-9 / CostModel::default().network.per_byte)]
+    #[arg(long, env = "KOLO_NETWORK_BANDWIDTH", value_parser = positive, default_value_t = 1e-9 / CostModel::default().network.per_byte)]
     bandwidth: f64,
 }
 
@@ -64,7 +66,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
         return Err(format!("{} ranks cannot be on {} hosts", args.ranks, args.hosts));
     }
     let mut model = CostModel::default();
-    model.network.latency = args.latency * 1e-6;
+    model.network.latency = args.latency.as_secs_f64();
     model.network.per_byte = 1e-9 / args.bandwidth;
     let (ranks, hosts) = (args.ranks as usize, args.hosts as usize);
     let mut layout = Layout::even(ranks, if args.no_windows { ranks } else { hosts });

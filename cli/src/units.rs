@@ -1,5 +1,7 @@
 //! Sizes and times as people write and read them.
 
+use std::time::Duration;
+
 /// Bytes from `8`, `4K`, `1M`, `2G` (powers of 1024; `KiB`, `KB` and the like mean the same).
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
@@ -17,6 +19,21 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
         .checked_mul(1 << shift)
         .filter(|&bytes| bytes <= 1 << 62)
         .ok_or_else(|| format!("{text:?} is more than memory can hold"))
+}
+
+/// A time from `25us`, `1.5ms`, `2s`, `1m`, as the `KOLO_*` variables have it: without a unit, seconds.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let unit = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let scale = match &text[unit..] {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        _ => return Err(format!("{text:?} has an unknown unit; write 25us, 1.5ms, 2s or 1m")),
+    };
+    let number: f64 = text[..unit].parse().map_err(|_| format!("{text:?} is no time; write 25us, 1.5ms, 2s or 1m"))?;
+    Duration::try_from_secs_f64(number * scale).map_err(|error| format!("{text:?}: {error}"))
 }
 
 /// A size for people: `4 KiB`.
@@ -49,6 +66,16 @@ pub(crate) fn count(number: usize, thing: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times() {
+        for (text, micros) in [("25us", 25), ("1.5ms", 1500), ("2", 2_000_000), ("2s", 2_000_000), ("1m", 60_000_000)] {
+            assert_eq!(duration(text), Ok(Duration::from_micros(micros)), "{text}");
+        }
+        for text in ["", "us", "-1", "1h", "nan", "1e300"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn sizes() {

@@ -16,6 +16,9 @@ use kolo::{Communicator, DType, ReduceOp, Transport};
 /// What a rank is told to do.
 const WORKER: &str = "KOLO_TEST_WORKER";
 
+/// Where ranks tell each other how far they are, other than by kolo.
+const FOLDER: &str = "KOLO_TEST_FOLDER";
+
 /// How a test ended.
 enum Outcome {
     Passed,
@@ -27,7 +30,7 @@ use Outcome::{NotRun, Passed};
 
 type Test = (&'static str, fn() -> Outcome);
 
-const TESTS: [Test; 14] = [
+const TESTS: [Test; 15] = [
     ("every_collective_in_shared_memory", || collectives("auto")),
     ("every_collective_over_links_of_shared_memory", || collectives("links")),
     ("every_collective_over_tcp", || collectives("tcp")),
@@ -42,6 +45,7 @@ const TESTS: [Test; 14] = [
     ("under_torchrun", || launched("torchrun", &["--standalone", "--no-python", "--nproc-per-node"])),
     ("with_plain_variables", plain_variables),
     ("a_second_job_at_the_same_time", two_jobs),
+    ("nobody_writes_into_registered_memory_after_a_failure", late_rank),
 ];
 
 fn main() -> ExitCode {
@@ -88,6 +92,7 @@ fn work(task: &str) {
     let rank: usize = std::env::var("KOLO_RANK").ok().and_then(|rank| rank.parse().ok()).unwrap_or(0);
     let builder = Communicator::builder().timeout(Duration::from_secs(120));
     let builder = match argument {
+        "late" => builder.timeout(Duration::from_secs(2)),
         "tcp" => builder.transport(Transport::Tcp),
         "sockets" => builder.transport(Transport::Tcp).sockets(3),
         "links" => builder.algorithm(kolo::Algorithm::Ring),
@@ -98,6 +103,7 @@ fn work(task: &str) {
     match task {
         "collectives" => all_collectives(&comm),
         "huge" => all_reduce_huge(&comm),
+        "registered" => come_late(&comm),
         other => panic!("unknown task {other}"),
     }
     println!("rank {} of {} on {} hosts over {}: done", comm.rank(), comm.world_size(), comm.host_count(), comm.transport_name());
@@ -139,6 +145,33 @@ fn all_reduce_huge(comm: &Communicator) {
     for (i, chunk) in buf.chunks(4096).enumerate() {
         let expected = (0..n).fold(0u8, |sum, rank| sum.wrapping_add((i as u8).wrapping_add(rank as u8)));
         assert!(chunk.iter().all(|&byte| byte == expected), "chunk {i}");
+    }
+}
+
+/// Rank 0 gives up at its deadline and goes on to use its buffer; only then rank 1 comes.
+fn come_late(comm: &Communicator) {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
+    let tell = |what: &str| std::fs::write(folder.join(what), []).unwrap();
+    let hear = |what: &str| {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while !folder.join(what).exists() {
+            assert!(Instant::now() < deadline, "{what} did not happen");
+            std::thread::yield_now();
+        }
+    };
+    let mut buf = comm.alloc::<f32>(1 << 20).unwrap();
+    if comm.rank() == 0 {
+        let error = comm.all_reduce(&mut buf, ReduceOp::Sum).unwrap_err();
+        assert!(error.to_string().contains("rank 1"), "{error}");
+        buf.fill(7.0);
+        tell("given up");
+        hear("came");
+        assert!(buf.iter().all(|&x| x == 7.0), "memory changed after the failure");
+    } else {
+        hear("given up");
+        let error = comm.all_reduce(&mut buf, ReduceOp::Sum).unwrap_err();
+        tell("came");
+        assert!(error.to_string().contains("revoked"), "{error}");
     }
 }
 
@@ -224,6 +257,20 @@ fn launched(launcher: &str, options: &[&str]) -> Outcome {
     // The bench is a program like any other.
     let text = output(command(2).arg(kolo()).args(["bench", "all_reduce", "--sizes", "1K", "--check"]));
     assert!(text.contains("2 ranks on 1 host") && text.contains(": 0 OK"), "{text}");
+    Passed
+}
+
+fn late_rank() -> Outcome {
+    if !cfg!(target_os = "linux") {
+        return NotRun("shared memory between processes is built for Linux only so far".to_owned());
+    }
+    let folder = std::env::temp_dir().join(format!("kolo-late-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut command = Command::new(kolo());
+    command.args(["run", "-n", "2", "--grace", "60s", "--"]).arg(this()).env(WORKER, "registered late").env(FOLDER, &folder);
+    let text = output(&mut command);
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(done(&text, ""), 2, "{text}");
     Passed
 }
 

@@ -62,6 +62,17 @@ mod run {
     }
 
     #[test]
+    fn what_ranks_have_started_ends_with_the_job() {
+        // Each rank is a shell that waits for another program.
+        let script = "echo $$; sleep 600 & echo $!; if [ $KOLO_RANK = 1 ]; then exit 7; fi; wait";
+        let output = kolo(&["run", "-n", "2", "--no-prefix", "--grace", "100ms", "--", "sh", "-c", script]);
+        assert_eq!(output.status.code(), Some(7));
+        let out = text(&output.stdout);
+        assert_eq!(out.lines().count(), 4, "{out}");
+        out.lines().for_each(ends);
+    }
+
+    #[test]
     fn the_first_failure_ends_all_and_is_the_outcome() {
         let began = Instant::now();
         let script = "if [ $KOLO_RANK = 1 ]; then exit 7; fi; exec sleep 600";
@@ -142,17 +153,20 @@ mod run {
         let pids: Vec<String> = lines.take(2).map(|line| line.unwrap().split(' ').nth(1).unwrap().to_owned()).collect();
         child.kill().unwrap();
         child.wait().unwrap();
+        pids.iter().for_each(|pid| ends(pid));
+    }
+
+    /// Waits until a process has ended.
+    fn ends(pid: &str) {
         let deadline = Instant::now() + Duration::from_secs(60);
-        for pid in pids {
-            while Command::new("kill").args(["-0", &pid]).stderr(Stdio::null()).status().unwrap().success() {
-                // A killed process may wait as a zombie for whoever inherits it.
-                let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-                if state.contains(") Z ") {
-                    break;
-                }
-                assert!(Instant::now() < deadline, "{pid} lives");
-                std::thread::yield_now();
+        while Command::new("kill").args(["-0", pid]).stderr(Stdio::null()).status().unwrap().success() {
+            // A killed process may wait as a zombie for whoever inherits it.
+            let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            if state.contains(") Z ") {
+                break;
             }
+            assert!(Instant::now() < deadline, "{pid} lives");
+            std::thread::yield_now();
         }
     }
 

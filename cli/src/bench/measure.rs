@@ -6,11 +6,11 @@
 
 use std::time::Instant;
 
-use kolo::{Communicator, ReduceOp, Registered, Result};
+use kolo::{Argument, Communicator, Error, Op, ReduceOp, Registered, Result};
 
 use super::Args;
 use super::operation::Operation;
-use super::pattern::{Pattern, is_right, reduced, small};
+use super::pattern::{Pattern, STALE, is_right, reduced, small};
 
 /// Bytes of all calls of one sample, up to which there are several.
 const SAMPLE: usize = 64 << 10;
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
     send: usize,
     recv: usize,
     /// Calls of one sample.
-    calls: usize,
+    pub(crate) calls: usize,
 }
 
 impl Plan {
@@ -86,7 +86,13 @@ impl<T: Pattern> Buffer<T> {
     fn new(comm: &Communicator, len: usize, registered: bool) -> Result<Buffer<T>> {
         Ok(match registered {
             true => Buffer::Registered(comm.alloc(len)?),
-            false => Buffer::Private(vec![T::from_small(0); len]),
+            false => {
+                let mut vec = Vec::new();
+                vec.try_reserve_exact(len)
+                    .map_err(|_| Error::Argument { op: Op::Alloc, problem: Argument::TooMany { count: len } })?;
+                vec.resize(len, T::from_small(0));
+                Buffer::Private(vec)
+            }
         })
     }
 
@@ -130,7 +136,12 @@ pub(crate) fn measure<T: Pattern>(
     let mut wrong = None;
     for iteration in 0..args.warmup + args.iters {
         let (send, recv) = (memory.send.slice(calls * send_len), memory.recv.slice(calls * recv_len));
-        let filled = if in_place { &mut *recv } else { &mut *send };
+        let filled = if in_place {
+            &mut *recv
+        } else {
+            recv.fill(T::from_small(STALE));
+            &mut *send
+        };
         for (place, element) in filled.iter_mut().enumerate() {
             *element = T::from_small(small(redop, rank, place, iteration, ranks));
         }

@@ -49,7 +49,7 @@ pub(crate) struct Args {
     /// Root of operations that have one
     #[arg(short = 'r', long, default_value = "0")]
     root: usize,
-    /// Measured iterations of each size
+    /// Measured iterations of each size; of small sizes, each has several calls
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..), default_value = "20")]
     iters: u32,
     /// Iterations before those
@@ -70,9 +70,9 @@ pub(crate) struct Args {
     /// TCP connections of one link
     #[arg(long)]
     sockets: Option<usize>,
-    /// Seconds that one operation may take
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    timeout: Option<u64>,
+    /// How long one operation may take, as in 1.5s
+    #[arg(long, value_parser = units::duration)]
+    timeout: Option<Duration>,
     /// Write every figure to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -94,9 +94,15 @@ impl Args {
         }
         for file in [&self.json, &self.plot].into_iter().flatten() {
             let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if file.is_dir() {
+                return Err(format!("{} cannot be written: it is a folder", file.display()));
+            }
             if folder.is_some_and(|folder| !folder.is_dir()) {
                 return Err(format!("{} cannot be written: there is no such folder", file.display()));
             }
+        }
+        if self.plot.as_ref().is_some_and(|file| !file.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("svg"))) {
+            return Err("plots are drawn as SVG; give a file name that ends in .svg".to_owned());
         }
         Ok(())
     }
@@ -124,7 +130,7 @@ impl Args {
             builder = builder.sockets(sockets);
         }
         if let Some(timeout) = self.timeout {
-            builder = builder.timeout(Duration::from_secs(timeout));
+            builder = builder.timeout(timeout);
         }
         builder.connect()
     }

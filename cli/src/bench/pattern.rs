@@ -41,12 +41,23 @@ floats! {
 
 /// The number that a rank contributes at a place in an iteration: 0 to 3, or for products 1 and now and then 2.
 pub(crate) fn small(redop: Option<ReduceOp>, rank: usize, place: usize, iteration: u32, ranks: usize) -> u32 {
-    let mixed = place.wrapping_mul(5).wrapping_add(rank * 3).wrapping_add(iteration as usize);
     match redop {
-        Some(ReduceOp::Product) => 1 + u32::from((place + iteration as usize) % ranks.min(7) == rank),
-        _ => (mixed % 4) as u32,
+        // Of one rank, or of none.
+        Some(ReduceOp::Product) => {
+            let multipliers = ranks.min(7);
+            1 + u32::from(rank < multipliers && (place + iteration as usize) % (multipliers + 1) == rank)
+        }
+        _ => {
+            // Not a simple progression: the sum over ranks shall depend on the place and on the iteration.
+            let word = (place as u64) << 32 ^ (rank as u64) << 20 ^ u64::from(iteration);
+            let mixed = (word ^ word >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            ((mixed ^ mixed >> 32).wrapping_mul(0x94d0_49bb_1331_11eb) >> 62) as u32
+        }
     }
 }
+
+/// What a buffer holds before something is received into it: hardly ever what must come.
+pub(crate) const STALE: u32 = 101;
 
 /// What the reduction of all ranks' numbers at a place must be.
 pub(crate) fn reduced(redop: ReduceOp, place: usize, iteration: u32, ranks: usize) -> f64 {
@@ -98,5 +109,17 @@ mod tests {
             assert_ne!(numbers(redop, 0, 0), numbers(redop, 0, 1));
         }
         assert!((0..50).all(|place| reduced(ReduceOp::Product, place, 0, 100) <= 2.0), "products stay small");
+    }
+
+    #[test]
+    fn results_depend_on_place_and_iteration() {
+        for redop in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::BitXor, ReduceOp::Product] {
+            for ranks in [2, 3, 4, 8] {
+                let results = |iteration| (0..100).map(|place| reduced(redop, place, iteration, ranks)).collect::<Vec<_>>();
+                let (first, second) = (results(0), results(1));
+                assert_ne!(first, second, "{redop} of {ranks}");
+                assert!(first.iter().any(|result| *result != first[0]), "{redop} of {ranks}");
+            }
+        }
     }
 }

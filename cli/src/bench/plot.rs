@@ -6,7 +6,7 @@ use std::path::Path;
 use plotters::prelude::*;
 
 use super::report::{Line, Report};
-use crate::units::show_bytes;
+use crate::units::{count, show_bytes};
 
 const SIZE: (u32, u32) = (1100, 480);
 const OUT_OF_PLACE: RGBColor = RGBColor(31, 119, 180);
@@ -20,11 +20,20 @@ pub(super) fn draw(report: &Report, file: &Path) -> Result<(), Box<dyn Error>> {
     {
         let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
         area.fill(&WHITE)?;
-        let title = format!("{}, {} ranks, {}, {}", report.op, report.ranks, report.transport, report.dtype);
+        let title = format!("{}, {}, {}, {}", report.op, count(report.ranks, "rank"), report.transport, report.dtype);
         let area = area.titled(&title, ("sans-serif", 20))?;
-        let panels = area.split_evenly((1, 2));
-        panel(&panels[0], "bus bandwidth (GB/s)", &curves(report, |line| line.busbw_gbs))?;
-        panel(&panels[1], "latency, median (us)", &curves(report, |line| line.p50_us))?;
+        // The bandwidth at the median time, so that both panels show the same runs.
+        let bandwidth = |line: &Line| line.busbw_gbs * line.mean_us / line.p50_us.max(f64::MIN_POSITIVE);
+        let panels =
+            [("bus bandwidth (GB/s)", curves(report, bandwidth)), ("latency, median (us)", curves(report, |line| line.p50_us))];
+        // A barrier, for example, has no bandwidth.
+        let panels: Vec<_> = panels.into_iter().filter(|(_, curves)| !curves.is_empty()).collect();
+        if panels.is_empty() {
+            return Err("there is nothing to draw: all sizes are 0 bytes".into());
+        }
+        for (area, (name, curves)) in area.split_evenly((1, panels.len())).iter().zip(&panels) {
+            panel(area, name, curves)?;
+        }
         area.present()?;
     }
     std::fs::write(file, text)?;
@@ -36,6 +45,7 @@ fn curves(report: &Report, value: impl Fn(&Line) -> f64) -> Vec<Curve> {
     let forms = [("out of place", OUT_OF_PLACE), ("in place", IN_PLACE)];
     let points = |in_place: bool| {
         let rows = report.rows.iter();
+        // What has no size stands at one byte, as logarithmic axes have no zero.
         let point = |(size, line): (u64, &Option<Line>)| Some((size.max(1) as f64, value(line.as_ref()?)));
         let rows = rows.map(|row| (row.bytes, if in_place { &row.in_place } else { &row.out_of_place }));
         rows.filter_map(point).filter(|point| point.1 > 0.0).collect::<Vec<_>>()

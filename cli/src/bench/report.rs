@@ -64,6 +64,8 @@ pub(crate) struct Line {
     pub(crate) mean_us: f64,
     pub(crate) min_us: f64,
     iters: usize,
+    /// Calls of one iteration, of whose times the percentiles see the mean.
+    calls: usize,
     pub(crate) algbw_gbs: f64,
     pub(crate) busbw_gbs: f64,
     /// `null` if nobody looked.
@@ -91,7 +93,7 @@ impl Report {
 
 impl Row {
     pub(crate) fn new(plan: &Plan, algorithm: String, figures: Figures, op: Operation, ranks: usize) -> Row {
-        let line = |measured: Option<Measured>| measured.map(|measured| Line::new(&measured, plan.bytes, op.bus_factor(ranks)));
+        let line = |measured: Option<Measured>| measured.map(|measured| Line::new(&measured, plan, op.bus_factor(ranks)));
         let (in_place, out_of_place) = (line(figures.in_place), line(figures.out_of_place));
         Row { bytes: plan.bytes, count: plan.elements, algorithm, in_place, out_of_place }
     }
@@ -103,15 +105,16 @@ impl Row {
 }
 
 impl Line {
-    fn new(measured: &Measured, bytes: u64, bus_factor: f64) -> Line {
+    fn new(measured: &Measured, plan: &Plan, bus_factor: f64) -> Line {
         let mean = measured.mean();
-        let rate = if mean > 0.0 { bytes as f64 / mean * 1e-9 } else { 0.0 };
+        let rate = if mean > 0.0 { plan.bytes as f64 / mean * 1e-9 } else { 0.0 };
         Line {
             p50_us: measured.percentile(0.5) * 1e6,
             p99_us: measured.percentile(0.99) * 1e6,
             mean_us: mean * 1e6,
             min_us: measured.min() * 1e6,
             iters: measured.iterations(),
+            calls: plan.calls,
             algbw_gbs: rate,
             busbw_gbs: rate * bus_factor,
             wrong: measured.wrong,

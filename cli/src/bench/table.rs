@@ -13,7 +13,11 @@ pub(super) fn head(report: &Report, args: &Args) {
     let registered = if args.registered { ", registered buffers" } else { "" };
     let (ranks, hosts) = (count(*ranks, "rank"), count(*hosts, "host"));
     say(&format!("# kolo {} {}: {ranks} on {hosts} over {transport}{registered}", env!("CARGO_PKG_VERSION"), report.op));
-    say(&format!("# {} warm-up and {} measured iterations; a time is the slowest rank's", args.warmup, args.iters));
+    say(&format!(
+        "# {} warm-up and {} measured iterations, of small sizes with several calls each (--json tells); times are means, of the \
+         slowest rank",
+        args.warmup, args.iters
+    ));
     say("#");
     let forms = if report.operation.has_in_place() { vec!["out-of-place", "in-place"] } else { vec!["out-of-place"] };
     let over = |text: &dyn Fn(&str) -> String| forms.iter().map(|form| text(form)).collect::<Vec<_>>().join("   ");

@@ -15,6 +15,7 @@ use clap::Args as ClapArgs;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use kolo::TcpStoreServer;
 
+use crate::units::duration;
 use output::{Palette, forward};
 use process::{Process, Signal};
 
@@ -28,16 +29,11 @@ pub(crate) struct Args {
     #[arg(long)]
     no_prefix: bool,
     /// How long the other ranks may take to report, after one has failed
-    #[arg(long, value_parser = seconds, default_value = "1")]
+    #[arg(long, value_parser = duration, default_value = "1s")]
     grace: Duration,
     /// The program and its arguments; `bench ...` is the built-in command
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| "a number of seconds".to_owned())?;
-    Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
 }
 
 /// Commands of this program that ranks carry out.
@@ -214,7 +210,12 @@ impl Ranks {
             };
             match event {
                 Some(Event::Ended(rank, status)) => {
-                    let pid = self.processes[rank].take().map_or(0, |process| process.pid());
+                    let process = self.processes[rank].take();
+                    let pid = process.as_ref().map_or(0, Process::pid);
+                    if let (true, Some(process)) = (!status.success() || failure.is_some(), process) {
+                        // What it has started does not outlive the job.
+                        process.signal(Signal::KILL);
+                    }
                     if !status.success() && failure.is_none() {
                         failure = Some(Failure::Rank { rank, pid, status, after: self.began.elapsed() });
                         if urgency == Urgency::Running {

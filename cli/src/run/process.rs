@@ -9,7 +9,7 @@ mod platform {
     use std::sync::Arc;
 
     use crossbeam_channel::Sender;
-    use rustix::process::{Pid, Signal as Number, kill_process};
+    use rustix::process::{Pid, Signal as Number, kill_process_group};
     use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     use signal_hook::iterator::Signals;
 
@@ -43,7 +43,7 @@ mod platform {
         }
     }
 
-    /// A rank's process, as long as nobody has been told of its end.
+    /// A rank's process, and all that it has started: they are a process group.
     pub(crate) struct Process {
         pid: u32,
     }
@@ -59,8 +59,11 @@ mod platform {
 
         pub(crate) fn signal(&self, signal: Signal) {
             if let (Some(pid), Some(number)) = (Pid::from_raw(self.pid as i32), Number::from_named_raw(signal.0)) {
-                // It may just have ended.
-                let _ = kill_process(pid, number);
+                // All of it may just have ended. Who is stopped has to go on to end.
+                let _ = kill_process_group(pid, number);
+                if signal.ends() {
+                    let _ = kill_process_group(pid, Number::CONT);
+                }
             }
         }
     }
