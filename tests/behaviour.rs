@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::Barrier;
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use common::run;
@@ -259,18 +259,73 @@ fn different_calls_are_errors_that_show_both_sides() {
     }
 }
 
+/// With a third rank in between, and calls in which not every rank hears of every other.
+#[test]
+fn no_difference_between_calls_stays_unnoticed() {
+    const CALLS: usize = 7;
+    for call in 0..CALLS {
+        let outcomes = Mutex::new(Vec::new());
+        let body = |comm: Communicator| {
+            let me = comm.rank();
+            let odd = me == 2;
+            let (mut buf, mut blocks) = (vec![1i32; 300], vec![0i32; 900]);
+            let first = match call {
+                0 => comm.broadcast(&mut buf, if odd { 2 } else { 0 }),
+                1 => comm.reduce(&mut buf, ReduceOp::Sum, if odd { 1 } else { 0 }),
+                2 if odd => comm.reduce(&mut buf, ReduceOp::Sum, 0),
+                2 => comm.broadcast(&mut buf, 0),
+                3 => comm.gather(&buf, Some(&mut blocks), if odd { 1 } else { 0 }),
+                4 => comm.scatter(Some(&blocks), &mut buf, if odd { 1 } else { 0 }),
+                // The same calls in another order.
+                5 if odd => comm.barrier().and_then(|()| comm.all_reduce(&mut buf, ReduceOp::Sum)),
+                5 => comm.all_reduce(&mut buf, ReduceOp::Sum).and_then(|()| comm.barrier()),
+                6 if odd => comm.split(0, 0).map(drop),
+                _ => comm.all_gather(&[0u64; 4], &mut [0u64; 12]),
+            };
+            // Who only sends may hear of it one call later.
+            let result = first.and_then(|()| comm.barrier());
+            outcomes.lock().unwrap().push((me, result.err().map(|error| (error.to_string(), error))));
+        };
+        run(3, |_, builder| builder, body);
+        run(3, |_, builder| builder.transport(Transport::Tcp), body);
+        // Where some wait for flags and others for messages, they may learn it from the deadline only.
+        run(3, |rank, builder| builder.host(["a", "b", "a"][rank]).timeout(Duration::from_secs(2)), body);
+        let outcomes = outcomes.into_inner().unwrap();
+        for (transport, outcomes) in outcomes.chunks(3).enumerate() {
+            let text = || outcomes.iter().map(|(rank, error)| format!("{rank}: {error:?}\n")).collect::<String>();
+            assert!(outcomes.iter().all(|(_, error)| error.is_some()), "call {call}: somebody noticed nothing\n{}", text());
+            let shows_both = |error: &Error| match error {
+                Error::Mismatch { mine, theirs, .. } => mine != theirs,
+                _ => false,
+            };
+            let shown = outcomes.iter().flat_map(|(_, error)| error).filter(|(_, error)| shows_both(error)).count();
+            assert!(shown > 0 || transport == 2, "call {call}: nobody shows both sides\n{}", text());
+        }
+    }
+}
+
 #[test]
 fn counts_of_a_pair_that_differ_are_an_error() {
-    on_every_transport(2, |comm| {
-        let recv_counts = if comm.rank() == 0 { [1, 2] } else { [3, 1] };
-        let mut recv = vec![0u8; recv_counts.iter().sum()];
-        let result = comm.all_to_all_v(&[1u8; 2], &[1, 1], &mut recv, &recv_counts);
-        match result {
-            Err(Error::Counts { sent: 1, expected, .. }) => assert!(expected == 2 || expected == 3),
-            Err(Error::Peer { cause: Cause::Revoked | Cause::Closed, .. }) => {}
-            other => panic!("{other:?}"),
-        }
-    });
+    // What rank 0 sends to rank 1, and what rank 1 expects: also where one of them sees nothing to do.
+    for (sent, expected) in [(1usize, 3usize), (2, 0), (0, 2)] {
+        let shown = Mutex::new(0);
+        let runs = Mutex::new(0);
+        on_every_transport(2, |comm| {
+            let (send_counts, recv_counts) = if comm.rank() == 0 { ([1, sent], [1, 1]) } else { ([1, 1], [expected, 1]) };
+            let mut recv = vec![0u8; recv_counts.iter().sum()];
+            let send = vec![1u8; send_counts.iter().sum()];
+            let result = comm.all_to_all_v(&send, &send_counts, &mut recv, &recv_counts);
+            let what = (sent as u64, expected as u64);
+            // Rank 0 may have had all it needs, and hears of it at its next call.
+            match result.and_then(|()| comm.barrier()) {
+                Err(Error::Counts { peer: 0, sent, expected, .. }) if (sent, expected) == what => *shown.lock().unwrap() += 1,
+                Err(Error::Peer { cause: Cause::Revoked | Cause::Closed | Cause::Left { .. }, .. }) => {}
+                other => panic!("{sent} instead of {expected}: {other:?}"),
+            }
+            *runs.lock().unwrap() += 1;
+        });
+        assert_eq!(2 * *shown.lock().unwrap(), *runs.lock().unwrap(), "rank 1 always sees it");
+    }
 }
 
 #[test]

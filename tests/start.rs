@@ -90,7 +90,7 @@ fn what_rank_0_sets_holds_for_all() {
     });
     for comm in results {
         let comm = comm.unwrap();
-        assert_eq!((comm.transport_name(), comm.host_count()), ("tcp", 2));
+        assert_eq!((comm.transport_name(), comm.host_count()), ("tcp", 1));
         assert_eq!(comm.algorithm(kolo::Op::AllReduce, 8).algorithm, Algorithm::Ring);
     }
 }
@@ -205,7 +205,7 @@ fn what_a_crashed_run_left_in_a_store_does_not_matter() {
     let results = connect(2, |rank, builder| {
         if rank == 0 {
             // Only so that rank 1 meets the former run's keys; nothing depends on it.
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(1500));
         }
         builder.store_object(second.clone()).start_timeout(Duration::from_secs(30))
     });
