@@ -1,11 +1,16 @@
 //! CPU reduction kernels: many buffers in, one out, in a single pass over memory.
 
-mod scalar;
+mod arithmetic;
+mod fold;
+mod instructions;
 #[cfg(test)]
 mod tests;
 
+use std::sync::LazyLock;
+
 use crate::error::{Argument, Error, Result};
 use crate::types::{DType, Element, Op, ReduceOp};
+use fold::{Finish, Fold};
 
 /// Combines buffers of one process as a collective combines those of its ranks: `into[i]` becomes `parts[0][i] op parts[1][i]
 /// op ...`, in a single pass over memory. MPI calls it `MPI_Reduce_local`.
@@ -42,17 +47,58 @@ pub fn reduce_local<T: Element>(parts: &[&[T]], into: &mut [T], redop: ReduceOp)
 /// The kernel for one reduction on one element type.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel {
-    run: scalar::Fold,
+    run: Fold,
     /// The element type, for its size.
     dtype: DType,
     /// Whether a finished result is divided.
     averages: bool,
 }
 
+/// The sets of instructions that there are kernels for, the best last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// Those that this processor has.
+    fn available() -> impl Iterator<Item = Level> {
+        let mut levels = [Some(Level::Portable), None, None];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+            let has_avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl");
+            levels[1] = has_avx2.then_some(Level::Avx2);
+            levels[2] = (has_avx2 && has_avx512).then_some(Level::Avx512);
+        }
+        levels.into_iter().flatten()
+    }
+
+    fn kernel(self, dtype: DType, redop: ReduceOp) -> Fold {
+        match self {
+            Level::Portable => fold::kernel::<instructions::Portable>(dtype, redop),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => fold::kernel::<instructions::Avx2>(dtype, redop),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => fold::kernel::<instructions::Avx512>(dtype, redop),
+        }
+    }
+}
+
 impl Kernel {
     /// The kernel, where the reduction means something on these elements.
     pub(crate) fn new(dtype: DType, redop: ReduceOp) -> Option<Kernel> {
-        redop.applies_to(dtype).then(|| Kernel { run: scalar::kernel(dtype, redop), dtype, averages: redop == ReduceOp::Average })
+        Kernel::of_level(Level::available().last().unwrap_or(Level::Portable), dtype, redop)
+    }
+
+    fn of_level(level: Level, dtype: DType, redop: ReduceOp) -> Option<Kernel> {
+        redop.applies_to(dtype).then(|| Kernel { run: level.kernel(dtype, redop), dtype, averages: redop == ReduceOp::Average })
     }
 
     /// `dst[i] = parts[0][i] op parts[1][i] op ...` for `count` elements, operands in the order given; halves are summed in
@@ -63,6 +109,21 @@ impl Kernel {
     /// Every part is readable and `dst` writable for `count` elements, all are aligned to the element, and `dst` is either
     /// one of the parts or apart from all of them. Nobody else writes the parts or touches `dst` meanwhile.
     pub(crate) unsafe fn fold(&self, parts: &[*const u8], dst: *mut u8, count: usize, finish: Option<usize>) {
+        // SAFETY: passed on.
+        unsafe { self.fold_to(parts, dst, count, finish, false) }
+    }
+
+    /// The same, past the caches: for results that nobody reads soon.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Kernel::fold`].
+    pub(crate) unsafe fn fold_streaming(&self, parts: &[*const u8], dst: *mut u8, count: usize, finish: Option<usize>) {
+        // SAFETY: passed on.
+        unsafe { self.fold_to(parts, dst, count, finish, true) }
+    }
+
+    unsafe fn fold_to(&self, parts: &[*const u8], dst: *mut u8, count: usize, finish: Option<usize>, streams: bool) {
         debug_assert!(!parts.is_empty());
         if count == 0 {
             return;
@@ -70,9 +131,22 @@ impl Kernel {
         let is_aligned = |ptr: *const u8| ptr.addr().is_multiple_of(self.dtype.size());
         debug_assert!(parts.iter().all(|&part| is_aligned(part)) && is_aligned(dst));
         let divisor = finish.filter(|_| self.averages).unwrap_or(1);
-        // SAFETY: what the caller promises is what the kernel asks for.
-        unsafe { (self.run)(parts, dst, count, divisor) }
+        // SAFETY: what the caller promises is what the kernel asks for, and the processor has the kernel's instructions.
+        unsafe { (self.run)(parts, dst, count, Finish { divisor, streams }) }
     }
+}
+
+/// Copies bytes past the caches, for large results that nobody reads soon: their old content is not loaded first.
+///
+/// # Safety
+///
+/// `from` is readable and `to` writable for `len` bytes, and they are apart. Nobody else writes the one or touches the other
+/// meanwhile.
+pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
+    // A reduction of one part is a copy.
+    static COPY: LazyLock<Kernel> = LazyLock::new(|| Kernel::new(DType::U8, ReduceOp::Max).expect("bytes have a largest"));
+    // SAFETY: passed on; every address is aligned to bytes.
+    unsafe { COPY.fold_streaming(&[from], to, len, None) }
 }
 
 /// Makes every byte of a `bool` buffer 0 or 1: what came from a peer may be neither.

@@ -1,9 +1,10 @@
-//! Every kernel against one element at a time in the obvious arithmetic.
+//! Every kernel, for every set of instructions that this processor has, against one element at a time in the obvious
+//! arithmetic.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::{Kernel, normalise_bools, reduce_local};
+use super::{Kernel, Level, normalise_bools, reduce_local};
 use crate::error::{Argument, Error};
 use crate::types::{DType, Element, ReduceOp};
 
@@ -77,23 +78,31 @@ obvious_floats! {
 
 fn compare<T: Obvious>(seed: u64, parts: usize, count: usize, in_place: Option<usize>) {
     let word = |part: usize, i: usize| crate::types::mix(crate::types::mix(seed, part as u64), i as u64);
+    let inputs: Vec<Vec<T>> = (0..parts).map(|part| (0..count).map(|i| T::from_bits(word(part, i))).collect()).collect();
     for &redop in ReduceOp::ALL.iter().filter(|redop| redop.applies_to(T::DTYPE)) {
-        let mut inputs: Vec<Vec<T>> = (0..parts).map(|part| (0..count).map(|i| T::from_bits(word(part, i))).collect()).collect();
         let expected: Vec<u64> =
             (0..count).map(|i| T::fold(&inputs.iter().map(|part| part[i]).collect::<Vec<_>>(), redop).bits()).collect();
-        let mut apart = vec![T::from_bits(3); count];
-        let kernel = Kernel::new(T::DTYPE, redop).unwrap();
-        let dst = in_place.map_or(apart.as_mut_ptr(), |part| inputs[part % parts].as_mut_ptr());
-        let pointers: Vec<*const u8> = inputs
-            .iter_mut()
-            .enumerate()
-            .map(|(i, part)| if in_place.map(|p| p % parts) == Some(i) { dst.cast_const() } else { part.as_ptr() }.cast())
-            .collect();
-        // SAFETY: all are vectors of `count` elements; `dst` is one of them or apart.
-        unsafe { kernel.fold(&pointers, dst.cast(), count, Some(parts)) };
-        // SAFETY: as above.
-        let got: Vec<u64> = (0..count).map(|i| unsafe { *dst.add(i) }.bits()).collect();
-        assert_eq!(got, expected, "{redop} of {parts} x {count} {}, in place {in_place:?}", T::DTYPE);
+        for level in Level::available() {
+            for streams in [false, true] {
+                let kernel = Kernel::of_level(level, T::DTYPE, redop).unwrap();
+                let mut inputs = inputs.clone();
+                let mut apart = vec![T::from_bits(3); count];
+                let dst = in_place.map_or(apart.as_mut_ptr(), |part| inputs[part % parts].as_mut_ptr());
+                let is_dst = |part| in_place.map(|in_place| in_place % parts) == Some(part);
+                let pointers: Vec<*const u8> =
+                    (0..parts).map(|part| if is_dst(part) { dst.cast_const() } else { inputs[part].as_ptr() }.cast()).collect();
+                // SAFETY: all are vectors of `count` elements; `dst` is one of them or apart.
+                let got: Vec<u64> = unsafe {
+                    match streams {
+                        false => kernel.fold(&pointers, dst.cast(), count, Some(parts)),
+                        true => kernel.fold_streaming(&pointers, dst.cast(), count, Some(parts)),
+                    }
+                    (0..count).map(|i| (*dst.add(i)).bits()).collect()
+                };
+                let what = format!("{redop} of {parts} x {count} {}, in place {in_place:?}", T::DTYPE);
+                assert_eq!(got, expected, "{what}, {level:?}, streaming {streams}");
+            }
+        }
     }
 }
 
@@ -131,6 +140,31 @@ fn halves_round_once() {
     // SAFETY: arrays of one element.
     unsafe { Kernel::new(DType::F16, ReduceOp::Sum).unwrap().fold(&parts, sum.as_mut_ptr().cast(), 1, None) };
     assert_eq!(sum[0].to_f32(), 2050.0);
+}
+
+/// Every half plus some others: denormals, ties and their neighbours, overflow, infinities, NaN.
+#[test]
+#[cfg_attr(miri, ignore = "too many numbers")]
+fn halves_of_every_value() {
+    fn check<T: Obvious>(every: &[T], others: &[f64], from: impl Fn(f64) -> T) {
+        for level in Level::available() {
+            let kernel = Kernel::of_level(level, T::DTYPE, ReduceOp::Sum).unwrap();
+            for &other in others {
+                let other = from(other);
+                let (others, mut sums) = (vec![other; every.len()], vec![other; every.len()]);
+                let parts = [every.as_ptr().cast(), others.as_ptr().cast()];
+                // SAFETY: all are as long as `every`.
+                unsafe { kernel.fold(&parts, sums.as_mut_ptr().cast(), every.len(), None) };
+                for (&one, sum) in every.iter().zip(sums) {
+                    let expected = T::fold(&[one, other], ReduceOp::Sum);
+                    assert_eq!(sum.bits(), expected.bits(), "{level:?}: {:#x} + {:#x}", one.bits(), other.bits());
+                }
+            }
+        }
+    }
+    let others = [0.0, 6e-8, -6e-8, 3e-5, 1e-3, 0.1, -0.3, 1.0, 1.001, 77.0, -4096.0, 65504.0, 3e38, f64::INFINITY, f64::NAN];
+    check(&(0..=u16::MAX).map(f16::from_bits).collect::<Vec<_>>(), &others, f16::from_f64);
+    check(&(0..=u16::MAX).map(bf16::from_bits).collect::<Vec<_>>(), &others, bf16::from_f64);
 }
 
 #[test]
