@@ -25,8 +25,9 @@ pub(crate) const SLOTS: usize = 8;
 /// How many turns a rank may still read after it has published.
 pub(crate) const LAG: u32 = 3;
 
-/// Words that a rank says to the others along with a turn.
+/// Words that a rank says to the others along with a turn, in the same cache line.
 pub(crate) const NOTES: usize = 6;
+pub(crate) type Notes = [u64; NOTES];
 
 /// The flags of one slot, in two cache lines of which only the first is read in the normal course.
 #[repr(C, align(128))]
@@ -68,7 +69,7 @@ impl Line {
         self.fingerprint.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn notes(&self) -> [u64; NOTES] {
+    pub(crate) fn notes(&self) -> Notes {
         std::array::from_fn(|i| self.notes[i].load(Ordering::Relaxed))
     }
 
@@ -124,7 +125,7 @@ impl<L: Lines> Turns<L> {
     /// Before a turn is published: says to what operation it belongs, to those who compare. `notes` ride along.
     ///
     /// May be called for a turn only when the one that used its slot before is retired.
-    pub(crate) fn announce(&mut self, turn: u32, fingerprint: u64, descriptor: [u64; Descriptor::WORDS], notes: [u64; NOTES]) {
+    pub(crate) fn announce(&mut self, turn: u32, fingerprint: u64, descriptor: [u64; Descriptor::WORDS], notes: Notes) {
         let line = self.line(self.rank, turn);
         line.fingerprint.store(fingerprint, Ordering::Relaxed);
         for (to, word) in line.descriptor.iter().zip(descriptor) {

@@ -23,7 +23,7 @@ use crate::schedule::Blocks;
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
 use crate::sys::{self, Patience, ProcessWatch, Segment};
 use crate::types::{Descriptor, Op, Rank, mix};
-use flags::{Line, Lines, NOTES, SLOTS, Turns};
+use flags::{Line, Lines, NOTES, Notes, SLOTS, Turns};
 use heap::Heap;
 
 /// Bytes of one slot. Larger data goes through in pieces.
@@ -115,8 +115,9 @@ pub(crate) struct Window {
     /// The fingerprint of all operations so far, in their order. Not every operation has every rank compare: a root of a
     /// broadcast reads nobody's flags. Chained, what it did not see shows in the next comparison, whoever makes it.
     chain: u64,
-    /// The addresses of a fold's parts; kept for its memory.
+    /// The addresses of a fold's parts, and what came inline; kept for their memory.
     parts: Vec<*const u8>,
+    inline: Vec<Notes>,
 }
 
 // SAFETY: `parts` is used only within a call; the rest may be used by any one thread at a time.
@@ -205,6 +206,7 @@ impl Window {
             heap: Heap::default(),
             chain: 0,
             parts: Vec::with_capacity(ranks),
+            inline: vec![[0; NOTES]; ranks],
         }
     }
 
@@ -341,7 +343,7 @@ impl Window {
 
     /// Waits until this rank's next slot may be written, and says whose turn it is.
     #[inline]
-    fn begin_turn(&mut self, attempt: &Attempt<'_>, notes: [u64; NOTES]) -> Result<()> {
+    fn begin_turn(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<()> {
         let turn = self.turns.next();
         for peer in self.peers() {
             self.wait(attempt, peer, Turns::<Shared>::retires(turn))?;
