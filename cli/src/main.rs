@@ -1,6 +1,9 @@
 //! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm.
 
 mod bench;
+mod chart;
+#[cfg(unix)]
+mod compare;
 mod plan;
 mod run;
 mod units;
@@ -25,6 +28,13 @@ enum Command {
     Bench(bench::Args),
     /// Explain which algorithm a collective would use, and what it would cost
     Plan(plan::Args),
+    /// Compare with other libraries and with what the machine can do, in interleaved rounds
+    #[cfg(unix)]
+    Compare(compare::Args),
+    /// Be a rank in a comparison
+    #[cfg(unix)]
+    #[command(hide = true)]
+    Compete(compare::RankArgs),
 }
 
 fn main() -> ExitCode {
@@ -34,6 +44,10 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Plan(args) => plan::plan(&args),
+        #[cfg(unix)]
+        Command::Compare(args) => compare::compare(&args),
+        #[cfg(unix)]
+        Command::Compete(args) => compare::compete(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

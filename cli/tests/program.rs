@@ -35,6 +35,55 @@ fn help_names_the_commands() {
 }
 
 #[cfg(unix)]
+mod compare {
+    use super::*;
+
+    #[test]
+    fn bounds_are_measured_beside_kolo() {
+        let folder = std::env::temp_dir().join(format!("kolo-compare-test-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (json, plot) = (folder.join("c.json"), folder.join("c.svg"));
+        let files = ["--json", json.to_str().unwrap(), "--plot", plot.to_str().unwrap()];
+        let args = ["compare", "--rounds", "2", "--sizes", "8,64K", "--with", "copy,stream,scale,roundtrip,kolo-tcp,exchange"];
+        let out = said(&[&args[..], &files].concat());
+        for who in ["kolo ", "copy", "stream", "scale", "roundtrip", "kolo-tcp", "exchange"] {
+            assert_eq!(out.lines().filter(|line| line.contains(who) && !line.starts_with('#')).count(), 2, "{who}:\n{out}");
+        }
+        let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        for row in report["rows"].as_array().unwrap() {
+            let kolo = &row["contestants"][0];
+            assert_eq!((kolo["name"].as_str(), kolo["ratio"].as_f64()), (Some("kolo"), Some(1.0)));
+            assert!(kolo["p50_us"].as_f64().unwrap() > 0.0 && kolo["samples"].as_u64().unwrap() >= 4, "{kolo}");
+        }
+        assert!(std::fs::read_to_string(&plot).unwrap().starts_with("<svg"));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn every_operation_is_compared() {
+        for op in ["broadcast", "barrier", "all_gather", "reduce_scatter", "all_to_all"] {
+            let out = said(&["compare", op, "-n", "3", "--rounds", "1", "--sizes", "4K", "--with", "copy"]);
+            assert!(out.contains(op) && out.contains("kolo "), "{out}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said_and_what_is_wrong_refused() {
+        let (_, err) = failed(&["compare", "gather"]);
+        assert!(err.contains("gather cannot be compared") && err.contains("all_to_all"), "{err}");
+        let (_, err) = failed(&["compare", "--with", "nccl"]);
+        assert!(err.contains("nccl is unknown") && err.contains("openmpi"), "{err}");
+        let output = Command::new(env!("CARGO_BIN_EXE_kolo"))
+            .args(["compare", "--rounds", "1", "--sizes", "8", "--with", "openmpi,gloo"])
+            .env("PATH", "/nowhere")
+            .output()
+            .unwrap();
+        let out = text(&output.stdout);
+        assert!(output.status.success() && out.matches("# NOT RUN: ").count() == 2 && out.contains("apt install"), "{out}");
+    }
+}
+
+#[cfg(unix)]
 mod run {
     use std::time::{Duration, Instant};
 

@@ -3,7 +3,7 @@
 //! The columns, the sizes and the bus bandwidth factors are those of nccl-tests.
 
 mod measure;
-mod operation;
+pub(crate) mod operation;
 mod pattern;
 mod plot;
 mod report;

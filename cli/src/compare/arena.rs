@@ -1,0 +1,174 @@
+//! Where the contestants wait for questions: a Unix socket to which each of their ranks connects. How they are asked and what
+//! they answer is written down in `benches/peers/README.md`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use super::contestant::Contestant;
+use crate::bench::operation::Operation;
+
+/// How long a contestant may take to start: PyTorch takes its time.
+const START: Duration = Duration::from_secs(120);
+/// How long it may take to answer.
+const ANSWER: Duration = Duration::from_secs(120);
+
+/// One question to all ranks of a contestant.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question {
+    op: Operation,
+    bytes: u64,
+    warmup: u32,
+    iters: u32,
+    /// Calls of one iteration, of which the mean counts.
+    calls: u32,
+}
+
+impl Question {
+    /// A question that is answered in some tens of milliseconds, if a call takes about as long as it `last` did.
+    pub(super) fn new(op: Operation, bytes: u64, ranks: usize, last: Option<f64>) -> Question {
+        const BUDGET: f64 = 0.02;
+        let bytes = bytes / (4 * ranks as u64) * 4 * ranks as u64;
+        let bytes = if op == Operation::AllReduce || op == Operation::Broadcast { bytes.max(4) } else { bytes };
+        let Some(last) = last else { return Question { op, bytes, warmup: 2, iters: 2, calls: 1 } };
+        // Several calls in a row where one is too short for the clock and the barrier before it.
+        let calls = (20e-6 / last).clamp(1.0, 64.0) as u32;
+        let iters = (BUDGET / (last * f64::from(calls)).max(1e-6)).clamp(2.0, 50.0) as u32;
+        Question { op, bytes, warmup: 1 + iters / 10, iters, calls }
+    }
+}
+
+/// A contestant that is there.
+struct Entered {
+    contestant: Contestant,
+    children: Vec<Child>,
+    /// Its ranks, in order.
+    ranks: Vec<BufReader<UnixStream>>,
+}
+
+/// The contestants that are there, and where they connect.
+pub(super) struct Arena {
+    ranks: usize,
+    folder: PathBuf,
+    listener: UnixListener,
+    entered: Vec<Entered>,
+}
+
+impl Arena {
+    pub(super) fn new(ranks: usize) -> Result<Arena, String> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| error.to_string())?;
+        let folder = std::env::temp_dir().join(format!("kolo-compare-{:016x}", u64::from_ne_bytes(random)));
+        let make = || {
+            std::fs::create_dir(&folder)?;
+            let listener = UnixListener::bind(folder.join("socket"))?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        let listener = make().map_err(|error: std::io::Error| format!("{}: {error}", folder.display()))?;
+        Ok(Arena { ranks, folder, listener, entered: Vec::new() })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entered.is_empty()
+    }
+
+    pub(super) fn contestants(&self) -> Vec<Contestant> {
+        self.entered.iter().map(|entered| entered.contestant).collect()
+    }
+
+    /// Starts a contestant, and waits until all of its ranks are there.
+    pub(super) fn enter(&mut self, contestant: Contestant) -> Result<(), String> {
+        let children = contestant.start(self.ranks, &self.folder, &self.folder.join("socket"))?;
+        let mut entered = Entered { contestant, children, ranks: Vec::new() };
+        let deadline = Instant::now() + START;
+        let mut ranks: Vec<Option<BufReader<UnixStream>>> = (0..self.ranks).map(|_| None).collect();
+        while ranks.iter().any(Option::is_none) {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    let (name, rank, reader) = greet(stream).map_err(|error| format!("its greeting: {error}"))?;
+                    // Of a contestant that was given up before, a rank may come late.
+                    if let Some(slot) = ranks.get_mut(rank).filter(|_| name == contestant.name()) {
+                        *slot = Some(reader);
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    for child in &mut entered.children {
+                        if let Ok(Some(status)) = child.try_wait() {
+                            return Err(format!("it ended while it started: {status}"));
+                        }
+                    }
+                    if Instant::now() >= deadline {
+                        return Err(format!("its ranks did not come within {START:?}"));
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        entered.ranks = ranks.into_iter().flatten().collect();
+        self.entered.push(entered);
+        Ok(())
+    }
+
+    /// The times of the iterations, in seconds: of each the slowest rank's.
+    pub(super) fn ask(&mut self, place: usize, question: Question) -> Result<Vec<f64>, String> {
+        let Entered { contestant, ranks, .. } = &mut self.entered[place];
+        let Question { op, bytes, warmup, iters, calls } = question;
+        let line = format!("{} {bytes} {warmup} {iters} {calls}\n", op.name());
+        let failed = |error: std::io::Error| format!("{} does not answer: {error}", contestant.name());
+        for rank in ranks.iter_mut() {
+            rank.get_mut().write_all(line.as_bytes()).map_err(failed)?;
+        }
+        let mut times = vec![0.0f64; iters as usize];
+        for rank in ranks.iter_mut() {
+            let mut answer = String::new();
+            rank.read_line(&mut answer).map_err(failed)?;
+            let nanoseconds: Vec<f64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+            if nanoseconds.len() != times.len() {
+                return Err(format!("{} ended, or answered something else: {answer:?}", contestant.name()));
+            }
+            for (time, nanoseconds) in times.iter_mut().zip(nanoseconds) {
+                *time = time.max(nanoseconds * 1e-9);
+            }
+        }
+        Ok(times)
+    }
+}
+
+fn greet(stream: UnixStream) -> std::io::Result<(String, usize, BufReader<UnixStream>)> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_write_timeout(Some(ANSWER))?;
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let (name, rank) = line.trim().split_once(' ').ok_or(std::io::ErrorKind::InvalidData)?;
+    let rank = rank.parse().map_err(|_| std::io::ErrorKind::InvalidData)?;
+    Ok((name.to_owned(), rank, reader))
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // A rank ends with its connection; what does not is ended.
+        self.ranks.clear();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        for child in &mut self.children {
+            while let Ok(None) = child.try_wait() {
+                if Instant::now() >= deadline {
+                    let _ = child.kill();
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        self.entered.clear();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
