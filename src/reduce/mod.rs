@@ -67,17 +67,25 @@ enum Level {
 impl Level {
     /// Those that this processor has.
     fn available() -> impl Iterator<Item = Level> {
-        let mut levels = [Some(Level::Portable), None, None];
         #[cfg(target_arch = "x86_64")]
-        {
-            let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
-            let has_avx512 = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl");
-            levels[1] = has_avx2.then_some(Level::Avx2);
-            levels[2] = (has_avx2 && has_avx512).then_some(Level::Avx512);
-        }
+        let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+        #[cfg(target_arch = "x86_64")]
+        let has_avx512 =
+            is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl");
+        let levels = [
+            Some(Level::Portable),
+            #[cfg(target_arch = "x86_64")]
+            has_avx2.then_some(Level::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            (has_avx2 && has_avx512).then_some(Level::Avx512),
+        ];
         levels.into_iter().flatten()
+    }
+
+    /// The best of them.
+    fn best() -> Level {
+        static BEST: LazyLock<Level> = LazyLock::new(|| Level::available().last().unwrap_or(Level::Portable));
+        *BEST
     }
 
     fn kernel(self, dtype: DType, redop: ReduceOp) -> Fold {
@@ -94,7 +102,7 @@ impl Level {
 impl Kernel {
     /// The kernel, where the reduction means something on these elements.
     pub(crate) fn new(dtype: DType, redop: ReduceOp) -> Option<Kernel> {
-        Kernel::of_level(Level::available().last().unwrap_or(Level::Portable), dtype, redop)
+        Kernel::of_level(Level::best(), dtype, redop)
     }
 
     fn of_level(level: Level, dtype: DType, redop: ReduceOp) -> Option<Kernel> {
