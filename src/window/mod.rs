@@ -41,6 +41,9 @@ pub(crate) const PART: usize = FLAGS + SLOTS * SLOT;
 /// How long a rank that has failed waits for those that write into its registered buffers.
 const PATIENCE_WITH_WRITERS: Duration = Duration::from_millis(100);
 
+/// How long it waits beyond that, if its buffers cannot become private memory.
+const LAST_PATIENCE_WITH_WRITERS: Duration = Duration::from_secs(10);
+
 /// The longest sleep, after which it is checked again whether to go on.
 const NAP: Duration = Duration::from_millis(50);
 
@@ -283,8 +286,13 @@ impl Window {
         let until = Instant::now() + PATIENCE_WITH_WRITERS;
         for peer in self.peers() {
             while self.turns.lines.card(peer).lends.load(Ordering::SeqCst) != 0 {
+                let now = Instant::now();
                 // Threads of this process cannot be stopped alone: they do finish.
-                if Instant::now() >= until && self.heap.detach(self.rank) {
+                if now >= until && self.heap.detach(self.rank) {
+                    return;
+                }
+                if now >= until + LAST_PATIENCE_WITH_WRITERS {
+                    tracing::error!(rank = self.members[peer], "a rank may still write into registered buffers");
                     return;
                 }
                 std::thread::yield_now();
