@@ -74,15 +74,15 @@ impl Settings {
         shared.sockets =
             parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?.unwrap_or(shared.sockets);
         let network = &mut shared.model.network;
-        if let Some(latency) = parse(env, "KOLO_NETWORK_LATENCY", DURATION, duration)? {
+        if let Some(latency) = parse(env, "KOLO_NETWORK_LATENCY", DURATION, some_time)? {
             network.latency = latency.as_secs_f64();
         }
         let gigabytes = |text: &str| text.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate > 0.0);
         if let Some(rate) = parse(env, "KOLO_NETWORK_BANDWIDTH", "gigabytes per second, more than 0", gigabytes)? {
             network.per_byte = 1e-9 / rate;
         }
-        settings.timeout = parse(env, "KOLO_TIMEOUT", DURATION, duration)?.unwrap_or(settings.timeout);
-        settings.start_timeout = parse(env, "KOLO_START_TIMEOUT", DURATION, duration)?.unwrap_or(settings.start_timeout);
+        settings.timeout = parse(env, "KOLO_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.timeout);
+        settings.start_timeout = parse(env, "KOLO_START_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.start_timeout);
         settings.host = env("KOLO_HOST");
         settings.interface = ["KOLO_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"].into_iter().find_map(env);
         Ok(settings)
@@ -117,8 +117,8 @@ fn named<T: std::str::FromStr<Err = crate::types::UnknownName>>(env: Env<'_>, na
     env(name).map(parse).transpose()
 }
 
-/// `90` and `1.5s` are seconds; there are also `us`, `ms` and `m`.
-pub(crate) fn duration(text: &str) -> Option<Duration> {
+/// A duration as the `KOLO_*` variables have it: `90` and `1.5s` are seconds; there are also `us`, `ms` and `m`.
+pub fn duration(text: &str) -> Option<Duration> {
     let unit = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
     let number: f64 = text[..unit].trim().parse().ok()?;
     let scale = match &text[unit..] {
@@ -128,8 +128,11 @@ pub(crate) fn duration(text: &str) -> Option<Duration> {
         "m" | "min" => 60.0,
         _ => return None,
     };
-    let duration = Duration::try_from_secs_f64(number * scale).ok()?;
-    (!duration.is_zero()).then_some(duration)
+    Duration::try_from_secs_f64(number * scale).ok()
+}
+
+fn some_time(text: &str) -> Option<Duration> {
+    duration(text).filter(|duration| !duration.is_zero())
 }
 
 /// A secret from its hexadecimal digits.

@@ -93,7 +93,9 @@ pub mod plan {
 }
 
 #[doc = include_str!("../docs/settings.md")]
-pub mod settings {}
+pub mod settings {
+    pub use crate::config::duration;
+}
 
 // The program in the README compiles and runs.
 #[cfg(doctest)]

@@ -80,6 +80,64 @@ fn all_asynchronous_forms() {
         let recv = comm.start_recv(vec![9u64; 100_000], other).unwrap();
         assert_eq!(recv.wait().unwrap(), vec![other as u64; 100_000]);
         send.wait().unwrap();
+
+        let spread = comm.start_broadcast_into(is_root.then(|| mine.clone()), vec![0; 4], 1).unwrap().wait().unwrap().1;
+        assert_eq!(spread, [2; 4]);
+        let reduced = comm.start_reduce_into(mine, is_root.then(|| vec![0; 4]), ReduceOp::Sum, 1).unwrap().wait().unwrap().1;
+        assert_eq!(reduced, is_root.then_some(sum));
+    });
+}
+
+/// What each in-place form does with a buffer of which this rank has filled its block, or all of it.
+#[test]
+fn all_asynchronous_forms_in_place() {
+    on_every_transport(2, |comm| {
+        let me = comm.rank();
+        let is_root = me == 1;
+        // Blocks of 1 and 3 elements, or of 2 and 2.
+        let counts = [1, 3];
+        let filled = |range: std::ops::Range<usize>| {
+            let mut buf = [9u8; 4];
+            buf[range].fill(me as u8);
+            buf
+        };
+        let (even, uneven) = ([0..2, 2..4][me].clone(), [0..1, 1..4][me].clone());
+        let ones = || vec![me as u8 + 1; 4];
+
+        let gathered = comm.start_all_gather_in_place(filled(even.clone())).unwrap().wait().unwrap();
+        assert_eq!(gathered, [0, 0, 1, 1]);
+        let gathered = comm.start_all_gather_v_in_place(filled(uneven.clone()), &counts).unwrap().wait().unwrap();
+        assert_eq!(gathered, [0, 1, 1, 1]);
+        let reduced = comm.start_reduce_scatter_in_place(ones(), ReduceOp::Sum).unwrap().wait().unwrap();
+        assert_eq!(reduced[even.clone()], [3; 2]);
+        let reduced = comm.start_reduce_scatter_v_in_place(ones(), &counts, ReduceOp::Sum).unwrap().wait().unwrap();
+        assert!(reduced[uneven.clone()].iter().all(|&sum| sum == 3));
+        assert_eq!(comm.start_all_to_all_in_place(ones()).unwrap().wait().unwrap(), [1, 1, 2, 2]);
+        let gathered = comm.start_gather_in_place(filled(even.clone()), 1).unwrap().wait().unwrap();
+        assert!(!is_root || gathered == [0, 0, 1, 1]);
+        let scattered = comm.start_scatter_in_place(ones(), 1).unwrap().wait().unwrap();
+        assert_eq!(scattered[even.clone()], [2; 2]);
+
+        // The same, borrowed.
+        let (mut gather, mut gather_v, mut scatter) = (filled(even.clone()), filled(uneven.clone()), ones());
+        let (mut reduce_v, mut to_root) = (ones(), filled(even.clone()));
+        let (mut all_gather, mut reduce, mut exchange) = (filled(even.clone()), ones(), ones());
+        comm.scope(|s| {
+            s.all_gather_in_place(&mut all_gather)?;
+            s.all_gather_v_in_place(&mut gather_v, &counts)?;
+            s.reduce_scatter_in_place(&mut reduce, ReduceOp::Sum)?;
+            s.reduce_scatter_v_in_place(&mut reduce_v, &counts, ReduceOp::Sum)?;
+            s.all_to_all_in_place(&mut exchange)?;
+            s.gather_in_place(&mut gather, 0)?;
+            s.gather_in_place(&mut to_root, 1)?;
+            s.scatter_in_place(&mut scatter, 1)
+        })
+        .unwrap();
+        assert_eq!((all_gather, gather_v), ([0, 0, 1, 1], [0, 1, 1, 1]));
+        assert_eq!((&reduce[even.clone()], exchange), (&[3; 2][..], vec![1, 1, 2, 2]));
+        assert!(reduce_v[uneven].iter().all(|&sum| sum == 3));
+        assert_eq!(if is_root { to_root } else { gather }, [0, 0, 1, 1]);
+        assert_eq!(scatter[even], [2; 2]);
     });
 }
 

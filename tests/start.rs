@@ -3,7 +3,7 @@
 mod common;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ fn every_store_brings_ranks_together() {
     if cfg!(feature = "redis") {
         match std::env::var("KOLO_TEST_REDIS") {
             Ok(url) => urls.push(url),
-            Err(_) => println!("NOT RUN: a redis:// store; KOLO_TEST_REDIS names no server"),
+            Err(_) => common::not_run("a redis:// store; KOLO_TEST_REDIS names no server"),
         }
     }
     for url in urls {
@@ -204,19 +204,26 @@ fn what_a_crashed_run_left_in_a_store_does_not_matter() {
     }
     let results = connect(2, |rank, builder| {
         if rank == 0 {
-            // Only so that rank 1 meets the former run's keys; nothing depends on it.
-            std::thread::sleep(Duration::from_millis(1500));
+            // Once rank 1 has met the former run's keys, and has looked again for longer than it takes to find a living rank.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while second.gets.load(Ordering::Relaxed) < 150 && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
         }
-        builder.store_object(second.clone()).start_timeout(Duration::from_secs(30))
+        builder.store_object(second.clone()).start_timeout(Duration::from_secs(90))
     });
     for result in results {
         result.unwrap();
     }
+    assert!(second.gets.load(Ordering::Relaxed) >= 150, "rank 1 did not wait for rank 0");
 }
 
 /// The plainest store.
 #[derive(Default)]
-struct Memory(Mutex<std::collections::BTreeMap<String, Vec<u8>>>);
+struct Memory {
+    values: Mutex<std::collections::BTreeMap<String, Vec<u8>>>,
+    gets: AtomicUsize,
+}
 
 impl Store for Memory {
     fn url(&self) -> String {
@@ -224,14 +231,15 @@ impl Store for Memory {
     }
 
     fn set(&self, key: &str, value: &[u8], _: Duration) -> Result<(), StoreProblem> {
-        self.0.lock().unwrap().insert(key.to_owned(), value.to_vec());
+        self.values.lock().unwrap().insert(key.to_owned(), value.to_vec());
         Ok(())
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+        self.gets.fetch_add(1, Ordering::Relaxed);
         let deadline = Instant::now() + timeout;
         loop {
-            let value = self.0.lock().unwrap().get(key).cloned();
+            let value = self.values.lock().unwrap().get(key).cloned();
             if value.is_some() || Instant::now() >= deadline {
                 return Ok(value);
             }
@@ -240,7 +248,7 @@ impl Store for Memory {
     }
 
     fn claim(&self, key: &str, value: &[u8], _: Duration) -> Result<Vec<u8>, StoreProblem> {
-        Ok(self.0.lock().unwrap().entry(key.to_owned()).or_insert_with(|| value.to_vec()).clone())
+        Ok(self.values.lock().unwrap().entry(key.to_owned()).or_insert_with(|| value.to_vec()).clone())
     }
 }
 
@@ -293,7 +301,7 @@ fn ranks_of_another_job_or_without_the_secret_stay_out() {
 #[test]
 fn hosts_are_what_can_share_memory_and_what_is_declared() {
     if !cfg!(target_os = "linux") {
-        println!("NOT RUN: shared memory is built for Linux only so far");
+        common::not_run("shared memory is built for Linux only so far");
         return;
     }
     let url = format!("hash://{}", fresh());

@@ -4,6 +4,7 @@ mod bench;
 mod chart;
 #[cfg(unix)]
 mod compare;
+mod files;
 mod plan;
 mod run;
 mod units;

@@ -23,17 +23,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 
 /// A time from `25us`, `1.5ms`, `2s`, `1m`, as the `KOLO_*` variables have it: without a unit, seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let text = text.trim();
-    let unit = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
-    let scale = match &text[unit..] {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        _ => return Err(format!("{text:?} has an unknown unit; write 25us, 1.5ms, 2s or 1m")),
-    };
-    let number: f64 = text[..unit].parse().map_err(|_| format!("{text:?} is no time; write 25us, 1.5ms, 2s or 1m"))?;
-    Duration::try_from_secs_f64(number * scale).map_err(|error| format!("{text:?}: {error}"))
+    kolo::settings::duration(text.trim()).ok_or_else(|| format!("{text:?} is no time; write 25us, 1.5ms, 2s or 1m"))
 }
 
 /// A size for people: `4 KiB`.

@@ -60,6 +60,19 @@ mod compare {
     }
 
     #[test]
+    fn sizes_are_those_of_the_bench() {
+        let out = said(&["compare", "-n", "4", "--rounds", "1", "--sizes", "8", "--with", "copy"]);
+        assert!(out.contains("8 B  kolo"), "{out}");
+        // A block of at least one element for each rank.
+        let out = said(&["compare", "all_gather", "-n", "3", "--rounds", "1", "--sizes", "8", "--with", "copy"]);
+        assert!(out.contains("12 B  kolo"), "{out}");
+        let (_, err) = failed(&["compare", "broadcast", "--with", "kolo-registered"]);
+        assert!(err.contains("all_reduce only"), "{err}");
+        let (_, err) = failed(&["compare", "--json", "/no/such/folder/x.json"]);
+        assert!(err.contains("no such folder"), "{err}");
+    }
+
+    #[test]
     fn every_operation_is_compared() {
         for op in ["broadcast", "barrier", "all_gather", "reduce_scatter", "all_to_all"] {
             let out = said(&["compare", op, "-n", "3", "--rounds", "1", "--sizes", "4K", "--with", "copy"]);
@@ -85,6 +98,8 @@ mod compare {
 
 #[cfg(unix)]
 mod run {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::Child;
     use std::time::{Duration, Instant};
 
     use super::*;
@@ -147,39 +162,18 @@ mod run {
 
     #[test]
     fn signals_are_passed_on() {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
-            .args([
-                "run",
-                "-n",
-                "2",
-                "--",
-                "sh",
-                "-c",
-                "trap 'echo got it; exit 0' USR1; echo ready; while true; do sleep 0.05; done",
-            ])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
-        assert!(lines.by_ref().take(2).all(|line| line.unwrap().ends_with("ready")));
+        let script = "trap 'echo got it; exit 0' USR1; echo ready; while true; do sleep 0.05; done";
+        let mut child = start(&["run", "-n", "2", "--", "sh", "-c", script]);
+        let mut lines = lines(child.stdout.take().unwrap());
+        assert!(lines.by_ref().take(2).all(|line| line.ends_with("ready")));
         assert!(Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap().success());
-        assert_eq!(lines.filter(|line| line.as_ref().unwrap().ends_with("got it")).count(), 2);
+        assert_eq!(lines.filter(|line| line.ends_with("got it")).count(), 2);
         assert!(child.wait().unwrap().success());
     }
 
     #[test]
     fn a_launcher_that_is_told_to_stop_stops_its_ranks() {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
-            .args(["run", "-n", "2", "--", "sh", "-c", "echo $$; exec sleep 600"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
-        let pids: Vec<String> = lines.take(2).map(|line| line.unwrap().split(' ').nth(1).unwrap().to_owned()).collect();
+        let (child, pids) = sleeping_ranks();
         assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(128 + 15));
@@ -192,17 +186,29 @@ mod run {
     #[cfg(target_os = "linux")]
     #[test]
     fn ranks_do_not_outlive_a_launcher_that_is_killed() {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
-            .args(["run", "-n", "2", "--", "sh", "-c", "echo $$; exec sleep 600"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
-        let pids: Vec<String> = lines.take(2).map(|line| line.unwrap().split(' ').nth(1).unwrap().to_owned()).collect();
+        let (mut child, pids) = sleeping_ranks();
         child.kill().unwrap();
         child.wait().unwrap();
         pids.iter().for_each(|pid| ends(pid));
+    }
+
+    /// A command that goes on.
+    fn start(arguments: &[&str]) -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    fn lines(pipe: impl Read) -> impl Iterator<Item = String> {
+        BufReader::new(pipe).lines().map(Result::unwrap)
+    }
+
+    /// A launcher with two ranks that sleep, and their processes.
+    fn sleeping_ranks() -> (Child, Vec<String>) {
+        let mut child = start(&["run", "-n", "2", "--", "sh", "-c", "echo $$; exec sleep 600"]);
+        let pids = lines(child.stdout.take().unwrap()).take(2);
+        let pids = pids.map(|line| line.split(' ').nth(1).unwrap().to_owned()).collect();
+        (child, pids)
     }
 
     /// Waits until a process has ended.
@@ -245,21 +251,15 @@ mod run {
     #[test]
     fn survivors_name_the_culprit() {
         for transport in ["auto", "tcp"] {
-            let mut child = Command::new(env!("CARGO_BIN_EXE_kolo"))
-                .args(["run", "-n", "3", "--grace", "5", "--", "sh", "-c"])
-                .arg(format!(
-                    "echo $$ >&2; exec {} bench all_reduce --sizes 1M --iters 1000000 --transport {transport}",
-                    env!("CARGO_BIN_EXE_kolo")
-                ))
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap();
+            let bench = format!(
+                "echo $$ >&2; exec {} bench all_reduce --sizes 1M --iters 1000000 --transport {transport}",
+                env!("CARGO_BIN_EXE_kolo")
+            );
+            let mut child = start(&["run", "-n", "3", "--grace", "5", "--", "sh", "-c", &bench]);
             // The table's head says that all have connected.
-            let mut out = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
-            assert!(out.next().unwrap().unwrap().contains("3 ranks"));
-            let mut err = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap())).map(Result::unwrap);
+            let mut out = lines(child.stdout.take().unwrap());
+            assert!(out.next().unwrap().contains("3 ranks"));
+            let mut err = lines(child.stderr.take().unwrap());
             let started: Vec<String> = err.by_ref().take(3).collect();
             let victim = started.iter().find_map(|line| line.strip_prefix("[2] ")).unwrap();
             assert!(Command::new("kill").args(["-KILL", victim]).status().unwrap().success());

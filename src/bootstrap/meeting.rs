@@ -152,7 +152,7 @@ const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
 
 /// Whether the process that wrote a card lives: its door opens for this job.
 fn answers(start: &Start<'_>, holder: &Card) -> bool {
-    let hello = Hello { purpose: Purpose::Probe, lane: 0, lanes: 1, channel: 0, from: start.rank as u32, to: holder.rank as u32 };
+    let hello = Hello::new(Purpose::Probe, 0, start.rank, holder.rank);
     door::dial(holder.address, &start.identity, &hello, Instant::now() + GLANCE).is_ok()
 }
 

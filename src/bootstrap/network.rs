@@ -123,7 +123,7 @@ impl Network {
     }
 
     fn hello(&self, purpose: Purpose, channel: u64, to: Rank) -> Hello {
-        Hello { purpose, lane: 0, lanes: 1, channel, from: self.rank as u32, to: to as u32 }
+        Hello::new(purpose, channel, self.rank, to)
     }
 
     /// Calls at a rank's door in the network.

@@ -112,10 +112,8 @@ impl Core {
     /// Waits for everybody to come to the same point.
     fn meet(&mut self, attempt: Attempt<'_>) -> Result<()> {
         let choice = self.choose(Op::Barrier, 0);
-        let mut call = Call::new::<u8>(Op::Barrier);
-        call.count = 0;
         // SAFETY: a barrier touches no buffer.
-        unsafe { self.carry_out(attempt, &call, choice) }
+        unsafe { self.carry_out(attempt, &Call::new::<u8>(Op::Barrier), choice) }
     }
 
     pub(super) fn fabric(&self) -> &Fabric {
@@ -202,15 +200,12 @@ impl Core {
     unsafe fn in_window(&mut self, attempt: &Attempt<'_>, call: &Call) -> Result<()> {
         let counts = call.recv_counts.as_ref().or(call.send_counts.as_ref());
         let window_call = WindowCall {
-            op: call.op,
-            input: call.send,
-            output: call.recv,
-            element: call.dtype.size(),
             count: call.count,
             blocks: counts.map_or(Blocks::Even(call.count), |counts| counts.blocks()),
             root: call.root,
             kernel: kernel(call),
             finish: Some(self.layout.ranks),
+            ..WindowCall::new(call.op, call.send, call.recv, call.dtype.size())
         };
         let window = self.window.as_mut().expect("a layout with windows has one");
         // SAFETY: passed on.
@@ -319,8 +314,7 @@ impl Core {
         let slice = call.recv.skip(offsets[place] * element).take((offsets[place + 1] - offsets[place]) * element);
         let blocks = Blocks::Listed(&offsets);
         let kernel = kernel(call);
-        let local =
-            |op, input, output| WindowCall { op, input, output, element, count: 0, blocks, root: 0, kernel, finish: None };
+        let local = |op, input, output| WindowCall { blocks, kernel, ..WindowCall::new(op, input, output, element) };
         // SAFETY: passed on; the slice is this rank's part of the receive buffer, and the calls are in place or apart.
         unsafe {
             if let Some(window) = &mut self.window {
@@ -359,18 +353,8 @@ impl Core {
         let result = unsafe {
             let reduced = match &mut self.window {
                 Some(window) => {
-                    let local = WindowCall {
-                        op: Op::Reduce,
-                        input: call.send,
-                        output,
-                        element,
-                        count: call.count,
-                        blocks: Blocks::Even(call.count),
-                        root: head,
-                        kernel,
-                        finish: None,
-                    };
-                    window.run(attempt, &local)
+                    let local = WindowCall::new(Op::Reduce, call.send, output, element);
+                    window.run(attempt, &WindowCall { count: call.count, root: head, kernel, ..local })
                 }
                 None => {
                     if call.send.ptr != output.ptr {
@@ -402,35 +386,15 @@ impl Core {
                 self.messages(attempt.clone(), Op::Broadcast, between, Some((&heads, root)), element, call.recv, None)?;
             }
             let Some(window) = &mut self.window else { return Ok(()) };
-            let local = WindowCall {
-                op: Op::Broadcast,
-                input: call.recv.as_const(),
-                output: call.recv,
-                element,
-                count: call.count,
-                blocks: Blocks::Even(call.count),
-                root: head,
-                kernel: None,
-                finish: None,
-            };
-            window.run(attempt, &local)
+            let local = WindowCall::new(Op::Broadcast, call.recv.as_const(), call.recv, element);
+            window.run(attempt, &WindowCall { count: call.count, root: head, ..local })
         }
     }
 
     /// Each host waits for its own, one rank of each for the others, and each host for that one.
     unsafe fn barrier_in_hierarchy(&mut self, attempt: &Attempt<'_>, between: Algorithm) -> Result<()> {
         let (heads, _) = self.heads(0);
-        let local = WindowCall {
-            op: Op::Barrier,
-            input: Chunk::EMPTY,
-            output: ChunkMut::EMPTY,
-            element: 1,
-            count: 0,
-            blocks: Blocks::Even(0),
-            root: 0,
-            kernel: None,
-            finish: None,
-        };
+        let local = WindowCall::new(Op::Barrier, Chunk::EMPTY, ChunkMut::EMPTY, 1);
         // SAFETY: no buffer is touched.
         unsafe {
             if let Some(window) = &mut self.window {
@@ -556,18 +520,14 @@ impl Core {
         let mut dropped = window.heap().dropped();
         let redop = Some(ReduceOp::BitAnd);
         let descriptor = Descriptor { op: Op::Alloc, dtype: DType::U64, redop, seq: self.seq, ..Descriptor::nothing() };
+        // One word more, so that there is one before the first allocation.
         dropped.push(0);
         let memory = ChunkMut::of(&mut dropped);
+        let element = size_of::<u64>();
         let call = WindowCall {
-            op: Op::AllReduce,
-            input: memory.as_const(),
-            output: memory,
-            element: size_of::<u64>(),
-            count: memory.len / size_of::<u64>(),
-            blocks: Blocks::Even(0),
-            root: 0,
+            count: memory.len / element,
             kernel: Kernel::new(DType::U64, ReduceOp::BitAnd),
-            finish: None,
+            ..WindowCall::new(Op::AllReduce, memory.as_const(), memory, element)
         };
         // SAFETY: `dropped` is borrowed for the call.
         unsafe { window.run(&Attempt::new(descriptor, terms), &call)? };

@@ -56,8 +56,8 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        let (op, seq) = (self.call.op, 0);
-        self.end(Err(Error::Aborted { op, seq }));
+        // It has no number yet, or nobody who could tell it.
+        self.end(Err(Error::Aborted { op: self.call.op, seq: 0 }));
     }
 }
 
@@ -130,7 +130,7 @@ impl Worker {
         while let Some(task) = self.ahead.take().or_else(|| self.tasks.recv().ok()) {
             let shared = self.shared.clone();
             let mut core = shared.core.lock();
-            let (op, seq) = (task.call.op, 0);
+            let op = task.call.op;
             let carried_out = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 if op.is_point_to_point() {
                     self.point_to_point(&mut core, task);
@@ -142,7 +142,7 @@ impl Worker {
             }));
             if carried_out.is_err() {
                 // A defect of this library. What was under way has been given up, and nothing of it is used again.
-                shared.revoke(&mut core, &Error::Aborted { op, seq });
+                shared.revoke(&mut core, &Error::Aborted { op, seq: 0 });
             }
         }
     }

@@ -19,6 +19,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
 use super::DialError;
+use crate::types::Rank;
 
 /// Changes with every change of what goes over sockets or through shared memory.
 pub(crate) const VERSION: u16 = 1;
@@ -117,6 +118,11 @@ const WELCOMES: u8 = 3;
 const REFUSES_SECRET: u8 = 4;
 
 impl Hello {
+    /// A connection that is not one of several.
+    pub(crate) fn new(purpose: Purpose, channel: u64, from: Rank, to: Rank) -> Hello {
+        Hello { purpose, lane: 0, lanes: 1, channel, from: from as u32, to: to as u32 }
+    }
+
     fn encode(&self, identity: &Identity, nonce: [u8; NONCE]) -> [u8; HELLO] {
         let mut bytes = [0; HELLO];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -265,7 +271,7 @@ mod tests {
         #[test]
         fn strangers_are_not_let_in(bytes in proptest::collection::vec(any::<u8>(), 0..400), start in 0usize..64) {
             let identity = Identity::new("job", Some([1; 32]));
-            let real = Hello { purpose: Purpose::Link, lane: 0, lanes: 1, channel: 1, from: 1, to: 0 }.encode(&identity, random());
+            let real = Hello::new(Purpose::Link, 1, 1, 0).encode(&identity, random());
             // As far as `start` it looks like a real one.
             let said: Vec<u8> = real[..start].iter().copied().chain(bytes).collect();
             let mut acceptor = Acceptor::default();
@@ -288,8 +294,7 @@ mod tests {
     #[test]
     fn another_version_is_refused_with_both() {
         let identity = Identity::new("job", None);
-        let mut bytes =
-            Hello { purpose: Purpose::Store, lane: 0, lanes: 1, channel: 0, from: 0, to: 0 }.encode(&identity, random());
+        let mut bytes = Hello::new(Purpose::Store, 0, 0, 0).encode(&identity, random());
         bytes[4] = 9;
         let answer = Acceptor::default().hear(&identity, &bytes);
         assert_eq!(answer.outcome, Some(Err(Refusal::Version { theirs: 9 })));

@@ -340,7 +340,7 @@ mod tests {
     }
 
     fn hello() -> Hello {
-        Hello { purpose: Purpose::Link, lane: 0, lanes: 1, channel: 77, from: 3, to: 0 }
+        Hello::new(Purpose::Link, 77, 3, 0)
     }
 
     fn soon() -> Instant {

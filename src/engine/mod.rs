@@ -532,7 +532,11 @@ fn farewell(link: &mut dyn Link) -> Option<Cause> {
     let said = link.peek(HEADER).ok().filter(|said| said.len >= HEADER)?;
     // SAFETY: the link shows so many bytes; a peer that changes them meanwhile makes them mean nothing.
     unsafe { std::ptr::copy_nonoverlapping(said.ptr, header.as_mut_ptr(), HEADER) };
-    let frame = Frame::decode(&header)?;
+    parting(&Frame::decode(&header)?)
+}
+
+/// Why a peer takes part no more, if that is what it says.
+fn parting(frame: &Frame) -> Option<Cause> {
     match frame.kind {
         Kind::Data => None,
         Kind::Revoked => Some(Cause::Revoked),
@@ -545,16 +549,14 @@ fn check(header: &[u8; HEADER], attempt: &Attempt<'_>, peer: Rank, expected: u64
     let Some(frame) = Frame::decode(header) else {
         return Err(attempt.failed(peer, Cause::Corrupt("a message without a header of this version")));
     };
-    match (frame.kind, Descriptor::decode(frame.descriptor)) {
-        (Kind::Revoked, _) => Err(attempt.failed(peer, Cause::Revoked)),
-        (Kind::Goodbye, left) => {
-            let last_seq = left.map_or(0, |descriptor| descriptor.seq);
-            Err(attempt.failed(peer, Cause::Left { last_seq }))
-        }
-        (Kind::Data, None) => Err(attempt.failed(peer, Cause::Corrupt("a message of an unknown operation"))),
-        (Kind::Data, Some(theirs)) if theirs != attempt.descriptor => Err(attempt.mismatch(peer, attempt.descriptor, theirs)),
-        (Kind::Data, Some(_)) if frame.len != expected => Err(attempt.counts_differ(peer, frame.len, expected)),
-        (Kind::Data, Some(_)) => Ok(()),
+    if let Some(cause) = parting(&frame) {
+        return Err(attempt.failed(peer, cause));
+    }
+    match Descriptor::decode(frame.descriptor) {
+        None => Err(attempt.failed(peer, Cause::Corrupt("a message of an unknown operation"))),
+        Some(theirs) if theirs != attempt.descriptor => Err(attempt.mismatch(peer, attempt.descriptor, theirs)),
+        Some(_) if frame.len != expected => Err(attempt.counts_differ(peer, frame.len, expected)),
+        Some(_) => Ok(()),
     }
 }
 

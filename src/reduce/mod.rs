@@ -152,9 +152,9 @@ impl Kernel {
 /// meanwhile.
 pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
     // A reduction of one part is a copy.
-    static COPY: LazyLock<Kernel> = LazyLock::new(|| Kernel::new(DType::U8, ReduceOp::Max).expect("bytes have a largest"));
+    let copy = Kernel::new(DType::U8, ReduceOp::Max).expect("bytes have a largest");
     // SAFETY: passed on; every address is aligned to bytes.
-    unsafe { COPY.fold_streaming(&[from], to, len, None) }
+    unsafe { copy.fold_streaming(&[from], to, len, None) }
 }
 
 /// Makes every byte of a `bool` buffer 0 or 1: what came from a peer may be neither.

@@ -471,7 +471,7 @@ enum Attempt {
 }
 
 fn connect(address: SocketAddr, identity: &Identity, deadline: Instant) -> Result<TcpStream, Attempt> {
-    let hello = Hello { purpose: Purpose::Store, lane: 0, lanes: 1, channel: 0, from: 0, to: 0 };
+    let hello = Hello::new(Purpose::Store, 0, 0, 0);
     let deadline = deadline.min(Instant::now() + Duration::from_secs(2));
     let stream = door::dial(address, identity, &hello, deadline).map_err(|error| match error {
         DialError::Io(error) => Attempt::Again(error),

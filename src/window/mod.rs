@@ -58,7 +58,7 @@ struct Card {
     /// The last operation, when the rank has left.
     last_seq: AtomicU64,
     /// 1 while the rank writes into others' registered buffers.
-    lends: AtomicU32,
+    borrows: AtomicU32,
 }
 
 /// Not written yet.
@@ -190,6 +190,13 @@ pub(crate) struct WindowCall<'a> {
     pub(crate) finish: Option<usize>,
 }
 
+impl WindowCall<'_> {
+    /// An operation on these buffers, of no elements, blocks, root or kernel yet.
+    pub(crate) fn new(op: Op, input: Chunk, output: ChunkMut, element: usize) -> Self {
+        WindowCall { op, input, output, element, count: 0, blocks: Blocks::Even(0), root: 0, kernel: None, finish: None }
+    }
+}
+
 impl Window {
     /// The window in a segment of `members.len()` parts, of which this rank's has been reserved.
     pub(crate) fn new(segment: Arc<Segment>, rank: usize, members: Arc<[Rank]>, patience: Arc<Patience>) -> Window {
@@ -268,13 +275,13 @@ impl Window {
     /// sides store before they look at what the other has stored, sequentially consistent: either this rank sees the failure,
     /// or the one that failed sees the writer. See [`Window::take_back_memory`].
     fn borrow_memory(&self, attempt: &Attempt<'_>) -> Result<()> {
-        self.turns.lines.card(self.rank).lends.store(1, Ordering::SeqCst);
+        self.turns.lines.card(self.rank).borrows.store(1, Ordering::SeqCst);
         self.check_nobody_failed(attempt).inspect_err(|_| self.return_memory())
     }
 
     /// This rank has written.
     fn return_memory(&self) {
-        self.turns.lines.card(self.rank).lends.store(0, Ordering::Release);
+        self.turns.lines.card(self.rank).borrows.store(0, Ordering::Release);
     }
 
     /// Waits until nobody writes into this rank's registered buffers. A process that is stopped meanwhile may do so whenever it
@@ -285,7 +292,7 @@ impl Window {
         }
         let until = Instant::now() + PATIENCE_WITH_WRITERS;
         for peer in self.peers() {
-            while self.turns.lines.card(peer).lends.load(Ordering::SeqCst) != 0 {
+            while self.turns.lines.card(peer).borrows.load(Ordering::SeqCst) != 0 {
                 let now = Instant::now();
                 // Threads of this process cannot be stopped alone: they do finish.
                 if now >= until && self.heap.detach(self.rank) {

@@ -57,10 +57,9 @@ pub(crate) struct Figures {
 }
 
 impl Measured {
-    /// The sample that so much of all are not longer than (nearest rank).
+    /// See [`percentile`].
     pub(crate) fn percentile(&self, share: f64) -> f64 {
-        let at = (share * self.samples.len() as f64).ceil() as usize;
-        self.samples[at.clamp(1, self.samples.len()) - 1]
+        percentile(&self.samples, share)
     }
 
     pub(crate) fn mean(&self) -> f64 {
@@ -74,6 +73,12 @@ impl Measured {
     pub(crate) fn iterations(&self) -> usize {
         self.samples.len()
     }
+}
+
+/// Of sorted numbers, the one that so much of all are not larger than (nearest rank).
+pub(crate) fn percentile(sorted: &[f64], share: f64) -> f64 {
+    let at = (share * sorted.len() as f64).ceil() as usize;
+    sorted[at.clamp(1, sorted.len()) - 1]
 }
 
 /// A buffer of either kind.

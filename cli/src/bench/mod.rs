@@ -2,7 +2,7 @@
 //!
 //! The columns, the sizes and the bus bandwidth factors are those of nccl-tests.
 
-mod measure;
+pub(crate) mod measure;
 pub(crate) mod operation;
 mod pattern;
 mod plot;
@@ -17,7 +17,7 @@ use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kolo::{Algorithm, Builder, Communicator, DType, ReduceOp, Transport, bf16, f16};
 
-use crate::units;
+use crate::{files, units};
 use measure::{Figures, Measured, Plan};
 use operation::Operation;
 use pattern::Pattern;
@@ -92,19 +92,7 @@ impl Args {
         if self.sizes.is_empty() && self.min > self.max {
             return Err(format!("the smallest size, {}, is larger than the largest, {}", self.min, self.max));
         }
-        for file in [&self.json, &self.plot].into_iter().flatten() {
-            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-            if file.is_dir() {
-                return Err(format!("{} cannot be written: it is a folder", file.display()));
-            }
-            if folder.is_some_and(|folder| !folder.is_dir()) {
-                return Err(format!("{} cannot be written: there is no such folder", file.display()));
-            }
-        }
-        if self.plot.as_ref().is_some_and(|file| !file.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("svg"))) {
-            return Err("plots are drawn as SVG; give a file name that ends in .svg".to_owned());
-        }
-        Ok(())
+        files::check(self.json.as_deref(), self.plot.as_deref())
     }
 
     fn sizes(&self) -> Vec<u64> {
@@ -163,8 +151,7 @@ pub(crate) fn bench(args: &Args) -> Result<(), String> {
         return Ok(());
     }
     if let Some(file) = &args.json {
-        let text = serde_json::to_string_pretty(&report).map_err(|error| error.to_string())?;
-        std::fs::write(file, text + "\n").map_err(|error| format!("{} cannot be written: {error}", file.display()))?;
+        files::write_json(file, &report)?;
     }
     if let Some(file) = &args.plot {
         plot::draw(&report, file).map_err(|error| format!("{} cannot be drawn: {error}", file.display()))?;

@@ -19,7 +19,7 @@ const ANSWER: Duration = Duration::from_secs(120);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question {
     op: Operation,
-    bytes: u64,
+    bytes: usize,
     warmup: u32,
     iters: u32,
     /// Calls of one iteration, of which the mean counts.
@@ -28,10 +28,8 @@ pub(super) struct Question {
 
 impl Question {
     /// A question that is answered in some tens of milliseconds, if a call takes about as long as it `last` did.
-    pub(super) fn new(op: Operation, bytes: u64, ranks: usize, last: Option<f64>) -> Question {
+    pub(super) fn new(op: Operation, bytes: usize, last: Option<f64>) -> Question {
         const BUDGET: f64 = 0.02;
-        let bytes = bytes / (4 * ranks as u64) * 4 * ranks as u64;
-        let bytes = if op == Operation::AllReduce || op == Operation::Broadcast { bytes.max(4) } else { bytes };
         let Some(last) = last else { return Question { op, bytes, warmup: 2, iters: 2, calls: 1 } };
         // Several calls in a row where one is too short for the clock and the barrier before it.
         let calls = (20e-6 / last).clamp(1.0, 64.0) as u32;

@@ -58,6 +58,9 @@ impl Contestant {
 
     /// Those that a name on the command line stands for.
     pub(super) fn named(name: &str, tcp: bool, op: Operation) -> Result<Vec<Contestant>, String> {
+        if name == KoloRegistered.name() && op != Operation::AllReduce {
+            return Err(format!("{name} moves less in all_reduce only; it is no contestant in {}", op.name()));
+        }
         Ok(match (name, tcp) {
             ("openmpi", true) => vec![OpenMpiTcp],
             ("mpich", true) => vec![MpichTcp],

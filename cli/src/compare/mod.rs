@@ -13,11 +13,11 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use crate::bench::operation::Operation;
-use crate::say;
 use crate::units::bytes;
+use crate::{files, say};
 use arena::{Arena, Question};
 use contestant::Contestant;
-use report::{Report, Row};
+use report::{Report, Samples};
 
 pub(crate) use rank::{Args as RankArgs, compete};
 
@@ -59,6 +59,7 @@ fn operation(text: &str) -> Result<Operation, String> {
 }
 
 pub(crate) fn compare(args: &Args) -> Result<(), String> {
+    files::check(args.json.as_deref(), args.plot.as_deref())?;
     let mut contestants = vec![if args.tcp { Contestant::KoloTcp } else { Contestant::Kolo }];
     for name in &args.with {
         for contestant in Contestant::named(name, args.tcp, args.op)? {
@@ -78,23 +79,29 @@ pub(crate) fn compare(args: &Args) -> Result<(), String> {
             say(&format!("# NOT RUN: {}: {why}", contestant.name()));
         }
     }
-    let sizes = if args.op == Operation::Barrier { vec![0] } else { args.sizes.clone() };
-    let mut rows: Vec<Row> = sizes.iter().map(|&bytes| Row::new(bytes, arena.contestants())).collect();
-    for round in 0..args.rounds {
-        for row in &mut rows {
+    let sizes = if args.op == Operation::Barrier { &[0][..] } else { &args.sizes };
+    // What is measured for each size, as in `kolo bench`.
+    let sizes: Vec<usize> =
+        sizes.iter().map(|&bytes| args.op.elements(bytes, size_of::<f32>(), ranks) * size_of::<f32>()).collect();
+    let contestants = arena.contestants();
+    let mut samples: Vec<Vec<Samples>> = Vec::new();
+    samples.resize_with(sizes.len(), || contestants.iter().map(|_| Samples::default()).collect());
+    for round in 0..args.rounds as usize {
+        for (&bytes, samples) in sizes.iter().zip(&mut samples) {
             // Nobody always has the same neighbour before it.
-            for turn in 0..arena.contestants().len() {
-                let place = (turn + round as usize) % arena.contestants().len();
-                let question = Question::new(args.op, row.bytes, ranks, row.contestants[place].last());
-                let times = arena.ask(place, question)?;
-                row.contestants[place].add(times);
+            for place in (0..contestants.len()).map(|turn| (turn + round) % contestants.len()) {
+                let question = Question::new(args.op, bytes, samples[place].last());
+                samples[place].add(arena.ask(place, question)?);
             }
         }
     }
-    let report = Report::new(args.op.name(), ranks, args.tcp, args.rounds, rows);
+    let mut report = Report::new(args.op.name(), ranks, args.tcp, args.rounds);
+    for (&bytes, samples) in sizes.iter().zip(&samples) {
+        report.add(bytes as u64, &contestants, samples);
+    }
     report.print();
     if let Some(file) = &args.json {
-        report.write(file).map_err(|error| format!("{} cannot be written: {error}", file.display()))?;
+        files::write_json(file, &report)?;
     }
     if let Some(file) = &args.plot {
         report.draw(file).map_err(|error| format!("{} cannot be drawn: {error}", file.display()))?;

@@ -6,9 +6,41 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::contestant::Contestant;
+use crate::bench::measure::percentile;
 use crate::chart::{self, Curve};
 use crate::say;
 use crate::units::show_bytes;
+
+/// The times of one contestant at one size, in seconds.
+#[derive(Default)]
+pub(super) struct Samples {
+    all: Vec<f64>,
+    /// Of each round.
+    medians: Vec<f64>,
+}
+
+impl Samples {
+    /// The times of one round.
+    pub(super) fn add(&mut self, mut times: Vec<f64>) {
+        times.sort_by(f64::total_cmp);
+        self.medians.push(percentile(&times, 0.5));
+        self.all.extend(times);
+    }
+
+    /// The median of the last round.
+    pub(super) fn last(&self) -> Option<f64> {
+        self.medians.last().copied()
+    }
+
+    /// How many times longer than the other these took: the median of the ratios within the rounds.
+    fn ratio(&self, other: &Samples) -> f64 {
+        // The first round finds out how long things take.
+        let from = usize::from(self.medians.len() > 1);
+        let mut ratios: Vec<f64> = self.medians[from..].iter().zip(&other.medians[from..]).map(|(a, b)| a / b).collect();
+        ratios.sort_by(f64::total_cmp);
+        percentile(&ratios, 0.5)
+    }
+}
 
 /// All figures of a comparison.
 #[derive(Serialize)]
@@ -23,79 +55,37 @@ pub(super) struct Report {
 
 /// One size.
 #[derive(Serialize)]
-pub(super) struct Row {
-    pub(super) bytes: u64,
-    pub(super) contestants: Vec<Times>,
+struct Row {
+    bytes: u64,
+    contestants: Vec<Times>,
 }
 
-/// The times of one contestant at one size, in seconds.
+/// What one contestant took at one size.
 #[derive(Serialize)]
-pub(super) struct Times {
+struct Times {
     name: &'static str,
     p50_us: f64,
     p99_us: f64,
     /// The median of its time divided by kolo's, over the rounds: how many times faster kolo is.
     ratio: f64,
     samples: usize,
-    #[serde(skip)]
-    all: Vec<f64>,
-    #[serde(skip)]
-    medians: Vec<f64>,
-}
-
-impl Row {
-    pub(super) fn new(bytes: u64, contestants: Vec<Contestant>) -> Row {
-        let times = |contestant: Contestant| Times {
-            name: contestant.name(),
-            p50_us: 0.0,
-            p99_us: 0.0,
-            ratio: 0.0,
-            samples: 0,
-            all: Vec::new(),
-            medians: Vec::new(),
-        };
-        Row { bytes, contestants: contestants.into_iter().map(times).collect() }
-    }
-}
-
-impl Times {
-    /// The times of one round.
-    pub(super) fn add(&mut self, times: Vec<f64>) {
-        self.medians.push(percentile(&times, 0.5));
-        self.all.extend(times);
-    }
-
-    /// The median of the last round.
-    pub(super) fn last(&self) -> Option<f64> {
-        self.medians.last().copied()
-    }
-}
-
-/// The number that so much of all are not larger than (nearest rank).
-fn percentile(numbers: &[f64], share: f64) -> f64 {
-    let mut sorted = numbers.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let at = (share * sorted.len() as f64).ceil() as usize;
-    sorted[at.clamp(1, sorted.len()) - 1]
 }
 
 impl Report {
-    /// Sums up what the rounds found. The first contestant is the one that all are compared with.
-    pub(super) fn new(op: &'static str, ranks: usize, tcp: bool, rounds: u32, mut rows: Vec<Row>) -> Report {
-        for row in &mut rows {
-            let reference = row.contestants[0].medians.clone();
-            for times in &mut row.contestants {
-                // The first round finds out how long things take.
-                let from = usize::from(times.medians.len() > 1);
-                let ratios: Vec<f64> =
-                    times.medians[from..].iter().zip(&reference[from..]).map(|(its, kolo)| its / kolo).collect();
-                times.p50_us = percentile(&times.all, 0.5) * 1e6;
-                times.p99_us = percentile(&times.all, 0.99) * 1e6;
-                times.ratio = percentile(&ratios, 0.5);
-                times.samples = times.all.len();
-            }
-        }
-        Report { kolo: env!("CARGO_PKG_VERSION"), op, ranks, tcp, rounds, rows }
+    /// A report without rows.
+    pub(super) fn new(op: &'static str, ranks: usize, tcp: bool, rounds: u32) -> Report {
+        Report { kolo: env!("CARGO_PKG_VERSION"), op, ranks, tcp, rounds, rows: Vec::new() }
+    }
+
+    /// What the rounds found at one size. The first contestant is the one that all are compared with.
+    pub(super) fn add(&mut self, bytes: u64, contestants: &[Contestant], samples: &[Samples]) {
+        let times = |(contestant, samples_of): (&Contestant, &Samples)| {
+            let mut all = samples_of.all.clone();
+            all.sort_by(f64::total_cmp);
+            let [p50_us, p99_us] = [0.5, 0.99].map(|share| percentile(&all, share) * 1e6);
+            Times { name: contestant.name(), p50_us, p99_us, ratio: samples_of.ratio(&samples[0]), samples: all.len() }
+        };
+        self.rows.push(Row { bytes, contestants: contestants.iter().zip(samples).map(times).collect() });
     }
 
     pub(super) fn print(&self) {
@@ -108,11 +98,6 @@ impl Report {
                 say(&format!("{size:>10}  {name:<16} {p50_us:>12.2} {p99_us:>12.2} {ratio:>9.2}"));
             }
         }
-    }
-
-    pub(super) fn write(&self, file: &Path) -> Result<(), Box<dyn Error>> {
-        std::fs::write(file, serde_json::to_string_pretty(self)?)?;
-        Ok(())
     }
 
     pub(super) fn draw(&self, file: &Path) -> Result<(), Box<dyn Error>> {

@@ -5,7 +5,7 @@ mod platform {
     use std::fmt;
     use std::io;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
-    use std::process::{Child, Command, ExitStatus};
+    use std::process::{Command, ExitStatus};
     use std::sync::Arc;
 
     use crossbeam_channel::Sender;
@@ -43,27 +43,13 @@ mod platform {
         }
     }
 
-    /// A rank's process, and all that it has started: they are a process group.
-    pub(crate) struct Process {
-        pid: u32,
-    }
-
-    impl Process {
-        pub(crate) fn new(child: &Child) -> Process {
-            Process { pid: child.id() }
-        }
-
-        pub(crate) fn pid(&self) -> u32 {
-            self.pid
-        }
-
-        pub(crate) fn signal(&self, signal: Signal) {
-            if let (Some(pid), Some(number)) = (Pid::from_raw(self.pid as i32), Number::from_named_raw(signal.0)) {
-                // All of it may just have ended. Who is stopped has to go on to end.
-                let _ = kill_process_group(pid, number);
-                if signal.ends() {
-                    let _ = kill_process_group(pid, Number::CONT);
-                }
+    /// Sends a signal to a rank and all that it has started: they are a process group.
+    pub(super) fn send(pid: u32, signal: Signal) {
+        if let (Some(pid), Some(number)) = (Pid::from_raw(pid as i32), Number::from_named_raw(signal.0)) {
+            // All of it may just have ended. Who is stopped has to go on to end.
+            let _ = kill_process_group(pid, number);
+            if signal.ends() {
+                let _ = kill_process_group(pid, Number::CONT);
             }
         }
     }
@@ -112,7 +98,7 @@ mod platform {
 mod platform {
     use std::fmt;
     use std::io;
-    use std::process::{Child, Command, ExitStatus};
+    use std::process::{Command, ExitStatus};
 
     use crossbeam_channel::Sender;
 
@@ -141,24 +127,9 @@ mod platform {
         }
     }
 
-    /// A rank's process.
-    pub(crate) struct Process {
-        pid: u32,
-    }
-
-    impl Process {
-        pub(crate) fn new(child: &Child) -> Process {
-            Process { pid: child.id() }
-        }
-
-        pub(crate) fn pid(&self) -> u32 {
-            self.pid
-        }
-
-        pub(crate) fn signal(&self, _: Signal) {
-            // The system's own program: a handle to end it with is held by the thread that waits.
-            let _ = Command::new("taskkill").args(["/F", "/T", "/PID", &self.pid.to_string()]).output();
-        }
+    pub(super) fn send(pid: u32, _: Signal) {
+        // The system's own program: a handle to end it with is held by the thread that waits.
+        let _ = Command::new("taskkill").args(["/F", "/T", "/PID", &pid.to_string()]).output();
     }
 
     pub(crate) fn prepare(_: &mut Command) {}
@@ -177,4 +148,25 @@ mod platform {
     }
 }
 
-pub(crate) use platform::{Process, Signal, describe, exit_code, prepare, watch_signals};
+use std::process::Child;
+
+pub(crate) use platform::{Signal, describe, exit_code, prepare, watch_signals};
+
+/// A rank's process, as long as nobody has been told of its end.
+pub(crate) struct Process {
+    pid: u32,
+}
+
+impl Process {
+    pub(crate) fn new(child: &Child) -> Process {
+        Process { pid: child.id() }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        platform::send(self.pid, signal);
+    }
+}
