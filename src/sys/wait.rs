@@ -2,7 +2,7 @@
 //!
 //! With a processor for every rank, spinning hands over in a tenth of a microsecond where sleeping takes tens. With more
 //! ranks than processors, whoever spins keeps the awaited rank from running: then a few yields, and sleep. How long it pays
-//! to spin also depends on who else uses the machine, so it is learnt from how waits end.
+//! to spin also depends on who else uses the machine, so it is learnt from how long waits take.
 
 use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,6 +19,11 @@ pub(crate) struct Patience {
 }
 
 const LEAST_SPIN: u32 = 2;
+const MOST_SPIN: u32 = 50;
+/// A wait of so many microseconds would have been spun in vain; a shorter one not, even if it slept. Two ranks that both sleep
+/// wake each other in 50 to 100 us each time and would go on like that, if sleep were taken for a sign that spinning does not
+/// pay. Whoever waits for a rank that has no processor waits for milliseconds.
+const IN_VAIN: u32 = 4 * MOST_SPIN;
 /// How often to yield before sleeping. With 4 ranks on 2 cores 16 yields keep nearly all waits from the futex, where 4 let one in a
 /// hundred sleep for 40 us; more bring nothing.
 const YIELDS: u32 = 16;
@@ -28,7 +33,7 @@ const CHECKS: u32 = 32;
 impl Patience {
     /// For a communicator of which `ranks` share this machine's processors.
     pub(crate) fn new(ranks: usize) -> Patience {
-        let most_spin = if ranks <= super::cores() { 50 } else { 0 };
+        let most_spin = if ranks <= super::cores() { MOST_SPIN } else { 0 };
         Patience { spin: AtomicU32::new(most_spin), most_spin, yields: YIELDS }
     }
 
@@ -37,7 +42,7 @@ impl Patience {
         Waiting { patience: self, checks: 0, yields: 0, spinning_since: None }
     }
 
-    /// A wait ended while it spun: spinning pays.
+    /// A wait was short: spinning pays.
     fn spun_enough(&self) {
         let spin = self.spin.load(Ordering::Relaxed);
         if spin < self.most_spin {
@@ -45,7 +50,7 @@ impl Patience {
         }
     }
 
-    /// A wait went on to sleep: spinning was for nothing.
+    /// A wait was long: spinning was for nothing.
     fn spun_in_vain(&self) {
         let spin = self.spin.load(Ordering::Relaxed);
         self.spin.store((spin - spin / 4).max(LEAST_SPIN.min(self.most_spin)), Ordering::Relaxed);
@@ -88,9 +93,10 @@ impl Waiting<'_> {
     /// What was waited for has happened.
     #[inline]
     pub(crate) fn done(self) {
-        if self.yields > 0 && self.patience.most_spin > 0 {
+        let Some(since) = self.spinning_since else { return };
+        if self.yields > 0 && since.elapsed() >= Duration::from_micros(IN_VAIN.into()) {
             self.patience.spun_in_vain();
-        } else if self.spinning_since.is_some() {
+        } else {
             self.patience.spun_enough();
         }
     }
@@ -110,18 +116,35 @@ mod tests {
     }
 
     #[test]
-    fn waits_that_sleep_make_later_waits_spin_less_and_the_other_way_round() {
-        let patience = Patience { spin: AtomicU32::new(50), most_spin: 50, yields: YIELDS };
-        for _ in 0..20 {
+    fn long_waits_make_later_waits_spin_less_and_the_other_way_round() {
+        let patience = Patience::new(1);
+        let wait = |so_far| {
             let mut waiting = patience.start();
+            waiting.spinning_since = Instant::now().checked_sub(so_far);
             while !waiting.pause() {}
             waiting.done();
+        };
+        for _ in 0..20 {
+            wait(Duration::from_secs(1));
         }
         let learnt = patience.spin.load(Ordering::Relaxed);
         assert!((LEAST_SPIN..10).contains(&learnt), "{learnt}");
         for _ in 0..10 {
             patience.spun_enough();
         }
-        assert_eq!(patience.spin.load(Ordering::Relaxed), 50);
+        assert_eq!(patience.spin.load(Ordering::Relaxed), MOST_SPIN);
+    }
+
+    #[test]
+    fn a_short_wait_that_slept_counts_as_one_in_which_spinning_pays() {
+        let patience = Patience { spin: AtomicU32::new(LEAST_SPIN), most_spin: MOST_SPIN, yields: YIELDS };
+        // A processor may be taken away from a thread at any time, so not every attempt is short.
+        let grew = (0..1000).any(|_| {
+            let mut waiting = patience.start();
+            while !waiting.pause() {}
+            waiting.done();
+            patience.spin.load(Ordering::Relaxed) > LEAST_SPIN
+        });
+        assert!(grew);
     }
 }
