@@ -22,7 +22,7 @@ pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, boot_identity, hostname, port_holder, process_namespace, sleep_on, wake_all,
 };
 pub(crate) use segment::Segment;
-pub(crate) use socket::{PARTS, listen, receive, send};
+pub(crate) use socket::{PARTS, listen, receive, send, send_unpaced};
 pub(crate) use wait::Patience;
 
 /// Processors that this process may use.

@@ -16,6 +16,19 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
+/// Chooses a congestion control that sends whatever the window allows, at once.
+#[cfg(target_os = "linux")]
+pub(crate) fn send_unpaced(socket: &socket2::Socket) -> io::Result<()> {
+    // Every Linux has it, and allows everybody to choose it.
+    socket.set_tcp_congestion(b"reno")
+}
+
+/// The others do not pace of their own accord.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn send_unpaced(_: &socket2::Socket) -> io::Result<()> {
+    Ok(())
+}
+
 /// The most bytes that one call moves; some systems refuse more than 2 GiB.
 const MOST: usize = 1 << 30;
 

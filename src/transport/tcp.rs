@@ -32,16 +32,28 @@ pub(crate) fn link(mut streams: Vec<TcpStream>) -> Box<dyn Link> {
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
-    // The system may grant less; that costs speed, not correctness.
-    for result in [socket.set_send_buffer_size(SOCKET_BUFFER), socket.set_recv_buffer_size(SOCKET_BUFFER)] {
+    let is_local = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
+    let buffer = if is_local { LOCAL_BUFFER } else { WIRE_BUFFER };
+    // The system may grant less, or not let the choice; that costs speed, not correctness.
+    for result in [
+        socket.set_send_buffer_size(buffer),
+        socket.set_recv_buffer_size(buffer),
+        if is_local { sys::send_unpaced(&socket) } else { Ok(()) },
+    ] {
         if let Err(error) = result {
-            tracing::debug!(%error, "socket buffers stay as they are");
+            tracing::debug!(%error, "a socket stays as it is");
         }
     }
     Ok(())
 }
 
-const SOCKET_BUFFER: usize = 8 << 20;
+/// What a fast wire holds.
+const WIRE_BUFFER: usize = 8 << 20;
+
+/// Inside a machine there is no wire to fill, and what waits in the socket should still be in a cache when it is taken: 64 MiB
+/// both ways take 27 ms instead of the 38 of 8 MiB buffers. Nor is there anything to pace: BBR sends no faster than it once saw
+/// the peer receive, after which 64 KiB take 38 us instead of 17.
+const LOCAL_BUFFER: usize = 1 << 20;
 
 struct TcpLink {
     stream: TcpStream,

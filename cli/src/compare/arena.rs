@@ -29,12 +29,16 @@ pub(super) struct Question {
 impl Question {
     /// A question that is answered in some tens of milliseconds, if a call takes about as long as it `last` did.
     pub(super) fn new(op: Operation, bytes: usize, last: Option<f64>) -> Question {
+        // Ranks that were asleep may wake on one processor, and it takes the system milliseconds to part them.
+        const WARMUP: f64 = 0.01;
         const BUDGET: f64 = 0.02;
         let Some(last) = last else { return Question { op, bytes, warmup: 2, iters: 2, calls: 1 } };
         // Several calls in a row where one is too short for the clock and the barrier before it.
         let calls = (20e-6 / last).clamp(1.0, 64.0) as u32;
-        let iters = (BUDGET / (last * f64::from(calls)).max(1e-6)).clamp(2.0, 50.0) as u32;
-        Question { op, bytes, warmup: 1 + iters / 10, iters, calls }
+        let iteration = (last * f64::from(calls)).max(1e-6);
+        let iters = (BUDGET / iteration).clamp(2.0, 50.0) as u32;
+        let warmup = (WARMUP / iteration).clamp(1.0, 1000.0) as u32;
+        Question { op, bytes, warmup, iters, calls }
     }
 }
 

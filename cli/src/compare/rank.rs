@@ -158,8 +158,11 @@ fn pair(comm: &Communicator) -> Result<Option<TcpStream>> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     let socket = socket2::SockRef::from(&stream);
-    socket.set_send_buffer_size(8 << 20)?;
-    socket.set_recv_buffer_size(8 << 20)?;
+    // What is quickest inside a machine: a queue that stays in the caches, and no pacing.
+    socket.set_send_buffer_size(1 << 20)?;
+    socket.set_recv_buffer_size(1 << 20)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_congestion(b"reno")?;
     comm.barrier()?;
     Ok(Some(stream))
 }
