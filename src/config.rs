@@ -19,6 +19,20 @@ numbered! {
     }
 }
 
+numbered! {
+    /// How the data of a large all-reduce on private memory gets from one process of a host to another.
+    pub enum Passage {
+        /// As is quickest, which the first such operation tries out.
+        Auto = 0, "auto";
+        /// Through shared memory.
+        Staged = 1, "staged";
+        /// Through shared memory, past the caches.
+        Streamed = 2, "streamed";
+        /// The system copies it out of the other process (`process_vm_readv`), where it lets kolo do so; otherwise staged.
+        Read = 3, "read";
+    }
+}
+
 /// Looks up an environment variable; tests bring their own.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -41,6 +55,7 @@ pub(crate) struct Settings {
 pub(crate) struct SharedSettings {
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) transport: Transport,
+    pub(crate) passage: Passage,
     pub(crate) reproducible: bool,
     pub(crate) sockets: u8,
     pub(crate) model: CostModel,
@@ -52,6 +67,7 @@ impl Default for Settings {
             shared: SharedSettings {
                 algorithm: None,
                 transport: Transport::Auto,
+                passage: Passage::Auto,
                 reproducible: false,
                 sockets: 1,
                 model: CostModel::default(),
@@ -70,6 +86,7 @@ impl Settings {
         let shared = &mut settings.shared;
         shared.algorithm = named(env, "KOLO_ALGORITHM")?;
         shared.transport = named(env, "KOLO_TRANSPORT")?.unwrap_or(shared.transport);
+        shared.passage = named(env, "KOLO_PASSAGE")?.unwrap_or(shared.passage);
         shared.reproducible = parse(env, "KOLO_REPRODUCIBLE", "0 or 1", flag)?.unwrap_or(shared.reproducible);
         shared.sockets =
             parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?.unwrap_or(shared.sockets);
@@ -162,6 +179,7 @@ mod tests {
         let read = settings(&[
             ("KOLO_ALGORITHM", "ring"),
             ("KOLO_TRANSPORT", "tcp"),
+            ("KOLO_PASSAGE", "read"),
             ("KOLO_REPRODUCIBLE", "1"),
             ("KOLO_SOCKETS", "4"),
             ("KOLO_TIMEOUT", "1.5s"),
@@ -173,6 +191,7 @@ mod tests {
         .unwrap();
         assert_eq!(read.shared.algorithm, Some(Algorithm::Ring));
         assert_eq!(read.shared.transport, Transport::Tcp);
+        assert_eq!(read.shared.passage, Passage::Read);
         assert!(read.shared.reproducible);
         assert_eq!(read.shared.sockets, 4);
         assert_eq!(read.timeout, Duration::from_millis(1500));
@@ -187,6 +206,7 @@ mod tests {
         for (name, value, hint) in [
             ("KOLO_ALGORITHM", "rings", "halving-doubling"),
             ("KOLO_TRANSPORT", "rdma", "auto"),
+            ("KOLO_PASSAGE", "copied", "streamed"),
             ("KOLO_REPRODUCIBLE", "maybe", "0 or 1"),
             ("KOLO_SOCKETS", "0", "1 to 64"),
             ("KOLO_SOCKETS", "65", "1 to 64"),

@@ -78,7 +78,7 @@ mod window;
 mod wire;
 
 pub use comm::{Builder, Communicator, Registered, Scope};
-pub use config::Transport;
+pub use config::{Passage, Transport};
 pub use engine::progress::Work;
 pub use error::{Argument, Cause, Error, Result, StoreProblem};
 pub use half::{bf16, f16};

@@ -9,7 +9,7 @@ const MAY_IMPORT: [(&str, &[&str]); 16] = [
     ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "config", "plan"]),
     ("bootstrap", &["store", "transport", "door", "config", "schedule", "wire"]),
     ("engine", &["schedule", "transport", "reduce"]),
-    ("window", &["schedule", "reduce", "sync"]),
+    ("window", &["config", "schedule", "reduce", "sync"]),
     ("store", &["door", "wire"]),
     ("door", &["transport"]),
     ("transport", &["sync"]),

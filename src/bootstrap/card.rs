@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::config::{SharedSettings, Transport};
+use crate::config::{Passage, SharedSettings, Transport};
 use crate::door::handshake::VERSION;
 use crate::error::Error;
 use crate::schedule::Algorithm;
@@ -124,9 +124,9 @@ impl Book {
         match self {
             Book::Members { cards, settings } => {
                 writer.number(MEMBERS).list(cards, |writer, card| _ = writer.bytes(&card.encode()));
-                let SharedSettings { algorithm, transport, reproducible, sockets, model } = settings;
+                let SharedSettings { algorithm, transport, passage, reproducible, sockets, model } = settings;
                 writer.number(algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u64));
-                writer.number(*transport as u64).number((*reproducible).into()).number((*sockets).into());
+                writer.number(*transport as u64).number(*passage as u64).number((*reproducible).into()).number((*sockets).into());
                 for price in prices(model) {
                     writer.number(price.to_bits());
                 }
@@ -152,13 +152,15 @@ impl Book {
                     number => Some(Algorithm::from_number(number.try_into().ok()?)?),
                 };
                 let transport = Transport::from_number(reader.number()?.try_into().ok()?)?;
+                let passage = Passage::from_number(reader.number()?.try_into().ok()?)?;
                 let reproducible = reader.number()? != 0;
                 let sockets = crate::config::sockets(reader.size()?)?;
                 let mut price = || reader.number().map(f64::from_bits);
                 let mut link = || Some(LinkCost { latency: price()?, overhead: price()?, per_byte: price()? });
                 let (network, local) = (link()?, link()?);
                 let model = CostModel { network, local, reduce: price()?, window_sync: price()?, window_per_byte: price()? };
-                Book::Members { cards, settings: SharedSettings { algorithm, transport, reproducible, sockets, model } }
+                let settings = SharedSettings { algorithm, transport, passage, reproducible, sockets, model };
+                Book::Members { cards, settings }
             }
             MISSING => Book::Refused(Refusal::Missing {
                 ranks: reader.list(Reader::size)?,

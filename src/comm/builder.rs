@@ -10,7 +10,7 @@ use crate::attempt::{Member, Terms};
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
 use crate::bootstrap::{self, Connected, Start};
-use crate::config::{self, Settings, SharedSettings, Transport, process_env};
+use crate::config::{self, Passage, Settings, SharedSettings, Transport, process_env};
 use crate::door::handshake::Identity;
 use crate::error::{Error, Result};
 use crate::plan::CostModel;
@@ -47,6 +47,7 @@ pub struct Builder {
     secret: Option<[u8; 32]>,
     algorithm: Option<Algorithm>,
     transport: Option<Transport>,
+    passage: Option<Passage>,
     reproducible: Option<bool>,
     sockets: Option<usize>,
     model: Option<CostModel>,
@@ -105,6 +106,12 @@ impl Builder {
     /// Through what ranks exchange data. Rank 0's counts.
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = Some(transport);
+        self
+    }
+
+    /// How the data of a large all-reduce on private memory gets from one process of a host to another. Rank 0's counts.
+    pub fn passage(mut self, passage: Passage) -> Self {
+        self.passage = Some(passage);
         self
     }
 
@@ -186,9 +193,10 @@ impl Builder {
     /// The settings: what was set here, else what the environment says.
     fn settings(&self) -> Result<Settings> {
         let mut settings = Settings::from_env(&process_env)?;
-        let SharedSettings { algorithm, transport, reproducible, sockets, model } = &mut settings.shared;
+        let SharedSettings { algorithm, transport, passage, reproducible, sockets, model } = &mut settings.shared;
         *algorithm = self.algorithm.or(*algorithm);
         *transport = self.transport.unwrap_or(*transport);
+        *passage = self.passage.unwrap_or(*passage);
         *reproducible = self.reproducible.unwrap_or(*reproducible);
         *model = self.model.unwrap_or(*model);
         if let Some(given) = self.sockets {

@@ -88,7 +88,8 @@ impl Core {
             let segment = shared.map_err(|failed| peer_failed(failed, &terms.members, began))?;
             has_window = segment.is_some();
             let place = neighbours.iter().position(|&rank| rank == terms.rank).expect("a rank is its own neighbour");
-            self.window = segment.map(|segment| Window::new(segment, place, neighbours.clone(), self.patience.clone()));
+            self.window = segment
+                .map(|segment| Window::new(segment, place, neighbours.clone(), self.patience.clone(), self.settings.passage));
         }
         if self.layout.hosts > 1 {
             // The others' windows cannot be seen from here.

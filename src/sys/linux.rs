@@ -287,6 +287,26 @@ impl ProcessWatch {
     }
 }
 
+/// Copies memory of another process of this machine, which may change meanwhile.
+///
+/// # Safety
+///
+/// `to` is writable for `len` bytes, and nobody else touches it meanwhile.
+pub(crate) unsafe fn read_process(pid: u32, address: u64, to: *mut u8, len: usize) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        let local = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: len - done };
+        let remote = libc::iovec { iov_base: (address as usize).wrapping_add(done) as *mut _, iov_len: len - done };
+        // SAFETY: one vector each; the caller vouches for `to`, and the system checks the other's address.
+        match unsafe { libc::process_vm_readv(pid as i32, &local, 1, &remote, 1, 0) } {
+            count @ 1.. => done += count as usize,
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => return Err(io::Error::last_os_error()),
+        }
+    }
+    Ok(())
+}
+
 /// The name of this machine, for people.
 pub(crate) fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()

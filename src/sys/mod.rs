@@ -19,7 +19,8 @@ mod portable;
 use portable as platform;
 
 pub(crate) use platform::{
-    LocalListener, LocalStream, ProcessWatch, boot_identity, hostname, port_holder, process_namespace, sleep_on, wake_all,
+    LocalListener, LocalStream, ProcessWatch, boot_identity, hostname, port_holder, process_namespace, read_process, sleep_on,
+    wake_all,
 };
 pub(crate) use segment::Segment;
 pub(crate) use socket::{PARTS, listen, receive, send, send_unpaced};

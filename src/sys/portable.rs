@@ -143,6 +143,10 @@ impl ProcessWatch {
     }
 }
 
+pub(crate) unsafe fn read_process(_: u32, _: u64, _: *mut u8, _: usize) -> io::Result<()> {
+    unsupported()
+}
+
 pub(crate) fn hostname() -> String {
     ["HOSTNAME", "COMPUTERNAME"].iter().find_map(|name| std::env::var(name).ok()).unwrap_or_else(|| "localhost".to_owned())
 }

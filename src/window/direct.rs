@@ -7,6 +7,7 @@
 //! | [`inline`]: up to 48 bytes in the flag line | none but the line | 1 |
 //! | [`OneShot`]: stage all, reduce everybody's | (N + 3) S | 1 |
 //! | [`TwoShot`]: stage the others' slices, reduce mine, read theirs | (5 - 2/N) S | 2 |
+//! | [`super::reading`]: read the others' input for my slice, then their slices | (5 - 3/N) S | 3 |
 //! | registered: reduce my slice where it lies, write it where it belongs | 2 S | 2 |
 //! | [`Spread`], [`Collect`], [`Exchange`]: stage, read | at most 4 S | 1 |
 //!
@@ -16,8 +17,9 @@ use std::ops::Range;
 
 use super::flags::{NOTES, Notes};
 use super::heap::Location;
-use super::{Direct, SLOT, Slots, Sources, Window, WindowCall};
+use super::{Direct, SLOT, Slots, Sources, Window, WindowCall, reading, trial};
 use crate::attempt::Attempt;
+use crate::config::Passage;
 use crate::error::{Cause, Result};
 use crate::reduce::copy_streaming;
 use crate::schedule::chunk;
@@ -56,11 +58,11 @@ pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &Wind
             window.pipeline(attempt, sources, 0, &mut OneShot { memory, takes, parts: &mut parts })
         }
         Op::AllReduce => {
-            let mut two_shot = TwoShot { memory, root: None, parts: &mut parts };
+            let mut two_shot = TwoShot { memory, root: None, streams: window.passage == Passage::Streamed, parts: &mut parts };
             all_reduce(window, attempt, &mut two_shot)
         }
         Op::Reduce => {
-            let mut two_shot = TwoShot { memory, root: Some(call.root), parts: &mut parts };
+            let mut two_shot = TwoShot { memory, root: Some(call.root), streams: false, parts: &mut parts };
             window.pipeline(attempt, Sources::Everybody, 0, &mut two_shot)
         }
         Op::Broadcast => window.pipeline(attempt, from_root, 0, &mut Spread { memory, blocks: false }),
@@ -83,19 +85,19 @@ pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &Wind
 
 /// The call's buffers, by element.
 #[derive(Clone, Copy)]
-struct Memory<'a> {
-    call: &'a WindowCall<'a>,
-    rank: usize,
-    ranks: usize,
+pub(super) struct Memory<'a> {
+    pub(super) call: &'a WindowCall<'a>,
+    pub(super) rank: usize,
+    pub(super) ranks: usize,
 }
 
 impl Memory<'_> {
-    fn input(&self, elements: &Range<usize>) -> *const u8 {
+    pub(super) fn input(&self, elements: &Range<usize>) -> *const u8 {
         let bytes = elements.len() * self.call.element;
         self.call.input.skip(elements.start * self.call.element).take(bytes).ptr
     }
 
-    fn output(&self, elements: &Range<usize>) -> *mut u8 {
+    pub(super) fn output(&self, elements: &Range<usize>) -> *mut u8 {
         let bytes = elements.len() * self.call.element;
         let chunk = self.call.output.skip(elements.start * self.call.element);
         assert!(bytes <= chunk.len, "a piece reaches beyond the output");
@@ -141,7 +143,7 @@ impl Memory<'_> {
     /// # Safety
     ///
     /// All parts and the destination are valid for so many elements, and the destination is one of them or apart.
-    unsafe fn fold(&self, parts: &[*const u8], to: *mut u8, elements: usize) {
+    pub(super) unsafe fn fold(&self, parts: &[*const u8], to: *mut u8, elements: usize) {
         let kernel = self.call.kernel.expect("an operation that reduces has a kernel");
         // SAFETY: passed on.
         unsafe { kernel.fold(parts, to, elements, self.call.finish) }
@@ -239,11 +241,13 @@ impl Direct for OneShot<'_> {
 
 /// Each rank reduces its slice of every piece. The slot mirrors the piece: the others' slices hold this rank's input for them,
 /// its own slice holds the result.
-struct TwoShot<'a> {
-    memory: Memory<'a>,
+pub(super) struct TwoShot<'a> {
+    pub(super) memory: Memory<'a>,
     /// Who takes the result; everybody if `None`.
-    root: Option<usize>,
-    parts: &'a mut Vec<*const u8>,
+    pub(super) root: Option<usize>,
+    /// Whether slots are written past the caches.
+    pub(super) streams: bool,
+    pub(super) parts: &'a mut Vec<*const u8>,
 }
 
 impl TwoShot<'_> {
@@ -260,6 +264,21 @@ impl TwoShot<'_> {
     fn takes(&self) -> bool {
         self.root.is_none_or(|root| root == self.memory.rank)
     }
+
+    /// Copies elements to this rank's slot.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Memory::copy`].
+    unsafe fn share(&self, from: *const u8, slot: *mut u8, elements: usize) {
+        if self.streams {
+            // SAFETY: passed on.
+            unsafe { copy_streaming(from, slot, elements * self.memory.call.element) }
+        } else {
+            // SAFETY: passed on.
+            unsafe { self.memory.copy(from, slot, elements) }
+        }
+    }
 }
 
 impl Direct for TwoShot<'_> {
@@ -274,7 +293,7 @@ impl Direct for TwoShot<'_> {
         for rank in (0..self.memory.ranks).filter(|&rank| rank != self.memory.rank) {
             let (at, slice) = self.slice(&piece, rank);
             // SAFETY: a piece fits a slot, and the caller of `run` vouches for the input.
-            unsafe { self.memory.copy(self.memory.input(&slice), mine.add(at), slice.len()) };
+            unsafe { self.share(self.memory.input(&slice), mine.add(at), slice.len()) };
         }
     }
 
@@ -297,7 +316,7 @@ impl Direct for TwoShot<'_> {
                 if second == output {
                     memory.copy_out(first, output, slice.len());
                 } else if self.root.is_none() {
-                    memory.copy(output, shared, slice.len());
+                    self.share(output, shared, slice.len());
                 }
             }
         } else {
@@ -493,7 +512,8 @@ impl Direct for Exchange<'_> {
     }
 }
 
-/// What a rank notes of its buffers in the first turn of an all-reduce: where the input and the output are registered.
+/// What a rank notes of its buffers in the first turn of an all-reduce: where the input and the output are registered, or
+/// that they are not.
 #[derive(Clone, Copy)]
 struct Places {
     input: Location,
@@ -527,9 +547,11 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
     let (input, output) = (find(memory.call.input), find(memory.call.output.as_const()));
     let mine = input.zip(output).map(|(input, output)| Places { input, output });
 
+    // By a passage that is known already, the first piece need not wait until it is known what the others have.
+    let stages = bytes < trial::LARGE || matches!(window.passage, Passage::Staged | Passage::Streamed);
     let turn = window.turns.next();
     window.begin_turn(attempt, Places::notes(mine))?;
-    if mine.is_none() {
+    if mine.is_none() && stages {
         two_shot.stage(0, window.slots(turn).of(memory.rank));
     }
     window.turns.publish();
@@ -539,10 +561,14 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
         false => Places::from_notes(window.turns.line(rank, turn).notes()),
     };
     let registered = (0..memory.ranks).filter(|&rank| places(rank).is_some()).count();
-    if registered == 0 {
+    if registered == 0 && stages {
         return window.pipeline(attempt, Sources::Everybody, 1, two_shot);
     }
     if registered < memory.ranks {
+        if registered == 0 && trial::passage(window, attempt)? == Passage::Read {
+            return reading::all_reduce(window, attempt, memory, two_shot.parts);
+        }
+        two_shot.streams = window.passage == Passage::Streamed;
         return window.pipeline(attempt, Sources::Everybody, 0, two_shot);
     }
 
@@ -582,8 +608,5 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
     }
     window.return_memory();
     // Nobody returns before everybody has written.
-    window.begin_turn(attempt, [0; NOTES])?;
-    let turn = window.turns.next();
-    window.turns.publish();
-    window.wait_for(attempt, Sources::Everybody, turn)
+    window.meet(attempt)
 }

@@ -9,14 +9,17 @@
 mod direct;
 pub(crate) mod flags;
 pub(crate) mod heap;
+mod reading;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::attempt::Attempt;
 use crate::buffer::{Chunk, ChunkMut};
+use crate::config::Passage;
 use crate::error::{Cause, Error, Result};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
@@ -118,6 +121,10 @@ pub(crate) struct Window {
     /// The fingerprint of all operations so far, in their order. Not every operation has every rank compare: a root of a
     /// broadcast reads nobody's flags. Chained, what it did not see shows in the next comparison, whoever makes it.
     chain: u64,
+    /// How large private buffers pass; `Auto` until that has been tried.
+    passage: Passage,
+    /// Whether all ranks are known to be able to read each other's memory.
+    may_read: bool,
     /// The addresses of a fold's parts, and what came inline; kept for their memory.
     parts: Vec<*const u8>,
     inline: Vec<Notes>,
@@ -199,7 +206,13 @@ impl WindowCall<'_> {
 
 impl Window {
     /// The window in a segment of `members.len()` parts, of which this rank's has been reserved.
-    pub(crate) fn new(segment: Arc<Segment>, rank: usize, members: Arc<[Rank]>, patience: Arc<Patience>) -> Window {
+    pub(crate) fn new(
+        segment: Arc<Segment>,
+        rank: usize,
+        members: Arc<[Rank]>,
+        patience: Arc<Patience>,
+        passage: Passage,
+    ) -> Window {
         let ranks = members.len();
         assert!(segment.len() >= ranks * PART && rank < ranks);
         let shared = Shared { segment };
@@ -215,6 +228,8 @@ impl Window {
             watches: std::iter::repeat_with(|| Watch::NotOpened).take(ranks).collect(),
             heap: Heap::default(),
             chain: 0,
+            passage,
+            may_read: false,
             parts: Vec::with_capacity(ranks),
             inline: vec![[0; NOTES]; ranks],
         }
@@ -356,6 +371,20 @@ impl Window {
         Slots { turns: &self.turns, slot: Turns::<Shared>::slot(turn) }
     }
 
+    /// One turn with nothing in it: returns when everybody has come to it.
+    fn meet(&mut self, attempt: &Attempt<'_>) -> Result<()> {
+        self.exchange(attempt, [0; NOTES]).map(drop)
+    }
+
+    /// One turn with nothing but notes in it; returns its number, with which everybody's can be read.
+    fn exchange(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<u32> {
+        let turn = self.turns.next();
+        self.begin_turn(attempt, notes)?;
+        self.turns.publish();
+        self.wait_for(attempt, Sources::Everybody, turn)?;
+        Ok(turn)
+    }
+
     /// Waits until this rank's next slot may be written, and says whose turn it is.
     #[inline]
     fn begin_turn(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<()> {
@@ -452,24 +481,28 @@ impl Window {
         if self.turns.has_reached(peer, turn) { Ok(()) } else { Err(attempt.failed(self.members[peer], cause)) }
     }
 
+    /// The process of a rank that has been here, if this one can see it.
+    fn process(&self, peer: usize) -> Option<u32> {
+        let card = self.turns.lines.card(peer);
+        let namespace = card.namespace.load(Ordering::Relaxed);
+        let is_visible = namespace != 0 && Some(namespace) == sys::process_namespace();
+        is_visible.then(|| card.pid.load(Ordering::Relaxed))
+    }
+
     /// Whether the process of a rank has ended.
     fn has_ended(&mut self, peer: usize) -> bool {
         let card = self.turns.lines.card(peer);
         if matches!(self.watches[peer], Watch::NotOpened) && card.state.load(Ordering::Acquire) != ABSENT {
-            let pid = card.pid.load(Ordering::Relaxed);
-            let namespace = card.namespace.load(Ordering::Relaxed);
-            let is_visible = namespace != 0 && Some(namespace) == sys::process_namespace();
-            self.watches[peer] = if !is_visible || pid == std::process::id() {
-                Watch::Blind
-            } else {
-                match ProcessWatch::open(pid) {
+            self.watches[peer] = match self.process(peer).filter(|&pid| pid != std::process::id()) {
+                None => Watch::Blind,
+                Some(pid) => match ProcessWatch::open(pid) {
                     Ok(Some(watch)) => Watch::Open(watch),
                     Ok(None) => Watch::Ended,
                     Err(error) => {
                         tracing::debug!(%error, pid, "a process cannot be watched");
                         Watch::Blind
                     }
-                }
+                },
             };
         }
         match &self.watches[peer] {

@@ -5,9 +5,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::heap::Allocation;
+use super::trial::LARGE;
 use super::{PART, SLOT, Window, WindowCall};
 use crate::attempt::{Attempt, Member, Terms};
 use crate::buffer::{Chunk, ChunkMut};
+use crate::config::Passage;
 use crate::error::{Cause, Error, Result};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
@@ -43,13 +45,17 @@ struct Dancer {
 
 /// Runs `body` on every rank.
 fn dance(ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
+    dance_with(Passage::Auto, ranks, timeout, body);
+}
+
+fn dance_with(passage: Passage, ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
     let segment = Arc::new(Segment::heap(ranks * PART));
     let members: Arc<[usize]> = (0..ranks).collect();
     std::thread::scope(|scope| {
         for rank in 0..ranks {
             let (segment, members, body) = (segment.clone(), members.clone(), &body);
             scope.spawn(move || {
-                let window = Window::new(segment, rank, members, Arc::new(Patience::new(ranks)));
+                let window = Window::new(segment, rank, members, Arc::new(Patience::new(ranks)), passage);
                 body(&mut Dancer { window, terms: terms(rank, ranks, timeout), seq: 0 }, rank);
             });
         }
@@ -176,6 +182,31 @@ fn many_operations_in_a_row() {
             dancer.check(op, count, round as usize % 3, round % 2 == 0, round);
         }
     });
+}
+
+/// By every way that large buffers can pass, and by trying which is the quickest.
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn large_buffers() {
+    for &passage in Passage::ALL {
+        for ranks in [2, 3, 5] {
+            dance_with(passage, ranks, LATE, |dancer, _| {
+                for (round, count) in [LARGE / 8 - 1, LARGE / 8, LARGE / 8 + 1, LARGE / 2 + 77].into_iter().enumerate() {
+                    for in_place in [false, true] {
+                        dancer.check(Op::AllReduce, count, 0, in_place, round as u64);
+                        dancer.check(Op::Reduce, count, round % ranks, in_place, round as u64);
+                    }
+                }
+                match passage {
+                    Passage::Auto => assert_ne!(dancer.window.passage, Passage::Auto),
+                    // A process may always read its own memory.
+                    Passage::Read if cfg!(target_os = "linux") => assert_eq!(dancer.window.passage, Passage::Read),
+                    Passage::Read => assert_eq!(dancer.window.passage, Passage::Staged),
+                    passage => assert_eq!(dancer.window.passage, passage),
+                }
+            });
+        }
+    }
 }
 
 /// Everybody registered, nobody, and only some: the results are the same.
