@@ -67,6 +67,7 @@ mod config;
 mod door;
 mod engine;
 mod error;
+mod ffi;
 mod reduce;
 mod schedule;
 mod store;
@@ -95,6 +96,7 @@ pub mod plan {
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {
     pub use crate::config::duration;
+    pub(crate) use crate::config::secret;
 }
 
 // The program in the README compiles and runs.

@@ -146,6 +146,16 @@ impl Call {
         })
     }
 
+    /// Bytes of the send and the receive buffer that this rank needs.
+    pub(crate) fn lengths(&self, rank: Rank, world: usize) -> Result<[usize; 2], Argument> {
+        let bytes = |needed: Option<usize>| {
+            let count = needed.unwrap_or(0);
+            count.checked_mul(self.dtype.size()).ok_or(Argument::TooMany { count })
+        };
+        let [send, recv] = self.needs(rank, world)?;
+        Ok([bytes(send)?, bytes(recv)?])
+    }
+
     /// Checks everything that this rank can check alone, and leaves only the memory that the operation needs.
     pub(crate) fn check(mut self, rank: Rank, world: usize) -> Result<Call> {
         let op = self.op;
