@@ -76,7 +76,7 @@ typedef struct kolo_error_t {
   int32_t rank;
   // What it did.
   kolo_cause_t cause;
-  // The operation that failed.
+  // The operation that failed. What goes wrong between two ranks while one receives is told of the send that it waits for.
   kolo_op_t op;
   // Its process on its host; 0 if not known.
   uint32_t pid;

@@ -139,7 +139,7 @@ pub struct kolo_error_t {
     pub rank: i32,
     /// What it did.
     pub cause: kolo_cause_t,
-    /// The operation that failed.
+    /// The operation that failed. What goes wrong between two ranks while one receives is told of the send that it waits for.
     pub op: kolo_op_t,
     /// Its process on its host; 0 if not known.
     pub pid: u32,
