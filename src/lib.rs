@@ -49,7 +49,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | what users call | `comm` |
+//! | what users call | `comm`; from C, `ffi`, of which `include/kolo.h` is generated |
 //! | what carries a collective out | `engine` (schedules over links), `window` (shared memory) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |

@@ -22,7 +22,7 @@ unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) ->
             return group::hold(comm, call);
         }
         // SAFETY: passed on.
-        Ok(unsafe { this.comm.run_prepared(call?)? })
+        unsafe { this.comm.run_prepared(call?) }.map_err(Fault::from)
     })
 }
 
@@ -274,6 +274,6 @@ pub unsafe extern "C" fn kolo_send_recv(
         }
         let calls = calls.into_iter().collect::<Result<Vec<_>, Fault>>()?;
         // SAFETY: the caller's buffers.
-        Ok(unsafe { this.comm.run_prepared_together(calls)? })
+        unsafe { this.comm.run_prepared_together(calls) }.map_err(Fault::from)
     })
 }

@@ -1,8 +1,7 @@
 //! Registered memory: buffers that the ranks of a host share.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::LazyLock;
 
 use parking_lot::Mutex;
 
@@ -12,7 +11,7 @@ use super::{boundary, group, place};
 use crate::Registered;
 
 /// What was allocated and not freed, by address.
-static ALLOCATED: LazyLock<Mutex<HashMap<usize, Registered<u8>>>> = LazyLock::new(Mutex::default);
+static ALLOCATED: Mutex<BTreeMap<usize, Registered<u8>>> = Mutex::new(BTreeMap::new());
 
 /// Allocates `bytes` of zeroed memory, aligned to a page, that the ranks of this host share: kolo_all_reduce reads and writes
 /// such buffers where they are, which is the least that can be moved. Where ranks cannot share memory it is ordinary memory, and everything

@@ -26,9 +26,11 @@ const BLOCKS: usize = (INDEX_BITS - FIRST_BLOCK.trailing_zeros() + 1) as usize;
 
 pub(super) struct Registry<T> {
     kind: Kind,
-    blocks: [OnceLock<Box<[RecursiveRwLock<Slot<T>>]>>; BLOCKS],
+    blocks: [OnceLock<Block<T>>; BLOCKS],
     free: Mutex<Free>,
 }
+
+type Block<T> = Box<[RecursiveRwLock<Slot<T>>]>;
 
 struct Slot<T> {
     generation: usize,

@@ -24,11 +24,13 @@ const MAGIC: [u8; 6] = *b"kolo\x01\0";
 /// The stores that this process serves. Each ends when a rank of this process has connected through it: then all have.
 static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
 
+#[derive(Clone)]
 struct Served {
     job: String,
     /// After a fork, the child has no thread that serves it.
     process: u32,
-    server: Arc<TcpStoreServer>,
+    // Serves until nobody keeps it.
+    _server: Arc<TcpStoreServer>,
 }
 
 /// Keeps a store while one rank of this process connects.
@@ -68,7 +70,7 @@ pub unsafe extern "C" fn kolo_get_unique_id(id: *mut kolo_unique_id_t) -> kolo_r
         internal[6..8].copy_from_slice(&address.port().to_be_bytes());
         internal[8..24].copy_from_slice(&ip.octets());
         internal[24..72].copy_from_slice(&random);
-        SERVED.lock().push(Served { job, process: std::process::id(), server });
+        SERVED.lock().push(Served { job, process: std::process::id(), _server: server });
         id.write(kolo_unique_id_t { internal });
         Ok(())
     })
@@ -83,15 +85,9 @@ pub(super) fn meeting_place(builder: Builder, id: &kolo_unique_id_t) -> Result<(
     let port = u16::from_be_bytes([internal[6], internal[7]]);
     let ip = Ipv6Addr::from(<[u8; 16]>::try_from(&internal[8..24]).expect("16 bytes")).to_canonical();
     let job = hexadecimal(&internal[24..40]);
-    let held = SERVED.lock().iter().find(|served| served.job == job && served.process == std::process::id()).map(Served::clone);
+    let held = SERVED.lock().iter().find(|served| served.job == job && served.process == std::process::id()).cloned();
     let store = format!("tcp://{}", SocketAddr::new(ip, port));
     Ok((builder.store(store).store_is_served().job(job).secret(secret(&internal[40..72])), Held(held)))
-}
-
-impl Clone for Served {
-    fn clone(&self) -> Served {
-        Served { job: self.job.clone(), process: self.process, server: self.server.clone() }
-    }
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

@@ -100,13 +100,14 @@ static void aborted(void) {
     CHECK(pthread_join(thread, NULL) == 0);
     OK(kolo_comm_get_async_error(comm, &ended));
     CHECK(ended == KOLO_ERR_ABORTED);
+    OK(kolo_barrier(world, NULL));
   } else {
+    OK(kolo_barrier(world, NULL));
     CHECK(kolo_barrier(comm, NULL) == KOLO_ERR_PEER);
     CHECK(last_error(comm).rank == 0 && last_error(comm).cause == KOLO_CAUSE_REVOKED);
   }
   REFUSED(KOLO_ERR_REVOKED, "revoked", kolo_barrier(comm, NULL));
   OK(kolo_comm_destroy(comm));
-  OK(kolo_barrier(world, NULL));
 }
 
 /* Whoever destroys a communicator in use ends its calls first. */
