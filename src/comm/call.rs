@@ -159,13 +159,15 @@ impl Call {
     /// Checks everything that this rank can check alone, and leaves only the memory that the operation needs.
     pub(crate) fn check(mut self, rank: Rank, world: usize) -> Result<Call> {
         let op = self.op;
-        match self.try_check(rank, world) {
+        match self.check_in_place(rank, world) {
             Ok(()) => Ok(self),
             Err(problem) => Err(Error::Argument { op, problem }),
         }
     }
 
-    fn try_check(&mut self, rank: Rank, world: usize) -> Result<(), Argument> {
+    /// As [`Call::check`].
+    #[inline]
+    pub(super) fn check_in_place(&mut self, rank: Rank, world: usize) -> Result<(), Argument> {
         let Call { op, dtype, root, .. } = *self;
         if op.is_point_to_point() {
             if root >= world {

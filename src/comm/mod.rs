@@ -153,23 +153,27 @@ impl Communicator {
     /// # Safety
     ///
     /// The call's buffers are valid until this returns, and nobody else uses them.
-    unsafe fn run(&self, call: Call) -> Result<()> {
-        let call = call.check(self.rank(), self.world_size())?;
+    #[inline]
+    unsafe fn run(&self, mut call: Call) -> Result<()> {
+        // In its place: it is large, and small operations are short.
+        let op = call.op;
+        call.check_in_place(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })?;
         // SAFETY: passed on.
-        unsafe { self.run_checked(call) }
+        unsafe { self.run_checked(&call) }
     }
 
     /// # Safety
     ///
     /// As for [`Communicator::run`].
-    unsafe fn run_checked(&self, call: Call) -> Result<()> {
+    #[inline]
+    unsafe fn run_checked(&self, call: &Call) -> Result<()> {
         if self.queue.is_idle()
             && let Some(mut core) = self.shared.core.try_lock()
         {
             // SAFETY: passed on.
-            return unsafe { self.shared.carry_out(&mut core, &call) };
+            return unsafe { self.shared.carry_out(&mut core, call) };
         }
-        let (work, call, completion) = begin((), |()| Ok(call))?;
+        let (work, call, completion) = begin((), |()| Ok(call.clone()))?;
         self.queue.push(&self.shared, call, completion)?;
         work.wait()
     }
@@ -212,6 +216,7 @@ impl Shared {
     /// # Safety
     ///
     /// As for [`Communicator::run`].
+    #[inline]
     unsafe fn carry_out(&self, core: &mut Core, call: &Call) -> Result<()> {
         if call.op.is_point_to_point() {
             // SAFETY: passed on.

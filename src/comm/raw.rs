@@ -36,6 +36,7 @@ impl Raw<'_> {
 
 impl Communicator {
     /// Checks a call, as far as this rank can alone.
+    #[inline]
     pub(crate) fn prepare(&self, raw: &Raw<'_>) -> Result<Call> {
         let Raw { op, dtype, redop, root, count, send, recv, .. } = *raw;
         let refuse = |problem| Error::Argument { op, problem };
@@ -46,9 +47,11 @@ impl Communicator {
         let (send_counts, recv_counts) = (counts(raw.send_counts)?, counts(raw.recv_counts)?);
         let (send, recv) = (Chunk { ptr: send, len: 0 }, ChunkMut { ptr: recv, len: 0 });
         let mut call = Call { op, on_behalf_of: None, dtype, redop, root, count, send, recv, send_counts, recv_counts };
-        let lengths = call.lengths(self.rank(), self.world_size()).map_err(refuse)?;
-        [call.send.len, call.recv.len] = lengths;
-        call.check(self.rank(), self.world_size())
+        let (rank, world) = (self.rank(), self.world_size());
+        [call.send.len, call.recv.len] = call.lengths(rank, world).map_err(refuse)?;
+        // In its place: it is large, and small operations are short.
+        call.check_in_place(rank, world).map_err(refuse)?;
+        Ok(call)
     }
 
     /// Carries out a call that was prepared.
@@ -56,7 +59,8 @@ impl Communicator {
     /// # Safety
     ///
     /// What the call reads and writes is valid until this returns, and nobody else uses it.
-    pub(crate) unsafe fn run_prepared(&self, call: Call) -> Result<()> {
+    #[inline]
+    pub(crate) unsafe fn run_prepared(&self, call: &Call) -> Result<()> {
         // SAFETY: passed on.
         unsafe { self.run_checked(call) }
     }

@@ -22,7 +22,7 @@ unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) ->
             return group::hold(comm, call);
         }
         // SAFETY: passed on.
-        unsafe { this.comm.run_prepared(call?) }.map_err(Fault::from)
+        unsafe { this.comm.run_prepared(&call?) }.map_err(Fault::from)
     })
 }
 
