@@ -7,7 +7,6 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 #[path = "../../tests/common/mod.rs"]
-#[allow(dead_code)]
 mod common;
 
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];

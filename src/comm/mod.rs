@@ -144,7 +144,7 @@ impl Communicator {
         self.queue.wake();
         // If a call holds the core, that one sees to it, or the next.
         if let Some(mut core) = self.shared.core.try_lock() {
-            self.shared.revoke_if_aborted(&mut core, Op::Connect);
+            self.shared.revoke(&mut core, &Error::Aborted { op: Op::Connect, seq: 0 });
         }
     }
 
@@ -239,19 +239,18 @@ impl Shared {
         result.inspect_err(|error| self.revoke(core, error))
     }
 
+    #[inline]
     fn check_not_revoked(&self, core: &mut Core, op: Op) -> Result<()> {
-        self.revoke_if_aborted(core, op);
-        match self.failure.get() {
-            None => Ok(()),
-            Some(first) => Err(Error::Revoked { first: first.clone() }),
+        if let Some(first) = self.failure.get() {
+            return Err(Error::Revoked { first: first.clone() });
         }
-    }
-
-    /// An abort that met no operation ends the communicator with the next one, `op`.
-    fn revoke_if_aborted(&self, core: &mut Core, op: Op) {
-        if self.terms.abort.load(Ordering::Acquire) && self.failure.get().is_none() {
-            self.revoke(core, &Error::Aborted { op, seq: 0 });
+        // An abort that met no operation meets this one.
+        if self.terms.abort.load(Ordering::Acquire) {
+            let aborted = Error::Aborted { op, seq: 0 };
+            self.revoke(core, &aborted);
+            return Err(aborted);
         }
+        Ok(())
     }
 
     /// An operation failed: no later one can be trusted to match those of the others.
