@@ -100,8 +100,11 @@ pub enum Error {
         first: Arc<Error>,
     },
 
-    /// The communicator was dropped, or its progress thread panicked, while the operation was under way.
-    #[error("{op} seq={seq} was given up: the communicator was dropped, or its progress thread panicked, while it was under way")]
+    /// The communicator was aborted or dropped, or its progress thread panicked, while the operation was under way.
+    #[error(
+        "{op} seq={seq} was given up: the communicator was aborted or dropped, or its progress thread panicked, while it was under \
+         way"
+    )]
     Aborted {
         /// The operation.
         op: Op,

@@ -49,7 +49,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | what users call | `comm` |
+//! | what users call | `comm`; from C, `ffi`, of which `include/kolo.h` is generated |
 //! | what carries a collective out | `engine` (schedules over links), `window` (shared memory) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |
@@ -67,6 +67,7 @@ mod config;
 mod door;
 mod engine;
 mod error;
+mod ffi;
 mod reduce;
 mod schedule;
 mod store;
@@ -95,6 +96,7 @@ pub mod plan {
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {
     pub use crate::config::duration;
+    pub(crate) use crate::config::secret;
 }
 
 // The program in the README compiles and runs.

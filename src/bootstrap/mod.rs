@@ -12,7 +12,7 @@
 //! after it. A rank that finds a generation of a former run puts its card there and waits for a book that has this very card
 //! in it; no former run's book has, and when the generation changes it starts over.
 
-mod address;
+pub(crate) mod address;
 mod card;
 pub(crate) mod fabric;
 mod host;

@@ -43,6 +43,7 @@ pub struct Builder {
     world_size: Option<usize>,
     store: Option<String>,
     store_object: Option<Arc<dyn Store>>,
+    store_is_served: bool,
     job: Option<String>,
     secret: Option<[u8; 32]>,
     algorithm: Option<Algorithm>,
@@ -82,6 +83,12 @@ impl Builder {
     /// A store of your own where ranks find each other.
     pub fn store_object(mut self, store: Arc<dyn Store>) -> Self {
         self.store_object = Some(store);
+        self
+    }
+
+    /// Somebody else than rank 0 serves the store.
+    pub(crate) fn store_is_served(mut self) -> Self {
+        self.store_is_served = true;
         self
     }
 
@@ -265,7 +272,7 @@ impl Builder {
             }
         };
         // Under `kolo run` the launcher serves the store, and every rank is a guest.
-        let owner = owner && process_env("KOLO_STORE_SERVED").is_none();
+        let owner = owner && !self.store_is_served && process_env("KOLO_STORE_SERVED").is_none();
         let store = store::open(&place, owner, identity, deadline)?;
         Ok((store.into(), Some(place)))
     }

@@ -146,16 +146,28 @@ impl Call {
         })
     }
 
+    /// Bytes of the send and the receive buffer that this rank needs.
+    pub(crate) fn lengths(&self, rank: Rank, world: usize) -> Result<[usize; 2], Argument> {
+        let bytes = |needed: Option<usize>| {
+            let count = needed.unwrap_or(0);
+            count.checked_mul(self.dtype.size()).ok_or(Argument::TooMany { count })
+        };
+        let [send, recv] = self.needs(rank, world)?;
+        Ok([bytes(send)?, bytes(recv)?])
+    }
+
     /// Checks everything that this rank can check alone, and leaves only the memory that the operation needs.
     pub(crate) fn check(mut self, rank: Rank, world: usize) -> Result<Call> {
         let op = self.op;
-        match self.try_check(rank, world) {
+        match self.check_in_place(rank, world) {
             Ok(()) => Ok(self),
             Err(problem) => Err(Error::Argument { op, problem }),
         }
     }
 
-    fn try_check(&mut self, rank: Rank, world: usize) -> Result<(), Argument> {
+    /// As [`Call::check`].
+    #[inline]
+    pub(super) fn check_in_place(&mut self, rank: Rank, world: usize) -> Result<(), Argument> {
         let Call { op, dtype, root, .. } = *self;
         if op.is_point_to_point() {
             if root >= world {

@@ -6,6 +6,7 @@ mod call;
 mod calls;
 mod core;
 mod queue;
+mod raw;
 mod registered;
 mod scope;
 mod split;
@@ -14,6 +15,7 @@ mod start;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
@@ -23,11 +25,12 @@ use crate::engine::progress::{Work, begin};
 use crate::error::{Error, Result};
 use crate::plan::{Choice, Layout};
 use crate::types::{Op, Rank};
-use call::Call;
 use core::Core;
 use queue::Queue;
 
 pub use builder::Builder;
+pub(crate) use call::Call;
+pub(crate) use raw::{Raw, own_address};
 pub use registered::Registered;
 pub use scope::Scope;
 
@@ -123,20 +126,54 @@ impl Communicator {
         }
     }
 
+    /// Gives up what is under way, in whatever thread, and ends the communicator: the calls fail with [`Error::Aborted`], later
+    /// ones with [`Error::Revoked`], and those of other ranks fail, too. Returns at once; what is under way gives up when it next
+    /// looks, within a fraction of a second.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// # for comm in kolo::Communicator::in_process(1)? {
+    /// comm.abort();
+    /// assert!(matches!(comm.barrier(), Err(kolo::Error::Revoked { .. })));
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn abort(&self) {
+        self.shared.terms.abort.store(true, Ordering::Release);
+        self.queue.wake();
+        // If a call holds the core, that one sees to it, or the next.
+        if let Some(mut core) = self.shared.core.try_lock() {
+            self.shared.revoke(&mut core, &Error::Aborted { op: Op::Connect, seq: 0 });
+        }
+    }
+
     /// Carries out a call on this thread if nothing is in its way, else on the progress thread, after what is.
     ///
     /// # Safety
     ///
     /// The call's buffers are valid until this returns, and nobody else uses them.
-    unsafe fn run(&self, call: Call) -> Result<()> {
-        let call = call.check(self.rank(), self.world_size())?;
+    #[inline]
+    unsafe fn run(&self, mut call: Call) -> Result<()> {
+        // In its place: it is large, and small operations are short.
+        let op = call.op;
+        call.check_in_place(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })?;
+        // SAFETY: passed on.
+        unsafe { self.run_checked(&call) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Communicator::run`].
+    #[inline]
+    unsafe fn run_checked(&self, call: &Call) -> Result<()> {
         if self.queue.is_idle()
             && let Some(mut core) = self.shared.core.try_lock()
         {
             // SAFETY: passed on.
-            return unsafe { self.shared.carry_out(&mut core, &call) };
+            return unsafe { self.shared.carry_out(&mut core, call) };
         }
-        let (work, call, completion) = begin((), |()| Ok(call))?;
+        let (work, call, completion) = begin((), |()| Ok(call.clone()))?;
         self.queue.push(&self.shared, call, completion)?;
         work.wait()
     }
@@ -147,17 +184,23 @@ impl Communicator {
     ///
     /// As for [`Communicator::run`], for all calls.
     unsafe fn run_together<const N: usize>(&self, calls: [Call; N]) -> Result<()> {
-        let mut checked = Vec::with_capacity(N);
-        for call in calls {
-            checked.push(call.check(self.rank(), self.world_size())?);
-        }
+        let check = |call: Call| call.check(self.rank(), self.world_size());
+        let checked = calls.into_iter().map(check).collect::<Result<Vec<_>>>()?;
+        // SAFETY: passed on.
+        unsafe { self.run_together_checked(checked) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Communicator::run_together`].
+    unsafe fn run_together_checked(&self, checked: Vec<Call>) -> Result<()> {
         if self.queue.is_idle()
             && let Some(mut core) = self.shared.core.try_lock()
         {
             // SAFETY: passed on.
             return unsafe { self.shared.point_to_point(&mut core, checked) };
         }
-        let mut works = Vec::with_capacity(N);
+        let mut works = Vec::with_capacity(checked.len());
         let mut result = Ok(());
         for call in checked {
             let (work, call, completion) = begin((), |()| Ok(call))?;
@@ -173,12 +216,13 @@ impl Shared {
     /// # Safety
     ///
     /// As for [`Communicator::run`].
+    #[inline]
     unsafe fn carry_out(&self, core: &mut Core, call: &Call) -> Result<()> {
         if call.op.is_point_to_point() {
             // SAFETY: passed on.
             return unsafe { self.point_to_point(core, vec![call.clone()]) };
         }
-        self.check_not_revoked()?;
+        self.check_not_revoked(core, call.op)?;
         // SAFETY: passed on.
         let result = unsafe { core.collective(&self.terms, call) };
         result.inspect_err(|error| self.revoke(core, error))
@@ -188,18 +232,25 @@ impl Shared {
     ///
     /// As for [`Communicator::run_together`].
     unsafe fn point_to_point(&self, core: &mut Core, calls: Vec<Call>) -> Result<()> {
-        self.check_not_revoked()?;
+        self.check_not_revoked(core, calls.first().map_or(Op::Send, |call| call.op))?;
         let mut calls = calls.into_iter();
         // SAFETY: passed on.
         let result = unsafe { core.point_to_point(&self.terms, || calls.next(), |_| {}) };
         result.inspect_err(|error| self.revoke(core, error))
     }
 
-    fn check_not_revoked(&self) -> Result<()> {
-        match self.failure.get() {
-            None => Ok(()),
-            Some(first) => Err(Error::Revoked { first: first.clone() }),
+    #[inline]
+    fn check_not_revoked(&self, core: &mut Core, op: Op) -> Result<()> {
+        if let Some(first) = self.failure.get() {
+            return Err(Error::Revoked { first: first.clone() });
         }
+        // An abort that met no operation meets this one.
+        if self.terms.abort.load(Ordering::Acquire) {
+            let aborted = Error::Aborted { op, seq: 0 };
+            self.revoke(core, &aborted);
+            return Err(aborted);
+        }
+        Ok(())
     }
 
     /// An operation failed: no later one can be trusted to match those of the others.

@@ -100,6 +100,15 @@ impl Queue {
         Ok(Progress { tasks: sender, thread, waker })
     }
 
+    /// Has the thread look up, if it sleeps on links.
+    pub(super) fn wake(&self) {
+        if let Some(Progress { waker, .. }) = &*self.thread.lock()
+            && let Some(Err(error)) = waker.lock().as_ref().map(|waker| waker.wake())
+        {
+            tracing::warn!(%error, "the progress thread could not be woken");
+        }
+    }
+
     /// Gives up what has not ended, and ends the thread.
     pub(super) fn close(&self, shared: &Shared) {
         let Some(Progress { tasks, thread, waker }) = self.thread.lock().take() else { return };
@@ -151,7 +160,7 @@ impl Worker {
     /// behind it up to the next collective, also such as are queued meanwhile.
     fn point_to_point(&mut self, core: &mut super::Core, first: Task) {
         let shared = self.shared.clone();
-        match shared.check_not_revoked().and_then(|()| core.waker()) {
+        match shared.check_not_revoked(core, first.call.op).and_then(|()| core.waker()) {
             // From now on, whoever queues a task ends this thread's sleep on links.
             Ok(waker) => *self.waker.lock() = Some(waker),
             Err(error) => return first.complete(Err(error)),

@@ -22,30 +22,29 @@ pub struct Work<B> {
 impl<B> Work<B> {
     /// Waits until the operation has ended, and returns its buffers. Every operation has a deadline, so this ends.
     pub fn wait(self) -> Result<B> {
-        let mut outcome = self.shared.outcome.lock();
-        while outcome.is_none() {
-            self.shared.ended.wait(&mut outcome);
-        }
-        drop(outcome);
+        self.outcome(None);
         self.take()
     }
 
     /// Waits at most for `timeout`: gives the handle back if the operation has not ended by then.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<B>, Work<B>> {
-        let deadline = Instant::now().checked_add(timeout);
+        match self.outcome(Instant::now().checked_add(timeout)) {
+            Some(_) => Ok(self.take()),
+            None => Err(self),
+        }
+    }
+
+    /// Waits until the operation has ended, or until a deadline, and says how it ended; leaves the buffers where they are.
+    pub(crate) fn outcome(&self, deadline: Option<Instant>) -> Option<Result<()>> {
         let mut outcome = self.shared.outcome.lock();
         while outcome.is_none() {
             match deadline {
-                Some(deadline) if self.shared.ended.wait_until(&mut outcome, deadline).timed_out() && outcome.is_none() => {
-                    drop(outcome);
-                    return Err(self);
-                }
+                Some(deadline) if self.shared.ended.wait_until(&mut outcome, deadline).timed_out() => break,
                 Some(_) => {}
                 None => self.shared.ended.wait(&mut outcome),
             }
         }
-        drop(outcome);
-        Ok(self.take())
+        outcome.clone()
     }
 
     /// Whether the operation has ended, so that [`Work::wait`] returns at once.

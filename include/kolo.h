@@ -1,0 +1,772 @@
+/* kolo: collective communication for processes. See https://docs.rs/kolo for what the operations do.
+ *
+ * Generated from src/ffi; do not edit.
+ *
+ * Errors. Every function that returns a kolo_result_t returns KOLO_OK, which is 0, or why it failed; kolo_last_error then says who
+ * it was and what to do. No call hangs: all waits have a deadline. KOLO_ERR_ARGUMENT, KOLO_ERR_HANDLE, KOLO_ERR_SETTING and
+ * KOLO_ERR_UNSUPPORTED leave the communicator as it was; any other error of an operation ends it, on all ranks: its later calls
+ * return KOLO_ERR_REVOKED, and only kolo_comm_destroy is of use.
+ *
+ * Handles (kolo_comm_t, kolo_work_t) are numbers, not addresses. One that is null, foreign or dead is an error, and nothing worse.
+ *
+ * Buffers belong to the caller. A blocking call uses them until it returns; one in a group until kolo_group_end returns; one that
+ * was started until kolo_work_wait or kolo_work_test says that it has ended. Counts are elements, from 0. A buffer of 0 elements may
+ * be NULL. Pointers must be aligned to the element. Send and receive buffers are apart, or in place as each call says. The types
+ * and functions are not for signal handlers, and a communicator is not for the child of a fork.
+ *
+ * Threads. All functions may be called by any thread at any time. Every rank makes the same calls on a communicator in the same
+ * order, so calls of several threads on one communicator must be ordered by the program; they are carried out one after the
+ * other. A group belongs to its thread.
+ *
+ * Units. Ranks, roots, colors: int32_t. Counts: size_t, in elements; memory in bytes. Times: as the names say (_ms, _us).
+ */
+
+#ifndef KOLO_H
+#define KOLO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// What a kolo_config_t begins with: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
+#define KOLO_CONFIG_INITIALIZER \
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0 }
+
+// The version of this header, which is that of the library it was generated from.
+#define KOLO_VERSION_MAJOR 0
+
+#define KOLO_VERSION_MINOR 1
+
+#define KOLO_VERSION_PATCH 0
+
+// The version of kolo_config_t in this header.
+#define KOLO_CONFIG_VERSION 1
+
+// The color of a rank that takes part in none of the communicators that kolo_comm_split makes.
+#define KOLO_NO_COLOR -1
+
+// A communicator: a group of ranks, seen from one of them. A handle: it is a number and no address, and may be copied.
+typedef struct kolo_comm kolo_comm;
+
+// Where a function of kolo_store_t puts the value that it found, with kolo_store_reply. A handle that is valid until it returns.
+typedef struct kolo_reply kolo_reply;
+
+// An operation in flight. A handle, to be given to kolo_work_destroy.
+typedef struct kolo_work kolo_work;
+
+// What a call returns: `KOLO_OK`, or why it failed.
+typedef int32_t kolo_result_t;
+
+typedef struct kolo_comm *kolo_comm_t;
+
+// What a rank did that failed.
+typedef int32_t kolo_cause_t;
+
+// An operation, as errors name it.
+typedef int32_t kolo_op_t;
+
+// What went wrong, in full. Set `size` to `sizeof(kolo_error_t)` before `kolo_last_error`.
+typedef struct kolo_error_t {
+  // In: the size of this struct as the caller knows it.
+  size_t size;
+  // What the call returned; `KOLO_OK` if nothing has failed.
+  kolo_result_t code;
+  // Whether the communicator can still be used: 1 or 0.
+  int32_t usable;
+  // The rank at fault, in the communicator of the call; -1 if it is none's or not known whose. Of several ranks, the lowest.
+  int32_t rank;
+  // What it did.
+  kolo_cause_t cause;
+  // The operation that failed. What goes wrong between two ranks while one receives is told of the send that it waits for.
+  kolo_op_t op;
+  // Its process on its host; 0 if not known.
+  uint32_t pid;
+  // The operation's sequence number in its communicator (for `send` and `recv`, among the messages of the two ranks).
+  uint64_t seq;
+  // How long the operation had been running, in microseconds; 0 if not known.
+  uint64_t after_us;
+  // The name of the host of the rank at fault; empty if not known.
+  char host[256];
+  // What happened, to whom, and what to do: a sentence in UTF-8.
+  char message[2048];
+} kolo_error_t;
+
+// What ranks share that find each other with kolo_comm_init_rank. It has a secret in it, that keeps strangers out: hand it to ranks
+// only. It can be copied, and serves for one communicator.
+typedef struct kolo_unique_id_t {
+  uint8_t internal[128];
+} kolo_unique_id_t;
+
+typedef struct kolo_reply *kolo_reply_t;
+
+// Settings of a communicator. Begin with KOLO_CONFIG_INITIALIZER, or with zeros, `size` and `version`: what is zero or NULL is not
+// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`), then from the launcher, then from a default.
+// kolo copies what it needs: all may be freed when the call has returned.
+typedef struct kolo_config_t {
+  // `sizeof(kolo_config_t)`.
+  size_t size;
+  // KOLO_CONFIG_VERSION.
+  uint32_t version;
+  // 1: reductions have the same bits whatever the transport, layout and size; -1: they need not. Rank 0's counts.
+  int32_t reproducible;
+  // The longest that one operation may take, in milliseconds. The default is 5 minutes.
+  uint64_t timeout_ms;
+  // The longest that ranks wait for each other when they connect, in milliseconds. The default is 30 seconds.
+  uint64_t start_timeout_ms;
+  // "auto", "tcp" or "shm". Rank 0's counts.
+  const char *transport;
+  // The algorithm for all operations that have it, such as "ring". Rank 0's counts.
+  const char *algorithm;
+  // The name of the job, which tells it from others that use the same store.
+  const char *job;
+  // 64 hexadecimal digits that all ranks know and strangers do not.
+  const char *secret;
+  // Declares this rank's host: ranks that declare different ones do not share memory.
+  const char *host;
+  // Which network interfaces or addresses may be used, as in "eth", "=eth0", "^lo,docker", "10.0.0.0/8".
+  const char *interface;
+  // TCP connections that share the work of one link, 1 to 64. Rank 0's counts.
+  uint32_t sockets;
+  // Must be zero.
+  uint32_t reserved;
+  // Latency between hosts in microseconds, for choosing algorithms; together with `network_gigabytes_per_s`. Rank 0's count.
+  double network_latency_us;
+  // Gigabytes per second of one host's network interface, for choosing algorithms.
+  double network_gigabytes_per_s;
+} kolo_config_t;
+
+// A key-value store that all ranks share, for kolo_comm_init_callbacks. Keys are printable ASCII of at most 256 bytes, values at most
+// 16 MiB of any bytes. What is stored is small and needed only until all ranks have connected.
+//
+// The functions return 0 if they could do what they should, also if `get` found nothing; any other number ends the start with
+// KOLO_ERR_STORE. They must not throw C++ exceptions, and must return by their timeout, in milliseconds.
+typedef struct kolo_store_t {
+  // `sizeof(kolo_store_t)`.
+  size_t size;
+  // Whatever the functions need; kolo passes it on.
+  void *context;
+  // Sets a key, whether it was there or not.
+  int32_t (*set)(void *context, const char *key, const void *value, size_t length, uint64_t timeout_ms);
+  // Waits until a key is there, at most until the timeout, and gives its value to kolo_store_reply. With a timeout of 0 it looks and
+  // does not wait. If the key is not there by then, it returns 0 without a reply.
+  int32_t (*get)(void *context, const char *key, uint64_t timeout_ms, kolo_reply_t reply);
+  // Sets a key unless it is there, at once as seen by other ranks, and gives the value that is there afterwards to kolo_store_reply.
+  // May be NULL: then two processes with the same rank are noticed later.
+  int32_t (*claim)(void *context,
+                   const char *key,
+                   const void *value,
+                   size_t length,
+                   uint64_t timeout_ms,
+                   kolo_reply_t reply);
+} kolo_store_t;
+
+// The type of an element. The numbers up to 9 are NCCL's.
+typedef int32_t kolo_dtype_t;
+
+// How elements of several ranks become one. The numbers up to 4 are NCCL's.
+typedef int32_t kolo_redop_t;
+
+// Where buffers of a GPU are to be used. There are none yet: it must be NULL, and buffers are host memory.
+typedef void *kolo_stream_t;
+
+typedef struct kolo_work *kolo_work_t;
+
+// It worked.
+#define KOLO_OK 0
+
+// An argument cannot be right: a null pointer, a number that stands for nothing, a root that is no rank. Nothing was sent.
+#define KOLO_ERR_ARGUMENT 1
+
+// The handle is null, of something else, or of something that was destroyed.
+#define KOLO_ERR_HANDLE 2
+
+// What was asked for cannot be had here.
+#define KOLO_ERR_UNSUPPORTED 3
+
+// A rank failed, left, or did not come before the deadline.
+#define KOLO_ERR_PEER 4
+
+// Ranks called different things.
+#define KOLO_ERR_MISMATCH 5
+
+// One rank sent another number of bytes than the other expected.
+#define KOLO_ERR_COUNTS 6
+
+// An earlier operation failed, which ended the communicator.
+#define KOLO_ERR_REVOKED 7
+
+// The operation was given up: the communicator was aborted or destroyed.
+#define KOLO_ERR_ABORTED 8
+
+// A field of the configuration or an environment variable has a value that it cannot have.
+#define KOLO_ERR_SETTING 9
+
+// Nothing told this process its rank and how many there are.
+#define KOLO_ERR_NO_LAUNCHER 10
+
+// Ranks did not come to the start in time.
+#define KOLO_ERR_MISSING 11
+
+// Ranks were given different numbers of ranks.
+#define KOLO_ERR_WORLD_SIZE 12
+
+// Two processes were given the same rank.
+#define KOLO_ERR_RANK_TAKEN 13
+
+// Ranks have versions of kolo that do not understand each other.
+#define KOLO_ERR_VERSION 14
+
+// The store where ranks find each other did not serve.
+#define KOLO_ERR_STORE 15
+
+// The operating system refused something.
+#define KOLO_ERR_OS 16
+
+// A defect of kolo. The communicator is ended.
+#define KOLO_ERR_INTERNAL 17
+
+// No error: the operation has not ended yet.
+#define KOLO_IN_PROGRESS 18
+
+// The error is about no rank's failure.
+#define KOLO_CAUSE_NONE 0
+
+// Its connection ended without a goodbye: it crashed or was killed.
+#define KOLO_CAUSE_CLOSED 1
+
+// Its process is gone.
+#define KOLO_CAUSE_DIED 2
+
+// It destroyed its communicator, or ended, in good order.
+#define KOLO_CAUSE_LEFT 3
+
+// It did not take part before the deadline.
+#define KOLO_CAUSE_SILENT 4
+
+// Its connection broke.
+#define KOLO_CAUSE_BROKEN 5
+
+// No connection to it could be made.
+#define KOLO_CAUSE_UNREACHABLE 6
+
+// It has another secret.
+#define KOLO_CAUSE_SECRET 7
+
+// An operation failed on it. Its own error says what happened.
+#define KOLO_CAUSE_REVOKED 8
+
+// It made another call earlier.
+#define KOLO_CAUSE_DIVERGED 9
+
+// It sent what no kolo sends.
+#define KOLO_CAUSE_CORRUPT 10
+
+// The error is about no operation.
+#define KOLO_OP_NONE -1
+
+#define KOLO_OP_ALL_REDUCE 0
+
+#define KOLO_OP_BROADCAST 1
+
+#define KOLO_OP_BARRIER 2
+
+#define KOLO_OP_REDUCE 3
+
+#define KOLO_OP_ALL_GATHER 4
+
+#define KOLO_OP_ALL_GATHER_V 5
+
+#define KOLO_OP_REDUCE_SCATTER 6
+
+#define KOLO_OP_REDUCE_SCATTER_V 7
+
+#define KOLO_OP_ALL_TO_ALL 8
+
+#define KOLO_OP_ALL_TO_ALL_V 9
+
+#define KOLO_OP_GATHER 10
+
+#define KOLO_OP_SCATTER 11
+
+#define KOLO_OP_SEND 12
+
+#define KOLO_OP_RECV 13
+
+#define KOLO_OP_SPLIT 14
+
+#define KOLO_OP_MEM_ALLOC 15
+
+#define KOLO_OP_CONNECT 16
+
+#define KOLO_INT8 0
+
+#define KOLO_UINT8 1
+
+#define KOLO_INT32 2
+
+#define KOLO_UINT32 3
+
+#define KOLO_INT64 4
+
+#define KOLO_UINT64 5
+
+// IEEE 754 half precision. Summed in `float` and rounded once wherever one rank reduces a piece.
+#define KOLO_FLOAT16 6
+
+#define KOLO_FLOAT32 7
+
+#define KOLO_FLOAT64 8
+
+// The upper half of a `float`. Summed as KOLO_FLOAT16 is.
+#define KOLO_BFLOAT16 9
+
+#define KOLO_INT16 10
+
+#define KOLO_UINT16 11
+
+// A byte that is 0 or 1; what is not 0 arrives as 1.
+#define KOLO_BOOL 12
+
+// The sum; integers wrap around. Not of KOLO_BOOL.
+#define KOLO_SUM 0
+
+// The product; integers wrap around. Not of KOLO_BOOL.
+#define KOLO_PROD 1
+
+// The largest; NaN if any is NaN.
+#define KOLO_MAX 2
+
+// The smallest; NaN if any is NaN.
+#define KOLO_MIN 3
+
+// The sum divided by the number of ranks; floating point only.
+#define KOLO_AVG 4
+
+// Bitwise and; integers and KOLO_BOOL only.
+#define KOLO_BAND 5
+
+// Bitwise or; integers and KOLO_BOOL only.
+#define KOLO_BOR 6
+
+// Bitwise exclusive or; integers and KOLO_BOOL only.
+#define KOLO_BXOR 7
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The version of the library that is loaded: `10000 * major + 100 * minor + patch`.
+uint32_t kolo_version(void);
+
+// Copies the last error into `*error`: of this communicator, whichever thread made the call; or, if `comm` is null, of this
+// thread, whatever the call was about. `error->code` is `KOLO_OK` if there was none.
+//
+// Set `error->size` to `sizeof(kolo_error_t)` first. A call that succeeds leaves the last error as it is.
+kolo_result_t kolo_last_error(kolo_comm_t comm,
+                              struct kolo_error_t *error);
+
+// What a result means, in a few words. The text is static: it needs no freeing. Of any number, also of one that is no result.
+const char *kolo_error_string(kolo_result_t result);
+
+// Makes an id for the ranks of one communicator, and serves in this process what they need to find each other, until they have. One
+// process calls this, most often that of rank 0, and hands the id to the others.
+//
+// The address in it is the one that others reach this host by; `KOLO_INTERFACE` chooses another.
+kolo_result_t kolo_get_unique_id(struct kolo_unique_id_t *id);
+
+// Gives kolo the value that a function of kolo_store_t found; kolo copies it. For use inside that function, by the same thread.
+kolo_result_t kolo_store_reply(kolo_reply_t reply,
+                               const void *value,
+                               size_t length);
+
+// Connects with all ranks that a launcher started (kolo run, torchrun, srun, mpirun and others), or makes a communicator of this
+// process alone if none did. A collective call: returns when all have connected, or by the start deadline.
+//
+// `config` may be NULL. `*comm` is to be given to kolo_comm_destroy; it is NULL if this fails.
+kolo_result_t kolo_comm_init_env(kolo_comm_t *comm,
+                                 const struct kolo_config_t *config);
+
+// As kolo_comm_init_env, for `nranks` ranks that share a unique id: one process made it with kolo_get_unique_id, and handed it to
+// the others in a way of its own. That process must live until all have connected.
+kolo_result_t kolo_comm_init_rank(kolo_comm_t *comm,
+                                  int32_t nranks,
+                                  struct kolo_unique_id_t id,
+                                  int32_t rank,
+                                  const struct kolo_config_t *config);
+
+// As kolo_comm_init_env, for `nranks` ranks that find each other at a store: `file:///path`, `tcp://host:port` (which rank 0 serves),
+// `redis://host:port` (if kolo was built with it) or `env://`.
+kolo_result_t kolo_comm_init_store(kolo_comm_t *comm,
+                                   int32_t nranks,
+                                   const char *url,
+                                   int32_t rank,
+                                   const struct kolo_config_t *config);
+
+// As kolo_comm_init_store, at a store of the caller's own. Its functions are called by this thread, before this returns, and not
+// afterwards.
+kolo_result_t kolo_comm_init_callbacks(kolo_comm_t *comm,
+                                       int32_t nranks,
+                                       const struct kolo_store_t *store,
+                                       int32_t rank,
+                                       const struct kolo_config_t *config);
+
+// Makes `nranks` communicators that are ranks of one group inside this process, one for each of as many threads: `comms[i]` is
+// rank i. For tests, and for programs with a thread for each rank. `comms` has room for `nranks` handles.
+kolo_result_t kolo_comm_init_all(kolo_comm_t *comms,
+                                 int32_t nranks,
+                                 const struct kolo_config_t *config);
+
+// Divides the ranks: those that give the same `color` (from 0) become a communicator of their own, in the order of their `key`s,
+// and of their ranks where these are equal. With KOLO_NO_COLOR a rank takes part in none, and `*newcomm` becomes NULL.
+//
+// A collective call of all ranks of `comm`. The new communicator is independent of it, and has the same settings.
+kolo_result_t kolo_comm_split(kolo_comm_t comm,
+                              int32_t color,
+                              int32_t key,
+                              kolo_comm_t *newcomm);
+
+// Gives up what is under way on this communicator, and ends it: calls of other threads and operations that were started fail
+// with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those of the other ranks fail, too. From any thread; returns at once.
+// What is under way looks at least every half second. The handle stays valid, to be given to kolo_comm_destroy.
+kolo_result_t kolo_comm_abort(kolo_comm_t comm);
+
+// Tells the other ranks that this one has left, and frees the communicator: its handle is dead afterwards. Operations that are
+// still under way are given up, as by kolo_comm_abort, so wait for them first; when this returns nothing uses their buffers any more.
+// What was split from it, and memory of kolo_mem_alloc, live on.
+kolo_result_t kolo_comm_destroy(kolo_comm_t comm);
+
+// How many ranks there are.
+kolo_result_t kolo_comm_count(kolo_comm_t comm, int32_t *count);
+
+// This rank, from 0 to the number of ranks less one.
+kolo_result_t kolo_comm_rank(kolo_comm_t comm, int32_t *rank);
+
+// How many hosts the ranks are on.
+kolo_result_t kolo_comm_host_count(kolo_comm_t comm, int32_t *count);
+
+// Through what ranks exchange data: "none" (alone), "shm", "tcp" or "shm+tcp". The text is static.
+kolo_result_t kolo_comm_transport(kolo_comm_t comm, const char **name);
+
+// Whether the communicator still works: `*result` is KOLO_OK, or the result of the operation that ended it. Does not wait.
+kolo_result_t kolo_comm_get_async_error(kolo_comm_t comm,
+                                        kolo_result_t *result);
+
+// Reduces all ranks' `send`, element by element, into everybody's `recv`, of `count` elements each. Every rank gets the same bits.
+// In place if `send == recv`. Inside a host, memory of kolo_mem_alloc is read and written where it is.
+kolo_result_t kolo_all_reduce(const void *send,
+                              void *recv,
+                              size_t count,
+                              kolo_dtype_t dtype,
+                              kolo_redop_t op,
+                              kolo_comm_t comm,
+                              kolo_stream_t stream);
+
+// As kolo_all_reduce, for the root alone: `recv` of the other ranks is not touched and may be NULL.
+kolo_result_t kolo_reduce(const void *send,
+                          void *recv,
+                          size_t count,
+                          kolo_dtype_t dtype,
+                          kolo_redop_t op,
+                          int32_t root,
+                          kolo_comm_t comm,
+                          kolo_stream_t stream);
+
+// Copies the root's `send` to everybody's `recv`, of `count` elements each. `send` of the other ranks is not read and may be NULL.
+// In place if `send == recv`.
+kolo_result_t kolo_broadcast(const void *send,
+                             void *recv,
+                             size_t count,
+                             kolo_dtype_t dtype,
+                             int32_t root,
+                             kolo_comm_t comm,
+                             kolo_stream_t stream);
+
+// Puts all ranks' `send`, of `count` elements each, one after the other in the order of ranks, into everybody's `recv`.
+// In place if `send` is this rank's block of `recv`: `recv + rank * count` elements.
+kolo_result_t kolo_all_gather(const void *send,
+                              void *recv,
+                              size_t count,
+                              kolo_dtype_t dtype,
+                              kolo_comm_t comm,
+                              kolo_stream_t stream);
+
+// As kolo_all_gather, where rank i gives `counts[i]` elements. `counts` has an entry for each rank, the same on all ranks; it is
+// read before this returns.
+kolo_result_t kolo_all_gather_v(const void *send,
+                                void *recv,
+                                const size_t *counts,
+                                kolo_dtype_t dtype,
+                                kolo_comm_t comm,
+                                kolo_stream_t stream);
+
+// Reduces all ranks' `send`, of one block of `count` elements for each rank, element by element, and gives rank i block i of
+// the result as its `recv`. In place if `recv` is this rank's block of `send`: `send + rank * count` elements; the other blocks
+// may hold anything afterwards.
+kolo_result_t kolo_reduce_scatter(const void *send,
+                                  void *recv,
+                                  size_t count,
+                                  kolo_dtype_t dtype,
+                                  kolo_redop_t op,
+                                  kolo_comm_t comm,
+                                  kolo_stream_t stream);
+
+// As kolo_reduce_scatter, where block i has `counts[i]` elements. `counts` has an entry for each rank, the same on all ranks; it
+// is read before this returns.
+kolo_result_t kolo_reduce_scatter_v(const void *send,
+                                    void *recv,
+                                    const size_t *counts,
+                                    kolo_dtype_t dtype,
+                                    kolo_redop_t op,
+                                    kolo_comm_t comm,
+                                    kolo_stream_t stream);
+
+// Gives block j of rank i's `send` to rank j, as block i of its `recv`. Blocks have `count` elements, and there is one for each
+// rank. In place if `send == recv`.
+kolo_result_t kolo_all_to_all(const void *send,
+                              void *recv,
+                              size_t count,
+                              kolo_dtype_t dtype,
+                              kolo_comm_t comm,
+                              kolo_stream_t stream);
+
+// As kolo_all_to_all, where block j of `send` has `send_counts[j]` elements, and block j of `recv` has `recv_counts[j]`. What one
+// rank sends to another must be what the other expects. Both have an entry for each rank, and are read before this returns.
+// Not in place.
+kolo_result_t kolo_all_to_all_v(const void *send,
+                                const size_t *send_counts,
+                                void *recv,
+                                const size_t *recv_counts,
+                                kolo_dtype_t dtype,
+                                kolo_comm_t comm,
+                                kolo_stream_t stream);
+
+// As kolo_all_gather, for the root alone: `recv` of the other ranks is not touched and may be NULL.
+kolo_result_t kolo_gather(const void *send,
+                          void *recv,
+                          size_t count,
+                          kolo_dtype_t dtype,
+                          int32_t root,
+                          kolo_comm_t comm,
+                          kolo_stream_t stream);
+
+// Gives rank i block i of the root's `send`, of `count` elements for each rank, as its `recv`. `send` of the other ranks is not
+// read and may be NULL. In place if `recv` is this rank's block of `send`.
+kolo_result_t kolo_scatter(const void *send,
+                           void *recv,
+                           size_t count,
+                           kolo_dtype_t dtype,
+                           int32_t root,
+                           kolo_comm_t comm,
+                           kolo_stream_t stream);
+
+// Returns when all ranks have called it.
+kolo_result_t kolo_barrier(kolo_comm_t comm, kolo_stream_t stream);
+
+// Sends `count` elements to a rank, which calls kolo_recv with as many of the same type. May return before that rank has called
+// it, or not: two ranks that both send first may wait for each other until the deadline. Use a group, kolo_send_recv or
+// kolo_start_send for that.
+kolo_result_t kolo_send(const void *send,
+                        size_t count,
+                        kolo_dtype_t dtype,
+                        int32_t peer,
+                        kolo_comm_t comm,
+                        kolo_stream_t stream);
+
+// Receives `count` elements from a rank. Messages of one rank come in the order in which it sent them.
+kolo_result_t kolo_recv(void *recv,
+                        size_t count,
+                        kolo_dtype_t dtype,
+                        int32_t peer,
+                        kolo_comm_t comm,
+                        kolo_stream_t stream);
+
+// Sends to one rank and receives from another (or the same) at once.
+kolo_result_t kolo_send_recv(const void *send,
+                             size_t send_count,
+                             int32_t to,
+                             void *recv,
+                             size_t recv_count,
+                             int32_t from,
+                             kolo_dtype_t dtype,
+                             kolo_comm_t comm,
+                             kolo_stream_t stream);
+
+// Waits until an operation has ended, and returns how: KOLO_OK, or why it failed. Every operation has a deadline, so this ends.
+// Afterwards its buffers are the caller's again. May be called several times, and by several threads.
+kolo_result_t kolo_work_wait(kolo_work_t work);
+
+// As kolo_work_wait, at most for so many milliseconds: KOLO_IN_PROGRESS if it has not ended by then.
+kolo_result_t kolo_work_wait_timeout(kolo_work_t work, uint64_t timeout_ms);
+
+// Whether an operation has ended: `*done` is 1 or 0. Returns KOLO_OK, or why the operation failed, or what is wrong with the call
+// itself. Does not wait.
+kolo_result_t kolo_work_test(kolo_work_t work,
+                             int32_t *done);
+
+// Gives an operation up, unless it has ended. The other ranks wait for it: so this ends the communicator, as kolo_comm_abort does.
+// Returns at once; kolo_work_wait says when the buffers are the caller's again.
+kolo_result_t kolo_work_cancel(kolo_work_t work);
+
+// Frees the handle, which is dead afterwards. An operation that has not ended goes on, and uses its buffers until it ends: wait
+// first.
+kolo_result_t kolo_work_destroy(kolo_work_t work);
+
+// Starts kolo_all_reduce and returns at once. Operations of one communicator take effect in the order of their calls, blocking
+// or not. The buffers are the operation's until kolo_work_wait or kolo_work_test has said that it has ended: they must stay valid,
+// `recv` must not be touched, and `send` must not be written. `*work` is NULL if this fails; nothing was started then.
+kolo_result_t kolo_start_all_reduce(const void *send,
+                                    void *recv,
+                                    size_t count,
+                                    kolo_dtype_t dtype,
+                                    kolo_redop_t op,
+                                    kolo_comm_t comm,
+                                    kolo_stream_t stream,
+                                    kolo_work_t *work);
+
+// Starts kolo_reduce.
+kolo_result_t kolo_start_reduce(const void *send,
+                                void *recv,
+                                size_t count,
+                                kolo_dtype_t dtype,
+                                kolo_redop_t op,
+                                int32_t root,
+                                kolo_comm_t comm,
+                                kolo_stream_t stream,
+                                kolo_work_t *work);
+
+// Starts kolo_broadcast.
+kolo_result_t kolo_start_broadcast(const void *send,
+                                   void *recv,
+                                   size_t count,
+                                   kolo_dtype_t dtype,
+                                   int32_t root,
+                                   kolo_comm_t comm,
+                                   kolo_stream_t stream,
+                                   kolo_work_t *work);
+
+// Starts kolo_all_gather.
+kolo_result_t kolo_start_all_gather(const void *send,
+                                    void *recv,
+                                    size_t count,
+                                    kolo_dtype_t dtype,
+                                    kolo_comm_t comm,
+                                    kolo_stream_t stream,
+                                    kolo_work_t *work);
+
+// Starts kolo_all_gather_v.
+kolo_result_t kolo_start_all_gather_v(const void *send,
+                                      void *recv,
+                                      const size_t *counts,
+                                      kolo_dtype_t dtype,
+                                      kolo_comm_t comm,
+                                      kolo_stream_t stream,
+                                      kolo_work_t *work);
+
+// Starts kolo_reduce_scatter.
+kolo_result_t kolo_start_reduce_scatter(const void *send,
+                                        void *recv,
+                                        size_t count,
+                                        kolo_dtype_t dtype,
+                                        kolo_redop_t op,
+                                        kolo_comm_t comm,
+                                        kolo_stream_t stream,
+                                        kolo_work_t *work);
+
+// Starts kolo_reduce_scatter_v.
+kolo_result_t kolo_start_reduce_scatter_v(const void *send,
+                                          void *recv,
+                                          const size_t *counts,
+                                          kolo_dtype_t dtype,
+                                          kolo_redop_t op,
+                                          kolo_comm_t comm,
+                                          kolo_stream_t stream,
+                                          kolo_work_t *work);
+
+// Starts kolo_all_to_all.
+kolo_result_t kolo_start_all_to_all(const void *send,
+                                    void *recv,
+                                    size_t count,
+                                    kolo_dtype_t dtype,
+                                    kolo_comm_t comm,
+                                    kolo_stream_t stream,
+                                    kolo_work_t *work);
+
+// Starts kolo_all_to_all_v.
+kolo_result_t kolo_start_all_to_all_v(const void *send,
+                                      const size_t *send_counts,
+                                      void *recv,
+                                      const size_t *recv_counts,
+                                      kolo_dtype_t dtype,
+                                      kolo_comm_t comm,
+                                      kolo_stream_t stream,
+                                      kolo_work_t *work);
+
+// Starts kolo_gather.
+kolo_result_t kolo_start_gather(const void *send,
+                                void *recv,
+                                size_t count,
+                                kolo_dtype_t dtype,
+                                int32_t root,
+                                kolo_comm_t comm,
+                                kolo_stream_t stream,
+                                kolo_work_t *work);
+
+// Starts kolo_scatter.
+kolo_result_t kolo_start_scatter(const void *send,
+                                 void *recv,
+                                 size_t count,
+                                 kolo_dtype_t dtype,
+                                 int32_t root,
+                                 kolo_comm_t comm,
+                                 kolo_stream_t stream,
+                                 kolo_work_t *work);
+
+// Starts kolo_barrier.
+kolo_result_t kolo_start_barrier(kolo_comm_t comm, kolo_stream_t stream, kolo_work_t *work);
+
+// Starts kolo_send. Sends and receives that were started one after the other go on side by side.
+kolo_result_t kolo_start_send(const void *send,
+                              size_t count,
+                              kolo_dtype_t dtype,
+                              int32_t peer,
+                              kolo_comm_t comm,
+                              kolo_stream_t stream,
+                              kolo_work_t *work);
+
+// Starts kolo_recv.
+kolo_result_t kolo_start_recv(void *recv,
+                              size_t count,
+                              kolo_dtype_t dtype,
+                              int32_t peer,
+                              kolo_comm_t comm,
+                              kolo_stream_t stream,
+                              kolo_work_t *work);
+
+// Begins a group: until kolo_group_end, this thread's blocking collectives, sends and receives are held back. They return at once, and
+// use their buffers until kolo_group_end returns. Groups may be nested; the outermost counts.
+kolo_result_t kolo_group_start(void);
+
+// Ends a group: carries out what was held back, and returns when all of it is done. Sends and receives go on side by side, so that
+// none waits for one before it; so do the calls of different communicators. Collectives of one communicator take effect in order.
+//
+// If a call of the group was refused, none is carried out. If several fail, this returns the first failure.
+kolo_result_t kolo_group_end(void);
+
+// Allocates `bytes` of zeroed memory, aligned to a page, that the ranks of this host share: kolo_all_reduce reads and writes
+// such buffers where they are, which is the least that can be moved. Where ranks cannot share memory it is ordinary memory, and everything
+// works as well.
+//
+// A collective call of all ranks of `comm`, with the same number of bytes. `*ptr` is to be given to kolo_mem_free; it is NULL if this
+// fails.
+kolo_result_t kolo_mem_alloc(void **ptr,
+                             size_t bytes,
+                             kolo_comm_t comm);
+
+// Frees what kolo_mem_alloc allocated; of NULL, nothing. Not a collective call, and the communicator may be gone. Operations on the
+// memory must have ended.
+kolo_result_t kolo_mem_free(void *ptr);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* KOLO_H */

@@ -1,0 +1,62 @@
+#!/bin/sh
+# Builds kolo for C and installs it under a prefix: the header, both libraries, and kolo.pc for pkg-config. Needs cargo alone.
+#
+#     scripts/install.sh PREFIX
+#
+# DESTDIR is put before the prefix where files go, but not where they say they are; PROFILE is cargo's, and release by default.
+set -eu
+
+if [ $# != 1 ]; then
+    echo "usage: $0 PREFIX" >&2
+    exit 2
+fi
+case $1 in
+    /*) prefix=$1 ;;
+    *) prefix=$PWD/$1 ;;
+esac
+cd "$(dirname "$0")/.."
+
+profile=${PROFILE:-release}
+cargo build --package kolo --lib --profile "$profile"
+case $profile in
+    dev | test) built=debug ;;
+    *) built=$profile ;;
+esac
+built=${CARGO_TARGET_DIR:-target}/$built
+version=$(cargo pkgid --package kolo | sed 's/.*[#@]//')
+case $version in
+    0.*) abi=${version%.*} ;;
+    *) abi=${version%%.*} ;;
+esac
+
+to=${DESTDIR:-}$prefix
+mkdir -p "$to/include" "$to/lib/pkgconfig"
+install -m 644 include/kolo.h "$to/include/kolo.h"
+install -m 644 "$built/libkolo.a" "$to/lib/libkolo.a"
+case $(uname -s) in
+    Darwin)
+        install -m 755 "$built/libkolo.dylib" "$to/lib/libkolo.$version.dylib"
+        ln -sf "libkolo.$version.dylib" "$to/lib/libkolo.$abi.dylib"
+        ln -sf "libkolo.$abi.dylib" "$to/lib/libkolo.dylib"
+        private="-framework CoreFoundation -lobjc -liconv -lm"
+        ;;
+    *)
+        install -m 755 "$built/libkolo.so" "$to/lib/libkolo.so.$version"
+        ln -sf "libkolo.so.$version" "$to/lib/libkolo.so.$abi"
+        ln -sf "libkolo.so.$abi" "$to/lib/libkolo.so"
+        private="-lpthread -ldl -lm"
+        ;;
+esac
+cat >"$to/lib/pkgconfig/kolo.pc" <<END
+prefix=$prefix
+libdir=\${prefix}/lib
+includedir=\${prefix}/include
+
+Name: kolo
+Description: Collective communication for processes
+Version: $version
+Libs: -L\${libdir} -lkolo
+Libs.private: $private
+Cflags: -I\${includedir}
+END
+echo "kolo $version is in $to"

@@ -1,0 +1,175 @@
+//! The arguments of a collective as they come from C, and what is made of them.
+
+use std::ffi::c_void;
+
+use super::fault::Fault;
+use crate::comm::{Call, Raw};
+use crate::{Communicator, DType, Op, Rank, ReduceOp};
+
+/// The type of an element. The numbers up to 9 are NCCL's.
+pub type kolo_dtype_t = i32;
+
+pub const KOLO_INT8: kolo_dtype_t = 0;
+pub const KOLO_UINT8: kolo_dtype_t = 1;
+pub const KOLO_INT32: kolo_dtype_t = 2;
+pub const KOLO_UINT32: kolo_dtype_t = 3;
+pub const KOLO_INT64: kolo_dtype_t = 4;
+pub const KOLO_UINT64: kolo_dtype_t = 5;
+/// IEEE 754 half precision. Summed in `float` and rounded once wherever one rank reduces a piece.
+pub const KOLO_FLOAT16: kolo_dtype_t = 6;
+pub const KOLO_FLOAT32: kolo_dtype_t = 7;
+pub const KOLO_FLOAT64: kolo_dtype_t = 8;
+/// The upper half of a `float`. Summed as KOLO_FLOAT16 is.
+pub const KOLO_BFLOAT16: kolo_dtype_t = 9;
+pub const KOLO_INT16: kolo_dtype_t = 10;
+pub const KOLO_UINT16: kolo_dtype_t = 11;
+/// A byte that is 0 or 1; what is not 0 arrives as 1.
+pub const KOLO_BOOL: kolo_dtype_t = 12;
+
+/// How elements of several ranks become one. The numbers up to 4 are NCCL's.
+pub type kolo_redop_t = i32;
+
+/// The sum; integers wrap around. Not of KOLO_BOOL.
+pub const KOLO_SUM: kolo_redop_t = 0;
+/// The product; integers wrap around. Not of KOLO_BOOL.
+pub const KOLO_PROD: kolo_redop_t = 1;
+/// The largest; NaN if any is NaN.
+pub const KOLO_MAX: kolo_redop_t = 2;
+/// The smallest; NaN if any is NaN.
+pub const KOLO_MIN: kolo_redop_t = 3;
+/// The sum divided by the number of ranks; floating point only.
+pub const KOLO_AVG: kolo_redop_t = 4;
+/// Bitwise and; integers and KOLO_BOOL only.
+pub const KOLO_BAND: kolo_redop_t = 5;
+/// Bitwise or; integers and KOLO_BOOL only.
+pub const KOLO_BOR: kolo_redop_t = 6;
+/// Bitwise exclusive or; integers and KOLO_BOOL only.
+pub const KOLO_BXOR: kolo_redop_t = 7;
+
+// They are the library's own numbers.
+const _: () = {
+    let dtypes = [
+        (KOLO_INT8, DType::I8 as u8),
+        (KOLO_UINT8, DType::U8 as u8),
+        (KOLO_INT32, DType::I32 as u8),
+        (KOLO_UINT32, DType::U32 as u8),
+        (KOLO_INT64, DType::I64 as u8),
+        (KOLO_UINT64, DType::U64 as u8),
+        (KOLO_FLOAT16, DType::F16 as u8),
+        (KOLO_FLOAT32, DType::F32 as u8),
+        (KOLO_FLOAT64, DType::F64 as u8),
+        (KOLO_BFLOAT16, DType::BF16 as u8),
+        (KOLO_INT16, DType::I16 as u8),
+        (KOLO_UINT16, DType::U16 as u8),
+        (KOLO_BOOL, DType::Bool as u8),
+    ];
+    let redops = [
+        (KOLO_SUM, ReduceOp::Sum as u8),
+        (KOLO_PROD, ReduceOp::Product as u8),
+        (KOLO_MAX, ReduceOp::Max as u8),
+        (KOLO_MIN, ReduceOp::Min as u8),
+        (KOLO_AVG, ReduceOp::Average as u8),
+        (KOLO_BAND, ReduceOp::BitAnd as u8),
+        (KOLO_BOR, ReduceOp::BitOr as u8),
+        (KOLO_BXOR, ReduceOp::BitXor as u8),
+    ];
+    assert!(dtypes.len() == DType::ALL.len() && redops.len() == ReduceOp::ALL.len());
+    super::assert_same(&dtypes);
+    super::assert_same(&redops);
+};
+
+/// Where buffers of a GPU are to be used. There are none yet: it must be NULL, and buffers are host memory.
+pub type kolo_stream_t = *mut c_void;
+
+/// The arguments of one call.
+#[derive(Clone, Copy)]
+pub(super) struct Arguments {
+    op: Op,
+    dtype: kolo_dtype_t,
+    redop: Option<kolo_redop_t>,
+    /// The root or the peer, and what to call it.
+    root: (i32, &'static str),
+    count: usize,
+    send: *const c_void,
+    recv: *mut c_void,
+    send_counts: *const usize,
+    recv_counts: *const usize,
+}
+
+impl Arguments {
+    pub(super) fn of(op: Op, dtype: kolo_dtype_t) -> Arguments {
+        let (send, recv, counts) = (std::ptr::null(), std::ptr::null_mut(), std::ptr::null());
+        Arguments { op, dtype, redop: None, root: (0, "root"), count: 0, send, recv, send_counts: counts, recv_counts: counts }
+    }
+
+    pub(super) fn buffers(self, send: *const c_void, recv: *mut c_void, count: usize) -> Arguments {
+        Arguments { send, recv, count, ..self }
+    }
+
+    pub(super) fn send_counts(self, send_counts: *const usize) -> Arguments {
+        Arguments { send_counts, ..self }
+    }
+
+    pub(super) fn recv_counts(self, recv_counts: *const usize) -> Arguments {
+        Arguments { recv_counts, ..self }
+    }
+
+    pub(super) fn reduced(self, redop: kolo_redop_t) -> Arguments {
+        Arguments { redop: Some(redop), ..self }
+    }
+
+    pub(super) fn root(self, root: i32) -> Arguments {
+        Arguments { root: (root, "root"), ..self }
+    }
+
+    pub(super) fn peer(self, peer: i32) -> Arguments {
+        Arguments { root: (peer, "peer"), ..self }
+    }
+
+    /// The call, checked as far as one rank can.
+    ///
+    /// # Safety
+    ///
+    /// Counts that are not null are valid for one for each rank.
+    #[inline]
+    pub(super) unsafe fn prepare(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<Call, Fault> {
+        if !stream.is_null() {
+            let why = "kolo has no streams of a GPU yet; pass NULL, and buffers in host memory";
+            return Err(Fault::Unsupported { what: "stream", why });
+        }
+        let has_send_counts = matches!(self.op, Op::ReduceScatterV | Op::AllToAllV);
+        let has_recv_counts = matches!(self.op, Op::AllGatherV | Op::AllToAllV);
+        let counts = |has: bool, counts: *const usize, what| match has {
+            false => Ok(None),
+            true if counts.is_null() => Err(Fault::Null { what }),
+            // SAFETY: the caller vouches for as many.
+            true => Ok(Some(unsafe { std::slice::from_raw_parts(counts, comm.world_size()) })),
+        };
+        let raw = Raw {
+            redop: self.redop.map(redop).transpose()?,
+            root: rank(self.root.0, self.root.1)?,
+            count: self.count,
+            send: self.send.cast(),
+            recv: self.recv.cast(),
+            send_counts: counts(has_send_counts, self.send_counts, "send_counts")?,
+            recv_counts: counts(has_recv_counts, self.recv_counts, "recv_counts")?,
+            ..Raw::new(self.op, dtype(self.dtype)?)
+        };
+        Ok(comm.prepare(&raw)?)
+    }
+}
+
+fn dtype(number: kolo_dtype_t) -> Result<DType, Fault> {
+    let known = u8::try_from(number).ok().and_then(DType::from_number);
+    known.ok_or_else(|| Fault::value("dtype", number, "it must be one of KOLO_INT8 to KOLO_BOOL, 0 to 12"))
+}
+
+fn redop(number: kolo_redop_t) -> Result<ReduceOp, Fault> {
+    let known = u8::try_from(number).ok().and_then(ReduceOp::from_number);
+    known.ok_or_else(|| Fault::value("op", number, "it must be one of KOLO_SUM to KOLO_BXOR, 0 to 7"))
+}
+
+/// A rank, which may still be too large.
+pub(super) fn rank(number: i32, what: &'static str) -> Result<Rank, Fault> {
+    usize::try_from(number).map_err(|_| Fault::value(what, number, "ranks count from 0"))
+}

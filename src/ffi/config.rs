@@ -1,0 +1,145 @@
+//! The settings of a communicator, as a struct that can grow.
+
+use std::ffi::c_char;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::fault::Fault;
+use super::text;
+use crate::plan::CostModel;
+use crate::types::UnknownName;
+use crate::{Builder, Communicator, Error, settings};
+
+/// The version of kolo_config_t in this header.
+pub const KOLO_CONFIG_VERSION: u32 = 1;
+
+/// Settings of a communicator. Begin with KOLO_CONFIG_INITIALIZER, or with zeros, `size` and `version`: what is zero or NULL is not
+/// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`), then from the launcher, then from a default.
+/// kolo copies what it needs: all may be freed when the call has returned.
+#[repr(C)]
+pub struct kolo_config_t {
+    /// `sizeof(kolo_config_t)`.
+    pub size: usize,
+    /// KOLO_CONFIG_VERSION.
+    pub version: u32,
+    /// 1: reductions have the same bits whatever the transport, layout and size; -1: they need not. Rank 0's counts.
+    pub reproducible: i32,
+    /// The longest that one operation may take, in milliseconds. The default is 5 minutes.
+    pub timeout_ms: u64,
+    /// The longest that ranks wait for each other when they connect, in milliseconds. The default is 30 seconds.
+    pub start_timeout_ms: u64,
+    /// "auto", "tcp" or "shm". Rank 0's counts.
+    pub transport: *const c_char,
+    /// The algorithm for all operations that have it, such as "ring". Rank 0's counts.
+    pub algorithm: *const c_char,
+    /// The name of the job, which tells it from others that use the same store.
+    pub job: *const c_char,
+    /// 64 hexadecimal digits that all ranks know and strangers do not.
+    pub secret: *const c_char,
+    /// Declares this rank's host: ranks that declare different ones do not share memory.
+    pub host: *const c_char,
+    /// Which network interfaces or addresses may be used, as in "eth", "=eth0", "^lo,docker", "10.0.0.0/8".
+    pub interface: *const c_char,
+    /// TCP connections that share the work of one link, 1 to 64. Rank 0's counts.
+    pub sockets: u32,
+    /// Must be zero.
+    pub reserved: u32,
+    /// Latency between hosts in microseconds, for choosing algorithms; together with `network_gigabytes_per_s`. Rank 0's count.
+    pub network_latency_us: f64,
+    /// Gigabytes per second of one host's network interface, for choosing algorithms.
+    pub network_gigabytes_per_s: f64,
+}
+
+/// The options that a configuration stands for.
+///
+/// # Safety
+///
+/// `config` is null or points to as many bytes as its first field says; its texts are null or end with a zero.
+pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fault> {
+    let mut builder = Communicator::builder();
+    if config.is_null() {
+        return Ok(builder);
+    }
+    // SAFETY: passed on; whatever its version, it begins with its size.
+    let size = unsafe { config.cast::<usize>().read() };
+    let known = size_of::<kolo_config_t>();
+    if size < known || size > 1 << 16 {
+        return Err(Fault::value("config->size", size as i64, "set it to sizeof(kolo_config_t)"));
+    }
+    // SAFETY: it is at least as large.
+    let config_version = unsafe { (&raw const (*config).version).read() };
+    // SAFETY: passed on.
+    let beyond = unsafe { std::slice::from_raw_parts(config.cast::<u8>().add(known), size - known) };
+    if config_version != KOLO_CONFIG_VERSION || beyond.iter().any(|&byte| byte != 0) {
+        let expected = format!(
+            "this kolo knows version {KOLO_CONFIG_VERSION}; set it to KOLO_CONFIG_VERSION, and if the header is newer than the \
+             library, install the library that it came with"
+        );
+        return Err(Fault::value("config->version", config_version, expected));
+    }
+    // SAFETY: the struct is there and initialised, as far as this version goes.
+    let config = unsafe { &*config };
+    let time = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));
+    if let Some(timeout) = time(config.timeout_ms) {
+        builder = builder.timeout(timeout);
+    }
+    if let Some(timeout) = time(config.start_timeout_ms) {
+        builder = builder.start_timeout(timeout);
+    }
+    builder = match config.reproducible {
+        0 => builder,
+        1 => builder.reproducible(true),
+        -1 => builder.reproducible(false),
+        other => return Err(Fault::value("config->reproducible", other, "it is 1, -1, or 0 for not set")),
+    };
+    if config.sockets > 0 {
+        builder = builder.sockets(config.sockets as usize);
+    }
+    if config.reserved != 0 {
+        return Err(Fault::value("config->reserved", config.reserved, "it must be 0; start with KOLO_CONFIG_INITIALIZER"));
+    }
+    // SAFETY: the caller's texts.
+    unsafe {
+        if let Some(transport) = named(config.transport, "transport")? {
+            builder = builder.transport(transport);
+        }
+        if let Some(algorithm) = named(config.algorithm, "algorithm")? {
+            builder = builder.algorithm(algorithm);
+        }
+        if let Some(job) = text(config.job, "config->job")? {
+            builder = builder.job(job);
+        }
+        if let Some(secret) = text(config.secret, "config->secret")? {
+            let secret =
+                settings::secret(secret).ok_or_else(|| Error::setting("secret", "(not shown)", "64 hexadecimal digits"))?;
+            builder = builder.secret(secret);
+        }
+        if let Some(host) = text(config.host, "config->host")? {
+            builder = builder.host(host);
+        }
+        if let Some(interface) = text(config.interface, "config->interface")? {
+            builder = builder.interface(interface);
+        }
+    }
+    match (config.network_latency_us, config.network_gigabytes_per_s) {
+        (0.0, 0.0) => Ok(builder),
+        (latency, rate) if latency > 0.0 && latency.is_finite() && rate > 0.0 && rate.is_finite() => {
+            let mut model = CostModel::default();
+            (model.network.latency, model.network.per_byte) = (latency * 1e-6, 1e-9 / rate);
+            Ok(builder.cost_model(model))
+        }
+        (latency, rate) => {
+            let given = format!("{latency} us, {rate} GB/s");
+            Err(Error::setting("network", given, "give both latency and rate, more than 0, or neither").into())
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`text`].
+unsafe fn named<T: FromStr<Err = UnknownName>>(from: *const c_char, what: &'static str) -> Result<Option<T>, Fault> {
+    // SAFETY: passed on.
+    let Some(name) = (unsafe { text(from, what)? }) else { return Ok(None) };
+    name.parse().map(Some).map_err(|unknown: UnknownName| Error::setting(what, name, unknown.to_string()).into())
+}

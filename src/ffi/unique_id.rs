@@ -1,0 +1,99 @@
+//! A meeting place that is small enough to be handed over by hand: the address of a store that one process serves for it.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::fault::{Fault, kolo_result_t};
+use super::{boundary, place};
+use crate::comm::own_address;
+use crate::{Builder, Error, TcpStoreServer};
+
+/// What ranks share that find each other with kolo_comm_init_rank. It has a secret in it, that keeps strangers out: hand it to ranks
+/// only. It can be copied, and serves for one communicator.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct kolo_unique_id_t {
+    pub internal: [u8; 128],
+}
+
+/// What is in it: `kolo`, a version, zero, the port (2), the address as IPv6 (16), the job (16), the secret (32), zeros.
+const MAGIC: [u8; 6] = *b"kolo\x01\0";
+
+/// The stores that this process serves. Each ends when a rank of this process has connected through it: then all have.
+static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
+
+#[derive(Clone)]
+struct Served {
+    job: String,
+    /// After a fork, the child has no thread that serves it.
+    process: u32,
+    // Serves until nobody keeps it.
+    _server: Arc<TcpStoreServer>,
+}
+
+/// Keeps a store while one rank of this process connects.
+pub(super) struct Held(Option<Served>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(Served { job, .. }) = &self.0 {
+            let ended: Vec<Served> = SERVED.lock().extract_if(.., |served| served.job == *job).collect();
+            drop(ended);
+        }
+    }
+}
+
+/// Makes an id for the ranks of one communicator, and serves in this process what they need to find each other, until they have. One
+/// process calls this, most often that of rank 0, and hands the id to the others.
+///
+/// The address in it is the one that others reach this host by; `KOLO_INTERFACE` chooses another.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_get_unique_id(id: *mut kolo_unique_id_t) -> kolo_result_t {
+    boundary(|| {
+        // SAFETY: the caller's pointer.
+        let id = unsafe { place(id, "id")? };
+        let mut random = [0; 48];
+        let fill = getrandom::fill(&mut random);
+        fill.map_err(|error| Error::os("reading random numbers")(std::io::Error::other(error)))?;
+        let (job, secret) = (hexadecimal(&random[..16]), secret(&random[16..]));
+        let address = SocketAddr::new(own_address()?, 0);
+        let server = Arc::new(TcpStoreServer::bind(address, &job, Some(secret))?);
+        let address = server.address();
+        let ip = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let mut internal = [0; 128];
+        internal[..6].copy_from_slice(&MAGIC);
+        internal[6..8].copy_from_slice(&address.port().to_be_bytes());
+        internal[8..24].copy_from_slice(&ip.octets());
+        internal[24..72].copy_from_slice(&random);
+        SERVED.lock().push(Served { job, process: std::process::id(), _server: server });
+        id.write(kolo_unique_id_t { internal });
+        Ok(())
+    })
+}
+
+/// Lets a rank connect at the place that an id names.
+pub(super) fn meeting_place(builder: Builder, id: &kolo_unique_id_t) -> Result<(Builder, Held), Fault> {
+    let internal = &id.internal;
+    if internal[..6] != MAGIC || internal[72..].iter().any(|&byte| byte != 0) {
+        return Err(Error::setting("id", "(not shown)", "what kolo_get_unique_id of this version of kolo made").into());
+    }
+    let port = u16::from_be_bytes([internal[6], internal[7]]);
+    let ip = Ipv6Addr::from(<[u8; 16]>::try_from(&internal[8..24]).expect("16 bytes")).to_canonical();
+    let job = hexadecimal(&internal[24..40]);
+    let held = SERVED.lock().iter().find(|served| served.job == job && served.process == std::process::id()).cloned();
+    let store = format!("tcp://{}", SocketAddr::new(ip, port));
+    Ok((builder.store(store).store_is_served().job(job).secret(secret(&internal[40..72])), Held(held)))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn secret(bytes: &[u8]) -> [u8; 32] {
+    bytes.try_into().expect("32 bytes")
+}

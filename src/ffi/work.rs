@@ -1,0 +1,116 @@
+//! Handles on operations in flight.
+
+use std::time::{Duration, Instant};
+
+use super::boundary;
+use super::boundary_of;
+use super::communicator::{enter, kolo_comm_t};
+use super::fault::{Fault, KOLO_IN_PROGRESS, KOLO_OK, kolo_result_t};
+use super::place;
+use super::registry::{Guard, Kind, Registry};
+use crate::Work;
+
+/// An operation in flight. A handle, to be given to kolo_work_destroy.
+pub struct kolo_work {
+    _opaque: [u8; 0],
+}
+pub type kolo_work_t = *mut kolo_work;
+
+/// What a handle stands for.
+struct Flight {
+    work: Work<()>,
+    /// The address of the communicator's handle, which may be dead by now.
+    comm: usize,
+}
+
+static WORKS: Registry<Flight> = Registry::new(Kind::Work);
+
+pub(super) fn register(work: Work<()>, comm: kolo_comm_t) -> Result<kolo_work_t, Work<()>> {
+    let handle = WORKS.insert(Flight { work, comm: comm.addr() }).map_err(|flight| flight.work)?;
+    Ok(std::ptr::without_provenance_mut(handle))
+}
+
+fn find(work: kolo_work_t) -> Result<Guard<'static, Flight>, Fault> {
+    WORKS.get(work.addr()).ok_or_else(|| unknown(work))
+}
+
+fn unknown(work: kolo_work_t) -> Fault {
+    Fault::Handle { what: "work", is_null: work.is_null() }
+}
+
+impl Flight {
+    fn comm(&self) -> kolo_comm_t {
+        std::ptr::without_provenance_mut(self.comm)
+    }
+
+    /// How the operation ended, if it has by the deadline.
+    fn outcome(&self, deadline: Option<Instant>) -> Result<kolo_result_t, Fault> {
+        match self.work.outcome(deadline) {
+            None => Ok(KOLO_IN_PROGRESS),
+            Some(Ok(())) => Ok(KOLO_OK),
+            Some(Err(error)) => {
+                let fault = Fault::from(error);
+                if let Ok(comm) = enter(self.comm()) {
+                    comm.last.set(&fault.describe());
+                }
+                Err(fault)
+            }
+        }
+    }
+}
+
+/// Waits until an operation has ended, and returns how: KOLO_OK, or why it failed. Every operation has a deadline, so this ends.
+/// Afterwards its buffers are the caller's again. May be called several times, and by several threads.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_work_wait(work: kolo_work_t) -> kolo_result_t {
+    boundary_of(|| find(work)?.outcome(None))
+}
+
+/// As kolo_work_wait, at most for so many milliseconds: KOLO_IN_PROGRESS if it has not ended by then.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_work_wait_timeout(work: kolo_work_t, timeout_ms: u64) -> kolo_result_t {
+    boundary_of(|| {
+        let flight = find(work)?;
+        // What is longer than time goes on is forever.
+        flight.outcome(Instant::now().checked_add(Duration::from_millis(timeout_ms)))
+    })
+}
+
+/// Whether an operation has ended: `*done` is 1 or 0. Returns KOLO_OK, or why the operation failed, or what is wrong with the call
+/// itself. Does not wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_work_test(work: kolo_work_t, done: *mut i32) -> kolo_result_t {
+    boundary_of(|| {
+        // SAFETY: the caller's pointer.
+        let done = unsafe { place(done, "done")? };
+        let flight = find(work)?;
+        if !flight.work.is_finished() {
+            done.write(0);
+            return Ok(KOLO_OK);
+        }
+        done.write(1);
+        flight.outcome(None)
+    })
+}
+
+/// Gives an operation up, unless it has ended. The other ranks wait for it: so this ends the communicator, as kolo_comm_abort does.
+/// Returns at once; kolo_work_wait says when the buffers are the caller's again.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_work_cancel(work: kolo_work_t) -> kolo_result_t {
+    boundary(|| {
+        let flight = find(work)?;
+        if !flight.work.is_finished()
+            && let Ok(comm) = enter(flight.comm())
+        {
+            comm.comm.abort();
+        }
+        Ok(())
+    })
+}
+
+/// Frees the handle, which is dead afterwards. An operation that has not ended goes on, and uses its buffers until it ends: wait
+/// first.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_work_destroy(work: kolo_work_t) -> kolo_result_t {
+    boundary(|| WORKS.take(work.addr()).map(drop).ok_or_else(|| unknown(work)))
+}

@@ -1,0 +1,85 @@
+//! `include/kolo.h` is what `src/ffi` says. After a change there: `KOLO_WRITE_HEADER=1 cargo test --test header`.
+
+use std::fs;
+use std::path::Path;
+
+use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
+
+/// In the order in which they are to be read.
+const SOURCES: [&str; 12] = [
+    "version",
+    "fault",
+    "arguments",
+    "config",
+    "unique_id",
+    "store",
+    "communicator",
+    "collectives",
+    "work",
+    "start",
+    "group",
+    "memory",
+];
+
+/// What a configuration begins with: cbindgen knows no macros that have values of several fields.
+const INITIALIZER: &str = "
+// What a kolo_config_t begins with: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
+#define KOLO_CONFIG_INITIALIZER \\
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0 }
+";
+
+fn generate() -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = Config {
+        language: Language::C,
+        cpp_compat: true,
+        include_guard: Some("KOLO_H".to_owned()),
+        no_includes: true,
+        sys_includes: vec!["stddef.h".to_owned(), "stdint.h".to_owned()],
+        usize_is_size_t: true,
+        style: Style::Both,
+        documentation_style: DocumentationStyle::C99,
+        line_length: 120,
+        header: Some(fs::read_to_string(root.join("src/ffi/header.txt")).unwrap().trim_end().to_owned()),
+        after_includes: Some(INITIALIZER.trim_end().to_owned()),
+        ..Config::default()
+    };
+    let sources = SOURCES.iter().map(|name| root.join(format!("src/ffi/{name}.rs")));
+    let builder = sources.fold(Builder::new().with_config(config), Builder::with_src);
+    let mut header = Vec::new();
+    builder.generate().expect("cbindgen reads src/ffi").write(&mut header);
+    String::from_utf8(header).unwrap()
+}
+
+#[test]
+fn the_header_is_what_the_sources_say() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/kolo.h");
+    let generated = generate();
+    if std::env::var_os("KOLO_WRITE_HEADER").is_some() {
+        fs::write(&path, &generated).unwrap();
+    }
+    let committed = fs::read_to_string(&path).unwrap_or_default();
+    let different = generated.lines().zip(committed.lines()).find(|(generated, committed)| generated != committed);
+    assert!(
+        generated == committed,
+        "include/kolo.h is not what src/ffi says, first at {different:?}; run KOLO_WRITE_HEADER=1 cargo test --test header"
+    );
+}
+
+#[test]
+fn every_source_is_in_the_header() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ffi");
+    let mut exported = 0;
+    let header = generate();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let source = fs::read_to_string(&path).unwrap();
+        for after in source.split("#[unsafe(no_mangle)]\n").skip(1) {
+            let name = after.split("fn ").nth(1).unwrap().split('(').next().unwrap();
+            assert!(name.starts_with("kolo_"), "{name} in {}", path.display());
+            assert!(header.contains(&format!("{name}(")), "{name} of {} is not in the header", path.display());
+            exported += 1;
+        }
+    }
+    assert!(exported > 40, "only {exported} functions were found");
+}
