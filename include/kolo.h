@@ -29,7 +29,7 @@
 
 // What a kolo_config_t begins with: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0 }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0 }
 
 // The version of this header, which is that of the library it was generated from.
 #define KOLO_VERSION_MAJOR 0
@@ -114,6 +114,8 @@ typedef struct kolo_config_t {
   uint64_t start_timeout_ms;
   // "auto", "tcp" or "shm". Rank 0's counts.
   const char *transport;
+  // How large private buffers pass between processes: "auto", "staged", "streamed" or "read". Rank 0's counts.
+  const char *passage;
   // The algorithm for all operations that have it, such as "ring". Rank 0's counts.
   const char *algorithm;
   // The name of the job, which tells it from others that use the same store.

@@ -30,6 +30,8 @@ pub struct kolo_config_t {
     pub start_timeout_ms: u64,
     /// "auto", "tcp" or "shm". Rank 0's counts.
     pub transport: *const c_char,
+    /// How large private buffers pass between processes: "auto", "staged", "streamed" or "read". Rank 0's counts.
+    pub passage: *const c_char,
     /// The algorithm for all operations that have it, such as "ring". Rank 0's counts.
     pub algorithm: *const c_char,
     /// The name of the job, which tells it from others that use the same store.
@@ -102,6 +104,9 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
     unsafe {
         if let Some(transport) = named(config.transport, "transport")? {
             builder = builder.transport(transport);
+        }
+        if let Some(passage) = named(config.passage, "passage")? {
+            builder = builder.passage(passage);
         }
         if let Some(algorithm) = named(config.algorithm, "algorithm")? {
             builder = builder.algorithm(algorithm);
