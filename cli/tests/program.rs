@@ -247,6 +247,16 @@ mod run {
         }
     }
 
+    /// As when rank 0 fails because rank 1 was killed, and the launcher hears of rank 0 first. (In the other order it is no
+    /// different.)
+    #[test]
+    fn who_was_killed_counts_as_the_cause() {
+        let script = "[ $KOLO_RANK = 0 ] && exit 1; sleep 0.3; kill -KILL $$";
+        let (code, err) = failed(&["run", "-n", "2", "--grace", "60", "--", "sh", "-c", script]);
+        assert_eq!(code, 137);
+        assert!(err.contains("rank 1"), "{err}");
+    }
+
     /// A rank that is killed in the middle of a collective: the others name it.
     #[test]
     fn survivors_name_the_culprit() {

@@ -216,7 +216,16 @@ impl Ranks {
                         // What it has started does not outlive the job.
                         process.signal(Signal::KILL);
                     }
-                    if !status.success() && failure.is_none() {
+                    // The news of a rank that was killed may come after that of one that failed because of it.
+                    let was_killed = |status: &ExitStatus| status.code().is_none();
+                    let is_cause = match &failure {
+                        None => !status.success(),
+                        Some(Failure::Rank { status: first, .. }) => {
+                            urgency == Urgency::Reporting && was_killed(&status) && !was_killed(first)
+                        }
+                        Some(Failure::Stopped(_)) => false,
+                    };
+                    if is_cause {
                         failure = Some(Failure::Rank { rank, pid, status, after: self.began.elapsed() });
                         if urgency == Urgency::Running {
                             (urgency, deadline) = (Urgency::Reporting, Some(Instant::now() + self.grace));
