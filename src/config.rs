@@ -20,7 +20,8 @@ numbered! {
 }
 
 numbered! {
-    /// How the data of a large all-reduce on private memory gets from one process of a host to another.
+    /// How data of 1 MiB and more in private memory gets from one process of a host to another, in all-reduce, all-gather and
+    /// all-to-all.
     pub enum Passage {
         /// As is quickest, which the first such operation tries out.
         Auto = 0, "auto";

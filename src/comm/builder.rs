@@ -116,7 +116,7 @@ impl Builder {
         self
     }
 
-    /// How the data of a large all-reduce on private memory gets from one process of a host to another. Rank 0's counts.
+    /// How data of 1 MiB and more in private memory gets from one process of a host to another. Rank 0's counts.
     pub fn passage(mut self, passage: Passage) -> Self {
         self.passage = Some(passage);
         self

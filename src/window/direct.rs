@@ -7,7 +7,7 @@
 //! | [`inline`]: up to 48 bytes in the flag line | none but the line | 1 |
 //! | [`OneShot`]: stage all, reduce everybody's | (N + 3) S | 1 |
 //! | [`TwoShot`]: stage the others' slices, reduce mine, read theirs | (5 - 2/N) S | 2 |
-//! | [`super::reading`]: read the others' input for my slice, then their slices | (5 - 3/N) S | 3 |
+//! | [`reading`]: read the others' input for my slice, then their slices | (5 - 3/N) S | 3 |
 //! | registered: reduce my slice where it lies, write it where it belongs | 2 S | 2 |
 //! | [`Spread`], [`Collect`], [`Exchange`]: stage, read | at most 4 S | 1 |
 //!
@@ -17,7 +17,8 @@ use std::ops::Range;
 
 use super::flags::{NOTES, Notes};
 use super::heap::Location;
-use super::{Direct, SLOT, Slots, Sources, Window, WindowCall, reading, trial};
+use super::trial::{self, Traffic};
+use super::{Direct, SLOT, Slots, Sources, Window, WindowCall, reading};
 use crate::attempt::Attempt;
 use crate::config::Passage;
 use crate::error::{Cause, Result};
@@ -45,6 +46,9 @@ pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &Wind
     let from_root = if is_root { Sources::Nobody } else { Sources::One(call.root) };
     let to_root = if is_root { Sources::Everybody } else { Sources::Nobody };
     let memory = Memory { call, rank, ranks };
+    if reading::copy(window, attempt, memory)? {
+        return Ok(());
+    }
     let mut parts = std::mem::take(&mut window.parts);
     let result = match call.op {
         Op::Barrier => window.pipeline(attempt, Sources::Everybody, 0, &mut Nothing),
@@ -58,7 +62,7 @@ pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &Wind
             window.pipeline(attempt, sources, 0, &mut OneShot { memory, takes, parts: &mut parts })
         }
         Op::AllReduce => {
-            let mut two_shot = TwoShot { memory, root: None, streams: window.passage == Passage::Streamed, parts: &mut parts };
+            let mut two_shot = TwoShot { memory, root: None, streams: false, parts: &mut parts };
             all_reduce(window, attempt, &mut two_shot)
         }
         Op::Reduce => {
@@ -109,7 +113,7 @@ impl Memory<'_> {
     /// # Safety
     ///
     /// Both are valid for so many elements.
-    unsafe fn copy(&self, from: *const u8, to: *mut u8, elements: usize) {
+    pub(super) unsafe fn copy(&self, from: *const u8, to: *mut u8, elements: usize) {
         if from != to {
             // SAFETY: the caller vouches for both; buffers and slots are apart, and within the buffers only whole blocks are
             // copied, which are the same or apart.
@@ -406,9 +410,9 @@ impl Direct for Spread<'_> {
 }
 
 /// Everybody stages its block; whoever is to have them takes the others'.
-struct Collect<'a> {
-    memory: Memory<'a>,
-    takes: bool,
+pub(super) struct Collect<'a> {
+    pub(super) memory: Memory<'a>,
+    pub(super) takes: bool,
 }
 
 impl Collect<'_> {
@@ -547,8 +551,10 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
     let (input, output) = (find(memory.call.input), find(memory.call.output.as_const()));
     let mine = input.zip(output).map(|(input, output)| Places { input, output });
 
-    // By a passage that is known already, the first piece need not wait until it is known what the others have.
-    let stages = bytes < trial::LARGE || matches!(window.passage, Passage::Staged | Passage::Streamed);
+    // If the passage is known already, the first piece need not wait until it is known what the others have.
+    let passage = window.passages.known(Traffic::Reduced, bytes);
+    let stages = matches!(passage, Some(Passage::Staged | Passage::Streamed));
+    two_shot.streams = passage == Some(Passage::Streamed);
     let turn = window.turns.next();
     window.begin_turn(attempt, Places::notes(mine))?;
     if mine.is_none() && stages {
@@ -565,10 +571,13 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
         return window.pipeline(attempt, Sources::Everybody, 1, two_shot);
     }
     if registered < memory.ranks {
-        if registered == 0 && trial::passage(window, attempt)? == Passage::Read {
-            return reading::all_reduce(window, attempt, memory, two_shot.parts);
+        if registered == 0 {
+            let passage = trial::passage(window, attempt, Traffic::Reduced, bytes)?;
+            if passage == Passage::Read {
+                return reading::all_reduce(window, attempt, memory, two_shot.parts);
+            }
+            two_shot.streams = passage == Passage::Streamed;
         }
-        two_shot.streams = window.passage == Passage::Streamed;
         return window.pipeline(attempt, Sources::Everybody, 0, two_shot);
     }
 

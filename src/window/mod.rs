@@ -28,6 +28,7 @@ use crate::sys::{self, Patience, ProcessWatch, Segment};
 use crate::types::{Descriptor, Op, Rank, mix};
 use flags::{Line, Lines, NOTES, Notes, SLOTS, Turns};
 use heap::Heap;
+use trial::Passages;
 
 /// Bytes of one slot. Larger data goes through in pieces.
 const SLOT: usize = 128 << 10;
@@ -121,10 +122,7 @@ pub(crate) struct Window {
     /// The fingerprint of all operations so far, in their order. Not every operation has every rank compare: a root of a
     /// broadcast reads nobody's flags. Chained, what it did not see shows in the next comparison, whoever makes it.
     chain: u64,
-    /// How large private buffers pass; `Auto` until that has been tried.
-    passage: Passage,
-    /// Whether all ranks are known to be able to read each other's memory.
-    may_read: bool,
+    passages: Passages,
     /// The addresses of a fold's parts, and what came inline; kept for their memory.
     parts: Vec<*const u8>,
     inline: Vec<Notes>,
@@ -228,8 +226,7 @@ impl Window {
             watches: std::iter::repeat_with(|| Watch::NotOpened).take(ranks).collect(),
             heap: Heap::default(),
             chain: 0,
-            passage,
-            may_read: false,
+            passages: Passages::new(passage),
             parts: Vec::with_capacity(ranks),
             inline: vec![[0; NOTES]; ranks],
         }

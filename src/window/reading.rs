@@ -1,14 +1,64 @@
-//! All-reduce on private memory with nothing staged: the system copies each rank's part out of the other processes.
+//! Private memory with nothing staged: the system copies what each rank needs out of the other processes.
 //!
 //! Every byte moves once less than through slots, and none is written into a cache from which another core has to fetch it.
-//! But the system looks up every page. Which is quicker depends on the machine; [`super::trial`] finds out.
+//! But the system looks up every page. Which is quicker depends on the machine; [`trial`] finds out.
 
 use super::direct::Memory;
+use super::trial::{self, LARGE, Traffic};
 use super::{NOTES, Window};
 use crate::attempt::Attempt;
+use crate::config::Passage;
 use crate::error::{Cause, Result};
 use crate::schedule::chunk;
 use crate::sys;
+use crate::types::Op;
+
+/// Carries out an operation in which everybody gets data of everybody as it is; false, and nothing done, if it is not one, or
+/// if it is better staged. (Where one rank has what the others want, it had better help them: staged, it copies, too.)
+pub(super) fn copy(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_>) -> Result<bool> {
+    let call = memory.call;
+    if !matches!(call.op, Op::AllGather | Op::AllGatherV | Op::AllToAll) {
+        return Ok(false);
+    }
+    let bytes = call.blocks.range(memory.ranks - 1).end * call.element;
+    if bytes < LARGE || trial::passage(window, attempt, Traffic::Copied, bytes)? != Passage::Read {
+        return Ok(false);
+    }
+    copy_now(window, attempt, memory)
+}
+
+/// As [`copy`], without asking whether it is better; false if a rank's input would be overwritten while others read it.
+pub(super) fn copy_now(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_>) -> Result<bool> {
+    let Memory { call, rank, ranks } = memory;
+    let (input, output) = (call.input.ptr.addr(), call.output.ptr.addr());
+    let overlap = input < output + call.output.len && output < input + call.input.len;
+    let is_overwritten = call.op == Op::AllToAll && overlap;
+    let mut notes = [0; NOTES];
+    (notes[0], notes[1]) = (call.input.ptr.expose_provenance() as u64, is_overwritten.into());
+    let turn = window.exchange(attempt, notes)?;
+    let theirs: Vec<_> = (0..ranks).map(|peer| window.turns.line(peer, turn).notes()).collect();
+    if is_overwritten || (0..ranks).any(|peer| peer != rank && theirs[peer][1] != 0) {
+        return Ok(false);
+    }
+    // Each begins with the next, so that not all read from one.
+    for peer in (0..ranks).map(|step| (rank + step) % ranks) {
+        let to = call.blocks.range(peer);
+        // An all-gather's input is the block itself.
+        let from = if call.op == Op::AllToAll { call.blocks.range(rank) } else { 0..to.len() };
+        let to = memory.output(&to);
+        if peer == rank {
+            // SAFETY: the caller of `Window::run` vouches for both buffers.
+            unsafe { memory.copy(memory.input(&from), to, from.len()) };
+        } else {
+            let address = theirs[peer][0] + (from.start * call.element) as u64;
+            // SAFETY: the caller of `Window::run` vouches for the output.
+            unsafe { read(window, attempt, peer, address, to, from.len() * call.element)? };
+        }
+    }
+    // Nobody returns before everybody has read.
+    window.meet(attempt)?;
+    Ok(true)
+}
 
 /// Bytes that are read from each rank at once, and reduced while they are in the cache.
 const BLOCK: usize = 128 << 10;

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::heap::Allocation;
-use super::trial::LARGE;
+use super::trial::{LARGE, Traffic};
 use super::{PART, SLOT, Window, WindowCall};
 use crate::attempt::{Attempt, Member, Terms};
 use crate::buffer::{Chunk, ChunkMut};
@@ -191,18 +191,21 @@ fn large_buffers() {
     for &passage in Passage::ALL {
         for ranks in [2, 3, 5] {
             dance_with(passage, ranks, LATE, |dancer, _| {
-                for (round, count) in [LARGE / 8 - 1, LARGE / 8, LARGE / 8 + 1, LARGE / 2 + 77].into_iter().enumerate() {
+                for (round, count) in [LARGE / 8 - 1, LARGE / 8, LARGE / 8 + 77].into_iter().enumerate() {
                     for in_place in [false, true] {
-                        dancer.check(Op::AllReduce, count, 0, in_place, round as u64);
-                        dancer.check(Op::Reduce, count, round % ranks, in_place, round as u64);
+                        for op in OPS {
+                            dancer.check(op, count, round % ranks, in_place, round as u64);
+                        }
                     }
                 }
-                match passage {
-                    Passage::Auto => assert_ne!(dancer.window.passage, Passage::Auto),
-                    // A process may always read its own memory.
-                    Passage::Read if cfg!(target_os = "linux") => assert_eq!(dancer.window.passage, Passage::Read),
-                    Passage::Read => assert_eq!(dancer.window.passage, Passage::Staged),
-                    passage => assert_eq!(dancer.window.passage, passage),
+                for traffic in [Traffic::Reduced, Traffic::Copied] {
+                    let taken = dancer.window.passages.known(traffic, LARGE);
+                    match passage {
+                        Passage::Auto => assert!(taken.is_some_and(|taken| taken != Passage::Auto)),
+                        // A process may always read its own memory.
+                        Passage::Read if !cfg!(target_os = "linux") => assert_eq!(taken, Some(Passage::Staged)),
+                        passage => assert_eq!(taken, Some(passage)),
+                    }
                 }
             });
         }

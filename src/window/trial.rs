@@ -1,4 +1,4 @@
-//! How large private buffers pass between processes: the first all-reduce on such a buffer tries all ways, and the quickest is
+//! How large private buffers pass between processes: the first operation on such a buffer tries all ways, and the quickest is
 //! taken from then on.
 //!
 //! No table of machines would do: with processors that share a cache, data is best staged in it; with processors that do not,
@@ -7,21 +7,24 @@
 
 use std::time::{Duration, Instant};
 
-use super::direct::{Memory, TwoShot};
+use super::direct::{Collect, Memory, TwoShot};
 use super::{NOTES, Sources, Window, WindowCall, reading};
 use crate::attempt::Attempt;
 use crate::buffer::ChunkMut;
 use crate::config::Passage;
 use crate::error::Result;
 use crate::reduce::Kernel;
+use crate::schedule::Blocks;
 use crate::types::{DType, Op, ReduceOp};
 
 /// From so many bytes on a buffer is large.
 pub(super) const LARGE: usize = 1 << 20;
 
-/// Bytes that are reduced in the trial: more than the second-level caches of most processors hold, so that memory counts as it
-/// does for the buffers that matter.
-const TRIED: usize = 4 << 20;
+/// From so many bytes on it is too large for the caches of most processors, and other ways may be quicker.
+const VERY_LARGE: usize = 8 << 20;
+
+/// Bytes of the buffer with which ways are tried: one of the large, one of the very large.
+const TRIED: [usize; 2] = [LARGE, 2 * VERY_LARGE];
 
 /// Of so many tries of each way the quickest counts: others share the machine.
 const TRIES: usize = 3;
@@ -30,41 +33,91 @@ const TRIES: usize = 3;
 const WAYS: [Passage; 3] = [Passage::Staged, Passage::Streamed, Passage::Read];
 const CLEARLY: f64 = 0.9;
 
-/// How large private buffers pass. All ranks come to the same, in the same operation.
-pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>) -> Result<Passage> {
-    match window.passage {
-        Passage::Auto => {
-            let began = Instant::now();
-            window.passage = quickest(window, attempt)?;
-            tracing::info!(passage = %window.passage, took = ?began.elapsed(), "tried how large buffers pass");
-        }
-        Passage::Read if !window.may_read => {
-            window.may_read = reading::is_allowed(window, attempt)?;
-            if !window.may_read {
-                tracing::warn!("the system does not let this process read the memory of its peers; buffers are staged instead");
-                window.passage = Passage::Staged;
-            }
-        }
-        Passage::Read | Passage::Staged | Passage::Streamed => {}
-    }
-    Ok(window.passage)
+/// What an operation does with the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Traffic {
+    /// All-reduces it.
+    Reduced = 0,
+    /// Gives it to all others as it is.
+    Copied = 1,
 }
 
-fn quickest(window: &mut Window, attempt: &Attempt<'_>) -> Result<Passage> {
-    window.may_read = reading::is_allowed(window, attempt)?;
-    // Zeros stay zeros, however often they are added.
-    let mut bytes = vec![0u64; TRIED / size_of::<u64>()];
+/// What is known of how large private buffers pass.
+pub(super) struct Passages {
+    /// What the settings say.
+    wanted: Passage,
+    /// What the trials have said, by traffic and size; `Auto` until then.
+    tried: [[Passage; TRIED.len()]; 2],
+    /// Whether all ranks can read each other's memory; `None` until that has been tried.
+    may_read: Option<bool>,
+}
+
+impl Passages {
+    pub(super) fn new(wanted: Passage) -> Passages {
+        Passages { wanted, tried: [[Passage::Auto; TRIED.len()]; 2], may_read: None }
+    }
+
+    /// How a buffer passes, if that need not be tried.
+    pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<Passage> {
+        let passage = match (self.wanted, self.may_read) {
+            _ if bytes < LARGE => Passage::Staged,
+            // Read, 64 MiB take a third longer than past the caches through slots.
+            (Passage::Auto, _) if traffic == Traffic::Copied && bytes >= VERY_LARGE => Passage::Staged,
+            (Passage::Auto, _) => self.tried[traffic as usize][size(bytes)],
+            (Passage::Read, None) => Passage::Auto,
+            (Passage::Read, Some(false)) => Passage::Staged,
+            (wanted, _) => wanted,
+        };
+        (passage != Passage::Auto).then_some(passage)
+    }
+}
+
+fn size(bytes: usize) -> usize {
+    usize::from(bytes >= VERY_LARGE)
+}
+
+/// How a private buffer passes. All ranks come to the same, in the same operation.
+pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, bytes: usize) -> Result<Passage> {
+    if let Some(known) = window.passages.known(traffic, bytes) {
+        return Ok(known);
+    }
+    let may_read = match window.passages.may_read {
+        Some(may) => may,
+        None => reading::is_allowed(window, attempt)?,
+    };
+    window.passages.may_read = Some(may_read);
+    if window.passages.wanted != Passage::Auto {
+        if !may_read {
+            tracing::warn!("the system does not let ranks read each other's memory; buffers are staged instead");
+        }
+        return Ok(if may_read { Passage::Read } else { Passage::Staged });
+    }
+    let began = Instant::now();
+    let passage = quickest(window, attempt, traffic, TRIED[size(bytes)])?;
+    tracing::info!(?traffic, bytes, %passage, took = ?began.elapsed(), "tried how large buffers pass");
+    window.passages.tried[traffic as usize][size(bytes)] = passage;
+    Ok(passage)
+}
+
+fn quickest(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, tried: usize) -> Result<Passage> {
+    // Zeros stay zeros, however often they are added; but memory that was never written is not there.
+    let mut bytes = vec![0u64; tried / size_of::<u64>()];
+    bytes.fill(std::hint::black_box(0));
     let buffer = ChunkMut::of(&mut bytes);
     let mut mine = [Duration::MAX; WAYS.len()];
     for _ in 0..TRIES {
         for (way, best) in WAYS.into_iter().zip(&mut mine) {
-            if way == Passage::Read && !window.may_read {
-                continue;
+            let is_possible = match way {
+                Passage::Read => window.passages.may_read == Some(true),
+                Passage::Streamed => traffic == Traffic::Reduced,
+                Passage::Auto | Passage::Staged => true,
+            };
+            if is_possible {
+                window.meet(attempt)?;
+                let began = Instant::now();
+                run(window, attempt, traffic, way, buffer)?;
+                *best = began.elapsed().min(*best);
             }
-            window.meet(attempt)?;
-            let began = Instant::now();
-            all_reduce(window, attempt, way, buffer)?;
-            *best = began.elapsed().min(*best);
         }
     }
     let mut notes = [0; NOTES];
@@ -81,21 +134,32 @@ fn quickest(window: &mut Window, attempt: &Attempt<'_>) -> Result<Passage> {
     Ok(WAYS[quickest])
 }
 
-/// All-reduces a private buffer one way or the other.
-fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, way: Passage, buffer: ChunkMut) -> Result<()> {
+/// All-reduces or all-gathers a private buffer, one way or the other.
+fn run(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, way: Passage, buffer: ChunkMut) -> Result<()> {
     let dtype = DType::F32;
-    let call = WindowCall {
-        count: buffer.len / dtype.size(),
-        kernel: Kernel::new(dtype, ReduceOp::Sum),
-        ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, dtype.size())
-    };
-    let memory = Memory { call: &call, rank: window.rank, ranks: window.members.len() };
-    let mut parts = Vec::with_capacity(memory.ranks);
-    match way {
-        Passage::Read => reading::all_reduce(window, attempt, memory, &mut parts),
-        Passage::Auto | Passage::Staged | Passage::Streamed => {
-            let streams = way == Passage::Streamed;
-            window.pipeline(attempt, Sources::Everybody, 0, &mut TwoShot { memory, root: None, streams, parts: &mut parts })
+    let (rank, ranks) = (window.rank, window.members.len());
+    let count = buffer.len / dtype.size();
+    let call = match traffic {
+        Traffic::Reduced => WindowCall {
+            count,
+            kernel: Kernel::new(dtype, ReduceOp::Sum),
+            ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, dtype.size())
+        },
+        Traffic::Copied => {
+            let block = count / ranks * dtype.size();
+            let input = buffer.as_const().skip(rank * block).take(block);
+            WindowCall { blocks: Blocks::Even(count / ranks), ..WindowCall::new(Op::AllGather, input, buffer, dtype.size()) }
         }
+    };
+    let memory = Memory { call: &call, rank, ranks };
+    let parts = &mut Vec::with_capacity(ranks);
+    match (traffic, way) {
+        (Traffic::Reduced, Passage::Read) => reading::all_reduce(window, attempt, memory, parts),
+        (Traffic::Reduced, way) => {
+            let streams = way == Passage::Streamed;
+            window.pipeline(attempt, Sources::Everybody, 0, &mut TwoShot { memory, root: None, streams, parts })
+        }
+        (Traffic::Copied, Passage::Read) => reading::copy_now(window, attempt, memory).map(drop),
+        (Traffic::Copied, _) => window.pipeline(attempt, Sources::Everybody, 0, &mut Collect { memory, takes: true }),
     }
 }
