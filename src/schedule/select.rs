@@ -263,13 +263,16 @@ fn price_messages(op: Op, s: f64, layout: Layout, algorithm: Algorithm) -> Price
         local_bytes,
         ..Price::default()
     };
-    // Everybody exchanges `block` bytes with everybody.
-    let pairwise = |block: f64| Price {
+    // Everybody exchanges `block` bytes with everybody, in so many rounds.
+    let pairwise = |block: f64, times: f64| Price {
         network_bytes: per_host * (n - per_host) * block,
         local_bytes: (per_host - 1.0) * block,
-        messages: n - 1.0,
-        ..rounds(1.0, 0.0)
+        messages: times * (n - 1.0),
+        ..rounds(times, 0.0)
     };
+    // What is reduced directly goes piece by piece, and each waits for the last part of the one before. Between hosts the wire
+    // is idle meanwhile; inside one, processors are what is short, and they are busy.
+    let pieces = if layout.hosts > 1 { (s / n / piece_bytes(Algorithm::Direct) as f64).ceil().max(1.0) } else { 1.0 };
     // Ranks beyond a power of two hand their part to a neighbour first and get the result last.
     let beyond = if layout.ranks.is_power_of_two() { Price::default() } else { Price { reduced: s, ..rounds(2.0, 2.0 * s) } };
     let reduced = |bytes: f64, price: Price| Price { reduced: price.reduced + bytes, ..price };
@@ -309,11 +312,12 @@ fn price_messages(op: Op, s: f64, layout: Layout, algorithm: Algorithm) -> Price
         (Algorithm::HalvingDoubling, _) => {
             reduced(most * s, levels(1.0, per_host * (1.0 - 1.0 / hosts) * s, (1.0 - 1.0 / per_host) * s / hosts))
         }
-        (Algorithm::Direct, Op::AllReduce) => reduced(most * s, pairwise(s / n).plus(pairwise(s / n))),
+        (Algorithm::Direct, Op::AllReduce) => reduced(most * s, pairwise(s / n, pieces).plus(pairwise(s / n, pieces))),
         (Algorithm::Direct, Op::Reduce) => reduced((n - 1.0) * s, Price { messages: n - 1.0, ..rounds(1.0, (n - per_host) * s) }),
         (Algorithm::Direct, Op::Gather | Op::Scatter) => Price { messages: n - 1.0, ..rounds(1.0, most * s) },
         (Algorithm::Direct, Op::Send | Op::Recv) => rounds(1.0, s),
-        (Algorithm::Direct, _) => reduced(reduces * most * s, pairwise(s / n)),
+        (Algorithm::Direct, _) if op.reduces() => reduced(most * s, pairwise(s / n, pieces)),
+        (Algorithm::Direct, _) => pairwise(s / n, 1.0),
         (Algorithm::Dissemination, _) => levels(1.0, 0.0, 0.0),
         (Algorithm::Window | Algorithm::Hierarchical, _) => unreachable!("not made of messages"),
     }
@@ -407,6 +411,9 @@ mod tests {
         assert_eq!(chosen(Op::AllReduce, 8, 64, 64).algorithm, Algorithm::RecursiveDoubling);
         let large = chosen(Op::AllReduce, 1 << 30, 64, 64).algorithm;
         assert!(matches!(large, Algorithm::Ring | Algorithm::HalvingDoubling | Algorithm::DoubleTree), "{large}");
+        // Direct reductions wait for each piece.
+        let large = chosen(Op::AllReduce, 64 << 20, 4, 4).algorithm;
+        assert!(matches!(large, Algorithm::Ring | Algorithm::HalvingDoubling), "{large}");
         assert_eq!(chosen(Op::AllReduce, 1 << 20, 4, 1).algorithm, Algorithm::Window);
         assert_eq!(chosen(Op::AllReduce, 1 << 20, 64, 8).algorithm, Algorithm::Hierarchical);
         assert_eq!(chosen(Op::Barrier, 0, 64, 64).algorithm, Algorithm::Dissemination);
