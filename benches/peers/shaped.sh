@@ -82,7 +82,7 @@ all_reduce() {
     awk '/^# Avg bus bandwidth/ { print $(NF - 1) * 1000 }' "$folder/kolo0"
 }
 
-on 1 iperf3 -s >/dev/null &
+on 1 iperf3 -s >/dev/null 2>&1 &
 until on 0 iperf3 -c "$network.2" -n 1 >/dev/null 2>&1; do
     kill -0 $! || die "iperf3 -s ended"
 done
