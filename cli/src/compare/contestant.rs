@@ -11,7 +11,7 @@ use crate::bench::operation::Operation;
 pub(super) enum Contestant {
     Kolo,
     KoloRegistered,
-    /// As many bytes of half as many bits: its ratio is that of the rates.
+    /// As many bytes, of bf16: its ratio is that of the byte rates.
     KoloBf16,
     KoloTcp,
     Gloo,
@@ -121,7 +121,7 @@ impl Contestant {
             DeepSpeed => prepare_python(
                 folder,
                 "from deepspeed.accelerator import get_accelerator as get; get().create_op_builder('ShareMemCommBuilder').load()",
-                "pip install torch deepspeed ninja, with a C++ compiler",
+                "pip install torch ninja, then pip install --no-build-isolation deepspeed, with a C++ compiler",
             ),
             OpenMpi | OpenMpiTcp => compile(&self.program(folder), "mpicc.openmpi", "apt install openmpi-bin libopenmpi-dev"),
             Mpich | MpichTcp => compile(&self.program(folder), "mpicc.mpich", "apt install mpich libmpich-dev"),
