@@ -159,6 +159,9 @@ pub(crate) const fn is_hierarchical(op: Op) -> bool {
     matches!(op, Op::AllReduce | Op::Broadcast | Op::Reduce | Op::Barrier)
 }
 
+/// Bytes that a TCP connection has on the way two round trips after it was idle: four times the initial window.
+const IDLE_WINDOW: f64 = 64.0 * 1024.0;
+
 /// What the critical path of a collective consists of. Bytes are fractions of rounds, hence not whole.
 #[derive(Clone, Copy, Debug, Default)]
 struct Price {
@@ -307,7 +310,11 @@ fn price_messages(op: Op, s: f64, layout: Layout, algorithm: Algorithm) -> Price
         (Algorithm::RecursiveDoubling, _) => levels(1.0, per_host * (n - per_host) / n * s, (per_host - 1.0) / n * s),
         (Algorithm::HalvingDoubling, Op::AllReduce) => {
             let inside = 2.0 * (1.0 - 1.0 / per_host) * s;
-            reduced(most * s, levels(2.0, 2.0 * (1.0 - 1.0 / hosts) * s, inside)).plus(beyond)
+            // Every round has another partner, whose connection was idle: where its window is too small for what is sent, it
+            // takes two round trips to grow. The ring keeps its connections busy.
+            let grows = if s / hosts >= IDLE_WINDOW { 2.0 * net_log } else { 0.0 };
+            let windows = Price { network_rounds: 4.0 * grows, ..Price::default() };
+            reduced(most * s, levels(2.0, 2.0 * (1.0 - 1.0 / hosts) * s, inside)).plus(beyond).plus(windows)
         }
         (Algorithm::HalvingDoubling, _) => {
             reduced(most * s, levels(1.0, per_host * (1.0 - 1.0 / hosts) * s, (1.0 - 1.0 / per_host) * s / hosts))
@@ -411,9 +418,8 @@ mod tests {
         assert_eq!(chosen(Op::AllReduce, 8, 64, 64).algorithm, Algorithm::RecursiveDoubling);
         let large = chosen(Op::AllReduce, 1 << 30, 64, 64).algorithm;
         assert!(matches!(large, Algorithm::Ring | Algorithm::HalvingDoubling | Algorithm::DoubleTree), "{large}");
-        // Direct reductions wait for each piece.
-        let large = chosen(Op::AllReduce, 64 << 20, 4, 4).algorithm;
-        assert!(matches!(large, Algorithm::Ring | Algorithm::HalvingDoubling), "{large}");
+        // Direct reductions wait for each piece, and halving for connections that were idle.
+        assert_eq!(chosen(Op::AllReduce, 64 << 20, 4, 4).algorithm, Algorithm::Ring);
         assert_eq!(chosen(Op::AllReduce, 1 << 20, 4, 1).algorithm, Algorithm::Window);
         assert_eq!(chosen(Op::AllReduce, 1 << 20, 64, 8).algorithm, Algorithm::Hierarchical);
         assert_eq!(chosen(Op::Barrier, 0, 64, 64).algorithm, Algorithm::Dissemination);
