@@ -36,15 +36,21 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
 
+    if (argc < 3) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        MPI_Finalize();
+        return 0;
+    }
+
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", argv[1]);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", argv[2]);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
-        perror(argv[1]);
+        perror(argv[2]);
         return 1;
     }
     FILE *in = fdopen(fd, "r"), *out = fdopen(dup(fd), "w");
-    fprintf(out, "%s %d\n", argv[2], rank);
+    fprintf(out, "%s %d\n", argv[1], rank);
     fflush(out);
 
     float *send = NULL, *recv = NULL;

@@ -44,9 +44,10 @@ mod compare {
         std::fs::create_dir_all(&folder).unwrap();
         let (json, plot) = (folder.join("c.json"), folder.join("c.svg"));
         let files = ["--json", json.to_str().unwrap(), "--plot", plot.to_str().unwrap()];
-        let args = ["compare", "--rounds", "2", "--sizes", "8,64K", "--with", "copy,stream,scale,roundtrip,kolo-tcp,exchange"];
+        let args =
+            ["compare", "--rounds", "2", "--sizes", "8,64K", "--with", "copy,stream,scale,roundtrip,kolo-bf16,kolo-tcp,exchange"];
         let out = said(&[&args[..], &files].concat());
-        for who in ["kolo ", "copy", "stream", "scale", "roundtrip", "kolo-tcp", "exchange"] {
+        for who in ["kolo ", "copy", "stream", "scale", "roundtrip", "kolo-bf16", "kolo-tcp", "exchange"] {
             assert_eq!(out.lines().filter(|line| line.contains(who) && !line.starts_with('#')).count(), 2, "{who}:\n{out}");
         }
         let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
@@ -66,8 +67,12 @@ mod compare {
         // A block of at least one element for each rank.
         let out = said(&["compare", "all_gather", "-n", "3", "--rounds", "1", "--sizes", "8", "--with", "copy"]);
         assert!(out.contains("12 B  kolo"), "{out}");
-        let (_, err) = failed(&["compare", "broadcast", "--with", "kolo-registered"]);
-        assert!(err.contains("all_reduce only"), "{err}");
+        for who in ["kolo-registered", "kolo-bf16", "deepspeed"] {
+            let (_, err) = failed(&["compare", "broadcast", "--with", who]);
+            assert!(err.contains(who) && err.contains("all_reduce only"), "{err}");
+        }
+        let (_, err) = failed(&["compare", "all_reduce", "--tcp", "--with", "deepspeed"]);
+        assert!(err.contains("has no TCP"), "{err}");
         let (_, err) = failed(&["compare", "--json", "/no/such/folder/x.json"]);
         assert!(err.contains("no such folder"), "{err}");
     }
@@ -81,18 +86,37 @@ mod compare {
     }
 
     #[test]
+    fn a_start_is_compared() {
+        for tcp in [&[][..], &["--tcp"]] {
+            let out = said(&[&["compare", "start", "-n", "3", "--rounds", "2", "--with", "bounds"], tcp].concat());
+            let row: Vec<&str> = out.lines().last().unwrap().split_whitespace().collect();
+            assert_eq!((row[2], row[5]), (if tcp.is_empty() { "kolo" } else { "kolo-tcp" }, "1.00"), "{out}");
+            assert!(row[3].parse::<f64>().unwrap() > 0.0, "{out}");
+        }
+        let (_, err) = failed(&["compare", "start", "--with", "copy"]);
+        assert!(err.contains("copy is a bound of operations") && err.contains("start"), "{err}");
+        let output = Command::new(env!("CARGO_BIN_EXE_kolo"))
+            .args(["compare", "start", "--rounds", "1", "--with", "openmpi,mpich,gloo"])
+            .env("PATH", "/nowhere")
+            .output()
+            .unwrap();
+        let out = text(&output.stdout);
+        assert!(output.status.success() && out.matches("# NOT RUN: ").count() == 3 && out.contains("apt install"), "{out}");
+    }
+
+    #[test]
     fn what_is_missing_is_said_and_what_is_wrong_refused() {
         let (_, err) = failed(&["compare", "gather"]);
         assert!(err.contains("gather cannot be compared") && err.contains("all_to_all"), "{err}");
         let (_, err) = failed(&["compare", "--with", "nccl"]);
         assert!(err.contains("nccl is unknown") && err.contains("openmpi"), "{err}");
         let output = Command::new(env!("CARGO_BIN_EXE_kolo"))
-            .args(["compare", "--rounds", "1", "--sizes", "8", "--with", "openmpi,gloo"])
+            .args(["compare", "--rounds", "1", "--sizes", "8", "--with", "openmpi,gloo,deepspeed"])
             .env("PATH", "/nowhere")
             .output()
             .unwrap();
         let out = text(&output.stdout);
-        assert!(output.status.success() && out.matches("# NOT RUN: ").count() == 2 && out.contains("apt install"), "{out}");
+        assert!(output.status.success() && out.matches("# NOT RUN: ").count() == 3 && out.contains("apt install"), "{out}");
     }
 }
 

@@ -3,9 +3,10 @@
 //! One round of N-1 messages per rank, the bytes of the ring, and the owner of a slice has all parts at once: it sums
 //! them in the order of ranks, halves in `f32`, so that the result does not depend on how ranks are placed. Chan, Heimlich,
 //! Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience", Concurr. Comput. 19 (2007),
-//! section 4. With o the processor time of one message:
+//! section 4. With o the processor time of one message, and P the pieces of a slice, of which each waits for the one before:
 //!
-//! - `all_reduce`: 2 a + 2(N-1) o + 2(N-1)/N S b + (N-1)/N S g
+//! - `all_reduce`: P (2 a + 2(N-1) o) + 2(N-1)/N S b + (N-1)/N S g
+//! - `reduce_scatter`: P (a + (N-1) o) + (N-1)/N S (b + g)
 //! - `reduce`: a + (N-1) (o + S b + S g), for small worlds and where the order of summation matters
 //! - the others: a + (N-1) o + the bytes that leave or reach the busiest rank
 

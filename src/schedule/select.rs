@@ -159,6 +159,9 @@ pub(crate) const fn is_hierarchical(op: Op) -> bool {
     matches!(op, Op::AllReduce | Op::Broadcast | Op::Reduce | Op::Barrier)
 }
 
+/// Bytes that a TCP connection has on the way two round trips after it was idle: four times the initial window.
+const IDLE_WINDOW: f64 = 64.0 * 1024.0;
+
 /// What the critical path of a collective consists of. Bytes are fractions of rounds, hence not whole.
 #[derive(Clone, Copy, Debug, Default)]
 struct Price {
@@ -263,13 +266,16 @@ fn price_messages(op: Op, s: f64, layout: Layout, algorithm: Algorithm) -> Price
         local_bytes,
         ..Price::default()
     };
-    // Everybody exchanges `block` bytes with everybody.
-    let pairwise = |block: f64| Price {
+    // Everybody exchanges `block` bytes with everybody, in so many rounds.
+    let pairwise = |block: f64, times: f64| Price {
         network_bytes: per_host * (n - per_host) * block,
         local_bytes: (per_host - 1.0) * block,
-        messages: n - 1.0,
-        ..rounds(1.0, 0.0)
+        messages: times * (n - 1.0),
+        ..rounds(times, 0.0)
     };
+    // What is reduced directly goes piece by piece, and each waits for the last part of the one before. Between hosts the wire
+    // is idle meanwhile; inside one, processors are what is short, and they are busy.
+    let pieces = if layout.hosts > 1 { (s / n / piece_bytes(Algorithm::Direct) as f64).ceil().max(1.0) } else { 1.0 };
     // Ranks beyond a power of two hand their part to a neighbour first and get the result last.
     let beyond = if layout.ranks.is_power_of_two() { Price::default() } else { Price { reduced: s, ..rounds(2.0, 2.0 * s) } };
     let reduced = |bytes: f64, price: Price| Price { reduced: price.reduced + bytes, ..price };
@@ -304,16 +310,21 @@ fn price_messages(op: Op, s: f64, layout: Layout, algorithm: Algorithm) -> Price
         (Algorithm::RecursiveDoubling, _) => levels(1.0, per_host * (n - per_host) / n * s, (per_host - 1.0) / n * s),
         (Algorithm::HalvingDoubling, Op::AllReduce) => {
             let inside = 2.0 * (1.0 - 1.0 / per_host) * s;
-            reduced(most * s, levels(2.0, 2.0 * (1.0 - 1.0 / hosts) * s, inside)).plus(beyond)
+            // Every round has another partner, whose connection was idle: where its window is too small for what is sent, it
+            // takes two round trips to grow. The ring keeps its connections busy.
+            let grows = if s / hosts >= IDLE_WINDOW { 2.0 * net_log } else { 0.0 };
+            let windows = Price { network_rounds: 4.0 * grows, ..Price::default() };
+            reduced(most * s, levels(2.0, 2.0 * (1.0 - 1.0 / hosts) * s, inside)).plus(beyond).plus(windows)
         }
         (Algorithm::HalvingDoubling, _) => {
             reduced(most * s, levels(1.0, per_host * (1.0 - 1.0 / hosts) * s, (1.0 - 1.0 / per_host) * s / hosts))
         }
-        (Algorithm::Direct, Op::AllReduce) => reduced(most * s, pairwise(s / n).plus(pairwise(s / n))),
+        (Algorithm::Direct, Op::AllReduce) => reduced(most * s, pairwise(s / n, pieces).plus(pairwise(s / n, pieces))),
         (Algorithm::Direct, Op::Reduce) => reduced((n - 1.0) * s, Price { messages: n - 1.0, ..rounds(1.0, (n - per_host) * s) }),
         (Algorithm::Direct, Op::Gather | Op::Scatter) => Price { messages: n - 1.0, ..rounds(1.0, most * s) },
         (Algorithm::Direct, Op::Send | Op::Recv) => rounds(1.0, s),
-        (Algorithm::Direct, _) => reduced(reduces * most * s, pairwise(s / n)),
+        (Algorithm::Direct, _) if op.reduces() => reduced(most * s, pairwise(s / n, pieces)),
+        (Algorithm::Direct, _) => pairwise(s / n, 1.0),
         (Algorithm::Dissemination, _) => levels(1.0, 0.0, 0.0),
         (Algorithm::Window | Algorithm::Hierarchical, _) => unreachable!("not made of messages"),
     }
@@ -407,6 +418,8 @@ mod tests {
         assert_eq!(chosen(Op::AllReduce, 8, 64, 64).algorithm, Algorithm::RecursiveDoubling);
         let large = chosen(Op::AllReduce, 1 << 30, 64, 64).algorithm;
         assert!(matches!(large, Algorithm::Ring | Algorithm::HalvingDoubling | Algorithm::DoubleTree), "{large}");
+        // Direct reductions wait for each piece, and halving for connections that were idle.
+        assert_eq!(chosen(Op::AllReduce, 64 << 20, 4, 4).algorithm, Algorithm::Ring);
         assert_eq!(chosen(Op::AllReduce, 1 << 20, 4, 1).algorithm, Algorithm::Window);
         assert_eq!(chosen(Op::AllReduce, 1 << 20, 64, 8).algorithm, Algorithm::Hierarchical);
         assert_eq!(chosen(Op::Barrier, 0, 64, 64).algorithm, Algorithm::Dissemination);

@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use super::contestant::Contestant;
 use crate::bench::operation::Operation;
 
 /// How long a contestant may take to start: PyTorch takes its time.
-const START: Duration = Duration::from_secs(120);
+pub(super) const START: Duration = Duration::from_secs(120);
 /// How long it may take to answer.
 const ANSWER: Duration = Duration::from_secs(120);
 
@@ -53,24 +53,22 @@ struct Entered {
 /// The contestants that are there, and where they connect.
 pub(super) struct Arena {
     ranks: usize,
-    folder: PathBuf,
     listener: UnixListener,
     entered: Vec<Entered>,
+    /// Goes last: the ranks use it.
+    folder: Folder,
 }
 
 impl Arena {
     pub(super) fn new(ranks: usize) -> Result<Arena, String> {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|error| error.to_string())?;
-        let folder = std::env::temp_dir().join(format!("kolo-compare-{:016x}", u64::from_ne_bytes(random)));
-        let make = || {
-            std::fs::create_dir(&folder)?;
-            let listener = UnixListener::bind(folder.join("socket"))?;
+        let folder = Folder::new()?;
+        let listen = || {
+            let listener = UnixListener::bind(folder.path().join("socket"))?;
             listener.set_nonblocking(true)?;
             Ok(listener)
         };
-        let listener = make().map_err(|error: std::io::Error| format!("{}: {error}", folder.display()))?;
-        Ok(Arena { ranks, folder, listener, entered: Vec::new() })
+        let listener = listen().map_err(|error: std::io::Error| format!("{}: {error}", folder.path().display()))?;
+        Ok(Arena { ranks, listener, entered: Vec::new(), folder })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -83,7 +81,9 @@ impl Arena {
 
     /// Starts a contestant, and waits until all of its ranks are there.
     pub(super) fn enter(&mut self, contestant: Contestant) -> Result<(), String> {
-        let children = contestant.start(self.ranks, &self.folder, &self.folder.join("socket"))?;
+        let folder = self.folder.path();
+        contestant.prepare(folder)?;
+        let children = contestant.start(self.ranks, folder, Some(&folder.join("socket")))?;
         let mut entered = Entered { contestant, children, ranks: Vec::new() };
         let deadline = Instant::now() + START;
         let mut ranks: Vec<Option<BufReader<UnixStream>>> = (0..self.ranks).map(|_| None).collect();
@@ -168,9 +168,25 @@ impl Drop for Entered {
     }
 }
 
-impl Drop for Arena {
+/// A folder for what a comparison needs, gone with it.
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    pub(super) fn new() -> Result<Folder, String> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| error.to_string())?;
+        let path = std::env::temp_dir().join(format!("kolo-compare-{:016x}", u64::from_ne_bytes(random)));
+        std::fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(Folder(path))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
     fn drop(&mut self) {
-        self.entered.clear();
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,8 +1,9 @@
 //! Who takes part, and how it is started.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use super::Task;
 use crate::bench::operation::Operation;
 
 /// Who takes part in a comparison.
@@ -10,8 +11,11 @@ use crate::bench::operation::Operation;
 pub(super) enum Contestant {
     Kolo,
     KoloRegistered,
+    /// As many bytes, of bf16: its ratio is that of the byte rates.
+    KoloBf16,
     KoloTcp,
     Gloo,
+    DeepSpeed,
     OpenMpi,
     OpenMpiTcp,
     Mpich,
@@ -30,16 +34,33 @@ pub(super) enum Contestant {
 
 use Contestant::*;
 
-const ALL: [Contestant; 13] =
-    [Kolo, KoloRegistered, KoloTcp, Gloo, OpenMpi, OpenMpiTcp, Mpich, MpichTcp, Copy, Stream, Scale, Exchange, RoundTrip];
+const ALL: [Contestant; 15] = [
+    Kolo,
+    KoloRegistered,
+    KoloBf16,
+    KoloTcp,
+    Gloo,
+    DeepSpeed,
+    OpenMpi,
+    OpenMpiTcp,
+    Mpich,
+    MpichTcp,
+    Copy,
+    Stream,
+    Scale,
+    Exchange,
+    RoundTrip,
+];
 
 impl Contestant {
     pub(super) fn name(self) -> &'static str {
         match self {
             Kolo => "kolo",
             KoloRegistered => "kolo-registered",
+            KoloBf16 => "kolo-bf16",
             KoloTcp => "kolo-tcp",
             Gloo => "gloo",
+            DeepSpeed => "deepspeed",
             OpenMpi => "openmpi",
             OpenMpiTcp => "openmpi-tcp",
             Mpich => "mpich",
@@ -57,99 +78,140 @@ impl Contestant {
     }
 
     /// Those that a name on the command line stands for.
-    pub(super) fn named(name: &str, tcp: bool, op: Operation) -> Result<Vec<Contestant>, String> {
-        if name == KoloRegistered.name() && op != Operation::AllReduce {
-            return Err(format!("{name} moves less in all_reduce only; it is no contestant in {}", op.name()));
-        }
-        Ok(match (name, tcp) {
-            ("openmpi", true) => vec![OpenMpiTcp],
-            ("mpich", true) => vec![MpichTcp],
-            ("bounds", true) => vec![Exchange],
-            ("bounds", false) if op == Operation::Barrier => vec![RoundTrip],
-            ("bounds", false) if op == Operation::AllReduce => vec![KoloRegistered, Copy, Stream, Scale, RoundTrip],
-            ("bounds", false) => vec![Copy, Stream],
+    pub(super) fn named(name: &str, tcp: bool, task: Task) -> Result<Vec<Contestant>, String> {
+        let contestants = match (name, task) {
+            ("openmpi", _) if tcp => vec![OpenMpiTcp],
+            ("mpich", _) if tcp => vec![MpichTcp],
+            ("bounds", Task::Start) => vec![],
+            ("bounds", _) if tcp => vec![Exchange],
+            ("bounds", Task::Operation(Operation::Barrier)) => vec![RoundTrip],
+            ("bounds", Task::Operation(Operation::AllReduce)) => vec![KoloRegistered, KoloBf16, Copy, Stream, Scale, RoundTrip],
+            ("bounds", _) => vec![Copy, Stream],
             _ => vec![Contestant::from_name(name).ok_or_else(|| {
                 let names: Vec<_> = ALL.iter().map(|contestant| contestant.name()).collect();
                 format!("{name} is unknown; there are bounds, {}", names.join(", "))
             })?],
-        })
+        };
+        for contestant in &contestants {
+            contestant.check(tcp, task)?;
+        }
+        Ok(contestants)
+    }
+
+    /// Whether it has anything to show there.
+    fn check(self, tcp: bool, task: Task) -> Result<(), String> {
+        let why = match self {
+            DeepSpeed if tcp => "shares memory, and has no TCP",
+            KoloRegistered | KoloBf16 | DeepSpeed if task != Task::Operation(Operation::AllReduce) => "is for all_reduce only",
+            Copy | Stream | Scale | Exchange | RoundTrip if task == Task::Start => "is a bound of operations",
+            _ => return Ok(()),
+        };
+        Err(format!("{} {why}; it is no contestant in {}{}", self.name(), task.name(), if tcp { " --tcp" } else { "" }))
     }
 
     pub(super) fn is_kolo(self) -> bool {
-        matches!(self, Kolo | KoloRegistered | KoloTcp)
+        matches!(self, Kolo | KoloRegistered | KoloBf16 | KoloTcp)
     }
 
-    /// Starts its ranks, which connect to `socket`.
-    pub(super) fn start(self, ranks: usize, folder: &Path, socket: &Path) -> Result<Vec<Child>, String> {
+    /// Sees to all that it needs before it can be started from this folder.
+    pub(super) fn prepare(self, folder: &Path) -> Result<(), String> {
         match self {
-            Gloo => gloo(ranks, folder, socket),
+            Gloo => prepare_python(folder, "import torch.distributed", "pip install torch"),
+            // Its operation is compiled when it is first used, which takes longer than a start may.
+            DeepSpeed => prepare_python(
+                folder,
+                "from deepspeed.accelerator import get_accelerator as get; get().create_op_builder('ShareMemCommBuilder').load()",
+                "pip install torch ninja, then pip install --no-build-isolation deepspeed, with a C++ compiler",
+            ),
+            OpenMpi | OpenMpiTcp => compile(&self.program(folder), "mpicc.openmpi", "apt install openmpi-bin libopenmpi-dev"),
+            Mpich | MpichTcp => compile(&self.program(folder), "mpicc.mpich", "apt install mpich libmpich-dev"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where its program for MPI is.
+    fn program(self, folder: &Path) -> PathBuf {
+        folder.join(self.name())
+    }
+
+    /// Starts its ranks, which connect to `socket`; without one, they wait for each other in one barrier and end.
+    pub(super) fn start(self, ranks: usize, folder: &Path, socket: Option<&Path>) -> Result<Vec<Child>, String> {
+        let mut command = match self {
+            Gloo | DeepSpeed => return self.start_python(ranks, folder, socket),
             OpenMpi | OpenMpiTcp => {
-                let program = compile(folder, self.name(), "mpicc.openmpi", "apt install openmpi-bin libopenmpi-dev")?;
                 let mut command = Command::new("mpirun.openmpi");
                 command.args(["--allow-run-as-root", "--oversubscribe"]);
                 if self == OpenMpiTcp {
                     command.args(["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]);
                 }
-                command.args(["-n", &ranks.to_string()]).arg(program).arg(socket).arg(self.name());
-                spawn(command).map(|child| vec![child])
+                command.args(["-n", &ranks.to_string()]).arg(self.program(folder));
+                command
             }
             Mpich | MpichTcp => {
-                let program = compile(folder, self.name(), "mpicc.mpich", "apt install mpich libmpich-dev")?;
                 let mut command = Command::new("mpirun.mpich");
                 if self == MpichTcp {
                     command.env("MPIR_CVAR_NOLOCAL", "1").env("MPIR_CVAR_CH4_SHM_ENABLE", "0").env("UCX_TLS", "tcp,self");
                 }
-                command.args(["-n", &ranks.to_string()]).arg(program).arg(socket).arg(self.name());
-                spawn(command).map(|child| vec![child])
+                command.args(["-n", &ranks.to_string()]).arg(self.program(folder));
+                command
             }
-            Kolo | KoloRegistered | KoloTcp | Copy | Stream | Scale | Exchange | RoundTrip => {
+            Kolo | KoloRegistered | KoloBf16 | KoloTcp | Copy | Stream | Scale | Exchange | RoundTrip => {
                 let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
                 let mut command = Command::new(&program);
-                command.args(["run", "-n", &ranks.to_string(), "--"]).arg(&program).args(["compete", self.name()]).arg(socket);
-                spawn(command).map(|child| vec![child])
+                command.args(["run", "-n", &ranks.to_string(), "--"]).arg(&program).arg("compete");
+                command
             }
-        }
+        };
+        spawn(command.arg(self.name()).args(socket)).map(|child| vec![child])
+    }
+
+    fn start_python(self, ranks: usize, folder: &Path, socket: Option<&Path>) -> Result<Vec<Child>, String> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
+        let port = listener.local_addr().map_err(|error| error.to_string())?.port();
+        drop(listener);
+        (0..ranks)
+            .map(|rank| {
+                let mut command = python();
+                command.arg(folder.join("gloo.py")).arg(self.name()).args(socket).stderr(Stdio::null());
+                command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+                command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("GLOO_SOCKET_IFNAME", "lo");
+                spawn(&mut command)
+            })
+            .collect()
     }
 }
 
-fn spawn(mut command: Command) -> Result<Child, String> {
+fn spawn(command: &mut Command) -> Result<Child, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().map_err(|error| format!("{name} cannot be started: {error}"))
 }
 
-fn compile(folder: &Path, name: &str, compiler: &str, advice: &str) -> Result<std::path::PathBuf, String> {
-    let (source, program) = (folder.join("mpi.c"), folder.join(name));
+fn compile(program: &Path, compiler: &str, advice: &str) -> Result<(), String> {
+    let source = program.with_file_name("mpi.c");
     std::fs::write(&source, include_str!("../../../benches/peers/mpi.c")).map_err(|error| error.to_string())?;
-    let output = Command::new(compiler).args(["-O2", "-o"]).arg(&program).arg(&source).output();
+    let output = Command::new(compiler).args(["-O2", "-o"]).arg(program).arg(&source).output();
     let output = output.map_err(|error| format!("{compiler}: {error}; get it with: {advice}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("{compiler} fails: {}", said.lines().next().unwrap_or_default()));
+    if output.status.success() {
+        return Ok(());
     }
-    Ok(program)
+    Err(format!("{compiler} fails: {}", String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default()))
 }
 
-fn gloo(ranks: usize, folder: &Path, socket: &Path) -> Result<Vec<Child>, String> {
-    let advice = "pip install torch, and run where `python3` is that Python";
-    let has_torch = Command::new("python3").args(["-c", "import torch.distributed"]).output();
-    match has_torch {
-        Err(error) => return Err(format!("python3: {error}; {advice}")),
-        Ok(output) if !output.status.success() => return Err(format!("python3 has no PyTorch; {advice}")),
-        Ok(_) => {}
+/// A Python whose libraries compute on one processor a rank.
+fn python() -> Command {
+    let mut command = Command::new("python3");
+    command.env("OMP_NUM_THREADS", "1").env("DS_ACCELERATOR", "cpu");
+    command
+}
+
+fn prepare_python(folder: &Path, trial: &str, advice: &str) -> Result<(), String> {
+    let output = python().args(["-c", trial]).output();
+    let output = output.map_err(|error| format!("python3: {error}; {advice}, and run where `python3` is that Python"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.trim_end().lines().last().unwrap_or_default();
+        return Err(format!("python3 says: {last}; {advice}, and run where `python3` is that Python"));
     }
-    let source = folder.join("gloo.py");
-    std::fs::write(&source, include_str!("../../../benches/peers/gloo.py")).map_err(|error| error.to_string())?;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
-    let port = listener.local_addr().map_err(|error| error.to_string())?.port();
-    drop(listener);
-    (0..ranks)
-        .map(|rank| {
-            let mut command = Command::new("python3");
-            command.arg(&source).arg(socket).arg(Gloo.name());
-            command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("GLOO_SOCKET_IFNAME", "lo");
-            command.stderr(Stdio::null());
-            spawn(command)
-        })
-        .collect()
+    let source = include_str!("../../../benches/peers/gloo.py");
+    std::fs::write(folder.join("gloo.py"), source).map_err(|error| error.to_string())
 }

@@ -7,6 +7,7 @@ mod arena;
 mod contestant;
 mod rank;
 mod report;
+mod start;
 
 use std::path::PathBuf;
 
@@ -24,14 +25,15 @@ pub(crate) use rank::{Args as RankArgs, compete};
 /// Arguments of `kolo compare`. Nothing is installed for it: who is missing is named, with what to install.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// The operation: all_reduce, broadcast, barrier, all_gather, reduce_scatter or all_to_all; of f32, summed
-    #[arg(default_value = "all_reduce", value_parser = operation)]
-    op: Operation,
+    /// What to compare: all_reduce, broadcast, barrier, all_gather, reduce_scatter or all_to_all, of f32, summed; or start, from
+    /// the launcher's start to the end of the last rank, with one barrier between
+    #[arg(default_value = "all_reduce", value_parser = task, value_name = "OP")]
+    task: Task,
     /// How many ranks of each contestant
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=256), default_value = "2")]
     ranks: u32,
-    /// Whom to compare with: gloo, openmpi, mpich, bounds, or one of kolo-registered, kolo-tcp, openmpi-tcp, mpich-tcp, copy, stream,
-    /// scale, exchange, roundtrip
+    /// Whom to compare with: gloo, openmpi, mpich, bounds, deepspeed, or one of kolo-registered, kolo-bf16, kolo-tcp, openmpi-tcp,
+    /// mpich-tcp, copy, stream, scale, exchange, roundtrip
     #[arg(long = "with", value_delimiter = ',', default_value = "gloo,openmpi,mpich,bounds")]
     with: Vec<String>,
     /// Over TCP, also inside the host
@@ -51,54 +53,47 @@ pub(crate) struct Args {
     plot: Option<PathBuf>,
 }
 
-fn operation(text: &str) -> Result<Operation, String> {
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Task {
+    /// From the launcher's start to the end of the last rank, with one barrier between.
+    Start,
+    Operation(Operation),
+}
+
+impl Task {
+    fn name(self) -> &'static str {
+        match self {
+            Task::Start => "start",
+            Task::Operation(op) => op.name(),
+        }
+    }
+}
+
+fn task(text: &str) -> Result<Task, String> {
     use Operation::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, ReduceScatter};
-    let known = [AllReduce, Broadcast, Barrier, AllGather, ReduceScatter, AllToAll];
-    let names = known.map(Operation::name).join(", ");
-    known.into_iter().find(|op| op.name() == text).ok_or_else(|| format!("{text} cannot be compared; these can: {names}"))
+    let operations = [AllReduce, Broadcast, Barrier, AllGather, ReduceScatter, AllToAll].map(Task::Operation);
+    let known = || operations.into_iter().chain([Task::Start]);
+    known().find(|task| task.name() == text).ok_or_else(|| {
+        let names: Vec<_> = known().map(Task::name).collect();
+        format!("{text} cannot be compared; these can: {}", names.join(", "))
+    })
 }
 
 pub(crate) fn compare(args: &Args) -> Result<(), String> {
     files::check(args.json.as_deref(), args.plot.as_deref())?;
     let mut contestants = vec![if args.tcp { Contestant::KoloTcp } else { Contestant::Kolo }];
     for name in &args.with {
-        for contestant in Contestant::named(name, args.tcp, args.op)? {
+        for contestant in Contestant::named(name, args.tcp, args.task)? {
             if !contestants.contains(&contestant) {
                 contestants.push(contestant);
             }
         }
     }
-    let ranks = args.ranks as usize;
-    let mut arena = Arena::new(ranks)?;
-    say(&format!("# {} of f32, {ranks} ranks on this machine, {} rounds", args.op.name(), args.rounds));
-    for contestant in contestants {
-        if let Err(why) = arena.enter(contestant) {
-            if contestant.is_kolo() && arena.is_empty() {
-                return Err(why);
-            }
-            say(&format!("# NOT RUN: {}: {why}", contestant.name()));
-        }
-    }
-    let sizes = if args.op == Operation::Barrier { &[0][..] } else { &args.sizes };
-    // What is measured for each size, as in `kolo bench`.
-    let sizes: Vec<usize> =
-        sizes.iter().map(|&bytes| args.op.elements(bytes, size_of::<f32>(), ranks) * size_of::<f32>()).collect();
-    let contestants = arena.contestants();
-    let mut samples: Vec<Vec<Samples>> = Vec::new();
-    samples.resize_with(sizes.len(), || contestants.iter().map(|_| Samples::default()).collect());
-    for round in 0..args.rounds as usize {
-        for (&bytes, samples) in sizes.iter().zip(&mut samples) {
-            // Nobody always has the same neighbour before it.
-            for place in (0..contestants.len()).map(|turn| (turn + round) % contestants.len()) {
-                let question = Question::new(args.op, bytes, samples[place].last());
-                samples[place].add(arena.ask(place, question)?);
-            }
-        }
-    }
-    let mut report = Report::new(args.op.name(), ranks, args.tcp, args.rounds);
-    for (&bytes, samples) in sizes.iter().zip(&samples) {
-        report.add(bytes as u64, &contestants, samples);
-    }
+    let report = match args.task {
+        Task::Start => start::compare(args, contestants)?,
+        Task::Operation(op) => operate(args, op, contestants)?,
+    };
     report.print();
     if let Some(file) = &args.json {
         files::write_json(file, &report)?;
@@ -107,4 +102,42 @@ pub(crate) fn compare(args: &Args) -> Result<(), String> {
         report.draw(file).map_err(|error| format!("{} cannot be drawn: {error}", file.display()))?;
     }
     Ok(())
+}
+
+fn operate(args: &Args, op: Operation, contestants: Vec<Contestant>) -> Result<Report, String> {
+    let ranks = args.ranks as usize;
+    let mut arena = Arena::new(ranks)?;
+    say(&format!("# {} of f32, {ranks} ranks on this machine, {} rounds", op.name(), args.rounds));
+    for contestant in contestants {
+        if let Err(why) = arena.enter(contestant) {
+            if contestant.is_kolo() && arena.is_empty() {
+                return Err(why);
+            }
+            say(&format!("# NOT RUN: {}: {why}", contestant.name()));
+        }
+    }
+    let sizes = if op == Operation::Barrier { &[0][..] } else { &args.sizes };
+    // What is measured for each size, as in `kolo bench`.
+    let sizes: Vec<usize> = sizes.iter().map(|&bytes| op.elements(bytes, size_of::<f32>(), ranks) * size_of::<f32>()).collect();
+    let contestants = arena.contestants();
+    let mut samples: Vec<Vec<Samples>> = Vec::new();
+    samples.resize_with(sizes.len(), || contestants.iter().map(|_| Samples::default()).collect());
+    for round in 0..args.rounds as usize {
+        for (&bytes, samples) in sizes.iter().zip(&mut samples) {
+            for place in turns(round, contestants.len()) {
+                let question = Question::new(op, bytes, samples[place].last());
+                samples[place].add(arena.ask(place, question)?);
+            }
+        }
+    }
+    let mut report = Report::new(op.name(), ranks, args.tcp, args.rounds);
+    for (&bytes, samples) in sizes.iter().zip(&samples) {
+        report.add(bytes as u64, &contestants, samples);
+    }
+    Ok(report)
+}
+
+/// In which order the contestants take their turns: nobody always has the same neighbour before it.
+fn turns(round: usize, contestants: usize) -> impl Iterator<Item = usize> {
+    (0..contestants).map(move |turn| (turn + round) % contestants)
 }

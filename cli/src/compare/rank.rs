@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use clap::Args as ClapArgs;
-use kolo::{Communicator, ReduceOp, Registered, Transport};
+use kolo::{Communicator, ReduceOp, Registered, Transport, bf16};
 
 use super::contestant::Contestant;
 
@@ -17,22 +17,34 @@ use super::contestant::Contestant;
 #[derive(ClapArgs)]
 pub(crate) struct Args {
     contestant: String,
-    socket: PathBuf,
+    /// Where questions come from. Without it, the rank waits for the others in one barrier and ends.
+    socket: Option<PathBuf>,
 }
 
 pub(crate) fn compete(args: &Args) -> Result<(), String> {
     let contestant = Contestant::from_name(&args.contestant).ok_or_else(|| format!("{} is unknown", args.contestant))?;
-    let mut rank = Rank::new(contestant, &args.socket).map_err(|error| error.to_string())?;
-    rank.answer(&args.socket, contestant.name()).map_err(|error| error.to_string())
+    let result = match &args.socket {
+        Some(socket) => Rank::new(contestant, socket).and_then(|mut rank| rank.answer(socket, contestant.name())),
+        None => connect(contestant).and_then(|comm| Ok(comm.barrier()?)),
+    };
+    result.map_err(|error| error.to_string())
 }
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+
+fn connect(contestant: Contestant) -> Result<Communicator> {
+    let builder = Communicator::builder();
+    let builder = if contestant == Contestant::KoloTcp { builder.transport(Transport::Tcp) } else { builder };
+    Ok(builder.connect()?)
+}
 
 struct Rank {
     comm: Communicator,
     send: Vec<f32>,
     recv: Vec<f32>,
     registered: Option<Registered<f32>>,
+    /// Of `kolo-bf16`, which has as many bytes as the others.
+    bf16: Vec<bf16>,
     contestant: Contestant,
     /// To the rank with which this one makes a pair.
     stream: Option<TcpStream>,
@@ -41,12 +53,10 @@ struct Rank {
 
 impl Rank {
     fn new(contestant: Contestant, socket: &Path) -> Result<Rank> {
-        let builder = Communicator::builder();
-        let builder = if contestant == Contestant::KoloTcp { builder.transport(Transport::Tcp) } else { builder };
-        let comm = builder.connect()?;
+        let comm = connect(contestant)?;
         let stream = if contestant == Contestant::Exchange { pair(&comm)? } else { None };
         let line = if contestant == Contestant::RoundTrip && comm.rank() < 2 { Some(SharedLine::open(socket)?) } else { None };
-        Ok(Rank { comm, send: Vec::new(), recv: Vec::new(), registered: None, contestant, stream, line })
+        Ok(Rank { comm, send: Vec::new(), recv: Vec::new(), registered: None, bf16: Vec::new(), contestant, stream, line })
     }
 
     fn answer(&mut self, socket: &Path, name: &str) -> Result<()> {
@@ -69,6 +79,10 @@ impl Rank {
         if self.contestant == Contestant::KoloRegistered && self.registered.as_ref().is_none_or(|memory| memory.len() < count) {
             self.registered = Some(self.comm.alloc(count)?);
         }
+        if self.contestant == Contestant::KoloBf16 && self.bf16.len() < 2 * count {
+            self.bf16.resize(2 * count, bf16::ZERO);
+            same_bits(&self.comm, &mut self.bf16)?;
+        }
         self.send.resize(self.send.len().max(count), 0.0);
         self.recv.resize(self.recv.len().max(count), 0.0);
         let mut times = Vec::with_capacity(iters as usize);
@@ -76,6 +90,7 @@ impl Rank {
             // Written anew, so that no call finds its data where the last one left it.
             match &mut self.registered {
                 Some(memory) => memory[..count].fill(0.0),
+                None if self.contestant == Contestant::KoloBf16 => self.bf16[..2 * count].fill(bf16::ZERO),
                 None if op == "all_reduce" => self.recv[..count].fill(0.0),
                 None => self.send[..count].fill(0.0),
             }
@@ -92,7 +107,7 @@ impl Rank {
     }
 
     fn call(&mut self, op: &str, count: usize) -> Result<()> {
-        let Rank { comm, send, recv, registered, contestant, stream, line } = self;
+        let Rank { comm, send, recv, registered, bf16, contestant, stream, line } = self;
         let (send, recv) = (&mut send[..count], &mut recv[..count]);
         let block = count / comm.world_size();
         match contestant {
@@ -109,6 +124,7 @@ impl Rank {
                     line.round_trip(comm.rank());
                 }
             }
+            Contestant::KoloBf16 => comm.all_reduce(&mut bf16[..2 * count], ReduceOp::Sum)?,
             _ => match (op, registered) {
                 ("all_reduce", Some(memory)) => comm.all_reduce(&mut memory[..count], ReduceOp::Sum)?,
                 ("all_reduce", None) => comm.all_reduce(recv, ReduceOp::Sum)?,
@@ -123,6 +139,20 @@ impl Rank {
         std::hint::black_box(recv);
         Ok(())
     }
+}
+
+/// Fails unless all ranks get the same bits of sums that depend on the order in which they are rounded.
+fn same_bits(comm: &Communicator, buffer: &mut [bf16]) -> Result<()> {
+    let rank = comm.rank() as f32;
+    for (i, x) in (0u32..).zip(buffer.iter_mut()) {
+        *x = bf16::from_f32((i % 8191) as f32 / 7.0 - 100.0 * rank);
+    }
+    comm.all_reduce(buffer, ReduceOp::Sum)?;
+    let digest = buffer.iter().fold(0u64, |digest, x| digest.wrapping_mul(31).wrapping_add(x.to_bits().into()));
+    let mut digests = vec![0; comm.world_size()];
+    comm.all_gather(&[digest], &mut digests)?;
+    let is_same = digests.iter().all(|&other| other == digest);
+    if is_same { Ok(()) } else { Err(format!("the ranks have different bits of {} bf16", buffer.len()).into()) }
 }
 
 /// A copy past the caches, where the processor has instructions for it.

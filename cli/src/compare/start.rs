@@ -1,0 +1,69 @@
+//! How long a job takes that only starts: from the launcher's start to the end of its last rank, with one barrier between.
+
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use super::arena::{Folder, START};
+use super::contestant::Contestant;
+use super::report::{Report, Samples};
+use super::{Args, Task, turns};
+use crate::say;
+
+pub(super) fn compare(args: &Args, contestants: Vec<Contestant>) -> Result<Report, String> {
+    let ranks = args.ranks as usize;
+    let folder = Folder::new()?;
+    say(&format!("# start of {ranks} ranks on this machine, one barrier and their end, {} rounds", args.rounds));
+    let mut present = Vec::new();
+    for contestant in contestants {
+        // The first start shows whether it works at all, and brings its files into memory.
+        match contestant.prepare(folder.path()).and_then(|()| start(contestant, ranks, folder.path())) {
+            Ok(_) => present.push(contestant),
+            Err(why) if present.is_empty() => return Err(why),
+            Err(why) => say(&format!("# NOT RUN: {}: {why}", contestant.name())),
+        }
+    }
+    let mut samples: Vec<Samples> = present.iter().map(|_| Samples::default()).collect();
+    for round in 0..args.rounds as usize {
+        for place in turns(round, present.len()) {
+            samples[place].add(vec![start(present[place], ranks, folder.path())?]);
+        }
+    }
+    let mut report = Report::new(Task::Start.name(), ranks, args.tcp, args.rounds);
+    report.add(0, &present, &samples);
+    Ok(report)
+}
+
+/// Seconds of one start.
+fn start(contestant: Contestant, ranks: usize, folder: &Path) -> Result<f64, String> {
+    let began = Instant::now();
+    let mut started = Started(contestant.start(ranks, folder, None)?);
+    for child in &mut started.0 {
+        let status = loop {
+            if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
+                break status;
+            }
+            if began.elapsed() >= START {
+                return Err(format!("{} did not end within {START:?}", contestant.name()));
+            }
+            // Far less than any start takes, and nothing to two processors.
+            std::thread::sleep(Duration::from_micros(200));
+        };
+        if !status.success() {
+            return Err(format!("{} fails: {status}", contestant.name()));
+        }
+    }
+    Ok(began.elapsed().as_secs_f64())
+}
+
+/// Processes that do not outlive a start that failed.
+struct Started(Vec<Child>);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
