@@ -312,7 +312,7 @@ fn price_messages(op: Op, s: f64, layout: Layout, algorithm: Algorithm) -> Price
             let inside = 2.0 * (1.0 - 1.0 / per_host) * s;
             // Every round has another partner, whose connection was idle: where its window is too small for what is sent, it
             // takes two round trips to grow. The ring keeps its connections busy.
-            let grows = if s / hosts >= IDLE_WINDOW { 2.0 * net_log } else { 0.0 };
+            let grows = if hosts > 2.0 && s / hosts >= IDLE_WINDOW { 2.0 * net_log } else { 0.0 };
             let windows = Price { network_rounds: 4.0 * grows, ..Price::default() };
             reduced(most * s, levels(2.0, 2.0 * (1.0 - 1.0 / hosts) * s, inside)).plus(beyond).plus(windows)
         }

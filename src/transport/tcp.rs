@@ -32,9 +32,9 @@ pub(crate) fn link(mut streams: Vec<TcpStream>) -> Box<dyn Link> {
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
-    let is_local = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
+    let is_local = matches!((stream.local_addr(), stream.peer_addr()), (Ok(here), Ok(there)) if here.ip() == there.ip());
     let buffer = if is_local { LOCAL_BUFFER } else { WIRE_BUFFER };
-    // The system may grant less, or not let the choice; that costs speed, not correctness.
+    // The system may grant less, or not allow the choice; that costs speed, not correctness.
     for result in [
         socket.set_send_buffer_size(buffer),
         socket.set_recv_buffer_size(buffer),

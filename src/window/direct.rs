@@ -7,7 +7,8 @@
 //! | [`inline`]: up to 48 bytes in the flag line | none but the line | 1 |
 //! | [`OneShot`]: stage all, reduce everybody's | (N + 3) S | 1 |
 //! | [`TwoShot`]: stage the others' slices, reduce mine, read theirs | (5 - 2/N) S | 2 |
-//! | [`reading`]: read the others' input for my slice, then their slices | (5 - 3/N) S | 3 |
+//! | [`reading`], all-reduce: read the others' input for my slice, then their slices | (5 - 3/N) S | 3 |
+//! | [`reading`], all-gather and all-to-all: read the others' blocks | 2 S | 2 |
 //! | registered: reduce my slice where it lies, write it where it belongs | 2 S | 2 |
 //! | [`Spread`], [`Collect`], [`Exchange`]: stage, read | at most 4 S | 1 |
 //!
@@ -542,7 +543,7 @@ impl Places {
 }
 
 /// An all-reduce that is worth asking whether its buffers are registered. In the first turn everybody says so; those whose
-/// buffers are not stage their first piece in the same turn. If all are, nothing need be staged. If none are, the first turn
+/// buffers are not stage their first piece in the same turn, if it is known that it is to be staged. If all are, nothing need be staged. If none are, the first turn
 /// was that of the first piece. If some are, the turn was for nothing.
 fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot<'_>) -> Result<()> {
     let memory = two_shot.memory;
@@ -573,8 +574,8 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
     if registered < memory.ranks {
         if registered == 0 {
             let passage = trial::passage(window, attempt, Traffic::Reduced, bytes)?;
-            if passage == Passage::Read {
-                return reading::all_reduce(window, attempt, memory, two_shot.parts);
+            if passage == Passage::Read && reading::all_reduce(window, attempt, memory, two_shot.parts)? {
+                return Ok(());
             }
             two_shot.streams = passage == Passage::Streamed;
         }

@@ -126,6 +126,9 @@ pub(crate) struct Window {
     /// The addresses of a fold's parts, and what came inline; kept for their memory.
     parts: Vec<*const u8>,
     inline: Vec<Notes>,
+    /// How often another process was read.
+    #[cfg(test)]
+    reads: u64,
 }
 
 // SAFETY: `parts` is used only within a call; the rest may be used by any one thread at a time.
@@ -229,6 +232,8 @@ impl Window {
             passages: Passages::new(passage),
             parts: Vec::with_capacity(ranks),
             inline: vec![[0; NOTES]; ranks],
+            #[cfg(test)]
+            reads: 0,
         }
     }
 

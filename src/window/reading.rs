@@ -7,6 +7,7 @@ use super::direct::Memory;
 use super::trial::{self, LARGE, Traffic};
 use super::{NOTES, Window};
 use crate::attempt::Attempt;
+use crate::buffer::Chunk;
 use crate::config::Passage;
 use crate::error::{Cause, Result};
 use crate::schedule::chunk;
@@ -27,17 +28,18 @@ pub(super) fn copy(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_
     copy_now(window, attempt, memory)
 }
 
-/// As [`copy`], without asking whether it is better; false if a rank's input would be overwritten while others read it.
+/// As [`copy`], without asking whether it is better; false if a rank's input would be overwritten while others read it, or cannot
+/// be read by the system at all.
 pub(super) fn copy_now(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_>) -> Result<bool> {
     let Memory { call, rank, ranks } = memory;
     let (input, output) = (call.input.ptr.addr(), call.output.ptr.addr());
     let overlap = input < output + call.output.len && output < input + call.input.len;
-    let is_overwritten = call.op == Op::AllToAll && overlap;
+    let cannot_lend = (call.op == Op::AllToAll && overlap) || !is_readable(call.input);
     let mut notes = [0; NOTES];
-    (notes[0], notes[1]) = (call.input.ptr.expose_provenance() as u64, is_overwritten.into());
+    (notes[0], notes[1]) = (call.input.ptr.expose_provenance() as u64, cannot_lend.into());
     let turn = window.exchange(attempt, notes)?;
     let theirs: Vec<_> = (0..ranks).map(|peer| window.turns.line(peer, turn).notes()).collect();
-    if is_overwritten || (0..ranks).any(|peer| peer != rank && theirs[peer][1] != 0) {
+    if cannot_lend || (0..ranks).any(|peer| peer != rank && theirs[peer][1] != 0) {
         return Ok(false);
     }
     // Each begins with the next, so that not all read from one.
@@ -51,24 +53,48 @@ pub(super) fn copy_now(window: &mut Window, attempt: &Attempt<'_>, memory: Memor
             unsafe { memory.copy(memory.input(&from), to, from.len()) };
         } else {
             let address = theirs[peer][0] + (from.start * call.element) as u64;
-            // SAFETY: the caller of `Window::run` vouches for the output.
+            // SAFETY: the caller of `Window::run` vouches for the output; in place others read only this rank's own block of it.
             unsafe { read(window, attempt, peer, address, to, from.len() * call.element)? };
         }
     }
-    // Nobody returns before everybody has read.
-    window.meet(attempt)?;
+    depart(window, attempt)?;
     Ok(true)
+}
+
+/// The last turn: nobody returns before everybody has read. What was read counts only if nobody had failed by then: a rank
+/// that fails says so before its memory is its caller's again.
+fn depart(window: &mut Window, attempt: &Attempt<'_>) -> Result<()> {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    window.check_nobody_failed(attempt)?;
+    window.meet(attempt)
+}
+
+/// Whether the system can read this memory of the own process, as far as the ends tell. Memory of devices it cannot.
+fn is_readable(memory: Chunk) -> bool {
+    let Some(last) = memory.len.checked_sub(1) else { return true };
+    [0, last].into_iter().all(|at| {
+        let address = memory.skip(at).ptr.expose_provenance() as u64;
+        let mut byte = 0u8;
+        // SAFETY: `byte` is as long.
+        unsafe { sys::read_process(std::process::id(), address, &mut byte, 1) }.is_ok()
+    })
 }
 
 /// Bytes that are read from each rank at once, and reduced while they are in the cache.
 const BLOCK: usize = 128 << 10;
+
+/// Bytes that are read before it is looked whether to go on.
+const PIECE: usize = 4 << 20;
+
+/// `ESRCH`: the process has ended, of which its watch may hear a little later.
+const NO_SUCH_PROCESS: i32 = 3;
 
 /// Memory to read into, aligned for every element.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Aligned([u8; 64]);
 
-/// Everybody reduces its slice from the others' inputs, then takes their slices from their outputs.
+/// False, and nothing done, if the system cannot read a rank's buffers. Everybody reduces its slice from the others' inputs, then takes their slices from their outputs.
 ///
 /// In place that is no different: in the first half a rank writes only its own slice, which nobody else reads then; in the second
 /// only the others', of which nobody reads this rank's copy.
@@ -77,14 +103,18 @@ pub(super) fn all_reduce(
     attempt: &Attempt<'_>,
     memory: Memory<'_>,
     parts: &mut Vec<*const u8>,
-) -> Result<()> {
+) -> Result<bool> {
     let Memory { call, rank, ranks } = memory;
     let address = |ptr: *const u8| ptr.expose_provenance() as u64;
     let mut notes = [0; NOTES];
     (notes[0], notes[1]) = (address(call.input.ptr), address(call.output.ptr));
+    notes[2] = (is_readable(call.input) && is_readable(call.output.as_const())).into();
     let turn = window.exchange(attempt, notes)?;
     let addresses: Vec<_> = (0..ranks).map(|peer| window.turns.line(peer, turn).notes()).collect();
 
+    if addresses.iter().any(|notes| notes[2] == 0) {
+        return Ok(false);
+    }
     let mine = chunk(call.count, ranks, rank);
     let block = BLOCK / call.element;
     let room = (mine.len().min(block) * call.element).div_ceil(size_of::<Aligned>());
@@ -113,11 +143,11 @@ pub(super) fn all_reduce(
     for peer in (1..ranks).map(|step| (rank + step) % ranks) {
         let theirs = chunk(call.count, ranks, peer);
         let from = addresses[peer][1] + (theirs.start * call.element) as u64;
-        // SAFETY: the caller of `Window::run` vouches for the output.
+        // SAFETY: the caller of `Window::run` vouches for the output, of which others read only this rank's slice.
         unsafe { read(window, attempt, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
     }
-    // Nobody returns before everybody has read.
-    window.meet(attempt)
+    depart(window, attempt)?;
+    Ok(true)
 }
 
 /// Reads memory of another rank.
@@ -126,13 +156,28 @@ pub(super) fn all_reduce(
 ///
 /// `to` is writable for `len` bytes, and nobody else touches it meanwhile.
 unsafe fn read(window: &mut Window, attempt: &Attempt<'_>, peer: usize, from: u64, to: *mut u8, len: usize) -> Result<()> {
-    let process = window.process(peer).ok_or(std::io::ErrorKind::NotFound.into());
-    // SAFETY: passed on.
-    let Err(error) = process.and_then(|pid| unsafe { sys::read_process(pid, from, to, len) }) else { return Ok(()) };
-    // A rank that is gone, or has failed, no longer has the memory that it spoke of.
-    window.look_after_peers(attempt, peer, window.turns.next())?;
-    tracing::error!(rank = window.members[peer], %error, "memory of another process cannot be read");
-    Err(attempt.failed(window.members[peer], Cause::Corrupt("the address of a buffer that cannot be read")))
+    #[cfg(test)]
+    {
+        window.reads += 1;
+    }
+    let process = window.process(peer).unwrap_or(u32::MAX);
+    for at in (0..len).step_by(PIECE) {
+        attempt.patience_with(window.members[peer])?;
+        // SAFETY: within what the caller vouches for. If the peer has ended, its number may be another's by now: then this
+        // operation fails in the next turn, which the peer does not come to.
+        let read = unsafe { sys::read_process(process, from + at as u64, to.add(at), PIECE.min(len - at)) };
+        let Err(error) = read else { continue };
+        // A rank that is gone, or has failed, no longer has the memory that it spoke of. The turn after the next it cannot come to
+        // without this one, so who waits for it learns why.
+        let never = window.turns.next().wrapping_add(1);
+        if error.raw_os_error() == Some(NO_SUCH_PROCESS) {
+            window.wait(attempt, peer, never)?;
+        }
+        window.look_after_peers(attempt, peer, never)?;
+        tracing::error!(rank = window.members[peer], %error, "memory of another process cannot be read");
+        return Err(attempt.failed(window.members[peer], Cause::Corrupt("the address of a buffer that cannot be read")));
+    }
+    Ok(())
 }
 
 /// Whether every rank can read the memory of every other.

@@ -198,6 +198,11 @@ fn large_buffers() {
                         }
                     }
                 }
+                match passage {
+                    Passage::Read if cfg!(target_os = "linux") => assert!(dancer.window.reads > 0),
+                    Passage::Auto => {}
+                    _ => assert_eq!(dancer.window.reads, 0),
+                }
                 for traffic in [Traffic::Reduced, Traffic::Copied] {
                     let taken = dancer.window.passages.known(traffic, LARGE);
                     match passage {

@@ -101,7 +101,7 @@ impl Contestant {
     /// Whether it has anything to show there.
     fn check(self, tcp: bool, task: Task) -> Result<(), String> {
         let why = match self {
-            DeepSpeed if tcp => "shares memory, and has no TCP",
+            KoloRegistered | KoloBf16 | DeepSpeed if tcp => "is measured in shared memory only",
             KoloRegistered | KoloBf16 | DeepSpeed if task != Task::Operation(Operation::AllReduce) => "is for all_reduce only",
             Copy | Stream | Scale | Exchange | RoundTrip if task == Task::Start => "is a bound of operations",
             _ => return Ok(()),

@@ -217,11 +217,10 @@ impl Ranks {
                         process.signal(Signal::KILL);
                     }
                     // The news of a rank that was killed may come after that of one that failed because of it.
-                    let was_killed = |status: &ExitStatus| status.code().is_none();
                     let is_cause = match &failure {
                         None => !status.success(),
                         Some(Failure::Rank { status: first, .. }) => {
-                            urgency == Urgency::Reporting && was_killed(&status) && !was_killed(first)
+                            urgency == Urgency::Reporting && process::was_killed(status) && !process::was_killed(*first)
                         }
                         Some(Failure::Stopped(_)) => false,
                     };

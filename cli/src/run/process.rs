@@ -10,7 +10,7 @@ mod platform {
 
     use crossbeam_channel::Sender;
     use rustix::process::{Pid, Signal as Number, kill_process_group};
-    use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+    use signal_hook::consts::{SIGABRT, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     use signal_hook::iterator::Signals;
 
     use crate::run::Event;
@@ -85,6 +85,11 @@ mod platform {
         status.code().map_or_else(|| Signal(status.signal().unwrap_or(0)).exit_code(), |code| code as u8)
     }
 
+    /// Whether somebody or something ended it; a process that aborts does so itself.
+    pub(crate) fn was_killed(status: ExitStatus) -> bool {
+        status.signal().is_some_and(|signal| signal != SIGABRT)
+    }
+
     pub(crate) fn describe(status: ExitStatus) -> String {
         match (status.code(), status.signal()) {
             (Some(code), _) => format!("exited with status {code}"),
@@ -143,6 +148,11 @@ mod platform {
         status.code().map_or(1, |code| u8::try_from(code).unwrap_or(1))
     }
 
+    /// That cannot be told here.
+    pub(crate) fn was_killed(_: ExitStatus) -> bool {
+        false
+    }
+
     pub(crate) fn describe(status: ExitStatus) -> String {
         format!("ended with {status}")
     }
@@ -150,7 +160,7 @@ mod platform {
 
 use std::process::Child;
 
-pub(crate) use platform::{Signal, describe, exit_code, prepare, watch_signals};
+pub(crate) use platform::{Signal, describe, exit_code, prepare, was_killed, watch_signals};
 
 /// A rank's process, as long as nobody has been told of its end.
 pub(crate) struct Process {
