@@ -111,6 +111,8 @@ impl Lines for Shared {
 /// The memory that the ranks of one host share, seen from one of them.
 pub(crate) struct Window {
     turns: Turns<Shared>,
+    /// In which this process's number means something; 0 if unknown.
+    namespace: u64,
     /// This rank's number among those of the host.
     rank: usize,
     /// The communicator's ranks of all on this host, in their order.
@@ -126,6 +128,9 @@ pub(crate) struct Window {
     /// The addresses of a fold's parts, and what came inline; kept for their memory.
     parts: Vec<*const u8>,
     inline: Vec<Notes>,
+    /// What everybody noted, and what was read from other processes; kept for its memory, too.
+    noted: Vec<Notes>,
+    rooms: Vec<reading::Line>,
     /// How often another process was read.
     #[cfg(test)]
     reads: u64,
@@ -219,10 +224,12 @@ impl Window {
         let shared = Shared { segment };
         let card = shared.card(rank);
         card.pid.store(std::process::id(), Ordering::Relaxed);
-        card.namespace.store(sys::process_namespace().unwrap_or(0), Ordering::Relaxed);
+        let namespace = sys::process_namespace().unwrap_or(0);
+        card.namespace.store(namespace, Ordering::Relaxed);
         card.state.store(PRESENT, Ordering::Release);
         Window {
             turns: Turns::new(shared, rank, ranks),
+            namespace,
             rank,
             members,
             patience,
@@ -232,6 +239,8 @@ impl Window {
             passages: Passages::new(passage),
             parts: Vec::with_capacity(ranks),
             inline: vec![[0; NOTES]; ranks],
+            noted: vec![[0; NOTES]; ranks],
+            rooms: Vec::new(),
             #[cfg(test)]
             reads: 0,
         }
@@ -487,8 +496,7 @@ impl Window {
     fn process(&self, peer: usize) -> Option<u32> {
         let card = self.turns.lines.card(peer);
         let namespace = card.namespace.load(Ordering::Relaxed);
-        let is_visible = namespace != 0 && Some(namespace) == sys::process_namespace();
-        is_visible.then(|| card.pid.load(Ordering::Relaxed))
+        (namespace != 0 && namespace == self.namespace).then(|| card.pid.load(Ordering::Relaxed))
     }
 
     /// Whether the process of a rank has ended.

@@ -38,8 +38,8 @@ pub(super) fn copy_now(window: &mut Window, attempt: &Attempt<'_>, memory: Memor
     let mut notes = [0; NOTES];
     (notes[0], notes[1]) = (call.input.ptr.expose_provenance() as u64, cannot_lend.into());
     let turn = window.exchange(attempt, notes)?;
-    let theirs: Vec<_> = (0..ranks).map(|peer| window.turns.line(peer, turn).notes()).collect();
-    if cannot_lend || (0..ranks).any(|peer| peer != rank && theirs[peer][1] != 0) {
+    note(window, turn);
+    if window.noted.iter().any(|notes| notes[1] != 0) {
         return Ok(false);
     }
     // Each begins with the next, so that not all read from one.
@@ -52,13 +52,20 @@ pub(super) fn copy_now(window: &mut Window, attempt: &Attempt<'_>, memory: Memor
             // SAFETY: the caller of `Window::run` vouches for both buffers.
             unsafe { memory.copy(memory.input(&from), to, from.len()) };
         } else {
-            let address = theirs[peer][0] + (from.start * call.element) as u64;
+            let address = window.noted[peer][0] + (from.start * call.element) as u64;
             // SAFETY: the caller of `Window::run` vouches for the output; in place others read only this rank's own block of it.
             unsafe { read(window, attempt, peer, address, to, from.len() * call.element)? };
         }
     }
     depart(window, attempt)?;
     Ok(true)
+}
+
+/// Keeps what everybody noted in a turn, before the lines are used again.
+fn note(window: &mut Window, turn: u32) {
+    for peer in 0..window.noted.len() {
+        window.noted[peer] = window.turns.line(peer, turn).notes();
+    }
 }
 
 /// The last turn: nobody returns before everybody has read. What was read counts only if nobody had failed by then: a rank
@@ -80,7 +87,7 @@ fn is_readable(memory: Chunk) -> bool {
     })
 }
 
-/// Bytes that are read from each rank at once, and reduced while they are in the cache.
+/// Bytes that are read from all other ranks together, and then reduced while they are in the cache.
 const BLOCK: usize = 128 << 10;
 
 /// Bytes that are read before it is looked whether to go on.
@@ -89,10 +96,10 @@ const PIECE: usize = 4 << 20;
 /// `ESRCH`: the process has ended, of which its watch may hear a little later.
 const NO_SUCH_PROCESS: i32 = 3;
 
-/// Memory to read into, aligned for every element.
+/// A piece of memory to read into, aligned for every element.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Aligned([u8; 64]);
+pub(super) struct Line([u8; 64]);
 
 /// False, and nothing done, if the system cannot read a rank's buffers. Everybody reduces its slice from the others' inputs, then takes their slices from their outputs.
 ///
@@ -110,39 +117,42 @@ pub(super) fn all_reduce(
     (notes[0], notes[1]) = (address(call.input.ptr), address(call.output.ptr));
     notes[2] = (is_readable(call.input) && is_readable(call.output.as_const())).into();
     let turn = window.exchange(attempt, notes)?;
-    let addresses: Vec<_> = (0..ranks).map(|peer| window.turns.line(peer, turn).notes()).collect();
+    note(window, turn);
 
-    if addresses.iter().any(|notes| notes[2] == 0) {
+    if window.noted.iter().any(|notes| notes[2] == 0) {
         return Ok(false);
     }
     let mine = chunk(call.count, ranks, rank);
-    let block = BLOCK / call.element;
-    let room = (mine.len().min(block) * call.element).div_ceil(size_of::<Aligned>());
-    let mut scratch = vec![Aligned([0; 64]); (ranks - 1) * room];
+    let room = (BLOCK / (ranks - 1).max(1)).next_multiple_of(size_of::<Line>());
+    let block = room / call.element;
+    let mut rooms = std::mem::take(&mut window.rooms);
+    rooms.resize((ranks - 1) * room / size_of::<Line>(), Line([0; 64]));
     for start in mine.clone().step_by(block) {
         let elements = start..(start + block).min(mine.end);
         let bytes = elements.len() * call.element;
         parts.clear();
-        let mut rooms = scratch.chunks_exact_mut(room.max(1));
-        for (peer, &[input, ..]) in addresses.iter().enumerate() {
+        let mut free = rooms.chunks_exact_mut(room / size_of::<Line>());
+        for peer in 0..ranks {
             if peer == rank {
                 parts.push(memory.input(&elements));
                 continue;
             }
-            let room = rooms.next().expect("there is one for each other rank").as_mut_ptr().cast::<u8>();
+            let room = free.next().expect("there is one for each other rank").as_mut_ptr().cast::<u8>();
+            let from = window.noted[peer][0] + (start * call.element) as u64;
             // SAFETY: there is room for a block.
-            unsafe { read(window, attempt, peer, input + (start * call.element) as u64, room, bytes)? };
+            unsafe { read(window, attempt, peer, from, room, bytes)? };
             parts.push(room);
         }
         // SAFETY: the parts are this rank's input and rooms, of so many elements; the caller of `Window::run` vouches for the
         // buffers.
         unsafe { memory.fold(parts, memory.output(&elements), elements.len()) };
     }
+    window.rooms = rooms;
     window.meet(attempt)?;
     // Each begins with the next, so that not all read from one.
     for peer in (1..ranks).map(|step| (rank + step) % ranks) {
         let theirs = chunk(call.count, ranks, peer);
-        let from = addresses[peer][1] + (theirs.start * call.element) as u64;
+        let from = window.noted[peer][1] + (theirs.start * call.element) as u64;
         // SAFETY: the caller of `Window::run` vouches for the output, of which others read only this rank's slice.
         unsafe { read(window, attempt, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
     }
