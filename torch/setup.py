@@ -75,7 +75,7 @@ setup(
             depends=[os.path.relpath(path, HERE) for path in [*(HERE / "csrc").glob("*.hpp"), archive, include / "kolo.h"]],
             include_dirs=[str(include)],
             # The archive's names stay inside: another kolo in the process is another kolo.
-            extra_compile_args=["-std=c++20", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+            extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"],
             extra_link_args=[str(archive), "-Wl,--exclude-libs,ALL", "-lpthread", "-ldl", "-lm"],
         )
     ],

@@ -393,7 +393,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::allgather_into_tensor_coalesced(
     Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
   return gather_tensors(
-      {OpType::ALLGATHER_INTO_TENSOR_COALESCED, "all_gather_into_tensor_coalesced", "kolo:all_gather_into_tensor_coalesced", opts.asyncOp,
+      {OpType::COALESCED, "all_gather_into_tensor_coalesced", "kolo:all_gather_into_tensor_coalesced", opts.asyncOp,
        opts.timeout},
       outputs, inputs);
 }
@@ -527,7 +527,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::reduce_scatter_tensor_coalesced(
     Tensors& inputs,
     const c10d::ReduceScatterOptions& opts) {
   return scatter_tensors(
-      {OpType::REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_tensor_coalesced", "kolo:reduce_scatter_tensor_coalesced", opts.asyncOp,
+      {OpType::COALESCED, "reduce_scatter_tensor_coalesced", "kolo:reduce_scatter_tensor_coalesced", opts.asyncOp,
        opts.timeout},
       outputs, inputs, opts.reduceOp);
 }

@@ -150,7 +150,8 @@ class KoloWork final : public c10d::Work {
   uint64_t getSequencenumber() const override {
     return seq_;
   }
-  std::chrono::milliseconds getTimeout() const override {
+  // Not marked as an override: older versions of PyTorch do not have it.
+  virtual std::chrono::milliseconds getTimeout() const {
     return timeout_;
   }
   void add_outputs(const std::vector<at::Tensor>& outputs) {

@@ -480,6 +480,15 @@ def groups_of_some_ranks(group):
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=local)
     assert tensor.item() == 1 and dist.get_backend(local) == "kolo"
+
+
+@check
+def groups_that_are_split(group):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    tensor = torch.ones(1)
+    if not hasattr(dist.Backend, "_ensure_backend_registered"):
+        print(f"NOT RUN: split_group, which PyTorch {torch.__version__} has for groups with a GPU only", flush=True)
+        return
     split = dist.split_group(split_ranks=[[0, 1], *[[other] for other in range(2, world)]])
     dist.all_reduce(tensor, group=split)
     assert tensor.item() == (2 if rank < 2 else 1)
@@ -539,10 +548,11 @@ def several_threads(group):
 
 @check
 def sequence_numbers(group):
-    before = group._get_sequence_number_for_group()
+    backend = group._get_backend(torch.device("cpu"))
+    before = backend._get_sequence_number_for_group()
     dist.barrier(group)
     dist.all_reduce(torch.ones(1), group=group)
-    assert group._get_sequence_number_for_group() == before + 2
+    assert backend._get_sequence_number_for_group() == before + 2
 
 
 @check

@@ -59,7 +59,14 @@ def ddp_equals_gloo(group):
 
 @check
 def ddp_with_its_buckets_in_kolo_s_memory(group):
+    def windows():
+        return sum("memfd:kolo" in line for line in open("/proc/self/maps"))
+
     with mock.patch.dict(os.environ, {"DDP_DISABLE_COMM_MEM": "0"}):
+        before = windows()
+        module = DistributedDataParallel(model(), process_group=group)
+        assert windows() > before, "PyTorch did not ask the backend for memory"
+        del module
         in_windows = train_with_ddp(group)
     torch.testing.assert_close(in_windows, train_with_ddp(gloo()), rtol=1e-6, atol=1e-7)
 
