@@ -369,6 +369,10 @@ kolo_result_t kolo_last_error(kolo_comm_t comm,
 // What a result means, in a few words. The text is static: it needs no freeing. Of any number, also of one that is no result.
 const char *kolo_error_string(kolo_result_t result);
 
+// How long each operation may take that this thread calls or starts from now on, in milliseconds, whatever its communicator was
+// made with; 0: as long as that says, as at first. Other threads, and what was called before, are not affected.
+kolo_result_t kolo_call_timeout(uint64_t timeout_ms);
+
 // Makes an id for the ranks of one communicator, and serves in this process what they need to find each other, until they have. One
 // process calls this, most often that of rank 0, and hands the id to the others.
 //

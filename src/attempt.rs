@@ -22,7 +22,7 @@ pub(crate) struct Terms {
     pub(crate) rank: Rank,
     /// All ranks.
     pub(crate) members: Vec<Member>,
-    /// How long one operation may take.
+    /// How long one operation may take that does not say otherwise.
     pub(crate) timeout: Duration,
     /// Set when operations under way shall give up.
     pub(crate) abort: AtomicBool,
@@ -36,6 +36,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) words: [u64; Descriptor::WORDS],
     pub(crate) fingerprint: u64,
     pub(crate) terms: &'a Terms,
+    /// How long it may take.
+    timeout: Duration,
     /// When it was first seen to take time. Reading the clock costs as much as a small operation, so it is not read before
     /// the first wait that does not end at once.
     started: Cell<Option<Instant>>,
@@ -45,7 +47,14 @@ impl<'a> Attempt<'a> {
     #[inline]
     pub(crate) fn new(descriptor: Descriptor, terms: &'a Terms) -> Attempt<'a> {
         let words = descriptor.encode();
-        Attempt { descriptor, words, fingerprint: Descriptor::fingerprint(words), terms, started: Cell::new(None) }
+        let fingerprint = Descriptor::fingerprint(words);
+        Attempt { descriptor, words, fingerprint, terms, timeout: terms.timeout, started: Cell::new(None) }
+    }
+
+    /// With a time of its own, if there is one.
+    #[inline]
+    pub(crate) fn within(self, timeout: Option<Duration>) -> Attempt<'a> {
+        Attempt { timeout: timeout.unwrap_or(self.timeout), ..self }
     }
 
     /// Starts the clock, so that what clones do counts as well.
@@ -61,7 +70,7 @@ impl<'a> Attempt<'a> {
 
     /// How much time it has left.
     pub(crate) fn left(&self) -> Duration {
-        self.terms.timeout.saturating_sub(self.started().elapsed())
+        self.timeout.saturating_sub(self.started().elapsed())
     }
 
     /// How long to wait for `peer` before asking again: an error if the deadline has passed or the communicator is dropped.
@@ -69,9 +78,9 @@ impl<'a> Attempt<'a> {
         if self.terms.abort.load(Ordering::Acquire) {
             return Err(Error::Aborted { op: self.descriptor.op, seq: self.descriptor.seq });
         }
-        match self.terms.timeout.checked_sub(self.started().elapsed()) {
+        match self.timeout.checked_sub(self.started().elapsed()) {
             Some(left) if !left.is_zero() => Ok(left),
-            _ => Err(self.failed(peer, Cause::Silent { deadline: self.terms.timeout })),
+            _ => Err(self.failed(peer, Cause::Silent { deadline: self.timeout })),
         }
     }
 

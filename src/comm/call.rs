@@ -1,5 +1,7 @@
 //! One call, without types: what the typed methods, the asynchronous ones and the C ABI have in common.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use crate::buffer::{Chunk, ChunkMut};
@@ -24,6 +26,8 @@ pub(crate) struct Call {
     /// Counts for each rank of what is sent and of what is received, where the operation has them.
     pub(crate) send_counts: Option<Counts>,
     pub(crate) recv_counts: Option<Counts>,
+    /// How long it may take, if not as long as the communicator's calls usually may.
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// A count for each rank, and where each rank's block starts.
@@ -78,6 +82,7 @@ impl Call {
             recv: ChunkMut::EMPTY,
             send_counts: None,
             recv_counts: None,
+            timeout: None,
         }
     }
 

@@ -165,7 +165,7 @@ impl Core {
             }
             return Ok(());
         }
-        let attempt = Attempt::new(call.descriptor(self.seq, 0), terms);
+        let attempt = Attempt::new(call.descriptor(self.seq, 0), terms).within(call.timeout);
         let choice = self.choose(call.op, call.bytes(self.layout.ranks));
         // SAFETY: passed on.
         unsafe {
@@ -458,13 +458,13 @@ impl Core {
         let bools: RefCell<Vec<Option<ChunkMut>>> = RefCell::default();
         let next = || {
             let call = next()?;
-            let Call { op, root, count, send, recv, dtype, .. } = call;
+            let Call { op, root, count, send, recv, dtype, timeout, .. } = call;
             let counter = if op == Op::Send { &mut sent[root] } else { &mut received[root] };
             *counter += 1;
             bools.borrow_mut().push((dtype == DType::Bool && op == Op::Recv).then_some(recv));
             let (rank, world, none) = (fabric.rank(), layout.ranks, Blocks::Even(0));
             Some(Job {
-                attempt: Attempt::new(call.descriptor(*counter, 0), terms),
+                attempt: Attempt::new(call.descriptor(*counter, 0), terms).within(timeout),
                 steps: steps(Algorithm::Direct, Problem { op, rank, world, root, count, sends: none, recvs: none, piece: 1 }),
                 ranks: None,
                 rank,

@@ -1,8 +1,11 @@
 //! The arguments of a collective as they come from C, and what is made of them.
 
+use std::cell::Cell;
 use std::ffi::c_void;
+use std::time::Duration;
 
-use super::fault::Fault;
+use super::boundary;
+use super::fault::{Fault, kolo_result_t};
 use crate::comm::{Call, Raw};
 use crate::{Communicator, DType, Op, Rank, ReduceOp};
 
@@ -81,6 +84,21 @@ const _: () = {
 /// Where buffers of a GPU are to be used. There are none yet: it must be NULL, and buffers are host memory.
 pub type kolo_stream_t = *mut c_void;
 
+thread_local! {
+    /// How long the calls of this thread may take, if not as long as their communicators say.
+    static TIMEOUT: Cell<Option<Duration>> = const { Cell::new(None) };
+}
+
+/// How long each operation may take that this thread calls or starts from now on, in milliseconds, whatever its communicator was
+/// made with; 0: as long as that says, as at first. Other threads, and what was called before, are not affected.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_call_timeout(timeout_ms: u64) -> kolo_result_t {
+    boundary(|| {
+        TIMEOUT.set((timeout_ms > 0).then(|| Duration::from_millis(timeout_ms)));
+        Ok(())
+    })
+}
+
 /// The arguments of one call.
 #[derive(Clone, Copy)]
 pub(super) struct Arguments {
@@ -153,6 +171,7 @@ impl Arguments {
             recv: self.recv.cast(),
             send_counts: counts(has_send_counts, self.send_counts, "send_counts")?,
             recv_counts: counts(has_recv_counts, self.recv_counts, "recv_counts")?,
+            timeout: TIMEOUT.get(),
             ..Raw::new(self.op, dtype(self.dtype)?)
         };
         Ok(comm.prepare(&raw)?)

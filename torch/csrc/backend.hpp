@@ -1,0 +1,157 @@
+// The process group: every collective of c10d::Backend, on a communicator of kolo.
+
+#pragma once
+
+#include <kolo.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "error.hpp"
+#include "work.hpp"
+
+namespace torch_kolo {
+
+class Launch;
+
+class ProcessGroupKolo final : public c10d::Backend {
+ public:
+  struct Options final : c10d::Backend::Options {
+    explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout) : c10d::Backend::Options("kolo", timeout) {}
+    // Not marked as an override: older versions of PyTorch do not have it.
+    virtual c10::intrusive_ptr<c10d::Backend::Options> clone() const {
+      return c10::make_intrusive<Options>(*this);
+    }
+
+    // As in kolo_config_t; empty is not set.
+    std::string transport;
+    std::string algorithm;
+    bool reproducible = false;
+  };
+
+  ProcessGroupKolo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options);
+  ~ProcessGroupKolo() override;
+
+  const std::string getBackendName() const override {
+    return "kolo";
+  }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
+    return options_;
+  }
+  bool supportsSplitting() const override {
+    return true;
+  }
+  bool supportsCoalescing() const override {
+    return true;
+  }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    options_->timeout = timeout;
+  }
+  uint64_t getSequenceNumberForGroup() override {
+    return seq_;
+  }
+  void setSequenceNumberForGroup() override {}
+  c10d::ErrorType getError() override;
+
+  using Works = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+  using Lists = std::vector<std::vector<at::Tensor>>;
+  using Splits = std::vector<int64_t>;
+
+  Works broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  Works allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  Works allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  Works allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  Works reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  Works allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  Works _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  Works allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  Works allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  Works gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  // Not marked as an override: older versions of PyTorch do not have it.
+  virtual Works gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts);
+  Works scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& opts) override;
+  Works reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& opts) override;
+  Works _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  Works reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override;
+  Works alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      Splits& output_splits,
+      Splits& input_splits,
+      const c10d::AllToAllOptions& opts) override;
+  Works alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  Works barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+  Works send(Tensors& tensors, int to, int tag) override;
+  Works recv(Tensors& tensors, int from, int tag) override;
+  Works recvAnysource(Tensors& tensors, int tag) override;
+
+  void startCoalescing() override;
+  Works endCoalescing() override;
+
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  c10::intrusive_ptr<c10d::Backend> merge(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+      const int& rank,
+      const int& size) override;
+
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  void abort() override;
+  void shutdown() override;
+
+ private:
+  friend class Launch;
+
+  // Collectives and messages have a communicator each: a receive that waits must not hold up collectives.
+  struct Channel {
+    explicit Channel(bool in_order) : waiter(std::make_shared<Waiter>(in_order)) {}
+    kolo_comm_t comm = nullptr;
+    std::shared_ptr<Waiter> waiter;
+  };
+  // What is launched between startCoalescing and endCoalescing.
+  struct Coalescing {
+    std::shared_ptr<Flight> flight;
+    Tensors outputs;
+    bool has_messages = false;
+  };
+
+  // What a call is, for Launch.
+  struct Call {
+    c10d::OpType type;
+    // As in errors, and as in profiles.
+    const char* name;
+    const char* title;
+    bool is_async = true;
+    std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
+    bool is_message = false;
+  };
+
+  void connect(const c10::intrusive_ptr<c10d::Store>& store);
+  void close();
+  void gather_lists(Launch& launch, const char* name, const Lists& outputs, const Tensors& inputs, Tensors& flat);
+  Works gather_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs);
+  Works scatter_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op);
+  Works message(Tensors& tensors, int peer, int tag, bool sends);
+
+  const c10::intrusive_ptr<Options> options_;
+  // The deadline that the communicators were made with.
+  const std::chrono::milliseconds made_with_;
+  const std::shared_ptr<const Members> members_;
+  Channel collectives_{true};
+  Channel messages_{false};
+  std::atomic<uint64_t> seq_{0};
+  std::optional<Coalescing> coalescing_;
+};
+
+} // namespace torch_kolo

@@ -1,0 +1,196 @@
+#include "launch.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace torch_kolo {
+
+Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like)
+    : group_(group),
+      call_(call),
+      channel_(call.is_message ? group.messages_ : group.collectives_),
+      timeout_(call.timeout.count() > 0 ? call.timeout : group.options_->timeout),
+      seq_(call.is_message ? group.seq_.load() : ++group.seq_),
+      is_sync_(!call.is_async && !group.coalescing_ && (!like.defined() || like.device().is_cpu())) {
+  if (is_sync_) {
+    if (C10_UNLIKELY(at::hasCallbacks())) {
+      profile_.emplace(at::RecordScope::USER_SCOPE);
+      if (profile_->isActive()) {
+        profile_->before(call.title);
+      }
+    }
+    return;
+  }
+  flight_ = group.coalescing_ ? group.coalescing_->flight : std::make_shared<Flight>(group.members_);
+  if (like.defined() && !like.device().is_cpu()) {
+    flight_->after_current_stream(like.device());
+  }
+}
+
+Launch::~Launch() {
+  if (!is_done_ && flight_ && !group_.coalescing_) {
+    channel_.waiter->push(std::move(flight_));
+  }
+}
+
+at::Tensor Launch::host_memory(at::IntArrayRef sizes, const at::Tensor& like) const {
+  // Copies between pageable memory and a device would not overlap with anything.
+  return at::empty(sizes, like.options().device(at::kCPU).pinned_memory(!like.device().is_cpu()));
+}
+
+void Launch::keep(const at::Tensor& memory) {
+  if (flight_) {
+    flight_->keep(memory);
+  }
+}
+
+void Launch::copy_back(const at::Tensor& to, const at::Tensor& from) {
+  copies_.push_back({to, from});
+}
+
+void Launch::await_copies() {
+  for (auto& event : arriving_) {
+    event.synchronize();
+  }
+  arriving_.clear();
+}
+
+at::Tensor Launch::in(const at::Tensor& tensor) {
+  at::Tensor memory = tensor;
+  if (!tensor.device().is_cpu()) {
+    memory = host_memory(tensor.sizes(), tensor);
+    memory.copy_(tensor, /*non_blocking=*/true);
+    c10::Event event(tensor.device().type());
+    event.record(c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));
+    arriving_.push_back(std::move(event));
+  } else if (!is_plain(tensor)) {
+    memory = tensor.resolve_conj().resolve_neg().contiguous();
+  }
+  keep(memory);
+  return memory;
+}
+
+at::Tensor Launch::out(const at::Tensor& tensor) {
+  at::Tensor memory = tensor;
+  if (!is_plain(tensor)) {
+    memory = host_memory(tensor.sizes(), tensor);
+    copy_back(tensor, memory);
+  }
+  keep(memory);
+  return memory;
+}
+
+at::Tensor Launch::inout(const at::Tensor& tensor) {
+  at::Tensor memory = in(tensor);
+  if (!is_plain(tensor)) {
+    copy_back(tensor, memory);
+  }
+  return memory;
+}
+
+namespace {
+
+// The tensors as one, if they lie one after the other.
+at::Tensor joined(const std::vector<at::Tensor>& tensors) {
+  const char* end = nullptr;
+  int64_t count = 0;
+  for (const auto& tensor : tensors) {
+    const auto* start = static_cast<const char*>(tensor.const_data_ptr());
+    const bool follows = end == nullptr || (start == end && tensor.storage().is_alias_of(tensors.front().storage()));
+    if (!is_plain(tensor) || tensor.numel() == 0 || !follows) {
+      return {};
+    }
+    end = start + tensor.nbytes();
+    count += tensor.numel();
+  }
+  return tensors.empty() ? at::Tensor() : tensors.front().as_strided({count}, {1});
+}
+
+int64_t count_of(const std::vector<at::Tensor>& tensors) {
+  int64_t count = 0;
+  for (const auto& tensor : tensors) {
+    count += tensor.numel();
+  }
+  return count;
+}
+
+} // namespace
+
+at::Tensor Launch::in(const std::vector<at::Tensor>& tensors) {
+  at::Tensor memory = joined(tensors);
+  if (!memory.defined()) {
+    memory = host_memory({count_of(tensors)}, tensors.front());
+    int64_t start = 0;
+    for (const auto& tensor : tensors) {
+      memory.narrow(0, start, tensor.numel()).view(tensor.sizes()).copy_(tensor, /*non_blocking=*/true);
+      start += tensor.numel();
+    }
+    const c10::Device device = tensors.front().device();
+    if (!device.is_cpu()) {
+      c10::Event event(device.type());
+      event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+      arriving_.push_back(std::move(event));
+    }
+  }
+  keep(memory);
+  return memory;
+}
+
+at::Tensor Launch::out(const std::vector<at::Tensor>& tensors) {
+  at::Tensor memory = joined(tensors);
+  if (!memory.defined()) {
+    memory = host_memory({count_of(tensors)}, tensors.front());
+    int64_t start = 0;
+    for (const auto& tensor : tensors) {
+      copy_back(tensor, memory.narrow(0, start, tensor.numel()).view(tensor.sizes()));
+      start += tensor.numel();
+    }
+  }
+  keep(memory);
+  return memory;
+}
+
+at::Tensor Launch::apart(const at::Tensor& input, const at::Tensor& output, std::optional<size_t> in_place_at) {
+  const auto* start = static_cast<const char*>(output.const_data_ptr());
+  const bool is_in_place = in_place_at && input.const_data_ptr() == start + *in_place_at;
+  if (is_in_place || !overlap(input, output)) {
+    return input;
+  }
+  at::Tensor copy = input.clone();
+  keep(copy);
+  return copy;
+}
+
+at::Tensor Launch::out_apart(const at::Tensor& output, const at::Tensor& input) {
+  if (!is_plain(output) || !overlap(output, input)) {
+    return out(output);
+  }
+  at::Tensor memory = host_memory(output.sizes(), output);
+  copy_back(output, memory);
+  keep(memory);
+  return memory;
+}
+
+void Launch::then(std::function<void()> check) {
+  check_ = std::move(check);
+}
+
+c10::intrusive_ptr<c10d::Work> Launch::done(std::vector<at::Tensor> outputs) {
+  is_done_ = true;
+  const KoloWork::Call call{group_.getRank(), call_.type, call_.title, seq_, timeout_};
+  if (group_.coalescing_) {
+    // Whoever waits, waits for the whole: endCoalescing returns it.
+    auto& coalescing = *group_.coalescing_;
+    coalescing.has_messages |= call_.is_message;
+    coalescing.outputs.insert(coalescing.outputs.end(), outputs.begin(), outputs.end());
+    return c10::make_intrusive<KoloWork>(call, std::move(outputs), nullptr, nullptr);
+  }
+  if (is_sync_) {
+    for (const auto& copy : copies_) {
+      copy.to.copy_(copy.from);
+    }
+    return c10::make_intrusive<KoloWork>(call, std::move(outputs), nullptr, nullptr);
+  }
+  return c10::make_intrusive<KoloWork>(call, std::move(outputs), std::move(flight_), channel_.waiter);
+}
+
+} // namespace torch_kolo

@@ -1,0 +1,158 @@
+// One call on its way to kolo: its tensors as memory that kolo can use, the operations that it consists of, and the Work in the end.
+
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+#include "backend.hpp"
+#include "tensors.hpp"
+
+namespace torch_kolo {
+
+class Launch {
+ public:
+  using Call = ProcessGroupKolo::Call;
+  // `like`: a tensor of the call, on whose device all are; undefined if it has none.
+  Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like);
+  // What has been started goes on if the rest of the call failed.
+  ~Launch();
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+
+  // A tensor's elements, one after the other in host memory: the tensor itself if it is such, else a copy. What was asked for with
+  // `out` and `inout` is copied back when the next operation has ended.
+  at::Tensor in(const at::Tensor& tensor);
+  at::Tensor out(const at::Tensor& tensor);
+  at::Tensor inout(const at::Tensor& tensor);
+  // The same, of several, one after the other.
+  at::Tensor in(const std::vector<at::Tensor>& tensors);
+  at::Tensor out(const std::vector<at::Tensor>& tensors);
+  // `input` itself, or a copy of it if kolo would write over it while it still reads it.
+  at::Tensor apart(const at::Tensor& input, const at::Tensor& output, std::optional<size_t> in_place_at);
+  // Memory for an output that kolo may write at any time while it reads `input`.
+  at::Tensor out_apart(const at::Tensor& output, const at::Tensor& input);
+
+  // Runs `operation(memory, elements)` on a tensor that is read, written or both; of one on a device, piece by piece, so that copies
+  // to the host, operations and copies back overlap.
+  template <typename F>
+  void piecewise(const at::Tensor& tensor, bool is_read, bool is_written, F&& operation);
+
+  // Carries out one of kolo's operations, or starts it. `args` lack the communicator and what follows it.
+  template <typename Now, typename Start, typename... Args>
+  void run(Now now, Start start, Args... args);
+
+  // Keeps memory until the call has ended.
+  void keep(const at::Tensor& memory);
+  // Before kolo reads what was copied from a device; `run` sees to it.
+  void await_copies();
+  // To be called when the next operation has ended, before anything is copied back.
+  void then(std::function<void()> check);
+
+  c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> outputs);
+
+ private:
+  at::Tensor host_memory(at::IntArrayRef sizes, const at::Tensor& like) const;
+  void copy_back(const at::Tensor& to, const at::Tensor& from);
+
+  // Bytes of a tensor on a device that are copied at once.
+  static constexpr int64_t kPiece = 4 << 20;
+
+  ProcessGroupKolo& group_;
+  const Call call_;
+  ProcessGroupKolo::Channel& channel_;
+  const std::chrono::milliseconds timeout_;
+  uint64_t seq_;
+  // On the caller's thread, before this returns.
+  const bool is_sync_;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd_;
+  std::optional<at::RecordFunction> profile_;
+  std::shared_ptr<Flight> flight_;
+  std::vector<Copy> copies_;
+  std::function<void()> check_;
+  std::vector<c10::Event> arriving_;
+  bool is_done_ = false;
+};
+
+// Deadlines of single calls belong to the thread that makes them.
+class Deadline {
+ public:
+  explicit Deadline(std::chrono::milliseconds timeout, std::chrono::milliseconds usual) : is_set_(timeout != usual) {
+    if (C10_UNLIKELY(is_set_)) {
+      kolo_call_timeout(static_cast<uint64_t>(timeout.count()));
+    }
+  }
+  ~Deadline() {
+    if (C10_UNLIKELY(is_set_)) {
+      kolo_call_timeout(0);
+    }
+  }
+  Deadline(const Deadline&) = delete;
+  Deadline& operator=(const Deadline&) = delete;
+
+ private:
+  const bool is_set_;
+};
+
+template <typename Now, typename Start, typename... Args>
+void Launch::run(Now now, Start start, Args... args) {
+  await_copies();
+  const Deadline deadline(timeout_, group_.made_with_);
+  if (is_sync_) {
+    check(now(args..., channel_.comm, nullptr), *group_.members_);
+    return;
+  }
+  Step step;
+  check(start(args..., channel_.comm, nullptr, &step.work), *group_.members_);
+  step.copies = std::move(copies_);
+  step.check = std::move(check_);
+  copies_.clear();
+  check_ = nullptr;
+  flight_->add(std::move(step));
+}
+
+template <typename F>
+void Launch::piecewise(const at::Tensor& tensor, bool is_read, bool is_written, F&& operation) {
+  if (tensor.device().is_cpu()) {
+    const at::Tensor memory = !is_written ? in(tensor) : is_read ? inout(tensor) : out(tensor);
+    operation(memory.data_ptr(), static_cast<size_t>(memory.numel()));
+    return;
+  }
+  const at::Tensor flat = tensor.is_contiguous() ? tensor.view({-1}) : tensor.contiguous().view({-1});
+  const at::Tensor host = host_memory(flat.sizes(), flat);
+  const int64_t count = flat.numel();
+  const int64_t piece = std::max<int64_t>(1, kPiece / static_cast<int64_t>(flat.element_size()));
+  c10::impl::VirtualGuardImpl impl(flat.device().type());
+  std::vector<c10::Event> arrived;
+  for (int64_t start = 0; is_read && start < count; start += piece) {
+    const int64_t length = std::min(piece, count - start);
+    host.narrow(0, start, length).copy_(flat.narrow(0, start, length), /*non_blocking=*/true);
+    arrived.emplace_back(flat.device().type());
+    arrived.back().record(impl.getStream(flat.device()));
+  }
+  // An empty tensor is one operation, too: the other ranks count it.
+  int64_t start = 0;
+  size_t number = 0;
+  do {
+    const int64_t length = std::min(piece, count - start);
+    if (is_read && count > 0) {
+      arrived[number++].synchronize();
+    }
+    const at::Tensor part = host.narrow(0, start, length);
+    start += length;
+    if (is_written) {
+      copy_back(flat.narrow(0, start - length, length), part);
+      if (start == count && !tensor.is_contiguous()) {
+        copy_back(tensor, flat.view(tensor.sizes()));
+      }
+    }
+    flight_->keep(part);
+    operation(part.data_ptr(), static_cast<size_t>(length));
+    flight_->advance();
+  } while (start < count);
+}
+
+} // namespace torch_kolo

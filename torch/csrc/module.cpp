@@ -1,0 +1,40 @@
+// What Python sees.
+
+#include <kolo.h>
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
+
+#include "backend.hpp"
+
+namespace py = pybind11;
+using torch_kolo::ProcessGroupKolo;
+
+namespace {
+
+c10::intrusive_ptr<ProcessGroupKolo> create(
+    const c10d::DistributedBackendOptions& dist,
+    const c10::intrusive_ptr<ProcessGroupKolo::Options>& given) {
+  auto options = given ? c10::make_intrusive<ProcessGroupKolo::Options>(*given) : c10::make_intrusive<ProcessGroupKolo::Options>();
+  // As with every backend: the argument `timeout` wins over the one inside the options.
+  options->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(dist.timeout);
+  options->group_name = dist.group_id;
+  options->global_ranks_in_group.assign(dist.global_ranks_in_group.begin(), dist.global_ranks_in_group.end());
+  return c10::make_intrusive<ProcessGroupKolo>(dist.store, dist.group_rank, dist.group_size, std::move(options));
+}
+
+} // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.attr("kolo_version") = kolo_version();
+  py::class_<ProcessGroupKolo, c10::intrusive_ptr<ProcessGroupKolo>, c10d::Backend> group(module, "ProcessGroupKolo");
+  // Only groups that are made of parts of a communicator need ranks that take no part; kolo's meet at the store.
+  group.def("perform_nocolor_split", [](ProcessGroupKolo&, const py::object&) {});
+  using Options = ProcessGroupKolo::Options;
+  py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(group, "Options")
+      .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
+      .def_readwrite("transport", &Options::transport)
+      .def_readwrite("algorithm", &Options::algorithm)
+      .def_readwrite("reproducible", &Options::reproducible);
+  module.def("create", &create, py::arg("options"), py::arg("backend_options").none(true), py::call_guard<py::gil_scoped_release>());
+}

@@ -1,0 +1,77 @@
+#include "store.hpp"
+
+#include <c10/util/Exception.h>
+
+namespace torch_kolo {
+
+namespace {
+
+std::vector<uint8_t> bytes(const void* value, size_t length) {
+  const auto* start = static_cast<const uint8_t*>(value);
+  return {start, start + length};
+}
+
+} // namespace
+
+kolo_store_t Rendezvous::callbacks() {
+  return kolo_store_t{sizeof(kolo_store_t), this, set, get, claim};
+}
+
+// Exceptions must not leave a callback: what they say is kept.
+template <typename F>
+int32_t Rendezvous::guarded(void* self, F&& call) {
+  auto& rendezvous = *static_cast<Rendezvous*>(self);
+  try {
+    call(*rendezvous.store_);
+    return 0;
+  } catch (const c10::Error& error) {
+    rendezvous.problem_ = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    rendezvous.problem_ = error.what();
+  } catch (...) {
+    rendezvous.problem_ = "an unknown exception";
+  }
+  return 1;
+}
+
+int32_t Rendezvous::set(void* self, const char* key, const void* value, size_t length, uint64_t) {
+  return guarded(self, [&](c10d::Store& store) { store.set(std::string(key), bytes(value, length)); });
+}
+
+int32_t Rendezvous::get(void* self, const char* key, uint64_t timeout_ms, kolo_reply_t reply) {
+  return guarded(self, [&](c10d::Store& store) {
+    const std::string name(key);
+    if (!store.check({name})) {
+      if (timeout_ms == 0) {
+        return;
+      }
+      try {
+        store.wait({name}, std::chrono::milliseconds(timeout_ms));
+      } catch (...) {
+        // A timeout and a store that is gone look alike; a store that is gone throws again.
+        if (!store.check({name})) {
+          return;
+        }
+      }
+    }
+    const auto value = store.get(name);
+    kolo_store_reply(reply, value.data(), value.size());
+  });
+}
+
+int32_t Rendezvous::claim(void* self, const char* key, const void* value, size_t length, uint64_t, kolo_reply_t reply) {
+  return guarded(self, [&](c10d::Store& store) {
+    auto mine = bytes(value, length);
+    std::vector<uint8_t> held;
+    try {
+      held = store.compareSet(std::string(key), std::vector<uint8_t>(), mine);
+    } catch (const c10::NotImplementedError&) {
+      // A store of somebody's own. Two processes with one rank are noticed later then.
+      store.set(std::string(key), mine);
+      held = std::move(mine);
+    }
+    kolo_store_reply(reply, held.data(), held.size());
+  });
+}
+
+} // namespace torch_kolo

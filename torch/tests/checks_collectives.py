@@ -1,0 +1,582 @@
+"""Every collective against what it should give, which each rank computes for itself from all ranks' inputs."""
+
+import datetime
+
+import torch
+import torch.distributed as dist
+from harness import check
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
+EIGHTS = [torch.float8_e4m3fn, torch.float8_e5m2]
+COMPLEX = [torch.complex64, torch.complex128]
+ALL = [*FLOATS, *INTEGERS, torch.bool, *EIGHTS, *COMPLEX]
+# Nothing, a word, what goes in one piece, what takes several.
+SIZES = [0, 1, 17, 5000, 300_001]
+OPS = dist.ReduceOp
+
+
+def make(rank, count, dtype):
+    """A rank's elements: small whole numbers, so that sums are exact in every type."""
+    base = (torch.arange(count) * (rank + 3) + rank) % 5
+    if dtype == torch.bool:
+        return base % 2 == 0
+    if dtype in COMPLEX:
+        return torch.complex(base.double(), (base + rank).double()).to(dtype)
+    return base.to(dtype)
+
+
+def bits(tensor):
+    return tensor.contiguous().flatten().view(torch.uint8) if tensor.numel() else tensor.flatten()
+
+
+def same(got, expected, what=""):
+    assert got.dtype == expected.dtype and got.shape == expected.shape, (what, got.dtype, expected.dtype, got.shape, expected.shape)
+    assert torch.equal(bits(got), bits(expected)), (what, got, expected)
+
+
+def reduce_locally(op, tensors):
+    dtype = tensors[0].dtype
+    wide = torch.float64 if dtype.is_floating_point else torch.complex128 if dtype.is_complex else torch.int64
+    stack = torch.stack([tensor.to(wide) for tensor in tensors])
+    if dtype == torch.bool and op == OPS.SUM:
+        return stack.amax(0).bool()
+    result = {
+        OPS.SUM: lambda: stack.sum(0),
+        OPS.AVG: lambda: stack.mean(0),
+        OPS.PRODUCT: lambda: stack.prod(0),
+        OPS.MIN: lambda: stack.amin(0),
+        OPS.MAX: lambda: stack.amax(0),
+    }
+    bitwise = {OPS.BAND: torch.bitwise_and, OPS.BOR: torch.bitwise_or, OPS.BXOR: torch.bitwise_xor}
+    if op in bitwise:
+        value = stack[0]
+        for other in stack[1:]:
+            value = bitwise[op](value, other)
+        return value.to(dtype)
+    return result[op]().to(dtype)
+
+
+def reductions():
+    for dtype in FLOATS:
+        for op in [OPS.SUM, OPS.AVG, OPS.PRODUCT, OPS.MIN, OPS.MAX]:
+            yield dtype, op
+    for dtype in [*INTEGERS, torch.bool]:
+        for op in [OPS.SUM, OPS.PRODUCT, OPS.MIN, OPS.MAX, OPS.BAND, OPS.BOR, OPS.BXOR]:
+            yield dtype, op
+
+
+def everybody(world, count, dtype):
+    return [make(rank, count, dtype) for rank in range(world)]
+
+
+def of(group):
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def close(got, expected, op, what):
+    """The same bits, but for an average, which is rounded."""
+    if op == OPS.AVG:
+        torch.testing.assert_close(got, expected)
+    else:
+        same(got, expected, what)
+
+
+@check
+def all_reduce_of_every_type_and_op(group):
+    rank, world = of(group)
+    for dtype, op in reductions():
+        for count in SIZES:
+            inputs = everybody(world, count, dtype)
+            for is_async in (False, True):
+                tensor = inputs[rank].clone()
+                work = dist.all_reduce(tensor, op, group, async_op=is_async)
+                if is_async:
+                    work.wait()
+                    assert work.is_completed() and work.is_success()
+                if count:
+                    close(tensor, reduce_locally(op, inputs), op, (dtype, op, count))
+
+
+@check
+def all_reduce_of_complex_numbers(group):
+    rank, world = of(group)
+    for dtype in COMPLEX:
+        inputs = everybody(world, 100, dtype)
+        tensor = inputs[rank].clone()
+        dist.all_reduce(tensor, group=group)
+        same(tensor, reduce_locally(OPS.SUM, inputs))
+        # As C++ calls it: without Python's view as real numbers.
+        tensor = inputs[rank].clone()
+        group.allreduce([tensor]).wait()
+        same(tensor, reduce_locally(OPS.SUM, inputs))
+
+
+@check
+def reduce_to_every_root(group):
+    rank, world = of(group)
+    for dtype, op in reductions():
+        inputs = everybody(world, 999, dtype)
+        root = dtype.itemsize % world
+        tensor = inputs[rank].clone()
+        dist.reduce(tensor, group_dst=root, op=op, group=group)
+        if rank == root:
+            close(tensor, reduce_locally(op, inputs), op, (dtype, op))
+        else:
+            same(tensor, inputs[rank])
+
+
+@check
+def broadcast_of_every_type(group):
+    rank, world = of(group)
+    for dtype in ALL:
+        for count in SIZES:
+            root = count % world
+            tensor = make(rank, count, dtype)
+            dist.broadcast(tensor, group_src=root, group=group)
+            same(tensor, make(root, count, dtype), (dtype, count))
+
+
+@check
+def gathers_of_every_type(group):
+    rank, world = of(group)
+    for dtype in ALL:
+        for count in SIZES:
+            inputs = everybody(world, count, dtype)
+            mine = inputs[rank].clone()
+            outputs = [torch.zeros(count, dtype=dtype) for _ in range(world)]
+            dist.all_gather(outputs, mine, group)
+            for got, expected in zip(outputs, inputs):
+                same(got, expected)
+            output = torch.zeros(world * count, dtype=dtype)
+            dist.all_gather_into_tensor(output, mine, group)
+            same(output, torch.cat(inputs))
+            # Outputs that lie in one tensor are filled in place.
+            output = torch.zeros(world, count, dtype=dtype)
+            dist.all_gather(list(output.unbind(0)), mine, group, async_op=True).wait()
+            same(output, torch.stack(inputs))
+            root = count % world
+            outputs = [torch.zeros(count, dtype=dtype) for _ in range(world)] if rank == root else None
+            dist.gather(mine, outputs, group_dst=root, group=group)
+            if rank == root:
+                for got, expected in zip(outputs, inputs):
+                    same(got, expected)
+            same(mine, inputs[rank])
+
+
+@check
+def all_gather_of_uneven_tensors(group):
+    rank, world = of(group)
+    counts = [(other * 7) % 5 for other in range(world)]
+    outputs = [torch.zeros(count) for count in counts]
+    dist.all_gather(outputs, torch.full((counts[rank],), float(rank)), group)
+    for other, output in enumerate(outputs):
+        same(output, torch.full((counts[other],), float(other)))
+
+
+@check
+def all_gather_in_place(group):
+    rank, world = of(group)
+    output = torch.zeros(world, 3)
+    output[rank] = rank + 1
+    dist.all_gather_into_tensor(output, output[rank], group)
+    same(output, torch.stack([torch.full((3,), other + 1.0) for other in range(world)]))
+    # An input that overlaps the output elsewhere is copied first.
+    memory = torch.arange(float(3 * world + 1))
+    shifted = memory[1:4].clone()
+    dist.all_gather_into_tensor(memory[: 3 * world], memory[1:4], group)
+    same(memory[: 3 * world], shifted.repeat(world))
+
+
+@check
+def scatter_of_every_type(group):
+    rank, world = of(group)
+    for dtype in ALL:
+        for count in (0, 5, 3000):
+            root = (count + 1) % world
+            inputs = [make(other + 2, count, dtype) for other in range(world)]
+            output = torch.zeros(count, dtype=dtype)
+            dist.scatter(output, inputs if rank == root else None, group_src=root, group=group)
+            same(output, inputs[rank])
+
+
+@check
+def reduce_scatter_of_every_type_and_op(group):
+    rank, world = of(group)
+    for dtype, op in reductions():
+        for count in (0, 3, 2500):
+            inputs = [make(other, world * count, dtype) for other in range(world)]
+            expected = reduce_locally(op, inputs).view(world, -1)[rank] if count else None
+            for single in (True, False):
+                output = torch.zeros(count, dtype=dtype)
+                mine = inputs[rank].clone()
+                if single:
+                    dist.reduce_scatter_tensor(output, mine, op, group)
+                else:
+                    dist.reduce_scatter(output, list(mine.view(world, count).unbind(0)), op, group)
+                same(mine, inputs[rank])
+                if count:
+                    close(output, expected, op, (dtype, op, count, single))
+
+
+@check
+def reduce_scatter_of_uneven_tensors(group):
+    rank, world = of(group)
+    counts = [other + 1 for other in range(world)]
+    output = torch.zeros(counts[rank])
+    dist.reduce_scatter(output, [torch.full((count,), float(rank + count)) for count in counts], group=group)
+    same(output, torch.full((rank + 1,), float(sum(other + rank + 1 for other in range(world)))))
+
+
+@check
+def reduce_scatter_into_a_part_of_its_input(group):
+    rank, world = of(group)
+    memory = torch.arange(float(2 * world))
+    before = memory.clone()
+    dist.reduce_scatter_tensor(memory[2 * rank : 2 * rank + 2], memory, group=group)
+    before[2 * rank : 2 * rank + 2] *= world
+    same(memory, before)
+
+
+@check
+def all_to_all_of_every_type(group):
+    rank, world = of(group)
+    for dtype in ALL:
+        for count in (0, 1, 700):
+            inputs = [make(other, world * count, dtype) for other in range(world)]
+            expected = torch.cat([each.view(world, count)[rank] for each in inputs])
+            output = torch.zeros(world * count, dtype=dtype)
+            dist.all_to_all_single(output, inputs[rank], group=group)
+            same(output, expected)
+            outputs = [torch.zeros(count, dtype=dtype) for _ in range(world)]
+            dist.all_to_all(outputs, list(inputs[rank].view(world, count).unbind(0)), group)
+            same(torch.cat(outputs), expected)
+
+
+@check
+def all_to_all_with_splits(group):
+    rank, world = of(group)
+    # Rank i sends i + j rows to rank j.
+    sends = [rank + other for other in range(world)]
+    rows = torch.full((sum(sends), 3), float(rank))
+    output = torch.zeros(sum(sends), 3)
+    dist.all_to_all_single(output, rows, sends, sends, group)
+    same(output, torch.cat([torch.full((rank + other, 3), float(other)) for other in range(world)]))
+
+
+@check
+def coalesced_forms(group):
+    rank, world = of(group)
+    device = torch.device("cpu")
+    tensors = [torch.full((size,), float(rank + 1)) for size in (1, 5, 4096)]
+    dist.all_reduce_coalesced(tensors, group=group)
+    for tensor in tensors:
+        same(tensor, torch.full_like(tensor, world * (world + 1) / 2))
+    for is_async in (False, True):
+        outputs = [torch.zeros(world * size) for size in (2, 300)]
+        with dist._coalescing_manager(group, async_ops=is_async) as manager:
+            for output, size in zip(outputs, (2, 300)):
+                dist.all_gather_into_tensor(output, torch.full((size,), float(rank)), group)
+        if is_async:
+            manager.wait()
+        for output, size in zip(outputs, (2, 300)):
+            same(output, torch.arange(float(world)).repeat_interleave(size))
+        outputs = [torch.zeros(size) for size in (2, 300)]
+        with dist._coalescing_manager(group, async_ops=is_async) as manager:
+            for output, size in zip(outputs, (2, 300)):
+                dist.reduce_scatter_tensor(output, torch.ones(world * size), group=group)
+        if is_async:
+            manager.wait()
+        for output in outputs:
+            same(output, torch.full_like(output, float(world)))
+    # With a device, calls of any kind are collected by the backend.
+    one, other = torch.ones(3), torch.full((4,), float(rank))
+    with dist._coalescing_manager(group, device=device, async_ops=True) as manager:
+        dist.all_reduce(one, group=group)
+        dist.broadcast(other, group_src=world - 1, group=group)
+    manager.wait()
+    same(one, torch.full((3,), float(world)))
+    same(other, torch.full((4,), float(world - 1)))
+
+
+@check
+def messages(group):
+    rank, world = of(group)
+    to, come = (rank + 1) % world, (rank - 1) % world
+    for dtype in ALL:
+        for count in (0, 1, 100_000):
+            output = torch.zeros(count, dtype=dtype)
+            works = [
+                dist.isend(make(rank, count, dtype), group_dst=to, group=group),
+                dist.irecv(output, group_src=come, group=group),
+            ]
+            for work in works:
+                work.wait()
+            same(output, make(come, count, dtype))
+    if rank == 0:
+        dist.send(torch.arange(5), group_dst=1, group=group, tag=7)
+    elif rank == 1:
+        output = torch.zeros(5, dtype=torch.int64)
+        assert dist.recv(output, group_src=0, group=group, tag=7) == dist.get_global_rank(group, 0)
+        same(output, torch.arange(5))
+
+
+@check
+def messages_in_batches(group):
+    rank, world = of(group)
+    outputs = [torch.zeros(1000) for _ in range(world)]
+    operations = []
+    # All receive first: none may hold up a send.
+    for other in range(world):
+        if other != rank:
+            operations.append(dist.P2POp(dist.irecv, outputs[other], group=group, group_peer=other))
+    for other in range(world):
+        if other != rank:
+            operations.append(dist.P2POp(dist.isend, torch.full((1000,), float(rank)), group=group, group_peer=other))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    for other in range(world):
+        if other != rank:
+            same(outputs[other], torch.full((1000,), float(other)))
+
+
+@check
+def a_receive_that_waits_does_not_hold_up_collectives(group):
+    rank, _ = of(group)
+    tensor = torch.zeros(10)
+    work = dist.irecv(tensor, group_src=1, group=group) if rank == 0 else None
+    dist.barrier(group)
+    if rank == 1:
+        dist.send(torch.ones(10), group_dst=0, group=group)
+    if work:
+        work.wait()
+        same(tensor, torch.ones(10))
+
+
+@check
+def works_that_nobody_waits_for(group):
+    rank, world = of(group)
+    for _ in range(20):
+        dist.all_reduce(torch.ones(100_000), group=group, async_op=True)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.item() == world
+
+
+@check
+def futures(group):
+    rank, world = of(group)
+    tensor = torch.ones(1000)
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    same(doubled.wait(), torch.full((1000,), 2.0 * world))
+    assert work.get_future().done()
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    work.wait()
+    assert work.get_future().wait()[0] is tensor or torch.equal(work.get_future().wait()[0], tensor)
+    strided = torch.ones(10, 10).t()[::2]
+    future = dist.all_reduce(strided, group=group, async_op=True).get_future()
+    future.wait()
+    same(strided, torch.full((5, 10), float(world)))
+
+
+@check
+def tensors_that_are_not_contiguous(group):
+    rank, world = of(group)
+    memory = torch.zeros(6, 8)
+    view = memory.t()[1:5:2, ::3]
+    view.fill_(rank + 1.0)
+    dist.all_reduce(view, group=group)
+    total = world * (world + 1) / 2
+    assert (view == total).all() and memory.sum() == total * view.numel(), memory
+    image = torch.full((2, 3, 4, 4), float(rank), requires_grad=True).contiguous(memory_format=torch.channels_last)
+    dist.broadcast(image.detach(), group_src=1, group=group)
+    assert (image == 1).all()
+    outputs = [torch.zeros(4, 3).t() for _ in range(world)]
+    dist.all_gather(outputs, torch.full((4, 3), float(rank)).t(), group)
+    for other, output in enumerate(outputs):
+        assert (output == other).all() and output.shape == (3, 4)
+    sending = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    receiving = torch.zeros(world * 2, dtype=sending.dtype)
+    group._allgather_base(receiving, sending).wait()
+    same(receiving, torch.tensor([1 - 2j, 3 + 1j] * world))
+
+
+@check
+def parameters_and_inference_tensors(group):
+    rank, world = of(group)
+    parameter = torch.nn.Parameter(torch.full((3, 2), float(rank)).t())
+    dist.broadcast(parameter.data.t()[::1], group_src=1, group=group)
+    assert (parameter == 1).all()
+    with torch.inference_mode():
+        tensor = torch.ones(4, 4).t()[1:]
+        dist.all_reduce(tensor, group=group)
+        assert (tensor == world).all()
+
+
+@check
+def sparse_all_reduce(group):
+    rank, world = of(group)
+
+    def of_rank(other, dtype=torch.float32):
+        indices = torch.tensor([[other, other + 1, 0], [0, other % 3, 2]])
+        return torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, 3.0], dtype=dtype) + other, (world + 2, 3))
+
+    for is_async in (False, True):
+        tensor = of_rank(rank)
+        work = dist.all_reduce(tensor, group=group, async_op=is_async)
+        if work:
+            work.wait()
+        same(tensor.to_dense(), sum(of_rank(other).to_dense() for other in range(world)))
+    rows = torch.sparse_coo_tensor([[rank]], torch.ones(1, 4), (world, 4))
+    dist.all_reduce(rows, group=group)
+    same(rows.to_dense(), torch.ones(world, 4))
+    empty = torch.sparse_coo_tensor(torch.zeros(1, 0), torch.zeros(0), (5,)) if rank == 0 else torch.ones(5).to_sparse()
+    dist.all_reduce(empty, OPS.AVG, group=group)
+    torch.testing.assert_close(empty.to_dense(), torch.full((5,), (world - 1) / world))
+
+
+@check
+def barriers(group):
+    dist.barrier(group)
+    dist.barrier(group, async_op=True).wait()
+    group._get_backend(torch.device("cpu")).monitored_barrier(datetime.timedelta(seconds=20), True)
+
+
+@check
+def objects(group):
+    rank, world = of(group)
+    everybody_s = [None] * world
+    dist.all_gather_object(everybody_s, {"rank": rank, "text": "x" * rank * 1000}, group)
+    assert [each["rank"] for each in everybody_s] == list(range(world))
+    given = [("a", 1), None] if rank == 1 else [None, None]
+    dist.broadcast_object_list(given, group_src=1, group=group)
+    assert given == [("a", 1), None]
+    gathered = [None] * world if rank == 0 else None
+    dist.gather_object(rank * 2, gathered, group_dst=0, group=group)
+    assert rank != 0 or gathered == [2 * other for other in range(world)]
+    output = [None]
+    dist.scatter_object_list(output, list(range(world)) if rank == 0 else None, group_src=0, group=group)
+    assert output == [rank]
+    if rank == 0:
+        dist.send_object_list(["over", 3], group_dst=1, group=group)
+    elif rank == 1:
+        received = [None, None]
+        dist.recv_object_list(received, group_src=0, group=group)
+        assert received == ["over", 3]
+
+
+@check
+def groups_of_some_ranks(group):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for members in ([0], [world - 1, 0], list(range(world))):
+        part = dist.new_group(members, timeout=datetime.timedelta(seconds=20))
+        if rank in members:
+            tensor = torch.tensor([float(rank)])
+            dist.all_reduce(tensor, group=part)
+            assert tensor.item() == sum(set(members))
+            dist.destroy_process_group(part)
+    local, _ = dist.new_subgroups_by_enumeration([[other] for other in range(world)])
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=local)
+    assert tensor.item() == 1 and dist.get_backend(local) == "kolo"
+
+
+@check
+def groups_that_are_split(group):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    tensor = torch.ones(1)
+    if not hasattr(dist.Backend, "_ensure_backend_registered"):
+        print(f"NOT RUN: split_group, which PyTorch {torch.__version__} has for groups with a GPU only", flush=True)
+        return
+    split = dist.split_group(split_ranks=[[0, 1], *[[other] for other in range(2, world)]])
+    dist.all_reduce(tensor, group=split)
+    assert tensor.item() == (2 if rank < 2 else 1)
+
+
+@check
+def what_cannot_be_is_refused(group):
+    """And costs nothing: the group works afterwards."""
+    rank, world = of(group)
+    backend = group._get_backend(torch.device("cpu"))
+    cases = [
+        ("AVG is for floating point", lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), OPS.AVG, group)),
+        ("BAND is for integers", lambda: dist.all_reduce(torch.ones(2), OPS.BAND, group)),
+        ("no ReduceOp.PREMUL_SUM", lambda: dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0), group)),
+        ("does not reduce", lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e5m2), group=group)),
+        ("AVG of bool", lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), OPS.AVG, group)),
+        ("share memory", lambda: dist.all_reduce(torch.ones(1).expand(4), group=group)),
+        ("is on meta|no way to tensors", lambda: backend.allreduce([torch.ones(2, device="meta")])),
+        ("all_gather", lambda: backend._allgather_base(torch.ones(2 * world), torch.ones(3))),
+        ("same type", lambda: backend._allgather_base(torch.ones(2 * world), torch.ones(2, dtype=torch.int32))),
+        ("list has", lambda: backend.allgather([[torch.ones(1)]], [torch.ones(1)]) if world > 1 else None),
+        ("SparseCPU|sparse COO", lambda: dist.broadcast(torch.ones(3).to_sparse(), group_src=0, group=group)),
+        ("whoever sends first", lambda: dist.recv(torch.ones(1), group=group)),
+        ("sum up to", lambda: dist.all_to_all_single(torch.ones(world), torch.ones(world), [1] * world, [2] * world, group)),
+        ("root|must be", lambda: backend.broadcast(torch.ones(1), root=world + 3)),
+    ]
+    import re
+
+    for pattern, call in cases:
+        try:
+            call()
+        except (ValueError, RuntimeError) as error:
+            assert re.search(pattern, str(error)), (pattern, str(error))
+        else:
+            raise AssertionError(f"not refused: {pattern}")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.item() == world
+
+
+@check
+def several_threads(group):
+    """Work of one group started by one thread is waited for by others."""
+    import threading
+
+    rank, world = of(group)
+    tensors = [torch.full((50_000,), float(i)) for i in range(16)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    threads = [threading.Thread(target=work.wait) for work in works for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, tensor in enumerate(tensors):
+        same(tensor, torch.full((50_000,), float(i * world)))
+
+
+@check
+def sequence_numbers(group):
+    backend = group._get_backend(torch.device("cpu"))
+    before = backend._get_sequence_number_for_group()
+    dist.barrier(group)
+    dist.all_reduce(torch.ones(1), group=group)
+    assert backend._get_sequence_number_for_group() == before + 2
+
+
+@check
+def options(group):
+    import torch_kolo
+
+    options = torch_kolo.Options()
+    options.transport = "tcp"
+    options.reproducible = True
+    over_tcp = dist.new_group(pg_options=options, timeout=datetime.timedelta(seconds=20))
+    rank, world = of(over_tcp)
+    assert not over_tcp._get_backend(torch.device("cpu")).supports_tensor_alloc(torch.device("cpu"))
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor, group=over_tcp)
+    same(tensor, torch.full((1000,), float(world)))
+    output = torch.zeros(world)
+    dist.all_to_all_single(output, torch.full((world,), float(rank)), group=over_tcp)
+    same(output, torch.arange(float(world)))
+
+
+@check
+def profiles(group):
+    with torch.profiler.profile() as profile:
+        dist.all_reduce(torch.ones(10), group=group)
+        dist.all_reduce(torch.ones(10), group=group, async_op=True).wait()
+    names = [event.name for event in profile.events()]
+    assert names.count("kolo:all_reduce") == 2, names

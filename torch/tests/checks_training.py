@@ -1,0 +1,264 @@
+"""Training steps, equal to Gloo's."""
+
+import copy
+import os
+import tempfile
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from harness import check
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+CPU = torch.device("cpu")
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
+
+
+def gloo():
+    return dist.new_group(backend="gloo")
+
+
+def steps(wrapped, optimizer, count=3):
+    """Trains on this rank's part of the data."""
+    for step in range(count):
+        torch.manual_seed(1000 * step + dist.get_rank())
+        optimizer.zero_grad()
+        wrapped(torch.randn(8, 20)).square().mean().backward()
+        optimizer.step()
+
+
+def state_of(module):
+    return torch.cat([value.detach().double().flatten() for value in module.state_dict().values()])
+
+
+def train_with_ddp(group, **options):
+    module = model()
+    wrapped = DistributedDataParallel(module, process_group=group, bucket_cap_mb=0.01, **options)
+    steps(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1))
+    return state_of(module)
+
+
+@check
+def ddp_equals_gloo(group):
+    expected = train_with_ddp(gloo())
+    for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}):
+        torch.testing.assert_close(train_with_ddp(group, **options), expected, rtol=1e-6, atol=1e-7, msg=str(options))
+    module = model()
+    wrapped = DistributedDataParallel(module, process_group=group)
+    steps(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1))
+    mine = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    everybody_s = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody_s, mine, group)
+    assert all(torch.equal(other, everybody_s[0]) for other in everybody_s), "ranks differ"
+
+
+@check
+def ddp_with_its_buckets_in_kolo_s_memory(group):
+    def windows():
+        return sum("memfd:kolo" in line for line in open("/proc/self/maps"))
+
+    with mock.patch.dict(os.environ, {"DDP_DISABLE_COMM_MEM": "0"}):
+        before = windows()
+        module = DistributedDataParallel(model(), process_group=group)
+        assert windows() > before, "PyTorch did not ask the backend for memory"
+        del module
+        in_windows = train_with_ddp(group)
+    torch.testing.assert_close(in_windows, train_with_ddp(gloo()), rtol=1e-6, atol=1e-7)
+
+
+@check
+def memory_of_kolo(group):
+    backend = group._get_backend(CPU)
+    assert backend.supports_tensor_alloc(CPU)
+    tensor = backend.allocate_tensor(100_000, dtype=torch.float32, device=CPU)
+    assert tensor.shape == (100_000,) and not tensor.any()
+    tensor.fill_(1)
+    dist.all_reduce(tensor, group=group)
+    assert (tensor == dist.get_world_size(group)).all()
+
+
+@check
+def ddp_with_hooks(group):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    results = []
+    for which in (gloo(), group):
+        module = model()
+        wrapped = DistributedDataParallel(module, process_group=which)
+        wrapped.register_comm_hook(which, default_hooks.bf16_compress_hook if which is group else default_hooks.allreduce_hook)
+        steps(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1))
+        results.append(state_of(module))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-2, atol=1e-2)
+
+
+@check
+def ddp_with_sparse_gradients(group):
+    def train(which):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 3))
+        wrapped = DistributedDataParallel(module, process_group=which)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        for step in range(3):
+            torch.manual_seed(step * 100 + dist.get_rank())
+            optimizer.zero_grad()
+            wrapped(torch.randint(50, (4, 6))).sum().backward()
+            optimizer.step()
+        return state_of(module)
+
+    torch.testing.assert_close(train(group), train(gloo()), rtol=1e-6, atol=1e-7)
+
+
+@check
+def ddp_with_uneven_inputs(group):
+    module = model()
+    wrapped = DistributedDataParallel(module, process_group=group)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
+    with wrapped.join():
+        for _ in range(2 + dist.get_rank(group)):
+            optimizer.zero_grad()
+            wrapped(torch.randn(8, 20)).sum().backward()
+            optimizer.step()
+
+
+@check
+def zero_redundancy_optimizer(group):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def train(which):
+        module = model()
+        wrapped = DistributedDataParallel(module, process_group=which)
+        optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, process_group=which, lr=0.1, momentum=0.9)
+        steps(wrapped, optimizer)
+        return state_of(module)
+
+    torch.testing.assert_close(train(group), train(gloo()), rtol=1e-5, atol=1e-6)
+
+
+def mesh_of(group, name):
+    from torch.distributed.device_mesh import DeviceMesh
+
+    # PyTorch takes meshes of the same ranks and names for the same, and what it keeps of one would be used with another's group.
+    return DeviceMesh.from_group(group, "cpu", mesh_dim_names=(f"{name}_{group.group_name}",))
+
+
+def train_with_fsdp(group, mixed=False):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import DTensor
+
+    module = model()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if mixed else MixedPrecisionPolicy()
+    mesh = mesh_of(group, "dp")
+    for layer in module:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy())
+    steps(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9))
+    values = [value.full_tensor() if isinstance(value, DTensor) else value for value in module.state_dict().values()]
+    return torch.cat([value.detach().double().flatten() for value in values[:2]])
+
+
+@check
+def fsdp_equals_gloo(group):
+    torch.testing.assert_close(train_with_fsdp(group), train_with_fsdp(gloo()), rtol=1e-5, atol=1e-6)
+
+
+@check
+def fsdp_of_mixed_precision(group):
+    torch.testing.assert_close(train_with_fsdp(group, True), train_with_fsdp(gloo(), True), rtol=1e-3, atol=1e-4)
+
+
+def train_tensor_parallel(group):
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 12))
+    parallelize_module(module, mesh_of(group, "tp"), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(3):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        module(torch.randn(6, 12)).square().sum().backward()
+        optimizer.step()
+    values = [value.full_tensor() if isinstance(value, DTensor) else value for value in module.state_dict().values()]
+    return torch.cat([value.detach().flatten() for value in values])
+
+
+@check
+def tensor_parallel_equals_gloo(group):
+    torch.testing.assert_close(train_tensor_parallel(group), train_tensor_parallel(gloo()), rtol=1e-5, atol=1e-6)
+
+
+@check
+def distributed_tensors(group):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = mesh_of(group, "x")
+    torch.manual_seed(0)
+    # Not divisible by the number of ranks.
+    whole = torch.randn(13, 7)
+    shared = distribute_tensor(whole, mesh, [Shard(0)])
+    assert torch.equal(shared.full_tensor(), whole)
+    assert torch.equal(shared.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
+    assert torch.equal(shared.redistribute(mesh, [Replicate()]).to_local(), whole)
+    torch.testing.assert_close((shared @ shared.t()).full_tensor(), whole @ whole.t())
+
+
+@check
+def functional_collectives(group):
+    import torch.distributed._functional_collectives as functional
+
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    assert (functional.all_reduce(torch.ones(3), "sum", group) == world).all()
+    gathered = functional.all_gather_tensor(torch.full((2,), float(rank)), 0, group)
+    assert torch.equal(gathered + 0, torch.arange(float(world)).repeat_interleave(2))
+    assert (functional.reduce_scatter_tensor(torch.ones(2 * world), "avg", 0, group) == 1).all()
+    exchanged = functional.all_to_all_single(torch.full((world,), float(rank)), None, None, group)
+    assert torch.equal(exchanged + 0, torch.arange(float(world)))
+
+
+@check
+def checkpoints(group):
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.fsdp import fully_shard
+
+    folder = [tempfile.mkdtemp() if dist.get_rank(group) == 0 else None]
+    dist.broadcast_object_list(folder, group_src=0, group=group)
+
+    def sharded(seed):
+        module = nn.Sequential(nn.Linear(10, 16), nn.Linear(16, 3))
+        torch.manual_seed(seed)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter)
+        fully_shard(module, mesh=mesh_of(group, "dp"))
+        return module
+
+    saved, loaded = sharded(1), sharded(2)
+    checkpoint.save({"model": saved.state_dict()}, checkpoint_id=folder[0], process_group=group)
+    state = {"model": loaded.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder[0], process_group=group)
+    loaded.load_state_dict(state["model"])
+    for one, other in zip(saved.parameters(), loaded.parameters()):
+        assert torch.equal(one.full_tensor(), other.full_tensor())
+    pending = checkpoint.async_save({"model": saved.state_dict()}, checkpoint_id=folder[0] + "-later", process_group=gloo())
+    pending.result()
+
+
+@check
+def pipelines(group):
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8) for _ in range(world)]
+    stage = PipelineStage(copy.deepcopy(layers[rank]), rank, world, CPU, group=group)
+    schedule = ScheduleGPipe(stage, n_microbatches=4)
+    inputs = torch.randn(8, 8)
+    output = schedule.step(inputs) if rank == 0 else schedule.step()
+    if rank == world - 1:
+        torch.testing.assert_close(output, nn.Sequential(*layers)(inputs))

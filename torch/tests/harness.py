@@ -1,0 +1,124 @@
+"""Ranks that are processes, which run many checks each: importing PyTorch takes longer than most of them."""
+
+import datetime
+import multiprocessing
+import os
+import queue
+import socket
+import sys
+import tempfile
+import time
+import traceback
+
+# A fork server that has PyTorch already. It has no communicator yet, so forks of it may make one.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["torch.distributed"])
+
+# Only what hangs takes so long.
+PATIENCE = 120
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start(backend, method, rank, world, timeout=PATIENCE, **options):
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        backend, init_method=method, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=timeout), **options
+    )
+
+
+def _rank(program, rank, world, answers, environment, args):
+    os.environ.update(environment)
+    sys.path.insert(0, os.path.dirname(__file__))
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        answers.put((rank, None, program(rank, world, *args)))
+    except BaseException:
+        answers.put((rank, traceback.format_exc(), None))
+
+
+class Ranks:
+    """Runs `program(rank, world, *args)` in a process for each rank."""
+
+    def __init__(self, world, program, *args, environment=None):
+        self.answers = PROCESSES.Queue()
+        everywhere = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(environment or {})}
+        self.processes = [
+            PROCESSES.Process(target=_rank, args=(program, rank, world, self.answers, everywhere, args), daemon=True)
+            for rank in range(world)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def results(self, expected=None, patience=PATIENCE * 2):
+        """What each rank returned, by rank; raises if one did not return."""
+        found = self.outcomes(expected, patience)
+        problems = [f"rank {rank}:\n{problem}" for rank, (problem, _) in found.items() if problem]
+        assert not problems, "\n".join(problems)
+        return {rank: value for rank, (_, value) in found.items()}
+
+    def outcomes(self, expected=None, patience=PATIENCE * 2):
+        found = {}
+        until = time.monotonic() + patience
+        expected = len(self.processes) if expected is None else expected
+        try:
+            while len(found) < expected and time.monotonic() < until:
+                try:
+                    rank, problem, value = self.answers.get(timeout=1)
+                    found[rank] = (problem, value)
+                except queue.Empty:
+                    pass
+            assert len(found) == expected, f"only ranks {sorted(found)} answered: {found}"
+            return found
+        finally:
+            for process in self.processes:
+                if len(found) < len(self.processes):
+                    process.kill()
+                process.join(PATIENCE)
+
+
+CHECKS = {}
+
+
+def check(function):
+    """A function of a process group that all ranks call, and that raises if something is wrong."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def run_checks(rank, world, names, method):
+    """Runs checks in order, each in a group of its own, and returns what went wrong by name."""
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    outcomes = {}
+    for name in names:
+        group = dist.new_group(timeout=datetime.timedelta(seconds=20))
+        try:
+            CHECKS[name](group)
+            outcomes[name] = None
+        except BaseException:
+            outcomes[name] = traceback.format_exc()
+        dist.barrier()
+        dist.destroy_process_group(group)
+    dist.destroy_process_group()
+    return outcomes
+
+
+def checked(world, names, environment=None):
+    with tempfile.TemporaryDirectory() as folder:
+        return Ranks(world, _run_imported, names, f"file://{folder}/store", environment=environment).results(patience=600)
+
+
+def _run_imported(rank, world, names, method):
+    import checks_collectives  # noqa: F401
+    import checks_training  # noqa: F401
+
+    return run_checks(rank, world, names, method)

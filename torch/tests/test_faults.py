@@ -1,0 +1,244 @@
+"""What goes wrong: everybody gets an error that says who it was, and nobody hangs."""
+
+import datetime
+import os
+import re
+import signal
+import tempfile
+import time
+
+import pytest
+import torch
+from harness import PATIENCE, Ranks, start
+
+# Sooner than every deadline here by far, and later than any machine needs.
+SOON = 20
+
+
+def error_of(call):
+    import torch.distributed as dist
+
+    began = time.monotonic()
+    try:
+        call()
+    except dist.DistBackendError as error:
+        return type(error).__name__, str(error), time.monotonic() - began
+    raise AssertionError("there was no error")
+
+
+def dies(rank, world, method, how):
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor)
+    if rank == world - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "all_reduce":
+        return error_of(lambda: dist.all_reduce(tensor))
+    if how == "asynchronous":
+        return error_of(lambda: dist.all_reduce(tensor, async_op=True).wait())
+    if how == "future":
+        work = dist.all_reduce(tensor, async_op=True)
+        try:
+            work.get_future().wait()
+        except RuntimeError as error:
+            outcome = type(error).__name__, str(error), 0
+        assert isinstance(work.exception(), Exception) if work.is_completed() else True
+        return outcome
+    if how == "recv":
+        return error_of(lambda: dist.recv(tensor, src=world - 1))
+    if how == "ddp":
+        from torch.nn.parallel import DistributedDataParallel
+
+        def build():
+            module = DistributedDataParallel(torch.nn.Linear(3, 3))
+            module(torch.ones(2, 3)).sum().backward()
+
+        return error_of(build)
+
+
+@pytest.mark.parametrize("how", ["all_reduce", "asynchronous", "future", "recv", "ddp"])
+def test_a_killed_rank_is_named(tmp_path, how):
+    outcomes = Ranks(3, dies, f"file://{tmp_path}/store", how).results(expected=2)
+    for name, message, took in outcomes.values():
+        assert "rank 2" in message, message
+        assert took < SOON
+
+
+def kills_in_a_group(rank, world, method):
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return None
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return error_of(lambda: dist.barrier(group))
+
+
+def test_a_rank_of_a_group_is_named_as_in_the_job(tmp_path):
+    outcomes = Ranks(3, kills_in_a_group, f"file://{tmp_path}/store").results(expected=2)
+    assert "its rank 1 is rank 2 of the job" in outcomes[1][1]
+
+
+def mismatches(rank, world, method, what):
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    tensor = torch.ones(1000 + (rank if what == "count" else 0), dtype=torch.float64 if what == "type" and rank else torch.float32)
+    if what == "operation" and rank == 1:
+        found = error_of(lambda: dist.broadcast(tensor, 0))
+    else:
+        op = dist.ReduceOp.MAX if what == "reduction" and rank else dist.ReduceOp.SUM
+        found = error_of(lambda: dist.all_reduce(tensor, op))
+    assert (tensor == 1).all(), "memory was written"
+    # The group is at its end, and says so at once.
+    assert error_of(dist.barrier)[2] < SOON
+    return found
+
+
+@pytest.mark.parametrize("what", ["operation", "count", "type", "reduction"])
+def test_calls_that_differ_are_an_error_that_shows_both(tmp_path, what):
+    outcomes = Ranks(2, mismatches, f"file://{tmp_path}/store", what).results()
+    shown = {
+        "operation": ("all_reduce", "broadcast"),
+        "count": ("1000", "1001"),
+        "type": ("f32", "f64"),
+        "reduction": ("sum", "max"),
+    }[what]
+    both = [message for _, message, _ in outcomes.values() if all(each in message for each in shown)]
+    assert both, outcomes
+
+
+def times_out(rank, world, method, how):
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _set_pg_timeout
+
+    start("kolo", method, rank, world, timeout=PATIENCE)
+    dist.barrier()
+    found = None
+    if rank == 0:
+        if how == "argument":
+            options = dist.AllreduceOptions()
+            options.timeout = datetime.timedelta(seconds=1)
+            options.asyncOp = False
+            group = dist.group.WORLD
+            found = error_of(lambda: group.allreduce([torch.ones(1)], options))
+        elif how == "asynchronous":
+            options = dist.AllreduceOptions()
+            options.timeout = datetime.timedelta(seconds=1)
+            found = error_of(lambda: dist.group.WORLD.allreduce([torch.ones(1)], options).wait())
+        elif how == "monitored":
+            backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+            found = error_of(lambda: backend.monitored_barrier(datetime.timedelta(seconds=1), True))
+        elif how == "group":
+            _set_pg_timeout(datetime.timedelta(seconds=1))
+            found = error_of(lambda: dist.all_reduce(torch.ones(1)))
+        elif how == "recv":
+            _set_pg_timeout(datetime.timedelta(seconds=1))
+            found = error_of(lambda: dist.recv(torch.ones(1), src=1))
+        elif how == "wait":
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            found = error_of(lambda: work.wait(datetime.timedelta(seconds=1)))
+            assert not work.is_completed()
+        open(method.removeprefix("file://") + ".done", "w").close()
+    else:
+        until = time.monotonic() + PATIENCE
+        while not os.path.exists(method.removeprefix("file://") + ".done") and time.monotonic() < until:
+            time.sleep(0.05)
+    return found
+
+
+@pytest.mark.parametrize("how", ["argument", "asynchronous", "monitored", "group", "recv", "wait"])
+def test_a_deadline_of_a_call(tmp_path, how):
+    outcomes = Ranks(2, times_out, f"file://{tmp_path}/store", how).results()
+    _, message, took = outcomes[0]
+    assert 0.9 < took < SOON, outcomes[0]
+    assert re.search("has not ended after 1000 ms" if how == "wait" else r"rank 1 .*deadline of 1\.0s", message), message
+
+
+def aborts(rank, world, method):
+    import threading
+
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    # So that they have a connection.
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.recv(torch.ones(1), 0)
+    dist.barrier()
+    if rank == 0:
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        threading.Timer(0.3, backend.abort).start()
+        found = error_of(dist.barrier)
+    else:
+        found = error_of(lambda: dist.recv(torch.ones(1), src=0))
+    dist.destroy_process_group()
+    return found
+
+
+def test_an_abort_ends_what_is_under_way(tmp_path):
+    outcomes = Ranks(2, aborts, f"file://{tmp_path}/store").results()
+    assert all(took < SOON for _, _, took in outcomes.values()), outcomes
+
+
+def is_shut_down(rank, world, method):
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    group = dist.new_group()
+    backend = group._get_backend(torch.device("cpu"))
+    work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    work.wait()
+    dist.destroy_process_group(group)
+    backend.shutdown()
+    found = error_of(lambda: backend.allreduce([torch.ones(1)]))
+    del backend, group
+    # Pending work is given up, and its tensors can go.
+    pending = dist.irecv(torch.ones(1000), src=1 - rank)
+    dist.destroy_process_group()
+    return found, error_of(pending.wait)
+
+
+def test_after_the_end(tmp_path):
+    for (after, pending) in Ranks(2, is_shut_down, f"file://{tmp_path}/store").results().values():
+        assert "shut down" in after[1]
+        assert pending[2] < SOON
+
+
+def takes_wrong_tags(rank, world, method):
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    if rank == 0:
+        dist.send(torch.ones(3), 1, tag=4)
+        return None
+    return error_of(lambda: dist.recv(torch.ones(3), 0, tag=5))
+
+
+def test_a_tag_that_was_not_expected(tmp_path):
+    outcomes = Ranks(2, takes_wrong_tags, f"file://{tmp_path}/store").results()
+    assert "tag 4, and 5 was expected" in outcomes[1][1]
+
+
+def comes_alone(rank, world, method):
+    if rank == 1:
+        return None
+    start_error = None
+    import torch.distributed as dist
+
+    try:
+        start("kolo", method, rank, world, timeout=3)
+    except (RuntimeError, dist.DistError) as error:
+        start_error = str(error)
+    return start_error
+
+
+def test_a_rank_that_does_not_come(tmp_path):
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = Ranks(2, comes_alone, f"file://{folder}/store").results()
+    assert outcomes[0], "it started alone"
