@@ -66,6 +66,11 @@ class Build(BuildExtension):
         super().run()
 
 
+# What libkolo.a needs. On Linux its names stay inside: another kolo in the process is another kolo.
+LINKED = ["-Wl,--exclude-libs,ALL", "-lpthread", "-ldl", "-lm"]
+if sys.platform == "darwin":
+    LINKED = ["-framework", "CoreFoundation", "-lobjc", "-liconv", "-lm"]
+
 archive, include = library()
 setup(
     ext_modules=[
@@ -74,9 +79,8 @@ setup(
             sources=[str(path.relative_to(HERE)) for path in sorted((HERE / "csrc").glob("*.cpp"))],
             depends=[os.path.relpath(path, HERE) for path in [*(HERE / "csrc").glob("*.hpp"), archive, include / "kolo.h"]],
             include_dirs=[str(include)],
-            # The archive's names stay inside: another kolo in the process is another kolo.
             extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"],
-            extra_link_args=[str(archive), "-Wl,--exclude-libs,ALL", "-lpthread", "-ldl", "-lm"],
+            extra_link_args=[str(archive), *LINKED],
         )
     ],
     cmdclass={"build_ext": Build},

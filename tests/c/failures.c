@@ -83,6 +83,28 @@ static void a_rank_is_silent(void) {
   OK(kolo_comm_destroy(comm));
 }
 
+/* As above, with a deadline that the calls of this thread have, the started ones, too, and those of others have not. */
+static void a_rank_is_silent_in_one_call(int32_t is_started) {
+  kolo_comm_t comm = another();
+  if (my_rank == 0) {
+    kolo_work_t work;
+    kolo_error_t error;
+    OK(kolo_call_timeout(200));
+    if (is_started) {
+      OK(kolo_start_barrier(comm, NULL, &work));
+      OK(kolo_call_timeout(0));
+    }
+    CHECK((is_started ? kolo_work_wait(work) : kolo_barrier(comm, NULL)) == KOLO_ERR_PEER);
+    OK(kolo_call_timeout(0));
+    error = last_error(NULL);
+    CHECK(error.cause == KOLO_CAUSE_SILENT && error.rank == 1 && error.after_us >= 200000);
+    if (is_started) OK(kolo_work_destroy(work));
+  }
+  OK(kolo_barrier(world, NULL));
+  if (my_rank == 1) CHECK(kolo_barrier(comm, NULL) == KOLO_ERR_PEER);
+  OK(kolo_comm_destroy(comm));
+}
+
 /* A call that rank 1 does not make. */
 static void *blocked(void *comm) {
   kolo_result_t result = kolo_barrier((kolo_comm_t)comm, NULL);
@@ -162,6 +184,8 @@ int main(void) {
   counts_differ();
   a_rank_leaves();
   a_rank_is_silent();
+  a_rank_is_silent_in_one_call(0);
+  a_rank_is_silent_in_one_call(1);
   aborted();
   destroyed_in_use();
   given_up();

@@ -192,7 +192,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupKolo::merge(
 
 // ---- One tensor on every rank ----
 
-ProcessGroupKolo::Works ProcessGroupKolo::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   constexpr const char* name = "broadcast";
   const at::Tensor& tensor = only(tensors, name);
   const bool is_root = opts.rootRank == rank_;
@@ -207,7 +207,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::broadcast(Tensors& tensors, const c10d
   return launch.done(tensors);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   constexpr const char* name = "all_reduce";
   const at::Tensor& tensor = only(tensors, name);
   if (tensor.is_sparse()) {
@@ -224,7 +224,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::allreduce(Tensors& tensors, const c10d
   return launch.done(tensors);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   constexpr const char* name = "all_reduce_coalesced";
   TORCH_CHECK_VALUE(!tensors.empty(), name, ": there are no tensors");
   for (const auto& tensor : tensors) {
@@ -244,7 +244,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::allreduce_coalesced(Tensors& tensors, 
   return launch.done(tensors);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   constexpr const char* name = "reduce";
   const at::Tensor& tensor = only(tensors, name);
   const bool is_root = opts.rootRank == rank_;
@@ -261,7 +261,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::reduce(Tensors& tensors, const c10d::R
 
 // Every rank gets everybody's indices and values, and sums them up in the order of ranks. Done when this returns: how much there is to
 // receive is known only when the numbers of elements have arrived.
-ProcessGroupKolo::Works ProcessGroupKolo::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   constexpr const char* name = "sparse all_reduce";
   const at::Tensor& tensor = only(tensors, name);
   TORCH_CHECK_VALUE(tensor.layout() == at::kSparse, name, ": the tensor is ", tensor.layout(), ", and sparse COO is what there is");
@@ -333,7 +333,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::allreduce_sparse(Tensors& tensors, con
 
 // ---- Gathering and scattering ----
 
-ProcessGroupKolo::Works ProcessGroupKolo::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size() && inputs.size() == 1, "all_gather: one tensor and one list are expected");
   Tensors flat;
   Launch launch(*this, {OpType::ALLGATHER, "all_gather", "kolo:all_gather", opts.asyncOp, opts.timeout}, only(inputs, "all_gather"));
@@ -341,7 +341,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::allgather(Lists& outputs, Tensors& inp
   return launch.done(std::move(flat));
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   constexpr const char* name = "all_gather_coalesced";
   TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == size_, name, ": there are ", outputs.size(), " lists and ", size_, " ranks");
   TORCH_CHECK_VALUE(!inputs.empty(), name, ": there are no tensors");
@@ -383,12 +383,12 @@ void ProcessGroupKolo::gather_lists(Launch& launch, const char* name, const List
   }
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   Tensors outputs{output}, inputs{input};
   return gather_tensors({OpType::_ALLGATHER_BASE, "all_gather_into_tensor", "kolo:all_gather_into_tensor", opts.asyncOp, opts.timeout}, outputs, inputs);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::allgather_into_tensor_coalesced(
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::allgather_into_tensor_coalesced(
     Tensors& outputs,
     Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
@@ -398,7 +398,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::allgather_into_tensor_coalesced(
       outputs, inputs);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::gather_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::gather_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs) {
   TORCH_CHECK_VALUE(
       outputs.size() == inputs.size() && !inputs.empty(), call.name, ": there are ", outputs.size(), " outputs and ", inputs.size(), " inputs");
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -418,7 +418,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::gather_tensors(const Call& call, const
   return launch.done(outputs);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
   constexpr const char* name = "gather";
   const at::Tensor& input = only(inputs, name);
   check_dense(input, name);
@@ -449,7 +449,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::gather(Lists& outputs, Tensors& inputs
   return launch.done(std::move(list));
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
   Lists outputs;
   Tensors inputs{input};
   if (opts.rootRank == rank_) {
@@ -461,7 +461,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::gather_into_tensor(at::Tensor& output,
   return gather(outputs, inputs, opts);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& opts) {
   constexpr const char* name = "scatter";
   const at::Tensor& output = only(outputs, name);
   check_writable(output, name);
@@ -488,7 +488,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::scatter(Tensors& outputs, Lists& input
   return launch.done(outputs);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& opts) {
   constexpr const char* name = "reduce_scatter";
   const at::Tensor& output = only(outputs, name);
   const Tensors& list = only(inputs, name);
@@ -512,7 +512,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::reduce_scatter(Tensors& outputs, Lists
   return launch.done(outputs);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::_reduce_scatter_base(
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::_reduce_scatter_base(
     at::Tensor& output,
     at::Tensor& input,
     const c10d::ReduceScatterOptions& opts) {
@@ -522,7 +522,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::_reduce_scatter_base(
       opts.reduceOp);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::reduce_scatter_tensor_coalesced(
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce_scatter_tensor_coalesced(
     Tensors& outputs,
     Tensors& inputs,
     const c10d::ReduceScatterOptions& opts) {
@@ -532,7 +532,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::reduce_scatter_tensor_coalesced(
       outputs, inputs, opts.reduceOp);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::scatter_tensors(
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::scatter_tensors(
     const Call& call,
     const Tensors& outputs,
     const Tensors& inputs,
@@ -558,7 +558,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::scatter_tensors(
   return launch.done(outputs);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::alltoall_base(
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::alltoall_base(
     at::Tensor& output,
     at::Tensor& input,
     Splits& output_splits,
@@ -586,7 +586,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::alltoall_base(
   return launch.done({output});
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   constexpr const char* name = "all_to_all";
   TORCH_CHECK_VALUE(!inputs.empty(), name, ": there are no tensors");
   check_list(inputs, inputs.front(), size_, false, name);
@@ -605,7 +605,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::alltoall(Tensors& outputs, Tensors& in
 
 // ---- Barriers and messages ----
 
-ProcessGroupKolo::Works ProcessGroupKolo::barrier(const c10d::BarrierOptions& opts) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::barrier(const c10d::BarrierOptions& opts) {
   Launch launch(*this, {OpType::BARRIER, "barrier", "kolo:barrier", opts.asyncOp, opts.timeout}, {});
   launch.run(kolo_barrier, kolo_start_barrier);
   return launch.done({});
@@ -618,17 +618,17 @@ void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool) 
   launch.done({});
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::send(Tensors& tensors, int to, int tag) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::send(Tensors& tensors, int to, int tag) {
   return message(tensors, to, tag, true);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::recv(Tensors& tensors, int from, int tag) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::recv(Tensors& tensors, int from, int tag) {
   return message(tensors, from, tag, false);
 }
 
 // Kolo's messages of two ranks arrive in the order in which they were sent, and have no tags. One other than 0 travels behind the data,
 // so that what was meant for another receive is an error and not taken for this one's.
-ProcessGroupKolo::Works ProcessGroupKolo::message(Tensors& tensors, int peer, int tag, bool sends) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::message(Tensors& tensors, int peer, int tag, bool sends) {
   const char* name = sends ? "send" : "recv";
   const at::Tensor& tensor = only(tensors, name);
   sends ? check_dense(tensor, name) : check_writable(tensor, name);
@@ -674,7 +674,7 @@ ProcessGroupKolo::Works ProcessGroupKolo::message(Tensors& tensors, int peer, in
   return launch.done(tensors);
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::recvAnysource(Tensors&, int) {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::recvAnysource(Tensors&, int) {
   TORCH_CHECK_VALUE(
       false, "recv: the kolo backend cannot receive from whoever sends first; give `src`, or let the sender say who it is by a collective");
 }
@@ -686,7 +686,7 @@ void ProcessGroupKolo::startCoalescing() {
   coalescing_.emplace(Coalescing{std::make_shared<Flight>(members_), {}, false});
 }
 
-ProcessGroupKolo::Works ProcessGroupKolo::endCoalescing() {
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::endCoalescing() {
   TORCH_CHECK_VALUE(coalescing_.has_value(), "no calls are being coalesced");
   Coalescing done = std::move(*coalescing_);
   coalescing_.reset();

@@ -57,42 +57,42 @@ class ProcessGroupKolo final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   c10d::ErrorType getError() override;
 
-  using Works = c10::intrusive_ptr<c10d::Work>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
   using Lists = std::vector<std::vector<at::Tensor>>;
   using Splits = std::vector<int64_t>;
 
-  Works broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
-  Works allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  Works allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  Works allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
-  Works reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
-  Works allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
-  Works _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
-  Works allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
-  Works allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
-  Works gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
   // Not marked as an override: older versions of PyTorch do not have it.
-  virtual Works gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts);
-  Works scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& opts) override;
-  Works reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& opts) override;
-  Works _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
-  Works reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override;
-  Works alltoall_base(
+  virtual WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts);
+  WorkPtr scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(
       at::Tensor& output,
       at::Tensor& input,
       Splits& output_splits,
       Splits& input_splits,
       const c10d::AllToAllOptions& opts) override;
-  Works alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
-  Works barrier(const c10d::BarrierOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
-  Works send(Tensors& tensors, int to, int tag) override;
-  Works recv(Tensors& tensors, int from, int tag) override;
-  Works recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
   void startCoalescing() override;
-  Works endCoalescing() override;
+  WorkPtr endCoalescing() override;
 
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store,
@@ -140,9 +140,9 @@ class ProcessGroupKolo final : public c10d::Backend {
   void connect(const c10::intrusive_ptr<c10d::Store>& store);
   void close();
   void gather_lists(Launch& launch, const char* name, const Lists& outputs, const Tensors& inputs, Tensors& flat);
-  Works gather_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs);
-  Works scatter_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op);
-  Works message(Tensors& tensors, int peer, int tag, bool sends);
+  WorkPtr gather_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs);
+  WorkPtr scatter_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op);
+  WorkPtr message(Tensors& tensors, int peer, int tag, bool sends);
 
   const c10::intrusive_ptr<Options> options_;
   // The deadline that the communicators were made with.

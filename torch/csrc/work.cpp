@@ -226,7 +226,8 @@ KoloWork::KoloWork(const Call& call, std::vector<at::Tensor> outputs, std::share
 
 KoloWork::~KoloWork() {
   end_profile();
-  if (flight_ && !flight_->is_over()) {
+  // After the end of the process group everything is over, and nobody must be left to a thread that nobody joins.
+  if (flight_ && !flight_->settle(0)) {
     waiter_->push(std::move(flight_));
   }
 }

@@ -165,6 +165,18 @@ def gathers_of_every_type(group):
 
 
 @check
+def gather_into_one_tensor(group):
+    rank, world = of(group)
+    if not hasattr(dist, "gather_into_tensor"):
+        print(f"NOT RUN: gather_into_tensor, which PyTorch {torch.__version__} does not have", flush=True)
+        return
+    output = torch.zeros(world, 3) if rank == 1 else None
+    dist.gather_into_tensor(torch.full((3,), float(rank)), output, group_dst=1, group=group)
+    if rank == 1:
+        same(output, torch.arange(float(world))[:, None].expand(world, 3).contiguous())
+
+
+@check
 def all_gather_of_uneven_tensors(group):
     rank, world = of(group)
     counts = [(other * 7) % 5 for other in range(world)]
