@@ -39,7 +39,7 @@ impl Patience {
 
     /// A wait that starts now.
     pub(crate) fn start(&self) -> Waiting<'_> {
-        Waiting { patience: self, checks: 0, yields: 0, spinning_since: None }
+        Waiting { patience: self, checks: 0, yields: 0, slept: false, spinning_since: None }
     }
 
     /// A wait was short: spinning pays.
@@ -62,6 +62,7 @@ pub(crate) struct Waiting<'a> {
     patience: &'a Patience,
     checks: u32,
     yields: u32,
+    slept: bool,
     spinning_since: Option<Instant>,
 }
 
@@ -81,6 +82,7 @@ impl Waiting<'_> {
             thread::yield_now();
             return false;
         }
+        self.slept = true;
         true
     }
 
@@ -94,7 +96,9 @@ impl Waiting<'_> {
     #[inline]
     pub(crate) fn done(self) {
         let Some(since) = self.spinning_since else { return };
-        if self.yields > 0 && since.elapsed() >= Duration::from_micros(IN_VAIN.into()) {
+        // What happened as soon as this thread yielded was kept from happening by its spinning.
+        let is_helped_by_yielding = self.yields > 0 && !self.slept;
+        if is_helped_by_yielding || (self.slept && since.elapsed() >= Duration::from_micros(IN_VAIN.into())) {
             self.patience.spun_in_vain();
         } else {
             self.patience.spun_enough();
