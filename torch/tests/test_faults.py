@@ -44,7 +44,7 @@ def dies(rank, world, method, how):
             work.get_future().wait()
         except RuntimeError as error:
             outcome = type(error).__name__, str(error), 0
-        assert isinstance(work.exception(), Exception) if work.is_completed() else True
+        assert work.is_completed() and not work.is_success()
         return outcome
     if how == "recv":
         return error_of(lambda: dist.recv(tensor, src=world - 1))
@@ -114,9 +114,16 @@ def test_calls_that_differ_are_an_error_that_shows_both(tmp_path, what):
     assert both, outcomes
 
 
+def set_timeout(timeout):
+    import torch.distributed as dist
+
+    # PyTorch's own function for this leaves out backends that it does not know, before 2.15.
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    (backend.set_timeout if hasattr(backend, "set_timeout") else backend._set_default_timeout)(timeout)
+
+
 def times_out(rank, world, method, how):
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _set_pg_timeout
 
     start("kolo", method, rank, world, timeout=PATIENCE)
     dist.barrier()
@@ -136,10 +143,10 @@ def times_out(rank, world, method, how):
             backend = dist.group.WORLD._get_backend(torch.device("cpu"))
             found = error_of(lambda: backend.monitored_barrier(datetime.timedelta(seconds=1), True))
         elif how == "group":
-            _set_pg_timeout(datetime.timedelta(seconds=1))
+            set_timeout(datetime.timedelta(seconds=1))
             found = error_of(lambda: dist.all_reduce(torch.ones(1)))
         elif how == "recv":
-            _set_pg_timeout(datetime.timedelta(seconds=1))
+            set_timeout(datetime.timedelta(seconds=1))
             found = error_of(lambda: dist.recv(torch.ones(1), src=1))
         elif how == "wait":
             work = dist.all_reduce(torch.ones(1), async_op=True)
