@@ -4,6 +4,7 @@
 //! Rabenseifner, "Optimization of collective reduction operations", ICCS 2004. With L = floor(log2 N):
 //!
 //! - `all_reduce`: 2 L a + 2(N-1)/N S b + (N-1)/N S g, and for an N that is no power of two 2 (a + S b) + S g more
+//!   (between more than two hosts, four more a for each round in which a connection that was idle has to grow its window)
 //! - `reduce_scatter`, powers of two only, S being the bytes of all blocks: L a + (N-1)/N (S b + S g)
 
 use std::ops::Range;

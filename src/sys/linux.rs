@@ -287,7 +287,8 @@ impl ProcessWatch {
     }
 }
 
-/// Copies memory of another process of this machine, which may change meanwhile.
+/// Copies memory of another process of this machine, which may change meanwhile. `address` is that process's: the system looks
+/// there, nobody follows it here.
 ///
 /// # Safety
 ///

@@ -19,7 +19,7 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// Chooses a congestion control that sends whatever the window allows, at once.
 #[cfg(target_os = "linux")]
 pub(crate) fn send_unpaced(socket: &socket2::Socket) -> io::Result<()> {
-    // Every Linux has it, and allows everybody to choose it.
+    // Every Linux has it, and allows everybody to choose it unless it is told otherwise.
     socket.set_tcp_congestion(b"reno")
 }
 

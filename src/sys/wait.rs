@@ -140,6 +140,17 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_that_ended_with_a_yield_counts_as_one_that_was_spun_in_vain() {
+        let patience = Patience::new(1);
+        let mut waiting = patience.start();
+        while waiting.yields == 0 {
+            assert!(!waiting.pause());
+        }
+        waiting.done();
+        assert!(patience.spin.load(Ordering::Relaxed) < MOST_SPIN);
+    }
+
+    #[test]
     fn a_short_wait_that_slept_counts_as_one_in_which_spinning_pays() {
         let patience = Patience { spin: AtomicU32::new(LEAST_SPIN), most_spin: MOST_SPIN, yields: YIELDS };
         // A processor may be taken away from a thread at any time, so not every attempt is short.

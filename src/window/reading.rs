@@ -101,7 +101,8 @@ const NO_SUCH_PROCESS: i32 = 3;
 #[repr(C, align(64))]
 pub(super) struct Line([u8; 64]);
 
-/// False, and nothing done, if the system cannot read a rank's buffers. Everybody reduces its slice from the others' inputs, then takes their slices from their outputs.
+/// Everybody reduces its slice from the others' inputs, then takes their slices from their outputs. False, and nothing done, if
+/// the system cannot read a rank's buffers.
 ///
 /// In place that is no different: in the first half a rank writes only its own slice, which nobody else reads then; in the second
 /// only the others', of which nobody reads this rank's copy.
@@ -118,7 +119,6 @@ pub(super) fn all_reduce(
     notes[2] = (is_readable(call.input) && is_readable(call.output.as_const())).into();
     let turn = window.exchange(attempt, notes)?;
     note(window, turn);
-
     if window.noted.iter().any(|notes| notes[2] == 0) {
         return Ok(false);
     }

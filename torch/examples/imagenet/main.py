@@ -1,6 +1,6 @@
 """Training a ResNet on ImageNet, with the arguments that people know from PyTorch's example of that name.
 
-    python main.py DIR --arch resnet50 --dist-url file:///tmp/store --dist-backend kolo --world-size 1 --rank 0 \\
+    python main.py DIR --arch resnet50 --dist-url file:///shared/store --dist-backend kolo --world-size 1 --rank 0 \\
         --multiprocessing-distributed
 
 DIR has the folders train and val, with a folder of images for each class (which needs torchvision); --dummy makes images up. With GPUs,
