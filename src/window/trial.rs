@@ -87,7 +87,8 @@ pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traff
     };
     window.passages.may_read = Some(may_read);
     if window.passages.wanted != Passage::Auto {
-        if !may_read {
+        // Once for a host.
+        if !may_read && window.rank == 0 {
             tracing::warn!("the system does not let ranks read each other's memory; buffers are staged instead");
         }
         return Ok(if may_read { Passage::Read } else { Passage::Staged });
