@@ -86,6 +86,11 @@ mod compare {
             let out = said(&[&["compare", op, "-n", "3", "--rounds", "1", "--with", "copy"], sizes].concat());
             assert!(out.contains(op) && out.contains("kolo ") && out.contains("1 round\n"), "{out}");
         }
+        let out = said(&["compare", "barrier", "-n", "3", "--rounds", "2", "--with", "futex"]);
+        let row: Vec<&str> = out.lines().last().unwrap().split_whitespace().collect();
+        assert!(row[0] == "futex" && row[1].parse::<f64>().unwrap() > 0.0, "{out}");
+        let (_, err) = failed(&["compare", "broadcast", "--with", "futex"]);
+        assert!(err.contains("futex is a barrier"), "{err}");
         for what in ["barrier", "start"] {
             let (_, err) = failed(&["compare", what, "--sizes", "4K"]);
             assert!(err.contains(&format!("{what} has no sizes")), "{err}");

@@ -4,6 +4,7 @@
 //! median of the ratios within the rounds.
 
 mod arena;
+mod bounds;
 mod contestant;
 mod rank;
 mod report;
@@ -33,7 +34,7 @@ pub(crate) struct Args {
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=256), default_value = "2")]
     ranks: u32,
     /// Whom to compare with: gloo, openmpi, mpich, bounds, deepspeed, or one of kolo-registered, kolo-bf16, kolo-tcp, openmpi-tcp,
-    /// mpich-tcp, copy, stream, scale, exchange, roundtrip
+    /// mpich-tcp, copy, stream, scale, exchange, roundtrip, futex
     #[arg(long = "with", value_delimiter = ',', default_value = "gloo,openmpi,mpich,bounds")]
     with: Vec<String>,
     /// Over TCP, also inside the host
