@@ -48,6 +48,8 @@ pub const KOLO_ERR_STORE: kolo_result_t = 15;
 pub const KOLO_ERR_OS: kolo_result_t = 16;
 /// A defect of kolo. The communicator is ended.
 pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
+/// The survivors of a failure went on without this rank, which came too late.
+pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 
@@ -223,6 +225,7 @@ pub(super) fn code(error: &Error) -> kolo_result_t {
         Error::Store { .. } => KOLO_ERR_STORE,
         Error::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
         Error::Os { .. } => KOLO_ERR_OS,
+        Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
     }
 }
 
@@ -364,6 +367,7 @@ pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
         KOLO_ERR_STORE => c"the store where ranks find each other did not serve",
         KOLO_ERR_OS => c"the operating system refused something",
         KOLO_ERR_INTERNAL => c"a defect of kolo",
+        KOLO_ERR_EXCLUDED => c"the survivors of a failure went on without this rank",
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
         _ => c"this number is no result of kolo",
     };
