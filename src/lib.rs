@@ -53,6 +53,7 @@
 //! | what carries a collective out | `engine` (schedules over links), `window` (shared memory) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |
+//! | what is known of how they are | `health` (the flight recorder) |
 //! | beneath all | `sys` (the operating system), `wire`, `config`, `types`, `error` |
 //!
 //! # Features
@@ -68,6 +69,7 @@ mod door;
 mod engine;
 mod error;
 mod ffi;
+mod health;
 mod reduce;
 mod schedule;
 mod store;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::host::{Failed, Star};
 use super::network::{Network, NetworkOpener};
+use crate::health::{Recorder, Recording};
 use crate::sys::Segment;
 use crate::transport::Opener;
 use crate::transport::memory::{Hub, MemoryOpener};
@@ -21,6 +22,7 @@ pub(crate) struct Fabric {
     /// For each rank, the lowest one that can share memory with it.
     hosts: Arc<[usize]>,
     star: Option<Star>,
+    recorder: Arc<Recorder>,
     /// How often memory was shared.
     shares: u64,
 }
@@ -37,25 +39,38 @@ enum Ground {
 
 impl Fabric {
     /// One rank that needs nobody.
-    pub(crate) fn alone() -> Fabric {
-        Fabric::new(Ground::Nothing, 0, 0, [0].into(), [0].into())
+    pub(crate) fn alone(recorder: Arc<Recorder>) -> Fabric {
+        Fabric::new(Ground::Nothing, 0, 0, [0].into(), [0].into(), recorder)
     }
 
     /// All ranks of a job, of which `star` connects those of this host.
-    pub(super) fn of_network(network: Arc<Network>, channel: u64, hosts: Arc<[usize]>, star: Option<Star>) -> Fabric {
+    pub(super) fn of_network(
+        network: Arc<Network>,
+        channel: u64,
+        hosts: Arc<[usize]>,
+        star: Option<Star>,
+        recorder: Arc<Recorder>,
+    ) -> Fabric {
         let members = (0..network.cards.len()).collect();
         let rank = network.rank;
-        Fabric { star, ..Fabric::new(Ground::Network(network), channel, rank, members, hosts) }
+        Fabric { star, ..Fabric::new(Ground::Network(network), channel, rank, members, hosts, recorder) }
     }
 
     /// One of `world` threads of this process.
-    pub(crate) fn of_process(hub: Arc<Hub>, rank: Rank, world: usize) -> Fabric {
+    pub(crate) fn of_process(hub: Arc<Hub>, rank: Rank, world: usize, recorder: Arc<Recorder>) -> Fabric {
         let hosts = vec![0; world].into();
-        Fabric::new(Ground::Process(hub), 0, rank, (0..world).collect(), hosts)
+        Fabric::new(Ground::Process(hub), 0, rank, (0..world).collect(), hosts, recorder)
     }
 
-    fn new(ground: Ground, channel: u64, rank: Rank, members: Arc<[Rank]>, hosts: Arc<[usize]>) -> Fabric {
-        Fabric { ground, channel, rank, members, hosts, star: None, shares: 0 }
+    fn new(
+        ground: Ground,
+        channel: u64,
+        rank: Rank,
+        members: Arc<[Rank]>,
+        hosts: Arc<[usize]>,
+        recorder: Arc<Recorder>,
+    ) -> Fabric {
+        Fabric { ground, channel, rank, members, hosts, star: None, recorder, shares: 0 }
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -68,6 +83,11 @@ impl Fabric {
 
     pub(crate) fn channel(&self) -> u64 {
         self.channel
+    }
+
+    /// Where this rank's operations on the communicator are recorded.
+    pub(crate) fn record(&self) -> Arc<Recording> {
+        self.recorder.open(self.channel, self.rank, self.members.clone())
     }
 
     /// For each rank, the lowest one that can share memory with it.
@@ -129,6 +149,6 @@ impl Fabric {
         let members = ranks.iter().map(|&rank| self.members[rank]).collect();
         let same_host = |rank: Rank| ranks.iter().position(|&other| self.hosts[other] == self.hosts[rank]);
         let hosts = ranks.iter().map(|&rank| same_host(rank).unwrap_or(0)).collect();
-        Fabric::new(self.ground.clone(), channel, rank, members, hosts)
+        Fabric::new(self.ground.clone(), channel, rank, members, hosts, self.recorder.clone())
     }
 }

@@ -14,6 +14,7 @@ use crate::buffer::{Chunk, ChunkMut};
 use crate::config::{SharedSettings, Transport};
 use crate::engine::{Engine, Job};
 use crate::error::{Error, Result};
+use crate::health::{Recording, Ticket};
 use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::{Choice, Layout, has_window, piece_bytes, select};
 use crate::schedule::{Algorithm, Blocks, Problem, chunk, steps};
@@ -25,6 +26,7 @@ use crate::window::{self, Window, WindowCall};
 
 pub(super) struct Core {
     fabric: Fabric,
+    recording: Arc<Recording>,
     settings: SharedSettings,
     layout: Layout,
     patience: Arc<Patience>,
@@ -57,6 +59,7 @@ impl Core {
         };
         let patience = Arc::new(Patience::new(neighbours.len()));
         let mut core = Core {
+            recording: fabric.record(),
             fabric,
             settings,
             layout,
@@ -73,8 +76,11 @@ impl Core {
         }
         core.open_window(terms, &neighbours, began)?;
         // Who has connected can rely on all the others having done so.
-        core.meet(Attempt::new(Descriptor { op: Op::Connect, ..Descriptor::nothing() }, terms))?;
-        Ok(core)
+        let descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
+        let entry = core.recording.begin(&descriptor, 0, None);
+        let met = core.meet(Attempt::new(descriptor, terms)).inspect_err(|error| core.recording.failed(error));
+        core.recording.end(entry, met.is_ok());
+        met.map(|()| core)
     }
 
     /// Shares a window with the neighbours, if every rank of every host can.
@@ -121,6 +127,10 @@ impl Core {
         &self.fabric
     }
 
+    pub(super) fn recording(&self) -> &Arc<Recording> {
+        &self.recording
+    }
+
     pub(super) fn settings(&self) -> SharedSettings {
         self.settings
     }
@@ -155,18 +165,31 @@ impl Core {
     /// The call was checked; its buffers are valid until this returns, and nobody else uses them.
     pub(super) unsafe fn collective(&mut self, terms: &Terms, call: &Call) -> Result<()> {
         self.seq += 1;
-        if call.is_empty(self.layout.ranks) {
-            return Ok(());
-        }
-        if self.layout.ranks == 1 {
+        let world = self.layout.ranks;
+        let (descriptor, bytes) = (call.descriptor(self.seq, 0), call.bytes(world));
+        let choice = (world > 1 && !call.is_empty(world)).then(|| self.choose(call.op, bytes));
+        let entry = self.recording.begin(&descriptor, bytes, choice);
+        // SAFETY: passed on.
+        let result = unsafe { self.collective_by(choice, Attempt::new(descriptor, terms).within(call.timeout), call) };
+        self.recording.end(entry, result.is_ok());
+        result
+    }
+
+    /// Without a choice, there is nothing to be done with other ranks.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::collective`].
+    #[inline]
+    unsafe fn collective_by(&mut self, choice: Option<Choice>, attempt: Attempt<'_>, call: &Call) -> Result<()> {
+        let Some(choice) = choice else {
             if call.send.ptr != call.recv.ptr {
-                // SAFETY: the caller vouches for both; alone, they are equally long, and apart if they are not the same.
+                // SAFETY: the caller vouches for both. Alone, they are equally long, and apart if they are not the same; of several
+                // ranks, they are empty.
                 unsafe { std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.recv.len) };
             }
             return Ok(());
-        }
-        let attempt = Attempt::new(call.descriptor(self.seq, 0), terms).within(call.timeout);
-        let choice = self.choose(call.op, call.bytes(self.layout.ranks));
+        };
         // SAFETY: passed on.
         unsafe {
             let result = self.carry_out(attempt, call, choice);
@@ -451,20 +474,23 @@ impl Core {
         mut finished: impl FnMut(usize),
     ) -> Result<()> {
         self.engine()?;
-        let Core { engine: Some(engine), sent, received, fabric, layout, .. } = self else {
+        let Core { engine: Some(engine), recording, sent, received, fabric, layout, .. } = self else {
             unreachable!("the engine was just made")
         };
-        // For each call under way, what has to be made true or false when it has ended.
-        let bools: RefCell<Vec<Option<ChunkMut>>> = RefCell::default();
+        // For each call under way, its entry in the recording, and what has to be made true or false when it has ended.
+        let under_way: RefCell<Vec<(Ticket, Option<ChunkMut>)>> = RefCell::default();
         let next = || {
             let call = next()?;
             let Call { op, root, count, send, recv, dtype, timeout, .. } = call;
             let counter = if op == Op::Send { &mut sent[root] } else { &mut received[root] };
             *counter += 1;
-            bools.borrow_mut().push((dtype == DType::Bool && op == Op::Recv).then_some(recv));
+            let attempt = Attempt::new(call.descriptor(*counter, 0), terms).within(timeout);
+            let with_peer = Descriptor { op, root: Some(root as u32), ..attempt.descriptor };
+            let entry = recording.begin(&with_peer, (send.len + recv.len) as u64, None);
+            under_way.borrow_mut().push((entry, (dtype == DType::Bool && op == Op::Recv).then_some(recv)));
             let (rank, world, none) = (fabric.rank(), layout.ranks, Blocks::Even(0));
             Some(Job {
-                attempt: Attempt::new(call.descriptor(*counter, 0), terms).within(timeout),
+                attempt,
                 steps: steps(Algorithm::Direct, Problem { op, rank, world, root, count, sends: none, recvs: none, piece: 1 }),
                 ranks: None,
                 rank,
@@ -477,7 +503,9 @@ impl Core {
             })
         };
         let ended = |place: usize| {
-            if let Some(chunk) = bools.borrow_mut().remove(place) {
+            let (entry, bools) = under_way.borrow_mut().remove(place);
+            recording.end(entry, true);
+            if let Some(chunk) = bools {
                 // SAFETY: the call has ended but its buffer has not been given back yet.
                 unsafe { normalise_bools(chunk.ptr, chunk.len) };
             }
@@ -486,9 +514,12 @@ impl Core {
         // SAFETY: passed on.
         let result = unsafe { engine.run_together(next, ended) };
         // Those that did not end.
-        for chunk in bools.into_inner().into_iter().flatten() {
-            // SAFETY: as above.
-            unsafe { normalise_bools(chunk.ptr, chunk.len) };
+        for (entry, bools) in under_way.into_inner() {
+            recording.end(entry, false);
+            if let Some(chunk) = bools {
+                // SAFETY: as above.
+                unsafe { normalise_bools(chunk.ptr, chunk.len) };
+            }
         }
         result
     }
@@ -530,8 +561,11 @@ impl Core {
             kernel: Kernel::new(DType::U64, ReduceOp::BitAnd),
             ..WindowCall::new(Op::AllReduce, memory.as_const(), memory, element)
         };
+        let entry = self.recording.begin(&descriptor, 0, None);
         // SAFETY: `dropped` is borrowed for the call.
-        unsafe { window.run(&Attempt::new(descriptor, terms), &call)? };
+        let agreed = unsafe { window.run(&Attempt::new(descriptor, terms), &call) };
+        self.recording.end(entry, agreed.is_ok());
+        agreed?;
         window.heap().forget(&dropped);
         let part = part.max(1).next_multiple_of(Segment::PAGE);
         let shared = self.fabric.share(part, began + terms.timeout);

@@ -14,6 +14,7 @@ mod start;
 
 use std::collections::HashSet;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -23,6 +24,7 @@ use crate::attempt::Terms;
 use crate::config::SharedSettings;
 use crate::engine::progress::{Work, begin};
 use crate::error::{Error, Result};
+use crate::health::Recording;
 use crate::plan::{Choice, Layout};
 use crate::types::{Op, Rank};
 use core::Core;
@@ -62,6 +64,7 @@ struct Shared {
     failure: std::sync::OnceLock<Arc<Error>>,
     layout: Layout,
     settings: SharedSettings,
+    recording: Arc<Recording>,
 }
 
 impl Communicator {
@@ -85,8 +88,9 @@ impl Communicator {
     }
 
     fn new(core: Core, terms: Terms) -> Communicator {
-        let (layout, settings) = (core.layout(), core.settings());
-        let shared = Arc::new(Shared { core: Mutex::new(core), terms, failure: std::sync::OnceLock::new(), layout, settings });
+        let (layout, settings, recording) = (core.layout(), core.settings(), core.recording().clone());
+        let failure = std::sync::OnceLock::new();
+        let shared = Arc::new(Shared { core: Mutex::new(core), terms, failure, layout, settings, recording });
         Communicator { queue: Queue::new(), shared }
     }
 
@@ -146,6 +150,29 @@ impl Communicator {
         if let Some(mut core) = self.shared.core.try_lock() {
             self.shared.revoke(&mut core, &Error::Aborted { op: Op::Connect, seq: 0 });
         }
+    }
+
+    /// Writes the last operations of this rank to a file, for `kolo trace`: those of this communicator, of the one that it was split
+    /// from, and of all others that came of that one and have not been dropped, up to 1024 of each. From any thread, also while
+    /// operations are under way.
+    ///
+    /// [`Builder::trace_dir`] has such files written when an operation fails.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// # let folder = std::env::temp_dir().join(format!("kolo-dump-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder).unwrap();
+    /// # for comm in kolo::Communicator::in_process(1)? {
+    /// comm.dump_trace(folder.join(format!("rank{}.json", comm.rank())))?;
+    /// # }
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn dump_trace(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let written = self.shared.recording.recorder().write(path, "call");
+        written.map_err(Error::os(format!("writing {}", path.display())))
     }
 
     /// Carries out a call on this thread if nothing is in its way, else on the progress thread, after what is.
@@ -259,6 +286,7 @@ impl Shared {
         if self.failure.set(Arc::new(error.clone())).is_ok() {
             tracing::info!(%error, rank = self.terms.rank, "the communicator is revoked");
             core.part(true);
+            self.recording.failed(error);
         }
     }
 }

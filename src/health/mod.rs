@@ -1,0 +1,6 @@
+//! What is known of how the ranks are.
+
+pub(crate) mod recorder;
+mod report;
+
+pub(crate) use recorder::{Recorder, Recording, Ticket, Who, prepare};
