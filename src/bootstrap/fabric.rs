@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::host::{Failed, Star};
 use super::network::{Network, NetworkContact, NetworkOpener};
-use crate::health::{Answer, Boards, Bulletin, Contact, Question, Unheard};
+use crate::health::{Answer, Boards, Bulletin, Contact, Question, Recorder, Recording, Unheard};
 use crate::sys::Segment;
 use crate::transport::Opener;
 use crate::transport::memory::{Hub, MemoryOpener};
@@ -22,6 +22,7 @@ pub(crate) struct Fabric {
     /// For each rank, the lowest one that can share memory with it.
     hosts: Arc<[usize]>,
     star: Option<Star>,
+    recorder: Arc<Recorder>,
     /// How often memory was shared.
     shares: u64,
     /// What the others may know of this rank.
@@ -40,28 +41,45 @@ enum Ground {
 
 impl Fabric {
     /// One rank that needs nobody.
-    pub(crate) fn alone() -> Fabric {
-        Fabric::new(Ground::Nothing, 0, 0, [0].into(), [0].into())
+    pub(crate) fn alone(recorder: Arc<Recorder>) -> Fabric {
+        Fabric::new(Ground::Nothing, 0, 0, [0].into(), [0].into(), recorder)
     }
 
     /// All ranks of a job, of which `star` connects those of this host.
-    pub(super) fn of_network(network: Arc<Network>, channel: u64, hosts: Arc<[usize]>, star: Option<Star>) -> Fabric {
+    pub(super) fn of_network(
+        network: Arc<Network>,
+        channel: u64,
+        hosts: Arc<[usize]>,
+        star: Option<Star>,
+        recorder: Arc<Recorder>,
+    ) -> Fabric {
         let members = (0..network.cards.len()).collect();
         let rank = network.rank;
-        let mut fabric = Fabric::new(Ground::Network(network), channel, rank, members, hosts);
+        let mut fabric = Fabric::new(Ground::Network(network), channel, rank, members, hosts, recorder);
         fabric.star = star;
         fabric
     }
 
     /// One of `world` threads of this process.
-    pub(crate) fn of_process(hub: Arc<Hub>, boards: Arc<Boards>, rank: Rank, world: usize) -> Fabric {
+    pub(crate) fn of_process(hub: Arc<Hub>, boards: Arc<Boards>, rank: Rank, world: usize, recorder: Arc<Recorder>) -> Fabric {
         let hosts = vec![0; world].into();
-        Fabric::new(Ground::Process(hub, boards), 0, rank, (0..world).collect(), hosts)
+        Fabric::new(Ground::Process(hub, boards), 0, rank, (0..world).collect(), hosts, recorder)
     }
 
-    fn new(ground: Ground, channel: u64, rank: Rank, members: Arc<[Rank]>, hosts: Arc<[usize]>) -> Fabric {
-        let bulletin = Arc::new(Bulletin::new(rank, members.clone()));
-        let fabric = Fabric { ground, channel, rank, members, hosts, star: None, shares: 0, bulletin };
+    fn new(
+        ground: Ground,
+        channel: u64,
+        rank: Rank,
+        members: Arc<[Rank]>,
+        hosts: Arc<[usize]>,
+        recorder: Arc<Recorder>,
+    ) -> Fabric {
+        let recording = recorder.open(channel, rank, members.clone());
+        let bulletin = Arc::new(Bulletin::new(rank, members.clone(), recording));
+        let fabric = Fabric { ground, channel, rank, members, hosts, star: None, recorder, shares: 0, bulletin };
+        if let Some(contact) = fabric.contact() {
+            fabric.bulletin.reach(contact);
+        }
         if let Some(boards) = fabric.boards() {
             boards.post(channel, fabric.members[rank], fabric.bulletin.clone());
         }
@@ -78,6 +96,11 @@ impl Fabric {
 
     pub(crate) fn channel(&self) -> u64 {
         self.channel
+    }
+
+    /// Where this rank's operations on the communicator are recorded.
+    pub(crate) fn recording(&self) -> &Arc<Recording> {
+        &self.bulletin.recording
     }
 
     /// For each rank, the lowest one that can share memory with it.
@@ -106,7 +129,7 @@ impl Fabric {
     }
 
     /// How this rank asks the others, beside its operations; `None` for a rank alone.
-    pub(crate) fn contact(&self) -> Option<Arc<dyn Contact>> {
+    fn contact(&self) -> Option<Arc<dyn Contact>> {
         let (channel, members) = (self.channel, self.members.clone());
         match &self.ground {
             Ground::Network(network) => Some(Arc::new(NetworkContact { network: network.clone(), channel, members })),
@@ -164,7 +187,7 @@ impl Fabric {
         let members = ranks.iter().map(|&rank| self.members[rank]).collect();
         let same_host = |rank: Rank| ranks.iter().position(|&other| self.hosts[other] == self.hosts[rank]);
         let hosts = ranks.iter().map(|&rank| same_host(rank).unwrap_or(0)).collect();
-        Fabric::new(self.ground.clone(), channel, rank, members, hosts)
+        Fabric::new(self.ground.clone(), channel, rank, members, hosts, self.recorder.clone())
     }
 }
 

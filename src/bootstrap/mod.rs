@@ -29,10 +29,10 @@ use crate::config::{Settings, SharedSettings, Transport};
 use crate::door::handshake::{Identity, random};
 use crate::door::{self, Door};
 use crate::error::{Cause, Error, Result};
-use crate::health::Boards;
+use crate::health::{Boards, Recorder, Who};
 use crate::store::{Place, Store};
 use crate::sys::{self, LocalListener};
-use crate::types::{DType, Op, Rank};
+use crate::types::{DType, Op, Rank, mix};
 use card::Card;
 use fabric::Fabric;
 use host::{Failed, Star};
@@ -73,6 +73,8 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let (generation, cards, settings) = meeting::meet(start, &card, began)?;
     let members = cards.iter().map(|card| Member { host: card.host.as_str().into(), pid: card.pid }).collect::<Vec<_>>();
     let candidates = candidates(&cards, start.rank, settings.transport);
+    let run = cards.iter().fold(0, |run, card| mix(run, card.instance));
+    let who = Who { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
     let network = Network::new(door, mailbox, boards, start.identity.clone(), cards, start.rank, settings.sockets);
 
     let everybody: Vec<Rank> = (0..start.world_size).collect();
@@ -93,7 +95,8 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         return Err(Error::Unsupported { what: "transport shm", why });
     }
     tracing::info!(rank = start.rank, world = start.world_size, neighbours = together.len(), after = ?began.elapsed(), "ranks have met");
-    let fabric = Fabric::of_network(Arc::new(network), WORLD, hosts.into(), star);
+    let recorder = Recorder::new(who, start.settings.trace_dir.clone());
+    let fabric = Fabric::of_network(Arc::new(network), WORLD, hosts.into(), star, recorder);
     Ok(Connected { fabric, settings, members })
 }
 

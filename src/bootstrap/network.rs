@@ -13,6 +13,7 @@ use crate::door::handshake::{Hello, Identity, Purpose, Refusal};
 use crate::door::{self, DialError, Door, Host, Stream};
 use crate::error::Cause;
 use crate::health::{Answer, Boards, Contact, Question, Unheard};
+use crate::sys;
 use crate::transport::{Link, Opener, shm, tcp};
 use crate::types::Rank;
 
@@ -211,6 +212,12 @@ pub(super) struct NetworkContact {
 }
 
 impl Contact for NetworkContact {
+    fn is_stopped(&self, peer: Rank) -> bool {
+        let Network { cards, rank, .. } = &*self.network;
+        let Card { neighbourhood, pid, .. } = &cards[self.members[peer]];
+        !neighbourhood.is_empty() && *neighbourhood == cards[*rank].neighbourhood && sys::is_stopped(*pid)
+    }
+
     fn ask(&self, peer: Rank, question: &Question, patience: Duration) -> Result<Answer, Unheard> {
         let to = self.members[peer];
         let Network { cards, identity, rank, .. } = &*self.network;

@@ -44,9 +44,8 @@ impl Communicator {
         let began = Instant::now();
         // What is under way in other threads ends.
         self.abort();
-        let culprits: Vec<Rank> =
-            self.failure().and_then(Error::culprit).filter(|&rank| rank != self.rank()).into_iter().collect();
         let core = self.shared.end();
+        let culprits: Vec<Rank> = self.failure().and_then(Error::culprit).into_iter().collect();
         let terms = &self.shared.terms;
         let settings = core.settings();
         let (fabric, terms) = survivors(core.fabric(), terms, &culprits, began)?;
@@ -58,7 +57,6 @@ impl Communicator {
                 Ok(()) => return Ok(Communicator::new(next, terms)),
                 Err(error @ Error::Peer { .. }) if !left.is_zero() => {
                     tracing::info!(%error, "survivors of a failure have failed, too");
-                    next.part(true);
                     let culprits: Vec<Rank> = error.culprit().into_iter().collect();
                     let (fabric, fewer) = survivors(next.fabric(), &terms, &culprits, began)?;
                     (next, terms) = (Core::new(fabric, settings), fewer);
@@ -71,14 +69,14 @@ impl Communicator {
 
 /// Agrees with the other ranks of `fabric` on who is left: their fabric and their terms.
 fn survivors(fabric: &Fabric, terms: &Terms, culprits: &[Rank], began: Instant) -> Result<(Fabric, Terms)> {
-    let Some(contact) = fabric.contact() else { return Ok((Fabric::alone(), terms.of(0, vec![terms.members[0].clone()]))) };
     let nonce = u128::from_le_bytes(random()) as u64;
-    let decision = agree(fabric.bulletin(), &*contact, culprits, nonce, began + terms.start_timeout);
+    let decision = agree(fabric.bulletin(), culprits, nonce, began + terms.start_timeout);
     let ranks = &decision.members;
     let Some(rank) = ranks.iter().position(|&rank| rank == terms.rank) else {
         return Err(Error::Excluded { survivors: ranks.clone() });
     };
     tracing::info!(survivors = ranks.len(), of = terms.members.len(), after = ?began.elapsed(), "survivors have agreed");
     let fabric = fabric.divide(mix(fabric.channel(), decision.nonce), ranks);
-    Ok((fabric, terms.of(rank, ranks.iter().map(|&rank| terms.members[rank].clone()).collect())))
+    let alarm = fabric.bulletin().alarm.clone();
+    Ok((fabric, terms.of(rank, ranks.iter().map(|&rank| terms.members[rank].clone()).collect(), alarm)))
 }

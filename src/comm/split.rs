@@ -54,7 +54,7 @@ impl Communicator {
             (core.fabric().divide(channel, &ranks), core.settings())
         };
         let members = ranks.iter().map(|&rank| self.shared.terms.members[rank].clone()).collect();
-        let terms = self.shared.terms.of(fabric.rank(), members);
+        let terms = self.shared.terms.of(fabric.rank(), members, fabric.bulletin().alarm.clone());
         let core = Core::start(fabric, settings, &terms, began)?;
         Ok(Some(Communicator::new(core, terms)))
     }

@@ -120,7 +120,7 @@ impl Drop for Door {
             tracing::error!(%error, "the door cannot be closed");
             return;
         }
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
             // A panic there has been printed, and there is nothing to mend.
             let _ = thread.join();
         }

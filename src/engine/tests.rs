@@ -16,7 +16,7 @@ use crate::types::{DType, Descriptor, Op};
 
 fn terms(rank: usize, timeout: Duration) -> Terms {
     let members = vec![Member { host: "here".into(), pid: 1 }; 2];
-    Terms { rank, members, timeout, start_timeout: timeout, abort: Arc::default() }
+    Terms { rank, members, timeout, start_timeout: timeout, alarm: Arc::default() }
 }
 
 /// Rank 0's engine, and the raw link of rank 1.

@@ -248,6 +248,17 @@ pub extern "C" fn kolo_comm_destroy(comm: kolo_comm_t) -> kolo_result_t {
     })
 }
 
+/// Writes the last operations of this rank to a file, for `kolo trace`: those of this communicator and of all that are split from the
+/// same first one, up to 1024 of each. From any thread, also while operations are under way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_comm_dump_trace(comm: kolo_comm_t, path: *const c_char) -> kolo_result_t {
+    on(comm, |this| {
+        // SAFETY: the caller's text.
+        let path = unsafe { text(path, "path")? }.ok_or(Fault::Null { what: "path" })?;
+        Ok(this.comm.dump_trace(path)?)
+    })
+}
+
 /// How many ranks there are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_count(comm: kolo_comm_t, count: *mut i32) -> kolo_result_t {

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Condvar;
 
-use super::{Answer, Bulletin, Contact, Question, State, Unheard, ask_all};
+use super::bulletin::{Bulletin, Contact, Unheard, ask_all};
+use super::message::{Answer, Question};
 use crate::types::Rank;
 
 /// Who goes on.
@@ -37,7 +38,17 @@ const OUT_OF_REACH: Duration = Duration::from_secs(5);
 const ASK_AGAIN: Duration = Duration::from_millis(5);
 const CALL_AGAIN: Duration = Duration::from_millis(50);
 
-impl State {
+/// What a rank knows of the agreement under way.
+#[derive(Default)]
+pub(super) struct Shrink {
+    /// This rank is in [`agree`].
+    shrinks: bool,
+    /// The ranks that are known to be there, too.
+    joined: Vec<Rank>,
+    decision: Option<Decision>,
+}
+
+impl Shrink {
     pub(super) fn join(&mut self, from: Rank, changed: &Condvar) -> Answer {
         if !self.joined.contains(&from) {
             self.joined.push(from);
@@ -68,27 +79,27 @@ enum View {
 }
 
 /// Agrees with the others. `culprits` are waited for less long than others that do not come, who have until the deadline.
-pub(crate) fn agree(bulletin: &Bulletin, contact: &dyn Contact, culprits: &[Rank], nonce: u64, deadline: Instant) -> Decision {
+pub(crate) fn agree(bulletin: &Bulletin, culprits: &[Rank], nonce: u64, deadline: Instant) -> Decision {
+    let Some(contact) = bulletin.contact() else { return Decision { nonce, members: vec![bulletin.rank] } };
     let began = Instant::now();
     let me = bulletin.rank;
-    bulletin.state.lock().shrinks = true;
+    bulletin.shrink.lock().shrinks = true;
     let mut views = vec![View::Alive; bulletin.world()];
     views[me] = View::Joined;
     // Everybody has to know of this rank; later on those are asked of whom it does not know enough.
-    let others: Vec<Rank> = (0..views.len()).filter(|&rank| rank != me).collect();
-    call(bulletin, contact, &others, &mut views);
+    call(bulletin, &*contact, &bulletin.others(), &mut views);
     let mut called = Instant::now();
     loop {
-        if let Some(decision) = &bulletin.state.lock().decision {
+        if let Some(decision) = &bulletin.shrink.lock().decision {
             return decision.clone();
         }
         if called.elapsed() >= CALL_AGAIN {
             let unclear: Vec<Rank> =
                 (0..views.len()).filter(|&rank| matches!(views[rank], View::Alive | View::Lost(_))).collect();
-            call(bulletin, contact, &unclear, &mut views);
+            call(bulletin, &*contact, &unclear, &mut views);
             called = Instant::now();
         }
-        for &rank in &bulletin.state.lock().joined {
+        for &rank in &bulletin.shrink.lock().joined {
             if views[rank] == View::Alive {
                 views[rank] = View::Joined;
             }
@@ -108,16 +119,16 @@ pub(crate) fn agree(bulletin: &Bulletin, contact: &dyn Contact, culprits: &[Rank
         let first = views.iter().position(|view| *view == View::Joined).unwrap_or(me);
         if first == me && is_settled {
             let members: Vec<Rank> = (0..views.len()).filter(|&rank| views[rank] == View::Joined).collect();
-            let decision = bulletin.state.lock().decision.get_or_insert(Decision { nonce, members }).clone();
+            let decision = bulletin.shrink.lock().decision.get_or_insert(Decision { nonce, members }).clone();
             let others: Vec<Rank> = decision.members.iter().copied().filter(|&rank| rank != me).collect();
             // Who does not hear it asks.
-            ask_all(contact, &others, &Question::Decided(decision.clone()), PATIENCE, |_, _| {});
+            ask_all(&*contact, &others, &Question::Decided(decision.clone()), PATIENCE, |_, _| {});
             return decision;
         }
         if first != me {
-            call(bulletin, contact, &[first], &mut views);
+            call(bulletin, &*contact, &[first], &mut views);
         }
-        let mut state = bulletin.state.lock();
+        let mut state = bulletin.shrink.lock();
         if state.decision.is_none() {
             bulletin.changed.wait_for(&mut state, ASK_AGAIN);
         }
@@ -132,7 +143,7 @@ fn call(bulletin: &Bulletin, contact: &dyn Contact, peers: &[Rank], views: &mut 
         *view = match (heard, *view) {
             (_, View::Out) => View::Out,
             (Ok(Answer::Joins { decision: Some(decision), .. }), _) => {
-                bulletin.state.lock().decide(decision, &bulletin.changed);
+                bulletin.shrink.lock().decide(decision, &bulletin.changed);
                 View::Joined
             }
             (Ok(Answer::Joins { shrinks: true, .. }), _) => View::Joined,

@@ -30,7 +30,7 @@ const OPS: [Op; 10] = [
 
 fn terms(rank: usize, ranks: usize, timeout: Duration) -> Terms {
     let members = vec![Member { host: "here".into(), pid: 1 }; ranks];
-    Terms { rank, members, timeout, start_timeout: timeout, abort: Arc::default() }
+    Terms { rank, members, timeout, start_timeout: timeout, alarm: Arc::default() }
 }
 
 const LATE: Duration = Duration::from_secs(120);
