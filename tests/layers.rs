@@ -5,10 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module of the library may import from the others. Those at the top of the list build on those below.
-const MAY_IMPORT: [(&str, &[&str]); 17] = [
+const MAY_IMPORT: [(&str, &[&str]); 18] = [
     ("ffi", &["comm"]),
-    ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "config", "plan"]),
-    ("bootstrap", &["store", "transport", "door", "config", "schedule", "wire"]),
+    ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "health", "config", "plan"]),
+    ("bootstrap", &["health", "store", "transport", "door", "config", "schedule", "wire"]),
+    ("health", &["schedule", "wire"]),
     ("engine", &["schedule", "transport", "reduce"]),
     ("window", &["config", "schedule", "reduce", "sync"]),
     ("store", &["door", "wire"]),

@@ -9,13 +9,14 @@ mod queue;
 mod raw;
 mod registered;
 mod scope;
+mod shrink;
 mod split;
 mod start;
 
 use std::collections::HashSet;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
@@ -23,6 +24,7 @@ use crate::attempt::Terms;
 use crate::config::SharedSettings;
 use crate::engine::progress::{Work, begin};
 use crate::error::{Error, Result};
+use crate::health::{self, Bulletin, Recording};
 use crate::plan::{Choice, Layout};
 use crate::types::{Op, Rank};
 use core::Core;
@@ -62,6 +64,8 @@ struct Shared {
     failure: std::sync::OnceLock<Arc<Error>>,
     layout: Layout,
     settings: SharedSettings,
+    recording: Arc<Recording>,
+    bulletin: Arc<Bulletin>,
 }
 
 impl Communicator {
@@ -85,8 +89,10 @@ impl Communicator {
     }
 
     fn new(core: Core, terms: Terms) -> Communicator {
-        let (layout, settings) = (core.layout(), core.settings());
-        let shared = Arc::new(Shared { core: Mutex::new(core), terms, failure: std::sync::OnceLock::new(), layout, settings });
+        let (layout, settings, recording) = (core.layout(), core.settings(), core.recording().clone());
+        let failure = std::sync::OnceLock::new();
+        let bulletin = core.fabric().bulletin().clone();
+        let shared = Arc::new(Shared { core: Mutex::new(core), terms, failure, layout, settings, recording, bulletin });
         Communicator { queue: Queue::new(), shared }
     }
 
@@ -127,8 +133,8 @@ impl Communicator {
     }
 
     /// Gives up what is under way, in whatever thread, and ends the communicator: the calls fail with [`Error::Aborted`], later
-    /// ones with [`Error::Revoked`], and those of other ranks fail, too. Returns at once; what is under way gives up when it next
-    /// looks, within a fraction of a second.
+    /// ones with [`Error::Revoked`], and those of other ranks fail, too. Returns when all have heard of it, within a
+    /// second.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -140,12 +146,34 @@ impl Communicator {
     /// # }
     /// ```
     pub fn abort(&self) {
-        self.shared.terms.abort.store(true, Ordering::Release);
-        self.queue.wake();
-        // If a call holds the core, that one sees to it, or the next.
-        if let Some(mut core) = self.shared.core.try_lock() {
-            self.shared.revoke(&mut core, &Error::Aborted { op: Op::Connect, seq: 0 });
+        match self.shared.core.try_lock() {
+            Some(mut core) => _ = self.shared.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 }),
+            // The call that holds the core sees to the rest.
+            None => health::abort(&self.shared.bulletin),
         }
+    }
+
+    /// Writes the last operations of this rank to a file, for `kolo trace`: those of this communicator, of the one that it was split
+    /// from, and of all others that came of that one and have not been dropped, up to 1024 of each. From any thread, also while
+    /// operations are under way.
+    ///
+    /// [`Builder::trace_dir`] has such files written when an operation fails.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// # let folder = std::env::temp_dir().join(format!("kolo-dump-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder).unwrap();
+    /// # for comm in kolo::Communicator::in_process(1)? {
+    /// comm.dump_trace(folder.join(format!("rank{}.json", comm.rank())))?;
+    /// # }
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn dump_trace(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let written = self.shared.recording.recorder().write(path, "call");
+        written.map_err(Error::os(format!("writing {}", path.display())))
     }
 
     /// Carries out a call on this thread if nothing is in its way, else on the progress thread, after what is.
@@ -225,7 +253,7 @@ impl Shared {
         self.check_not_revoked(core, call.op)?;
         // SAFETY: passed on.
         let result = unsafe { core.collective(&self.terms, call) };
-        result.inspect_err(|error| self.revoke(core, error))
+        result.map_err(|error| self.fail(core, error))
     }
 
     /// # Safety
@@ -236,7 +264,7 @@ impl Shared {
         let mut calls = calls.into_iter();
         // SAFETY: passed on.
         let result = unsafe { core.point_to_point(&self.terms, || calls.next(), |_| {}) };
-        result.inspect_err(|error| self.revoke(core, error))
+        result.map_err(|error| self.fail(core, error))
     }
 
     #[inline]
@@ -244,13 +272,30 @@ impl Shared {
         if let Some(first) = self.failure.get() {
             return Err(Error::Revoked { first: first.clone() });
         }
-        // An abort that met no operation meets this one.
-        if self.terms.abort.load(Ordering::Acquire) {
-            let aborted = Error::Aborted { op, seq: 0 };
-            self.revoke(core, &aborted);
-            return Err(aborted);
+        // What ended the communicator while no operation was under way meets this one.
+        let collective = if op.is_point_to_point() { None } else { Some(core.next_seq()) };
+        if self.terms.alarm.stops(collective) {
+            return Err(self.fail(core, Error::Aborted { op, seq: 0 }));
         }
         Ok(())
+    }
+
+    /// Waits until nothing is under way, and ends the communicator, if it has not failed already.
+    fn end(&self) -> parking_lot::MutexGuard<'_, Core> {
+        let mut core = self.core.lock();
+        self.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 });
+        core
+    }
+
+    /// An operation failed: agrees with the other ranks on why, and ends the communicator. What to report.
+    #[cold]
+    fn fail(&self, core: &mut Core, error: Error) -> Error {
+        if let Some(first) = self.failure.get() {
+            return Error::Revoked { first: first.clone() };
+        }
+        let error = health::settle(&self.bulletin, &self.terms, error);
+        self.revoke(core, &error);
+        error
     }
 
     /// An operation failed: no later one can be trusted to match those of the others.
@@ -259,6 +304,7 @@ impl Shared {
         if self.failure.set(Arc::new(error.clone())).is_ok() {
             tracing::info!(%error, rank = self.terms.rank, "the communicator is revoked");
             core.part(true);
+            self.recording.failed(error);
         }
     }
 }

@@ -4,7 +4,9 @@
 //! `linux` has all of it. `portable` stands in where a platform lacks shared memory so far: every call answers
 //! "unsupported", and kolo uses TCP.
 
+mod clock;
 mod segment;
+mod signal;
 mod socket;
 mod wait;
 
@@ -18,11 +20,13 @@ mod portable;
 #[cfg(any(not(target_os = "linux"), miri))]
 use portable as platform;
 
+pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
 pub(crate) use platform::{
-    LocalListener, LocalStream, ProcessWatch, boot_identity, hostname, port_holder, process_namespace, read_process, sleep_on,
-    wake_all,
+    LocalListener, LocalStream, ProcessWatch, boot_identity, hostname, is_stopped, port_holder, process_namespace, read_process,
+    sleep_on, wake_all,
 };
 pub(crate) use segment::Segment;
+pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{PARTS, listen, receive, send, send_unpaced};
 pub(crate) use wait::Patience;
 
