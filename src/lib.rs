@@ -70,6 +70,7 @@ mod engine;
 mod error;
 mod ffi;
 mod health;
+mod history;
 mod reduce;
 mod schedule;
 mod store;

@@ -1,4 +1,4 @@
-//! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm.
+//! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm, finds out what went wrong.
 
 mod bench;
 mod chart;
@@ -7,6 +7,7 @@ mod compare;
 mod files;
 mod plan;
 mod run;
+mod trace;
 mod units;
 
 use std::process::ExitCode;
@@ -29,6 +30,8 @@ enum Command {
     Bench(bench::Args),
     /// Explain which algorithm a collective would use, and what it would cost
     Plan(plan::Args),
+    /// Find where ranks first disagreed and who was late, in the files that they left
+    Trace(trace::Args),
     /// Compare with other libraries and with what the machine can do, in interleaved rounds
     #[cfg(unix)]
     Compare(compare::Args),
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Plan(args) => plan::plan(&args),
+        Command::Trace(args) => trace::trace(&args),
         #[cfg(unix)]
         Command::Compare(args) => compare::compare(&args),
         #[cfg(unix)]

@@ -251,7 +251,7 @@ impl Shared {
         }
         self.check_not_revoked(core, call.op)?;
         // SAFETY: passed on.
-        let result = unsafe { core.collective(&self.terms, call) };
+        let result = unsafe { core.collective(&self.terms, &self.recording.history, call) };
         result.inspect_err(|error| self.revoke(core, error))
     }
 

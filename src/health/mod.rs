@@ -3,4 +3,4 @@
 pub(crate) mod recorder;
 mod report;
 
-pub(crate) use recorder::{Recorder, Recording, Ticket, Who, prepare};
+pub(crate) use recorder::{Recorder, Recording, Who, path, prepare};

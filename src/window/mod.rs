@@ -458,6 +458,8 @@ impl Window {
     }
 
     fn wait_long(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+        // While there is nothing else to do.
+        attempt.note();
         let patience = self.patience.clone();
         let mut waiting = patience.start();
         while !self.turns.has_reached(peer, turn) {
@@ -466,6 +468,9 @@ impl Window {
                 self.look_after_peers(attempt, peer, turn)?;
                 self.turns.sleep(peer, turn, nap.min(NAP));
             }
+        }
+        if waiting.is_long() {
+            attempt.waits();
         }
         waiting.done();
         Ok(())
