@@ -70,6 +70,9 @@ mod door;
 mod engine;
 mod error;
 mod ffi;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod health;
 mod history;
 mod reduce;
