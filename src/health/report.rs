@@ -26,6 +26,10 @@ impl Recorder {
     /// Writes what is recorded to a file, which is there as a whole or not at all.
     pub(crate) fn write(&self, path: &Path, reason: &str) -> io::Result<()> {
         let _one_at_a_time = self.writing.lock();
+        // What is no file, such as a device, is not replaced by one.
+        if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+            return std::fs::write(path, self.report(reason));
+        }
         let mut part = path.as_os_str().to_owned();
         part.push(format!(".{}.part", std::process::id()));
         let part = Path::new(&part);

@@ -8,6 +8,8 @@
 
 mod direct;
 pub(crate) mod flags;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 pub(crate) mod heap;
 mod reading;
 #[cfg(test)]
@@ -458,10 +460,10 @@ impl Window {
     }
 
     fn wait_long(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
-        // While there is nothing else to do.
-        attempt.note();
         let patience = self.patience.clone();
         let mut waiting = patience.start();
+        // While there is nothing else to do.
+        attempt.note();
         while !self.turns.has_reached(peer, turn) {
             if waiting.pause() {
                 let nap = attempt.patience_with(self.members[peer])?;
