@@ -228,6 +228,9 @@ typedef struct kolo_work *kolo_work_t;
 // A defect of kolo. The communicator is ended.
 #define KOLO_ERR_INTERNAL 17
 
+// The survivors of a failure went on without this rank, which came too late.
+#define KOLO_ERR_EXCLUDED 19
+
 // No error: the operation has not ended yet.
 #define KOLO_IN_PROGRESS 18
 
@@ -263,6 +266,27 @@ typedef struct kolo_work *kolo_work_t;
 
 // It sent what no kolo sends.
 #define KOLO_CAUSE_CORRUPT 10
+
+// It lives, but did not make the call before the deadline.
+#define KOLO_CAUSE_ABSENT 11
+
+// Its process is stopped, by a signal or a debugger.
+#define KOLO_CAUSE_STOPPED 12
+
+// Its machine takes connections, but its process says nothing.
+#define KOLO_CAUSE_UNRESPONSIVE 13
+
+// Nobody is where it was.
+#define KOLO_CAUSE_GONE 14
+
+// It aborted the communicator.
+#define KOLO_CAUSE_ABORTED 15
+
+// It called something else than another rank.
+#define KOLO_CAUSE_MISMATCH 16
+
+// It sent another number of bytes than another rank expected.
+#define KOLO_CAUSE_COUNTS 17
 
 // The error is about no operation.
 #define KOLO_OP_NONE -1
@@ -431,6 +455,15 @@ kolo_result_t kolo_comm_split(kolo_comm_t comm,
                               int32_t color,
                               int32_t key,
                               kolo_comm_t *newcomm);
+
+// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm`, which
+// ends if it has not failed already. It is still to be given to kolo_comm_destroy.
+//
+// A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do not call
+// this have until the start deadline, except that the one whose fault the failure is has a second. KOLO_ERR_EXCLUDED if this rank
+// came too late, and the others went on without it.
+kolo_result_t kolo_comm_shrink(kolo_comm_t comm,
+                               kolo_comm_t *newcomm);
 
 // Gives up what is under way on this communicator, and ends it: calls of other threads and operations that were started fail
 // with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those of the other ranks fail, too. From any thread; returns at once.

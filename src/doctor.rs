@@ -59,7 +59,7 @@ pub fn examine() -> Vec<Finding> {
     let settings = Settings::from_env(&process_env);
     let launch = launcher::detect(&process_env);
     let place = store(launch.as_ref().ok().and_then(Option::as_ref));
-    let mut findings = vec![version(), of_settings(&settings), of_launcher(&launch)];
+    let mut findings = vec![version(), of_settings(&settings), secret(), of_launcher(&launch)];
     let settings = settings.unwrap_or_default();
     findings.push(interfaces());
     let chosen = address::choose(place.as_ref(), settings.interface.as_deref());
@@ -88,12 +88,25 @@ fn of_settings(settings: &Result<Settings>) -> Finding {
         (_, Err(_)) => format!("KOLO_SECRET: {}", config::SECRET),
         (Ok(_), Ok(_)) => {
             let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-            let mut set: Vec<String> = set.filter(|name| name.starts_with("KOLO_")).collect();
+            let mut set: Vec<String> =
+                set.filter(|name| name.strip_prefix("KOLO").is_some_and(|rest| rest.starts_with('_'))).collect();
             set.sort();
             return Finding::fine("settings", if set.is_empty() { "none are set".to_owned() } else { set.join(", ") });
         }
     };
     Finding::failure("settings", what, "correct the variable, or unset it; docs/settings.md lists what each may be")
+}
+
+fn secret() -> Finding {
+    const SUBJECT: &str = "secret";
+    match process_env("KOLO_SECRET") {
+        Some(_) => Finding::fine(SUBJECT, "there is one; all ranks need the same"),
+        None => Finding::warning(
+            SUBJECT,
+            "none: whoever reaches this machine's ports may join a job, or disturb its start",
+            "between hosts, give all ranks the same KOLO_SECRET (openssl rand -hex 32); kolo run makes one for each job",
+        ),
+    }
 }
 
 fn of_launcher(launch: &Result<Option<Launch>>) -> Finding {

@@ -112,6 +112,17 @@ pub enum Error {
         seq: u64,
     },
 
+    /// The others went on without this rank, which came too late.
+    #[error(
+        "the survivors of a failure went on without this rank, which came too late: they were ranks {} of the communicator that \
+         failed; end this process, or connect anew",
+        list(survivors)
+    )]
+    Excluded {
+        /// Who went on: ranks of the communicator that failed.
+        survivors: Vec<Rank>,
+    },
+
     /// An option or an environment variable has a value that it cannot have.
     #[error("{name}={value:?}: {expected}")]
     Setting {
@@ -225,6 +236,16 @@ impl Error {
     /// Whether the communicator can still be used after this error.
     pub fn leaves_communicator_usable(&self) -> bool {
         matches!(self, Error::Argument { .. } | Error::Setting { .. } | Error::Unsupported { .. })
+    }
+
+    /// The rank at fault, in the communicator of the call, where it is known.
+    pub fn culprit(&self) -> Option<Rank> {
+        match self {
+            Error::Peer { rank, .. } => Some(*rank),
+            Error::Mismatch { peer, .. } | Error::Counts { peer, .. } => Some(*peer),
+            Error::Revoked { first } => first.culprit(),
+            _ => None,
+        }
     }
 
     pub(crate) fn os(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
@@ -362,6 +383,47 @@ pub enum Cause {
         /// The deadline of one operation.
         deadline: Duration,
     },
+    /// It lives, but did not make this call before the deadline.
+    #[error("is there, but did not make this call within the deadline of {deadline:.1?}; {}", did(*last_seq))]
+    Absent {
+        /// The deadline of one operation.
+        deadline: Duration,
+        /// The last collective that it completed; 0 if none.
+        last_seq: u64,
+    },
+    /// Its process is stopped, by SIGSTOP or a debugger.
+    #[error("is stopped, by a signal or a debugger; the deadline of {deadline:.1?} is over")]
+    Stopped {
+        /// The deadline of one operation.
+        deadline: Duration,
+    },
+    /// Its machine takes connections, but its process says nothing.
+    #[error(
+        "did not take part within the deadline of {deadline:.1?} and answers nothing; its process is stopped, or its machine stuck"
+    )]
+    Unresponsive {
+        /// The deadline of one operation.
+        deadline: Duration,
+    },
+    /// Nobody is where it was.
+    #[error("is gone: its process has ended, or has dropped all its communicators")]
+    Gone,
+    /// It aborted the communicator.
+    #[error("aborted the communicator")]
+    Aborted,
+    /// It called something else than another rank.
+    #[error("called [{}], rank {} called [{}]; all ranks of a communicator must make the same calls in the same order", .0.mine, .0.rank, .0.theirs)]
+    Mismatch(Box<Differs>),
+    /// It sent another number of bytes than another rank expected.
+    #[error("sent {sent} bytes where rank {to} expected {expected}; give both the same count")]
+    Counts {
+        /// Who expected them.
+        to: Rank,
+        /// Bytes that were sent.
+        sent: u64,
+        /// Bytes that were expected.
+        expected: u64,
+    },
     /// Its connection broke.
     #[error("lost its connection: {0}")]
     Broken(io::ErrorKind),
@@ -385,6 +447,17 @@ pub enum Cause {
     /// It sent what no kolo sends.
     #[error("sent what is no part of kolo's protocol: {0}")]
     Corrupt(&'static str),
+}
+
+/// Two calls that should have been the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Differs {
+    /// What the rank at fault called.
+    pub mine: Descriptor,
+    /// The rank that called something else.
+    pub rank: Rank,
+    /// What it called.
+    pub theirs: Descriptor,
 }
 
 /// What went wrong with a store.
@@ -470,6 +543,10 @@ impl StoreProblem {
 
 fn shape(op: Op, dtype: DType, count: u64) -> String {
     if matches!(op, Op::Barrier | Op::Connect | Op::Split) { String::new() } else { format!(" {dtype} x {count}") }
+}
+
+fn did(last_seq: u64) -> String {
+    if last_seq == 0 { "it has completed none so far".to_owned() } else { format!("its last completed seq is {last_seq}") }
 }
 
 fn by(holder: &Option<String>) -> String {

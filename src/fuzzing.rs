@@ -4,6 +4,7 @@
 use crate::bootstrap::card;
 use crate::door::handshake;
 use crate::engine::frame;
+use crate::health::message;
 use crate::store::{file, tcp};
 use crate::types::Descriptor;
 use crate::window::fuzz as window;
@@ -19,11 +20,12 @@ pub struct Target {
 }
 
 /// All there are in the library. `kolo trace` has one more.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "handshake_door", feed: handshake_door, samples: || vec![[&[7][..], &handshake::samples()[0]].concat()] },
     Target { name: "handshake_caller", feed: handshake::fuzz_caller, samples: || vec![handshake::samples()[1].clone()] },
     Target { name: "frame", feed: frame::fuzz, samples: || vec![frame::sample()] },
     Target { name: "descriptor", feed: descriptor, samples: || vec![frame::sample()[16..].to_vec()] },
+    Target { name: "message", feed: message::fuzz, samples: message::samples },
     Target { name: "card", feed: card::fuzz, samples: card::samples },
     Target { name: "file_store", feed: file::fuzz, samples: || vec![file::sample()] },
     Target { name: "window", feed: window::fuzz, samples: window::samples },

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use crate::sys::{self, Timeline};
-use crate::types::Descriptor;
+use crate::types::{Descriptor, Op};
 
 /// Operations that are kept.
 pub(crate) const KEPT: usize = 1024;
@@ -120,22 +120,45 @@ impl History {
         (first..=begun).filter_map(|number| self.read(number, timeline)).collect()
     }
 
-    fn read(&self, number: u64, timeline: &Timeline) -> Option<Operation> {
+    /// What was called as the collective of this number, if that is not long ago.
+    pub(crate) fn collective(&self, seq: u64) -> Option<Descriptor> {
+        self.lately().map(|(call, _)| call).find(|call| call.seq == seq)
+    }
+
+    /// The last collective that was completed; 0 if none.
+    pub(crate) fn last_completed(&self) -> u64 {
+        self.lately().find(|(_, end)| *end != 0 && end & FAILED == 0).map_or(0, |(call, _)| call.seq)
+    }
+
+    /// The last collectives and their ends, the last one first.
+    fn lately(&self) -> impl Iterator<Item = (Descriptor, u64)> {
+        let begun = self.begun();
+        (begun.saturating_sub(KEPT as u64)..begun).rev().filter_map(|before| {
+            let (words, _, [_, _, end]) = self.words(before + 1)?;
+            let call = Descriptor::decode(words)?;
+            (!call.op.is_point_to_point() && call.op != Op::Connect).then_some((call, end))
+        })
+    }
+
+    /// What an entry holds: the descriptor, the path; and the bytes, the start and the end.
+    fn words(&self, number: u64) -> Option<([u64; Descriptor::WORDS], u8, [u64; 3])> {
         let entry = self.entry(number);
         if entry.stamp.load(Ordering::Acquire) != 2 * number {
             return None;
         }
-        let mut words = [0; Descriptor::WORDS];
-        for (to, word) in words.iter_mut().zip(&entry.words) {
-            *to = word.load(Ordering::Relaxed);
-        }
-        let [bytes, start, end] = [&entry.bytes, &entry.start, &entry.end].map(|word| word.load(Ordering::Relaxed));
+        let mut words = entry.words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let numbers = [&entry.bytes, &entry.start, &entry.end].map(|word| word.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         if entry.stamp.load(Ordering::Relaxed) != 2 * number {
             return None;
         }
         let path = (words[0] >> 24) as u8;
         words[0] &= !(0xff << 24);
+        Some((words, path, numbers))
+    }
+
+    fn read(&self, number: u64, timeline: &Timeline) -> Option<Operation> {
+        let (words, path, [bytes, start, end]) = self.words(number)?;
         Some(Operation {
             descriptor: Descriptor::decode(words)?,
             path,
@@ -181,6 +204,12 @@ impl<'a> Note<'a> {
         }
     }
 
+    /// Whether it moves so much that writing it down at once costs nothing beside it.
+    #[inline]
+    pub(crate) fn is_large(&self) -> bool {
+        self.bytes >= LARGE
+    }
+
     /// It waits, and not shortly.
     #[inline]
     pub(crate) fn waits(&self) {
@@ -191,7 +220,7 @@ impl<'a> Note<'a> {
     #[inline]
     pub(crate) fn end(&self, words: &[u64; Descriptor::WORDS], succeeded: bool) {
         let place = self.place(words);
-        if self.waited.get() || self.bytes >= LARGE || !succeeded {
+        if self.waited.get() || self.is_large() || !succeeded {
             self.history.end(place, succeeded);
         } else {
             let start = self.history.entry(place.0).start.load(Ordering::Relaxed);
@@ -203,7 +232,7 @@ impl<'a> Note<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{DType, Op, ReduceOp};
+    use crate::types::{DType, ReduceOp};
 
     fn descriptor(seq: u64) -> Descriptor {
         Descriptor {
@@ -244,6 +273,10 @@ mod tests {
             assert!(operation.end.is_none_or(|end| end >= operation.start));
         }
         assert!(kept.is_sorted_by_key(|operation| operation.start));
+        // The very last is under way, and one in three failed.
+        assert_eq!(history.last_completed(), (1..all).rev().find(|seq| seq % 3 != 0).unwrap());
+        assert_eq!(history.collective(all), Some(descriptor(all)));
+        assert_eq!(history.collective(5), None);
     }
 
     /// An operation that went on beside so many others that its entry is another's by now.

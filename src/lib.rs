@@ -53,7 +53,7 @@
 //! | what carries a collective out | `engine` (schedules over links), `window` (shared memory) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |
-//! | what is known of how they are | `health` (the flight recorder) |
+//! | what is known of how they are, and what they tell each other beside their operations | `health` |
 //! | beneath all | `sys` (the operating system), `wire`, `config`, `types`, `error` |
 //!
 //! # Features
@@ -88,7 +88,7 @@ mod wire;
 pub use comm::{Builder, Communicator, Registered, Scope};
 pub use config::{Passage, Transport};
 pub use engine::progress::Work;
-pub use error::{Argument, Cause, Error, Result, StoreProblem};
+pub use error::{Argument, Cause, Differs, Error, Result, StoreProblem};
 pub use half::{bf16, f16};
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;

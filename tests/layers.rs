@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 const MAY_IMPORT: [(&str, &[&str]); 21] = [
     ("ffi", &["comm"]),
     ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "health", "config", "plan"]),
-    ("fuzzing", &["bootstrap", "door", "engine", "store", "window"]),
+    ("fuzzing", &["bootstrap", "door", "engine", "health", "store", "window"]),
     ("doctor", &["bootstrap", "config", "door", "reduce", "store", "window"]),
     ("bootstrap", &["health", "store", "transport", "door", "config", "schedule", "wire"]),
-    ("health", &["schedule"]),
+    ("health", &["schedule", "wire"]),
     ("engine", &["schedule", "transport", "reduce"]),
     ("window", &["config", "schedule", "reduce", "sync"]),
     ("store", &["door", "wire"]),

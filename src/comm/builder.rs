@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::Communicator;
@@ -14,7 +13,7 @@ use crate::bootstrap::{self, Connected, Start};
 use crate::config::{self, Passage, Settings, SharedSettings, Transport, process_env};
 use crate::door::handshake::Identity;
 use crate::error::{Error, Result};
-use crate::health::{self, Recorder, Who};
+use crate::health::{self, Boards, Recorder, Who};
 use crate::plan::CostModel;
 use crate::schedule::Algorithm;
 use crate::store::tcp::TcpStore;
@@ -207,12 +206,12 @@ impl Builder {
         tracing::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
         let start = Start { rank, world_size, identity, store: &*store, place, settings: &settings, deadline };
         let Connected { fabric, settings: shared, members } = bootstrap::connect(&start)?;
-        let terms = |timeout| Terms { rank, members: members.clone(), timeout, abort: AtomicBool::new(false) };
+        let terms = terms(&fabric, members, &settings);
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
-        let core = Core::start(fabric, shared, &terms(left), Instant::now())?;
+        let core = Core::start(fabric, shared, &Terms { timeout: left, ..terms.clone() }, Instant::now())?;
         // Everybody has connected: the store has done its duty.
         drop(store);
-        Ok(Communicator::new(core, terms(settings.timeout)))
+        Ok(Communicator::new(core, terms))
     }
 
     /// The settings: what was set here, else what the environment says.
@@ -310,9 +309,10 @@ impl Communicator {
     /// A communicator of one rank, which needs no store.
     fn alone(settings: Settings) -> Result<Communicator> {
         let member = Member { host: sys::hostname().into(), pid: std::process::id() };
-        let terms = Terms { rank: 0, members: vec![member], timeout: settings.timeout, abort: AtomicBool::new(false) };
-        let recorder = recorder("alone", 0, &terms.members, &settings);
-        let core = Core::start(Fabric::alone(recorder), settings.shared, &terms, Instant::now())?;
+        let members = vec![member];
+        let fabric = Fabric::alone(recorder("alone", 0, &members, &settings));
+        let terms = terms(&fabric, members, &settings);
+        let core = Core::start(fabric, settings.shared, &terms, Instant::now())?;
         Ok(Communicator::new(core, terms))
     }
 
@@ -345,13 +345,13 @@ impl Builder {
         if world_size == 0 {
             return Err(Error::setting("world_size", "0", "at least 1"));
         }
-        let hub = Arc::new(Hub::default());
+        let (hub, boards) = (Arc::new(Hub::default()), Arc::new(Boards::default()));
         let host: Arc<str> = sys::hostname().into();
         let members = vec![Member { host, pid: std::process::id() }; world_size];
         let connect = |rank| {
             let recorder = recorder("in-process", rank, &members, &settings);
-            let fabric = Fabric::of_process(hub.clone(), rank, world_size, recorder);
-            let terms = Terms { rank, members: members.clone(), timeout: settings.timeout, abort: AtomicBool::new(false) };
+            let fabric = Fabric::of_process(hub.clone(), boards.clone(), rank, world_size, recorder);
+            let terms = terms(&fabric, members.clone(), &settings);
             let core = Core::start(fabric, settings.shared, &terms, Instant::now())?;
             Ok(Communicator::new(core, terms))
         };
@@ -360,4 +360,9 @@ impl Builder {
             ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         })
     }
+}
+
+fn terms(fabric: &Fabric, members: Vec<Member>, settings: &Settings) -> Terms {
+    let Settings { timeout, start_timeout, .. } = *settings;
+    Terms { rank: fabric.rank(), members, timeout, start_timeout, alarm: fabric.bulletin().alarm.clone() }
 }

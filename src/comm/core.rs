@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use mio::Waker;
@@ -14,7 +15,7 @@ use crate::buffer::{Chunk, ChunkMut};
 use crate::config::{SharedSettings, Transport};
 use crate::engine::{Engine, Job};
 use crate::error::{Error, Result};
-use crate::health::{self, Recording};
+use crate::health::{self, Recording, settle};
 use crate::history::{self, History, Note};
 use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::{Choice, Layout, has_window, piece_bytes, select};
@@ -46,6 +47,13 @@ pub(super) struct Core {
 impl Core {
     /// The ranks of `fabric`, all of which call this together, ready for their first operation.
     pub(super) fn start(fabric: Fabric, settings: SharedSettings, terms: &Terms, began: Instant) -> Result<Core> {
+        let mut core = Core::new(fabric, settings);
+        core.connect(terms, began)?;
+        Ok(core)
+    }
+
+    /// The ranks of `fabric`, to be connected.
+    pub(super) fn new(fabric: Fabric, settings: SharedSettings) -> Core {
         let world = fabric.world();
         let neighbours = fabric.neighbours();
         let hosts = fabric.hosts();
@@ -59,8 +67,8 @@ impl Core {
             windows: uses_memory && (0..world).any(|rank| hosts[rank] != rank),
         };
         let patience = Arc::new(Patience::new(neighbours.len()));
-        let mut core = Core {
-            recording: fabric.record(),
+        Core {
+            recording: fabric.recording().clone(),
             fabric,
             settings,
             layout,
@@ -71,18 +79,31 @@ impl Core {
             sent: vec![0; world],
             received: vec![0; world],
             partial: Vec::new(),
-        };
-        if world == 1 {
-            return Ok(core);
         }
-        core.open_window(terms, &neighbours, began)?;
+    }
+
+    /// Connects with the others, which do the same. Nothing may come before it.
+    pub(super) fn connect(&mut self, terms: &Terms, began: Instant) -> Result<()> {
+        self.try_to_connect(terms, began).map_err(|error| {
+            let error = settle(self.fabric.bulletin(), terms, error);
+            self.part(true);
+            self.recording.failed(&error);
+            error
+        })
+    }
+
+    fn try_to_connect(&mut self, terms: &Terms, began: Instant) -> Result<()> {
+        if self.fabric.world() == 1 {
+            return Ok(());
+        }
+        let neighbours = self.fabric.neighbours();
+        self.open_window(terms, &neighbours, began)?;
         // Who has connected can rely on all the others having done so.
         let descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
-        let recording = core.recording.clone();
-        let entry = recording.history.begin(descriptor.encode(), 0, 0);
-        let met = core.meet(Attempt::new(descriptor, terms));
-        recording.history.end(entry, met.is_ok());
-        met.inspect_err(|error| recording.failed(error)).map(|()| core)
+        let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
+        let met = self.meet(Attempt::new(descriptor, terms));
+        self.recording.history.end(entry, met.is_ok());
+        met
     }
 
     /// Shares a window with the neighbours, if every rank of every host can.
@@ -98,6 +119,9 @@ impl Core {
             let place = neighbours.iter().position(|&rank| rank == terms.rank).expect("a rank is its own neighbour");
             self.window = segment
                 .map(|segment| Window::new(segment, place, neighbours.clone(), self.patience.clone(), self.settings.passage));
+            if let Some(window) = &self.window {
+                terms.alarm.attach(window.waker());
+            }
         }
         if self.layout.hosts > 1 {
             // The others' windows cannot be seen from here.
@@ -131,6 +155,12 @@ impl Core {
 
     pub(super) fn recording(&self) -> &Arc<Recording> {
         &self.recording
+    }
+
+    /// The number of the next collective.
+    #[inline]
+    pub(super) fn next_seq(&self) -> u64 {
+        self.seq + 1
     }
 
     pub(super) fn settings(&self) -> SharedSettings {
@@ -173,7 +203,8 @@ impl Core {
         let note = Note::new(history, bytes, health::path(choice));
         let attempt = Attempt::new(descriptor, terms).within(call.timeout).noted(&note);
         let words = attempt.words;
-        if choice.is_none_or(|choice| choice.algorithm != Algorithm::Window) {
+        // Windows do so themselves, when nothing waits for this rank any more.
+        if note.is_large() || choice.is_none_or(|choice| choice.algorithm != Algorithm::Window) {
             attempt.note();
         }
         // SAFETY: passed on.
@@ -539,7 +570,14 @@ impl Core {
                     return Err(Error::Unsupported { what: "a message", why: "this rank is alone".to_owned() });
                 };
                 let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
-                Engine::new(mesh, self.layout.ranks, self.patience.clone())
+                let engine = Engine::new(mesh, self.layout.ranks, self.patience.clone());
+                let waker = engine.waker();
+                self.fabric.bulletin().alarm.attach(move || {
+                    if let Err(error) = waker.wake() {
+                        tracing::warn!(%error, "what waits for links gives up a little later");
+                    }
+                });
+                engine
             }
         };
         Ok(self.engine.insert(engine))
@@ -586,6 +624,7 @@ impl Core {
 
     /// Tells the others that this rank takes part no more.
     pub(super) fn part(&mut self, failed: bool) {
+        self.fabric.bulletin().last_seq.store(self.seq, Ordering::Relaxed);
         if let Some(engine) = &mut self.engine {
             engine.part(self.seq, failed);
         }

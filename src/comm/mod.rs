@@ -9,6 +9,7 @@ mod queue;
 mod raw;
 mod registered;
 mod scope;
+mod shrink;
 mod split;
 mod start;
 
@@ -16,7 +17,6 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
@@ -24,7 +24,7 @@ use crate::attempt::Terms;
 use crate::config::SharedSettings;
 use crate::engine::progress::{Work, begin};
 use crate::error::{Error, Result};
-use crate::health::Recording;
+use crate::health::{self, Bulletin, Recording};
 use crate::plan::{Choice, Layout};
 use crate::types::{Op, Rank};
 use core::Core;
@@ -65,6 +65,7 @@ struct Shared {
     layout: Layout,
     settings: SharedSettings,
     recording: Arc<Recording>,
+    bulletin: Arc<Bulletin>,
 }
 
 impl Communicator {
@@ -90,7 +91,8 @@ impl Communicator {
     fn new(core: Core, terms: Terms) -> Communicator {
         let (layout, settings, recording) = (core.layout(), core.settings(), core.recording().clone());
         let failure = std::sync::OnceLock::new();
-        let shared = Arc::new(Shared { core: Mutex::new(core), terms, failure, layout, settings, recording });
+        let bulletin = core.fabric().bulletin().clone();
+        let shared = Arc::new(Shared { core: Mutex::new(core), terms, failure, layout, settings, recording, bulletin });
         Communicator { queue: Queue::new(), shared }
     }
 
@@ -131,8 +133,8 @@ impl Communicator {
     }
 
     /// Gives up what is under way, in whatever thread, and ends the communicator: the calls fail with [`Error::Aborted`], later
-    /// ones with [`Error::Revoked`], and those of other ranks fail, too. Returns at once; what is under way gives up when it next
-    /// looks, within a fraction of a second.
+    /// ones with [`Error::Revoked`], and those of other ranks fail, too. Returns when all have heard of it, within a
+    /// second.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -144,11 +146,10 @@ impl Communicator {
     /// # }
     /// ```
     pub fn abort(&self) {
-        self.shared.terms.abort.store(true, Ordering::Release);
-        self.queue.wake();
-        // If a call holds the core, that one sees to it, or the next.
-        if let Some(mut core) = self.shared.core.try_lock() {
-            self.shared.revoke(&mut core, &Error::Aborted { op: Op::Connect, seq: 0 });
+        match self.shared.core.try_lock() {
+            Some(mut core) => _ = self.shared.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 }),
+            // The call that holds the core sees to the rest.
+            None => health::abort(&self.shared.bulletin),
         }
     }
 
@@ -256,7 +257,7 @@ impl Shared {
         self.check_not_revoked(core, call.op)?;
         // SAFETY: passed on.
         let result = unsafe { core.collective(&self.terms, &self.recording.history, call) };
-        result.inspect_err(|error| self.revoke(core, error))
+        result.map_err(|error| self.fail(core, error))
     }
 
     /// # Safety
@@ -267,7 +268,7 @@ impl Shared {
         let mut calls = calls.into_iter();
         // SAFETY: passed on.
         let result = unsafe { core.point_to_point(&self.terms, || calls.next(), |_| {}) };
-        result.inspect_err(|error| self.revoke(core, error))
+        result.map_err(|error| self.fail(core, error))
     }
 
     #[inline]
@@ -275,13 +276,30 @@ impl Shared {
         if let Some(first) = self.failure.get() {
             return Err(Error::Revoked { first: first.clone() });
         }
-        // An abort that met no operation meets this one.
-        if self.terms.abort.load(Ordering::Acquire) {
-            let aborted = Error::Aborted { op, seq: 0 };
-            self.revoke(core, &aborted);
-            return Err(aborted);
+        // What ended the communicator while no operation was under way meets this one.
+        let collective = if op.is_point_to_point() { None } else { Some(core.next_seq()) };
+        if self.terms.alarm.stops(collective) {
+            return Err(self.fail(core, Error::Aborted { op, seq: 0 }));
         }
         Ok(())
+    }
+
+    /// Waits until nothing is under way, and ends the communicator, if it has not failed already.
+    fn end(&self) -> parking_lot::MutexGuard<'_, Core> {
+        let mut core = self.core.lock();
+        self.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 });
+        core
+    }
+
+    /// An operation failed: agrees with the other ranks on why, and ends the communicator. What to report.
+    #[cold]
+    fn fail(&self, core: &mut Core, error: Error) -> Error {
+        if let Some(first) = self.failure.get() {
+            return Error::Revoked { first: first.clone() };
+        }
+        let error = health::settle(&self.bulletin, &self.terms, error);
+        self.revoke(core, &error);
+        error
     }
 
     /// An operation failed: no later one can be trusted to match those of the others.

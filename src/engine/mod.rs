@@ -237,6 +237,9 @@ impl Engine {
         };
         self.scratch.tidy();
         if result.is_err() {
+            for active in &active {
+                active.job.attempt.give_up();
+            }
             // Whoever lent this memory takes it back now. Nothing can follow a message that was cut off in the middle: the peer
             // sees the link close.
             for out in self.outgoing.drain(..).filter(|out| out.sent > 0) {
@@ -261,7 +264,7 @@ impl Engine {
         let mut i = 0;
         while i < active.len() {
             if active[i].exhausted && !self.outgoing.iter().any(|out| out.job == active[i].number) {
-                active.remove(i);
+                active.remove(i).job.attempt.rest();
                 finished(i);
                 moved = true;
             } else {

@@ -48,6 +48,8 @@ pub const KOLO_ERR_STORE: kolo_result_t = 15;
 pub const KOLO_ERR_OS: kolo_result_t = 16;
 /// A defect of kolo. The communicator is ended.
 pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
+/// The survivors of a failure went on without this rank, which came too late.
+pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 
@@ -76,6 +78,21 @@ pub const KOLO_CAUSE_REVOKED: kolo_cause_t = 8;
 pub const KOLO_CAUSE_DIVERGED: kolo_cause_t = 9;
 /// It sent what no kolo sends.
 pub const KOLO_CAUSE_CORRUPT: kolo_cause_t = 10;
+
+/// It lives, but did not make the call before the deadline.
+pub const KOLO_CAUSE_ABSENT: kolo_cause_t = 11;
+/// Its process is stopped, by a signal or a debugger.
+pub const KOLO_CAUSE_STOPPED: kolo_cause_t = 12;
+/// Its machine takes connections, but its process says nothing.
+pub const KOLO_CAUSE_UNRESPONSIVE: kolo_cause_t = 13;
+/// Nobody is where it was.
+pub const KOLO_CAUSE_GONE: kolo_cause_t = 14;
+/// It aborted the communicator.
+pub const KOLO_CAUSE_ABORTED: kolo_cause_t = 15;
+/// It called something else than another rank.
+pub const KOLO_CAUSE_MISMATCH: kolo_cause_t = 16;
+/// It sent another number of bytes than another rank expected.
+pub const KOLO_CAUSE_COUNTS: kolo_cause_t = 17;
 
 /// An operation, as errors name it.
 pub type kolo_op_t = i32;
@@ -223,6 +240,7 @@ pub(super) fn code(error: &Error) -> kolo_result_t {
         Error::Store { .. } => KOLO_ERR_STORE,
         Error::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
         Error::Os { .. } => KOLO_ERR_OS,
+        Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
     }
 }
 
@@ -271,6 +289,13 @@ fn cause_number(cause: &Cause) -> kolo_cause_t {
         Cause::Revoked => KOLO_CAUSE_REVOKED,
         Cause::Diverged => KOLO_CAUSE_DIVERGED,
         Cause::Corrupt(_) => KOLO_CAUSE_CORRUPT,
+        Cause::Absent { .. } => KOLO_CAUSE_ABSENT,
+        Cause::Stopped { .. } => KOLO_CAUSE_STOPPED,
+        Cause::Unresponsive { .. } => KOLO_CAUSE_UNRESPONSIVE,
+        Cause::Gone => KOLO_CAUSE_GONE,
+        Cause::Aborted => KOLO_CAUSE_ABORTED,
+        Cause::Mismatch(_) => KOLO_CAUSE_MISMATCH,
+        Cause::Counts { .. } => KOLO_CAUSE_COUNTS,
     }
 }
 
@@ -364,6 +389,7 @@ pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
         KOLO_ERR_STORE => c"the store where ranks find each other did not serve",
         KOLO_ERR_OS => c"the operating system refused something",
         KOLO_ERR_INTERNAL => c"a defect of kolo",
+        KOLO_ERR_EXCLUDED => c"the survivors of a failure went on without this rank",
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
         _ => c"this number is no result of kolo",
     };

@@ -287,6 +287,15 @@ impl ProcessWatch {
     }
 }
 
+/// Whether a process that this one sees is stopped, by a signal or a debugger.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold anything.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    let is_ours = || fs::read_link(format!("/proc/{pid}/ns/pid")).ok() == fs::read_link("/proc/self/ns/pid").ok();
+    matches!(state, Some('T' | 't')) && is_ours()
+}
+
 /// Copies memory of another process of this machine, which may change meanwhile. `address` is that process's: the system looks
 /// there, nobody follows it here.
 ///

@@ -24,8 +24,8 @@ use portable as platform;
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
 pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, probe_cuda, reading_policy};
 pub(crate) use platform::{
-    LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, port_holder, process_namespace,
-    read_process, sleep_on, wake_all,
+    LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_stopped, port_holder,
+    process_namespace, read_process, sleep_on, wake_all,
 };
 pub(crate) use segment::Segment;
 pub(crate) use signal::on_user_signal;

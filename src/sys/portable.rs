@@ -143,6 +143,10 @@ impl ProcessWatch {
     }
 }
 
+pub(crate) fn is_stopped(_: u32) -> bool {
+    false
+}
+
 pub(crate) unsafe fn read_process(_: u32, _: u64, _: *mut u8, _: usize) -> io::Result<()> {
     unsupported()
 }

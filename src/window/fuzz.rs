@@ -1,7 +1,6 @@
 //! A peer that writes whatever it likes where its flag lines are.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::flags::{SLOTS, Turns};
@@ -43,7 +42,8 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         ..Descriptor::nothing()
     };
     let members = vec![Member { host: "here".into(), pid: 1 }; 2];
-    let terms = Terms { rank: 0, members, timeout: Duration::from_millis(1), abort: AtomicBool::new(false) };
+    let terms =
+        Terms { rank: 0, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, alarm: Arc::default() };
     let attempt = Attempt::new(descriptor, &terms);
     let peer = Shared { segment };
     for turn in 1..=SLOTS as u32 {

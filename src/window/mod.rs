@@ -273,7 +273,23 @@ impl Window {
         // A rank that failed may have got as far as this one needs it to, but its memory is its own again.
         self.check_nobody_failed(attempt)?;
         // SAFETY: passed on.
-        unsafe { direct::run(self, attempt, call) }
+        let result = unsafe { direct::run(self, attempt, call) };
+        match &result {
+            Ok(()) => attempt.rest(),
+            Err(_) => attempt.give_up(),
+        }
+        result
+    }
+
+    /// Ends the sleep of whoever waits in this window, in whatever process: for another thread.
+    pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + use<> {
+        let shared = Shared { segment: self.turns.lines.segment.clone() };
+        let ranks = self.members.len();
+        move || {
+            for (rank, slot) in (0..ranks).flat_map(|rank| (0..SLOTS).map(move |slot| (rank, slot))) {
+                shared.wake(&shared.line(rank, slot).turn);
+            }
+        }
     }
 
     /// The other ranks will hear of it that this one has failed, or left after operation `last_seq`. If it has failed, nobody

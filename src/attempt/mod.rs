@@ -1,13 +1,15 @@
 //! One operation under way: what it is, until when it may last, and what to say when it fails.
 
+mod alarm;
+
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Cause, Error, Result};
 use crate::history::Note;
 use crate::types::{Descriptor, Rank};
+pub(crate) use alarm::{Alarm, Wait};
 
 /// Who a rank is, for people.
 #[derive(Clone, Debug)]
@@ -17,7 +19,7 @@ pub(crate) struct Member {
 }
 
 /// What all operations of a communicator have in common.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Terms {
     /// This rank.
     pub(crate) rank: Rank,
@@ -25,8 +27,18 @@ pub(crate) struct Terms {
     pub(crate) members: Vec<Member>,
     /// How long one operation may take that does not say otherwise.
     pub(crate) timeout: Duration,
-    /// Set when operations under way shall give up.
-    pub(crate) abort: AtomicBool,
+    /// How long ranks wait for each other when they make a communicator of some of them.
+    pub(crate) start_timeout: Duration,
+    /// Rung when operations under way shall give up.
+    pub(crate) alarm: Arc<Alarm>,
+}
+
+impl Terms {
+    /// The same for some of the ranks.
+    pub(crate) fn of(&self, rank: Rank, members: Vec<Member>, alarm: Arc<Alarm>) -> Terms {
+        let Terms { timeout, start_timeout, .. } = *self;
+        Terms { rank, members, timeout, start_timeout, alarm }
+    }
 }
 
 /// One operation under way. Its parts share one deadline, which a clone keeps from its first wait on.
@@ -101,13 +113,30 @@ impl<'a> Attempt<'a> {
 
     /// How long to wait for `peer` before asking again: an error if the deadline has passed or the communicator is dropped.
     pub(crate) fn patience_with(&self, peer: Rank) -> Result<Duration> {
-        if self.terms.abort.load(Ordering::Acquire) {
+        let is_collective = !self.descriptor.op.is_point_to_point();
+        if self.terms.alarm.stops(is_collective.then_some(self.descriptor.seq)) {
             return Err(Error::Aborted { op: self.descriptor.op, seq: self.descriptor.seq });
         }
         match self.timeout.checked_sub(self.started().elapsed()) {
-            Some(left) if !left.is_zero() => Ok(left),
+            Some(left) if !left.is_zero() => {
+                self.terms.alarm.wait_for(peer, self.words);
+                // While it is spared, it looks often.
+                Ok(if self.terms.alarm.is_rung() { left.min(Duration::from_millis(5)) } else { left })
+            }
             _ => Err(self.failed(peer, Cause::Silent { deadline: self.timeout })),
         }
+    }
+
+    /// It waits for nobody any more.
+    #[inline]
+    pub(crate) fn rest(&self) {
+        self.terms.alarm.rest(self.words);
+    }
+
+    /// It has failed, and why is about to be found out. Call this before peers can see that it has.
+    pub(crate) fn give_up(&self) {
+        self.terms.alarm.puzzle(true);
+        self.rest();
     }
 
     /// The operation has failed because of `peer`.
