@@ -49,7 +49,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | what users call | `comm`; from C, `ffi`, of which `include/kolo.h` is generated |
+//! | what users call | `comm`; from C, `ffi`, of which `include/kolo.h` is generated; [`doctor`] looks at the machine |
 //! | what carries a collective out | `engine` (schedules over links), `window` (shared memory) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |
@@ -65,11 +65,16 @@ mod bootstrap;
 mod buffer;
 mod comm;
 mod config;
+pub mod doctor;
 mod door;
 mod engine;
 mod error;
 mod ffi;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod health;
+mod history;
 mod reduce;
 mod schedule;
 mod store;

@@ -1,12 +1,14 @@
-//! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm.
+//! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm, finds out what went wrong.
 
 mod bench;
 mod chart;
 #[cfg(unix)]
 mod compare;
+mod doctor;
 mod files;
 mod plan;
 mod run;
+mod trace;
 mod units;
 
 use std::process::ExitCode;
@@ -29,6 +31,10 @@ enum Command {
     Bench(bench::Args),
     /// Explain which algorithm a collective would use, and what it would cost
     Plan(plan::Args),
+    /// Find out whether kolo can work on this machine, and what to do if not
+    Doctor(doctor::Args),
+    /// Find where ranks first disagreed and who was late, in the files that they left
+    Trace(trace::Args),
     /// Compare with other libraries and with what the machine can do, in interleaved rounds
     #[cfg(unix)]
     Compare(compare::Args),
@@ -45,6 +51,8 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Plan(args) => plan::plan(&args),
+        Command::Doctor(args) => return doctor::doctor(&args),
+        Command::Trace(args) => trace::trace(&args),
         #[cfg(unix)]
         Command::Compare(args) => compare::compare(&args),
         #[cfg(unix)]

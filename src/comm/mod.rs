@@ -159,6 +159,10 @@ impl Communicator {
     ///
     /// [`Builder::trace_dir`] has such files written when an operation fails.
     ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] if the file cannot be written. The communicator is as usable as before.
+    ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
     /// # let folder = std::env::temp_dir().join(format!("kolo-dump-{}", std::process::id()));
@@ -172,8 +176,8 @@ impl Communicator {
     /// ```
     pub fn dump_trace(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let written = self.shared.recording.recorder().write(path, "call");
-        written.map_err(Error::os(format!("writing {}", path.display())))
+        let refuse = |error| Error::setting("path", path.display().to_string(), format!("a file that can be written: {error}"));
+        self.shared.recording.recorder().write(path, "call").map_err(refuse)
     }
 
     /// Carries out a call on this thread if nothing is in its way, else on the progress thread, after what is.
@@ -252,7 +256,7 @@ impl Shared {
         }
         self.check_not_revoked(core, call.op)?;
         // SAFETY: passed on.
-        let result = unsafe { core.collective(&self.terms, call) };
+        let result = unsafe { core.collective(&self.terms, &self.recording.history, call) };
         result.map_err(|error| self.fail(core, error))
     }
 

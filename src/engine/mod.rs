@@ -3,7 +3,7 @@
 //! One thread at a time drives an [`Engine`]: it sends from, receives into and reduces in user memory, on all links at once,
 //! and sleeps only when none of them moves. [`progress`] is the thread that does so for asynchronous operations.
 
-mod frame;
+pub(crate) mod frame;
 pub(crate) mod progress;
 #[cfg(test)]
 mod tests;

@@ -48,7 +48,7 @@ pub(crate) fn settle(bulletin: &Bulletin, terms: &Terms, error: Error) -> Error 
 
 /// This rank gives up of its own accord, and all hear of it.
 pub(crate) fn abort(bulletin: &Bulletin) {
-    let (during, completed) = (Descriptor::nothing(), bulletin.recording.last_completed());
+    let (during, completed) = (Descriptor::nothing(), bulletin.recording.history.last_completed());
     let what = What::Failed { culprit: bulletin.rank, cause: Cause::Aborted };
     bulletin.find_out(Notice { origin: bulletin.rank, what, during, after: Duration::ZERO, completed });
     bulletin.alarm.ring();
@@ -62,7 +62,7 @@ fn during(bulletin: &Bulletin, error: &Error) -> Option<(Descriptor, Duration)> 
             Some((Descriptor { op: *op, seq: *seq, dtype: *dtype, count: *count, ..Descriptor::nothing() }, *after))
         }
         Error::Aborted { op, seq } if *seq != 0 && !op.is_point_to_point() => {
-            bulletin.recording.collective(*seq).map(|call| (call, Duration::ZERO))
+            bulletin.recording.history.collective(*seq).map(|call| (call, Duration::ZERO))
         }
         _ => None,
     }
@@ -83,7 +83,7 @@ fn look_into(bulletin: &Bulletin, terms: &Terms, error: &Error) -> Option<Notice
     if !bulletin.notices().is_empty() {
         return None;
     }
-    let completed = bulletin.recording.last_completed();
+    let completed = bulletin.recording.history.last_completed();
     let Some(notice) = Notice::of(error, terms, completed) else {
         // It is this rank's own affair.
         let cause = if matches!(error, Error::Aborted { .. }) { Cause::Aborted } else { Cause::Revoked };
@@ -134,7 +134,7 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
     let mut path = vec![bulletin.rank];
     let mut suspect = first;
     // What the one before called, as it was called.
-    let mut call = if mine.op.is_point_to_point() { Some(mine) } else { bulletin.recording.collective(mine.seq) };
+    let mut call = if mine.op.is_point_to_point() { Some(mine) } else { bulletin.recording.history.collective(mine.seq) };
     loop {
         let failed = |cause| Some(What::Failed { culprit: suspect, cause });
         if contact.is_stopped(suspect) {

@@ -99,6 +99,18 @@ impl Level {
     }
 }
 
+/// The instructions with which this process reduces, for people.
+pub(crate) fn instructions() -> &'static str {
+    match Level::best() {
+        Level::Portable if cfg!(target_arch = "aarch64") => "NEON",
+        Level::Portable => "what every processor has",
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => "AVX2 and F16C",
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => "AVX-512",
+    }
+}
+
 impl Kernel {
     /// The kernel, where the reduction means something on these elements.
     pub(crate) fn new(dtype: DType, redop: ReduceOp) -> Option<Kernel> {

@@ -125,6 +125,12 @@ impl Waiting<'_> {
         since.elapsed() < Duration::from_micros(self.patience.spin.load(Ordering::Relaxed).into())
     }
 
+    /// Whether it has taken so long already that reading the clock costs little beside it.
+    #[inline]
+    pub(crate) fn is_long(&self) -> bool {
+        self.checks >= CHECKS || self.yields > 0
+    }
+
     /// What was waited for has happened.
     #[inline]
     pub(crate) fn done(self) {
