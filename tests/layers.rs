@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module of the library may import from the others. Those at the top of the list build on those below.
-const MAY_IMPORT: [(&str, &[&str]); 17] = [
-    ("ffi", &["comm"]),
+const MAY_IMPORT: [(&str, &[&str]); 18] = [
+    ("ffi", &["comm", "ddp"]),
+    ("ddp", &["comm"]),
     ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "config", "plan"]),
     ("bootstrap", &["store", "transport", "door", "config", "schedule", "wire"]),
     ("engine", &["schedule", "transport", "reduce"]),
