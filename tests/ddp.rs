@@ -297,7 +297,8 @@ fn a_gradient_that_does_not_come_is_an_error_on_all_ranks() {
         if comm.rank() == 1 {
             assert_eq!(problem(error), ReducerProblem::NotReady { name: "p1".into(), others: 0 });
         } else {
-            assert!(matches!(error, Error::Peer { rank: 1, cause: Cause::Revoked, .. }), "{error}");
+            // That rank's own error says what happened, or names the one whose error it saw.
+            assert!(matches!(error, Error::Peer { rank, cause: Cause::Revoked, .. } if rank != comm.rank()), "{error}");
         }
         // The reducer has ended, the communicator has not.
         assert!(matches!(reducer.begin().unwrap_err(), Error::Revoked { .. }));
@@ -482,7 +483,9 @@ fn full_buckets_are_reduced_while_others_are_being_written() {
             assert_eq!(reducer.gradient::<f32>(0).unwrap(), [3.0; 3]);
             assert_eq!(reducer.gradient::<f32>(1).unwrap(), [0.5; 5]);
             let statistics = reducer.statistics();
-            assert!(statistics.overlap() > 0.99, "{statistics:?}");
+            let [first, second] = &statistics.buckets[..] else { panic!("{statistics:?}") };
+            assert!(first.started <= second.ready && second.started <= statistics.computed, "{statistics:?}");
+            assert!(statistics.overlapped() >= first.took() && statistics.overlap() > 0.0, "{statistics:?}");
             assert!(statistics.buckets.iter().all(|bucket| bucket.ready <= bucket.started && bucket.started <= bucket.ended));
         }
     });
@@ -749,17 +752,16 @@ fn sums_of_compressed_gradients_stay_in_range() {
 #[test]
 fn power_sgd_sends_gradients_of_its_rank_whole() {
     // Products of two vectors, the same on all ranks up to a factor.
+    let model: Vec<Parameter> = model().into_iter().filter(|parameter| parameter.dtype != DType::BF16).collect();
     let gradient = |rank: usize, step: usize, parameter: usize, element: usize| {
-        let columns = [36, 1, 16, 20, 30, 1][parameter];
+        let columns: usize = model[parameter].shape[1..].iter().product();
         let of = |what: usize, at: usize| noise(7, step, what, at);
         (rank + 1) as f32 * of(parameter, element / columns) * of(10 + parameter, element % columns)
     };
-    let model = model();
     let plain = reduced(2, &model, |builder| builder, 3, gradient);
     let power = reduced(2, &model, |builder| builder.hook(PowerSgd::new(1)), 3, gradient);
     for (got, expected) in power.iter().flatten().zip(plain.iter().flatten()) {
-        // What is in bf16 is rounded to it.
-        assert!((got - expected).abs() <= 0.02, "{got} for {expected}");
+        assert!((got - expected).abs() <= 1e-4, "{got} for {expected}");
     }
 }
 

@@ -111,8 +111,8 @@ fn broadcast(comm: &Communicator, mine: Vec<u8>, root: Rank) -> Result<Vec<u8>> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
     use crate::ddp::Parameter;
+    use crate::types::DType;
 
     #[test]
     fn listings_survive_the_wire() {

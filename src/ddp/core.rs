@@ -256,6 +256,10 @@ impl Core {
         }
     }
 
+    pub(super) fn address(&self, index: usize) -> *mut u8 {
+        self.state.lock().buckets.gradient(index).0
+    }
+
     pub(super) fn accumulates(&self) -> bool {
         self.state.lock().accumulated
     }

@@ -69,6 +69,8 @@ pub use hook::{Average, Bucket, Hook};
 pub use local_sgd::LocalSgd;
 pub use parameter::{Parameter, TensorMut};
 pub use power_sgd::PowerSgd;
+pub(crate) use hook::with_float;
+pub(crate) use reducer::Stopper;
 pub use reducer::{BufferSync, Joined, Reducer};
 pub use statistics::{BucketStatistics, StepStatistics};
 pub use step::{Step, View};
