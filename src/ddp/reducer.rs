@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use super::agree::agree;
 use super::buckets::Buckets;
 use super::builder::{ReducerBuilder, Uneven};
-use super::core::{Core, Gradient};
+use super::core::Core;
 use super::layout::Layout;
 use super::parameter::{Parameter, TensorMut};
 use super::statistics::StepStatistics;
@@ -16,7 +16,7 @@ use super::tensors::{Exchange, Intent, check, exchange};
 use super::worker::Worker;
 use crate::comm::Communicator;
 use crate::error::{Error, ReducerProblem, Result};
-use crate::types::{Element, Op, Rank};
+use crate::types::{Element, Rank};
 
 /// Averages gradients over all ranks, bucket by bucket; see [the module](super).
 ///
@@ -250,7 +250,7 @@ impl Reducer {
                 }
                 // What fails for the others before it starts is no failure here.
                 _ => match self.exchange_among(intent, None, &active) {
-                    Err(error) if matches!(error, Error::Reducer { .. }) => {}
+                    Err(Error::Reducer { .. }) => {}
                     result => result?,
                 },
             }
@@ -345,53 +345,6 @@ impl Reducer {
     /// What the last step that was reduced cost.
     pub fn statistics(&self) -> StepStatistics {
         self.core.statistics()
-    }
-}
-
-/// What the C ABI needs: there a step is no guard, and gradients are addresses.
-impl Reducer {
-    /// Within a step: the gradient is there, or there will be none.
-    pub(crate) fn settle(&self, parameter: usize, is_used: bool) -> Result<()> {
-        self.core.settle(parameter, if is_used { Gradient::Ready } else { Gradient::Unused }, false)
-    }
-
-    /// As [`Step::put`].
-    pub(crate) fn put<T: Element>(&self, parameter: usize, gradient: &[T]) -> Result<()> {
-        self.core.put(parameter, gradient)
-    }
-
-    /// As [`Step::put_strided`].
-    pub(crate) fn put_strided<T: Element>(&self, parameter: usize, memory: &[T], strides: &[usize]) -> Result<()> {
-        self.core.put_strided(parameter, memory, strides)
-    }
-
-    pub(crate) fn accumulates(&self) -> bool {
-        self.core.accumulates()
-    }
-
-    /// As [`Step::finish`].
-    pub(crate) fn finish(&self) -> Result<()> {
-        self.core.close()
-    }
-
-    /// Where a gradient is; until buckets are made anew.
-    pub(crate) fn address(&self, parameter: usize) -> Result<*mut u8> {
-        self.core.parameter(parameter)?;
-        Ok(self.core.address(parameter))
-    }
-
-    /// Ends the reducer, from any thread.
-    pub(crate) fn stopper(&self) -> Stopper {
-        Stopper(self.core.clone())
-    }
-}
-
-/// Ends a reducer whoever is using it.
-pub(crate) struct Stopper(Arc<Core>);
-
-impl Stopper {
-    pub(crate) fn stop(&self) {
-        self.0.fail(Error::Aborted { op: Op::AllReduce, seq: 0 });
     }
 }
 

@@ -4,11 +4,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::buckets::Buckets;
-use super::core::{Core, Gradient};
+use super::core::Core;
 use super::gather;
 use super::hook::with_float;
 use super::parameter::Parameter;
 use super::reducer::Reducer;
+use super::state::Gradient;
 use crate::error::{ReducerProblem, Result};
 use crate::types::Element;
 

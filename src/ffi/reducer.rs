@@ -195,7 +195,11 @@ pub unsafe extern "C" fn kolo_reducer_put(
         };
         let (limit, alignment) = (isize::MAX as usize / dtype.size(), dtype.size());
         if span > limit || !gradient.addr().is_multiple_of(alignment) {
-            return Err(Fault::value("gradient", gradient.addr() as i64, "it is aligned to its elements, and they fit into memory"));
+            return Err(Fault::value(
+                "gradient",
+                gradient.addr() as i64,
+                "it is aligned to its elements, and they fit into memory",
+            ));
         }
         with_float!(*dtype, T => {
             // SAFETY: the caller's memory, of as many elements as the shape and the strides reach over.

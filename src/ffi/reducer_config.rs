@@ -167,13 +167,25 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
         KOLO_UNUSED_ERROR => Unused::Error,
         KOLO_UNUSED_FIND => Unused::Find,
         KOLO_UNUSED_STATIC => Unused::Static,
-        other => return Err(Fault::value("config->unused", other, "it must be one of KOLO_UNUSED_ERROR to KOLO_UNUSED_STATIC, 0 to 2")),
+        other => {
+            return Err(Fault::value(
+                "config->unused",
+                other,
+                "it must be one of KOLO_UNUSED_ERROR to KOLO_UNUSED_STATIC, 0 to 2",
+            ));
+        }
     };
     let uneven = match config.uneven {
         KOLO_UNEVEN_NO => Uneven::No,
         KOLO_UNEVEN_BY_ALL => Uneven::ByWorldSize,
         KOLO_UNEVEN_BY_ACTIVE => Uneven::ByRanksWithInput,
-        other => return Err(Fault::value("config->uneven", other, "it must be one of KOLO_UNEVEN_NO to KOLO_UNEVEN_BY_ACTIVE, 0 to 2")),
+        other => {
+            return Err(Fault::value(
+                "config->uneven",
+                other,
+                "it must be one of KOLO_UNEVEN_NO to KOLO_UNEVEN_BY_ACTIVE, 0 to 2",
+            ));
+        }
     };
     let mut builder = builder.unused(unused).uneven(uneven).overlap(config.no_overlap == 0).rebuild(config.no_rebuild == 0);
     if config.bucket_bytes > 0 {
@@ -193,7 +205,9 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
             let function = config.hook_function.ok_or(Fault::Null { what: "config->hook_function" })?;
             builder.hook(Custom { function, context: config.hook_context })
         }
-        other => return Err(Fault::value("config->hook", other, "it must be one of KOLO_HOOK_AVERAGE to KOLO_HOOK_CUSTOM, 0 to 5")),
+        other => {
+            return Err(Fault::value("config->hook", other, "it must be one of KOLO_HOOK_AVERAGE to KOLO_HOOK_CUSTOM, 0 to 5"));
+        }
     })
 }
 
@@ -202,11 +216,7 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
 /// # Safety
 ///
 /// `tensors` is valid for `count` of them, and so are their names and shapes.
-pub(super) unsafe fn tensors(
-    tensors: *const kolo_tensor_t,
-    count: usize,
-    what: &'static str,
-) -> Result<Vec<Parameter>, Fault> {
+pub(super) unsafe fn tensors(tensors: *const kolo_tensor_t, count: usize, what: &'static str) -> Result<Vec<Parameter>, Fault> {
     if count == 0 {
         return Ok(Vec::new());
     }
