@@ -64,7 +64,7 @@ fn reduced(
             for (index, parameter) in parameters.iter().enumerate() {
                 let values = (0..parameter.count()).map(|element| gradient(comm.rank(), at, index, element));
                 typed!(parameter.dtype, T => {
-                    let values: Vec<T> = values.map(|value| <T as Narrow>::narrow(value)).collect();
+                    let values: Vec<T> = values.map(<T as Narrow>::narrow).collect();
                     step.put(index, &values).unwrap();
                 });
             }
@@ -192,6 +192,7 @@ fn power_sgd_survives_gradients_that_are_not_finite() {
     let power = reduced(2, &parameters, |builder| builder.hook(PowerSgd::new(2)), 4, given);
     assert!(power[1].iter().any(|value| !value.is_finite()));
     assert!(power[2..].iter().flatten().all(|value| value.is_finite()));
+    assert!(power[2..].iter().all(|step| step.iter().any(|&value| value != 0.0)), "it came back from zeros");
 }
 
 #[test]
