@@ -331,7 +331,7 @@ typedef struct kolo_step_stats_t {
 #define KOLO_IN_PROGRESS 18
 
 // A reducer was used as it cannot be, or ranks gave it different parameters. Communicators stay as usable as they were.
-#define KOLO_ERR_REDUCER 19
+#define KOLO_ERR_REDUCER 20
 
 // The error is about no rank's failure.
 #define KOLO_CAUSE_NONE 0

@@ -69,7 +69,8 @@ impl Drawn {
 
     /// Whether a rank uses a parameter in a micro-batch, and the gradient's element.
     fn uses(&self, rank: usize, step: usize, micro: usize, parameter: usize) -> bool {
-        random(self.seed, (1000 + rank * 7919 + step * 104_729 + micro * 1_299_709 + parameter * 31) as u64) % 5 > 0
+        let place = 1000 + rank * 7919 + step * 104_729 + micro * 1_299_709 + parameter * 31;
+        !random(self.seed, place as u64).is_multiple_of(5)
     }
 
     fn element<T: Value>(&self, rank: usize, step: usize, micro: usize, parameter: usize, element: usize) -> T {
@@ -112,10 +113,7 @@ macro_rules! typed {
 }
 
 /// Hands one gradient over in one of the three ways, by the seed.
-fn hand_over<T: Value>(drawn: &Drawn, step: &kolo::ddp::Step<'_>, place: [usize; 4])
-where
-    T: std::ops::Add<Output = T>,
-{
+fn hand_over<T: Value + std::ops::Add<Output = T>>(drawn: &Drawn, step: &kolo::ddp::Step<'_>, place: [usize; 4]) {
     let [rank, at, micro, parameter] = place;
     let described = &drawn.parameters[parameter];
     let values: Vec<T> = (0..described.count()).map(|element| drawn.element(rank, at, micro, parameter, element)).collect();
@@ -127,7 +125,7 @@ where
             for (place, &value) in view.iter_mut().zip(&values) {
                 *place = if accumulates { *place + value } else { value };
             }
-            if parameter % 2 == 0 {
+            if parameter.is_multiple_of(2) {
                 view.ready().unwrap();
             } else {
                 drop(view);
@@ -192,7 +190,7 @@ fn train(drawn: &Drawn, comm: &Communicator) -> Vec<u64> {
                             let place = [rank, at, micro, parameter];
                             if drawn.uses(rank, at, micro, parameter) {
                                 typed!(drawn.parameters[parameter].dtype, T => hand_over::<T>(drawn, step, place));
-                            } else if parameter % 3 == 0 {
+                            } else if parameter.is_multiple_of(3) {
                                 step.unused(parameter).unwrap();
                             }
                         }

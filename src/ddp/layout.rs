@@ -81,3 +81,39 @@ impl Layout {
         bucket.bytes.start + elements.start * size..bucket.bytes.start + elements.end * size
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(layout: &Layout) -> Vec<Vec<usize>> {
+        layout.buckets.iter().map(|bucket| bucket.members.iter().map(|(index, _)| *index).collect()).collect()
+    }
+
+    #[test]
+    fn buckets_are_filled_in_order_and_the_first_is_small() {
+        let parameters: Vec<_> = (0..6).map(|i| Parameter::new(format!("p{i}"), [10], DType::F32)).collect();
+        let layout = Layout::new(&parameters, (0..6).rev(), [40, 80]);
+        assert_eq!(members(&layout), [vec![5], vec![4, 3], vec![2, 1], vec![0]]);
+        assert_eq!(layout.buckets[1].bytes, 64..144);
+        assert_eq!(layout.bytes_of(3), 104..144);
+        // A limit is exceeded by at most the parameter that fills the bucket.
+        assert_eq!(members(&Layout::new(&parameters, 0..6, [41, 1000])), [vec![0, 1], vec![2, 3, 4, 5]]);
+        assert_eq!(members(&Layout::new(&parameters, 0..6, [0, 0])), [[0], [1], [2], [3], [4], [5]]);
+    }
+
+    #[test]
+    fn types_are_apart_and_buckets_are_in_the_order_in_which_they_become_full() {
+        let dtypes = [DType::F32, DType::F16, DType::F32, DType::F16, DType::F32];
+        let parameters: Vec<_> = dtypes.iter().map(|&dtype| Parameter::new("p", [8], dtype)).collect();
+        let layout = Layout::new(&parameters, 0..5, [64, 64]);
+        // The f16 are too few to fill theirs, but all there before the last f32.
+        assert_eq!(members(&layout), [vec![0, 2], vec![1, 3], vec![4]]);
+        for bucket in &layout.buckets {
+            assert!(bucket.members.iter().all(|(index, _)| parameters[*index].dtype == bucket.dtype));
+            assert!(bucket.bytes.start.is_multiple_of(ALIGN));
+        }
+        assert_eq!(layout.places, [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)]);
+        assert_eq!(Layout::new(&[], [], [1, 1]), Layout { buckets: vec![], places: vec![], bytes: 0 });
+    }
+}

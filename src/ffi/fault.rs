@@ -52,7 +52,7 @@ pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 
 /// A reducer was used as it cannot be, or ranks gave it different parameters. Communicators stay as usable as they were.
-pub const KOLO_ERR_REDUCER: kolo_result_t = 19;
+pub const KOLO_ERR_REDUCER: kolo_result_t = 20;
 
 /// What a rank did that failed.
 pub type kolo_cause_t = i32;

@@ -174,14 +174,12 @@ pub unsafe extern "C" fn kolo_reducer_put(
     strides: *const usize,
 ) -> kolo_result_t {
     within(reducer, |this| {
-        let count = this.parameters().len();
-        let described = this.parameters().get(parameter);
-        let Some(Parameter { shape, dtype, .. }) = described else { return Ok(this.settle(parameter.max(count), true)?) };
-        let ndim = shape.len();
+        this.address(parameter)?;
+        let Parameter { shape, dtype, .. } = &this.parameters()[parameter];
         let strides = match strides.is_null() {
             true => None,
             // SAFETY: the caller's strides, one for each dimension.
-            false => Some(unsafe { std::slice::from_raw_parts(strides, ndim) }),
+            false => Some(unsafe { std::slice::from_raw_parts(strides, shape.len()) }),
         };
         let is_empty = shape.contains(&0);
         if gradient.is_null() && !is_empty {
