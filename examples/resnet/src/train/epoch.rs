@@ -1,0 +1,225 @@
+//! An epoch: steps, reports, checkpoints, and the test at its end.
+
+use std::time::{Duration, Instant};
+
+use kolo::ReduceOp;
+
+use super::{Failure, Run};
+use crate::checkpoint;
+use crate::data::loader::{Loader, Source};
+use crate::data::sampler::Sampler;
+use crate::engine::Engine;
+use crate::loss::{Outcome, cross_entropy};
+use crate::metrics::{Epoch, Event, Step};
+use crate::model::Batch;
+
+/// Where a rank's time went, in seconds.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    all: f64,
+    /// Waiting for images.
+    loading: f64,
+    /// Waiting for gradients, when there was nothing left to compute.
+    waiting: f64,
+    /// The reducer reduced, whether anybody waited or not.
+    communicated: f64,
+    /// Of that, while there was something to compute.
+    overlapped: f64,
+}
+
+/// What all ranks saw and took since the last report.
+struct Window {
+    outcome: Outcome,
+    times: Times,
+}
+
+/// As numbers that ranks exchange.
+const FIELDS: usize = 8;
+
+impl Window {
+    fn new() -> Window {
+        Window { outcome: Outcome::default(), times: Times::default() }
+    }
+
+    fn fields(&self) -> [f64; FIELDS] {
+        let Window { outcome: o, times: t } = self;
+        [o.loss, o.correct, o.images, t.all, t.loading, t.waiting, t.communicated, t.overlapped]
+    }
+
+    fn of(fields: &[f64]) -> Window {
+        Window {
+            outcome: Outcome { loss: fields[0], correct: fields[1], images: fields[2] },
+            times: Times { all: fields[3], loading: fields[4], waiting: fields[5], communicated: fields[6], overlapped: fields[7] },
+        }
+    }
+
+    fn add(&mut self, other: &Window) {
+        let sum: Vec<f64> = self.fields().iter().zip(other.fields()).map(|(a, b)| a + b).collect();
+        *self = Window::of(&sum);
+    }
+}
+
+impl<E: Engine> Run<'_, E> {
+    /// Trains what is left of the epoch, tests, and writes a checkpoint.
+    pub(super) fn epoch(&mut self) -> Result<(), Failure> {
+        let place = [self.comm.rank(), self.comm.world_size()];
+        let (epoch, done) = (self.state.epoch, self.state.seen);
+        let sampler = Sampler::new(self.train.len(), self.state.seed, epoch, done, place, self.batch);
+        let steps = sampler.steps();
+        // Steps that were made before, if all of them were as large.
+        let made = done / (self.batch * place[1]);
+        if let Some(output) = &mut self.output {
+            output.progress.begin(epoch, made + steps, made);
+        }
+        let variation = Some((self.state.seed, epoch));
+        let source = Source { dataset: self.train.clone(), transform: self.transform, variation };
+        let mut loader = Loader::start(&source, (0..steps).map(|step| sampler.step(step)).collect(), self.workers)?;
+        let (began, cpu) = (Instant::now(), cpu_time());
+        let (mut whole, mut window) = (Window::new(), Window::new());
+        for step in 0..steps {
+            let asked = Instant::now();
+            let batch = loader.next().ok_or("images ended early".to_owned())??;
+            let loading = asked.elapsed().as_secs_f64();
+            let passed = epoch as f64 + self.state.seen as f64 / self.train.len() as f64;
+            let rate = self.rate.at(passed);
+            let mut this = self.step(batch, rate as f32)?;
+            (this.times.loading, this.times.all) = (loading, asked.elapsed().as_secs_f64());
+            window.add(&this);
+            self.state.seen = sampler.seen(step) + done;
+            self.state.step += 1;
+            let is_last = step + 1 == steps;
+            let saves = !is_last && self.args.checkpoint_every.is_some_and(|every| self.state.step.is_multiple_of(every as u64));
+            // A report ends with a checkpoint, so that a run that goes on from there reports the same.
+            if is_last || saves || self.state.step.is_multiple_of(self.args.print_freq as u64) {
+                let all = self.report(std::mem::replace(&mut window, Window::new()), rate, [made + step + 1, made + steps])?;
+                whole.add(&all);
+            }
+            if saves {
+                self.save()?;
+            }
+        }
+        drop(loader);
+        let seconds = began.elapsed().as_secs_f64();
+        let cores = cpu.zip(cpu_time()).map(|(before, after)| (after - before).as_secs_f64() / seconds);
+        (self.state.epoch, self.state.seen) = (epoch + 1, 0);
+        let test = self.evaluate()?;
+        let event = Epoch {
+            epoch: epoch + 1,
+            step: self.state.step,
+            seconds,
+            images_per_s: whole.outcome.images / seconds,
+            train_loss: whole.outcome.mean_loss(),
+            train_accuracy: whole.outcome.accuracy(),
+            test_loss: test.mean_loss(),
+            test_accuracy: test.accuracy(),
+            waiting: whole.times.waiting / whole.times.all,
+            cores,
+        };
+        let is_best = test.accuracy() > self.state.best;
+        self.state.best = self.state.best.max(test.accuracy());
+        if let Some(output) = &mut self.output {
+            output.progress.epoch(&event);
+            output.metrics.write(&Event::Epoch(event))?;
+            if is_best {
+                checkpoint::export(&output.folder.join("best.safetensors"), &self.model)?;
+            }
+        }
+        self.save()
+    }
+
+    /// One step: forward, backward while gradients are averaged, and the optimiser.
+    fn step(&mut self, batch: Batch, rate: f32) -> Result<Window, Failure> {
+        let labels = batch.labels.clone();
+        let mut outcome = Outcome::default();
+        let step = self.reducer.begin()?;
+        let loss = |scores: &[f32]| {
+            let (these, gradient) = cross_entropy(scores, &labels);
+            outcome = these;
+            gradient
+        };
+        self.model.train(batch, loss, |number, gradient| {
+            let mut place = step.view::<f32>(number)?;
+            gradient.read(&mut place);
+            place.ready()
+        })?;
+        step.finish()?;
+        for number in 0..self.model.names().len() {
+            let gradient = self.reducer.gradient::<f32>(number)?;
+            self.model.change(number, |values| self.optimizer.step(number, rate, values, gradient));
+        }
+        let statistics = self.reducer.statistics();
+        let times = Times {
+            waiting: statistics.waited.as_secs_f64(),
+            communicated: statistics.communicated().as_secs_f64(),
+            overlapped: statistics.overlapped().as_secs_f64(),
+            ..Times::default()
+        };
+        Ok(Window { outcome, times })
+    }
+
+    /// Gathers what all ranks saw and took, and tells. Returns it as one.
+    fn report(&mut self, window: Window, lr: f64, [made, steps]: [usize; 2]) -> Result<Window, Failure> {
+        let world = self.comm.world_size();
+        let mut fields = vec![0.0; FIELDS * world];
+        self.comm.all_gather(&window.fields(), &mut fields)?;
+        let ranks: Vec<Window> = fields.chunks_exact(FIELDS).map(Window::of).collect();
+        let mut all = Window::new();
+        ranks.iter().for_each(|rank| all.add(rank));
+        let step = self.state.step;
+        if !all.outcome.loss.is_finite() {
+            return Err(format!("the loss is {} at step {step}: a lower --lr may help", all.outcome.loss).into());
+        }
+        let computed = |rank: &Window| rank.times.all - rank.times.waiting - rank.times.loading;
+        let mean = ranks.iter().map(computed).sum::<f64>() / world as f64;
+        let slowest = (0..world).max_by(|&a, &b| computed(&ranks[a]).total_cmp(&computed(&ranks[b]))).unwrap_or(0);
+        let event = Step {
+            step,
+            epoch: self.state.epoch as f64 + self.state.seen as f64 / self.train.len() as f64,
+            loss: all.outcome.mean_loss(),
+            accuracy: all.outcome.accuracy(),
+            lr,
+            images_per_s: all.outcome.images * world as f64 / all.times.all,
+            waiting: all.times.waiting / all.times.all,
+            overlap: if all.times.communicated > 0.0 { all.times.overlapped / all.times.communicated } else { 0.0 },
+            loading: all.times.loading / all.times.all,
+            slowest,
+            slower: computed(&ranks[slowest]) / mean - 1.0,
+        };
+        if let Some(output) = &mut self.output {
+            output.progress.step(made, steps, &event);
+            output.metrics.write(&Event::Step(event))?;
+        }
+        Ok(all)
+    }
+
+    /// Tests on all images to test on, of which each rank takes its part. No image comes twice.
+    pub(super) fn evaluate(&mut self) -> Result<Outcome, Failure> {
+        self.sync_buffers()?;
+        let images: Vec<usize> = (self.comm.rank()..self.test.len()).step_by(self.comm.world_size()).collect();
+        let source = Source { dataset: self.test.clone(), transform: self.transform, variation: None };
+        let batches = images.chunks(self.batch).map(<[usize]>::to_vec).collect();
+        let mut outcome = Outcome::default();
+        for batch in Loader::start(&source, batches, self.workers)? {
+            let batch = batch?;
+            let labels = batch.labels.clone();
+            outcome.add(cross_entropy(&self.model.evaluate(batch), &labels).0);
+        }
+        let mut sums = [outcome.loss, outcome.correct, outcome.images];
+        self.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
+        if !sums[0].is_finite() {
+            return Err(format!("the loss is {} in the test", sums[0]).into());
+        }
+        Ok(Outcome { loss: sums[0], correct: sums[1], images: sums[2] })
+    }
+}
+
+/// Time that the cores have spent on this process.
+fn cpu_time() -> Option<Duration> {
+    #[cfg(unix)]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Some(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+    }
+    #[cfg(not(unix))]
+    None
+}
