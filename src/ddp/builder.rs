@@ -126,7 +126,7 @@ impl ReducerBuilder {
     /// # Errors
     ///
     /// [`ReducerProblem::Differs`](crate::ReducerProblem::Differs) on every rank if ranks differ, with the first difference;
-    /// [`crate::Error::Setting`] if a parameter is not of floating-point numbers, there are none, or a bucket has no room.
+    /// [`crate::Error::Setting`] if a parameter is not of floating-point numbers, or there are none.
     pub fn build(self, comm: &Communicator) -> Result<Reducer> {
         Reducer::build(self, comm)
     }

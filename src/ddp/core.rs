@@ -63,6 +63,16 @@ pub(super) enum Job {
     Used(Vec<bool>),
 }
 
+/// A job, and what it needs.
+pub(super) struct Task {
+    pub(super) job: Job,
+    pub(super) buckets: Arc<Buckets>,
+    /// Steps that were reduced before.
+    pub(super) step: u64,
+    /// How many ranks make this one.
+    pub(super) active: usize,
+}
+
 pub(super) struct State {
     pub(super) buckets: Arc<Buckets>,
     pub(super) phase: Phase,
@@ -76,10 +86,12 @@ pub(super) struct State {
     /// The parameters in the order in which they became ready.
     pub(super) arrivals: Vec<usize>,
     /// Parameters that the first step did not use, where all steps are alike.
-    pub(super) idle: Option<Vec<bool>>,
-    /// Parameters that this rank used since gradients were last reduced; then, those that any rank used.
-    pub(super) used: Vec<bool>,
-    /// Which ranks made this step.
+    idle: Option<Vec<bool>>,
+    /// Parameters that this rank used since gradients were last reduced.
+    used: Vec<bool>,
+    /// Those that any rank used, where ranks tell each other.
+    pub(super) used_by_any: Option<Vec<bool>>,
+    /// Which ranks make this step, or made the last.
     pub(super) active: Vec<bool>,
     /// Steps that were reduced.
     pub(super) steps: u64,
@@ -109,6 +121,7 @@ impl Core {
             arrivals: Vec::new(),
             idle: None,
             used: vec![false; count],
+            used_by_any: None,
             active: vec![true; world],
             steps: 0,
             jobs: VecDeque::new(),
@@ -150,8 +163,8 @@ impl Core {
         }
     }
 
-    /// Opens a step.
-    pub(super) fn open(&self, syncs: bool, announces: bool) -> Result<()> {
+    /// Opens a step. The other ranks are told, or `active` says which make it.
+    pub(super) fn open(&self, syncs: bool, active: Option<Vec<bool>>) -> Result<()> {
         let mut state = self.between("begin")?;
         let state = &mut *state;
         state.phase = Phase::Open { syncs };
@@ -175,8 +188,10 @@ impl Core {
         if syncs {
             state.statistics.buckets = state.buckets.layout.buckets.iter().map(unstarted).collect();
         }
-        if announces {
-            state.jobs.push_back(Job::Announce);
+        match active {
+            Some(active) => state.active = active,
+            None if syncs && self.uneven != Uneven::No => state.jobs.push_back(Job::Announce),
+            None => {}
         }
         if let Some(idle) = state.idle.clone() {
             for index in (0..idle.len()).filter(|&index| idle[index]) {
@@ -223,6 +238,16 @@ impl Core {
         Ok(())
     }
 
+    /// This rank has nothing to give in the step under way.
+    pub(super) fn settle_nothing(&self) {
+        let mut state = self.state.lock();
+        for index in 0..self.parameters.len() {
+            if state.gradients[index] == Gradient::Awaited {
+                state.settle(index, Gradient::Unused);
+            }
+        }
+    }
+
     fn came_twice(&self, state: &State, index: usize) -> Error {
         let name = self.parameters[index].name.clone();
         match &state.idle {
@@ -236,7 +261,8 @@ impl Core {
     }
 
     pub(super) fn is_used(&self, index: usize) -> bool {
-        self.state.lock().used.get(index).is_some_and(|&used| used)
+        let state = self.state.lock();
+        state.used_by_any.as_ref().unwrap_or(&state.used).get(index).is_some_and(|&used| used)
     }
 
     pub(super) fn statistics(&self) -> StepStatistics {
@@ -260,9 +286,10 @@ impl Core {
         state.phase = Phase::Ending;
         let is_missing = |gradient: &Gradient| matches!(gradient, Gradient::Awaited | Gradient::Lent);
         let missing: Vec<usize> = (0..self.parameters.len()).filter(|&index| is_missing(&state.gradients[index])).collect();
-        let finds = self.unused == Unused::Find || self.unused == Unused::Static && state.idle.is_none();
+        let is_first = self.unused == Unused::Static && state.idle.is_none();
+        let may_miss = self.unused == Unused::Find || is_first;
         if let Some(&first) = missing.first()
-            && (!finds || missing.iter().any(|&index| state.gradients[index] == Gradient::Lent))
+            && (!may_miss || missing.iter().any(|&index| state.gradients[index] == Gradient::Lent))
         {
             let problem = ReducerProblem::NotReady { name: self.parameters[first].name.clone(), others: missing.len() - 1 };
             return Err(self.fail_with(&mut state, problem.into()));
@@ -275,7 +302,7 @@ impl Core {
         }
         state.statistics.computed = state.began.elapsed();
         self.launch(&mut state, true);
-        if finds {
+        if self.unused == Unused::Find || self.unused == Unused::Static && state.steps == 0 {
             let used = state.used.clone();
             state.jobs.push_back(Job::Used(used));
         }
@@ -287,7 +314,7 @@ impl Core {
             return Err(failure.clone());
         }
         state.statistics.waited = state.began.elapsed().saturating_sub(state.statistics.computed);
-        if self.unused == Unused::Static && state.idle.is_none() {
+        if is_first && state.active[self.comm.rank()] {
             state.idle = Some(state.gradients.iter().map(|&gradient| gradient == Gradient::Unused).collect());
         }
         state.accumulated = false;
@@ -327,7 +354,7 @@ impl Core {
     }
 
     /// The thread's next job; `None` if there will be no more.
-    pub(super) fn next_job(&self) -> Option<(Job, Arc<Buckets>, u64)> {
+    pub(super) fn next_job(&self) -> Option<Task> {
         let mut state = self.state.lock();
         loop {
             if state.is_closed {
@@ -338,18 +365,19 @@ impl Core {
                 if let Job::Bucket(index) = job {
                     state.statistics.buckets[index].started = state.began.elapsed();
                 }
-                return Some((job, state.buckets.clone(), state.steps));
+                let active = state.active.iter().filter(|&&active| active).count();
+                return Some(Task { job, buckets: state.buckets.clone(), step: state.steps, active });
             }
             self.changed.wait(&mut state);
         }
     }
 
     /// The job has ended; `record` notes what came of it.
-    pub(super) fn job_ended(&self, result: Result<()>, record: impl FnOnce(&mut State)) {
+    pub(super) fn job_ended<T>(&self, result: Result<T>, record: impl FnOnce(&mut State, T)) {
         let mut state = self.state.lock();
         state.is_working = false;
         match result {
-            Ok(()) => record(&mut state),
+            Ok(value) => record(&mut state, value),
             Err(error) => _ = self.fail_with(&mut state, error),
         }
         self.changed.notify_all();

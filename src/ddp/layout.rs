@@ -29,9 +29,10 @@ pub(super) struct Place {
 }
 
 impl Layout {
-    /// Fills buckets in the order given: a bucket takes parameters of one type until it has `first` bytes, if it is the first of
-    /// its type, or `rest`. They are launched in the order in which they become full if gradients arrive in that order.
-    pub(super) fn new(parameters: &[Parameter], order: impl IntoIterator<Item = usize>, first: usize, rest: usize) -> Layout {
+    /// Fills buckets in the order given: a bucket takes parameters of one type until it has as many bytes as the first limit says
+    /// if it is the first of its type, or the second. They are launched in the order in which they become full if gradients arrive in that order.
+    pub(super) fn new(parameters: &[Parameter], order: impl IntoIterator<Item = usize>, limits: [usize; 2]) -> Layout {
+        let [first, rest] = limits;
         struct Filling {
             members: Vec<usize>,
             bytes: usize,

@@ -45,6 +45,7 @@
 //! Whatever a rank does wrong (another model, a gradient that does not come, a step that is given up) is an error on all ranks
 //! that names it. It leaves the communicator that the reducer was made from usable, but not the reducer.
 
+mod agree;
 mod buckets;
 mod builder;
 mod compress;

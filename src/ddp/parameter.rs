@@ -31,6 +31,12 @@ impl Parameter {
         self.shape.iter().product()
     }
 
+    /// Its bytes, if there can be so many.
+    pub(super) fn checked_bytes(&self) -> Option<usize> {
+        let bytes = self.shape.iter().try_fold(self.dtype.size(), |product, &extent| product.checked_mul(extent))?;
+        (bytes <= isize::MAX as usize).then_some(bytes)
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.count() * self.dtype.size()
     }

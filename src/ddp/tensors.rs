@@ -6,15 +6,15 @@ use super::float::scale;
 use super::hook::with_float;
 use super::parameter::{Parameter, TensorMut};
 use crate::comm::Communicator;
-use crate::error::{Error, ReducerProblem, Result};
-use crate::types::{Rank, ReduceOp};
+use crate::error::{ReducerProblem, Result};
+use crate::types::{DType, Rank, ReduceOp};
 
 /// How values become equal.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exchange {
     Broadcast(Rank),
-    /// The average of the ranks that have something to give, as many as said; integers are broadcast from the rank.
-    Average(usize, Rank),
+    /// The average of the ranks that have not joined; what are not floating-point numbers is broadcast from the lowest of them.
+    Average,
 }
 
 /// Exchanges the values of a set of tensors, a bucket at a time, by way of the buckets' memory. A rank without tensors gives
@@ -25,11 +25,13 @@ pub(super) enum Exchange {
 /// Nobody else uses the buckets meanwhile.
 pub(super) unsafe fn exchange(
     comm: &Communicator,
-    described: &[Parameter],
     buckets: &Buckets,
     mut tensors: Option<&mut [TensorMut<'_>]>,
     how: Exchange,
+    active: &[bool],
 ) -> Result<()> {
+    let contributors = active.iter().filter(|&&active| active).count();
+    let lowest = active.iter().position(|&active| active).unwrap_or(0);
     for place in &buckets.layout.buckets {
         // SAFETY: within the buckets' memory, and passed on: no other reference exists. Peers write it only in the collective below.
         let bytes = unsafe { std::slice::from_raw_parts_mut(buckets.at(&place.bytes), place.bytes.len()) };
@@ -46,7 +48,7 @@ pub(super) unsafe fn exchange(
             }
         }
         let root = match how {
-            Exchange::Average(contributors, _) if place.dtype.is_float() => {
+            Exchange::Average if place.dtype.is_float() => {
                 with_float!(place.dtype, T => {
                     // SAFETY: as for the bytes, which start at a multiple of any element's size.
                     let values = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<T>(), bytes.len() / size) };
@@ -59,10 +61,15 @@ pub(super) unsafe fn exchange(
                 });
                 None
             }
-            Exchange::Average(_, root) | Exchange::Broadcast(root) => Some(root),
+            Exchange::Average => Some(lowest),
+            Exchange::Broadcast(root) => Some(root),
         };
         if let Some(root) = root {
             comm.broadcast(bytes, root)?;
+            if place.dtype == DType::Bool {
+                // A value that goes back into a `bool` must be one, whatever came.
+                bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+            }
         }
         for (index, range) in &place.members {
             let Some(tensors) = &mut tensors else { continue };
@@ -72,7 +79,6 @@ pub(super) unsafe fn exchange(
             values.copy_from_slice(&bytes[range.start * size..range.end * size]);
         }
     }
-    debug_assert!(described.len() == buckets.layout.places.len());
     Ok(())
 }
 
@@ -89,26 +95,78 @@ pub(super) fn check(what: &str, described: &[Parameter], tensors: &[TensorMut<'_
     Ok(())
 }
 
-impl Core {
-    /// What a rank is about to do, as others hear it.
-    pub(super) const JOINED: u64 = 0;
-    pub(super) const STEP: u64 = 1;
-    pub(super) const PARAMETERS: u64 = 2;
-    pub(super) const BUFFERS: u64 = 3;
+/// What a rank is about to do, where those that have joined must hear of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Intent {
+    /// It has no more input, and does what the others do.
+    Joined,
+    Step,
+    Parameters(Exchange),
+    Buffers(Exchange),
+}
 
-    /// Tells the others what this rank is about to do, and hears it of them.
-    pub(super) fn hear(&self, mine: u64) -> Result<Vec<u64>> {
-        let mut all = vec![0; self.comm.world_size()];
-        self.comm.all_gather(&[mine], &mut all)?;
-        Ok(all)
+impl Intent {
+    pub(super) fn call(self) -> &'static str {
+        match self {
+            Intent::Joined => "join",
+            Intent::Step => "begin",
+            Intent::Parameters(Exchange::Broadcast(_)) => "broadcast_parameters",
+            Intent::Parameters(Exchange::Average) => "average_parameters",
+            Intent::Buffers(_) => "sync_buffers",
+        }
     }
 
-    /// The same, of a rank that has input: which ranks have. They must be about to do the same.
-    pub(super) fn announce(&self, mine: u64) -> Result<Vec<bool>> {
-        let all = self.hear(mine)?;
-        match all.iter().find(|&&other| other != mine && other != Core::JOINED) {
-            None => Ok(all.iter().map(|&other| other != Core::JOINED).collect()),
-            Some(_) => Err(Error::from(ReducerProblem::Moment { call: "begin", why: "other ranks call something else" })),
+    /// The kind of call, the kind of exchange, and its rank.
+    fn encode(self) -> [u32; 3] {
+        let exchange = |exchange| match exchange {
+            Exchange::Broadcast(root) => [0, root as u32],
+            Exchange::Average => [1, 0],
+        };
+        let ([how, root], kind) = match self {
+            Intent::Joined => ([0, 0], 0),
+            Intent::Step => ([0, 0], 1),
+            Intent::Parameters(how) => (exchange(how), 2),
+            Intent::Buffers(how) => (exchange(how), 3),
+        };
+        [kind, how, root]
+    }
+
+    /// `None` if no kolo wrote it.
+    fn decode([kind, how, root]: [u32; 3]) -> Option<Intent> {
+        let exchange = match how {
+            0 => Exchange::Broadcast(root as Rank),
+            1 => Exchange::Average,
+            _ => return None,
+        };
+        match kind {
+            0 => Some(Intent::Joined),
+            1 => Some(Intent::Step),
+            2 => Some(Intent::Parameters(exchange)),
+            3 => Some(Intent::Buffers(exchange)),
+            _ => None,
         }
+    }
+}
+
+impl Core {
+    /// Tells the others what this rank is about to do, and hears what they are: what all do that have not joined, and which
+    /// those are.
+    pub(super) fn meet(&self, mine: Intent) -> Result<(Intent, Vec<bool>)> {
+        let mut all = vec![0; 3 * self.comm.world_size()];
+        self.comm.all_gather(&mine.encode(), &mut all)?;
+        let intents = all.chunks_exact(3).map(|words| Intent::decode([words[0], words[1], words[2]]));
+        let intents = intents.collect::<Option<Vec<Intent>>>().unwrap_or_default();
+        let mut others = intents.iter().filter(|&&intent| intent != Intent::Joined);
+        let first = others.next().copied().unwrap_or(Intent::Joined);
+        if intents.is_empty() || others.any(|&other| other != first) {
+            let why = "another rank calls something else; all must make the same calls in the same order";
+            return Err(ReducerProblem::Moment { call: mine.call(), why }.into());
+        }
+        Ok((first, intents.iter().map(|&intent| intent != Intent::Joined).collect()))
+    }
+
+    /// The same, of a rank that has not joined: which ranks have not.
+    pub(super) fn announce(&self, mine: Intent) -> Result<Vec<bool>> {
+        self.meet(mine).map(|(_, active)| active)
     }
 }
