@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::data::transform::Augmentation;
-use crate::model::architecture::Architecture;
+use crate::model::architecture::{Architecture, Shape};
 use crate::optimizer::{Decay, Scale};
 
 /// Trains a ResNet data-parallel, on the ranks of this machine (--nproc) or of any launcher.
@@ -147,12 +147,35 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
+    /// How gradients are compressed on their way
+    #[arg(long, value_enum, default_value = "none")]
+    pub(crate) compress: Compression,
     /// Start reductions after the backward pass, to see what overlapping them gains
     #[arg(long)]
     pub(crate) no_overlap: bool,
     /// Do not reduce gradients: ranks train for themselves, to see what communication costs
     #[arg(long, hide = true)]
     pub(crate) no_communication: bool,
+    /// Leave batch normalisation out: what a rank computes then does not depend on how images are divided, for tests of that.
+    #[arg(long, hide = true)]
+    pub(crate) no_norm: bool,
+}
+
+/// How gradients are compressed on their way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Compression {
+    /// Not at all
+    None,
+    /// Half the bits
+    F16,
+    /// Half the bits, with the range of f32
+    Bf16,
+    /// PowerSGD with matrices of rank 1. What it has not sent yet is not part of checkpoints
+    PowerSgd1,
+    /// PowerSGD with matrices of rank 2
+    PowerSgd2,
+    /// PowerSGD with matrices of rank 4
+    PowerSgd4,
 }
 
 fn at_least(text: &str, least: usize) -> Result<usize, String> {
@@ -174,6 +197,11 @@ fn not_negative(text: &str) -> Result<f64, String> {
 }
 
 impl TrainArgs {
+    /// The layers of the net.
+    pub(crate) fn shape(&self) -> Shape {
+        Shape { normalises: !self.no_norm, ..self.arch.shape() }
+    }
+
     pub(crate) fn size(&self) -> usize {
         self.image_size.unwrap_or_else(|| self.arch.image_size())
     }

@@ -6,6 +6,8 @@
 
 pub(crate) mod architecture;
 mod build;
+#[cfg(test)]
+mod tests;
 
 use crate::engine::Engine;
 use architecture::Shape;

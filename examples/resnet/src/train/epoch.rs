@@ -27,9 +27,10 @@ struct Times {
     overlapped: f64,
 }
 
-/// What all ranks saw and took since the last report.
-struct Window {
-    outcome: Outcome,
+/// What one rank or all saw and took since the last report.
+#[derive(Default)]
+pub(super) struct Window {
+    pub(super) outcome: Outcome,
     times: Times,
 }
 
@@ -37,10 +38,6 @@ struct Window {
 const FIELDS: usize = 8;
 
 impl Window {
-    fn new() -> Window {
-        Window { outcome: Outcome::default(), times: Times::default() }
-    }
-
     fn fields(&self) -> [f64; FIELDS] {
         let Window { outcome: o, times: t } = self;
         [o.loss, o.correct, o.images, t.all, t.loading, t.waiting, t.communicated, t.overlapped]
@@ -59,11 +56,22 @@ impl Window {
     }
 }
 
+/// What is known of an epoch before its end.
+#[derive(Default)]
+pub(super) struct SoFar {
+    whole: Window,
+    seconds: f64,
+    cpu: Option<Duration>,
+}
+
 impl<E: Engine> Run<'_, E> {
-    /// Trains what is left of the epoch, tests, and writes a checkpoint.
-    pub(super) fn epoch(&mut self) -> Result<(), Failure> {
+    /// Makes the steps that are left of the epoch.
+    pub(super) fn steps(&mut self) -> Result<(), Failure> {
         let place = [self.comm.rank(), self.comm.world_size()];
         let (epoch, done) = (self.state.epoch, self.state.seen);
+        if done >= self.train.len() {
+            return Ok(());
+        }
         let sampler = Sampler::new(self.train.len(), self.state.seed, epoch, done, place, self.batch);
         let steps = sampler.steps();
         // Steps that were made before, if all of them were as large.
@@ -75,36 +83,41 @@ impl<E: Engine> Run<'_, E> {
         let source = Source { dataset: self.train.clone(), transform: self.transform, variation };
         let mut loader = Loader::start(&source, (0..steps).map(|step| sampler.step(step)).collect(), self.workers)?;
         let (began, cpu) = (Instant::now(), cpu_time());
-        let (mut whole, mut window) = (Window::new(), Window::new());
+        let mut window = Window::default();
         for step in 0..steps {
             let asked = Instant::now();
             let batch = loader.next().ok_or("images ended early".to_owned())??;
             let loading = asked.elapsed().as_secs_f64();
-            let passed = epoch as f64 + self.state.seen as f64 / self.train.len() as f64;
-            let rate = self.rate.at(passed);
+            let rate = self.rate.at(self.epochs_passed());
             let mut this = self.step(batch, rate as f32)?;
             (this.times.loading, this.times.all) = (loading, asked.elapsed().as_secs_f64());
             window.add(&this);
-            self.state.seen = sampler.seen(step) + done;
+            self.state.seen = done + sampler.seen(step);
             self.state.step += 1;
             let is_last = step + 1 == steps;
             let saves = !is_last && self.args.checkpoint_every.is_some_and(|every| self.state.step.is_multiple_of(every as u64));
             // A report ends with a checkpoint, so that a run that goes on from there reports the same.
             if is_last || saves || self.state.step.is_multiple_of(self.args.print_freq as u64) {
-                let all = self.report(std::mem::replace(&mut window, Window::new()), rate, [made + step + 1, made + steps])?;
-                whole.add(&all);
+                let all = self.report(std::mem::take(&mut window), rate, [made + step + 1, made + steps])?;
+                self.so_far.whole.add(&all);
             }
             if saves {
                 self.save()?;
             }
         }
-        drop(loader);
-        let seconds = began.elapsed().as_secs_f64();
-        let cores = cpu.zip(cpu_time()).map(|(before, after)| (after - before).as_secs_f64() / seconds);
-        (self.state.epoch, self.state.seen) = (epoch + 1, 0);
+        self.so_far.seconds += began.elapsed().as_secs_f64();
+        self.so_far.cpu = cpu.zip(cpu_time()).map(|(before, after)| after - before + self.so_far.cpu.unwrap_or_default());
+        Ok(())
+    }
+
+    /// Tests, and writes a checkpoint.
+    pub(super) fn finish_epoch(&mut self) -> Result<(), Failure> {
         let test = self.evaluate()?;
+        let SoFar { whole, seconds, cpu } = std::mem::take(&mut self.so_far);
+        (self.state.epoch, self.state.seen) = (self.state.epoch + 1, 0);
+        let seconds = seconds.max(1e-9);
         let event = Epoch {
-            epoch: epoch + 1,
+            epoch: self.state.epoch,
             step: self.state.step,
             seconds,
             images_per_s: whole.outcome.images / seconds,
@@ -112,8 +125,8 @@ impl<E: Engine> Run<'_, E> {
             train_accuracy: whole.outcome.accuracy(),
             test_loss: test.mean_loss(),
             test_accuracy: test.accuracy(),
-            waiting: whole.times.waiting / whole.times.all,
-            cores,
+            waiting: whole.times.waiting / whole.times.all.max(1e-9),
+            cores: cpu.map(|cpu| cpu.as_secs_f64() / seconds),
         };
         let is_best = test.accuracy() > self.state.best;
         self.state.best = self.state.best.max(test.accuracy());
@@ -127,8 +140,13 @@ impl<E: Engine> Run<'_, E> {
         self.save()
     }
 
+    /// In parts.
+    fn epochs_passed(&self) -> f64 {
+        self.state.epoch as f64 + (self.state.seen as f64 / self.train.len() as f64).min(1.0)
+    }
+
     /// One step: forward, backward while gradients are averaged, and the optimiser.
-    fn step(&mut self, batch: Batch, rate: f32) -> Result<Window, Failure> {
+    pub(super) fn step(&mut self, batch: Batch, rate: f32) -> Result<Window, Failure> {
         let labels = batch.labels.clone();
         let mut outcome = Outcome::default();
         let step = self.reducer.begin()?;
@@ -163,7 +181,7 @@ impl<E: Engine> Run<'_, E> {
         let mut fields = vec![0.0; FIELDS * world];
         self.comm.all_gather(&window.fields(), &mut fields)?;
         let ranks: Vec<Window> = fields.chunks_exact(FIELDS).map(Window::of).collect();
-        let mut all = Window::new();
+        let mut all = Window::default();
         ranks.iter().for_each(|rank| all.add(rank));
         let step = self.state.step;
         if !all.outcome.loss.is_finite() {
@@ -174,7 +192,7 @@ impl<E: Engine> Run<'_, E> {
         let slowest = (0..world).max_by(|&a, &b| computed(&ranks[a]).total_cmp(&computed(&ranks[b]))).unwrap_or(0);
         let event = Step {
             step,
-            epoch: self.state.epoch as f64 + self.state.seen as f64 / self.train.len() as f64,
+            epoch: self.epochs_passed(),
             loss: all.outcome.mean_loss(),
             accuracy: all.outcome.accuracy(),
             lr,

@@ -2,6 +2,8 @@
 
 mod epoch;
 mod setup;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -67,6 +69,8 @@ struct Run<'a, E: Engine> {
     transform: Transform,
     /// What rank 0 writes and shows.
     output: Option<Output>,
+    /// Of the epoch.
+    so_far: epoch::SoFar,
 }
 
 /// What rank 0 writes and shows.
@@ -80,25 +84,18 @@ struct Output {
 pub(crate) fn run(args: &TrainArgs) -> Result<(), String> {
     let comm = setup::connect(args)?;
     let rank = comm.rank();
-    let whole = |failure: Failure| match comm_size(&comm) {
-        1 => failure.to_string(),
-        _ => format!("rank {rank}: {failure}"),
-    };
     let local = comm.world_size().div_ceil(comm.host_count());
     let threads = args.threads.unwrap_or_else(|| (crate::cores() / local).max(1));
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     pool.map_err(|error| format!("{threads} threads cannot be started: {error}"))?;
-    let _ = whole;
-    Run::prepare(args, comm, Flex).and_then(Run::all).map_err(|failure| format!("rank {rank}: {failure}"))
-}
-
-fn comm_size(comm: &Communicator) -> usize {
-    comm.world_size()
+    let is_alone = comm.world_size() == 1;
+    let describe = |failure| if is_alone { format!("{failure}") } else { format!("rank {rank}: {failure}") };
+    Run::prepare(args, comm, Flex).and_then(|mut run| run.all()).map_err(describe)
 }
 
 impl<E: Engine> Run<'_, E> {
     /// Tests, or trains all epochs that are left.
-    fn all(mut self) -> Result<(), Failure> {
+    fn all(&mut self) -> Result<(), Failure> {
         if self.args.evaluate {
             let outcome = self.evaluate()?;
             if self.comm.rank() == 0 {
@@ -108,7 +105,8 @@ impl<E: Engine> Run<'_, E> {
             return Ok(());
         }
         while self.state.epoch < self.args.epochs {
-            self.epoch()?;
+            self.steps()?;
+            self.finish_epoch()?;
         }
         if let (Some(output), Some(plot)) = (&self.output, &self.args.plot) {
             crate::plot::draw(std::slice::from_ref(&output.folder), plot)?;

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kolo::ddp::{Parameter, Reducer, TensorMut};
+use kolo::ddp::{Compress, Parameter, PowerSgd, Reducer, TensorMut};
 use kolo::{Communicator, DType};
 
+use super::epoch::SoFar;
 use super::{Failure, Output, Run};
-use crate::arguments::TrainArgs;
+use crate::arguments::{Compression, TrainArgs};
 use crate::checkpoint::{self, State};
 use crate::data::Data;
 use crate::data::generated::{Noise, Shapes};
@@ -63,7 +64,7 @@ impl<'a, E: Engine> Run<'a, E> {
             return Err("there are no images".to_owned().into());
         }
         let name = engine.name();
-        let mut model = Model::new(engine, &args.arch.shape(), train.classes(), seed);
+        let mut model = Model::new(engine, &args.shape(), train.classes(), seed);
         let mut optimizer = Sgd::new(model.names().iter().map(Name::count), args.momentum as f32, args.wd as f32);
         let mut reducer = reducer(args, &comm, &model)?;
         if let Some(path) = &args.weights {
@@ -116,7 +117,7 @@ impl<'a, E: Engine> Run<'a, E> {
         let transform = Transform { size: args.size(), augmentation: args.augmentation() };
         let workers = args.workers.div_ceil(local);
         let (train, test) = (Arc::from(train), Arc::from(test));
-        Ok(Run { args, comm, reducer, model, optimizer, rate, state, batch, workers, train, test, transform, output })
+        Ok(Run { args, comm, reducer, model, optimizer, rate, state, batch, workers, train, test, transform, output, so_far: SoFar::default() })
     }
 }
 
@@ -183,6 +184,14 @@ pub(super) fn reducer<E: Engine>(args: &TrainArgs, comm: &Communicator, model: &
         .parameters(describe(model.names()))
         .buffers(describe(model.buffer_names()))
         .overlap(!args.no_overlap);
+    let builder = match args.compress {
+        Compression::None => builder,
+        Compression::F16 => builder.hook(Compress::f16()),
+        Compression::Bf16 => builder.hook(Compress::bf16()),
+        Compression::PowerSgd1 => builder.hook(PowerSgd::new(1)),
+        Compression::PowerSgd2 => builder.hook(PowerSgd::new(2)),
+        Compression::PowerSgd4 => builder.hook(PowerSgd::new(4)),
+    };
     Ok(if args.no_communication { builder.build(&comm.split(comm.rank(), 0)?)? } else { builder.build(comm)? })
 }
 
