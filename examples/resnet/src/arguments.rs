@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::data::transform::Augmentation;
+use crate::engine::Kind;
 use crate::model::architecture::{Architecture, Shape};
 use crate::optimizer::{Decay, Scale};
 
 /// Trains a ResNet data-parallel, on the ranks of this machine (--nproc) or of any launcher.
 #[derive(Parser)]
-#[command(name = "resnet", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(name = "resnet", version, args_conflicts_with_subcommands = true, args_override_self = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -40,7 +41,7 @@ pub(crate) struct ReportArgs {
 pub(crate) struct TrainArgs {
     /// Images: a folder with train/ and val/ (or test/) and in them a folder of JPEG or PNG files for each class, or CIFAR-10's binary
     /// files
-    #[arg(value_name = "DIR", required_unless_present_any = ["dummy", "shapes"], conflicts_with_all = ["dummy", "shapes"])]
+    #[arg(value_name = "DIR", conflicts_with_all = ["dummy", "shapes"])]
     pub(crate) dir: Option<PathBuf>,
     /// Noise instead of images, to measure speed
     #[arg(long)]
@@ -78,13 +79,13 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "batch_size")]
     pub(crate) global_batch: Option<usize>,
     /// Learning rate
-    #[arg(long, visible_alias = "learning-rate", default_value_t = 0.1, value_name = "RATE", value_parser = not_negative)]
+    #[arg(long, visible_alias = "learning-rate", default_value_t = 0.1, value_name = "RATE", value_parser = not_negative, allow_negative_numbers = true)]
     pub(crate) lr: f64,
     /// How the learning rate grows with the batch
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) lr_scale: Scale,
     /// Epochs in which the learning rate grows to what it is scaled to [default: 5 with --lr-scale, else 0]
-    #[arg(long, value_name = "EPOCHS", value_parser = not_negative)]
+    #[arg(long, value_name = "EPOCHS", value_parser = not_negative, allow_negative_numbers = true)]
     pub(crate) warmup: Option<f64>,
     /// How the learning rate falls
     #[arg(long, value_enum, default_value = "step")]
@@ -93,15 +94,18 @@ pub(crate) struct TrainArgs {
     #[arg(long, default_value_t = 30, value_name = "EPOCHS", value_parser = at_least_one)]
     pub(crate) lr_step: usize,
     /// Momentum
-    #[arg(long, default_value_t = 0.9, value_name = "M", value_parser = not_negative)]
+    #[arg(long, default_value_t = 0.9, value_name = "M", value_parser = not_negative, allow_negative_numbers = true)]
     pub(crate) momentum: f64,
     /// Weight decay
-    #[arg(long, visible_alias = "weight-decay", default_value_t = 1e-4, value_name = "W", value_parser = not_negative)]
+    #[arg(long, visible_alias = "weight-decay", default_value_t = 1e-4, value_name = "W", value_parser = not_negative, allow_negative_numbers = true)]
     pub(crate) wd: f64,
     /// What is random depends on it, and on nothing else [default: another one each time]
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 
+    /// What computes [feature tch: torch and torch-cuda, too]
+    #[arg(long, value_enum, default_value = "flex")]
+    pub(crate) engine: Kind,
     /// Threads of a node that read images, divided among its ranks
     #[arg(short = 'j', long, default_value_t = 4, value_name = "N")]
     pub(crate) workers: usize,
@@ -245,7 +249,6 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         for (line, hint) in [
-            ("resnet", "<DIR>"),
             ("resnet d --dummy", "cannot be used with"),
             ("resnet d -a vgg16", "resnet18"),
             ("resnet d -b 0", "at least 1"),

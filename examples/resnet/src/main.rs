@@ -44,6 +44,11 @@ fn main() -> ExitCode {
 
 /// Starts ranks, or is one.
 fn start(args: &TrainArgs) -> Result<ExitCode, String> {
+    if args.dir.is_none() && !args.shapes && !args.dummy {
+        return Err("no images: name a folder DIR with train/ and val/, or take --shapes, which are generated, or --dummy, which is noise \
+                    (--help tells more)"
+            .to_owned());
+    }
     match launch::ranks(args) {
         Some(count) => launch::launch(args, count),
         None => train::run(args).map(|()| ExitCode::SUCCESS),

@@ -3,8 +3,27 @@
 //! The models, the backward pass by segments, the optimiser and all that is around them are written once, over [`Engine`].
 
 mod flex;
+#[cfg(feature = "tch")]
+mod torch;
+
+use clap::ValueEnum;
 
 pub(crate) use flex::Flex;
+#[cfg(feature = "tch")]
+pub(crate) use torch::Torch;
+
+/// The engines that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// burn's CPU backend, in Rust
+    Flex,
+    /// libtorch on the CPU
+    #[cfg(feature = "tch")]
+    Torch,
+    /// libtorch on a GPU, which ranks may share
+    #[cfg(feature = "tch")]
+    TorchCuda,
+}
 
 /// Tensors of f32 with reverse-mode differentiation. Images are `[batch, channels, height, width]`.
 pub(crate) trait Engine {

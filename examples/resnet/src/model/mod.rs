@@ -8,6 +8,8 @@ pub(crate) mod architecture;
 mod build;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod torchvision;
 
 use crate::engine::Engine;
 use architecture::Shape;

@@ -134,7 +134,7 @@ impl<E: Engine> Run<'_, E> {
             output.progress.epoch(&event);
             output.metrics.write(&Event::Epoch(event))?;
             if is_best {
-                checkpoint::export(&output.folder.join("best.safetensors"), &self.model)?;
+                checkpoint::export(&self.folder.join("best.safetensors"), &self.model)?;
             }
         }
         self.save()

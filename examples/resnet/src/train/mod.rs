@@ -16,7 +16,9 @@ use crate::arguments::TrainArgs;
 use crate::checkpoint::{self, State};
 use crate::data::Dataset;
 use crate::data::transform::Transform;
-use crate::engine::{Engine, Flex};
+#[cfg(feature = "tch")]
+use crate::engine::Torch;
+use crate::engine::{Engine, Flex, Kind};
 use crate::metrics;
 use crate::model::Model;
 use crate::optimizer::{Rate, Sgd};
@@ -67,7 +69,8 @@ struct Run<'a, E: Engine> {
     train: Arc<dyn Dataset>,
     test: Arc<dyn Dataset>,
     transform: Transform,
-    /// What rank 0 writes and shows.
+    /// Where the run is written.
+    folder: PathBuf,
     output: Option<Output>,
     /// Of the epoch.
     so_far: epoch::SoFar,
@@ -75,7 +78,6 @@ struct Run<'a, E: Engine> {
 
 /// What rank 0 writes and shows.
 struct Output {
-    folder: PathBuf,
     metrics: metrics::Writer,
     progress: Progress,
 }
@@ -90,7 +92,18 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), String> {
     pool.map_err(|error| format!("{threads} threads cannot be started: {error}"))?;
     let is_alone = comm.world_size() == 1;
     let describe = |failure| if is_alone { format!("{failure}") } else { format!("rank {rank}: {failure}") };
-    Run::prepare(args, comm, Flex).and_then(|mut run| run.all()).map_err(describe)
+    match args.engine {
+        Kind::Flex => train(args, comm, Flex),
+        #[cfg(feature = "tch")]
+        Kind::Torch => train(args, comm, Torch::new(None, threads)?),
+        #[cfg(feature = "tch")]
+        Kind::TorchCuda => train(args, comm, Torch::new(Some(rank % local), threads)?),
+    }
+    .map_err(describe)
+}
+
+fn train<E: Engine>(args: &TrainArgs, comm: Communicator, engine: E) -> Result<(), Failure> {
+    Run::prepare(args, comm, engine)?.all()
 }
 
 impl<E: Engine> Run<'_, E> {
@@ -108,8 +121,8 @@ impl<E: Engine> Run<'_, E> {
             self.steps()?;
             self.finish_epoch()?;
         }
-        if let (Some(output), Some(plot)) = (&self.output, &self.args.plot) {
-            crate::plot::draw(std::slice::from_ref(&output.folder), plot)?;
+        if let (Some(_), Some(plot)) = (&self.output, &self.args.plot) {
+            crate::plot::draw(std::slice::from_ref(&self.folder), plot)?;
             crate::progress::say(&format!("drawn: {}", plot.display()));
         }
         Ok(())
@@ -118,8 +131,8 @@ impl<E: Engine> Run<'_, E> {
     /// Writes a checkpoint, on rank 0; the others wait until it is there. Running statistics become those of all ranks.
     fn save(&mut self) -> Result<(), Failure> {
         self.sync_buffers()?;
-        if let Some(output) = &self.output {
-            checkpoint::save(&checkpoint::place(&output.folder), &self.state, &self.model, &self.optimizer)?;
+        if self.output.is_some() {
+            checkpoint::save(&checkpoint::place(&self.folder), &self.state, &self.model, &self.optimizer)?;
         }
         Ok(self.comm.barrier()?)
     }

@@ -112,12 +112,16 @@ impl<'a, E: Engine> Run<'a, E> {
             seed,
             step: state.step,
         };
-        let is_writing = comm.rank() == 0 && !args.evaluate;
-        let output = if is_writing { Some(output(args, start, resumed.as_ref().map(|(_, path)| path))?) } else { None };
+        let (mut folder, mut output) = (PathBuf::new(), None);
+        if comm.rank() == 0 && !args.evaluate {
+            folder = place(args, &start, resumed.as_ref().map(|(_, path)| path))?;
+            output = Some(begin(args, start, &folder)?);
+        }
+        folder = agree_on_folder(&folder, &comm)?;
         let transform = Transform { size: args.size(), augmentation: args.augmentation() };
         let workers = args.workers.div_ceil(local);
         let (train, test) = (Arc::from(train), Arc::from(test));
-        Ok(Run { args, comm, reducer, model, optimizer, rate, state, batch, workers, train, test, transform, output, so_far: SoFar::default() })
+        Ok(Run { args, comm, reducer, model, optimizer, rate, state, batch, workers, train, test, transform, folder, output, so_far: SoFar::default() })
     }
 }
 
@@ -205,8 +209,8 @@ pub(super) fn broadcast<E: Engine>(reducer: &mut Reducer, model: &mut Model<E>) 
     Ok(())
 }
 
-/// The run's folder, with its metrics, and what it begins with.
-fn output(args: &TrainArgs, start: Start, checkpoint: Option<&PathBuf>) -> Result<Output, Failure> {
+/// The run's folder: that of the checkpoint, or a new one.
+fn place(args: &TrainArgs, start: &Start, checkpoint: Option<&PathBuf>) -> Result<PathBuf, String> {
     let folder = match (&args.output, checkpoint.and_then(|path| path.parent())) {
         (Some(folder), _) => folder.clone(),
         (None, Some(folder)) => folder.to_owned(),
@@ -215,17 +219,32 @@ fn output(args: &TrainArgs, start: Start, checkpoint: Option<&PathBuf>) -> Resul
     let is_taken = checkpoint::place(&folder).exists() || metrics::place(&folder).exists();
     if is_taken && checkpoint.is_none() {
         let name = folder.display();
-        return Err(format!("{name} has a run already: go on with --resume {name}, or name another folder with --output").into());
+        return Err(format!("{name} has a run already: go on with --resume {name}, or name another folder with --output"));
     }
     std::fs::create_dir_all(&folder).map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
+    Ok(folder)
+}
+
+/// All ranks know where the run is written: the one that writes may be lost.
+fn agree_on_folder(folder: &Path, comm: &Communicator) -> Result<PathBuf, Failure> {
+    let mut name = folder.display().to_string().into_bytes();
+    let mut length = [name.len() as u64];
+    comm.broadcast(&mut length, 0)?;
+    name.resize(length[0] as usize, 0);
+    comm.broadcast(&mut name, 0)?;
+    Ok(PathBuf::from(String::from_utf8_lossy(&name).into_owned()))
+}
+
+/// Says what begins, in the metrics and to whoever watches.
+fn begin(args: &TrainArgs, start: Start, folder: &Path) -> Result<Output, Failure> {
     let Start { arch, engine, transport, ranks, hosts, global_batch, images, seed, .. } = &start;
     say(&format!(
         "{arch} on {ranks} ranks, {hosts} hosts ({transport}); {engine} a rank; {global_batch} of {images} images a step; seed {seed}; {}",
         folder.display()
     ));
-    let mut metrics = metrics::Writer::open(&folder, start.step)?;
+    let mut metrics = metrics::Writer::open(folder, start.step)?;
     metrics.write(&Event::Start(start))?;
-    Ok(Output { folder, metrics, progress: Progress::new(args.epochs) })
+    Ok(Output { metrics, progress: Progress::new(args.epochs) })
 }
 
 /// A folder below `runs/` that is not there yet.

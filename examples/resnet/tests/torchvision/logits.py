@@ -1,17 +1,19 @@
 """Scores that torchvision's ResNets give, for the trainer's test of equal scores.
 
-Weights and image are not stored: both sides make them by the same formula, whose every step is exact. `weights MODEL FILE` writes
-torchvision's state of such a model as safetensors; without arguments, the committed logits.json is made anew:
+Weights and images are not stored: both sides make them by the same formula, whose every step is exact. `weights MODEL FILE` writes
+torchvision's state of such a model as safetensors, `same MODEL FILE` says whether a file holds the same, `scores MODEL` gives one
+model's scores; without arguments, the committed logits.json is made anew:
 
     python -m venv venv && venv/bin/pip install torch torchvision safetensors
     venv/bin/python logits.py > logits.json
 """
 
 import json
+import math
 import sys
-import zlib
 
 import numpy
+import safetensors.torch
 import torch
 import torchvision
 
@@ -21,24 +23,26 @@ SIZE = 64
 
 
 def numbers(name, count):
-    """From -0.5 to 0.5, by the name and the place."""
-    seed = numpy.uint64(zlib.crc32(name.encode()))
+    """From -0.5 to 0.5, by the name (FNV-1a) and the place."""
+    seed = 2166136261
+    for byte in name.encode():
+        seed = (seed ^ byte) * 16777619 % (1 << 32)
     place = numpy.arange(count, dtype=numpy.uint64)
-    mixed = (place * numpy.uint64(2654435761) + seed * numpy.uint64(40503)) % numpy.uint64(1 << 32)
+    mixed = (place * numpy.uint64(2654435761) + numpy.uint64(seed * 40503)) % numpy.uint64(1 << 32)
     mixed = (mixed * numpy.uint64(2246822519) >> numpy.uint64(7)) % numpy.uint64(1 << 24)
     return mixed.astype(numpy.float64) / (1 << 24) - 0.5
 
 
 def values(name, shape):
-    count = int(numpy.prod(shape))
+    count = math.prod(shape)
     random = numbers(name, count)
     if name.endswith("running_var") or len(shape) == 1 and name.endswith("weight"):
         random = 1.0 + 0.5 * random
     elif len(shape) == 1:
         random = 0.25 * random
     elif len(shape) == 4:
-        # A power of 2 is exact.
-        random = random * 2.0 ** numpy.round(numpy.log2(4.0 / numpy.sqrt(numpy.prod(shape[1:]))))
+        # About 4 by the root of the connections that come in. A power of 2 is exact.
+        random = random * 2.0 ** (2 - (math.prod(shape[1:]).bit_length() - 1) // 2)
     return torch.from_numpy(random.astype(numpy.float32).reshape(shape))
 
 
@@ -55,10 +59,19 @@ def logits(name):
         return model(name)(image).double().tolist()
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["weights"]:
-        from safetensors.torch import save_file
-
-        save_file(model(sys.argv[2]).state_dict(), sys.argv[3])
+def main(what="all", name=None, file=None):
+    if what == "weights":
+        safetensors.torch.save_file(model(name).state_dict(), file)
+    elif what == "same":
+        net, expected = getattr(torchvision.models, name)(num_classes=CLASSES), model(name).state_dict()
+        net.load_state_dict(safetensors.torch.load_file(file), strict=False)
+        same = all(torch.equal(value, expected[key]) for key, value in net.state_dict().items())
+        print("same" if same else "different")
+    elif what == "scores":
+        print(json.dumps(logits(name)))
     else:
         print(json.dumps({name: logits(name) for name in MODELS}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
