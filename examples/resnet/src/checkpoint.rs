@@ -88,7 +88,8 @@ pub(crate) fn load<E: Engine>(path: &Path, model: &mut Model<E>, optimizer: &mut
     let failed = |problem: String| format!("{}: {problem}", path.display());
     let tensors = SafeTensors::deserialize(&body).map_err(|error| failed(format!("no safetensors: {error}")))?;
     let values = read_weights(&tensors, "model.", model).map_err(failed)?;
-    let velocities = model.names().iter().map(|name| array(&tensors, "velocity.", name)).collect::<Result<_, _>>().map_err(failed)?;
+    let velocities =
+        model.names().iter().map(|name| array(&tensors, "velocity.", name)).collect::<Result<_, _>>().map_err(failed)?;
     set_weights(model, values);
     optimizer.velocities = velocities;
     Ok(())
@@ -99,7 +100,8 @@ pub(crate) fn state(path: &Path) -> Result<(State, [u8; 32]), String> {
     let body = body(path)?;
     let failed = |problem: &dyn std::fmt::Display| format!("{} has no state: {problem}", path.display());
     let (_, metadata) = SafeTensors::read_metadata(&body).map_err(|error| failed(&error))?;
-    let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(METADATA)).ok_or_else(|| failed(&"it is missing"))?;
+    let text =
+        metadata.metadata().as_ref().and_then(|metadata| metadata.get(METADATA)).ok_or_else(|| failed(&"it is missing"))?;
     let state = serde_json::from_str(text).map_err(|error| failed(&error))?;
     Ok((state, Sha256::digest(&body).into()))
 }
@@ -232,16 +234,8 @@ mod tests {
     fn what_is_saved_is_what_is_read() {
         let folder = folder("checkpoint");
         let path = place(&folder);
-        let state = State {
-            arch: "resnet20".to_owned(),
-            classes: 10,
-            image_size: 32,
-            seed: 5,
-            epoch: 2,
-            seen: 640,
-            step: 99,
-            best: 0.5,
-        };
+        let state =
+            State { arch: "resnet20".to_owned(), classes: 10, image_size: 32, seed: 5, epoch: 2, seen: 640, step: 99, best: 0.5 };
         let (mut saved, sgd) = model(1, 10);
         saved.buffers_mut()[3][1] = 0.75;
         save(&path, &state, &saved, &sgd).unwrap();

@@ -16,7 +16,11 @@ pub(crate) enum Event {
     Step(Step),
     Epoch(Epoch),
     /// Ranks were lost, and the others went on.
-    Shrink { step: u64, ranks: usize, reason: String },
+    Shrink {
+        step: u64,
+        ranks: usize,
+        reason: String,
+    },
 }
 
 /// The beginning of a run, and each time it is resumed.
@@ -120,7 +124,8 @@ impl Writer {
         let kept = if path.exists() { read(run)? } else { Vec::new() };
         let kept = kept.iter().filter(|event| event.step() <= step).map(line).collect::<Result<Vec<_>, _>>()?;
         write_whole(&path, &[kept.concat().as_bytes()])?;
-        let file = File::options().append(true).open(&path).map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
+        let file =
+            File::options().append(true).open(&path).map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
         Ok(Writer { path, file: BufWriter::new(file) })
     }
 

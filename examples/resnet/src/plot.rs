@@ -44,7 +44,8 @@ struct Panel {
 pub(crate) fn draw(folders: &[PathBuf], file: &Path) -> Result<(), String> {
     let mut runs = read_all(folders)?;
     runs.sort_by_key(|run| run.start.ranks);
-    let panels: Vec<Panel> = panels(&runs).into_iter().filter(|panel| panel.curves.iter().any(|curve| !curve.points.is_empty())).collect();
+    let panels: Vec<Panel> =
+        panels(&runs).into_iter().filter(|panel| panel.curves.iter().any(|curve| !curve.points.is_empty())).collect();
     if panels.is_empty() {
         return Err("there is nothing to draw: no run has made a step".to_owned());
     }
@@ -62,7 +63,8 @@ fn panels(runs: &[Run]) -> Vec<Panel> {
         };
         runs.iter().enumerate().map(curve).collect()
     };
-    let accuracies = of_runs(true, &|run| run.epochs.iter().map(|epoch| (epoch.epoch as f64, 100.0 * epoch.test_accuracy)).collect());
+    let accuracies =
+        of_runs(true, &|run| run.epochs.iter().map(|epoch| (epoch.epoch as f64, 100.0 * epoch.test_accuracy)).collect());
     let mut panels = vec![
         Panel { x: "epochs", y: "loss in training", curves: of_runs(false, &losses), from_zero: true },
         Panel { x: "epochs", y: "accuracy in tests, %", curves: accuracies, from_zero: false },
@@ -73,7 +75,8 @@ fn panels(runs: &[Run]) -> Vec<Panel> {
     };
     if runs.iter().any(|run| run.start.ranks != runs[0].start.ranks) {
         let ranks = |run: &Run| run.start.ranks as f64;
-        panels.push(by_ranks("seconds an epoch", runs.iter().filter_map(|run| Some((ranks(run), run.epoch_seconds()?))).collect()));
+        panels
+            .push(by_ranks("seconds an epoch", runs.iter().filter_map(|run| Some((ranks(run), run.epoch_seconds()?))).collect()));
         let efficiencies = runs.iter().filter_map(|run| Some((ranks(run), efficiency(runs, run)?))).collect();
         panels.push(by_ranks("scaling efficiency", efficiencies));
     }
@@ -152,7 +155,8 @@ where
     }
     if panel.curves.len() > 1 {
         // Losses fall and leave room at the top, what rises leaves it at the bottom.
-        let falls = panel.curves.iter().any(|curve| curve.points.first().map(|point| point.1) > curve.points.last().map(|point| point.1));
+        let falls =
+            panel.curves.iter().any(|curve| curve.points.first().map(|point| point.1) > curve.points.last().map(|point| point.1));
         let corner = if falls { SeriesLabelPosition::UpperRight } else { SeriesLabelPosition::LowerRight };
         chart.configure_series_labels().position(corner).background_style(WHITE.mix(0.9)).border_style(BLACK.mix(0.3)).draw()?;
     }

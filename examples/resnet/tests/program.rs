@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(120);
 
 /// A small net's small run: twelve steps an epoch, each with a checkpoint.
-const SMALL: &str = "--shapes --images 96 -a resnet20 --image-size 8 -b 8 --lr 0.02 --lr-decay cosine -j 2 -p 1 --threads 1 --seed 5";
+const SMALL: &str =
+    "--shapes --images 96 -a resnet20 --image-size 8 -b 8 --lr 0.02 --lr-decay cosine -j 2 -p 1 --threads 1 --seed 5";
 
 struct Folder(PathBuf);
 
@@ -165,7 +166,8 @@ fn mistakes_are_named_and_nothing_hangs() {
         let error = fail(line);
         assert!(hints.iter().all(|hint| error.contains(hint)), "{line}: {error}");
     }
-    let (run, error) = (folder.join("diverged"), fail(&format!("{SMALL} --lr 1e30 --epochs 1 --output {}", folder.join("diverged"))));
+    let (run, error) =
+        (folder.join("diverged"), fail(&format!("{SMALL} --lr 1e30 --epochs 1 --output {}", folder.join("diverged"))));
     assert!(error.contains("the loss is") && error.contains("--lr"), "{run}: {error}");
 }
 
@@ -183,7 +185,8 @@ fn a_damaged_image_is_named() {
         }
     }
     std::fs::write(folder.0.join("train/b/3.png"), "damaged").unwrap();
-    let error = fail(&format!("{} -a resnet20 --image-size 8 -b 8 --nproc 2 --output {}", folder.0.display(), folder.join("run")));
+    let error =
+        fail(&format!("{} -a resnet20 --image-size 8 -b 8 --nproc 2 --output {}", folder.0.display(), folder.join("run")));
     assert!(error.contains("train/b/3.png"), "{error}");
 }
 
@@ -209,6 +212,34 @@ mod killed {
         let mut z = time.as_nanos() as u64;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (z ^ (z >> 31)) % below
+    }
+
+    #[test]
+    fn with_elastic_the_ranks_that_are_left_go_on() {
+        let folder = Folder::new("elastic");
+        let run = folder.join("run");
+        // The first rank is the one that writes.
+        for killed in [1, 0] {
+            let _ = std::fs::remove_dir_all(&run);
+            let command = resnet(&format!("{SMALL} -b 12 --epochs 40 --nproc 3 --elastic --output {run}"));
+            let mut launcher = { command }.spawn().unwrap();
+            let metrics = Path::new(&run).join("metrics.jsonl");
+            let began = Instant::now();
+            // In the middle of the second epoch, as a rule.
+            while std::fs::read_to_string(&metrics).map_or(0, |text| text.matches("\"step\"").count()) < 20 {
+                assert!(began.elapsed() < LONG && launcher.try_wait().unwrap().is_none());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            kill(ranks(launcher.id())[killed]);
+            let output = launcher.wait_with_output().unwrap();
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+            let said = text(&output.stdout);
+            assert!(said.contains("2 of 3 ranks go on") && said.contains("epoch 40/40 in"), "{said}");
+            let events = std::fs::read_to_string(&metrics).unwrap();
+            assert_eq!(events.matches("\"kind\":\"shrink\"").count(), 1);
+            assert_eq!(events.matches("\"kind\":\"epoch\"").count(), 40);
+        }
     }
 
     #[test]

@@ -38,7 +38,11 @@ impl Cifar {
         for path in files {
             let bytes = fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
             if bytes.len() % RECORD != 0 || bytes.is_empty() {
-                return Err(format!("{} has {} bytes, which are not records of {RECORD}: it is damaged", path.display(), bytes.len()));
+                return Err(format!(
+                    "{} has {} bytes, which are not records of {RECORD}: it is damaged",
+                    path.display(),
+                    bytes.len()
+                ));
             }
             if let Some(at) = bytes.iter().step_by(RECORD).position(|&label| label as usize >= CLASSES) {
                 return Err(format!("{} has class {} at image {at}: it is damaged", path.display(), bytes[at * RECORD]));

@@ -42,16 +42,16 @@ pub(crate) struct Shapes {
 type Inside = fn(f64, f64) -> bool;
 
 const SHAPES: [Inside; 10] = [
-    |x, y| x.hypot(y) < 1.0,                                                // disc
-    |x, y| (0.55..1.0).contains(&x.hypot(y)),                               // ring
-    |x, y| x.abs().max(y.abs()) < 0.9,                                      // square
-    |x, y| (0.5..0.95).contains(&x.abs().max(y.abs())),                     // frame
-    |x, y| y < 0.8 && y > -0.9 + 2.0 * x.abs(),                             // triangle
-    |x, y| x.abs().min(y.abs()) < 0.28 && x.abs().max(y.abs()) < 1.0,       // plus
-    |x, y| (x.abs() - y.abs()).abs() < 0.35 && x.abs().max(y.abs()) < 0.95, // cross
+    |x, y| x.hypot(y) < 1.0,                                                  // disc
+    |x, y| (0.55..1.0).contains(&x.hypot(y)),                                 // ring
+    |x, y| x.abs().max(y.abs()) < 0.9,                                        // square
+    |x, y| (0.5..0.95).contains(&x.abs().max(y.abs())),                       // frame
+    |x, y| y < 0.8 && y > -0.9 + 2.0 * x.abs(),                               // triangle
+    |x, y| x.abs().min(y.abs()) < 0.28 && x.abs().max(y.abs()) < 1.0,         // plus
+    |x, y| (x.abs() - y.abs()).abs() < 0.35 && x.abs().max(y.abs()) < 0.95,   // cross
     |x, y| x.abs() < 1.0 && y.abs() < 1.0 && (y * 2.5).rem_euclid(2.0) < 1.0, // stripes across
     |x, y| x.abs() < 1.0 && y.abs() < 1.0 && (x * 2.5).rem_euclid(2.0) < 1.0, // stripes upright
-    |x, y| x.abs() + y.abs() < 1.0,                                         // diamond
+    |x, y| x.abs() + y.abs() < 1.0,                                           // diamond
 ];
 
 const SIZE: u32 = 32;

@@ -102,18 +102,16 @@ impl Engine for Flex {
     }
 }
 
-/// Copies a strided tensor into rows.
+/// Copies a strided tensor into rows. What is one run of memory, as a convolution's 3 x 3, is copied as such.
 fn gather(from: &[f32], at: usize, shape: &[usize], strides: &[isize], into: &mut [f32]) {
     let Some((&count, inner)) = shape.split_first() else {
         into[0] = from[at];
         return;
     };
-    // The rest of the dimensions may be one run of memory.
     let rows = inner.iter().product::<usize>();
-    let is_run = shape.iter().zip(strides).rev().try_fold(1, |run, (&len, &stride)| (len == 1 || stride == run).then_some(run * len as isize));
-    if is_run.is_some() {
-        let run = &from[at..at + into.len()];
-        into.iter_mut().zip(run).for_each(|(to, from)| *to = *from);
+    let run = |run, (&len, &stride): (&usize, &isize)| (len == 1 || stride == run).then_some(run * len as isize);
+    if shape.iter().zip(strides).rev().try_fold(1, run).is_some() {
+        into.copy_from_slice(&from[at..at + into.len()]);
     } else if rows == 1 {
         for (i, to) in into.iter_mut().enumerate().take(count) {
             *to = from[at.wrapping_add_signed(i as isize * strides[0])];

@@ -96,7 +96,16 @@ impl Engine for Torch {
 
     fn batch_norm_by(&self, x: Handle, scale: Handle, shift: Handle, [mean, variance]: [Handle; 2]) -> Handle {
         let is_cudnn_allowed = true;
-        Handle(x.0.batch_norm(Some(scale.0), Some(shift.0), Some(mean.0), Some(variance.0), false, 0.0, EPSILON, is_cudnn_allowed))
+        Handle(x.0.batch_norm(
+            Some(scale.0),
+            Some(shift.0),
+            Some(mean.0),
+            Some(variance.0),
+            false,
+            0.0,
+            EPSILON,
+            is_cudnn_allowed,
+        ))
     }
 
     fn relu(&self, x: Handle) -> Handle {

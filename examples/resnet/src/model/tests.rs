@@ -38,7 +38,10 @@ fn models_are_as_large_as_in_torchvision_and_in_the_paper() {
     // ResNet-n of the paper's section 4.2 has 6 n + 2 layers.
     let (_, names, buffers) = build::segments(&ResNet20.shape(), 10);
     assert_eq!(names.iter().filter(|name| name.shape.len() > 1).count(), 20);
-    assert_eq!((&names[0].name[..], &names[3].name[..], &buffers[0].name[..]), ("conv1.weight", "layer1.0.conv1.weight", "bn1.running_mean"));
+    assert_eq!(
+        (&names[0].name[..], &names[3].name[..], &buffers[0].name[..]),
+        ("conv1.weight", "layer1.0.conv1.weight", "bn1.running_mean")
+    );
 }
 
 #[test]

@@ -95,7 +95,8 @@ fn weights_that_torchvision_wrote_are_read_and_ours_by_torchvision() {
     }
     // The committed scores are what this torchvision gives.
     let again: serde_json::Value = serde_json::from_str(&run(&["scores", "resnet18"])).unwrap();
-    let committed: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(folder().join("logits.json")).unwrap()).unwrap();
+    let committed: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(folder().join("logits.json")).unwrap()).unwrap();
     for (a, b) in again.as_array().unwrap().iter().zip(committed["resnet18"].as_array().unwrap()) {
         for (a, b) in a.as_array().unwrap().iter().zip(b.as_array().unwrap()) {
             assert!((a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-3);

@@ -46,7 +46,13 @@ impl Window {
     fn of(fields: &[f64]) -> Window {
         Window {
             outcome: Outcome { loss: fields[0], correct: fields[1], images: fields[2] },
-            times: Times { all: fields[3], loading: fields[4], waiting: fields[5], communicated: fields[6], overlapped: fields[7] },
+            times: Times {
+                all: fields[3],
+                loading: fields[4],
+                waiting: fields[5],
+                communicated: fields[6],
+                overlapped: fields[7],
+            },
         }
     }
 

@@ -1,5 +1,6 @@
 //! One rank's training.
 
+mod elastic;
 mod epoch;
 mod setup;
 #[cfg(test)]
@@ -118,8 +119,10 @@ impl<E: Engine> Run<'_, E> {
             return Ok(());
         }
         while self.state.epoch < self.args.epochs {
-            self.steps()?;
-            self.finish_epoch()?;
+            match self.steps().and_then(|()| self.finish_epoch()) {
+                Err(Failure::Communication(failure)) if self.args.elastic => self.go_on(failure)?,
+                other => other?,
+            }
         }
         if let (Some(_), Some(plot)) = (&self.output, &self.args.plot) {
             crate::plot::draw(std::slice::from_ref(&self.folder), plot)?;

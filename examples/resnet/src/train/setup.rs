@@ -121,7 +121,23 @@ impl<'a, E: Engine> Run<'a, E> {
         let transform = Transform { size: args.size(), augmentation: args.augmentation() };
         let workers = args.workers.div_ceil(local);
         let (train, test) = (Arc::from(train), Arc::from(test));
-        Ok(Run { args, comm, reducer, model, optimizer, rate, state, batch, workers, train, test, transform, folder, output, so_far: SoFar::default() })
+        Ok(Run {
+            args,
+            comm,
+            reducer,
+            model,
+            optimizer,
+            rate,
+            state,
+            batch,
+            workers,
+            train,
+            test,
+            transform,
+            folder,
+            output,
+            so_far: SoFar::default(),
+        })
     }
 }
 
@@ -184,10 +200,8 @@ pub(super) fn reducer<E: Engine>(args: &TrainArgs, comm: &Communicator, model: &
     let describe = |names: &[Name]| -> Vec<Parameter> {
         names.iter().map(|name| Parameter::new(name.name.clone(), name.shape.clone(), DType::F32)).collect()
     };
-    let builder = Reducer::builder()
-        .parameters(describe(model.names()))
-        .buffers(describe(model.buffer_names()))
-        .overlap(!args.no_overlap);
+    let builder =
+        Reducer::builder().parameters(describe(model.names())).buffers(describe(model.buffer_names())).overlap(!args.no_overlap);
     let builder = match args.compress {
         Compression::None => builder,
         Compression::F16 => builder.hook(Compress::f16()),
@@ -250,5 +264,8 @@ fn begin(args: &TrainArgs, start: Start, folder: &Path) -> Result<Output, Failur
 /// A folder below `runs/` that is not there yet.
 fn unused(name: &str) -> PathBuf {
     let with = |suffix: String| Path::new("runs").join(format!("{name}{suffix}"));
-    (1..).map(|i| if i == 1 { with(String::new()) } else { with(format!("-run{i}")) }).find(|folder| !folder.exists()).unwrap_or_default()
+    (1..)
+        .map(|i| if i == 1 { with(String::new()) } else { with(format!("-run{i}")) })
+        .find(|folder| !folder.exists())
+        .unwrap_or_default()
 }

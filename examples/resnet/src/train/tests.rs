@@ -94,7 +94,7 @@ fn gradients_and_losses_are_the_same_however_many_ranks_and_parameters_are_bit_e
 #[test]
 fn ranks_start_with_the_weights_of_rank_0() {
     let (args, folder) = arguments("start", "");
-    let ranks = on_ranks(3, |comm| {
+    let ranks = on_ranks(4, |comm| {
         // Each would draw others.
         let args = TrainArgs { seed: Some(comm.rank() as u64), ..args.clone() };
         bits(&Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}")))
