@@ -75,13 +75,13 @@ impl Dataset for Shapes {
         let (mut shape, ground) = (colour(), colour());
         // What differs little from its ground is made brighter or darker.
         let contrast = shape.iter().zip(&ground).map(|(a, b)| (a - b).abs()).sum::<f64>();
-        if contrast < 90.0 {
-            shape = ground.map(|value| if value < 127.0 { value + 60.0 } else { value - 60.0 });
+        if contrast < 150.0 {
+            shape = ground.map(|value| if value < 127.0 { value + 70.0 } else { value - 70.0 });
         }
         let image = RgbImage::from_fn(SIZE, SIZE, |x, y| {
             let (x, y) = ((x as f64 + 0.5 - x0) / radius, (y as f64 + 0.5 - y0) / radius);
             let colour = if SHAPES[label](x, y) { shape } else { ground };
-            Rgb(colour.map(|value| (value + random.between(-35.0, 35.0)).clamp(0.0, 255.0) as u8))
+            Rgb(colour.map(|value| (value + random.between(-20.0, 20.0)).clamp(0.0, 255.0) as u8))
         });
         Ok((image, label))
     }

@@ -9,13 +9,13 @@ fn batch(images: usize, size: usize) -> Batch {
     Batch { pixels, labels: (0..images).map(|image| image % 10).collect(), height: size, width: size }
 }
 
-fn gradients_of(model: &mut Model<Flex>, images: usize, size: usize) -> Vec<Vec<f32>> {
+fn gradients_of<E: Engine>(model: &mut Model<E>, images: usize, size: usize) -> Vec<Vec<f32>> {
     let batch = batch(images, size);
     let labels = batch.labels.clone();
     let mut gradients: Vec<Vec<f32>> = model.names().iter().map(|name| vec![f32::NAN; name.count()]).collect();
     let mut order = Vec::new();
     let loss = |scores: &[f32]| crate::loss::cross_entropy(scores, &labels).1;
-    let ready = |number: usize, gradient: Gradient<'_, Flex>| {
+    let ready = |number: usize, gradient: Gradient<'_, E>| {
         order.push(number);
         gradient.read(&mut gradients[number]);
         Ok::<_, ()>(())
@@ -115,5 +115,32 @@ fn running_statistics_approach_those_of_the_batches() {
         let variance = of_channel.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / 255.0;
         assert!((statistics[0][channel] as f64 - mean).abs() < 1e-2, "{} {mean}", statistics[0][channel]);
         assert!((statistics[1][channel] as f64 / variance - 1.0).abs() < 1e-2, "{} {variance}", statistics[1][channel]);
+    }
+}
+
+/// The other engine computes the same, up to rounding.
+#[cfg(feature = "tch")]
+#[test]
+fn engines_agree() {
+    use crate::engine::Torch;
+    for (architecture, size) in [(Architecture::ResNet20, 16), (Architecture::ResNet18, 64)] {
+        let mut flex = Model::new(Flex, &architecture.shape(), 10, 1);
+        let mut torch = Model::new(Torch::new(None, 2).unwrap(), &architecture.shape(), 10, 1);
+        let close = |a: &[f32], b: &[f32], what: &str| {
+            let largest = a.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+            let difference = a.iter().zip(b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+            assert!(difference <= 2e-3 * largest, "{architecture:?}, {what}: {difference} of {largest}");
+        };
+        let gradients = [gradients_of(&mut flex, 8, size), gradients_of(&mut torch, 8, size)];
+        for (i, name) in flex.names().iter().enumerate() {
+            close(&gradients[0][i], &gradients[1][i], &name.name);
+        }
+        for (i, name) in flex.buffer_names().iter().enumerate() {
+            close(&flex.buffers()[i], &torch.buffers()[i], &name.name);
+        }
+        close(&flex.evaluate(batch(8, size)), &torch.evaluate(batch(8, size)), "scores");
+        let before = torch.parameter(0);
+        torch.change(0, |values| values[1] += 0.5);
+        assert_eq!(torch.parameter(0)[1], before[1] + 0.5);
     }
 }

@@ -27,7 +27,7 @@ const NOISE: usize = 1_281_167;
 pub(super) fn connect(args: &TrainArgs) -> Result<Communicator, String> {
     let mut builder = Communicator::builder();
     // With --nproc these count nodes, and the launcher has told this rank its number.
-    if crate::launch::ranks(args).is_none() && args.nproc.is_none() && !args.multiprocessing_distributed {
+    if args.nproc.is_none() && !args.multiprocessing_distributed {
         match (args.rank, args.world_size) {
             (Some(rank), Some(world)) => builder = builder.rank(rank).world_size(world),
             (None, None) => {}
