@@ -31,7 +31,8 @@ fn label((section, index): (u32, u32)) -> String {
 }
 
 fn listing(builder: &ReducerBuilder) -> Listing {
-    let ReducerBuilder { parameters, buffers, bucket_bytes, first_bucket_bytes, unused, uneven, overlap: _, rebuild, hook } = builder;
+    let ReducerBuilder { parameters, buffers, bucket_bytes, first_bucket_bytes, unused, uneven, overlap: _, rebuild, hook } =
+        builder;
     let entries = |section, list: &[super::Parameter]| {
         let texts = list.iter().enumerate().map(move |(index, entry)| ((section, index as u32), entry.to_string()));
         texts.collect::<Vec<_>>()
@@ -111,8 +112,8 @@ fn broadcast(comm: &Communicator, mine: Vec<u8>, root: Rank) -> Result<Vec<u8>> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
     use crate::ddp::Parameter;
+    use crate::types::DType;
 
     #[test]
     fn listings_survive_the_wire() {

@@ -1,16 +1,14 @@
 //! What the threads that make gradients and the thread that reduces them share.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::buckets::Buckets;
 use super::builder::{Uneven, Unused};
-use super::layout::Place;
 use super::parameter::Parameter;
-use super::statistics::{BucketStatistics, StepStatistics};
+use super::state::{Gradient, Job, Phase, State, Task};
+use super::statistics::StepStatistics;
 use crate::comm::Communicator;
 use crate::error::{Error, ReducerProblem, Result};
 use crate::types::Element;
@@ -28,81 +26,6 @@ pub(super) struct Core {
     changed: Condvar,
 }
 
-/// Where the reducer is in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Between steps: nothing is in flight, and gradients may be read.
-    Between,
-    /// Within one: gradients are written and made ready.
-    Open {
-        /// Whether they are reduced, or only accumulated.
-        syncs: bool,
-    },
-    /// In `finish()`.
-    Ending,
-}
-
-/// Where a parameter's gradient is in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gradient {
-    /// Not there yet.
-    Awaited,
-    /// Somebody is writing it.
-    Lent,
-    Ready,
-    /// There will be none: it counts as zeros.
-    Unused,
-}
-
-/// What the reducer's thread does.
-pub(super) enum Job {
-    /// Tells the other ranks that this one makes a step, and hears who does.
-    Announce,
-    Bucket(usize),
-    /// Finds out which parameters any rank used.
-    Used(Vec<bool>),
-}
-
-/// A job, and what it needs.
-pub(super) struct Task {
-    pub(super) job: Job,
-    pub(super) buckets: Arc<Buckets>,
-    /// Steps that were reduced before.
-    pub(super) step: u64,
-    /// How many ranks make this one.
-    pub(super) active: usize,
-}
-
-pub(super) struct State {
-    pub(super) buckets: Arc<Buckets>,
-    pub(super) phase: Phase,
-    pub(super) gradients: Vec<Gradient>,
-    /// For each bucket, how many of its gradients are awaited.
-    awaited: Vec<usize>,
-    /// How many buckets have been given to the thread: only in their order.
-    launched: usize,
-    /// Whether the gradients hold what steps that were not synchronised left there.
-    pub(super) accumulated: bool,
-    /// The parameters in the order in which they became ready.
-    pub(super) arrivals: Vec<usize>,
-    /// Parameters that the first step did not use, where all steps are alike.
-    idle: Option<Vec<bool>>,
-    /// Parameters that this rank used since gradients were last reduced.
-    used: Vec<bool>,
-    /// Those that any rank used, where ranks tell each other.
-    pub(super) used_by_any: Option<Vec<bool>>,
-    /// Which ranks make this step, or made the last.
-    pub(super) active: Vec<bool>,
-    /// Steps that were reduced.
-    pub(super) steps: u64,
-    jobs: VecDeque<Job>,
-    is_working: bool,
-    is_closed: bool,
-    failure: Option<Error>,
-    began: Instant,
-    pub(super) statistics: StepStatistics,
-}
-
 impl Core {
     pub(super) fn new(
         comm: Communicator,
@@ -110,27 +33,7 @@ impl Core {
         (unused, uneven, overlap): (Unused, Uneven, bool),
         buckets: Buckets,
     ) -> Core {
-        let (count, world) = (parameters.len(), comm.world_size());
-        let state = State {
-            buckets: Arc::new(buckets),
-            phase: Phase::Between,
-            gradients: vec![Gradient::Awaited; count],
-            awaited: Vec::new(),
-            launched: 0,
-            accumulated: false,
-            arrivals: Vec::new(),
-            idle: None,
-            used: vec![false; count],
-            used_by_any: None,
-            active: vec![true; world],
-            steps: 0,
-            jobs: VecDeque::new(),
-            is_working: false,
-            is_closed: false,
-            failure: None,
-            began: Instant::now(),
-            statistics: StepStatistics::default(),
-        };
+        let state = State::new(parameters.len(), comm.world_size(), buckets);
         Core { comm, parameters, unused, uneven, overlap, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -167,27 +70,7 @@ impl Core {
     pub(super) fn open(&self, syncs: bool, active: Option<Vec<bool>>) -> Result<()> {
         let mut state = self.between("begin")?;
         let state = &mut *state;
-        state.phase = Phase::Open { syncs };
-        state.began = Instant::now();
-        state.gradients.fill(Gradient::Awaited);
-        state.awaited = state.buckets.layout.buckets.iter().map(|bucket| bucket.members.len()).collect();
-        state.launched = 0;
-        state.arrivals.clear();
-        if !state.accumulated {
-            state.used.fill(false);
-        }
-        let unstarted = |bucket: &Place| BucketStatistics {
-            bytes: bucket.bytes.len(),
-            dtype: bucket.dtype,
-            parameters: bucket.members.len(),
-            ready: Duration::ZERO,
-            started: Duration::ZERO,
-            ended: Duration::ZERO,
-        };
-        state.statistics = StepStatistics::default();
-        if syncs {
-            state.statistics.buckets = state.buckets.layout.buckets.iter().map(unstarted).collect();
-        }
+        state.begin(syncs);
         match active {
             Some(active) => state.active = active,
             None if syncs && self.uneven != Uneven::No => state.jobs.push_back(Job::Announce),
@@ -256,6 +139,10 @@ impl Core {
         }
     }
 
+    pub(super) fn address(&self, index: usize) -> *mut u8 {
+        self.state.lock().buckets.gradient(index).0
+    }
+
     pub(super) fn accumulates(&self) -> bool {
         self.state.lock().accumulated
     }
@@ -283,7 +170,6 @@ impl Core {
     /// Ends a step: waits until all buckets have been reduced, if it synchronises.
     pub(super) fn close(&self) -> Result<()> {
         let (mut state, syncs) = self.within("finish")?;
-        state.phase = Phase::Ending;
         let is_missing = |gradient: &Gradient| matches!(gradient, Gradient::Awaited | Gradient::Lent);
         let missing: Vec<usize> = (0..self.parameters.len()).filter(|&index| is_missing(&state.gradients[index])).collect();
         let is_first = self.unused == Unused::Static && state.idle.is_none();
@@ -295,6 +181,7 @@ impl Core {
             return Err(self.fail_with(&mut state, problem.into()));
         }
         missing.into_iter().for_each(|index| state.settle(index, Gradient::Unused));
+        state.phase = Phase::Ending;
         if !syncs {
             state.accumulated = true;
             state.phase = Phase::Between;
@@ -387,31 +274,5 @@ impl Core {
 impl std::fmt::Debug for Core {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Core").finish_non_exhaustive()
-    }
-}
-
-impl State {
-    fn settle(&mut self, index: usize, gradient: Gradient) {
-        if gradient == Gradient::Unused {
-            if !self.accumulated {
-                // SAFETY: it was awaited, so nobody has a view of it, and its bucket has not been launched.
-                unsafe { self.buckets.zero(index) };
-            }
-        } else {
-            self.used[index] = true;
-            self.arrivals.push(index);
-        }
-        self.gradients[index] = gradient;
-        let bucket = self.buckets.layout.places[index].0;
-        self.awaited[bucket] -= 1;
-        if self.awaited[bucket] == 0
-            && let Some(statistics) = self.statistics.buckets.get_mut(bucket)
-        {
-            statistics.ready = self.began.elapsed();
-        }
-    }
-
-    pub(super) fn bucket_ended(&mut self, index: usize) {
-        self.statistics.buckets[index].ended = self.began.elapsed();
     }
 }

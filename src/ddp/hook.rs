@@ -73,7 +73,7 @@ macro_rules! with_float {
         }
     };
 }
-pub(super) use with_float;
+pub(crate) use with_float;
 
 impl<'a> Bucket<'a> {
     /// Its place among the buckets, in the order in which they are launched.
@@ -115,6 +115,11 @@ impl<'a> Bucket<'a> {
         // SAFETY: the bytes are borrowed mutably, start at a multiple of the largest element's size, and are elements of this type,
         // every pattern of whose bits is a value.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.elements.as_mut_ptr().cast(), self.count()) })
+    }
+
+    /// Where the elements are.
+    pub(crate) fn address(&mut self) -> *mut u8 {
+        self.elements.as_mut_ptr()
     }
 
     /// Averages it over all ranks, in place. The division is part of the reduction's pass over memory.

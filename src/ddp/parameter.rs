@@ -74,6 +74,18 @@ pub struct TensorMut<'a> {
     borrowed: PhantomData<&'a mut [u8]>,
 }
 
+impl TensorMut<'_> {
+    /// The values of a parameter at an address.
+    ///
+    /// # Safety
+    ///
+    /// As for a mutable slice of as many elements; what a `bool` holds may be anything.
+    pub(crate) unsafe fn at(address: *mut u8, parameter: &Parameter) -> Self {
+        let memory = ChunkMut { ptr: address, len: parameter.bytes() };
+        TensorMut { dtype: parameter.dtype, count: parameter.count(), memory, borrowed: PhantomData }
+    }
+}
+
 impl<'a, T: Element> From<&'a mut [T]> for TensorMut<'a> {
     fn from(values: &'a mut [T]) -> TensorMut<'a> {
         TensorMut { dtype: T::DTYPE, count: values.len(), memory: ChunkMut::of(values), borrowed: PhantomData }

@@ -151,7 +151,8 @@ impl PowerSgd {
             // From zeros no power iteration comes back: a gradient that was zero, or of lower rank, gets a new direction.
             for (row, direction) in factor.q.chunks_exact_mut(matrix.columns).enumerate() {
                 if direction.iter().all(|&number| number == 0.0) {
-                    direction.copy_from_slice(&matrix::random(matrix.columns, seed(matrix.parameter, step) ^ (row as u64 + 1) << 48));
+                    direction
+                        .copy_from_slice(&matrix::random(matrix.columns, seed(matrix.parameter, step) ^ (row as u64 + 1) << 48));
                 }
             }
         }

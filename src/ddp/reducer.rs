@@ -221,33 +221,40 @@ impl Reducer {
     ///
     /// All ranks call it when they have no more input; it returns when all have. Needs [`ReducerBuilder::uneven`].
     pub fn join(&mut self, mut after_step: impl FnMut(&mut Reducer) -> Result<()>) -> Result<Joined> {
+        let mut steps = 0;
+        while self.join_step()? {
+            steps += 1;
+            after_step(self)?;
+        }
+        let last = self.core.between("join")?.active.iter().position(|&active| active).unwrap_or(0);
+        Ok(Joined { steps, last })
+    }
+
+    /// Takes part in one step of those that have input; false if none has any more.
+    pub(crate) fn join_step(&mut self) -> Result<bool> {
         if self.core.uneven == Uneven::No {
             let why = "the reducer was built for ranks that make equally many steps; choose another Uneven";
             return Err(ReducerProblem::Moment { call: "join", why }.into());
         }
-        let mut steps = 0;
         loop {
             drop(self.core.between("join")?);
             self.rebuild_if_due()?;
             let (intent, active) = self.or_fail(self.core.meet(Intent::Joined))?;
             match intent {
-                Intent::Joined => break,
+                Intent::Joined => return Ok(false),
                 Intent::Step => {
                     self.core.open(true, Some(active))?;
                     self.core.settle_nothing();
                     self.core.close()?;
-                    steps += 1;
-                    after_step(self)?;
+                    return Ok(true);
                 }
                 // What fails for the others before it starts is no failure here.
                 _ => match self.exchange_among(intent, None, &active) {
-                    Err(error) if matches!(error, Error::Reducer { .. }) => {}
+                    Err(Error::Reducer { .. }) => {}
                     result => result?,
                 },
             }
         }
-        let last = self.core.between("join")?.active.iter().position(|&active| active).unwrap_or(0);
-        Ok(Joined { steps, last })
     }
 
     /// Makes the buckets anew after the first step, in the order in which gradients arrived on rank 0. Gradients that are being

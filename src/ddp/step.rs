@@ -4,10 +4,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::buckets::Buckets;
-use super::core::{Core, Gradient};
+use super::core::Core;
 use super::gather;
 use super::hook::with_float;
+use super::parameter::Parameter;
 use super::reducer::Reducer;
+use super::state::Gradient;
 use crate::error::{ReducerProblem, Result};
 use crate::types::Element;
 
@@ -29,10 +31,7 @@ impl Step<'_> {
     /// [`ReducerProblem::NoParameter`], [`ReducerProblem::Elements`] if it has elements of another type,
     /// [`ReducerProblem::Lent`] if there is a view of it, [`ReducerProblem::Twice`] if it is ready.
     pub fn view<T: Element>(&self, parameter: usize) -> Result<View<'_, T>> {
-        let core = &*self.reducer.core;
-        let (buckets, accumulates) = core.lend::<T>(parameter)?;
-        let (address, len) = buckets.gradient(parameter);
-        Ok(View { core, index: parameter, elements: address.cast(), count: len / size_of::<T>(), accumulates, _buckets: buckets })
+        self.reducer.core.view(parameter)
     }
 
     /// Copies a gradient that lies elsewhere to its place, and makes it ready. Adds it to what is there after steps that were not
@@ -42,11 +41,7 @@ impl Step<'_> {
     ///
     /// Those of [`Step::view`]; [`ReducerProblem::Length`] if there are not as many elements.
     pub fn put<T: Element>(&self, parameter: usize, gradient: &[T]) -> Result<()> {
-        self.reducer.core.parameter(parameter)?.expect_count(gradient.len())?;
-        let mut view = self.view::<T>(parameter)?;
-        let accumulates = view.accumulates;
-        with_float!(T::DTYPE, F => gather::contiguous(same::<T, F>(gradient), same_mut::<T, F>(&mut view), accumulates));
-        view.ready()
+        self.reducer.core.put(parameter, gradient)
     }
 
     /// As [`Step::put`], for a gradient whose elements lie otherwise in memory, as those of a permuted view: that of the
@@ -57,25 +52,7 @@ impl Step<'_> {
     /// Those of [`Step::view`]; [`ReducerProblem::Length`] if there is not one stride for each dimension, or the last element is
     /// beyond the memory.
     pub fn put_strided<T: Element>(&self, parameter: usize, memory: &[T], strides: &[usize]) -> Result<()> {
-        let described = self.reducer.core.parameter(parameter)?;
-        let length = |what: &str, expected, given| ReducerProblem::Length {
-            name: format!("{what} of {}", described.name),
-            expected,
-            given,
-        };
-        if strides.len() != described.shape.len() {
-            return Err(length("the strides", described.shape.len(), strides.len()).into());
-        }
-        let span = gather::span(&described.shape, strides);
-        if span.is_none_or(|span| span > memory.len()) {
-            return Err(length("the memory", span.unwrap_or(usize::MAX), memory.len()).into());
-        }
-        let mut view = self.view::<T>(parameter)?;
-        let accumulates = view.accumulates;
-        with_float!(T::DTYPE, F => {
-            gather::strided(same::<T, F>(memory), &described.shape, strides, same_mut::<T, F>(&mut view), accumulates);
-        });
-        view.ready()
+        self.reducer.core.put_strided(parameter, memory, strides)
     }
 
     /// Says that a gradient is where its view was, or its pointer in C. From any thread; if that fills the bucket whose turn it is,
@@ -124,6 +101,41 @@ impl Drop for Step<'_> {
         if self.reducer.core.is_open() {
             self.reducer.core.fail(ReducerProblem::Moment { call: "step", why: "it was dropped without finish()" }.into());
         }
+    }
+}
+
+/// What threads do in a step, whoever keeps them within it.
+impl Core {
+    fn view<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
+        let (buckets, accumulates) = self.lend::<T>(index)?;
+        let (address, len) = buckets.gradient(index);
+        Ok(View { core: self, index, elements: address.cast(), count: len / size_of::<T>(), accumulates, _buckets: buckets })
+    }
+
+    pub(super) fn put<T: Element>(&self, index: usize, gradient: &[T]) -> Result<()> {
+        self.parameter(index)?.expect_count(gradient.len())?;
+        let mut view = self.view::<T>(index)?;
+        let adds = view.accumulates;
+        with_float!(T::DTYPE, F => gather::contiguous(same::<T, F>(gradient), same_mut::<T, F>(&mut view), adds));
+        view.ready()
+    }
+
+    pub(super) fn put_strided<T: Element>(&self, index: usize, memory: &[T], strides: &[usize]) -> Result<()> {
+        let Parameter { name, shape, .. } = self.parameter(index)?;
+        let refuse = |what: &str, expected, given| ReducerProblem::Length { name: format!("{what} of {name}"), expected, given };
+        if strides.len() != shape.len() {
+            return Err(refuse("the strides", shape.len(), strides.len()).into());
+        }
+        let span = gather::span(shape, strides);
+        if span.is_none_or(|span| span > memory.len()) {
+            return Err(refuse("the memory", span.unwrap_or(usize::MAX), memory.len()).into());
+        }
+        let mut view = self.view::<T>(index)?;
+        let adds = view.accumulates;
+        with_float!(T::DTYPE, F => {
+            gather::strided(same::<T, F>(memory), shape, strides, same_mut::<T, F>(&mut view), adds);
+        });
+        view.ready()
     }
 }
 

@@ -4,9 +4,10 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use super::builder::Uneven;
-use super::core::{Core, Job, Task};
+use super::core::Core;
 use super::float::scale;
 use super::hook::{Bucket, Hook, with_float};
+use super::state::{Job, Task};
 use super::tensors::Intent;
 use crate::error::{ReducerProblem, Result};
 

@@ -51,7 +51,7 @@ pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 
-/// A reducer was used as it cannot be, or ranks gave it different parameters. Communicators stay as usable as before.
+/// A reducer was used as it cannot be, or ranks gave it different parameters. Communicators stay as usable as they were.
 pub const KOLO_ERR_REDUCER: kolo_result_t = 19;
 
 /// What a rank did that failed.
