@@ -327,11 +327,14 @@ typedef struct kolo_step_stats_t {
 // A defect of kolo. The communicator is ended.
 #define KOLO_ERR_INTERNAL 17
 
+// The survivors of a failure went on without this rank, which came too late.
+#define KOLO_ERR_EXCLUDED 19
+
 // No error: the operation has not ended yet.
 #define KOLO_IN_PROGRESS 18
 
 // A reducer was used as it cannot be, or ranks gave it different parameters. Communicators stay as usable as they were.
-#define KOLO_ERR_REDUCER 19
+#define KOLO_ERR_REDUCER 20
 
 // The error is about no rank's failure.
 #define KOLO_CAUSE_NONE 0
@@ -569,6 +572,15 @@ kolo_result_t kolo_comm_split(kolo_comm_t comm,
                               int32_t color,
                               int32_t key,
                               kolo_comm_t *newcomm);
+
+// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm`, which
+// ends if it has not failed already. It is still to be given to kolo_comm_destroy.
+//
+// A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do not call
+// this have until the start deadline, except that the one whose fault the failure is has a second. KOLO_ERR_EXCLUDED if this rank
+// came too late, and the others went on without it.
+kolo_result_t kolo_comm_shrink(kolo_comm_t comm,
+                               kolo_comm_t *newcomm);
 
 // Gives up what is under way on this communicator, and ends it: calls of other threads and operations that were started fail
 // with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those of the other ranks fail, too. From any thread; returns at once.

@@ -16,7 +16,7 @@ pub(crate) struct Member {
 }
 
 /// What all operations of a communicator have in common.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Terms {
     /// This rank.
     pub(crate) rank: Rank,
@@ -24,8 +24,18 @@ pub(crate) struct Terms {
     pub(crate) members: Vec<Member>,
     /// How long one operation may take that does not say otherwise.
     pub(crate) timeout: Duration,
+    /// How long ranks wait for each other when they make a communicator of some of them.
+    pub(crate) start_timeout: Duration,
     /// Set when operations under way shall give up.
-    pub(crate) abort: AtomicBool,
+    pub(crate) abort: Arc<AtomicBool>,
+}
+
+impl Terms {
+    /// The same for some of the ranks.
+    pub(crate) fn of(&self, rank: Rank, members: Vec<Member>) -> Terms {
+        let Terms { timeout, start_timeout, .. } = *self;
+        Terms { rank, members, timeout, start_timeout, abort: Arc::default() }
+    }
 }
 
 /// One operation under way. Its parts share one deadline, which a clone keeps from its first wait on.

@@ -112,6 +112,17 @@ pub enum Error {
         seq: u64,
     },
 
+    /// The others went on without this rank, which came too late.
+    #[error(
+        "the survivors of a failure went on without this rank, which came too late: they were ranks {} of the communicator that \
+         failed; end this process, or connect anew",
+        list(survivors)
+    )]
+    Excluded {
+        /// Who went on: ranks of the communicator that failed.
+        survivors: Vec<Rank>,
+    },
+
     /// An option or an environment variable has a value that it cannot have.
     #[error("{name}={value:?}: {expected}")]
     Setting {
@@ -232,6 +243,16 @@ impl Error {
     /// Whether the communicator can still be used after this error.
     pub fn leaves_communicator_usable(&self) -> bool {
         matches!(self, Error::Argument { .. } | Error::Setting { .. } | Error::Unsupported { .. } | Error::Reducer { .. })
+    }
+
+    /// The rank at fault, in the communicator of the call, where it is known.
+    pub fn culprit(&self) -> Option<Rank> {
+        match self {
+            Error::Peer { rank, .. } => Some(*rank),
+            Error::Mismatch { peer, .. } | Error::Counts { peer, .. } => Some(*peer),
+            Error::Revoked { first } => first.culprit(),
+            _ => None,
+        }
     }
 
     pub(crate) fn os(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Error {

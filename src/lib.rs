@@ -54,6 +54,7 @@
 //! | what carries a collective out | `engine` (schedules over links), `window` (shared memory) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |
+//! | what they tell each other beside their operations | `health` |
 //! | beneath all | `sys` (the operating system), `wire`, `config`, `types`, `error` |
 //!
 //! # Features
@@ -70,6 +71,7 @@ mod door;
 mod engine;
 mod error;
 mod ffi;
+mod health;
 mod reduce;
 mod schedule;
 mod store;

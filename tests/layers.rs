@@ -5,11 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module of the library may import from the others. Those at the top of the list build on those below.
-const MAY_IMPORT: [(&str, &[&str]); 18] = [
+const MAY_IMPORT: [(&str, &[&str]); 19] = [
     ("ffi", &["comm", "ddp"]),
     ("ddp", &["comm"]),
-    ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "config", "plan"]),
-    ("bootstrap", &["store", "transport", "door", "config", "schedule", "wire"]),
+    ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "config", "plan", "health"]),
+    ("bootstrap", &["store", "transport", "door", "config", "schedule", "wire", "health"]),
+    ("health", &["wire"]),
     ("engine", &["schedule", "transport", "reduce"]),
     ("window", &["config", "schedule", "reduce", "sync"]),
     ("store", &["door", "wire"]),

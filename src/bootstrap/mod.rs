@@ -29,13 +29,14 @@ use crate::config::{Settings, SharedSettings, Transport};
 use crate::door::handshake::{Identity, random};
 use crate::door::{self, Door};
 use crate::error::{Cause, Error, Result};
+use crate::health::Boards;
 use crate::store::{Place, Store};
 use crate::sys::{self, LocalListener};
 use crate::types::{DType, Op, Rank};
 use card::Card;
 use fabric::Fabric;
 use host::{Failed, Star};
-use network::{Mailbox, Network};
+use network::{Mailbox, Network, Reception};
 
 /// The communicator of all ranks.
 const WORLD: u64 = 0;
@@ -65,13 +66,14 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let chosen = address::choose(start.place.as_ref(), start.settings.interface.as_deref())?;
     tracing::info!(address = %chosen.ip, why = chosen.why, "this rank's address");
     let mailbox = Arc::new(Mailbox::default());
-    let door = open_door(start, chosen.ip, mailbox.clone())?;
+    let boards = Arc::new(Boards::default());
+    let door = open_door(start, chosen.ip, mailbox.clone(), boards.clone())?;
     let card = card(start, &door)?;
 
     let (generation, cards, settings) = meeting::meet(start, &card, began)?;
     let members = cards.iter().map(|card| Member { host: card.host.as_str().into(), pid: card.pid }).collect::<Vec<_>>();
     let candidates = candidates(&cards, start.rank, settings.transport);
-    let network = Network::new(door, mailbox, start.identity.clone(), cards, start.rank, settings.sockets);
+    let network = Network::new(door, mailbox, boards, start.identity.clone(), cards, start.rank, settings.sockets);
 
     let everybody: Vec<Rank> = (0..start.world_size).collect();
     let star = match candidates.len() {
@@ -104,7 +106,7 @@ pub(crate) fn peer_failed(failed: Failed, members: &[Member], began: Instant) ->
     Error::Peer { rank, host, pid, op: Op::Connect, seq: 0, dtype: DType::U8, count: 0, after, cause }
 }
 
-fn open_door(start: &Start<'_>, ip: std::net::IpAddr, mailbox: Arc<Mailbox>) -> Result<Door> {
+fn open_door(start: &Start<'_>, ip: std::net::IpAddr, mailbox: Arc<Mailbox>, boards: Arc<Boards>) -> Result<Door> {
     let listener = TcpListener::bind((ip, 0)).map_err(Error::os(format!("listening at {ip}")))?;
     let name = door::random_name();
     let local = match LocalListener::bind(&name) {
@@ -114,13 +116,8 @@ fn open_door(start: &Start<'_>, ip: std::net::IpAddr, mailbox: Arc<Mailbox>) -> 
             None
         }
     };
-    let (rank, world) = (start.rank as u32, start.world_size as u32);
-    let admit = move |hello: door::handshake::Hello, stream| {
-        if hello.to == rank && hello.from < world && hello.from != rank {
-            mailbox.admit(hello, stream);
-        }
-    };
-    Door::open(Some(listener), local, start.identity.clone(), admit).map_err(Error::os("opening the door"))
+    let reception = Reception { rank: start.rank, world: start.world_size, mailbox, boards };
+    Door::open(Some(listener), local, start.identity.clone(), reception).map_err(Error::os("opening the door"))
 }
 
 fn card(start: &Start<'_>, door: &Door) -> Result<Card> {

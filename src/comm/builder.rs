@@ -1,7 +1,6 @@
 //! How a communicator of all ranks comes to be.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::Communicator;
@@ -13,6 +12,7 @@ use crate::bootstrap::{self, Connected, Start};
 use crate::config::{self, Passage, Settings, SharedSettings, Transport, process_env};
 use crate::door::handshake::Identity;
 use crate::error::{Error, Result};
+use crate::health::Boards;
 use crate::plan::CostModel;
 use crate::schedule::Algorithm;
 use crate::store::tcp::TcpStore;
@@ -189,12 +189,12 @@ impl Builder {
         tracing::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
         let start = Start { rank, world_size, identity, store: &*store, place, settings: &settings, deadline };
         let Connected { fabric, settings: shared, members } = bootstrap::connect(&start)?;
-        let terms = |timeout| Terms { rank, members: members.clone(), timeout, abort: AtomicBool::new(false) };
+        let terms = terms(rank, members, &settings);
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
-        let core = Core::start(fabric, shared, &terms(left), Instant::now())?;
+        let core = Core::start(fabric, shared, &Terms { timeout: left, ..terms.clone() }, Instant::now())?;
         // Everybody has connected: the store has done its duty.
         drop(store);
-        Ok(Communicator::new(core, terms(settings.timeout)))
+        Ok(Communicator::new(core, terms))
     }
 
     /// The settings: what was set here, else what the environment says.
@@ -282,7 +282,7 @@ impl Communicator {
     /// A communicator of one rank, which needs no store.
     fn alone(settings: Settings) -> Result<Communicator> {
         let member = Member { host: sys::hostname().into(), pid: std::process::id() };
-        let terms = Terms { rank: 0, members: vec![member], timeout: settings.timeout, abort: AtomicBool::new(false) };
+        let terms = terms(0, vec![member], &settings);
         let core = Core::start(Fabric::alone(), settings.shared, &terms, Instant::now())?;
         Ok(Communicator::new(core, terms))
     }
@@ -316,12 +316,12 @@ impl Builder {
         if world_size == 0 {
             return Err(Error::setting("world_size", "0", "at least 1"));
         }
-        let hub = Arc::new(Hub::default());
+        let (hub, boards) = (Arc::new(Hub::default()), Arc::new(Boards::default()));
         let host: Arc<str> = sys::hostname().into();
         let members = vec![Member { host, pid: std::process::id() }; world_size];
         let connect = |rank| {
-            let fabric = Fabric::of_process(hub.clone(), rank, world_size);
-            let terms = Terms { rank, members: members.clone(), timeout: settings.timeout, abort: AtomicBool::new(false) };
+            let fabric = Fabric::of_process(hub.clone(), boards.clone(), rank, world_size);
+            let terms = terms(rank, members.clone(), &settings);
             let core = Core::start(fabric, settings.shared, &terms, Instant::now())?;
             Ok(Communicator::new(core, terms))
         };
@@ -330,4 +330,9 @@ impl Builder {
             ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         })
     }
+}
+
+fn terms(rank: Rank, members: Vec<Member>, settings: &Settings) -> Terms {
+    let Settings { timeout, start_timeout, .. } = *settings;
+    Terms { rank, members, timeout, start_timeout, abort: Arc::default() }
 }

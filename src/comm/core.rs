@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use mio::Waker;
@@ -43,6 +44,13 @@ pub(super) struct Core {
 impl Core {
     /// The ranks of `fabric`, all of which call this together, ready for their first operation.
     pub(super) fn start(fabric: Fabric, settings: SharedSettings, terms: &Terms, began: Instant) -> Result<Core> {
+        let mut core = Core::new(fabric, settings);
+        core.connect(terms, began)?;
+        Ok(core)
+    }
+
+    /// The ranks of `fabric`, to be connected.
+    pub(super) fn new(fabric: Fabric, settings: SharedSettings) -> Core {
         let world = fabric.world();
         let neighbours = fabric.neighbours();
         let hosts = fabric.hosts();
@@ -56,7 +64,7 @@ impl Core {
             windows: uses_memory && (0..world).any(|rank| hosts[rank] != rank),
         };
         let patience = Arc::new(Patience::new(neighbours.len()));
-        let mut core = Core {
+        Core {
             fabric,
             settings,
             layout,
@@ -67,14 +75,18 @@ impl Core {
             sent: vec![0; world],
             received: vec![0; world],
             partial: Vec::new(),
-        };
-        if world == 1 {
-            return Ok(core);
         }
-        core.open_window(terms, &neighbours, began)?;
+    }
+
+    /// Connects with the others, which do the same. Nothing may come before it.
+    pub(super) fn connect(&mut self, terms: &Terms, began: Instant) -> Result<()> {
+        if self.fabric.world() == 1 {
+            return Ok(());
+        }
+        let neighbours = self.fabric.neighbours();
+        self.open_window(terms, &neighbours, began)?;
         // Who has connected can rely on all the others having done so.
-        core.meet(Attempt::new(Descriptor { op: Op::Connect, ..Descriptor::nothing() }, terms))?;
-        Ok(core)
+        self.meet(Attempt::new(Descriptor { op: Op::Connect, ..Descriptor::nothing() }, terms))
     }
 
     /// Shares a window with the neighbours, if every rank of every host can.
@@ -545,6 +557,7 @@ impl Core {
 
     /// Tells the others that this rank takes part no more.
     pub(super) fn part(&mut self, failed: bool) {
+        self.fabric.bulletin().last_seq.store(self.seq, Ordering::Relaxed);
         if let Some(engine) = &mut self.engine {
             engine.part(self.seq, failed);
         }

@@ -9,6 +9,7 @@ mod queue;
 mod raw;
 mod registered;
 mod scope;
+mod shrink;
 mod split;
 mod start;
 
@@ -251,6 +252,13 @@ impl Shared {
             return Err(aborted);
         }
         Ok(())
+    }
+
+    /// Waits until nothing is under way, and ends the communicator, if it has not failed already.
+    fn end(&self) -> parking_lot::MutexGuard<'_, Core> {
+        let mut core = self.core.lock();
+        self.revoke(&mut core, &Error::Aborted { op: Op::Connect, seq: 0 });
+        core
     }
 
     /// An operation failed: no later one can be trusted to match those of the others.

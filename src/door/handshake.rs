@@ -22,7 +22,7 @@ use super::DialError;
 use crate::types::Rank;
 
 /// Changes with every change of what goes over sockets or through shared memory.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 
 const MAGIC: [u8; 4] = *b"kolo";
 const NONCE: usize = 16;
@@ -81,6 +81,8 @@ pub(crate) enum Purpose {
     Store = 4,
     /// To learn whether somebody is there.
     Probe = 5,
+    /// To ask one question about a communicator, which the door answers.
+    Ask = 6,
 }
 
 /// What a caller says first.
@@ -148,7 +150,7 @@ impl Hello {
         if bytes[16..32] != identity.digest {
             return Err(Refusal::Job { theirs: String::new() });
         }
-        let purposes = [Purpose::Link, Purpose::Window, Purpose::Apart, Purpose::Store, Purpose::Probe];
+        let purposes = [Purpose::Link, Purpose::Window, Purpose::Apart, Purpose::Store, Purpose::Probe, Purpose::Ask];
         let purpose = purposes.into_iter().find(|&purpose| purpose as u8 == bytes[6]).ok_or(Refusal::Foreign)?;
         let [lane, lanes] = [bytes[7], bytes[8]];
         if lane >= lanes || bytes[9..16] != [0; 7] {

@@ -1,7 +1,6 @@
 //! What an engine does when its peer does not do its part.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::frame::{Frame, HEADER, Kind};
@@ -17,7 +16,7 @@ use crate::types::{DType, Descriptor, Op};
 
 fn terms(rank: usize, timeout: Duration) -> Terms {
     let members = vec![Member { host: "here".into(), pid: 1 }; 2];
-    Terms { rank, members, timeout, abort: AtomicBool::new(false) }
+    Terms { rank, members, timeout, start_timeout: timeout, abort: Arc::default() }
 }
 
 /// Rank 0's engine, and the raw link of rank 1.

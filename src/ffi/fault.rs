@@ -48,11 +48,13 @@ pub const KOLO_ERR_STORE: kolo_result_t = 15;
 pub const KOLO_ERR_OS: kolo_result_t = 16;
 /// A defect of kolo. The communicator is ended.
 pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
+/// The survivors of a failure went on without this rank, which came too late.
+pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 
 /// A reducer was used as it cannot be, or ranks gave it different parameters. Communicators stay as usable as they were.
-pub const KOLO_ERR_REDUCER: kolo_result_t = 19;
+pub const KOLO_ERR_REDUCER: kolo_result_t = 20;
 
 /// What a rank did that failed.
 pub type kolo_cause_t = i32;
@@ -227,6 +229,7 @@ pub(super) fn code(error: &Error) -> kolo_result_t {
         Error::Reducer { .. } => KOLO_ERR_REDUCER,
         Error::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
         Error::Os { .. } => KOLO_ERR_OS,
+        Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
     }
 }
 
@@ -368,6 +371,7 @@ pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
         KOLO_ERR_STORE => c"the store where ranks find each other did not serve",
         KOLO_ERR_OS => c"the operating system refused something",
         KOLO_ERR_INTERNAL => c"a defect of kolo",
+        KOLO_ERR_EXCLUDED => c"the survivors of a failure went on without this rank",
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
         KOLO_ERR_REDUCER => c"a reducer was used as it cannot be, or ranks gave it different parameters",
         _ => c"this number is no result of kolo",

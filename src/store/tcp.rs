@@ -66,7 +66,7 @@ impl TcpStoreServer {
         let stop = Arc::new(AtomicBool::new(false));
         let arrivals: Arc<Mutex<Vec<mio::net::TcpStream>>> = Arc::default();
         let (admitted, bell) = (arrivals.clone(), waker.clone());
-        let door = Door::open(Some(listener), None, identity, move |hello, stream| {
+        let door = Door::open(Some(listener), None, identity, move |hello: Hello, stream| {
             if let (Purpose::Store, Stream::Tcp(stream)) = (hello.purpose, stream) {
                 admitted.lock().push(stream);
                 if let Err(error) = bell.wake() {
@@ -474,7 +474,7 @@ fn connect(address: SocketAddr, identity: &Identity, deadline: Instant) -> Resul
     let hello = Hello::new(Purpose::Store, 0, 0, 0);
     let deadline = deadline.min(Instant::now() + Duration::from_secs(2));
     let stream = door::dial(address, identity, &hello, deadline).map_err(|error| match error {
-        DialError::Io(error) => Attempt::Again(error),
+        DialError::Connect(error) | DialError::Io(error) => Attempt::Again(error),
         DialError::Refused(Refusal::Job { theirs }) => {
             Attempt::Final(StoreProblem::OtherJob { theirs, mine: identity.job().to_owned() })
         }
