@@ -13,7 +13,7 @@ rounds=${ROUNDS:-3}
 steps=${STEPS:-16}
 runs=$(mktemp -d)
 ways="--no-communication --no-overlap --compress=none"
-[ $links = no ] || ways="$ways --compress=bf16 --compress=power-sgd2"
+[ $links = no ] || ways="$ways --bucket-mb=4 --compress=bf16 --compress=power-sgd2"
 
 finish() {
     rm -rf "$runs"

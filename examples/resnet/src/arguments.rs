@@ -154,6 +154,9 @@ pub(crate) struct TrainArgs {
     /// How gradients are compressed on their way
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) compress: Compression,
+    /// How many MiB of gradients are reduced together; over slow links less may be better
+    #[arg(long, default_value_t = 25.0, value_name = "MIB", value_parser = not_negative, allow_negative_numbers = true)]
+    pub(crate) bucket_mb: f64,
     /// Start reductions after the backward pass, to see what overlapping them gains
     #[arg(long)]
     pub(crate) no_overlap: bool,
