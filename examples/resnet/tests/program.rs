@@ -206,6 +206,12 @@ mod killed {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
 
+    /// Whether a process is gone, or waits for somebody to ask how it ended.
+    fn has_ended(pid: u32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        status.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+    }
+
     /// A random number, from the time.
     fn random(below: u64) -> u64 {
         let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -285,8 +291,9 @@ mod killed {
                 // All at once: the ranks do not outlive their launcher.
                 kill(launcher.id());
                 launcher.wait().unwrap();
-                let gone = |pid: &u32| !Path::new(&format!("/proc/{pid}")).exists();
-                while !ranks.iter().all(gone) {
+                let killed = Instant::now();
+                while !ranks.iter().all(|&rank| has_ended(rank)) {
+                    assert!(killed.elapsed() < LONG, "a rank outlived its launcher");
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
