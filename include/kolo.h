@@ -765,6 +765,15 @@ kolo_result_t kolo_recv(void *recv,
                         kolo_comm_t comm,
                         kolo_stream_t stream);
 
+// Receives `count` elements from whichever rank's message comes first, of those that no earlier receive waits for, and puts that
+// rank into `*source` unless it is NULL. Not for groups.
+kolo_result_t kolo_recv_any(void *recv,
+                            size_t count,
+                            kolo_dtype_t dtype,
+                            int32_t *source,
+                            kolo_comm_t comm,
+                            kolo_stream_t stream);
+
 // Sends to one rank and receives from another (or the same) at once.
 kolo_result_t kolo_send_recv(const void *send,
                              size_t send_count,
@@ -926,6 +935,15 @@ kolo_result_t kolo_start_recv(void *recv,
                               kolo_comm_t comm,
                               kolo_stream_t stream,
                               kolo_work_t *work);
+
+// Starts kolo_recv_any. `*source`, too, is the operation's until it has ended.
+kolo_result_t kolo_start_recv_any(void *recv,
+                                  size_t count,
+                                  kolo_dtype_t dtype,
+                                  int32_t *source,
+                                  kolo_comm_t comm,
+                                  kolo_stream_t stream,
+                                  kolo_work_t *work);
 
 // Begins a group: until kolo_group_end, this thread's blocking collectives, sends and receives are held back. They return at once, and
 // use their buffers until kolo_group_end returns. Groups may be nested; the outermost counts.

@@ -72,6 +72,14 @@ impl<'a> Attempt<'a> {
         Attempt { timeout: timeout.unwrap_or(self.timeout), ..self }
     }
 
+    /// It turns out to be the operation of that number: messages get theirs when they come.
+    pub(crate) fn number(&mut self, seq: u64) {
+        self.rest();
+        self.descriptor.seq = seq;
+        self.words = self.descriptor.encode();
+        self.fingerprint = Descriptor::fingerprint(self.words);
+    }
+
     /// To be written down.
     #[inline]
     pub(crate) fn noted(self, note: &'a Note<'a>) -> Attempt<'a> {

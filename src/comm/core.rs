@@ -37,9 +37,8 @@ pub(super) struct Core {
     window: Option<Window>,
     /// Operations so far.
     seq: u64,
-    /// Messages sent to and received from each peer so far.
+    /// Messages sent to each peer so far.
     sent: Vec<u64>,
-    received: Vec<u64>,
     /// Partial results between windows and messages; kept for its memory.
     partial: Vec<u64>,
 }
@@ -77,7 +76,6 @@ impl Core {
             window: None,
             seq: 0,
             sent: vec![0; world],
-            received: vec![0; world],
             partial: Vec::new(),
         }
     }
@@ -301,6 +299,7 @@ impl Core {
             element,
             kernel: kernel(call),
             parts: world,
+            source: None,
         };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
@@ -345,6 +344,7 @@ impl Core {
             element,
             kernel,
             parts: all,
+            source: None,
         };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
@@ -512,18 +512,20 @@ impl Core {
         mut finished: impl FnMut(usize),
     ) -> Result<()> {
         self.engine()?;
-        let Core { engine: Some(engine), recording, sent, received, fabric, layout, .. } = self else {
+        let Core { engine: Some(engine), recording, sent, fabric, layout, .. } = self else {
             unreachable!("the engine was just made")
         };
         // For each call under way, its entry in the recording, and what has to be made true or false when it has ended.
         let under_way: RefCell<Vec<(history::Place, Option<ChunkMut>)>> = RefCell::default();
         let next = || {
             let call = next()?;
-            let Call { op, root, count, send, recv, dtype, timeout, .. } = call;
-            let counter = if op == Op::Send { &mut sent[root] } else { &mut received[root] };
-            *counter += 1;
-            let attempt = Attempt::new(call.descriptor(*counter, 0), terms).within(timeout);
-            let with_peer = Descriptor { op, root: Some(root as u32), ..attempt.descriptor };
+            let Call { op, root, count, send, recv, source, dtype, timeout, .. } = call;
+            // What is received gets its number when it comes.
+            sent[root] += u64::from(op == Op::Send);
+            let seq = if op == Op::Send { sent[root] } else { 0 };
+            let attempt = Attempt::new(call.descriptor(seq, 0), terms).within(timeout);
+            let peer = source.is_none().then_some(root as u32);
+            let with_peer = Descriptor { op, root: peer, ..attempt.descriptor };
             let entry = recording.history.begin(with_peer.encode(), (send.len + recv.len) as u64, 0);
             under_way.borrow_mut().push((entry, (dtype == DType::Bool && op == Op::Recv).then_some(recv)));
             let (rank, world, none) = (fabric.rank(), layout.ranks, Blocks::Even(0));
@@ -538,6 +540,7 @@ impl Core {
                 element: dtype.size(),
                 kernel: None,
                 parts: 1,
+                source,
             })
         };
         let ended = |place: usize| {
