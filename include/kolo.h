@@ -145,6 +145,8 @@ typedef struct kolo_config_t {
   double network_gigabytes_per_s;
   // A folder where a rank leaves its last operations, for `kolo trace`, when one of them fails.
   const char *trace_dir;
+  // 1: ranks that share no secret listen to other machines, too: whoever reaches them can join or disturb the job; -1: they do not.
+  int32_t insecure;
 } kolo_config_t;
 
 // A key-value store that all ranks share, for kolo_comm_init_callbacks. Keys are printable ASCII of at most 256 bytes, values at most
@@ -331,6 +333,9 @@ typedef struct kolo_step_stats_t {
 
 // The survivors of a failure went on without this rank, which came too late.
 #define KOLO_ERR_EXCLUDED 19
+
+// This process was forked from the one that made the communicator.
+#define KOLO_ERR_FORKED 20
 
 // No error: the operation has not ended yet.
 #define KOLO_IN_PROGRESS 18

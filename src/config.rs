@@ -50,6 +50,7 @@ pub(crate) struct Settings {
     pub(crate) start_timeout: Duration,
     pub(crate) host: Option<String>,
     pub(crate) interface: Option<String>,
+    pub(crate) insecure: bool,
     /// Where the flight recorder leaves files, and whether SIGUSR1 makes it do so.
     pub(crate) trace_dir: Option<PathBuf>,
     pub(crate) trace_signal: bool,
@@ -81,6 +82,7 @@ impl Default for Settings {
             start_timeout: Duration::from_secs(30),
             host: None,
             interface: None,
+            insecure: false,
             trace_dir: None,
             trace_signal: false,
         }
@@ -107,6 +109,7 @@ impl Settings {
         }
         settings.timeout = parse(env, "KOLO_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.timeout);
         settings.start_timeout = parse(env, "KOLO_START_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.start_timeout);
+        settings.insecure = parse(env, "KOLO_INSECURE", "0 or 1", flag)?.unwrap_or(settings.insecure);
         settings.host = env("KOLO_HOST");
         settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
         settings.trace_signal = parse(env, "KOLO_TRACE_SIGNAL", "0 or 1", flag)?.unwrap_or(settings.trace_signal);

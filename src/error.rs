@@ -53,7 +53,8 @@ pub enum Error {
     ///
     /// Within a host no rank's memory was written before all had agreed. Between hosts, ranks compare with those whose messages
     /// they receive, before they take in any of them; what came from others who agreed may be in the receive buffer already.
-    /// A rank that only sends, like the root of a broadcast, may notice at a later call.
+    /// Ranks that are not one of the two get [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends, like the root of a
+    /// broadcast, may notice at a later call.
     #[error(
         "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]; all ranks of a communicator \
          must make the same calls in the same order"
@@ -110,6 +111,15 @@ pub enum Error {
         op: Op,
         /// Its sequence number.
         seq: u64,
+    },
+
+    /// This process was forked from the one that made the communicator.
+    #[error(
+        "{op}: this process was forked after the communicator was made; use it in the process that made it, and connect anew here"
+    )]
+    Forked {
+        /// What was called.
+        op: Op,
     },
 
     /// The others went on without this rank, which came too late.
@@ -507,6 +517,12 @@ pub enum StoreProblem {
         /// The other job.
         job: String,
     },
+    /// It is on another machine, and the ranks share no secret.
+    #[error(
+        "without a secret, ranks listen only to their own machine, and this store is on another; give all ranks the same KOLO_SECRET \
+         (openssl rand -hex 32), or KOLO_INSECURE=1 if nobody else reaches the network"
+    )]
+    NoSecret,
     /// The two ends do not share a secret.
     #[error("the job secret is not the same on both ends; check KOLO_SECRET")]
     Secret,

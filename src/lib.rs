@@ -37,7 +37,8 @@
 //!   world size. f16 and bf16 are summed in f32 and rounded once wherever one rank reduces a piece; integers wrap; minimum and
 //!   maximum propagate NaN. All ranks get the same bits.
 //! - No wait is endless. Whatever goes wrong is an [`Error`] that says what happened, to whom, and what to do. An operation
-//!   that fails on one rank ends the communicator: it, or the next one, fails on all. Calls that do not match get
+//!   that fails on one rank ends the communicator: it, or the next one, fails on all, which name the same rank as the one at
+//!   fault. [`Communicator::shrink`] gives the survivors a new one. Calls that do not match get
 //!   [`Error::Mismatch`].
 //! - For data-parallel training, [`ddp`] averages gradients while others are still being computed.
 //! - How ranks find each other, which algorithm and transport they use and how long they wait are [`settings`].

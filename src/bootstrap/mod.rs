@@ -70,12 +70,13 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let door = open_door(start, chosen.ip, mailbox.clone(), boards.clone())?;
     let card = card(start, &door)?;
 
-    let (generation, cards, settings) = meeting::meet(start, &card, began)?;
+    let (generation, cards, settings) = meeting::meet(start, &door, &card, began)?;
     let members = cards.iter().map(|card| Member { host: card.host.as_str().into(), pid: card.pid }).collect::<Vec<_>>();
     let candidates = candidates(&cards, start.rank, settings.transport);
+    let identity = door.identity();
     let run = cards.iter().fold(0, |run, card| mix(run, card.instance));
     let who = Who { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
-    let network = Network::new(door, mailbox, boards, start.identity.clone(), cards, start.rank, settings.sockets);
+    let network = Network::new(door, mailbox, boards, identity, cards, start.rank, settings.sockets);
 
     let everybody: Vec<Rank> = (0..start.world_size).collect();
     let star = match candidates.len() {
@@ -110,6 +111,13 @@ pub(crate) fn peer_failed(failed: Failed, members: &[Member], began: Instant) ->
 }
 
 fn open_door(start: &Start<'_>, ip: std::net::IpAddr, mailbox: Arc<Mailbox>, boards: Arc<Boards>) -> Result<Door> {
+    let identity = start.identity.clone();
+    let (ip, identity) = match start.store.is_private() && !identity.has_secret() {
+        // Until rank 0's secret is known, nobody is let in.
+        true => (ip, identity.with_secret(random_secret())),
+        false if identity.may_listen() => (ip, identity),
+        false => (sys::own_loopback(ip), identity),
+    };
     let listener = TcpListener::bind((ip, 0)).map_err(Error::os(format!("listening at {ip}")))?;
     let name = door::random_name();
     let local = match LocalListener::bind(&name) {
@@ -120,7 +128,13 @@ fn open_door(start: &Start<'_>, ip: std::net::IpAddr, mailbox: Arc<Mailbox>, boa
         }
     };
     let reception = Reception { rank: start.rank, world: start.world_size, mailbox, boards };
-    Door::open(Some(listener), local, start.identity.clone(), reception).map_err(Error::os("opening the door"))
+    Door::open(Some(listener), local, identity, reception).map_err(Error::os("opening the door"))
+}
+
+fn random_secret() -> [u8; 32] {
+    let mut secret = [0; 32];
+    secret.chunks_mut(16).for_each(|part| part.copy_from_slice(&random()));
+    secret
 }
 
 fn card(start: &Start<'_>, door: &Door) -> Result<Card> {

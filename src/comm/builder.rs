@@ -57,6 +57,7 @@ pub struct Builder {
     start_timeout: Option<Duration>,
     host: Option<String>,
     interface: Option<String>,
+    insecure: Option<bool>,
     trace_dir: Option<PathBuf>,
     trace_signal: Option<bool>,
 }
@@ -162,6 +163,13 @@ impl Builder {
         self
     }
 
+    /// Whether ranks that share no secret may listen to other machines: then anybody who reaches them can join, or disturb, the
+    /// job.
+    pub fn insecure(mut self, insecure: bool) -> Self {
+        self.insecure = Some(insecure);
+        self
+    }
+
     /// Which network interfaces or addresses may be used; the syntax is that of `KOLO_INTERFACE`.
     pub fn interface(mut self, filter: impl Into<String>) -> Self {
         self.interface = Some(filter.into());
@@ -199,7 +207,7 @@ impl Builder {
             return Communicator::alone(settings);
         }
         let job = self.job.clone().or_else(|| process_env("KOLO_JOB_ID")).unwrap_or_else(|| launch.job.clone());
-        let identity = Identity::new(&job, secret);
+        let identity = Identity::new(&job, secret).insecure(settings.insecure);
         let deadline = began + settings.start_timeout;
         let (store, place) = self.open_store(&launch, &identity, deadline)?;
         let Launch { launcher, rank, world_size, .. } = launch;
@@ -231,6 +239,7 @@ impl Builder {
         settings.start_timeout = self.start_timeout.unwrap_or(settings.start_timeout).min(FOREVER);
         settings.host = self.host.clone().or(settings.host);
         settings.interface = self.interface.clone().or(settings.interface);
+        settings.insecure = self.insecure.unwrap_or(settings.insecure);
         settings.trace_dir = self.trace_dir.clone().or(settings.trace_dir);
         settings.trace_signal = self.trace_signal.unwrap_or(settings.trace_signal);
         health::prepare(settings.trace_dir.as_ref(), settings.trace_signal)?;

@@ -26,6 +26,7 @@ use crate::engine::progress::{Work, begin};
 use crate::error::{Error, Result};
 use crate::health::{self, Bulletin, Recording};
 use crate::plan::{Choice, Layout};
+use crate::sys;
 use crate::types::{Op, Rank};
 use core::Core;
 use queue::Queue;
@@ -66,6 +67,8 @@ struct Shared {
     settings: SharedSettings,
     recording: Arc<Recording>,
     bulletin: Arc<Bulletin>,
+    /// Of the process that made it.
+    forks: u32,
 }
 
 impl Communicator {
@@ -90,9 +93,19 @@ impl Communicator {
 
     fn new(core: Core, terms: Terms) -> Communicator {
         let (layout, settings, recording) = (core.layout(), core.settings(), core.recording().clone());
+        sys::count_forks();
         let failure = std::sync::OnceLock::new();
         let bulletin = core.fabric().bulletin().clone();
-        let shared = Arc::new(Shared { core: Mutex::new(core), terms, failure, layout, settings, recording, bulletin });
+        let shared = Arc::new(Shared {
+            core: Mutex::new(core),
+            terms,
+            failure,
+            layout,
+            settings,
+            recording,
+            bulletin,
+            forks: sys::forks(),
+        });
         Communicator { queue: Queue::new(), shared }
     }
 
@@ -146,6 +159,9 @@ impl Communicator {
     /// # }
     /// ```
     pub fn abort(&self) {
+        if self.shared.check_process(Op::Connect).is_err() {
+            return;
+        }
         match self.shared.core.try_lock() {
             Some(mut core) => _ = self.shared.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 }),
             // The call that holds the core sees to the rest.
@@ -199,6 +215,7 @@ impl Communicator {
     /// As for [`Communicator::run`].
     #[inline]
     unsafe fn run_checked(&self, call: &Call) -> Result<()> {
+        self.shared.check_process(call.op)?;
         if self.queue.is_idle()
             && let Some(mut core) = self.shared.core.try_lock()
         {
@@ -226,6 +243,7 @@ impl Communicator {
     ///
     /// As for [`Communicator::run_together`].
     unsafe fn run_together_checked(&self, checked: Vec<Call>) -> Result<()> {
+        self.shared.check_process(Op::Send)?;
         if self.queue.is_idle()
             && let Some(mut core) = self.shared.core.try_lock()
         {
@@ -284,6 +302,12 @@ impl Shared {
         Ok(())
     }
 
+    /// A copy of the process that a fork made has none of its threads, and would write into what the others see.
+    #[inline]
+    fn check_process(&self, op: Op) -> Result<()> {
+        if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op }) }
+    }
+
     /// Waits until nothing is under way, and ends the communicator, if it has not failed already.
     fn end(&self) -> parking_lot::MutexGuard<'_, Core> {
         let mut core = self.core.lock();
@@ -315,6 +339,11 @@ impl Shared {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if self.shared.check_process(Op::Connect).is_err() {
+            // Nothing of it is the child's to end.
+            std::mem::forget(self.shared.clone());
+            return;
+        }
         self.queue.close(&self.shared);
         // Nobody else holds the lock now: calls borrow the communicator, and the progress thread has ended.
         let mut core = self.shared.core.lock();

@@ -76,8 +76,13 @@ impl Queue {
     /// Queues a call that has been checked. Whoever waits for the completion keeps its buffers valid until then; it comes in any
     /// case, also if this fails.
     pub(super) fn push(&self, shared: &Arc<Shared>, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
+        let forked = shared.check_process(call.op).err();
         self.pending.fetch_add(1, Ordering::AcqRel);
-        let task = Task { call, completion: Some(completion), pending: self.pending.clone() };
+        let mut task = Task { call, completion: Some(completion), pending: self.pending.clone() };
+        if let Some(forked) = forked {
+            task.end(Err(forked.clone()));
+            return Err(forked);
+        }
         let mut thread = self.thread.lock();
         let progress = match &*thread {
             Some(progress) => progress,

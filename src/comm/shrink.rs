@@ -9,7 +9,7 @@ use crate::bootstrap::fabric::Fabric;
 use crate::door::handshake::random;
 use crate::error::{Error, Result};
 use crate::health::shrink::agree;
-use crate::types::{Rank, mix};
+use crate::types::{Op, Rank, mix};
 
 /// The least that ranks which have agreed give each other to connect.
 const LEAST: Duration = Duration::from_secs(1);
@@ -42,6 +42,7 @@ impl Communicator {
     /// [`Error::Excluded`] if this rank came too late, and the others went on without it.
     pub fn shrink(&self) -> Result<Communicator> {
         let began = Instant::now();
+        self.shared.check_process(Op::Connect)?;
         // What is under way in other threads ends.
         self.abort();
         let core = self.shared.end();

@@ -40,13 +40,35 @@ pub(crate) struct Identity {
     job: String,
     digest: [u8; NONCE],
     secret: Option<[u8; 32]>,
+    insecure: bool,
 }
 
 impl Identity {
     pub(crate) fn new(job: &str, secret: Option<[u8; 32]>) -> Identity {
         let mut digest = [0; NONCE];
         digest.copy_from_slice(&Sha256::digest(job.as_bytes())[..NONCE]);
-        Identity { job: job.to_owned(), digest, secret }
+        Identity { job: job.to_owned(), digest, secret, insecure: false }
+    }
+
+    /// Whether a process without a secret may listen to other machines.
+    pub(crate) fn insecure(self, insecure: bool) -> Identity {
+        Identity { insecure, ..self }
+    }
+
+    pub(crate) fn with_secret(self, secret: [u8; 32]) -> Identity {
+        Identity { secret: Some(secret), ..self }
+    }
+
+    pub(crate) fn has_secret(&self) -> bool {
+        self.secret.is_some()
+    }
+
+    /// Whether this process may listen where other machines reach it.
+    pub(crate) fn may_listen(&self) -> bool {
+        if self.secret.is_none() && self.insecure {
+            tracing::warn!("without a secret, whoever reaches this process can join or disturb the job (KOLO_INSECURE)");
+        }
+        self.secret.is_some() || self.insecure
     }
 
     pub(crate) fn job(&self) -> &str {

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
+use parking_lot::Mutex;
 
 use crate::sys::{LocalListener, LocalStream};
 use crate::transport::tcp;
@@ -66,6 +67,7 @@ impl<F: FnMut(Hello, Stream) + Send + 'static> Host for F {
 pub(crate) struct Door {
     address: Option<SocketAddr>,
     name: Option<String>,
+    identity: Arc<Mutex<Identity>>,
     stop: Arc<AtomicBool>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
@@ -93,13 +95,25 @@ impl Door {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let mut porter = Porter { poll, tcp, local, identity, callers: HashMap::new(), next: 0, more_wait: false, host };
+        let identity = Arc::new(Mutex::new(identity));
+        let known = identity.clone();
+        let mut porter = Porter { poll, tcp, local, identity: known, callers: HashMap::new(), next: 0, more_wait: false, host };
         let thread = std::thread::Builder::new().name("kolo-door".to_owned()).spawn(move || {
             if let Err(error) = porter.serve(&stopped) {
                 tracing::error!(%error, "no more connections are accepted");
             }
         })?;
-        Ok(Door { address, name, stop, waker, thread: Some(thread) })
+        Ok(Door { address, name, identity, stop, waker, thread: Some(thread) })
+    }
+
+    /// What those who come in have to share, which may be more from now on.
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity.lock().clone()
+    }
+
+    pub(crate) fn share_secret(&self, secret: [u8; 32]) {
+        let mut identity = self.identity.lock();
+        *identity = identity.clone().with_secret(secret);
     }
 
     /// Where the door is in the network.
@@ -137,7 +151,7 @@ struct Porter<H> {
     poll: Poll,
     tcp: Option<TcpListener>,
     local: Option<LocalListener>,
-    identity: Identity,
+    identity: Arc<Mutex<Identity>>,
     /// Those who shake hands.
     callers: HashMap<usize, Caller>,
     next: usize,
@@ -263,7 +277,7 @@ impl<H: Host> Porter<H> {
                 Err(error) => break error.kind() == io::ErrorKind::WouldBlock,
             };
             let answer = match &mut caller.stage {
-                Stage::Shaking(acceptor) => acceptor.hear(&self.identity, &bytes[..count]),
+                Stage::Shaking(acceptor) => acceptor.hear(&self.identity.lock(), &bytes[..count]),
                 Stage::Asking(hello, heard) => {
                     heard.extend_from_slice(&bytes[..count]);
                     if missing(heard) == Some(0) {

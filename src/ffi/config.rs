@@ -52,6 +52,8 @@ pub struct kolo_config_t {
     pub network_gigabytes_per_s: f64,
     /// A folder where a rank leaves its last operations, for `kolo trace`, when one of them fails.
     pub trace_dir: *const c_char,
+    /// 1: ranks that share no secret listen to other machines, too: whoever reaches them can join or disturb the job; -1: they do not.
+    pub insecure: i32,
 }
 
 /// The options that a configuration stands for.
@@ -95,6 +97,12 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         1 => builder.reproducible(true),
         -1 => builder.reproducible(false),
         other => return Err(Fault::value("config->reproducible", other, "it is 1, -1, or 0 for not set")),
+    };
+    builder = match config.insecure {
+        0 => builder,
+        1 => builder.insecure(true),
+        -1 => builder.insecure(false),
+        other => return Err(Fault::value("config->insecure", other, "it is 1, -1, or 0 for not set")),
     };
     builder = match config.trace_signal {
         0 => builder,

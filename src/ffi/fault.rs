@@ -50,6 +50,8 @@ pub const KOLO_ERR_OS: kolo_result_t = 16;
 pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
 /// The survivors of a failure went on without this rank, which came too late.
 pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
+/// This process was forked from the one that made the communicator.
+pub const KOLO_ERR_FORKED: kolo_result_t = 20;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 
@@ -245,6 +247,7 @@ pub(super) fn code(error: &Error) -> kolo_result_t {
         Error::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
         Error::Os { .. } => KOLO_ERR_OS,
         Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
+        Error::Forked { .. } => KOLO_ERR_FORKED,
     }
 }
 
@@ -253,7 +256,7 @@ fn culprit(described: &mut kolo_error_t, error: &Error) {
     let kolo_error_t { rank, op, seq, pid, cause, after_us, host, .. } = described;
     let operation = |it: &Op| *it as u8 as kolo_op_t;
     match error {
-        Error::Argument { op: called, .. } => *op = operation(called),
+        Error::Argument { op: called, .. } | Error::Forked { op: called } => *op = operation(called),
         Error::Aborted { op: called, seq: number } => (*op, *seq) = (operation(called), *number),
         Error::Peer { rank: peer, host: name, pid: process, op: called, seq: number, after, cause: did, .. } => {
             (*rank, *op, *seq, *pid, *cause) = (*peer as i32, operation(called), *number, *process, cause_number(did));
@@ -393,6 +396,7 @@ pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
         KOLO_ERR_STORE => c"the store where ranks find each other did not serve",
         KOLO_ERR_OS => c"the operating system refused something",
         KOLO_ERR_INTERNAL => c"a defect of kolo",
+        KOLO_ERR_FORKED => c"this process was forked from the one that made the communicator",
         KOLO_ERR_EXCLUDED => c"the survivors of a failure went on without this rank",
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
         KOLO_ERR_REDUCER => c"a reducer was used as it cannot be, or ranks gave it different parameters",

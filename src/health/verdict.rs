@@ -179,9 +179,7 @@ fn spread(bulletin: &Bulletin) {
     // Who is gone hears nothing, and who is stopped takes up time.
     let is_lost = |rank: Rank| {
         notices.iter().any(|notice| match &notice.what {
-            What::Failed { culprit, cause } => {
-                *culprit == rank && !matches!(cause, Cause::Aborted | Cause::Absent { .. } | Cause::Revoked)
-            }
+            What::Failed { culprit, cause } => *culprit == rank && is_absence(cause),
             _ => false,
         })
     };
@@ -191,4 +189,18 @@ fn spread(bulletin: &Bulletin) {
             bulletin.hear(notices);
         }
     });
+}
+
+/// Whether a rank of which this is true cannot be talked to.
+fn is_absence(cause: &Cause) -> bool {
+    matches!(
+        cause,
+        Cause::Died
+            | Cause::Closed
+            | Cause::Gone
+            | Cause::Left { .. }
+            | Cause::Stopped { .. }
+            | Cause::Unresponsive { .. }
+            | Cause::Unreachable { .. }
+    )
 }

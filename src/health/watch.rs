@@ -31,8 +31,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a rank that is not there any more is still waited for: what it sent last may be under way.
 const AFTERMATH: Duration = Duration::from_millis(200);
 
-/// How long a rank may be out of reach.
-const OUT_OF_REACH: Duration = Duration::from_secs(5);
+/// How long a rank may be out of reach, after an answer has failed to come: with what goes before, 5 s at most.
+const OUT_OF_REACH: Duration = Duration::from_millis(3500);
 
 /// After how long a rank that does not move is spoken of.
 const SUSPECT: Duration = Duration::from_secs(1);

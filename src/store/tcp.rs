@@ -55,7 +55,11 @@ pub struct TcpStoreServer {
 impl TcpStoreServer {
     /// Serves at an address (port 0 picks one) the ranks of one job, who share its name and its secret, if it has one.
     pub fn bind(address: SocketAddr, job: &str, secret: Option<[u8; 32]>) -> Result<TcpStoreServer> {
-        let server = TcpStoreServer::serve(address, Identity::new(job, secret));
+        let identity = Identity::new(job, secret).insecure(std::env::var("KOLO_INSECURE").is_ok_and(|value| value == "1"));
+        if !address.ip().is_loopback() && !identity.may_listen() {
+            return Err(StoreProblem::NoSecret.at(format!("tcp://{address}")));
+        }
+        let server = TcpStoreServer::serve(address, identity);
         server.map_err(|error| port_problem(address.port(), error).at(format!("tcp://{address}")))
     }
 
@@ -466,12 +470,13 @@ fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Re
     for mut address in addresses {
         // Many systems have a host's own name mean 127.0.1.1, where ranks on other hosts, who get its true address for the
         // same name, would find nobody.
-        if is_name && address.ip().is_loopback() {
+        if is_name && address.ip().is_loopback() && identity.may_listen() {
             address.set_ip(match address.ip() {
                 IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
                 IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
             });
         }
+        address = listening(address, identity);
         match TcpStoreServer::serve(address, identity.clone()) {
             Ok(server) => return Ok(server),
             Err(error) => last = Some((address, error)),
@@ -504,7 +509,16 @@ enum Attempt {
     Final(StoreProblem),
 }
 
+/// Where ranks without a secret listen: what is an address of this machine, others cannot reach.
+fn listening(address: SocketAddr, identity: &Identity) -> SocketAddr {
+    if identity.may_listen() { address } else { SocketAddr::new(sys::own_loopback(address.ip()), address.port()) }
+}
+
 fn connect(address: SocketAddr, identity: &Identity, deadline: Instant) -> Result<TcpStream, Attempt> {
+    let address = listening(address, identity);
+    if !address.ip().is_loopback() && !identity.may_listen() {
+        return Err(Attempt::Final(StoreProblem::NoSecret));
+    }
     let hello = Hello::new(Purpose::Store, 0, 0, 0);
     let deadline = deadline.min(Instant::now() + Duration::from_secs(2));
     let stream = door::dial(address, identity, &hello, deadline).map_err(|error| match error {
@@ -531,6 +545,10 @@ fn blocking(stream: mio::net::TcpStream) -> io::Result<TcpStream> {
 }
 
 impl Store for TcpStore {
+    fn is_private(&self) -> bool {
+        false
+    }
+
     fn url(&self) -> String {
         self.url.clone()
     }
