@@ -8,6 +8,8 @@ mod doctor;
 mod files;
 mod plan;
 mod run;
+#[cfg(unix)]
+mod soak;
 mod trace;
 mod units;
 
@@ -31,6 +33,9 @@ enum Command {
     Bench(bench::Args),
     /// Explain which algorithm a collective would use, and what it would cost
     Plan(plan::Args),
+    /// Run random jobs with random faults, and check all that comes of it
+    #[cfg(unix)]
+    Soak(soak::Args),
     /// Find out whether kolo can work on this machine, and what to do if not
     Doctor(doctor::Args),
     /// Find where ranks first disagreed and who was late, in the files that they left
@@ -52,6 +57,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Doctor(args) => return doctor::doctor(&args),
+        #[cfg(unix)]
+        Command::Soak(args) => soak::soak(&args),
         Command::Trace(args) => trace::trace(&args),
         #[cfg(unix)]
         Command::Compare(args) => compare::compare(&args),

@@ -28,6 +28,7 @@ fn all_is_well_here() {
     for subject in [
         "version",
         "settings",
+        "secret",
         "launcher",
         "interfaces",
         "address",

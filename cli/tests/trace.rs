@@ -50,7 +50,7 @@ fn be_a_rank() {
         "late" => {
             if rank == 2 {
                 // Comes when the others have given up.
-                wait_for(|| ranks_files(&folder).len() == 2);
+                wait_for(|| ranks_files(&folder).len() >= 2);
             }
             comm.all_reduce(&mut buf, ReduceOp::Max).unwrap_err();
         }
@@ -196,13 +196,14 @@ fn a_rank_that_is_late_beyond_the_deadline_is_named() {
     assert_eq!(early.len(), 2, "{files:?}");
     let without = said(&early);
     assert!(without.contains("no file of rank 2") && without.contains("names it"), "{without}");
-    // All three: it came, but to a communicator that had ended.
+    // All three: when it came, the communicator had ended.
     let all = said(&files);
-    assert!(all.contains("no disagreement; first failure: world, seq 7"), "{all}");
-    let late = all.lines().find_map(|line| line.strip_prefix("  rank 2 came last, ")).unwrap();
-    assert!(late.ends_with(" s after the first"), "{all}");
-    let late = all.lines().find(|line| line.contains("rank 2:")).unwrap();
-    assert!(late.contains("seq 7, all_reduce f32 x 1000 max"), "{all}");
+    assert!(
+        all.contains("first disagreement: world, seq 7") && all.contains("  ranks 0, 1: all_reduce f32 x 1000 max, failed"),
+        "{all}"
+    );
+    assert!(all.contains("  rank 2 has not come: its last is seq 6, split, done"), "{all}");
+    assert!(all.contains("  the others waited for rank 2 at least for 1.0"), "{all}");
 }
 
 #[test]

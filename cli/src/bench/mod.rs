@@ -4,7 +4,7 @@
 
 pub(crate) mod measure;
 pub(crate) mod operation;
-mod pattern;
+pub(crate) mod pattern;
 mod plot;
 mod report;
 mod table;

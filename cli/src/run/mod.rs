@@ -4,7 +4,7 @@
 //! machine do not meet. It passes signals on, and ends all ranks when one fails.
 
 mod output;
-mod process;
+pub(crate) mod process;
 
 use std::ffi::OsString;
 use std::path::Path;
