@@ -26,9 +26,14 @@ pub(crate) struct Source {
 /// Batches in the order in which they were asked for. Worker `i` of `n` makes batches `i`, `i + n`, and so on, and waits when it is
 /// ahead; dropping the loader ends the workers.
 pub(crate) struct Loader {
-    workers: Vec<(Receiver<Result<Batch, String>>, JoinHandle<()>)>,
+    workers: Vec<Worker>,
     batches: usize,
     next: usize,
+}
+
+struct Worker {
+    batches: Receiver<Result<Batch, String>>,
+    thread: JoinHandle<()>,
 }
 
 impl Loader {
@@ -50,7 +55,8 @@ impl Loader {
                 }
             };
             let thread = std::thread::Builder::new().name(format!("images-{worker}")).spawn(work);
-            Ok((receiver, thread.map_err(|error| format!("no thread can be started to read images: {error}"))?))
+            let thread = thread.map_err(|error| format!("no thread can be started to read images: {error}"))?;
+            Ok(Worker { batches: receiver, thread })
         };
         let workers = (0..count).map(start).collect::<Result<_, String>>()?;
         Ok(Loader { workers, batches: batches.len(), next: 0 })
@@ -64,17 +70,17 @@ impl Iterator for Loader {
         if self.next == self.batches {
             return None;
         }
-        let (receiver, _) = &self.workers[self.next % self.workers.len()];
+        let worker = &self.workers[self.next % self.workers.len()];
         self.next += 1;
-        Some(receiver.recv().unwrap_or_else(|_| Err("a worker that reads images ended early".to_owned())))
+        Some(worker.batches.recv().unwrap_or_else(|_| Err("a worker that reads images ended early".to_owned())))
     }
 }
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        for (receiver, thread) in self.workers.drain(..) {
+        for Worker { batches, thread } in self.workers.drain(..) {
             // Who waits for room learns that nobody listens.
-            drop(receiver);
+            drop(batches);
             let _ = thread.join();
         }
     }
