@@ -335,7 +335,7 @@ typedef struct kolo_step_stats_t {
 #define KOLO_ERR_EXCLUDED 19
 
 // This process was forked from the one that made the communicator.
-#define KOLO_ERR_FORKED 20
+#define KOLO_ERR_FORKED 21
 
 // No error: the operation has not ended yet.
 #define KOLO_IN_PROGRESS 18

@@ -656,8 +656,9 @@ impl From<ReducerProblem> for Error {
     }
 }
 
+/// Elements, where there are any: an operation that met an error before it began has none.
 fn shape(op: Op, dtype: DType, count: u64) -> String {
-    if matches!(op, Op::Barrier | Op::Connect | Op::Split) { String::new() } else { format!(" {dtype} x {count}") }
+    if count == 0 || matches!(op, Op::Barrier | Op::Connect | Op::Split) { String::new() } else { format!(" {dtype} x {count}") }
 }
 
 fn did(last_seq: u64) -> String {

@@ -297,7 +297,7 @@ impl Shared {
         // What ended the communicator while no operation was under way meets this one.
         let collective = if op.is_point_to_point() { None } else { Some(core.next_seq()) };
         if self.terms.alarm.stops(collective) {
-            return Err(self.fail(core, Error::Aborted { op, seq: 0 }));
+            return Err(self.fail(core, Error::Aborted { op, seq: collective.unwrap_or(0) }));
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
 /// The survivors of a failure went on without this rank, which came too late.
 pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
 /// This process was forked from the one that made the communicator.
-pub const KOLO_ERR_FORKED: kolo_result_t = 20;
+pub const KOLO_ERR_FORKED: kolo_result_t = 21;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 

@@ -17,7 +17,7 @@ use super::message::{Answer, Question};
 use super::notice::{Notice, What};
 use crate::attempt::Terms;
 use crate::error::{Cause, Error};
-use crate::types::{Descriptor, Rank};
+use crate::types::{Descriptor, Op, Rank};
 
 /// How long one rank may take to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -61,8 +61,12 @@ fn during(bulletin: &Bulletin, error: &Error) -> Option<(Descriptor, Duration)> 
         Error::Peer { op, seq, dtype, count, after, .. } => {
             Some((Descriptor { op: *op, seq: *seq, dtype: *dtype, count: *count, ..Descriptor::nothing() }, *after))
         }
-        Error::Aborted { op, seq } if *seq != 0 && !op.is_point_to_point() => {
-            bulletin.recording.history.collective(*seq).map(|call| (call, Duration::ZERO))
+        // No operation, but whoever ends the communicator.
+        Error::Aborted { op: Op::Connect, .. } => None,
+        Error::Aborted { op, seq } => {
+            let recorded = if op.is_point_to_point() { None } else { bulletin.recording.history.collective(*seq) };
+            let call = recorded.unwrap_or(Descriptor { op: *op, seq: *seq, ..Descriptor::nothing() });
+            Some((call, Duration::ZERO))
         }
         _ => None,
     }
