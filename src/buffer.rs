@@ -1,7 +1,5 @@
 //! Memory that is being communicated: a pointer and a length, never a reference, since a peer may be writing it.
 
-use crate::types::Rank;
-
 /// Memory that is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunk {
@@ -67,7 +65,7 @@ impl ChunkMut {
 /// Where to put the rank whose message was received, if it may be any.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
-    Rank(*mut Rank),
+    Rank(*mut usize),
     /// C's; of no interest if it is null.
     Int(*mut i32),
 }
@@ -81,7 +79,7 @@ impl Source {
     /// # Safety
     ///
     /// The place is writable, and nobody else touches it meanwhile; or it is C's and null.
-    pub(crate) unsafe fn put(self, rank: Rank) {
+    pub(crate) unsafe fn put(self, rank: usize) {
         // SAFETY: passed on.
         unsafe {
             match self {
