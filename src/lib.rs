@@ -39,6 +39,7 @@
 //! - No wait is endless. Whatever goes wrong is an [`Error`] that says what happened, to whom, and what to do. An operation
 //!   that fails on one rank ends the communicator: it, or the next one, fails on all. Calls that do not match get
 //!   [`Error::Mismatch`].
+//! - For data-parallel training, [`ddp`] averages gradients while others are still being computed.
 //! - How ranks find each other, which algorithm and transport they use and how long they wait are [`settings`].
 //!
 //! # Inside
@@ -49,7 +50,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | what users call | `comm`; from C, `ffi`, of which `include/kolo.h` is generated; [`doctor`] looks at the machine |
+//! | what users call | `comm`, and `ddp` upon it; from C, `ffi`, of which `include/kolo.h` is generated; [`doctor`] looks at the machine |
 //! | what carries a collective out | `engine` (schedules over links), `window` (shared memory) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |
@@ -65,6 +66,7 @@ mod bootstrap;
 mod buffer;
 mod comm;
 mod config;
+pub mod ddp;
 pub mod doctor;
 mod door;
 mod engine;
@@ -88,7 +90,7 @@ mod wire;
 pub use comm::{Builder, Communicator, Registered, Scope};
 pub use config::{Passage, Transport};
 pub use engine::progress::Work;
-pub use error::{Argument, Cause, Differs, Error, Result, StoreProblem};
+pub use error::{Argument, Cause, Differs, Error, ReducerProblem, Result, StoreProblem};
 pub use half::{bf16, f16};
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;
@@ -106,7 +108,11 @@ pub mod settings {
     pub(crate) use crate::config::secret;
 }
 
-// The program in the README compiles and runs.
+// The programs in the README and in the documents compile and run.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/ddp.md")]
+struct Ddp;

@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module of the library may import from the others. Those at the top of the list build on those below.
-const MAY_IMPORT: [(&str, &[&str]); 21] = [
-    ("ffi", &["comm"]),
+const MAY_IMPORT: [(&str, &[&str]); 22] = [
+    ("ffi", &["comm", "ddp"]),
+    ("ddp", &["comm"]),
     ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "health", "config", "plan"]),
     ("fuzzing", &["bootstrap", "door", "engine", "health", "store", "window"]),
     ("doctor", &["bootstrap", "config", "door", "reduce", "store", "window"]),

@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("kolo: {error}");
+            complain(&format!("kolo: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -88,8 +88,15 @@ fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     if let Err(error) = writeln!(out, "{line}") {
         if error.kind() != std::io::ErrorKind::BrokenPipe {
-            eprintln!("kolo: standard output cannot be written: {error}");
+            complain(&format!("kolo: standard output cannot be written: {error}"));
         }
         std::process::exit(1);
     }
+}
+
+/// Writes a line to standard error, in one call: other ranks may write there, too.
+fn complain(line: &str) {
+    use std::io::Write;
+    // Nobody is left to be told.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -178,7 +178,7 @@ impl Arguments {
     }
 }
 
-fn dtype(number: kolo_dtype_t) -> Result<DType, Fault> {
+pub(super) fn dtype(number: kolo_dtype_t) -> Result<DType, Fault> {
     let known = u8::try_from(number).ok().and_then(DType::from_number);
     known.ok_or_else(|| Fault::value("dtype", number, "it must be one of KOLO_INT8 to KOLO_BOOL, 0 to 12"))
 }

@@ -37,6 +37,7 @@ pub(crate) fn clock_source() -> Option<String> {
 }
 
 /// What can be learnt of CUDA without using it.
+#[cfg_attr(not(unix), expect(dead_code, reason = "it is looked for on Unix only"))]
 pub(crate) enum Cuda {
     /// The driver's library cannot be loaded, for this reason.
     NoLibrary(String),
