@@ -40,6 +40,7 @@ impl Plan {
     }
 
     /// One call of an operation.
+    #[cfg(unix)]
     pub(crate) fn once<T: Pattern>(op: Operation, ranks: usize, bytes: u64) -> Plan {
         let elements = op.elements(bytes, size_of::<T>(), ranks);
         let (send, recv) = op.shares(elements, ranks);
@@ -47,6 +48,7 @@ impl Plan {
     }
 
     /// Elements that one rank sends and receives in one call.
+    #[cfg(unix)]
     pub(crate) fn lengths(&self) -> (usize, usize) {
         (self.send, self.recv)
     }
