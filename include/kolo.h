@@ -29,7 +29,7 @@
 
 // What a kolo_config_t begins with: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0 }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL }
 
 // The version of this header, which is that of the library it was generated from.
 #define KOLO_VERSION_MAJOR 0
@@ -137,12 +137,16 @@ typedef struct kolo_config_t {
   const char *interface;
   // TCP connections that share the work of one link, 1 to 64. Rank 0's counts.
   uint32_t sockets;
-  // Must be zero.
-  uint32_t reserved;
+  // 1: SIGUSR1 makes a rank write its last operations to `trace_dir`, which kolo handles only then; -1: it does not.
+  int32_t trace_signal;
   // Latency between hosts in microseconds, for choosing algorithms; together with `network_gigabytes_per_s`. Rank 0's count.
   double network_latency_us;
   // Gigabytes per second of one host's network interface, for choosing algorithms.
   double network_gigabytes_per_s;
+  // A folder where a rank leaves its last operations, for `kolo trace`, when one of them fails.
+  const char *trace_dir;
+  // 1: ranks that share no secret listen to other machines, too: whoever reaches them can join or disturb the job; -1: they do not.
+  int32_t insecure;
 } kolo_config_t;
 
 // A key-value store that all ranks share, for kolo_comm_init_callbacks. Keys are printable ASCII of at most 256 bytes, values at most
@@ -327,6 +331,12 @@ typedef struct kolo_step_stats_t {
 // A defect of kolo. The communicator is ended.
 #define KOLO_ERR_INTERNAL 17
 
+// The survivors of a failure went on without this rank, which came too late.
+#define KOLO_ERR_EXCLUDED 19
+
+// This process was forked from the one that made the communicator.
+#define KOLO_ERR_FORKED 20
+
 // No error: the operation has not ended yet.
 #define KOLO_IN_PROGRESS 18
 
@@ -365,6 +375,27 @@ typedef struct kolo_step_stats_t {
 
 // It sent what no kolo sends.
 #define KOLO_CAUSE_CORRUPT 10
+
+// It lives, but did not make the call before the deadline.
+#define KOLO_CAUSE_ABSENT 11
+
+// Its process is stopped, by a signal or a debugger.
+#define KOLO_CAUSE_STOPPED 12
+
+// Its machine takes connections, but its process says nothing.
+#define KOLO_CAUSE_UNRESPONSIVE 13
+
+// Nobody is where it was.
+#define KOLO_CAUSE_GONE 14
+
+// It aborted the communicator.
+#define KOLO_CAUSE_ABORTED 15
+
+// It called something else than another rank.
+#define KOLO_CAUSE_MISMATCH 16
+
+// It sent another number of bytes than another rank expected.
+#define KOLO_CAUSE_COUNTS 17
 
 // The error is about no operation.
 #define KOLO_OP_NONE -1
@@ -570,6 +601,15 @@ kolo_result_t kolo_comm_split(kolo_comm_t comm,
                               int32_t key,
                               kolo_comm_t *newcomm);
 
+// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm`, which
+// ends if it has not failed already. It is still to be given to kolo_comm_destroy.
+//
+// A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do not call
+// this have until the start deadline, except that the one whose fault the failure is has a second. KOLO_ERR_EXCLUDED if this rank
+// came too late, and the others went on without it.
+kolo_result_t kolo_comm_shrink(kolo_comm_t comm,
+                               kolo_comm_t *newcomm);
+
 // Gives up what is under way on this communicator, and ends it: calls of other threads and operations that were started fail
 // with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those of the other ranks fail, too. From any thread; returns at once.
 // What is under way looks at least every half second. The handle stays valid, to be given to kolo_comm_destroy.
@@ -579,6 +619,11 @@ kolo_result_t kolo_comm_abort(kolo_comm_t comm);
 // still under way are given up, as by kolo_comm_abort, so wait for them first; when this returns nothing uses their buffers any more.
 // What was split from it, and memory of kolo_mem_alloc, live on.
 kolo_result_t kolo_comm_destroy(kolo_comm_t comm);
+
+// Writes the last operations of this rank to a file, for `kolo trace`: those of this communicator and of all that are split from the
+// same first one, up to 1024 of each. From any thread, also while operations are under way.
+kolo_result_t kolo_comm_dump_trace(kolo_comm_t comm,
+                                   const char *path);
 
 // How many ranks there are.
 kolo_result_t kolo_comm_count(kolo_comm_t comm, int32_t *count);
@@ -724,6 +769,15 @@ kolo_result_t kolo_recv(void *recv,
                         int32_t peer,
                         kolo_comm_t comm,
                         kolo_stream_t stream);
+
+// Receives `count` elements from whichever rank's message comes first, of those that no earlier receive waits for, and puts that
+// rank into `*source` unless it is NULL. Not for groups.
+kolo_result_t kolo_recv_any(void *recv,
+                            size_t count,
+                            kolo_dtype_t dtype,
+                            int32_t *source,
+                            kolo_comm_t comm,
+                            kolo_stream_t stream);
 
 // Sends to one rank and receives from another (or the same) at once.
 kolo_result_t kolo_send_recv(const void *send,
@@ -886,6 +940,15 @@ kolo_result_t kolo_start_recv(void *recv,
                               kolo_comm_t comm,
                               kolo_stream_t stream,
                               kolo_work_t *work);
+
+// Starts kolo_recv_any. `*source`, too, is the operation's until it has ended.
+kolo_result_t kolo_start_recv_any(void *recv,
+                                  size_t count,
+                                  kolo_dtype_t dtype,
+                                  int32_t *source,
+                                  kolo_comm_t comm,
+                                  kolo_stream_t stream,
+                                  kolo_work_t *work);
 
 // Begins a group: until kolo_group_end, this thread's blocking collectives, sends and receives are held back. They return at once, and
 // use their buffers until kolo_group_end returns. Groups may be nested; the outermost counts.

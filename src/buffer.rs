@@ -1,5 +1,7 @@
 //! Memory that is being communicated: a pointer and a length, never a reference, since a peer may be writing it.
 
+use crate::types::Rank;
+
 /// Memory that is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunk {
@@ -59,5 +61,34 @@ impl ChunkMut {
     /// The same memory, to be read.
     pub(crate) fn as_const(self) -> Chunk {
         Chunk { ptr: self.ptr, len: self.len }
+    }
+}
+
+/// Where to put the rank whose message was received, if it may be any.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source {
+    Rank(*mut Rank),
+    /// C's; of no interest if it is null.
+    Int(*mut i32),
+}
+
+// SAFETY: an address may be sent; whoever uses it says why it may.
+unsafe impl Send for Source {}
+// SAFETY: as above.
+unsafe impl Sync for Source {}
+
+impl Source {
+    /// # Safety
+    ///
+    /// The place is writable, and nobody else touches it meanwhile; or it is C's and null.
+    pub(crate) unsafe fn put(self, rank: Rank) {
+        // SAFETY: passed on.
+        unsafe {
+            match self {
+                Source::Rank(place) => place.write(rank),
+                Source::Int(place) if place.is_null() => {}
+                Source::Int(place) => place.write(i32::try_from(rank).unwrap_or(i32::MAX)),
+            }
+        }
     }
 }

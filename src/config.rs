@@ -1,5 +1,6 @@
 //! The settings of a communicator, from options and environment variables. `docs/settings.md` lists them.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -49,6 +50,10 @@ pub(crate) struct Settings {
     pub(crate) start_timeout: Duration,
     pub(crate) host: Option<String>,
     pub(crate) interface: Option<String>,
+    pub(crate) insecure: bool,
+    /// Where the flight recorder leaves files, and whether SIGUSR1 makes it do so.
+    pub(crate) trace_dir: Option<PathBuf>,
+    pub(crate) trace_signal: bool,
 }
 
 /// The settings that all ranks take from rank 0.
@@ -77,6 +82,9 @@ impl Default for Settings {
             start_timeout: Duration::from_secs(30),
             host: None,
             interface: None,
+            insecure: false,
+            trace_dir: None,
+            trace_signal: false,
         }
     }
 }
@@ -101,7 +109,10 @@ impl Settings {
         }
         settings.timeout = parse(env, "KOLO_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.timeout);
         settings.start_timeout = parse(env, "KOLO_START_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.start_timeout);
+        settings.insecure = parse(env, "KOLO_INSECURE", "0 or 1", flag)?.unwrap_or(settings.insecure);
         settings.host = env("KOLO_HOST");
+        settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
+        settings.trace_signal = parse(env, "KOLO_TRACE_SIGNAL", "0 or 1", flag)?.unwrap_or(settings.trace_signal);
         settings.interface = ["KOLO_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"].into_iter().find_map(env);
         Ok(settings)
     }
@@ -188,6 +199,8 @@ mod tests {
             ("KOLO_NETWORK_LATENCY", "5us"),
             ("KOLO_NETWORK_BANDWIDTH", "12.5"),
             ("GLOO_SOCKET_IFNAME", "eth0"),
+            ("KOLO_TRACE_DIR", "/tmp/traces"),
+            ("KOLO_TRACE_SIGNAL", "yes"),
         ])
         .unwrap();
         assert_eq!(read.shared.algorithm, Some(Algorithm::Ring));
@@ -200,6 +213,7 @@ mod tests {
         assert!((read.shared.model.network.latency - 5e-6).abs() < 1e-12);
         assert!((read.shared.model.network.per_byte - 8e-11).abs() < 1e-15);
         assert_eq!(read.interface.as_deref(), Some("eth0"));
+        assert_eq!((read.trace_dir.as_deref(), read.trace_signal), (Some("/tmp/traces".as_ref()), true));
     }
 
     #[test]

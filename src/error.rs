@@ -53,7 +53,8 @@ pub enum Error {
     ///
     /// Within a host no rank's memory was written before all had agreed. Between hosts, ranks compare with those whose messages
     /// they receive, before they take in any of them; what came from others who agreed may be in the receive buffer already.
-    /// A rank that only sends, like the root of a broadcast, may notice at a later call.
+    /// Ranks that are not one of the two get [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends, like the root of a
+    /// broadcast, may notice at a later call.
     #[error(
         "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]; all ranks of a communicator \
          must make the same calls in the same order"
@@ -110,6 +111,26 @@ pub enum Error {
         op: Op,
         /// Its sequence number.
         seq: u64,
+    },
+
+    /// This process was forked from the one that made the communicator.
+    #[error(
+        "{op}: this process was forked after the communicator was made; use it in the process that made it, and connect anew here"
+    )]
+    Forked {
+        /// What was called.
+        op: Op,
+    },
+
+    /// The others went on without this rank, which came too late.
+    #[error(
+        "the survivors of a failure went on without this rank, which came too late: they were ranks {} of the communicator that \
+         failed; end this process, or connect anew",
+        list(survivors)
+    )]
+    Excluded {
+        /// Who went on: ranks of the communicator that failed.
+        survivors: Vec<Rank>,
     },
 
     /// An option or an environment variable has a value that it cannot have.
@@ -232,6 +253,16 @@ impl Error {
     /// Whether the communicator can still be used after this error.
     pub fn leaves_communicator_usable(&self) -> bool {
         matches!(self, Error::Argument { .. } | Error::Setting { .. } | Error::Unsupported { .. } | Error::Reducer { .. })
+    }
+
+    /// The rank at fault, in the communicator of the call, where it is known.
+    pub fn culprit(&self) -> Option<Rank> {
+        match self {
+            Error::Peer { rank, .. } => Some(*rank),
+            Error::Mismatch { peer, .. } | Error::Counts { peer, .. } => Some(*peer),
+            Error::Revoked { first } => first.culprit(),
+            _ => None,
+        }
     }
 
     pub(crate) fn os(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
@@ -369,6 +400,47 @@ pub enum Cause {
         /// The deadline of one operation.
         deadline: Duration,
     },
+    /// It lives, but did not make this call before the deadline.
+    #[error("is there, but did not make this call within the deadline of {deadline:.1?}; {}", did(*last_seq))]
+    Absent {
+        /// The deadline of one operation.
+        deadline: Duration,
+        /// The last collective that it completed; 0 if none.
+        last_seq: u64,
+    },
+    /// Its process is stopped, by SIGSTOP or a debugger.
+    #[error("is stopped, by a signal or a debugger; the deadline of {deadline:.1?} is over")]
+    Stopped {
+        /// The deadline of one operation.
+        deadline: Duration,
+    },
+    /// Its machine takes connections, but its process says nothing.
+    #[error(
+        "did not take part within the deadline of {deadline:.1?} and answers nothing; its process is stopped, or its machine stuck"
+    )]
+    Unresponsive {
+        /// The deadline of one operation.
+        deadline: Duration,
+    },
+    /// Nobody is where it was.
+    #[error("is gone: its process has ended, or has dropped all its communicators")]
+    Gone,
+    /// It aborted the communicator.
+    #[error("aborted the communicator")]
+    Aborted,
+    /// It called something else than another rank.
+    #[error("called [{}], rank {} called [{}]; all ranks of a communicator must make the same calls in the same order", .0.mine, .0.rank, .0.theirs)]
+    Mismatch(Box<Differs>),
+    /// It sent another number of bytes than another rank expected.
+    #[error("sent {sent} bytes where rank {to} expected {expected}; give both the same count")]
+    Counts {
+        /// Who expected them.
+        to: Rank,
+        /// Bytes that were sent.
+        sent: u64,
+        /// Bytes that were expected.
+        expected: u64,
+    },
     /// Its connection broke.
     #[error("lost its connection: {0}")]
     Broken(io::ErrorKind),
@@ -392,6 +464,17 @@ pub enum Cause {
     /// It sent what no kolo sends.
     #[error("sent what is no part of kolo's protocol: {0}")]
     Corrupt(&'static str),
+}
+
+/// Two calls that should have been the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Differs {
+    /// What the rank at fault called.
+    pub mine: Descriptor,
+    /// The rank that called something else.
+    pub rank: Rank,
+    /// What it called.
+    pub theirs: Descriptor,
 }
 
 /// What went wrong with a store.
@@ -434,6 +517,12 @@ pub enum StoreProblem {
         /// The other job.
         job: String,
     },
+    /// It is on another machine, and the ranks share no secret.
+    #[error(
+        "without a secret, ranks listen only to their own machine, and this store is on another; give all ranks the same KOLO_SECRET \
+         (openssl rand -hex 32), or KOLO_INSECURE=1 if nobody else reaches the network"
+    )]
+    NoSecret,
     /// The two ends do not share a secret.
     #[error("the job secret is not the same on both ends; check KOLO_SECRET")]
     Secret,
@@ -571,6 +660,10 @@ fn shape(op: Op, dtype: DType, count: u64) -> String {
     if matches!(op, Op::Barrier | Op::Connect | Op::Split) { String::new() } else { format!(" {dtype} x {count}") }
 }
 
+fn did(last_seq: u64) -> String {
+    if last_seq == 0 { "it has completed none so far".to_owned() } else { format!("its last completed seq is {last_seq}") }
+}
+
 fn by(holder: &Option<String>) -> String {
     holder.as_ref().map_or_else(String::new, |holder| format!(" by {holder}"))
 }
@@ -580,7 +673,7 @@ fn list(ranks: &[Rank]) -> impl fmt::Display {
     let mut text = String::new();
     let mut rest = ranks;
     while let Some(&first) = rest.first() {
-        let run = rest.iter().enumerate().take_while(|&(i, &rank)| rank == first + i).count();
+        let run = rest.iter().enumerate().take_while(|&(i, &rank)| first.checked_add(i) == Some(rank)).count();
         if !text.is_empty() {
             text += ", ";
         }
@@ -622,6 +715,9 @@ mod tests {
     fn many_missing_ranks_are_named_shortly() {
         assert_eq!(list(&[1]).to_string(), "1");
         assert_eq!(list(&[1, 2, 5, 6, 7, 9]).to_string(), "1, 2, 5 to 7, 9");
+        // What a store says may be anything.
+        let last = usize::MAX;
+        assert_eq!(list(&[last - 1, last, 0]).to_string(), format!("{}, {last}, 0", last - 1));
     }
 
     #[test]

@@ -37,7 +37,8 @@
 //!   world size. f16 and bf16 are summed in f32 and rounded once wherever one rank reduces a piece; integers wrap; minimum and
 //!   maximum propagate NaN. All ranks get the same bits.
 //! - No wait is endless. Whatever goes wrong is an [`Error`] that says what happened, to whom, and what to do. An operation
-//!   that fails on one rank ends the communicator: it, or the next one, fails on all. Calls that do not match get
+//!   that fails on one rank ends the communicator: it, or the next one, fails on all, which name the same rank as the one at
+//!   fault. [`Communicator::shrink`] gives the survivors a new one. Calls that do not match get
 //!   [`Error::Mismatch`].
 //! - For data-parallel training, [`ddp`] averages gradients while others are still being computed.
 //! - How ranks find each other, which algorithm and transport they use and how long they wait are [`settings`].
@@ -50,10 +51,11 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | what users call | `comm`, and `ddp` upon it; from C, `ffi`, of which `include/kolo.h` is generated |
+//! | what users call | `comm`, and `ddp` upon it; from C, `ffi`, of which `include/kolo.h` is generated; [`doctor`] looks at the machine |
 //! | what carries a collective out | `engine` (schedules over links), `window` (shared memory) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |
+//! | what is known of how they are, and what they tell each other beside their operations | `health` |
 //! | beneath all | `sys` (the operating system), `wire`, `config`, `types`, `error` |
 //!
 //! # Features
@@ -66,10 +68,16 @@ mod buffer;
 mod comm;
 mod config;
 pub mod ddp;
+pub mod doctor;
 mod door;
 mod engine;
 mod error;
 mod ffi;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod health;
+mod history;
 mod reduce;
 mod schedule;
 mod store;
@@ -83,7 +91,7 @@ mod wire;
 pub use comm::{Builder, Communicator, Registered, Scope};
 pub use config::{Passage, Transport};
 pub use engine::progress::Work;
-pub use error::{Argument, Cause, Error, ReducerProblem, Result, StoreProblem};
+pub use error::{Argument, Cause, Differs, Error, ReducerProblem, Result, StoreProblem};
 pub use half::{bf16, f16};
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;

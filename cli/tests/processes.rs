@@ -376,6 +376,7 @@ fn network_namespaces() -> Outcome {
                     .env("KOLO_RANK", rank.to_string())
                     .env("KOLO_WORLD_SIZE", layout.len().to_string())
                     .env("KOLO_STORE", format!("tcp://{}.1:29777", Namespaces::NETWORK))
+                    .env("KOLO_SECRET", "0123456789abcdef".repeat(4))
                     .stdout(Stdio::piped())
                     .stderr(Stdio::piped())
                     .spawn()

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::config::{Passage, SharedSettings, Transport};
 use crate::door::handshake::VERSION;
-use crate::error::Error;
+use crate::error::{Error, StoreProblem};
 use crate::schedule::Algorithm;
 use crate::schedule::select::{CostModel, LinkCost};
 use crate::types::Rank;
@@ -61,6 +61,13 @@ impl Card {
         format!("process {} on {}", self.pid, self.host)
     }
 
+    /// Whether it is on another machine, or in another network of the same, as far as one can tell.
+    pub(crate) fn is_elsewhere(&self, other: &Card) -> bool {
+        // What the rank declared follows.
+        let machine = |card: &Card| card.neighbourhood.rsplit_once(' ').map(|(machine, _)| machine.to_owned());
+        matches!((machine(self), machine(other)), (Some(mine), Some(theirs)) if mine != theirs)
+    }
+
     /// What keeps this rank from joining the other, if anything does.
     pub(crate) fn disagreement(&self, other: &Card) -> Option<Error> {
         if other.version != self.version {
@@ -97,6 +104,8 @@ pub(crate) enum Refusal {
         other: Box<Card>,
         zero: Box<Card>,
     },
+    /// There are several machines and no secret.
+    NoSecret,
 }
 
 impl Refusal {
@@ -105,9 +114,10 @@ impl Refusal {
             Refusal::Missing { ranks, world_size, waited } => {
                 Error::Missing { ranks: ranks.clone(), world_size: *world_size, store: store.to_owned(), waited: *waited }
             }
+            Refusal::NoSecret => StoreProblem::NoSecret.at(store),
             Refusal::Disagrees { other, zero } => zero.disagreement(other).unwrap_or_else(|| Error::Store {
                 store: store.to_owned(),
-                problem: crate::error::StoreProblem::Foreign("it holds a refusal without a reason".to_owned()),
+                problem: StoreProblem::Foreign("it holds a refusal without a reason".to_owned()),
             }),
         }
     }
@@ -116,6 +126,7 @@ impl Refusal {
 const MEMBERS: u64 = 0;
 const MISSING: u64 = 1;
 const DISAGREES: u64 = 2;
+const NO_SECRET: u64 = 3;
 const NO_ALGORITHM: u64 = u64::MAX;
 
 impl Book {
@@ -135,6 +146,7 @@ impl Book {
                 writer.number(MISSING).list(ranks, |writer, &rank| _ = writer.number(rank as u64));
                 writer.number(*world_size as u64).number(waited.as_millis() as u64);
             }
+            Book::Refused(Refusal::NoSecret) => _ = writer.number(NO_SECRET),
             Book::Refused(Refusal::Disagrees { other, zero }) => {
                 writer.number(DISAGREES).bytes(&other.encode()).bytes(&zero.encode());
             }
@@ -171,6 +183,7 @@ impl Book {
                 other: Box::new(Card::decode(reader.bytes()?)?),
                 zero: Box::new(Card::decode(reader.bytes()?)?),
             }),
+            NO_SECRET => Book::Refused(Refusal::NoSecret),
             _ => return None,
         })
     }
@@ -186,6 +199,42 @@ fn prices(model: &CostModel) -> [f64; 9] {
 /// The protocol version that cards carry.
 pub(crate) fn version() -> u32 {
     VERSION.into()
+}
+
+/// Whatever a store holds where a card or the book should be.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(card) = Card::decode(bytes) {
+        assert_eq!(Card::decode(&card.encode()), Some(card), "a card is read as another");
+    }
+    match Book::decode(bytes) {
+        Some(Book::Refused(refusal)) => _ = refusal.error("file:///store").to_string(),
+        Some(book @ Book::Members { .. }) => assert!(Book::decode(&book.encode()).is_some()),
+        None => {}
+    }
+}
+
+/// A card, and books of every kind.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    let card = Card {
+        version: version(),
+        rank: 1,
+        world_size: 2,
+        instance: 99,
+        host: "node7".to_owned(),
+        pid: 4121,
+        neighbourhood: "here".to_owned(),
+        address: SocketAddr::from(([10, 0, 0, 2], 4000)),
+        local_name: "kolo-x".to_owned(),
+    };
+    let settings = crate::config::Settings::default().shared;
+    let books = [
+        Book::Members { cards: vec![card.clone(), card.clone()], settings },
+        Book::Refused(Refusal::Missing { ranks: vec![1, 5], world_size: 8, waited: Duration::from_secs(30) }),
+        Book::Refused(Refusal::Disagrees { other: Box::new(card.clone()), zero: Box::new(card.clone()) }),
+    ];
+    books.iter().map(Book::encode).chain([card.encode()]).collect()
 }
 
 #[cfg(test)]
@@ -221,6 +270,7 @@ mod tests {
         }
         for refusal in [
             Refusal::Missing { ranks: vec![1, 5], world_size: 8, waited: Duration::from_secs(30) },
+            Refusal::NoSecret,
             Refusal::Disagrees { other: Box::new(Card { world_size: 3, ..card(1) }), zero: Box::new(card(0)) },
         ] {
             match Book::decode(&Book::Refused(refusal.clone()).encode()) {

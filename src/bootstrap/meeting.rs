@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::Start;
 use super::card::{Book, Card, Refusal};
-use crate::config::SharedSettings;
-use crate::door;
+use crate::config::{self, SharedSettings};
 use crate::door::handshake::{Hello, Purpose, random};
+use crate::door::{self, Door};
 use crate::error::{Error, Result, StoreProblem};
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
@@ -18,8 +18,8 @@ const GLANCE: Duration = Duration::from_millis(300);
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Exchanges cards: returns the generation, all cards, and the settings of rank 0.
-pub(super) fn meet(start: &Start<'_>, card: &Card, began: Instant) -> Result<(String, Vec<Card>, SharedSettings)> {
-    let (generation, book) = if start.rank == 0 { collect(start, card, began)? } else { join(start, card, began)? };
+pub(super) fn meet(start: &Start<'_>, door: &Door, card: &Card, began: Instant) -> Result<(String, Vec<Card>, SharedSettings)> {
+    let (generation, book) = if start.rank == 0 { collect(start, door, card, began)? } else { join(start, door, card, began)? };
     if let (Book::Refused(_), true) = (&book, start.rank != 0) {
         store_error(start, start.store.set(&format!("{generation}/heard/{}", start.rank), &[], GRACE))?;
     }
@@ -38,10 +38,18 @@ fn left(start: &Start<'_>) -> Duration {
 }
 
 /// What rank 0 does.
-fn collect(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Book)> {
+fn collect(start: &Start<'_>, door: &Door, mine: &Card, began: Instant) -> Result<(String, Book)> {
     let generation = format!("{:016x}", u128::from_le_bytes(random()) as u64);
+    let announced = match start.store.is_private() && !start.identity.has_secret() {
+        true => {
+            let secret = super::random_secret();
+            door.share_secret(secret);
+            secret.iter().fold(format!("{generation}."), |text, byte| text + &format!("{byte:02x}"))
+        }
+        false => generation.clone(),
+    };
     let patience = left(start).max(GLANCE);
-    store_error(start, start.store.set("generation", generation.as_bytes(), patience))?;
+    store_error(start, start.store.set("generation", announced.as_bytes(), patience))?;
     store_error(start, start.store.claim(&format!("{generation}/rank/0"), &mine.encode(), patience))?;
     let mut cards: Vec<Option<Card>> = vec![None; start.world_size];
     cards[0] = Some(mine.clone());
@@ -60,14 +68,17 @@ fn collect(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Bo
             let patience = if rank == first { GLANCE.min(left(start)) } else { Duration::ZERO };
             let bytes = store_error(start, start.store.get(&format!("{generation}/rank/{rank}"), patience))?;
             let card = bytes.and_then(|bytes| Card::decode(&bytes)).filter(|card| card.rank == rank);
+            if card.as_ref().is_some_and(|card| !door.identity().may_listen() && card.is_elsewhere(mine)) {
+                break 'book Book::Refused(Refusal::NoSecret);
+            }
             if let Some(other) = card.as_ref().filter(|card| mine.disagreement(card).is_some()) {
                 break 'book Book::Refused(Refusal::Disagrees { other: Box::new(other.clone()), zero: Box::new(mine.clone()) });
             }
             cards[rank] = card;
         }
         let current = store_error(start, start.store.get("generation", Duration::ZERO))?;
-        if let Some(other) = current.filter(|current| *current != generation.as_bytes()) {
-            let other = String::from_utf8_lossy(&other).into_owned();
+        if let Some(other) = current.filter(|current| *current != announced.as_bytes()) {
+            let (other, _) = parse(&other);
             let second = store_error(start, start.store.get(&format!("{other}/rank/0"), GLANCE))?;
             let second =
                 second.and_then(|bytes| Card::decode(&bytes)).map_or_else(|| "another process".to_owned(), |card| card.who());
@@ -88,7 +99,7 @@ fn collect(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Bo
 }
 
 /// What the others do.
-fn join(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Book)> {
+fn join(start: &Start<'_>, door: &Door, mine: &Card, began: Instant) -> Result<(String, Book)> {
     let deadline = start.deadline + GRACE;
     let is_late = || Instant::now() >= deadline;
     let mut generation: Option<String> = None;
@@ -99,8 +110,11 @@ fn join(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Book)
             Err(StoreProblem::OtherJob { .. }) if !is_late() => continue,
             current => store_error(start, current)?,
         };
-        let current = current.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        if let Some(found) = current.filter(|found| generation.as_ref() != Some(found)) {
+        let current = current.map(|bytes| parse(&bytes));
+        if let Some((found, secret)) = current.filter(|(found, _)| generation.as_ref() != Some(found)) {
+            if let Some(secret) = secret.filter(|_| !start.identity.has_secret()) {
+                door.share_secret(secret);
+            }
             let key = format!("{found}/rank/{}", start.rank);
             let holder = store_error(start, start.store.claim(&key, &mine.encode(), left(start).max(GLANCE)))?;
             let holder = Card::decode(&holder).filter(|holder| holder.instance != mine.instance);
@@ -109,7 +123,7 @@ fn join(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Book)
         }
         if let Some((holder, since)) = &conflict {
             // Either a living process has this rank, or the generation is a former run's and will change when rank 0 comes.
-            if is_late() || since.elapsed() >= CONFLICT_PATIENCE && answers(start, holder) {
+            if is_late() || since.elapsed() >= CONFLICT_PATIENCE && answers(start, door, holder) {
                 return Err(Error::RankTaken { rank: start.rank, first: holder.who(), second: mine.who() });
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -131,7 +145,7 @@ fn join(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Book)
                 {
                     return Ok((generation.clone(), Book::Refused(Refusal::Disagrees { other, zero })));
                 }
-                Some(book @ Book::Refused(Refusal::Missing { .. })) => return Ok((generation.clone(), book)),
+                Some(book @ Book::Refused(Refusal::Missing { .. } | Refusal::NoSecret)) => return Ok((generation.clone(), book)),
                 // A former run's.
                 _ => {}
             }
@@ -147,13 +161,22 @@ fn join(start: &Start<'_>, mine: &Card, began: Instant) -> Result<(String, Book)
     }
 }
 
+/// The name of a generation, and the secret of its ranks if they were given none, as rank 0 announces them.
+fn parse(announced: &[u8]) -> (String, Option<[u8; 32]>) {
+    let text = String::from_utf8_lossy(announced);
+    match text.split_once('.') {
+        Some((generation, secret)) => (generation.to_owned(), config::secret(secret)),
+        None => (text.into_owned(), None),
+    }
+}
+
 /// How long a rank that finds its place taken waits before it looks who holds it: a former run may be about to end.
 const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
 
 /// Whether the process that wrote a card lives: its door opens for this job.
-fn answers(start: &Start<'_>, holder: &Card) -> bool {
+fn answers(start: &Start<'_>, own: &Door, holder: &Card) -> bool {
     let hello = Hello::new(Purpose::Probe, 0, start.rank, holder.rank);
-    door::dial(holder.address, &start.identity, &hello, Instant::now() + GLANCE).is_ok()
+    door::dial(holder.address, &own.identity(), &hello, Instant::now() + GLANCE).is_ok()
 }
 
 /// The ranks without a card, as far as another than rank 0 can tell.

@@ -13,7 +13,7 @@
 //! in it; no former run's book has, and when the generation changes it starts over.
 
 pub(crate) mod address;
-mod card;
+pub(crate) mod card;
 pub(crate) mod fabric;
 mod host;
 pub(crate) mod launcher;
@@ -29,13 +29,14 @@ use crate::config::{Settings, SharedSettings, Transport};
 use crate::door::handshake::{Identity, random};
 use crate::door::{self, Door};
 use crate::error::{Cause, Error, Result};
+use crate::health::{Boards, Recorder, Who};
 use crate::store::{Place, Store};
 use crate::sys::{self, LocalListener};
-use crate::types::{DType, Op, Rank};
+use crate::types::{DType, Op, Rank, mix};
 use card::Card;
 use fabric::Fabric;
 use host::{Failed, Star};
-use network::{Mailbox, Network};
+use network::{Mailbox, Network, Reception};
 
 /// The communicator of all ranks.
 const WORLD: u64 = 0;
@@ -65,13 +66,17 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let chosen = address::choose(start.place.as_ref(), start.settings.interface.as_deref())?;
     tracing::info!(address = %chosen.ip, why = chosen.why, "this rank's address");
     let mailbox = Arc::new(Mailbox::default());
-    let door = open_door(start, chosen.ip, mailbox.clone())?;
+    let boards = Arc::new(Boards::default());
+    let door = open_door(start, chosen.ip, mailbox.clone(), boards.clone())?;
     let card = card(start, &door)?;
 
-    let (generation, cards, settings) = meeting::meet(start, &card, began)?;
+    let (generation, cards, settings) = meeting::meet(start, &door, &card, began)?;
     let members = cards.iter().map(|card| Member { host: card.host.as_str().into(), pid: card.pid }).collect::<Vec<_>>();
     let candidates = candidates(&cards, start.rank, settings.transport);
-    let network = Network::new(door, mailbox, start.identity.clone(), cards, start.rank, settings.sockets);
+    let identity = door.identity();
+    let run = cards.iter().fold(0, |run, card| mix(run, card.instance));
+    let who = Who { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
+    let network = Network::new(door, mailbox, boards, identity, cards, start.rank, settings.sockets);
 
     let everybody: Vec<Rank> = (0..start.world_size).collect();
     let star = match candidates.len() {
@@ -91,7 +96,8 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         return Err(Error::Unsupported { what: "transport shm", why });
     }
     tracing::info!(rank = start.rank, world = start.world_size, neighbours = together.len(), after = ?began.elapsed(), "ranks have met");
-    let fabric = Fabric::of_network(Arc::new(network), WORLD, hosts.into(), star);
+    let recorder = Recorder::new(who, start.settings.trace_dir.clone());
+    let fabric = Fabric::of_network(Arc::new(network), WORLD, hosts.into(), star, recorder);
     Ok(Connected { fabric, settings, members })
 }
 
@@ -104,7 +110,14 @@ pub(crate) fn peer_failed(failed: Failed, members: &[Member], began: Instant) ->
     Error::Peer { rank, host, pid, op: Op::Connect, seq: 0, dtype: DType::U8, count: 0, after, cause }
 }
 
-fn open_door(start: &Start<'_>, ip: std::net::IpAddr, mailbox: Arc<Mailbox>) -> Result<Door> {
+fn open_door(start: &Start<'_>, ip: std::net::IpAddr, mailbox: Arc<Mailbox>, boards: Arc<Boards>) -> Result<Door> {
+    let identity = start.identity.clone();
+    let (ip, identity) = match start.store.is_private() && !identity.has_secret() {
+        // Until rank 0's secret is known, nobody is let in.
+        true => (ip, identity.with_secret(random_secret())),
+        false if identity.may_listen() => (ip, identity),
+        false => (sys::own_loopback(ip), identity),
+    };
     let listener = TcpListener::bind((ip, 0)).map_err(Error::os(format!("listening at {ip}")))?;
     let name = door::random_name();
     let local = match LocalListener::bind(&name) {
@@ -114,13 +127,14 @@ fn open_door(start: &Start<'_>, ip: std::net::IpAddr, mailbox: Arc<Mailbox>) -> 
             None
         }
     };
-    let (rank, world) = (start.rank as u32, start.world_size as u32);
-    let admit = move |hello: door::handshake::Hello, stream| {
-        if hello.to == rank && hello.from < world && hello.from != rank {
-            mailbox.admit(hello, stream);
-        }
-    };
-    Door::open(Some(listener), local, start.identity.clone(), admit).map_err(Error::os("opening the door"))
+    let reception = Reception { rank: start.rank, world: start.world_size, mailbox, boards };
+    Door::open(Some(listener), local, identity, reception).map_err(Error::os("opening the door"))
+}
+
+fn random_secret() -> [u8; 32] {
+    let mut secret = [0; 32];
+    secret.chunks_mut(16).for_each(|part| part.copy_from_slice(&random()));
+    secret
 }
 
 fn card(start: &Start<'_>, door: &Door) -> Result<Card> {

@@ -1,6 +1,7 @@
 //! The network of one process: its door, and the connections that came in through it.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,8 +10,10 @@ use parking_lot::{Condvar, Mutex};
 
 use super::card::Card;
 use crate::door::handshake::{Hello, Identity, Purpose, Refusal};
-use crate::door::{self, DialError, Door, Stream};
+use crate::door::{self, DialError, Door, Host, Stream};
 use crate::error::Cause;
+use crate::health::{Answer, Boards, Contact, Question, Unheard};
+use crate::sys;
 use crate::transport::{Link, Opener, shm, tcp};
 use crate::types::Rank;
 
@@ -23,6 +26,7 @@ pub(crate) struct Network {
     // Kept open: others call as long as they have communicators with this rank.
     _door: Door,
     mailbox: Arc<Mailbox>,
+    boards: Arc<Boards>,
     identity: Identity,
     /// All ranks of the job.
     pub(crate) cards: Vec<Card>,
@@ -106,20 +110,56 @@ impl Mailbox {
     }
 }
 
+/// Whom the door of this process serves.
+pub(super) struct Reception {
+    pub(super) rank: Rank,
+    pub(super) world: usize,
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) boards: Arc<Boards>,
+}
+
+impl Reception {
+    fn is_for_this_rank(&self, hello: &Hello) -> bool {
+        let (from, to) = (hello.from as usize, hello.to as usize);
+        to == self.rank && from < self.world && from != self.rank
+    }
+}
+
+impl Host for Reception {
+    fn admit(&mut self, hello: Hello, stream: Stream) {
+        if self.is_for_this_rank(&hello) {
+            self.mailbox.admit(hello, stream);
+        }
+    }
+
+    fn answer(&mut self, hello: &Hello, question: &[u8]) -> Vec<u8> {
+        let answer = match Question::decode(question).filter(|_| self.is_for_this_rank(hello)) {
+            Some(question) => self.boards.answer(hello.channel, hello.from as usize, self.rank, question),
+            None => Answer::Unknown,
+        };
+        answer.encode()
+    }
+}
+
 impl Network {
     pub(crate) fn new(
         door: Door,
         mailbox: Arc<Mailbox>,
+        boards: Arc<Boards>,
         identity: Identity,
         cards: Vec<Card>,
         rank: Rank,
         sockets: u8,
     ) -> Network {
-        Network { _door: door, mailbox, identity, cards, rank, sockets }
+        Network { _door: door, mailbox, boards, identity, cards, rank, sockets }
     }
 
     pub(super) fn mailbox(&self) -> &Mailbox {
         &self.mailbox
+    }
+
+    pub(super) fn boards(&self) -> &Boards {
+        &self.boards
     }
 
     fn hello(&self, purpose: Purpose, channel: u64, to: Rank) -> Hello {
@@ -154,13 +194,57 @@ impl Network {
 
 fn unreachable(address: String, error: &DialError) -> Cause {
     match error {
-        DialError::Io(error) => Cause::Unreachable { address, kind: error.kind() },
+        DialError::Connect(error) | DialError::Io(error) => Cause::Unreachable { address, kind: error.kind() },
         DialError::Refused(Refusal::Secret) => Cause::Secret,
         DialError::Refused(refusal) => {
             tracing::warn!(?refusal, address, "a rank of this job turned this one away");
-            Cause::Unreachable { address, kind: std::io::ErrorKind::PermissionDenied }
+            Cause::Unreachable { address, kind: io::ErrorKind::PermissionDenied }
         }
     }
+}
+
+/// How a rank reaches the others of a communicator at their doors.
+pub(super) struct NetworkContact {
+    pub(super) network: Arc<Network>,
+    pub(super) channel: u64,
+    /// The communicator's ranks as ranks of the job.
+    pub(super) members: Arc<[Rank]>,
+}
+
+impl Contact for NetworkContact {
+    fn is_stopped(&self, peer: Rank) -> bool {
+        let Network { cards, rank, .. } = &*self.network;
+        let Card { neighbourhood, pid, .. } = &cards[self.members[peer]];
+        !neighbourhood.is_empty() && *neighbourhood == cards[*rank].neighbourhood && sys::is_stopped(*pid)
+    }
+
+    fn ask(&self, peer: Rank, question: &Question, patience: Duration) -> Result<Answer, Unheard> {
+        let to = self.members[peer];
+        let Network { cards, identity, rank, .. } = &*self.network;
+        let hello = self.network.hello(Purpose::Ask, self.channel, to);
+        let (question, deadline) = (question.encode(), Instant::now() + patience);
+        let Card { address, local_name, neighbourhood, .. } = &cards[to];
+        let is_near = !neighbourhood.is_empty() && *neighbourhood == cards[*rank].neighbourhood;
+        let heard = match is_near.then(|| door::ask_local(local_name, identity, &hello, &question, deadline)) {
+            // It may be in a namespace of its own, where only the network reaches.
+            None | Some(Err(DialError::Connect(_))) => door::ask(*address, identity, &hello, &question, deadline),
+            Some(heard) => heard,
+        };
+        match heard {
+            Ok(answer) => Answer::decode(&answer).ok_or(Unheard::Mute),
+            Err(DialError::Connect(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Unheard::Gone),
+            Err(DialError::Connect(error)) => Err(Unheard::Unreachable { address: address.to_string(), kind: error.kind() }),
+            // It ended while it was asked.
+            Err(DialError::Io(error)) if is_end(&error) => Err(Unheard::Gone),
+            // Somebody else got the port of a process that has ended.
+            Err(DialError::Refused(_)) => Err(Unheard::Gone),
+            Err(DialError::Io(_)) => Err(Unheard::Mute),
+        }
+    }
+}
+
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof)
 }
 
 /// Opens the links of one communicator. Of two ranks, the lower one calls.
@@ -220,7 +304,7 @@ impl Opener for NetworkOpener {
         }
         while let Some(streams) = self.network.mailbox.link_streams(self.channel, self.members[peer]) {
             match link(streams, patience) {
-                Err(Cause::Broken(std::io::ErrorKind::UnexpectedEof)) => continue,
+                Err(Cause::Broken(io::ErrorKind::UnexpectedEof)) => continue,
                 other => return other.map(Some),
             }
         }

@@ -1,7 +1,7 @@
 //! How a communicator of all ranks comes to be.
 
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::Communicator;
@@ -13,6 +13,7 @@ use crate::bootstrap::{self, Connected, Start};
 use crate::config::{self, Passage, Settings, SharedSettings, Transport, process_env};
 use crate::door::handshake::Identity;
 use crate::error::{Error, Result};
+use crate::health::{self, Boards, Recorder, Who};
 use crate::plan::CostModel;
 use crate::schedule::Algorithm;
 use crate::store::tcp::TcpStore;
@@ -56,6 +57,9 @@ pub struct Builder {
     start_timeout: Option<Duration>,
     host: Option<String>,
     interface: Option<String>,
+    insecure: Option<bool>,
+    trace_dir: Option<PathBuf>,
+    trace_signal: Option<bool>,
 }
 
 /// The longest deadline: 100 years.
@@ -159,9 +163,30 @@ impl Builder {
         self
     }
 
+    /// Whether ranks that share no secret may listen to other machines: then anybody who reaches them can join, or disturb, the
+    /// job.
+    pub fn insecure(mut self, insecure: bool) -> Self {
+        self.insecure = Some(insecure);
+        self
+    }
+
     /// Which network interfaces or addresses may be used; the syntax is that of `KOLO_INTERFACE`.
     pub fn interface(mut self, filter: impl Into<String>) -> Self {
         self.interface = Some(filter.into());
+        self
+    }
+
+    /// A folder where a rank leaves the last operations of its communicators when one of them fails: a file for `kolo trace`. It is
+    /// made if it is not there.
+    pub fn trace_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.trace_dir = Some(folder.into());
+        self
+    }
+
+    /// Whether the files are also left when this process gets SIGUSR1. Only then does kolo handle the signal, in addition to who
+    /// handled it before; without, the signal ends a process that has not provided for it.
+    pub fn trace_signal(mut self, on: bool) -> Self {
+        self.trace_signal = Some(on);
         self
     }
 
@@ -182,19 +207,19 @@ impl Builder {
             return Communicator::alone(settings);
         }
         let job = self.job.clone().or_else(|| process_env("KOLO_JOB_ID")).unwrap_or_else(|| launch.job.clone());
-        let identity = Identity::new(&job, secret);
+        let identity = Identity::new(&job, secret).insecure(settings.insecure);
         let deadline = began + settings.start_timeout;
         let (store, place) = self.open_store(&launch, &identity, deadline)?;
         let Launch { launcher, rank, world_size, .. } = launch;
         tracing::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
         let start = Start { rank, world_size, identity, store: &*store, place, settings: &settings, deadline };
         let Connected { fabric, settings: shared, members } = bootstrap::connect(&start)?;
-        let terms = |timeout| Terms { rank, members: members.clone(), timeout, abort: AtomicBool::new(false) };
+        let terms = terms(&fabric, members, &settings);
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
-        let core = Core::start(fabric, shared, &terms(left), Instant::now())?;
+        let core = Core::start(fabric, shared, &Terms { timeout: left, ..terms.clone() }, Instant::now())?;
         // Everybody has connected: the store has done its duty.
         drop(store);
-        Ok(Communicator::new(core, terms(settings.timeout)))
+        Ok(Communicator::new(core, terms))
     }
 
     /// The settings: what was set here, else what the environment says.
@@ -214,6 +239,10 @@ impl Builder {
         settings.start_timeout = self.start_timeout.unwrap_or(settings.start_timeout).min(FOREVER);
         settings.host = self.host.clone().or(settings.host);
         settings.interface = self.interface.clone().or(settings.interface);
+        settings.insecure = self.insecure.unwrap_or(settings.insecure);
+        settings.trace_dir = self.trace_dir.clone().or(settings.trace_dir);
+        settings.trace_signal = self.trace_signal.unwrap_or(settings.trace_signal);
+        health::prepare(settings.trace_dir.as_ref(), settings.trace_signal)?;
         Ok(settings)
     }
 
@@ -278,12 +307,21 @@ impl Builder {
     }
 }
 
+/// The recorder of a rank that meets nobody outside this process.
+fn recorder(job: &str, rank: Rank, members: &[Member], settings: &Settings) -> Arc<Recorder> {
+    // Of one process all ranks come from one call; its number tells it from others.
+    let run = u64::from(std::process::id());
+    Recorder::new(Who { job: job.to_owned(), run, rank, members: members.to_vec() }, settings.trace_dir.clone())
+}
+
 impl Communicator {
     /// A communicator of one rank, which needs no store.
     fn alone(settings: Settings) -> Result<Communicator> {
         let member = Member { host: sys::hostname().into(), pid: std::process::id() };
-        let terms = Terms { rank: 0, members: vec![member], timeout: settings.timeout, abort: AtomicBool::new(false) };
-        let core = Core::start(Fabric::alone(), settings.shared, &terms, Instant::now())?;
+        let members = vec![member];
+        let fabric = Fabric::alone(recorder("alone", 0, &members, &settings));
+        let terms = terms(&fabric, members, &settings);
+        let core = Core::start(fabric, settings.shared, &terms, Instant::now())?;
         Ok(Communicator::new(core, terms))
     }
 
@@ -316,12 +354,13 @@ impl Builder {
         if world_size == 0 {
             return Err(Error::setting("world_size", "0", "at least 1"));
         }
-        let hub = Arc::new(Hub::default());
+        let (hub, boards) = (Arc::new(Hub::default()), Arc::new(Boards::default()));
         let host: Arc<str> = sys::hostname().into();
         let members = vec![Member { host, pid: std::process::id() }; world_size];
         let connect = |rank| {
-            let fabric = Fabric::of_process(hub.clone(), rank, world_size);
-            let terms = Terms { rank, members: members.clone(), timeout: settings.timeout, abort: AtomicBool::new(false) };
+            let recorder = recorder("in-process", rank, &members, &settings);
+            let fabric = Fabric::of_process(hub.clone(), boards.clone(), rank, world_size, recorder);
+            let terms = terms(&fabric, members.clone(), &settings);
             let core = Core::start(fabric, settings.shared, &terms, Instant::now())?;
             Ok(Communicator::new(core, terms))
         };
@@ -330,4 +369,9 @@ impl Builder {
             ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         })
     }
+}
+
+fn terms(fabric: &Fabric, members: Vec<Member>, settings: &Settings) -> Terms {
+    let Settings { timeout, start_timeout, .. } = *settings;
+    Terms { rank: fabric.rank(), members, timeout, start_timeout, alarm: fabric.bulletin().alarm.clone() }
 }

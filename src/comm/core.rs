@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use mio::Waker;
@@ -14,6 +15,8 @@ use crate::buffer::{Chunk, ChunkMut};
 use crate::config::{SharedSettings, Transport};
 use crate::engine::{Engine, Job};
 use crate::error::{Error, Result};
+use crate::health::{self, Recording, settle};
+use crate::history::{self, History, Note};
 use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::{Choice, Layout, has_window, piece_bytes, select};
 use crate::schedule::{Algorithm, Blocks, Problem, chunk, steps};
@@ -25,6 +28,7 @@ use crate::window::{self, Window, WindowCall};
 
 pub(super) struct Core {
     fabric: Fabric,
+    recording: Arc<Recording>,
     settings: SharedSettings,
     layout: Layout,
     patience: Arc<Patience>,
@@ -33,9 +37,8 @@ pub(super) struct Core {
     window: Option<Window>,
     /// Operations so far.
     seq: u64,
-    /// Messages sent to and received from each peer so far.
+    /// Messages sent to each peer so far.
     sent: Vec<u64>,
-    received: Vec<u64>,
     /// Partial results between windows and messages; kept for its memory.
     partial: Vec<u64>,
 }
@@ -43,6 +46,13 @@ pub(super) struct Core {
 impl Core {
     /// The ranks of `fabric`, all of which call this together, ready for their first operation.
     pub(super) fn start(fabric: Fabric, settings: SharedSettings, terms: &Terms, began: Instant) -> Result<Core> {
+        let mut core = Core::new(fabric, settings);
+        core.connect(terms, began)?;
+        Ok(core)
+    }
+
+    /// The ranks of `fabric`, to be connected.
+    pub(super) fn new(fabric: Fabric, settings: SharedSettings) -> Core {
         let world = fabric.world();
         let neighbours = fabric.neighbours();
         let hosts = fabric.hosts();
@@ -56,7 +66,8 @@ impl Core {
             windows: uses_memory && (0..world).any(|rank| hosts[rank] != rank),
         };
         let patience = Arc::new(Patience::new(neighbours.len()));
-        let mut core = Core {
+        Core {
+            recording: fabric.recording().clone(),
             fabric,
             settings,
             layout,
@@ -65,16 +76,32 @@ impl Core {
             window: None,
             seq: 0,
             sent: vec![0; world],
-            received: vec![0; world],
             partial: Vec::new(),
-        };
-        if world == 1 {
-            return Ok(core);
         }
-        core.open_window(terms, &neighbours, began)?;
+    }
+
+    /// Connects with the others, which do the same. Nothing may come before it.
+    pub(super) fn connect(&mut self, terms: &Terms, began: Instant) -> Result<()> {
+        self.try_to_connect(terms, began).map_err(|error| {
+            let error = settle(self.fabric.bulletin(), terms, error);
+            self.part(true);
+            self.recording.failed(&error);
+            error
+        })
+    }
+
+    fn try_to_connect(&mut self, terms: &Terms, began: Instant) -> Result<()> {
+        if self.fabric.world() == 1 {
+            return Ok(());
+        }
+        let neighbours = self.fabric.neighbours();
+        self.open_window(terms, &neighbours, began)?;
         // Who has connected can rely on all the others having done so.
-        core.meet(Attempt::new(Descriptor { op: Op::Connect, ..Descriptor::nothing() }, terms))?;
-        Ok(core)
+        let descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
+        let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
+        let met = self.meet(Attempt::new(descriptor, terms));
+        self.recording.history.end(entry, met.is_ok());
+        met
     }
 
     /// Shares a window with the neighbours, if every rank of every host can.
@@ -90,6 +117,9 @@ impl Core {
             let place = neighbours.iter().position(|&rank| rank == terms.rank).expect("a rank is its own neighbour");
             self.window = segment
                 .map(|segment| Window::new(segment, place, neighbours.clone(), self.patience.clone(), self.settings.passage));
+            if let Some(window) = &self.window {
+                terms.alarm.attach(window.waker());
+            }
         }
         if self.layout.hosts > 1 {
             // The others' windows cannot be seen from here.
@@ -121,6 +151,16 @@ impl Core {
         &self.fabric
     }
 
+    pub(super) fn recording(&self) -> &Arc<Recording> {
+        &self.recording
+    }
+
+    /// The number of the next collective.
+    #[inline]
+    pub(super) fn next_seq(&self) -> u64 {
+        self.seq + 1
+    }
+
     pub(super) fn settings(&self) -> SharedSettings {
         self.settings
     }
@@ -148,25 +188,44 @@ impl Core {
         select(op, bytes, self.layout, &self.settings.model, forced)
     }
 
-    /// Carries out a collective.
+    /// Carries out a collective, which is written down in `history`.
     ///
     /// # Safety
     ///
     /// The call was checked; its buffers are valid until this returns, and nobody else uses them.
-    pub(super) unsafe fn collective(&mut self, terms: &Terms, call: &Call) -> Result<()> {
+    pub(super) unsafe fn collective(&mut self, terms: &Terms, history: &History, call: &Call) -> Result<()> {
         self.seq += 1;
-        if call.is_empty(self.layout.ranks) {
-            return Ok(());
+        let world = self.layout.ranks;
+        let (descriptor, bytes) = (call.descriptor(self.seq, 0), call.bytes(world));
+        let choice = (world > 1 && !call.is_empty(world)).then(|| self.choose(call.op, bytes));
+        let note = Note::new(history, bytes, health::path(choice));
+        let attempt = Attempt::new(descriptor, terms).within(call.timeout).noted(&note);
+        let words = attempt.words;
+        // Windows do so themselves, when nothing waits for this rank any more.
+        if note.is_large() || choice.is_none_or(|choice| choice.algorithm != Algorithm::Window) {
+            attempt.note();
         }
-        if self.layout.ranks == 1 {
+        // SAFETY: passed on.
+        let result = unsafe { self.collective_by(choice, attempt, call) };
+        note.end(&words, result.is_ok());
+        result
+    }
+
+    /// Without a choice, there is nothing to be done with other ranks.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::collective`].
+    #[inline]
+    unsafe fn collective_by(&mut self, choice: Option<Choice>, attempt: Attempt<'_>, call: &Call) -> Result<()> {
+        let Some(choice) = choice else {
             if call.send.ptr != call.recv.ptr {
-                // SAFETY: the caller vouches for both; alone, they are equally long, and apart if they are not the same.
+                // SAFETY: the caller vouches for both. Alone, they are equally long, and apart if they are not the same; of several
+                // ranks, they are empty.
                 unsafe { std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.recv.len) };
             }
             return Ok(());
-        }
-        let attempt = Attempt::new(call.descriptor(self.seq, 0), terms).within(call.timeout);
-        let choice = self.choose(call.op, call.bytes(self.layout.ranks));
+        };
         // SAFETY: passed on.
         unsafe {
             let result = self.carry_out(attempt, call, choice);
@@ -240,6 +299,7 @@ impl Core {
             element,
             kernel: kernel(call),
             parts: world,
+            source: None,
         };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
@@ -284,6 +344,7 @@ impl Core {
             element,
             kernel,
             parts: all,
+            source: None,
         };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
@@ -451,20 +512,25 @@ impl Core {
         mut finished: impl FnMut(usize),
     ) -> Result<()> {
         self.engine()?;
-        let Core { engine: Some(engine), sent, received, fabric, layout, .. } = self else {
+        let Core { engine: Some(engine), recording, sent, fabric, layout, .. } = self else {
             unreachable!("the engine was just made")
         };
-        // For each call under way, what has to be made true or false when it has ended.
-        let bools: RefCell<Vec<Option<ChunkMut>>> = RefCell::default();
+        // For each call under way, its entry in the recording, and what has to be made true or false when it has ended.
+        let under_way: RefCell<Vec<(history::Place, Option<ChunkMut>)>> = RefCell::default();
         let next = || {
             let call = next()?;
-            let Call { op, root, count, send, recv, dtype, timeout, .. } = call;
-            let counter = if op == Op::Send { &mut sent[root] } else { &mut received[root] };
-            *counter += 1;
-            bools.borrow_mut().push((dtype == DType::Bool && op == Op::Recv).then_some(recv));
+            let Call { op, root, count, send, recv, source, dtype, timeout, .. } = call;
+            // What is received gets its number when it comes.
+            sent[root] += u64::from(op == Op::Send);
+            let seq = if op == Op::Send { sent[root] } else { 0 };
+            let attempt = Attempt::new(call.descriptor(seq, 0), terms).within(timeout);
+            let peer = source.is_none().then_some(root as u32);
+            let with_peer = Descriptor { op, root: peer, ..attempt.descriptor };
+            let entry = recording.history.begin(with_peer.encode(), (send.len + recv.len) as u64, 0);
+            under_way.borrow_mut().push((entry, (dtype == DType::Bool && op == Op::Recv).then_some(recv)));
             let (rank, world, none) = (fabric.rank(), layout.ranks, Blocks::Even(0));
             Some(Job {
-                attempt: Attempt::new(call.descriptor(*counter, 0), terms).within(timeout),
+                attempt,
                 steps: steps(Algorithm::Direct, Problem { op, rank, world, root, count, sends: none, recvs: none, piece: 1 }),
                 ranks: None,
                 rank,
@@ -474,10 +540,13 @@ impl Core {
                 element: dtype.size(),
                 kernel: None,
                 parts: 1,
+                source,
             })
         };
         let ended = |place: usize| {
-            if let Some(chunk) = bools.borrow_mut().remove(place) {
+            let (entry, bools) = under_way.borrow_mut().remove(place);
+            recording.history.end(entry, true);
+            if let Some(chunk) = bools {
                 // SAFETY: the call has ended but its buffer has not been given back yet.
                 unsafe { normalise_bools(chunk.ptr, chunk.len) };
             }
@@ -486,9 +555,12 @@ impl Core {
         // SAFETY: passed on.
         let result = unsafe { engine.run_together(next, ended) };
         // Those that did not end.
-        for chunk in bools.into_inner().into_iter().flatten() {
-            // SAFETY: as above.
-            unsafe { normalise_bools(chunk.ptr, chunk.len) };
+        for (entry, bools) in under_way.into_inner() {
+            recording.history.end(entry, false);
+            if let Some(chunk) = bools {
+                // SAFETY: as above.
+                unsafe { normalise_bools(chunk.ptr, chunk.len) };
+            }
         }
         result
     }
@@ -501,7 +573,14 @@ impl Core {
                     return Err(Error::Unsupported { what: "a message", why: "this rank is alone".to_owned() });
                 };
                 let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
-                Engine::new(mesh, self.layout.ranks, self.patience.clone())
+                let engine = Engine::new(mesh, self.layout.ranks, self.patience.clone());
+                let waker = engine.waker();
+                self.fabric.bulletin().alarm.attach(move || {
+                    if let Err(error) = waker.wake() {
+                        tracing::warn!(%error, "what waits for links gives up a little later");
+                    }
+                });
+                engine
             }
         };
         Ok(self.engine.insert(engine))
@@ -530,8 +609,11 @@ impl Core {
             kernel: Kernel::new(DType::U64, ReduceOp::BitAnd),
             ..WindowCall::new(Op::AllReduce, memory.as_const(), memory, element)
         };
+        let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
         // SAFETY: `dropped` is borrowed for the call.
-        unsafe { window.run(&Attempt::new(descriptor, terms), &call)? };
+        let agreed = unsafe { window.run(&Attempt::new(descriptor, terms), &call) };
+        self.recording.history.end(entry, agreed.is_ok());
+        agreed?;
         window.heap().forget(&dropped);
         let part = part.max(1).next_multiple_of(Segment::PAGE);
         let shared = self.fabric.share(part, began + terms.timeout);
@@ -545,6 +627,7 @@ impl Core {
 
     /// Tells the others that this rank takes part no more.
     pub(super) fn part(&mut self, failed: bool) {
+        self.fabric.bulletin().last_seq.store(self.seq, Ordering::Relaxed);
         if let Some(engine) = &mut self.engine {
             engine.part(self.seq, failed);
         }

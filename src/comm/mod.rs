@@ -9,13 +9,14 @@ mod queue;
 mod raw;
 mod registered;
 mod scope;
+mod shrink;
 mod split;
 mod start;
 
 use std::collections::HashSet;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
@@ -23,7 +24,9 @@ use crate::attempt::Terms;
 use crate::config::SharedSettings;
 use crate::engine::progress::{Work, begin};
 use crate::error::{Error, Result};
+use crate::health::{self, Bulletin, Recording};
 use crate::plan::{Choice, Layout};
+use crate::sys;
 use crate::types::{Op, Rank};
 use core::Core;
 use queue::Queue;
@@ -62,6 +65,10 @@ struct Shared {
     failure: std::sync::OnceLock<Arc<Error>>,
     layout: Layout,
     settings: SharedSettings,
+    recording: Arc<Recording>,
+    bulletin: Arc<Bulletin>,
+    /// Of the process that made it.
+    forks: u32,
 }
 
 impl Communicator {
@@ -85,8 +92,20 @@ impl Communicator {
     }
 
     fn new(core: Core, terms: Terms) -> Communicator {
-        let (layout, settings) = (core.layout(), core.settings());
-        let shared = Arc::new(Shared { core: Mutex::new(core), terms, failure: std::sync::OnceLock::new(), layout, settings });
+        let (layout, settings, recording) = (core.layout(), core.settings(), core.recording().clone());
+        sys::count_forks();
+        let failure = std::sync::OnceLock::new();
+        let bulletin = core.fabric().bulletin().clone();
+        let shared = Arc::new(Shared {
+            core: Mutex::new(core),
+            terms,
+            failure,
+            layout,
+            settings,
+            recording,
+            bulletin,
+            forks: sys::forks(),
+        });
         Communicator { queue: Queue::new(), shared }
     }
 
@@ -127,8 +146,8 @@ impl Communicator {
     }
 
     /// Gives up what is under way, in whatever thread, and ends the communicator: the calls fail with [`Error::Aborted`], later
-    /// ones with [`Error::Revoked`], and those of other ranks fail, too. Returns at once; what is under way gives up when it next
-    /// looks, within a fraction of a second.
+    /// ones with [`Error::Revoked`], and those of other ranks fail, too. Returns when all have heard of it, within a
+    /// second.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -140,12 +159,41 @@ impl Communicator {
     /// # }
     /// ```
     pub fn abort(&self) {
-        self.shared.terms.abort.store(true, Ordering::Release);
-        self.queue.wake();
-        // If a call holds the core, that one sees to it, or the next.
-        if let Some(mut core) = self.shared.core.try_lock() {
-            self.shared.revoke(&mut core, &Error::Aborted { op: Op::Connect, seq: 0 });
+        if self.shared.check_process(Op::Connect).is_err() {
+            return;
         }
+        match self.shared.core.try_lock() {
+            Some(mut core) => _ = self.shared.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 }),
+            // The call that holds the core sees to the rest.
+            None => health::abort(&self.shared.bulletin),
+        }
+    }
+
+    /// Writes the last operations of this rank to a file, for `kolo trace`: those of this communicator, of the one that it was split
+    /// from, and of all others that came of that one and have not been dropped, up to 1024 of each. From any thread, also while
+    /// operations are under way.
+    ///
+    /// [`Builder::trace_dir`] has such files written when an operation fails.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] if the file cannot be written. The communicator is as usable as before.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// # let folder = std::env::temp_dir().join(format!("kolo-dump-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder).unwrap();
+    /// # for comm in kolo::Communicator::in_process(1)? {
+    /// comm.dump_trace(folder.join(format!("rank{}.json", comm.rank())))?;
+    /// # }
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn dump_trace(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let refuse = |error| Error::setting("path", path.display().to_string(), format!("a file that can be written: {error}"));
+        self.shared.recording.recorder().write(path, "call").map_err(refuse)
     }
 
     /// Carries out a call on this thread if nothing is in its way, else on the progress thread, after what is.
@@ -167,6 +215,7 @@ impl Communicator {
     /// As for [`Communicator::run`].
     #[inline]
     unsafe fn run_checked(&self, call: &Call) -> Result<()> {
+        self.shared.check_process(call.op)?;
         if self.queue.is_idle()
             && let Some(mut core) = self.shared.core.try_lock()
         {
@@ -194,6 +243,7 @@ impl Communicator {
     ///
     /// As for [`Communicator::run_together`].
     unsafe fn run_together_checked(&self, checked: Vec<Call>) -> Result<()> {
+        self.shared.check_process(Op::Send)?;
         if self.queue.is_idle()
             && let Some(mut core) = self.shared.core.try_lock()
         {
@@ -224,8 +274,8 @@ impl Shared {
         }
         self.check_not_revoked(core, call.op)?;
         // SAFETY: passed on.
-        let result = unsafe { core.collective(&self.terms, call) };
-        result.inspect_err(|error| self.revoke(core, error))
+        let result = unsafe { core.collective(&self.terms, &self.recording.history, call) };
+        result.map_err(|error| self.fail(core, error))
     }
 
     /// # Safety
@@ -236,7 +286,7 @@ impl Shared {
         let mut calls = calls.into_iter();
         // SAFETY: passed on.
         let result = unsafe { core.point_to_point(&self.terms, || calls.next(), |_| {}) };
-        result.inspect_err(|error| self.revoke(core, error))
+        result.map_err(|error| self.fail(core, error))
     }
 
     #[inline]
@@ -244,13 +294,36 @@ impl Shared {
         if let Some(first) = self.failure.get() {
             return Err(Error::Revoked { first: first.clone() });
         }
-        // An abort that met no operation meets this one.
-        if self.terms.abort.load(Ordering::Acquire) {
-            let aborted = Error::Aborted { op, seq: 0 };
-            self.revoke(core, &aborted);
-            return Err(aborted);
+        // What ended the communicator while no operation was under way meets this one.
+        let collective = if op.is_point_to_point() { None } else { Some(core.next_seq()) };
+        if self.terms.alarm.stops(collective) {
+            return Err(self.fail(core, Error::Aborted { op, seq: 0 }));
         }
         Ok(())
+    }
+
+    /// A copy of the process that a fork made has none of its threads, and would write into what the others see.
+    #[inline]
+    fn check_process(&self, op: Op) -> Result<()> {
+        if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op }) }
+    }
+
+    /// Waits until nothing is under way, and ends the communicator, if it has not failed already.
+    fn end(&self) -> parking_lot::MutexGuard<'_, Core> {
+        let mut core = self.core.lock();
+        self.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 });
+        core
+    }
+
+    /// An operation failed: agrees with the other ranks on why, and ends the communicator. What to report.
+    #[cold]
+    fn fail(&self, core: &mut Core, error: Error) -> Error {
+        if let Some(first) = self.failure.get() {
+            return Error::Revoked { first: first.clone() };
+        }
+        let error = health::settle(&self.bulletin, &self.terms, error);
+        self.revoke(core, &error);
+        error
     }
 
     /// An operation failed: no later one can be trusted to match those of the others.
@@ -259,12 +332,18 @@ impl Shared {
         if self.failure.set(Arc::new(error.clone())).is_ok() {
             tracing::info!(%error, rank = self.terms.rank, "the communicator is revoked");
             core.part(true);
+            self.recording.failed(error);
         }
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if self.shared.check_process(Op::Connect).is_err() {
+            // Nothing of it is the child's to end.
+            std::mem::forget(self.shared.clone());
+            return;
+        }
         self.queue.close(&self.shared);
         // Nobody else holds the lock now: calls borrow the communicator, and the progress thread has ended.
         let mut core = self.shared.core.lock();

@@ -15,6 +15,7 @@ use super::Shared;
 use super::call::Call;
 use crate::engine::progress::Completion;
 use crate::error::{Error, Result};
+use crate::health;
 
 /// A queue of operations. Its thread is started with the first of them.
 pub(super) struct Queue {
@@ -75,8 +76,13 @@ impl Queue {
     /// Queues a call that has been checked. Whoever waits for the completion keeps its buffers valid until then; it comes in any
     /// case, also if this fails.
     pub(super) fn push(&self, shared: &Arc<Shared>, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
+        let forked = shared.check_process(call.op).err();
         self.pending.fetch_add(1, Ordering::AcqRel);
-        let task = Task { call, completion: Some(completion), pending: self.pending.clone() };
+        let mut task = Task { call, completion: Some(completion), pending: self.pending.clone() };
+        if let Some(forked) = forked {
+            task.end(Err(forked.clone()));
+            return Err(forked);
+        }
         let mut thread = self.thread.lock();
         let progress = match &*thread {
             Some(progress) => progress,
@@ -100,23 +106,11 @@ impl Queue {
         Ok(Progress { tasks: sender, thread, waker })
     }
 
-    /// Has the thread look up, if it sleeps on links.
-    pub(super) fn wake(&self) {
-        if let Some(Progress { waker, .. }) = &*self.thread.lock()
-            && let Some(Err(error)) = waker.lock().as_ref().map(|waker| waker.wake())
-        {
-            tracing::warn!(%error, "the progress thread could not be woken");
-        }
-    }
-
     /// Gives up what has not ended, and ends the thread.
     pub(super) fn close(&self, shared: &Shared) {
-        let Some(Progress { tasks, thread, waker }) = self.thread.lock().take() else { return };
+        let Some(Progress { tasks, thread, .. }) = self.thread.lock().take() else { return };
         if !self.is_idle() {
-            shared.terms.abort.store(true, Ordering::Release);
-            if let Some(Err(error)) = waker.lock().as_ref().map(|waker| waker.wake()) {
-                tracing::warn!(%error, "the progress thread ends a little later");
-            }
+            health::abort(&shared.bulletin);
         }
         drop(tasks);
         // A panic there has been printed, and its operations are lost either way.
@@ -151,7 +145,7 @@ impl Worker {
             }));
             if carried_out.is_err() {
                 // A defect of this library. What was under way has been given up, and nothing of it is used again.
-                shared.revoke(&mut core, &Error::Aborted { op, seq: 0 });
+                _ = shared.fail(&mut core, Error::Aborted { op, seq: 0 });
             }
         }
     }
@@ -187,7 +181,7 @@ impl Worker {
         // SAFETY: whoever queued the calls keeps their buffers until they complete.
         let result = unsafe { core.point_to_point(&shared.terms, next, finished) };
         if let Err(error) = result {
-            shared.revoke(core, &error);
+            let error = shared.fail(core, error);
             for task in under_way.into_inner() {
                 task.complete(Err(error.clone()));
             }

@@ -44,12 +44,8 @@ impl Communicator {
         // SAFETY: a barrier touches no buffer.
         unsafe { self.run(meet)? };
         let mut core = self.shared.core.lock();
-        let allocated = core.allocate(&self.shared.terms, bytes);
-        if let Err(error) = &allocated {
-            self.shared.revoke(&mut core, error);
-        }
+        let memory = core.allocate(&self.shared.terms, bytes).map_err(|error| self.shared.fail(&mut core, error))?;
         let place = core.place_on_host();
-        let memory = allocated?;
         let (memory, place) = match memory {
             Some(memory) => (memory, place),
             None => {

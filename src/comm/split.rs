@@ -1,12 +1,10 @@
 //! Communicators of some of the ranks.
 
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::call::Call;
 use super::core::Core;
 use super::{Communicator, calls};
-use crate::attempt::Terms;
 use crate::error::Result;
 use crate::types::{Op, Rank, mix};
 
@@ -55,12 +53,8 @@ impl Communicator {
             let channel = mix(mix(core.fabric().channel(), words(ranks[0])[3]), mine[1]);
             (core.fabric().divide(channel, &ranks), core.settings())
         };
-        let terms = Terms {
-            rank: fabric.rank(),
-            members: ranks.iter().map(|&rank| self.shared.terms.members[rank].clone()).collect(),
-            timeout: self.shared.terms.timeout,
-            abort: AtomicBool::new(false),
-        };
+        let members = ranks.iter().map(|&rank| self.shared.terms.members[rank].clone()).collect();
+        let terms = self.shared.terms.of(fabric.rank(), members, fabric.bulletin().alarm.clone());
         let core = Core::start(fabric, settings, &terms, began)?;
         Ok(Some(Communicator::new(core, terms)))
     }

@@ -22,7 +22,7 @@ use super::DialError;
 use crate::types::Rank;
 
 /// Changes with every change of what goes over sockets or through shared memory.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 
 const MAGIC: [u8; 4] = *b"kolo";
 const NONCE: usize = 16;
@@ -40,13 +40,35 @@ pub(crate) struct Identity {
     job: String,
     digest: [u8; NONCE],
     secret: Option<[u8; 32]>,
+    insecure: bool,
 }
 
 impl Identity {
     pub(crate) fn new(job: &str, secret: Option<[u8; 32]>) -> Identity {
         let mut digest = [0; NONCE];
         digest.copy_from_slice(&Sha256::digest(job.as_bytes())[..NONCE]);
-        Identity { job: job.to_owned(), digest, secret }
+        Identity { job: job.to_owned(), digest, secret, insecure: false }
+    }
+
+    /// Whether a process without a secret may listen to other machines.
+    pub(crate) fn insecure(self, insecure: bool) -> Identity {
+        Identity { insecure, ..self }
+    }
+
+    pub(crate) fn with_secret(self, secret: [u8; 32]) -> Identity {
+        Identity { secret: Some(secret), ..self }
+    }
+
+    pub(crate) fn has_secret(&self) -> bool {
+        self.secret.is_some()
+    }
+
+    /// Whether this process may listen where other machines reach it.
+    pub(crate) fn may_listen(&self) -> bool {
+        if self.secret.is_none() && self.insecure {
+            tracing::warn!("without a secret, whoever reaches this process can join or disturb the job (KOLO_INSECURE)");
+        }
+        self.secret.is_some() || self.insecure
     }
 
     pub(crate) fn job(&self) -> &str {
@@ -81,6 +103,8 @@ pub(crate) enum Purpose {
     Store = 4,
     /// To learn whether somebody is there.
     Probe = 5,
+    /// To ask one question about a communicator, which the door answers.
+    Ask = 6,
 }
 
 /// What a caller says first.
@@ -148,7 +172,7 @@ impl Hello {
         if bytes[16..32] != identity.digest {
             return Err(Refusal::Job { theirs: String::new() });
         }
-        let purposes = [Purpose::Link, Purpose::Window, Purpose::Apart, Purpose::Store, Purpose::Probe];
+        let purposes = [Purpose::Link, Purpose::Window, Purpose::Apart, Purpose::Store, Purpose::Probe, Purpose::Ask];
         let purpose = purposes.into_iter().find(|&purpose| purpose as u8 == bytes[6]).ok_or(Refusal::Foreign)?;
         let [lane, lanes] = [bytes[7], bytes[8]];
         if lane >= lanes || bytes[9..16] != [0; 7] {
@@ -258,6 +282,58 @@ pub(super) fn introduce(stream: &mut (impl Read + Write), identity: &Identity, h
         REFUSES_SECRET => Err(DialError::Refused(Refusal::Secret)),
         _ => Err(DialError::Refused(Refusal::Foreign)),
     }
+}
+
+/// Whatever a stranger says to a door, in portions of so many bytes: no panic, no entry, and no answer without end.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz_door(said: &[u8], portion: usize) {
+    let identity = Identity::new("job", Some([1; 32]));
+    let mut acceptor = Acceptor::default();
+    let (mut rest, mut replied) = (said, 0);
+    while !rest.is_empty() {
+        let wanted = acceptor.wanted();
+        assert!((1..=LONGEST).contains(&wanted), "{wanted} bytes are wanted");
+        let (now, later) = rest.split_at(wanted.min(rest.len()).min(portion.max(1)));
+        rest = later;
+        let Answer { reply, outcome } = acceptor.hear(&identity, now);
+        replied += reply.map_or(0, |reply| reply.len());
+        assert!(!matches!(outcome, Some(Ok(_))), "a stranger is let in");
+        assert!(replied <= 2 * LONGEST, "{replied} bytes are answered");
+        if outcome.is_some() {
+            return;
+        }
+    }
+}
+
+/// Whatever a door answers that does not know the secret: nobody takes it for one of his job.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz_caller(answers: &[u8]) {
+    struct Answers<'a>(&'a [u8]);
+    impl Read for Answers<'_> {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+            self.0.read(into)
+        }
+    }
+    impl Write for Answers<'_> {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let identity = Identity::new("job", Some([1; 32]));
+    let hello = Hello::new(Purpose::Link, 1, 1, 0);
+    assert!(introduce(&mut Answers(answers), &identity, &hello).is_err(), "a stranger's door is trusted");
+}
+
+/// What a caller with the secret says first, and what such a door answers.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn samples() -> [Vec<u8>; 2] {
+    let identity = Identity::new("job", Some([1; 32]));
+    let hello = Hello::new(Purpose::Link, 1, 1, 0).encode(&identity, random());
+    let answer = Acceptor::default().hear(&identity, &hello).reply.unwrap_or_default();
+    [hello.to_vec(), answer]
 }
 
 #[cfg(test)]

@@ -17,16 +17,21 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
+use parking_lot::Mutex;
 
 use crate::sys::{LocalListener, LocalStream};
 use crate::transport::tcp;
-use handshake::{Acceptor, Hello, Identity, Refusal};
+use handshake::{Acceptor, Hello, Identity, Purpose, Refusal};
 
 /// How long a caller may take to shake hands.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How many callers may shake hands at once, each of which takes a descriptor; more wait outside.
-const PENDING: usize = 128;
+const PENDING: usize = 64;
+
+/// The longest question, and the longest answer.
+const LONGEST_QUESTION: usize = 64 << 10;
+const LONGEST_ANSWER: usize = 1 << 20;
 
 /// How long before it is tried again to let in those who wait outside.
 const RETRY: Duration = Duration::from_millis(20);
@@ -41,10 +46,28 @@ pub(crate) enum Stream {
     Local(LocalStream),
 }
 
+/// Whom a door serves.
+pub(crate) trait Host: Send + 'static {
+    /// Takes the connection of a caller who has proved who it is.
+    fn admit(&mut self, hello: Hello, stream: Stream);
+
+    /// What to say to a caller who has proved who it is and asks something. On the door's thread: it must not wait.
+    fn answer(&mut self, _hello: &Hello, _question: &[u8]) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+impl<F: FnMut(Hello, Stream) + Send + 'static> Host for F {
+    fn admit(&mut self, hello: Hello, stream: Stream) {
+        self(hello, stream);
+    }
+}
+
 /// Takes connections on its own thread until it is dropped.
 pub(crate) struct Door {
     address: Option<SocketAddr>,
     name: Option<String>,
+    identity: Arc<Mutex<Identity>>,
     stop: Arc<AtomicBool>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
@@ -52,12 +75,12 @@ pub(crate) struct Door {
 
 impl Door {
     /// Takes connections on `tcp` and on a name that only this host can reach, as many of them as are given, and passes those
-    /// who share `identity` and ask for nothing wrong to `admit`.
+    /// who share `identity` and ask for nothing wrong to `host`.
     pub(crate) fn open(
         tcp: Option<StdListener>,
         local: Option<(String, LocalListener)>,
         identity: Identity,
-        admit: impl FnMut(Hello, Stream) + Send + 'static,
+        host: impl Host,
     ) -> io::Result<Door> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
@@ -72,13 +95,25 @@ impl Door {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let mut porter = Porter { poll, tcp, local, identity, callers: HashMap::new(), next: 0, more_wait: false, admit };
+        let identity = Arc::new(Mutex::new(identity));
+        let known = identity.clone();
+        let mut porter = Porter { poll, tcp, local, identity: known, callers: HashMap::new(), next: 0, more_wait: false, host };
         let thread = std::thread::Builder::new().name("kolo-door".to_owned()).spawn(move || {
             if let Err(error) = porter.serve(&stopped) {
                 tracing::error!(%error, "no more connections are accepted");
             }
         })?;
-        Ok(Door { address, name, stop, waker, thread: Some(thread) })
+        Ok(Door { address, name, identity, stop, waker, thread: Some(thread) })
+    }
+
+    /// What those who come in have to share, which may be more from now on.
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity.lock().clone()
+    }
+
+    pub(crate) fn share_secret(&self, secret: [u8; 32]) {
+        let mut identity = self.identity.lock();
+        *identity = identity.clone().with_secret(secret);
     }
 
     /// Where the door is in the network.
@@ -99,7 +134,7 @@ impl Drop for Door {
             tracing::error!(%error, "the door cannot be closed");
             return;
         }
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
             // A panic there has been printed, and there is nothing to mend.
             let _ = thread.join();
         }
@@ -112,26 +147,52 @@ pub(crate) fn random_name() -> String {
 }
 
 /// What the door's thread works on.
-struct Porter<F> {
+struct Porter<H> {
     poll: Poll,
     tcp: Option<TcpListener>,
     local: Option<LocalListener>,
-    identity: Identity,
+    identity: Arc<Mutex<Identity>>,
     /// Those who shake hands.
     callers: HashMap<usize, Caller>,
     next: usize,
     /// Callers may be waiting outside.
     more_wait: bool,
-    admit: F,
+    host: H,
 }
 
 struct Caller {
     stream: Stream,
-    acceptor: Acceptor,
+    stage: Stage,
     deadline: Instant,
 }
 
-impl<F: FnMut(Hello, Stream)> Porter<F> {
+/// How far a caller has come.
+enum Stage {
+    Shaking(Acceptor),
+    /// It has proved who it is, and asks: the length of the question in 4 bytes, then the question, as far as they have come.
+    Asking(Hello, Vec<u8>),
+}
+
+impl Caller {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match &mut self.stream {
+            Stream::Tcp(stream) => stream.read(into),
+            Stream::Local(stream) => (&*stream).read(into),
+        }
+    }
+
+    /// Says something; false if it does not fit. Replies are smaller than the buffer of a fresh socket: one that does not fit is
+    /// to nobody that we know.
+    fn say(&mut self, reply: &[u8]) -> bool {
+        let written = match &mut self.stream {
+            Stream::Tcp(stream) => stream.write(reply),
+            Stream::Local(stream) => (&*stream).write(reply),
+        };
+        written.ok() == Some(reply.len())
+    }
+}
+
+impl<H: Host> Porter<H> {
     fn serve(&mut self, stop: &AtomicBool) -> io::Result<()> {
         let mut events = Events::with_capacity(64);
         while !stop.load(Ordering::Acquire) {
@@ -187,7 +248,8 @@ impl<F: FnMut(Hello, Stream)> Porter<F> {
                 Stream::Local(stream) => registry.register(stream, Token(number), Interest::READABLE),
             };
             if registered.is_ok() {
-                let caller = Caller { stream, acceptor: Acceptor::default(), deadline: Instant::now() + PATIENCE };
+                let stage = Stage::Shaking(Acceptor::default());
+                let caller = Caller { stream, stage, deadline: Instant::now() + PATIENCE };
                 self.callers.insert(number, caller);
                 // It may have spoken already.
                 self.listen(number);
@@ -199,35 +261,47 @@ impl<F: FnMut(Hello, Stream)> Porter<F> {
     fn listen(&mut self, number: usize) {
         let Some(caller) = self.callers.get_mut(&number) else { return };
         let stays = loop {
-            // Not a byte is read beyond what the handshake needs: the rest is for those to whom the stream is passed.
+            // Not a byte is read beyond what is needed: the rest is for those to whom the stream is passed.
             let mut bytes = [0; handshake::LONGEST];
-            let wanted = &mut bytes[..caller.acceptor.wanted()];
-            let read = match &mut caller.stream {
-                Stream::Tcp(stream) => stream.read(wanted),
-                Stream::Local(stream) => (&*stream).read(wanted),
+            let wanted = match &caller.stage {
+                Stage::Shaking(acceptor) => acceptor.wanted(),
+                Stage::Asking(_, heard) => match missing(heard) {
+                    Some(missing) => missing.min(bytes.len()),
+                    None => break false,
+                },
             };
-            let count = match read {
+            let count = match caller.read(&mut bytes[..wanted]) {
                 Ok(0) => break false,
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => break error.kind() == io::ErrorKind::WouldBlock,
             };
-            let answer = caller.acceptor.hear(&self.identity, &bytes[..count]);
-            if let Some(reply) = answer.reply {
-                // Replies are far smaller than the buffer of a fresh socket: one that does not fit is nobody's we know.
-                let written = match &mut caller.stream {
-                    Stream::Tcp(stream) => stream.write(&reply),
-                    Stream::Local(stream) => (&*stream).write(&reply),
-                };
-                if written.ok() != Some(reply.len()) {
-                    break false;
+            let answer = match &mut caller.stage {
+                Stage::Shaking(acceptor) => acceptor.hear(&self.identity.lock(), &bytes[..count]),
+                Stage::Asking(hello, heard) => {
+                    heard.extend_from_slice(&bytes[..count]);
+                    if missing(heard) == Some(0) {
+                        let answer = self.host.answer(hello, &heard[PREFIX..]);
+                        caller.say(&prefixed(&answer));
+                        break false;
+                    }
+                    continue;
                 }
+            };
+            if let Some(reply) = answer.reply
+                && !caller.say(&reply)
+            {
+                break false;
             }
             match answer.outcome {
                 None => {}
                 Some(Err(refusal)) => {
                     tracing::debug!(?refusal, "a caller was turned away");
                     break false;
+                }
+                Some(Ok(hello)) if hello.purpose == Purpose::Ask => {
+                    caller.stage = Stage::Asking(hello, Vec::new());
+                    caller.deadline = Instant::now() + PATIENCE;
                 }
                 Some(Ok(hello)) => {
                     if let Some(caller) = self.callers.remove(&number) {
@@ -249,10 +323,24 @@ impl<F: FnMut(Hello, Stream)> Porter<F> {
             Stream::Local(stream) => registry.deregister(stream),
         };
         match released {
-            Ok(()) => (self.admit)(hello, stream),
+            Ok(()) => self.host.admit(hello, stream),
             Err(error) => tracing::warn!(%error, "a connection was lost"),
         }
     }
+}
+
+/// Bytes of a length before a question or an answer.
+const PREFIX: usize = 4;
+
+/// How many bytes of a question are missing that has come so far; `None` if it will be too long.
+fn missing(heard: &[u8]) -> Option<usize> {
+    let Some(prefix) = heard.first_chunk::<PREFIX>() else { return Some(PREFIX - heard.len()) };
+    let len = u32::from_le_bytes(*prefix) as usize;
+    (len <= LONGEST_QUESTION).then(|| PREFIX + len - heard.len())
+}
+
+fn prefixed(text: &[u8]) -> Vec<u8> {
+    [&(text.len() as u32).to_le_bytes()[..], text].concat()
 }
 
 fn is_nobody(result: &io::Result<Stream>) -> bool {
@@ -262,6 +350,9 @@ fn is_nobody(result: &io::Result<Stream>) -> bool {
 /// Why a door was not opened.
 #[derive(Debug)]
 pub(crate) enum DialError {
+    /// Nobody took the connection.
+    Connect(io::Error),
+    /// Somebody took it, and then said nothing, or went.
     Io(io::Error),
     Refused(Refusal),
 }
@@ -275,7 +366,7 @@ impl From<io::Error> for DialError {
 /// Calls at a door in the network.
 pub(crate) fn dial(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<TcpStream, DialError> {
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let stream = std::net::TcpStream::connect_timeout(&address, left)?;
+    let stream = std::net::TcpStream::connect_timeout(&address, left).map_err(DialError::Connect)?;
     stream.set_nodelay(true)?;
     handshake::introduce(&mut Until { stream: &stream, deadline }, identity, hello)?;
     stream.set_read_timeout(None)?;
@@ -319,9 +410,49 @@ impl Write for Until<'_> {
 
 /// Calls at a door of this host.
 pub(crate) fn dial_local(name: &str, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<LocalStream, DialError> {
-    let stream = LocalStream::connect(name)?;
+    let stream = LocalStream::connect(name).map_err(DialError::Connect)?;
     handshake::introduce(&mut stream.until(deadline), identity, hello)?;
     Ok(stream)
+}
+
+/// Asks a question at a door in the network.
+pub(crate) fn ask(
+    address: SocketAddr,
+    identity: &Identity,
+    hello: &Hello,
+    question: &[u8],
+    deadline: Instant,
+) -> Result<Vec<u8>, DialError> {
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let stream = std::net::TcpStream::connect_timeout(&address, left).map_err(DialError::Connect)?;
+    stream.set_nodelay(true)?;
+    converse(&mut Until { stream: &stream, deadline }, identity, hello, question)
+}
+
+/// Asks a question at a door of this host.
+pub(crate) fn ask_local(
+    name: &str,
+    identity: &Identity,
+    hello: &Hello,
+    question: &[u8],
+    deadline: Instant,
+) -> Result<Vec<u8>, DialError> {
+    let stream = LocalStream::connect(name).map_err(DialError::Connect)?;
+    converse(&mut stream.until(deadline), identity, hello, question)
+}
+
+fn converse(stream: &mut (impl Read + Write), identity: &Identity, hello: &Hello, question: &[u8]) -> Result<Vec<u8>, DialError> {
+    handshake::introduce(stream, identity, hello)?;
+    stream.write_all(&prefixed(question))?;
+    let mut prefix = [0; PREFIX];
+    stream.read_exact(&mut prefix)?;
+    let len = u32::from_le_bytes(prefix) as usize;
+    if len > LONGEST_ANSWER {
+        return Err(io::Error::from(io::ErrorKind::InvalidData).into());
+    }
+    let mut answer = vec![0; len];
+    stream.read_exact(&mut answer)?;
+    Ok(answer)
 }
 
 #[cfg(test)]
@@ -335,7 +466,7 @@ mod tests {
     fn door(identity: Identity) -> (Door, mpsc::Receiver<Hello>) {
         let (send, receive) = mpsc::channel();
         let listener = StdListener::bind("127.0.0.1:0").unwrap();
-        let door = Door::open(Some(listener), None, identity, move |hello, _| send.send(hello).unwrap()).unwrap();
+        let door = Door::open(Some(listener), None, identity, move |hello: Hello, _: Stream| send.send(hello).unwrap()).unwrap();
         (door, receive)
     }
 
@@ -367,6 +498,37 @@ mod tests {
             assert!(matches!(dial(Identity::new("job", secret)), Err(DialError::Refused(Refusal::Secret))));
         }
         assert!(admitted.try_recv().is_err());
+    }
+
+    /// Answers a question with itself, twice.
+    struct Echo;
+
+    impl Host for Echo {
+        fn admit(&mut self, _: Hello, _: Stream) {
+            panic!("nobody wants to stay");
+        }
+
+        fn answer(&mut self, hello: &Hello, question: &[u8]) -> Vec<u8> {
+            assert_eq!(hello.purpose, Purpose::Ask);
+            question.repeat(2)
+        }
+    }
+
+    #[test]
+    fn questions_are_answered_to_who_may_ask() {
+        let identity = Identity::new("job", Some([7; 32]));
+        let listener = StdListener::bind("127.0.0.1:0").unwrap();
+        let door = Door::open(Some(listener), None, identity.clone(), Echo).unwrap();
+        let ask = |identity: &Identity, question: &[u8]| {
+            ask(door.address().unwrap(), identity, &Hello::new(Purpose::Ask, 77, 3, 0), question, soon())
+        };
+        for len in [0, 1, 63, 64, 5000, LONGEST_QUESTION] {
+            let question: Vec<u8> = (0..len).map(|i| i as u8).collect();
+            assert_eq!(ask(&identity, &question).unwrap(), question.repeat(2));
+        }
+        assert!(matches!(ask(&identity, &[0; LONGEST_QUESTION + 1]), Err(DialError::Io(_))));
+        let stranger = Identity::new("job", Some([8; 32]));
+        assert!(matches!(ask(&stranger, b"?"), Err(DialError::Refused(Refusal::Secret))));
     }
 
     #[test]

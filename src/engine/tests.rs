@@ -1,7 +1,6 @@
 //! What an engine does when its peer does not do its part.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::frame::{Frame, HEADER, Kind};
@@ -17,7 +16,7 @@ use crate::types::{DType, Descriptor, Op};
 
 fn terms(rank: usize, timeout: Duration) -> Terms {
     let members = vec![Member { host: "here".into(), pid: 1 }; 2];
-    Terms { rank, members, timeout, abort: AtomicBool::new(false) }
+    Terms { rank, members, timeout, start_timeout: timeout, alarm: Arc::default() }
 }
 
 /// Rank 0's engine, and the raw link of rank 1.
@@ -29,7 +28,7 @@ fn engine_and_peer() -> (Engine, Box<dyn Link>) {
 }
 
 fn descriptor(count: u64) -> Descriptor {
-    Descriptor { op: Op::Send, dtype: DType::U8, count, ..Descriptor::nothing() }
+    Descriptor { op: Op::Send, dtype: DType::U8, count, seq: 1, ..Descriptor::nothing() }
 }
 
 /// Rank 0 receives four bytes from rank 1.
@@ -49,6 +48,7 @@ fn receive(engine: &mut Engine, timeout: Duration) -> Result<[u8; 4]> {
         element: 1,
         kernel: None,
         parts: 1,
+        source: None,
     };
     // SAFETY: `got` is borrowed for the call.
     let result = unsafe { engine.run(job) };
@@ -146,6 +146,7 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
         element: 1,
         kernel: None,
         parts: 1,
+        source: None,
     };
     // SAFETY: `payload` is borrowed for the call.
     match unsafe { engine.run(job) } {

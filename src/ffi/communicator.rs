@@ -206,6 +206,24 @@ pub unsafe extern "C" fn kolo_comm_split(comm: kolo_comm_t, color: i32, key: i32
     })
 }
 
+/// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm`, which
+/// ends if it has not failed already. It is still to be given to kolo_comm_destroy.
+///
+/// A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do not call
+/// this have until the start deadline, except that the one whose fault the failure is has a second. KOLO_ERR_EXCLUDED if this rank
+/// came too late, and the others went on without it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_comm_shrink(comm: kolo_comm_t, newcomm: *mut kolo_comm_t) -> kolo_result_t {
+    on(comm, |this| {
+        // SAFETY: the caller's pointer.
+        let newcomm = unsafe { place(newcomm, "newcomm")? };
+        newcomm.write(std::ptr::null_mut());
+        group::refuse("kolo_comm_shrink")?;
+        newcomm.write(register(this.comm.shrink()?)?);
+        Ok(())
+    })
+}
+
 /// Gives up what is under way on this communicator, and ends it: calls of other threads and operations that were started fail
 /// with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those of the other ranks fail, too. From any thread; returns at once.
 /// What is under way looks at least every half second. The handle stays valid, to be given to kolo_comm_destroy.
@@ -227,6 +245,17 @@ pub extern "C" fn kolo_comm_destroy(comm: kolo_comm_t) -> kolo_result_t {
             enter(comm)?.comm.abort();
         }
         COMMUNICATORS.take(comm.addr()).map(drop).ok_or_else(|| unknown(comm))
+    })
+}
+
+/// Writes the last operations of this rank to a file, for `kolo trace`: those of this communicator and of all that are split from the
+/// same first one, up to 1024 of each. From any thread, also while operations are under way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_comm_dump_trace(comm: kolo_comm_t, path: *const c_char) -> kolo_result_t {
+    on(comm, |this| {
+        // SAFETY: the caller's text.
+        let path = unsafe { text(path, "path")? }.ok_or(Fault::Null { what: "path" })?;
+        Ok(this.comm.dump_trace(path)?)
     })
 }
 

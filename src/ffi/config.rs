@@ -44,12 +44,16 @@ pub struct kolo_config_t {
     pub interface: *const c_char,
     /// TCP connections that share the work of one link, 1 to 64. Rank 0's counts.
     pub sockets: u32,
-    /// Must be zero.
-    pub reserved: u32,
+    /// 1: SIGUSR1 makes a rank write its last operations to `trace_dir`, which kolo handles only then; -1: it does not.
+    pub trace_signal: i32,
     /// Latency between hosts in microseconds, for choosing algorithms; together with `network_gigabytes_per_s`. Rank 0's count.
     pub network_latency_us: f64,
     /// Gigabytes per second of one host's network interface, for choosing algorithms.
     pub network_gigabytes_per_s: f64,
+    /// A folder where a rank leaves its last operations, for `kolo trace`, when one of them fails.
+    pub trace_dir: *const c_char,
+    /// 1: ranks that share no secret listen to other machines, too: whoever reaches them can join or disturb the job; -1: they do not.
+    pub insecure: i32,
 }
 
 /// The options that a configuration stands for.
@@ -94,11 +98,20 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         -1 => builder.reproducible(false),
         other => return Err(Fault::value("config->reproducible", other, "it is 1, -1, or 0 for not set")),
     };
+    builder = match config.insecure {
+        0 => builder,
+        1 => builder.insecure(true),
+        -1 => builder.insecure(false),
+        other => return Err(Fault::value("config->insecure", other, "it is 1, -1, or 0 for not set")),
+    };
+    builder = match config.trace_signal {
+        0 => builder,
+        1 => builder.trace_signal(true),
+        -1 => builder.trace_signal(false),
+        other => return Err(Fault::value("config->trace_signal", other, "it is 1, -1, or 0 for not set")),
+    };
     if config.sockets > 0 {
         builder = builder.sockets(config.sockets as usize);
-    }
-    if config.reserved != 0 {
-        return Err(Fault::value("config->reserved", config.reserved, "it must be 0; start with KOLO_CONFIG_INITIALIZER"));
     }
     // SAFETY: the caller's texts.
     unsafe {
@@ -124,6 +137,9 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         }
         if let Some(interface) = text(config.interface, "config->interface")? {
             builder = builder.interface(interface);
+        }
+        if let Some(folder) = text(config.trace_dir, "config->trace_dir")? {
+            builder = builder.trace_dir(folder);
         }
     }
     match (config.network_latency_us, config.network_gigabytes_per_s) {

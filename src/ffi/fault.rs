@@ -48,6 +48,10 @@ pub const KOLO_ERR_STORE: kolo_result_t = 15;
 pub const KOLO_ERR_OS: kolo_result_t = 16;
 /// A defect of kolo. The communicator is ended.
 pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
+/// The survivors of a failure went on without this rank, which came too late.
+pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
+/// This process was forked from the one that made the communicator.
+pub const KOLO_ERR_FORKED: kolo_result_t = 20;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 
@@ -79,6 +83,21 @@ pub const KOLO_CAUSE_REVOKED: kolo_cause_t = 8;
 pub const KOLO_CAUSE_DIVERGED: kolo_cause_t = 9;
 /// It sent what no kolo sends.
 pub const KOLO_CAUSE_CORRUPT: kolo_cause_t = 10;
+
+/// It lives, but did not make the call before the deadline.
+pub const KOLO_CAUSE_ABSENT: kolo_cause_t = 11;
+/// Its process is stopped, by a signal or a debugger.
+pub const KOLO_CAUSE_STOPPED: kolo_cause_t = 12;
+/// Its machine takes connections, but its process says nothing.
+pub const KOLO_CAUSE_UNRESPONSIVE: kolo_cause_t = 13;
+/// Nobody is where it was.
+pub const KOLO_CAUSE_GONE: kolo_cause_t = 14;
+/// It aborted the communicator.
+pub const KOLO_CAUSE_ABORTED: kolo_cause_t = 15;
+/// It called something else than another rank.
+pub const KOLO_CAUSE_MISMATCH: kolo_cause_t = 16;
+/// It sent another number of bytes than another rank expected.
+pub const KOLO_CAUSE_COUNTS: kolo_cause_t = 17;
 
 /// An operation, as errors name it.
 pub type kolo_op_t = i32;
@@ -227,6 +246,8 @@ pub(super) fn code(error: &Error) -> kolo_result_t {
         Error::Reducer { .. } => KOLO_ERR_REDUCER,
         Error::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
         Error::Os { .. } => KOLO_ERR_OS,
+        Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
+        Error::Forked { .. } => KOLO_ERR_FORKED,
     }
 }
 
@@ -235,7 +256,7 @@ fn culprit(described: &mut kolo_error_t, error: &Error) {
     let kolo_error_t { rank, op, seq, pid, cause, after_us, host, .. } = described;
     let operation = |it: &Op| *it as u8 as kolo_op_t;
     match error {
-        Error::Argument { op: called, .. } => *op = operation(called),
+        Error::Argument { op: called, .. } | Error::Forked { op: called } => *op = operation(called),
         Error::Aborted { op: called, seq: number } => (*op, *seq) = (operation(called), *number),
         Error::Peer { rank: peer, host: name, pid: process, op: called, seq: number, after, cause: did, .. } => {
             (*rank, *op, *seq, *pid, *cause) = (*peer as i32, operation(called), *number, *process, cause_number(did));
@@ -275,6 +296,13 @@ fn cause_number(cause: &Cause) -> kolo_cause_t {
         Cause::Revoked => KOLO_CAUSE_REVOKED,
         Cause::Diverged => KOLO_CAUSE_DIVERGED,
         Cause::Corrupt(_) => KOLO_CAUSE_CORRUPT,
+        Cause::Absent { .. } => KOLO_CAUSE_ABSENT,
+        Cause::Stopped { .. } => KOLO_CAUSE_STOPPED,
+        Cause::Unresponsive { .. } => KOLO_CAUSE_UNRESPONSIVE,
+        Cause::Gone => KOLO_CAUSE_GONE,
+        Cause::Aborted => KOLO_CAUSE_ABORTED,
+        Cause::Mismatch(_) => KOLO_CAUSE_MISMATCH,
+        Cause::Counts { .. } => KOLO_CAUSE_COUNTS,
     }
 }
 
@@ -368,6 +396,8 @@ pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
         KOLO_ERR_STORE => c"the store where ranks find each other did not serve",
         KOLO_ERR_OS => c"the operating system refused something",
         KOLO_ERR_INTERNAL => c"a defect of kolo",
+        KOLO_ERR_FORKED => c"this process was forked from the one that made the communicator",
+        KOLO_ERR_EXCLUDED => c"the survivors of a failure went on without this rank",
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
         KOLO_ERR_REDUCER => c"a reducer was used as it cannot be, or ranks gave it different parameters",
         _ => c"this number is no result of kolo",

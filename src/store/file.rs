@@ -9,6 +9,8 @@
 //! the ranks connect: two jobs that start with one file at the same time are told so. When the ranks have connected, both
 //! files are removed; a crash before that leaves them, and the next run replaces them.
 //!
+//! Nobody but the user can read the file, where the system has such permissions: ranks share their secret through it.
+//!
 //! A record that was cut off by a crash fails its hash: readers stop there, and the next writer overwrites it.
 
 use std::collections::HashMap;
@@ -20,6 +22,7 @@ use std::time::{Duration, Instant};
 use super::{Store, check, poll};
 use crate::door::handshake::random;
 use crate::error::StoreProblem;
+use crate::sys;
 use crate::types::mix;
 use crate::wire::{Reader, Writer};
 
@@ -48,6 +51,8 @@ pub(super) struct FileStore {
     job: String,
     /// Held by rank 0 while the ranks connect.
     owner: Option<Ownership>,
+    /// Nobody but this user can read the file.
+    is_private: bool,
 }
 
 struct Ownership {
@@ -60,7 +65,7 @@ struct Ownership {
 
 impl FileStore {
     pub(super) fn open(path: &Path, owner: bool, job: &str, deadline: Instant) -> Result<FileStore, StoreProblem> {
-        let mut store = FileStore { path: path.to_owned(), job: job.to_owned(), owner: None };
+        let mut store = FileStore { path: path.to_owned(), job: job.to_owned(), owner: None, is_private: false };
         if owner {
             store.owner = Some(store.own(deadline)?);
             let mut file = store.lock(true, deadline)?;
@@ -72,6 +77,7 @@ impl FileStore {
             if let Some(left) = Contents::parse(&old) {
                 tracing::info!(path = %path.display(), job = left.job, "what a former run left in the store is replaced");
             }
+            store.is_private = sys::make_private(&file);
             let header = header(random(), job);
             replace(&mut file, 0, &header).map_err(StoreProblem::io("starting it"))?;
             if let Some(owner) = &mut store.owner {
@@ -91,7 +97,7 @@ impl FileStore {
             let file = file.map_err(StoreProblem::io("creating its lock"))?;
             match file.try_lock() {
                 // Whoever held it before may have removed it meanwhile; then it is nobody's lock any more.
-                Ok(()) if crate::sys::is_still_at(&file, &path) => {
+                Ok(()) if sys::is_still_at(&file, &path) => {
                     return Ok(Ownership { path, has_started: false, _lock: file });
                 }
                 Ok(()) => {}
@@ -180,6 +186,10 @@ impl FileStore {
 }
 
 impl Store for FileStore {
+    fn is_private(&self) -> bool {
+        self.is_private
+    }
+
     fn url(&self) -> String {
         format!("file://{}", self.path.display())
     }
@@ -271,6 +281,21 @@ fn next_record(bytes: &[u8], reader: &mut Reader<'_>) -> Option<(String, Vec<u8>
     let start = reader.at();
     let (key, value) = (reader.text()?, reader.bytes()?);
     (hash(&bytes[start..reader.at()]) == expected).then(|| (key, value.to_vec()))
+}
+
+/// Whatever a file holds: what is read of it is in it.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Some(contents) = Contents::parse(bytes) else { return };
+    assert!(contents.end <= bytes.len(), "a record reaches beyond the file");
+    let held: usize = contents.values.iter().map(|(key, value)| key.len() + value.len()).sum();
+    assert!(held + contents.job.len() <= bytes.len(), "more is read than there is");
+}
+
+/// A store with a record.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn sample() -> Vec<u8> {
+    [header([3; 16], "job"), record("generation", b"12"), record("12/rank/0", &[7; 40])].concat()
 }
 
 #[cfg(test)]

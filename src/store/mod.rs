@@ -11,7 +11,7 @@
 //! A store is needed only while ranks connect. What is in it is small and short-lived; keys of former runs do no harm, see
 //! `bootstrap`.
 
-mod file;
+pub(crate) mod file;
 mod hash;
 #[cfg(feature = "redis")]
 mod redis;
@@ -37,6 +37,12 @@ pub(crate) const LARGEST_VALUE: usize = 16 << 20;
 pub trait Store: Send + Sync {
     /// What to call the store in messages.
     fn url(&self) -> String;
+
+    /// Whether only the ranks of the job can read it: then they share a secret through it, if they were given none. Of a store
+    /// of your own kolo takes it that you saw to that, unless this says otherwise.
+    fn is_private(&self) -> bool {
+        true
+    }
 
     /// Sets a key, whether it was there or not.
     fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem>;

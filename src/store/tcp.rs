@@ -55,7 +55,11 @@ pub struct TcpStoreServer {
 impl TcpStoreServer {
     /// Serves at an address (port 0 picks one) the ranks of one job, who share its name and its secret, if it has one.
     pub fn bind(address: SocketAddr, job: &str, secret: Option<[u8; 32]>) -> Result<TcpStoreServer> {
-        let server = TcpStoreServer::serve(address, Identity::new(job, secret));
+        let identity = Identity::new(job, secret).insecure(std::env::var("KOLO_INSECURE").is_ok_and(|value| value == "1"));
+        if !address.ip().is_loopback() && !identity.may_listen() {
+            return Err(StoreProblem::NoSecret.at(format!("tcp://{address}")));
+        }
+        let server = TcpStoreServer::serve(address, identity);
         server.map_err(|error| port_problem(address.port(), error).at(format!("tcp://{address}")))
     }
 
@@ -66,7 +70,7 @@ impl TcpStoreServer {
         let stop = Arc::new(AtomicBool::new(false));
         let arrivals: Arc<Mutex<Vec<mio::net::TcpStream>>> = Arc::default();
         let (admitted, bell) = (arrivals.clone(), waker.clone());
-        let door = Door::open(Some(listener), None, identity, move |hello, stream| {
+        let door = Door::open(Some(listener), None, identity, move |hello: Hello, stream| {
             if let (Purpose::Store, Stream::Tcp(stream)) = (hello.purpose, stream) {
                 admitted.lock().push(stream);
                 if let Err(error) = bell.wake() {
@@ -138,6 +142,30 @@ struct Request {
     key: String,
     value: Vec<u8>,
     timeout: Duration,
+}
+
+impl Request {
+    /// Takes the next whole request off the front of what has been heard; an error if it is none.
+    fn take(heard: &mut BytesMut) -> Result<Option<Request>, ()> {
+        if heard.len() < REQUEST {
+            return Ok(None);
+        }
+        let mut header = &heard[..REQUEST];
+        let (operation, zero) = (header.get_u8(), header.get_u8());
+        let (key_len, value_len) = (usize::from(header.get_u16_le()), header.get_u32_le() as usize);
+        let timeout = Duration::from_millis(header.get_u64_le().min(1 << 32));
+        let is_known = matches!(operation, SET | GET | CLAIM) && zero == 0;
+        if !is_known || key_len > LONGEST_KEY || value_len > LARGEST_VALUE {
+            return Err(());
+        }
+        if heard.len() < REQUEST + key_len + value_len {
+            return Ok(None);
+        }
+        heard.advance(REQUEST);
+        let key = String::from_utf8(heard.split_to(key_len).to_vec()).map_err(drop)?;
+        let value = heard.split_to(value_len).to_vec();
+        Ok(Some(Request { operation, key, value, timeout }))
+    }
 }
 
 impl Clerk {
@@ -257,24 +285,10 @@ impl Client {
 
     /// The next whole request, unless the client waits for the answer to one or has not read the last; an error if it is none.
     fn next_request(&mut self) -> Result<Option<Request>, ()> {
-        if self.awaits.is_some() || !self.to_say.is_empty() || self.heard.len() < REQUEST {
+        if self.awaits.is_some() || !self.to_say.is_empty() {
             return Ok(None);
         }
-        let mut header = &self.heard[..REQUEST];
-        let (operation, zero) = (header.get_u8(), header.get_u8());
-        let (key_len, value_len) = (usize::from(header.get_u16_le()), header.get_u32_le() as usize);
-        let timeout = Duration::from_millis(header.get_u64_le().min(1 << 32));
-        let is_known = matches!(operation, SET | GET | CLAIM) && zero == 0;
-        if !is_known || key_len > LONGEST_KEY || value_len > LARGEST_VALUE {
-            return Err(());
-        }
-        if self.heard.len() < REQUEST + key_len + value_len {
-            return Ok(None);
-        }
-        self.heard.advance(REQUEST);
-        let key = String::from_utf8(self.heard.split_to(key_len).to_vec()).map_err(drop)?;
-        let value = self.heard.split_to(value_len).to_vec();
-        Ok(Some(Request { operation, key, value, timeout }))
+        Request::take(&mut self.heard)
     }
 
     fn respond(&mut self, status: u8, value: &[u8]) {
@@ -405,15 +419,7 @@ impl TcpStore {
             stream.set_read_timeout(Some(timeout + GRACE))?;
             stream.set_write_timeout(Some(timeout + GRACE))?;
             stream.write_all(&request)?;
-            let mut header = [0; RESPONSE];
-            stream.read_exact(&mut header)?;
-            let len = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
-            if len > LARGEST_VALUE {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            let mut value = vec![0; len];
-            stream.read_exact(&mut value)?;
-            Ok((header[0], value))
+            response(&mut *stream)
         };
         match exchange().map_err(lost)? {
             (FOUND, value) => Ok(Some(value)),
@@ -424,6 +430,38 @@ impl TcpStore {
     }
 }
 
+/// Reads a response: its status and its value.
+fn response(stream: &mut impl Read) -> io::Result<(u8, Vec<u8>)> {
+    let mut header = [0; RESPONSE];
+    stream.read_exact(&mut header)?;
+    let len = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+    if len > LARGEST_VALUE {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut value = vec![0; len];
+    stream.read_exact(&mut value)?;
+    Ok((header[0], value))
+}
+
+/// Whatever a client says, and whatever a server answers.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let mut heard = BytesMut::from(bytes);
+    while let Ok(Some(Request { operation, key, value, .. })) = Request::take(&mut heard) {
+        assert!(matches!(operation, SET | GET | CLAIM) && key.len() <= LONGEST_KEY && value.len() <= LARGEST_VALUE);
+        assert!(heard.len() + REQUEST + key.len() + value.len() <= bytes.len(), "more is read than there is");
+    }
+    if let Ok((_, value)) = response(&mut &*bytes) {
+        assert!(value.len() + RESPONSE <= bytes.len(), "more is read than there is");
+    }
+}
+
+/// A request.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn sample() -> Vec<u8> {
+    [&[SET, 0, 3, 0, 5, 0, 0, 0][..], &100u64.to_le_bytes(), b"keyvalue"].concat()
+}
+
 /// Serves at a name or an address of this machine.
 fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Result<TcpStoreServer, StoreProblem> {
     let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(StoreProblem::io("resolving its host"))?.collect();
@@ -432,12 +470,13 @@ fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Re
     for mut address in addresses {
         // Many systems have a host's own name mean 127.0.1.1, where ranks on other hosts, who get its true address for the
         // same name, would find nobody.
-        if is_name && address.ip().is_loopback() {
+        if is_name && address.ip().is_loopback() && identity.may_listen() {
             address.set_ip(match address.ip() {
                 IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
                 IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
             });
         }
+        address = listening(address, identity);
         match TcpStoreServer::serve(address, identity.clone()) {
             Ok(server) => return Ok(server),
             Err(error) => last = Some((address, error)),
@@ -470,11 +509,20 @@ enum Attempt {
     Final(StoreProblem),
 }
 
+/// Where ranks without a secret listen: what is an address of this machine, others cannot reach.
+fn listening(address: SocketAddr, identity: &Identity) -> SocketAddr {
+    if identity.may_listen() { address } else { SocketAddr::new(sys::own_loopback(address.ip()), address.port()) }
+}
+
 fn connect(address: SocketAddr, identity: &Identity, deadline: Instant) -> Result<TcpStream, Attempt> {
+    let address = listening(address, identity);
+    if !address.ip().is_loopback() && !identity.may_listen() {
+        return Err(Attempt::Final(StoreProblem::NoSecret));
+    }
     let hello = Hello::new(Purpose::Store, 0, 0, 0);
     let deadline = deadline.min(Instant::now() + Duration::from_secs(2));
     let stream = door::dial(address, identity, &hello, deadline).map_err(|error| match error {
-        DialError::Io(error) => Attempt::Again(error),
+        DialError::Connect(error) | DialError::Io(error) => Attempt::Again(error),
         DialError::Refused(Refusal::Job { theirs }) => {
             Attempt::Final(StoreProblem::OtherJob { theirs, mine: identity.job().to_owned() })
         }
@@ -497,6 +545,10 @@ fn blocking(stream: mio::net::TcpStream) -> io::Result<TcpStream> {
 }
 
 impl Store for TcpStore {
+    fn is_private(&self) -> bool {
+        false
+    }
+
     fn url(&self) -> String {
         self.url.clone()
     }

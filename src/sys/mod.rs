@@ -4,7 +4,10 @@
 //! `linux` has all of it. `portable` stands in where a platform lacks shared memory so far: every call answers
 //! "unsupported", and kolo uses TCP.
 
+mod clock;
+mod facts;
 mod segment;
+mod signal;
 mod socket;
 mod wait;
 
@@ -18,12 +21,17 @@ mod portable;
 #[cfg(any(not(target_os = "linux"), miri))]
 use portable as platform;
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
+pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, probe_cuda, reading_policy};
 pub(crate) use platform::{
-    LocalListener, LocalStream, ProcessWatch, boot_identity, hostname, port_holder, process_namespace, read_process, sleep_on,
-    wake_all,
+    LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_stopped, port_holder,
+    process_namespace, read_process, sleep_on, wake_all,
 };
 pub(crate) use segment::Segment;
-pub(crate) use socket::{PARTS, listen, receive, send, send_unpaced};
+pub(crate) use signal::on_user_signal;
+pub(crate) use socket::{PARTS, listen, own_loopback, receive, send, send_unpaced};
 pub(crate) use wait::Patience;
 
 /// Processors that this process may use.
@@ -37,6 +45,47 @@ pub(crate) fn parent() -> u32 {
     return std::os::unix::process::parent_id();
     #[cfg(not(unix))]
     return 0;
+}
+
+/// How often this process has come out of a fork since [`count_forks`]: whoever remembers another number is a copy.
+#[inline]
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Has forks counted from now on.
+pub(crate) fn count_forks() {
+    #[cfg(unix)]
+    {
+        extern "C" fn count() {
+            FORKS.fetch_add(1, Ordering::Relaxed);
+        }
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| {
+            // SAFETY: the handler does what is allowed in a child of a process with threads: it adds to a number.
+            if unsafe { libc::pthread_atfork(None, None, Some(count)) } != 0 {
+                tracing::warn!("a forked child will not be told that it cannot use its communicators");
+            }
+        });
+    }
+}
+
+/// Lets nobody but this user read or write a file; false where that cannot be had.
+pub(crate) fn make_private(file: &std::fs::File) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let is_private = |file: &std::fs::File| file.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o077 == 0);
+        // Some file systems take the permissions and do not keep them.
+        file.set_permissions(std::fs::Permissions::from_mode(0o600)).is_ok() && is_private(file)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        false
+    }
 }
 
 /// Whether an open file is still the one at a path, and not one that was removed or replaced.

@@ -143,6 +143,10 @@ impl ProcessWatch {
     }
 }
 
+pub(crate) fn is_stopped(_: u32) -> bool {
+    false
+}
+
 pub(crate) unsafe fn read_process(_: u32, _: u64, _: *mut u8, _: usize) -> io::Result<()> {
     unsupported()
 }
@@ -156,6 +160,10 @@ pub(crate) fn boot_identity() -> Option<String> {
 }
 
 pub(crate) fn process_namespace() -> Option<u64> {
+    None
+}
+
+pub(crate) fn available_memory() -> Option<u64> {
     None
 }
 

@@ -1,7 +1,7 @@
 //! Socket I/O on raw memory: what is sent and received may be changed by peers, so no reference to it is formed.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
 use crate::buffer::{Chunk, ChunkMut};
 
@@ -14,6 +14,16 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(4096)?;
     Ok(socket.into())
+}
+
+/// This machine's loopback address, if `ip` is one of its own; otherwise `ip`.
+pub(crate) fn own_loopback(ip: IpAddr) -> IpAddr {
+    let is_own = ip.is_unspecified() || UdpSocket::bind((ip, 0)).is_ok();
+    match ip {
+        _ if ip.is_loopback() || !is_own => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    }
 }
 
 /// Chooses a congestion control that sends whatever the window allows, at once.

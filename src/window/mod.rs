@@ -8,6 +8,8 @@
 
 mod direct;
 pub(crate) mod flags;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 pub(crate) mod heap;
 mod reading;
 #[cfg(test)]
@@ -271,7 +273,23 @@ impl Window {
         // A rank that failed may have got as far as this one needs it to, but its memory is its own again.
         self.check_nobody_failed(attempt)?;
         // SAFETY: passed on.
-        unsafe { direct::run(self, attempt, call) }
+        let result = unsafe { direct::run(self, attempt, call) };
+        match &result {
+            Ok(()) => attempt.rest(),
+            Err(_) => attempt.give_up(),
+        }
+        result
+    }
+
+    /// Ends the sleep of whoever waits in this window, in whatever process: for another thread.
+    pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + use<> {
+        let shared = Shared { segment: self.turns.lines.segment.clone() };
+        let ranks = self.members.len();
+        move || {
+            for (rank, slot) in (0..ranks).flat_map(|rank| (0..SLOTS).map(move |slot| (rank, slot))) {
+                shared.wake(&shared.line(rank, slot).turn);
+            }
+        }
     }
 
     /// The other ranks will hear of it that this one has failed, or left after operation `last_seq`. If it has failed, nobody
@@ -460,12 +478,17 @@ impl Window {
     fn wait_long(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
         let patience = self.patience.clone();
         let mut waiting = patience.start();
+        // While there is nothing else to do.
+        attempt.note();
         while !self.turns.has_reached(peer, turn) {
             if waiting.pause() {
                 let nap = attempt.patience_with(self.members[peer])?;
                 self.look_after_peers(attempt, peer, turn)?;
                 self.turns.sleep(peer, turn, nap.min(NAP));
             }
+        }
+        if waiting.is_long() {
+            attempt.waits();
         }
         waiting.done();
         Ok(())

@@ -1,7 +1,6 @@
 //! Every collective on windows, by threads on heap memory, against what it should compute.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::heap::Allocation;
@@ -31,7 +30,7 @@ const OPS: [Op; 10] = [
 
 fn terms(rank: usize, ranks: usize, timeout: Duration) -> Terms {
     let members = vec![Member { host: "here".into(), pid: 1 }; ranks];
-    Terms { rank, members, timeout, abort: AtomicBool::new(false) }
+    Terms { rank, members, timeout, start_timeout: timeout, alarm: Arc::default() }
 }
 
 const LATE: Duration = Duration::from_secs(120);

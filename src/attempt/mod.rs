@@ -1,12 +1,15 @@
 //! One operation under way: what it is, until when it may last, and what to say when it fails.
 
+mod alarm;
+
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Cause, Error, Result};
+use crate::history::Note;
 use crate::types::{Descriptor, Rank};
+pub(crate) use alarm::{Alarm, Wait};
 
 /// Who a rank is, for people.
 #[derive(Clone, Debug)]
@@ -16,7 +19,7 @@ pub(crate) struct Member {
 }
 
 /// What all operations of a communicator have in common.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Terms {
     /// This rank.
     pub(crate) rank: Rank,
@@ -24,8 +27,18 @@ pub(crate) struct Terms {
     pub(crate) members: Vec<Member>,
     /// How long one operation may take that does not say otherwise.
     pub(crate) timeout: Duration,
-    /// Set when operations under way shall give up.
-    pub(crate) abort: AtomicBool,
+    /// How long ranks wait for each other when they make a communicator of some of them.
+    pub(crate) start_timeout: Duration,
+    /// Rung when operations under way shall give up.
+    pub(crate) alarm: Arc<Alarm>,
+}
+
+impl Terms {
+    /// The same for some of the ranks.
+    pub(crate) fn of(&self, rank: Rank, members: Vec<Member>, alarm: Arc<Alarm>) -> Terms {
+        let Terms { timeout, start_timeout, .. } = *self;
+        Terms { rank, members, timeout, start_timeout, alarm }
+    }
 }
 
 /// One operation under way. Its parts share one deadline, which a clone keeps from its first wait on.
@@ -41,6 +54,8 @@ pub(crate) struct Attempt<'a> {
     /// When it was first seen to take time. Reading the clock costs as much as a small operation, so it is not read before
     /// the first wait that does not end at once.
     started: Cell<Option<Instant>>,
+    /// Where it is written down.
+    note: Option<&'a Note<'a>>,
 }
 
 impl<'a> Attempt<'a> {
@@ -48,7 +63,7 @@ impl<'a> Attempt<'a> {
     pub(crate) fn new(descriptor: Descriptor, terms: &'a Terms) -> Attempt<'a> {
         let words = descriptor.encode();
         let fingerprint = Descriptor::fingerprint(words);
-        Attempt { descriptor, words, fingerprint, terms, timeout: terms.timeout, started: Cell::new(None) }
+        Attempt { descriptor, words, fingerprint, terms, timeout: terms.timeout, started: Cell::new(None), note: None }
     }
 
     /// With a time of its own, if there is one.
@@ -57,12 +72,43 @@ impl<'a> Attempt<'a> {
         Attempt { timeout: timeout.unwrap_or(self.timeout), ..self }
     }
 
+    /// It turns out to be the operation of that number: messages get theirs when they come.
+    pub(crate) fn number(&mut self, seq: u64) {
+        self.rest();
+        self.descriptor.seq = seq;
+        self.words = self.descriptor.encode();
+        self.fingerprint = Descriptor::fingerprint(self.words);
+    }
+
+    /// To be written down.
+    #[inline]
+    pub(crate) fn noted(self, note: &'a Note<'a>) -> Attempt<'a> {
+        Attempt { note: Some(note), ..self }
+    }
+
+    /// Writes it down, if that has not been done: to be called when others know of it already, and before it waits.
+    #[inline]
+    pub(crate) fn note(&self) {
+        if let Some(note) = self.note {
+            note.write(&self.words);
+        }
+    }
+
+    /// It waits, and not shortly.
+    #[inline]
+    pub(crate) fn waits(&self) {
+        if let Some(note) = self.note {
+            note.waits();
+        }
+    }
+
     /// Starts the clock, so that what clones do counts as well.
     pub(crate) fn begin(&self) {
         self.started();
     }
 
     fn started(&self) -> Instant {
+        self.waits();
         let started = self.started.get().unwrap_or_else(Instant::now);
         self.started.set(Some(started));
         started
@@ -75,13 +121,30 @@ impl<'a> Attempt<'a> {
 
     /// How long to wait for `peer` before asking again: an error if the deadline has passed or the communicator is dropped.
     pub(crate) fn patience_with(&self, peer: Rank) -> Result<Duration> {
-        if self.terms.abort.load(Ordering::Acquire) {
+        let is_collective = !self.descriptor.op.is_point_to_point();
+        if self.terms.alarm.stops(is_collective.then_some(self.descriptor.seq)) {
             return Err(Error::Aborted { op: self.descriptor.op, seq: self.descriptor.seq });
         }
         match self.timeout.checked_sub(self.started().elapsed()) {
-            Some(left) if !left.is_zero() => Ok(left),
+            Some(left) if !left.is_zero() => {
+                self.terms.alarm.wait_for(peer, self.words);
+                // While it is spared, it looks often.
+                Ok(if self.terms.alarm.is_rung() { left.min(Duration::from_millis(5)) } else { left })
+            }
             _ => Err(self.failed(peer, Cause::Silent { deadline: self.timeout })),
         }
+    }
+
+    /// It waits for nobody any more.
+    #[inline]
+    pub(crate) fn rest(&self) {
+        self.terms.alarm.rest(self.words);
+    }
+
+    /// It has failed, and why is about to be found out. Call this before peers can see that it has.
+    pub(crate) fn give_up(&self) {
+        self.terms.alarm.puzzle(true);
+        self.rest();
     }
 
     /// The operation has failed because of `peer`.

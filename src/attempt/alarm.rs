@@ -1,0 +1,125 @@
+//! What the threads of a communicator share about its end, and about whom its operations wait for.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::types::{Descriptor, Rank};
+
+/// When it is rung, operations under way give up, and no other begins.
+///
+/// A rank may hear of a failure while it is still busy with a collective that came before, and that is complete on who failed. It
+/// has a little time to complete it.
+#[derive(Default)]
+pub(crate) struct Alarm {
+    rung: AtomicBool,
+    /// Since when, and up to which collective operations are spared for a while.
+    spared: Mutex<Option<(Instant, u64)>>,
+    /// A failure was seen, and what it was is about to be found out.
+    puzzled: AtomicBool,
+    /// Each ends the sleep of a thread that may wait for peers.
+    wakers: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
+    /// The operations that wait for a peer, while or shortly before they sleep; and whether there are any.
+    waits: Mutex<Vec<Wait>>,
+    any_waits: AtomicBool,
+}
+
+/// An operation that waits for a peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    pub(crate) peer: Rank,
+    /// The operation's descriptor.
+    pub(crate) words: [u64; Descriptor::WORDS],
+    pub(crate) since: Instant,
+    /// When it was last seen to wait.
+    seen: Instant,
+}
+
+/// How long operations are spared that who failed has completed.
+const SPARE: Duration = Duration::from_millis(250);
+
+/// Whoever waits says so again at least as often, see the naps of engine and window; twice that, for slow machines.
+const FRESH: Duration = Duration::from_millis(1000);
+
+impl Alarm {
+    pub(crate) fn ring(&self) {
+        self.ring_after(None);
+    }
+
+    /// Rings for all operations but those up to this collective.
+    pub(crate) fn ring_after(&self, completed: Option<u64>) {
+        {
+            let mut spared = self.spared.lock();
+            let (since, before) = spared.unwrap_or((Instant::now(), u64::MAX));
+            *spared = completed.map(|completed| (since, completed.min(before))).filter(|_| !self.is_rung() || spared.is_some());
+        }
+        self.rung.store(true, Ordering::Release);
+        self.wakers.lock().iter().for_each(|wake| wake());
+    }
+
+    #[inline]
+    pub(crate) fn is_rung(&self) -> bool {
+        self.rung.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn puzzle(&self, is_puzzled: bool) {
+        self.puzzled.store(is_puzzled, Ordering::Release);
+    }
+
+    pub(crate) fn is_puzzled(&self) -> bool {
+        self.puzzled.load(Ordering::Acquire)
+    }
+
+    /// Whether an operation has to give up; `collective` is its number if it is one.
+    #[inline]
+    pub(crate) fn stops(&self, collective: Option<u64>) -> bool {
+        self.is_rung() && !self.spares(collective)
+    }
+
+    #[cold]
+    fn spares(&self, collective: Option<u64>) -> bool {
+        match (*self.spared.lock(), collective) {
+            (Some((since, completed)), Some(seq)) => seq <= completed && since.elapsed() < SPARE,
+            _ => false,
+        }
+    }
+
+    /// Has `wake` called when it rings.
+    pub(crate) fn attach(&self, wake: impl Fn() + Send + Sync + 'static) {
+        self.wakers.lock().push(Box::new(wake));
+    }
+
+    /// An operation is about to sleep until a peer does something.
+    pub(super) fn wait_for(&self, peer: Rank, words: [u64; Descriptor::WORDS]) {
+        let now = Instant::now();
+        let mut waits = self.waits.lock();
+        match waits.iter_mut().find(|wait| wait.words == words) {
+            Some(wait) if wait.peer == peer => wait.seen = now,
+            Some(wait) => *wait = Wait { peer, words, since: now, seen: now },
+            None => waits.push(Wait { peer, words, since: now, seen: now }),
+        }
+        self.any_waits.store(true, Ordering::Relaxed);
+    }
+
+    /// The operation has ended.
+    pub(super) fn rest(&self, words: [u64; Descriptor::WORDS]) {
+        if self.any_waits.load(Ordering::Relaxed) {
+            let mut waits = self.waits.lock();
+            waits.retain(|wait| wait.words != words);
+            self.any_waits.store(!waits.is_empty(), Ordering::Relaxed);
+        }
+    }
+
+    /// The operations that wait now.
+    pub(crate) fn waits(&self) -> Vec<Wait> {
+        self.waits.lock().iter().filter(|wait| wait.seen.elapsed() < FRESH).copied().collect()
+    }
+}
+
+impl fmt::Debug for Alarm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Alarm").field("rung", &self.is_rung()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,206 @@
+//! From what one rank sees of a failure to what all survivors report.
+//!
+//! A rank that fails sees little: that a link has closed, that a peer has given up, that its deadline is over. So first it finds
+//! out who is at fault, by asking whom it sees: a rank that has failed because of another names that one; a rank that waits for
+//! another is not the one to blame. What it finds is a [`Notice`], and from then on it finds out no other.
+//!
+//! Then it tells all others, and hears from each the notices that it knows. A rank that is told before it has found out anything
+//! itself finds out nothing any more, and does the same with what it was told before it reports. So of two ranks that found out
+//! something by themselves each had done so before the other asked, and hears it then; and whoever was told asks both. All
+//! survivors thus know all notices, and report the first of them, in an order on which they agree.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::bulletin::{Bulletin, Contact, Unheard, ask_all};
+use super::message::{Answer, Question};
+use super::notice::{Notice, What};
+use crate::attempt::Terms;
+use crate::error::{Cause, Error};
+use crate::types::{Descriptor, Rank};
+
+/// How long one rank may take to answer.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long a peer that closed a link may take to say why, if it lives.
+const EXPLANATION: Duration = Duration::from_millis(60);
+
+/// How long one may that says it is about to.
+const PUZZLED: Duration = Duration::from_secs(5);
+
+/// What this rank reports of a failure that it met as `error`: agrees on it with the others.
+pub(crate) fn settle(bulletin: &Bulletin, terms: &Terms, error: Error) -> Error {
+    let during = during(bulletin, &error);
+    let own = find_out(bulletin, terms, &error);
+    spread(bulletin);
+    let notices = bulletin.notices();
+    let Some(first) = notices.iter().min_by_key(|notice| notice.order()) else { return error };
+    let is_own = own.as_ref() == Some(first);
+    match &error {
+        // What it is about it tells better than the others.
+        Error::Peer { cause: Cause::Silent { .. } | Cause::Closed | Cause::Unreachable { .. } | Cause::Revoked, .. } => {
+            first.error(terms, during)
+        }
+        _ if is_own => error,
+        _ => first.error(terms, during),
+    }
+}
+
+/// This rank gives up of its own accord, and all hear of it.
+pub(crate) fn abort(bulletin: &Bulletin) {
+    let (during, completed) = (Descriptor::nothing(), bulletin.recording.history.last_completed());
+    let what = What::Failed { culprit: bulletin.rank, cause: Cause::Aborted };
+    bulletin.find_out(Notice { origin: bulletin.rank, what, during, after: Duration::ZERO, completed });
+    bulletin.alarm.ring();
+    spread(bulletin);
+}
+
+/// The operation that was under way here.
+fn during(bulletin: &Bulletin, error: &Error) -> Option<(Descriptor, Duration)> {
+    match error {
+        Error::Peer { op, seq, dtype, count, after, .. } => {
+            Some((Descriptor { op: *op, seq: *seq, dtype: *dtype, count: *count, ..Descriptor::nothing() }, *after))
+        }
+        Error::Aborted { op, seq } if *seq != 0 && !op.is_point_to_point() => {
+            bulletin.recording.history.collective(*seq).map(|call| (call, Duration::ZERO))
+        }
+        _ => None,
+    }
+}
+
+/// What this rank finds out, unless another has told it before.
+fn find_out(bulletin: &Bulletin, terms: &Terms, error: &Error) -> Option<Notice> {
+    bulletin.alarm.puzzle(true);
+    let found = look_into(bulletin, terms, error);
+    if let Some(found) = &found {
+        bulletin.find_out(found.clone());
+    }
+    bulletin.alarm.puzzle(false);
+    found
+}
+
+fn look_into(bulletin: &Bulletin, terms: &Terms, error: &Error) -> Option<Notice> {
+    if !bulletin.notices().is_empty() {
+        return None;
+    }
+    let completed = bulletin.recording.history.last_completed();
+    let Some(notice) = Notice::of(error, terms, completed) else {
+        // It is this rank's own affair.
+        let cause = if matches!(error, Error::Aborted { .. }) { Cause::Aborted } else { Cause::Revoked };
+        let (during, after) = during(bulletin, error).unwrap_or((Descriptor::nothing(), Duration::ZERO));
+        return Some(Notice { origin: terms.rank, what: What::Failed { culprit: terms.rank, cause }, during, after, completed });
+    };
+    let Some(contact) = bulletin.contact() else { return Some(notice) };
+    let What::Failed { culprit, cause } = &notice.what else { return Some(notice) };
+    let what = match cause {
+        Cause::Silent { deadline } => follow(bulletin, &*contact, *culprit, notice.during, *deadline)?,
+        Cause::Closed | Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Revoked => {
+            explain(bulletin, &*contact, *culprit, cause)?
+        }
+        _ => return Some(notice),
+    };
+    Some(Notice { what, ..notice })
+}
+
+/// Why a peer closed its link or gave up; `None` if the peer or another has told by now.
+fn explain(bulletin: &Bulletin, contact: &dyn Contact, peer: Rank, seen: &Cause) -> Option<What> {
+    let began = Instant::now();
+    let failed = |cause| Some(What::Failed { culprit: peer, cause });
+    loop {
+        let patience = match contact.ask(peer, &Question::Doing(None), PATIENCE) {
+            Ok(Answer::Doing { notices, is_puzzled, .. }) => {
+                bulletin.hear(notices);
+                if is_puzzled { PUZZLED } else { EXPLANATION }
+            }
+            Ok(Answer::Left { last_seq }) if *seen != Cause::Revoked => return failed(Cause::Left { last_seq }),
+            Err(Unheard::Gone) if matches!(seen, Cause::Unreachable { .. }) => return failed(Cause::Gone),
+            Err(Unheard::Gone) | Ok(_) => return failed(seen.clone()),
+            Err(Unheard::Mute | Unheard::Unreachable { .. }) => EXPLANATION,
+        };
+        if !bulletin.notices().is_empty() {
+            return None;
+        }
+        if began.elapsed() >= patience {
+            // It lives, so it is the connection that has ended.
+            let cause = if *seen == Cause::Closed { Cause::Broken(std::io::ErrorKind::ConnectionReset) } else { seen.clone() };
+            return failed(cause);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// At the deadline: from the rank that this one waits for to whom that one waits for, and so on, up to who keeps all waiting.
+fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descriptor, deadline: Duration) -> Option<What> {
+    let mut path = vec![bulletin.rank];
+    let mut suspect = first;
+    // What the one before called, as it was called.
+    let mut call = if mine.op.is_point_to_point() { Some(mine) } else { bulletin.recording.history.collective(mine.seq) };
+    loop {
+        let failed = |cause| Some(What::Failed { culprit: suspect, cause });
+        if contact.is_stopped(suspect) {
+            return failed(Cause::Stopped { deadline });
+        }
+        let before = *path.last().expect("it begins with this rank");
+        let mismatch = |call, theirs| Some(What::Mismatch { ranks: [before, suspect], calls: [call, theirs] });
+        match contact.ask(suspect, &Question::Doing(call), PATIENCE) {
+            Ok(Answer::Doing { notices, .. }) if !notices.is_empty() => {
+                bulletin.hear(notices);
+                return None;
+            }
+            Ok(Answer::Doing { at_your_seq: Some(theirs), .. }) if call.is_some_and(|call| call != theirs) => {
+                return mismatch(call?, theirs);
+            }
+            Ok(Answer::Doing { waits: Some((next, words)), last_seq, .. }) => {
+                let theirs = Descriptor::decode(words);
+                path.push(suspect);
+                if path.contains(&next) {
+                    // They wait for each other. If they call different things, that is why.
+                    return match (call, theirs) {
+                        (Some(call), Some(theirs)) if call.op != theirs.op => mismatch(call, theirs),
+                        _ => failed(Cause::Absent { deadline, last_seq }),
+                    };
+                }
+                (suspect, call) = (next, theirs);
+            }
+            Ok(Answer::Doing { last_seq, .. }) => return failed(Cause::Absent { deadline, last_seq }),
+            Ok(Answer::Left { last_seq }) => return failed(Cause::Left { last_seq }),
+            Ok(_) => return failed(Cause::Silent { deadline }),
+            Err(Unheard::Gone) => return failed(Cause::Gone),
+            Err(Unheard::Mute) => return failed(Cause::Unresponsive { deadline }),
+            Err(Unheard::Unreachable { address, kind }) => return failed(Cause::Unreachable { address, kind }),
+        }
+    }
+}
+
+/// Tells the others what is known, and hears what they know.
+fn spread(bulletin: &Bulletin) {
+    let Some(contact) = bulletin.contact() else { return };
+    let notices = bulletin.notices();
+    // Who is gone hears nothing, and who is stopped takes up time.
+    let is_lost = |rank: Rank| {
+        notices.iter().any(|notice| match &notice.what {
+            What::Failed { culprit, cause } => *culprit == rank && is_absence(cause),
+            _ => false,
+        })
+    };
+    let peers: Vec<Rank> = bulletin.others().into_iter().filter(|&rank| !is_lost(rank) && !contact.is_stopped(rank)).collect();
+    ask_all(&*contact, &peers, &Question::Hear(notices), PATIENCE, |_, heard| {
+        if let Ok(Answer::Doing { notices, .. }) = heard {
+            bulletin.hear(notices);
+        }
+    });
+}
+
+/// Whether a rank of which this is true cannot be talked to.
+fn is_absence(cause: &Cause) -> bool {
+    matches!(
+        cause,
+        Cause::Died
+            | Cause::Closed
+            | Cause::Gone
+            | Cause::Left { .. }
+            | Cause::Stopped { .. }
+            | Cause::Unresponsive { .. }
+            | Cause::Unreachable { .. }
+    )
+}

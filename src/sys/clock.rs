@@ -1,0 +1,129 @@
+//! A clock that costs as little as possible to read: the processor's own counter, where it runs at one rate in all of its
+//! cores. What it says is turned into time when somebody wants to know, between two readings of it beside the system's clock.
+
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime};
+
+/// The counter now. Without one, nanoseconds.
+#[inline]
+pub(crate) fn ticks() -> u64 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if *IS_INVARIANT {
+        // SAFETY: every x86-64 processor has the instruction, and no system that kolo runs on keeps programs from it.
+        return unsafe { std::arch::x86_64::_rdtsc() };
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    {
+        let ticks: u64;
+        // SAFETY: the virtual counter may be read by every program; it runs at one rate by definition.
+        unsafe { std::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags)) };
+        return ticks;
+    }
+    #[cfg_attr(all(target_arch = "aarch64", not(miri)), expect(unreachable_code, reason = "there is a counter"))]
+    {
+        monotonic().as_nanos() as u64
+    }
+}
+
+/// Whether the counter runs at one rate, whatever the processor does: "invariant TSC".
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+static IS_INVARIANT: LazyLock<bool> = LazyLock::new(|| {
+    const LEAF: u32 = 0x8000_0007;
+    let highest = std::arch::x86_64::__cpuid(0x8000_0000).eax;
+    highest >= LEAF && std::arch::x86_64::__cpuid(LEAF).edx & 1 << 8 != 0
+});
+
+/// Time that no step of the wall clock changes. On Unix the same for all processes of a machine, see [`clock_identity`].
+pub(crate) fn monotonic() -> Duration {
+    #[cfg(all(unix, not(miri)))]
+    {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    }
+    #[cfg(any(not(unix), miri))]
+    {
+        static BEGAN: LazyLock<(std::time::Instant, Duration)> = LazyLock::new(|| (std::time::Instant::now(), wall()));
+        BEGAN.1 + BEGAN.0.elapsed()
+    }
+}
+
+/// Time since 1970, as far as the machine knows it.
+pub(crate) fn wall() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Equal for processes whose monotonic clocks are one; `None` where that cannot be told.
+pub(crate) fn clock_identity() -> Option<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    // A container may have a clock of its own.
+    let namespace = std::fs::read_link("/proc/self/ns/time").map(|path| path.display().to_string()).unwrap_or_default();
+    Some(format!("{} {namespace}", boot.trim()).trim_end().to_owned())
+}
+
+/// The counter beside the clock.
+#[derive(Clone, Copy)]
+struct Reading {
+    ticks: u64,
+    time: Duration,
+}
+
+impl Reading {
+    fn now() -> Reading {
+        Reading { ticks: ticks(), time: monotonic() }
+    }
+}
+
+static FIRST: LazyLock<Reading> = LazyLock::new(Reading::now);
+
+/// What the counter meant up to now.
+pub(crate) struct Timeline {
+    last: Reading,
+}
+
+impl Timeline {
+    /// Before the first ticks are kept that shall be understood.
+    pub(crate) fn begin() {
+        LazyLock::force(&FIRST);
+    }
+
+    pub(crate) fn up_to_now() -> Timeline {
+        let first = *FIRST;
+        let mut last = Reading::now();
+        // So close together, two readings do not say how quickly the counter runs.
+        while last.time.saturating_sub(first.time) < Duration::from_micros(100) {
+            last = Reading::now();
+        }
+        Timeline { last }
+    }
+
+    /// When the counter said this, by [`monotonic`].
+    pub(crate) fn time(&self, ticks: u64) -> Duration {
+        let first = *FIRST;
+        let (elapsed, counted) = ((self.last.time - first.time).as_nanos(), self.last.ticks.saturating_sub(first.ticks).max(1));
+        let since = u128::from(ticks.saturating_sub(first.ticks));
+        first.time + Duration::from_nanos((since * elapsed / u128::from(counted)) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_become_the_time_at_which_they_were_read() {
+        Timeline::begin();
+        let mut noted = Vec::new();
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(1));
+            let before = monotonic();
+            noted.push((before, ticks(), monotonic()));
+        }
+        let timeline = Timeline::up_to_now();
+        for (before, ticks, after) in noted {
+            let time = timeline.time(ticks);
+            // A thread may lose its processor between any two readings, but hardly that of the first or the last.
+            let slack = Duration::from_millis(20);
+            assert!(before <= time + slack && time <= after + slack, "{before:?} {time:?} {after:?}");
+        }
+    }
+}

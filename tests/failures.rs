@@ -1,0 +1,156 @@
+//! What ranks report of a failure: soon, and all the same.
+
+mod common;
+
+use std::sync::{Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use common::run;
+use kolo::{Cause, Communicator, Error, ReduceOp, Transport};
+
+/// Far less than the deadline of an operation, far more than anything here takes.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Every transport that threads of one process can use.
+fn on_every_transport(world: usize, body: impl Fn(Communicator) + Sync) {
+    run(world, |_, builder| builder, &body);
+    run(world, |_, builder| builder.transport(Transport::Tcp), &body);
+    run(world, |rank, builder| builder.host(format!("host{}", rank % 2)), &body);
+    std::thread::scope(|scope| {
+        for comm in Communicator::in_process(world).unwrap() {
+            scope.spawn(|| body(comm));
+        }
+    });
+}
+
+fn soon<T>(what: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = what();
+    assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
+    result
+}
+
+#[test]
+fn an_abort_ends_the_waits_of_all() {
+    on_every_transport(4, |comm| {
+        let me = comm.rank();
+        if me == 2 {
+            std::thread::scope(|scope| {
+                // It waits for a rank that does not come.
+                let blocked = scope.spawn(|| soon(|| comm.recv(&mut [0u8; 4], 0)));
+                let receive = comm.start_recv(vec![0u8; 4], 1).unwrap();
+                assert!(receive.wait_timeout(Duration::from_millis(20)).is_err());
+                soon(|| comm.abort());
+                assert!(matches!(blocked.join().unwrap(), Err(Error::Aborted { .. })));
+            });
+            return;
+        }
+        match soon(|| comm.recv(&mut [0u8; 4], 2)) {
+            Err(Error::Peer { rank: 2, cause: Cause::Aborted, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(comm.barrier(), Err(Error::Revoked { .. })));
+    });
+}
+
+/// No link was ever opened between the two, and no other rank tells.
+#[test]
+fn who_aborts_or_leaves_before_there_is_a_link_is_missed_soon() {
+    for aborts in [true, false] {
+        let all_are_there = Barrier::new(3);
+        on_every_transport(3, |comm| match (all_are_there.wait(), comm.rank()).1 {
+            0 => {
+                let error = soon(|| comm.recv(&mut [0u8; 4], 1)).unwrap_err();
+                match error {
+                    Error::Peer { rank: 1, cause: Cause::Aborted, .. } if aborts => {}
+                    Error::Peer { rank: 1, cause: Cause::Left { .. } | Cause::Gone, .. } if !aborts => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            1 if aborts => comm.abort(),
+            1 => drop(comm),
+            // Stays, and says nothing.
+            _ => match soon(|| comm.recv(&mut [0u8; 4], 1)) {
+                Err(Error::Peer { rank: 1, .. }) => {}
+                other => panic!("{other:?}"),
+            },
+        });
+    }
+}
+
+#[test]
+fn who_is_idle_hears_of_an_abort_too() {
+    let (all_are_there, aborted) = (Barrier::new(3), Barrier::new(3));
+    on_every_transport(3, |comm| {
+        all_are_there.wait();
+        if comm.rank() == 0 {
+            comm.abort();
+        }
+        aborted.wait();
+        match (comm.rank(), comm.barrier()) {
+            (0, Err(Error::Revoked { .. })) => {}
+            (_, Err(Error::Peer { rank: 0, cause: Cause::Aborted, .. })) => {}
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+/// Rank 1 keeps rank 2 waiting, rank 2 keeps rank 3, and so on: not the one for which each waits is to blame.
+#[test]
+fn at_the_deadline_all_name_the_one_who_keeps_everybody_waiting() {
+    for algorithm in [kolo::Algorithm::Ring, kolo::Algorithm::RecursiveDoubling, kolo::Algorithm::Binomial] {
+        let all_have_failed = Barrier::new(6);
+        let options = |rank: usize, builder: kolo::Builder| {
+            // The ranks' deadlines pass in another order than they wait for each other.
+            let timeout = Duration::from_millis([900, 900, 700, 500, 1100, 600][rank]);
+            builder.algorithm(algorithm).transport(Transport::Tcp).timeout(timeout)
+        };
+        run(6, options, |comm| {
+            if comm.rank() != 1 {
+                match soon(|| comm.all_reduce(&mut [1u64; 3000], ReduceOp::Sum)) {
+                    Err(Error::Peer { rank: 1, cause: Cause::Absent { last_seq: 0, .. }, .. }) => {}
+                    other => panic!("{algorithm:?}, rank {}: {other:?}", comm.rank()),
+                }
+            }
+            all_have_failed.wait();
+        });
+    }
+}
+
+/// Two ranks fail at the same time, and different ranks notice one or the other first.
+#[test]
+fn of_two_failures_all_name_the_same() {
+    for round in 0..10 {
+        let (named, all_are_there) = (Mutex::new(Vec::new()), Barrier::new(6));
+        let options =
+            |_: usize, builder: kolo::Builder| builder.transport(if round % 2 == 0 { Transport::Tcp } else { Transport::Auto });
+        run(6, options, |comm| {
+            let me = comm.rank();
+            comm.barrier().unwrap();
+            // Who has come through may abort what others are about to come through.
+            all_are_there.wait();
+            if me == 1 || me == 4 {
+                comm.abort();
+                return;
+            }
+            let error = soon(|| comm.all_reduce(&mut [1u64; 100], ReduceOp::Sum)).unwrap_err();
+            named.lock().unwrap().push(error.culprit().unwrap());
+        });
+        let named = named.into_inner().unwrap();
+        assert!(named.len() == 4 && named.iter().all(|rank| *rank == named[0]), "{named:?}");
+    }
+}
+
+#[test]
+fn a_communicator_that_is_made_tells_all_when_a_rank_does_not_come() {
+    run(
+        3,
+        |_, builder| builder.timeout(Duration::from_millis(500)),
+        |comm| {
+            // Rank 2 does not take part in making the second one.
+            let second = if comm.rank() == 2 { Err(comm.recv(&mut [0u8], 0).unwrap_err()) } else { comm.split(0, 0).map(drop) };
+            let error = soon(|| second.unwrap_err());
+            assert!(error.culprit().is_some(), "{error}");
+        },
+    );
+}

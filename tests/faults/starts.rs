@@ -1,0 +1,151 @@
+//! Mistakes at the start, and stores: rows 7 to 12, 36 and 39.
+
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::job::{Job, LATE, SECRET, fresh, rank};
+use crate::linux::Outcome::{self, Passed};
+use crate::rank::now;
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A job of ranks with these numbers and world sizes.
+fn job(store: &str, name: &str, ranks: &[(usize, usize)]) -> Job {
+    let mut job = Job::empty();
+    for &(number, world) in ranks {
+        job.add(rank("once", number, world, store, name));
+    }
+    job
+}
+
+pub(crate) fn port_taken() -> Outcome {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let began = Instant::now();
+    let mut job = job(&format!("tcp://127.0.0.1:{port}"), "port", &[(0, 2)]);
+    let text = job.hear(0, "refused");
+    assert!(text.contains(&format!("port {port} is taken by process {}", std::process::id())), "{text}");
+    assert!(began.elapsed() < LATE / 2);
+    Passed(String::new())
+}
+
+pub(crate) fn stale_store() -> Outcome {
+    let (store, name) = fresh();
+    // A rank 0 that is killed while it waits leaves the file.
+    let mut crashed = job(&store, &name, &[(0, 2)]);
+    let path = store.strip_prefix("file://").unwrap();
+    let deadline = Instant::now() + LATE;
+    while std::fs::metadata(path).map_or(0, |file| file.len()) < 200 {
+        assert!(Instant::now() < deadline, "rank 0 does not start the store");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    crashed.signal(0, libc::SIGKILL);
+    crashed.hear(0, "end");
+    let began = Instant::now();
+    // The guest comes first, and finds what is left.
+    let mut next = Job::empty();
+    next.add(rank("once", 1, 2, &store, &name));
+    next.add(rank("once", 0, 2, &store, &name));
+    next.all_say("done");
+    let took = began.elapsed();
+    assert!(!std::path::Path::new(path).exists(), "the store's file is left");
+    let _ = std::fs::remove_file(format!("{path}.lock"));
+    Passed(format!("connected after {took:.0?}"))
+}
+
+pub(crate) fn two_jobs() -> Outcome {
+    let store = format!("tcp://127.0.0.1:{}", free_port());
+    let mut first = job(&store, "first", &[(0, 2)]);
+    let address = store.strip_prefix("tcp://").unwrap();
+    let deadline = Instant::now() + LATE;
+    while TcpStream::connect(address).is_err() {
+        assert!(Instant::now() < deadline, "rank 0 does not serve the store");
+    }
+    let mut second = job(&store, "second", &[(0, 2), (1, 2)]);
+    for text in second.all_say("refused") {
+        assert!(text.contains("\"first\"") && text.contains("\"second\""), "{text}");
+    }
+    first.add(rank("once", 1, 2, &store, "first"));
+    first.all_say("done");
+    Passed(String::new())
+}
+
+pub(crate) fn rank_twice() -> Outcome {
+    let (store, name) = fresh();
+    let mut job = job(&store, &name, &[(0, 3), (1, 3), (1, 3)]);
+    // One of the two is refused, whichever came second; it names both.
+    let deadline = Instant::now() + LATE;
+    let mut refused = None;
+    while refused.is_none() && Instant::now() < deadline {
+        refused = [1, 2].into_iter().find(|&rank| job.has_said(rank, "refused"));
+    }
+    let refused = refused.expect("neither is refused");
+    let text = job.hear(refused, "refused");
+    let pids = [job.pid(1), job.pid(2)].map(|pid| format!("process {pid} "));
+    assert!(text.contains("started twice") && pids.iter().all(|pid| text.contains(pid)), "{text}");
+    Passed(String::new())
+}
+
+pub(crate) fn missing_rank() -> Outcome {
+    let (store, name) = fresh();
+    let mut job = Job::empty();
+    for number in [0, 2] {
+        let mut command = rank("once", number, 5, &store, &name);
+        command.env("KOLO_START_TIMEOUT", "2s");
+        job.add(command);
+    }
+    for text in job.all_say("refused") {
+        assert!(text.contains("missing 1, 3, 4"), "{text}");
+    }
+    Passed(String::new())
+}
+
+pub(crate) fn world_sizes() -> Outcome {
+    let (store, name) = fresh();
+    let mut job = job(&store, &name, &[(0, 3), (1, 2), (2, 3)]);
+    for text in job.all_say("refused") {
+        assert!(text.contains("world sizes differ") && text.contains('2') && text.contains('3'), "{text}");
+    }
+    Passed(String::new())
+}
+
+/// After a crash the job starts anew with fewer ranks, and then with more, at the same store.
+pub(crate) fn other_world_size() -> Outcome {
+    for store in [fresh().0, format!("tcp://127.0.0.1:{}", free_port())] {
+        let job = |world: usize, task: &str| {
+            let mut job = Job::empty();
+            (0..world).for_each(|number| job.add(rank(task, number, world, &store, "again")));
+            job
+        };
+        let mut first = job(3, "work");
+        first.all_work();
+        first.signal(1, libc::SIGKILL);
+        first.all_name(&[0, 2], 1, now());
+        job(2, "once").all_say("done");
+        job(4, "once").all_say("done");
+    }
+    Passed(String::new())
+}
+
+/// The server of the store is another process, this one, as under `kolo run`.
+pub(crate) fn store_ends() -> Outcome {
+    let secret = std::array::from_fn(|i| u8::from_str_radix(&SECRET[2 * i..2 * i + 2], 16).unwrap());
+    let server = kolo::TcpStoreServer::bind("127.0.0.1:0".parse().unwrap(), "served", Some(secret)).unwrap();
+    let mut job = Job::empty();
+    for number in 0..3 {
+        let mut command = rank("work", number, 3, &server.url(), "served");
+        command.env("KOLO_STORE_SERVED", "1");
+        job.add(command);
+    }
+    job.all_work();
+    drop(server);
+    for _ in 0..3 {
+        job.all_work();
+    }
+    // Nor is it needed to find out who failed.
+    job.signal(0, libc::SIGKILL);
+    job.all_name(&[1, 2], 0, now());
+    Passed(String::new())
+}

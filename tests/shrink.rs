@@ -1,0 +1,108 @@
+//! How the survivors of a failure go on.
+
+mod common;
+
+use std::sync::{Barrier, Mutex};
+use std::time::Duration;
+
+use common::run;
+use kolo::{Communicator, Error, ReduceOp, Transport};
+
+/// Every transport that threads of one process can use.
+fn on_every_transport(world: usize, body: impl Fn(Communicator) + Sync) {
+    run(world, |_, builder| builder, &body);
+    run(world, |_, builder| builder.transport(Transport::Tcp), &body);
+    run(world, |rank, builder| builder.host(format!("host{}", rank % 2)), &body);
+    std::thread::scope(|scope| {
+        for comm in Communicator::in_process(world).unwrap() {
+            scope.spawn(|| body(comm));
+        }
+    });
+}
+
+/// Everybody's rank in the first communicator, in the order of this one.
+fn everybody(comm: &Communicator, me: usize) -> Vec<u64> {
+    let mut ranks = vec![0; comm.world_size()];
+    comm.all_gather(&[me as u64], &mut ranks).unwrap();
+    ranks
+}
+
+#[test]
+fn survivors_go_on_in_their_order() {
+    for gone in [0, 2, 4] {
+        on_every_transport(5, |comm| {
+            let me = comm.rank();
+            comm.barrier().unwrap();
+            if me == gone {
+                return;
+            }
+            comm.barrier().unwrap_err();
+            let fewer = comm.shrink().unwrap();
+            let left: Vec<u64> = (0..5).filter(|&rank| rank != gone as u64).collect();
+            assert_eq!(everybody(&fewer, me), left);
+            assert_eq!(fewer.rank() as u64, left.iter().position(|&rank| rank == me as u64).unwrap() as u64);
+            // What is made of it is whole.
+            let mut word = [1u8; 100_000];
+            fewer.all_reduce(&mut word, ReduceOp::Sum).unwrap();
+            assert_eq!(word, [4; 100_000]);
+            assert_eq!(everybody(&fewer.split(0, me).unwrap(), me), left);
+            let buf = fewer.start_all_reduce(vec![1u32; 9], ReduceOp::Sum).unwrap().wait().unwrap();
+            assert_eq!(buf, [4; 9]);
+            // The old one has ended.
+            assert!(matches!(comm.barrier(), Err(Error::Revoked { .. })));
+        });
+    }
+}
+
+#[test]
+fn survivors_of_survivors_go_on_down_to_one() {
+    on_every_transport(4, |comm| {
+        let me = comm.rank();
+        let mut comm = comm;
+        for gone in [1, 3, 0] {
+            if me == gone {
+                return;
+            }
+            comm.barrier().unwrap_err();
+            comm = comm.shrink().unwrap();
+        }
+        assert_eq!((me, comm.world_size()), (2, 1));
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn without_a_failure_everybody_goes_on() {
+    on_every_transport(3, |comm| {
+        let all = comm.shrink().unwrap();
+        assert_eq!(everybody(&all, comm.rank()), [0, 1, 2]);
+        let all = all.shrink().unwrap();
+        assert_eq!(everybody(&all, comm.rank()), [0, 1, 2]);
+    });
+}
+
+#[test]
+fn who_is_at_fault_and_comes_too_late_is_told_so() {
+    let left = Mutex::new(0);
+    let went_on = Barrier::new(3);
+    let options = |_, builder: kolo::Builder| builder.timeout(Duration::from_millis(300));
+    run(3, options, |comm| {
+        if comm.rank() != 1 {
+            // Rank 1 does not come, and is there all the same.
+            comm.barrier().unwrap_err();
+        }
+        if comm.rank() == 1 {
+            went_on.wait();
+            match comm.shrink() {
+                Err(Error::Excluded { survivors }) => assert_eq!(survivors, [0, 2]),
+                other => panic!("{other:?}"),
+            }
+            return;
+        }
+        let fewer = comm.shrink().unwrap();
+        *left.lock().unwrap() += fewer.world_size();
+        fewer.barrier().unwrap();
+        went_on.wait();
+    });
+    assert_eq!(left.into_inner().unwrap(), 4);
+}
