@@ -131,11 +131,12 @@ where
         let room = (0.06 * (most - least)).max(1e-3 * most.abs()).max(1e-9);
         (if from_zero { 0.0 } else { least - room })..most + room
     };
+    let y = range(|point| point.1, panel.from_zero);
     let mut chart = ChartBuilder::on(area)
         .margin(12)
         .x_label_area_size(38)
         .y_label_area_size(52)
-        .build_cartesian_2d(range(|point| point.0, true), range(|point| point.1, panel.from_zero))?;
+        .build_cartesian_2d(range(|point| point.0, true), y.clone())?;
     chart
         .configure_mesh()
         .x_desc(panel.x)
@@ -154,10 +155,10 @@ where
         }
     }
     if panel.curves.len() > 1 {
-        // Losses fall and leave room at the top, what rises leaves it at the bottom.
-        let falls =
-            panel.curves.iter().any(|curve| curve.points.first().map(|point| point.1) > curve.points.last().map(|point| point.1));
-        let corner = if falls { SeriesLabelPosition::UpperRight } else { SeriesLabelPosition::LowerRight };
+        // Losses end low and leave room above, what rises leaves it below.
+        let middle = (y.start + y.end) / 2.0;
+        let ends_low = panel.curves.iter().filter_map(|curve| curve.points.last()).all(|point| point.1 < middle);
+        let corner = if ends_low { SeriesLabelPosition::UpperRight } else { SeriesLabelPosition::LowerRight };
         chart.configure_series_labels().position(corner).background_style(WHITE.mix(0.9)).border_style(BLACK.mix(0.3)).draw()?;
     }
     Ok(())
