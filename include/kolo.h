@@ -582,7 +582,8 @@ kolo_result_t kolo_comm_init_callbacks(kolo_comm_t *comm,
                                        const struct kolo_config_t *config);
 
 // Makes `nranks` communicators that are ranks of one group inside this process, one for each of as many threads: `comms[i]` is
-// rank i. For tests, and for programs with a thread for each rank. `comms` has room for `nranks` handles.
+// rank i. For tests, and for programs with a thread for each rank. `comms` has room for `nranks` handles,
+// of at most 4096.
 kolo_result_t kolo_comm_init_all(kolo_comm_t *comms,
                                  int32_t nranks,
                                  const struct kolo_config_t *config);
@@ -1014,7 +1015,7 @@ kolo_result_t kolo_reducer_ready(kolo_reducer_t reducer,
 kolo_result_t kolo_reducer_unused(kolo_reducer_t reducer, size_t parameter);
 
 // Copies a gradient that lies elsewhere to its place (or adds it to what is there, if the step accumulates), and makes it ready. From
-// any thread.
+// any thread. `gradient` lies elsewhere: what is in its place already takes kolo_reducer_ready.
 //
 // With `strides`, one for each dimension, in elements, the element of index `[i, j, ...]` is `gradient[i * strides[0] +
 // j * strides[1] + ...]`. NULL: the elements are one after the other, row-major.

@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::time::Duration;
 
-use super::boundary;
 use super::fault::{Fault, kolo_result_t};
+use super::{boundary, pointer, slice_of};
 use crate::buffer::Source;
 use crate::comm::{Call, Raw};
 use crate::{Communicator, DType, Op, Rank, ReduceOp};
@@ -178,10 +178,14 @@ impl Arguments {
         let has_recv_counts = matches!(self.op, Op::AllGatherV | Op::AllToAllV);
         let counts = |has: bool, counts: *const usize, what| match has {
             false => Ok(None),
-            true if counts.is_null() => Err(Fault::Null { what }),
             // SAFETY: the caller vouches for as many.
-            true => Ok(Some(unsafe { std::slice::from_raw_parts(counts, comm.world_size()) })),
+            true => unsafe { slice_of(counts, comm.world_size(), what) }.map(Some),
         };
+        if let Some(Source::Int(place)) = self.source
+            && !place.is_null()
+        {
+            pointer(place, "source")?;
+        }
         let raw = Raw {
             redop: self.redop.map(redop).transpose()?,
             root: rank(self.root.0, self.root.1)?,

@@ -9,7 +9,7 @@ use super::fault::{self, Fault, KOLO_OK, Last, kolo_result_t};
 use super::registry::{Guard, Kind, Registry};
 use super::store::{Callbacks, kolo_store_t};
 use super::unique_id::{kolo_unique_id_t, meeting_place};
-use super::{boundary, group, place, text};
+use super::{boundary, group, place, pointer, text};
 use crate::{Builder, Communicator, Error};
 
 /// A communicator: a group of ranks, seen from one of them. A handle: it is a number and no address, and may be copied.
@@ -161,13 +161,12 @@ pub unsafe extern "C" fn kolo_comm_init_callbacks(
 }
 
 /// Makes `nranks` communicators that are ranks of one group inside this process, one for each of as many threads: `comms[i]` is
-/// rank i. For tests, and for programs with a thread for each rank. `comms` has room for `nranks` handles.
+/// rank i. For tests, and for programs with a thread for each rank. `comms` has room for `nranks` handles,
+/// of at most 4096.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_init_all(comms: *mut kolo_comm_t, nranks: i32, config: *const kolo_config_t) -> kolo_result_t {
     boundary(|| {
-        if comms.is_null() {
-            return Err(Fault::Null { what: "comms" });
-        }
+        pointer(comms, "comms")?;
         group::refuse("connecting")?;
         if nranks < 1 {
             return Err(Fault::value("nranks", nranks, "there is at least one rank"));

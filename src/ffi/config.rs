@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::fault::Fault;
-use super::text;
+use super::{pointer, text};
 use crate::plan::CostModel;
 use crate::types::UnknownName;
 use crate::{Builder, Communicator, Error, settings};
@@ -64,6 +64,7 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
     if config.is_null() {
         return Ok(builder);
     }
+    pointer(config, "config")?;
     // SAFETY: passed on; whatever its version, it begins with its size.
     let size = unsafe { config.cast::<usize>().read() };
     let known = size_of::<kolo_config_t>();

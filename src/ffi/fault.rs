@@ -182,6 +182,10 @@ pub(super) enum Fault {
     Handle { what: &'static str, is_null: bool },
     #[error("{what} is null")]
     Null { what: &'static str },
+    #[error("{what} is not aligned to what it points to")]
+    Misaligned { what: &'static str },
+    #[error("{what} are {len}, which is more than memory can hold")]
+    Long { what: &'static str, len: usize },
     #[error("{what} is {given}; {expected}")]
     Value { what: &'static str, given: i64, expected: String },
     #[error("{what} is not UTF-8")]
@@ -203,7 +207,8 @@ impl Fault {
         match self {
             Fault::Kolo(error) => code(error),
             Fault::Handle { .. } => KOLO_ERR_HANDLE,
-            Fault::Null { .. } | Fault::Value { .. } | Fault::Text { .. } | Fault::Group { .. } => KOLO_ERR_ARGUMENT,
+            Fault::Null { .. } | Fault::Misaligned { .. } | Fault::Long { .. } => KOLO_ERR_ARGUMENT,
+            Fault::Value { .. } | Fault::Text { .. } | Fault::Group { .. } => KOLO_ERR_ARGUMENT,
             Fault::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
             Fault::Panic(_) => KOLO_ERR_INTERNAL,
         }

@@ -9,8 +9,10 @@ use super::communicator::{kolo_comm_t, on};
 use super::fault::{Fault, kolo_result_t};
 use super::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, tensors};
 use super::registry::{Guard, Kind, Registry};
-use super::{boundary, group, place};
+use super::{boundary, group, place, pointer, slice_of};
+use crate::Error;
 use crate::ddp::{BufferSync, Parameter, Reducer, Stopper, TensorMut, with_float};
+use crate::error::ReducerProblem;
 
 /// A gradient reducer, for data-parallel training. A handle: it is a number and no address, and may be copied.
 pub struct kolo_reducer {
@@ -142,7 +144,7 @@ pub unsafe extern "C" fn kolo_reducer_gradient(
         unsafe { place(gradient, "gradient")? }.write(this.address(parameter)?.cast());
         if !accumulates.is_null() {
             // SAFETY: the caller's pointer.
-            unsafe { accumulates.write(this.accumulates().into()) };
+            unsafe { place(accumulates, "accumulates")? }.write(this.accumulates().into());
         }
         Ok(())
     })
@@ -162,7 +164,7 @@ pub extern "C" fn kolo_reducer_unused(reducer: kolo_reducer_t, parameter: usize)
 }
 
 /// Copies a gradient that lies elsewhere to its place (or adds it to what is there, if the step accumulates), and makes it ready. From
-/// any thread.
+/// any thread. `gradient` lies elsewhere: what is in its place already takes kolo_reducer_ready.
 ///
 /// With `strides`, one for each dimension, in elements, the element of index `[i, j, ...]` is `gradient[i * strides[0] +
 /// j * strides[1] + ...]`. NULL: the elements are one after the other, row-major.
@@ -174,12 +176,12 @@ pub unsafe extern "C" fn kolo_reducer_put(
     strides: *const usize,
 ) -> kolo_result_t {
     within(reducer, |this| {
-        this.address(parameter)?;
-        let Parameter { shape, dtype, .. } = &this.parameters()[parameter];
+        let own = this.address(parameter)?;
+        let described @ Parameter { shape, dtype, .. } = &this.parameters()[parameter];
         let strides = match strides.is_null() {
             true => None,
             // SAFETY: the caller's strides, one for each dimension.
-            false => Some(unsafe { std::slice::from_raw_parts(strides, shape.len()) }),
+            false => Some(unsafe { slice_of(strides, shape.len(), "strides")? }),
         };
         let is_empty = shape.contains(&0);
         if gradient.is_null() && !is_empty {
@@ -198,6 +200,12 @@ pub unsafe extern "C" fn kolo_reducer_put(
                 gradient.addr() as i64,
                 "it is aligned to its elements, and they fit into memory",
             ));
+        }
+        // What is there already is not copied to where it is.
+        let (from, own) = (gradient.addr(), own.addr());
+        if from < own + described.count() * alignment && own < from + span * alignment {
+            let why = "gradient lies where kolo_reducer_gradient says; call kolo_reducer_ready for it";
+            return Err(Error::from(ReducerProblem::Moment { call: "kolo_reducer_put", why }).into());
         }
         with_float!(*dtype, T => {
             // SAFETY: the caller's memory, of as many elements as the shape and the strides reach over.
@@ -306,9 +314,7 @@ pub struct kolo_step_stats_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut kolo_step_stats_t) -> kolo_result_t {
     within(reducer, |this| {
-        if stats.is_null() {
-            return Err(Fault::Null { what: "stats" });
-        }
+        pointer(stats, "stats")?;
         // SAFETY: the caller's pointer; it begins with its size.
         let size = unsafe { stats.cast::<usize>().read() };
         if size < size_of::<kolo_step_stats_t>() {
@@ -337,14 +343,8 @@ pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut
 ///
 /// `values` has an address for each of those described, valid for its elements for as long as the result is used.
 unsafe fn values<'a>(values: *const *mut c_void, described: &[Parameter]) -> Result<Vec<TensorMut<'a>>, Fault> {
-    if described.is_empty() {
-        return Ok(Vec::new());
-    }
-    if values.is_null() {
-        return Err(Fault::Null { what: "values" });
-    }
     // SAFETY: passed on.
-    let addresses = unsafe { std::slice::from_raw_parts(values, described.len()) };
+    let addresses = unsafe { slice_of(values, described.len(), "values")? };
     let tensor = |(&address, parameter): (&*mut c_void, &Parameter)| {
         if parameter.count() == 0 {
             // SAFETY: no element is read or written there.
@@ -352,6 +352,9 @@ unsafe fn values<'a>(values: *const *mut c_void, described: &[Parameter]) -> Res
         }
         if address.is_null() {
             return Err(Fault::Null { what: "an address of values" });
+        }
+        if !address.addr().is_multiple_of(parameter.dtype.size()) {
+            return Err(Fault::Misaligned { what: "an address of values" });
         }
         // SAFETY: passed on.
         Ok(unsafe { TensorMut::at(address.cast(), parameter) })

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use super::arguments::{dtype, kolo_dtype_t};
 use super::fault::Fault;
-use super::text;
+use super::{pointer, slice_of, text};
 use crate::ddp::{Bucket, Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, Uneven, Unused};
 use crate::error::ReducerProblem;
 use crate::{Communicator, Error};
@@ -150,6 +150,7 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
     if config.is_null() {
         return Ok(builder);
     }
+    pointer(config, "config")?;
     // SAFETY: passed on; whatever its version, it begins with its size.
     let size = unsafe { config.cast::<usize>().read() };
     if size != size_of::<kolo_reducer_config_t>() {
@@ -217,23 +218,13 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
 ///
 /// `tensors` is valid for `count` of them, and so are their names and shapes.
 pub(super) unsafe fn tensors(tensors: *const kolo_tensor_t, count: usize, what: &'static str) -> Result<Vec<Parameter>, Fault> {
-    if count == 0 {
-        return Ok(Vec::new());
-    }
-    if tensors.is_null() {
-        return Err(Fault::Null { what });
-    }
     // SAFETY: passed on.
-    let tensors = unsafe { std::slice::from_raw_parts(tensors, count) };
+    let tensors = unsafe { slice_of(tensors, count, what)? };
     let describe = |tensor: &kolo_tensor_t| {
         // SAFETY: passed on.
         let name = unsafe { text(tensor.name, "name")? }.ok_or(Fault::Null { what: "name" })?;
-        let shape = match tensor.ndim {
-            0 => &[],
-            _ if tensor.shape.is_null() => return Err(Fault::Null { what: "shape" }),
-            // SAFETY: passed on.
-            ndim => unsafe { std::slice::from_raw_parts(tensor.shape, ndim) },
-        };
+        // SAFETY: passed on.
+        let shape = unsafe { slice_of(tensor.shape, tensor.ndim, "shape")? };
         Ok(Parameter::new(name, shape, dtype(tensor.dtype)?))
     };
     tensors.iter().map(describe).collect()

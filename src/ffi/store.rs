@@ -5,8 +5,8 @@ use std::ffi::{CString, c_char, c_void};
 use std::io;
 use std::time::Duration;
 
-use super::boundary;
 use super::fault::{Fault, KOLO_OK, kolo_result_t};
+use super::{boundary, pointer};
 use crate::{Store, StoreProblem};
 
 /// Where a function of kolo_store_t puts the value that it found, with kolo_store_reply. A handle that is valid until it returns.
@@ -103,9 +103,7 @@ impl Callbacks {
     /// `store` is null or points to as many bytes as its first field says; its functions keep what `kolo_store_t` says, for as long as
     /// this lives.
     pub(super) unsafe fn new(store: *const kolo_store_t) -> Result<Callbacks, Fault> {
-        if store.is_null() {
-            return Err(Fault::Null { what: "store" });
-        }
+        pointer(store, "store")?;
         // SAFETY: passed on; it begins with its size.
         let size = unsafe { store.cast::<usize>().read() };
         if size != size_of::<kolo_store_t>() {

@@ -211,8 +211,9 @@ static void misuse(void) {
   kolo_reducer_t reducer = (kolo_reducer_t)&config, good;
   kolo_tensor_t tensor = {NULL, NULL, 1, KOLO_FLOAT32};
   float a[7] = {0};
-  void *place;
+  void *place, *addresses[PARAMETERS + 1];
   int more;
+  for (more = 0; more <= PARAMETERS; more++) addresses[more] = (char *)a + 1;
   REFUSED(KOLO_ERR_HANDLE, "reducer handle is not alive", kolo_reducer_begin(reducer));
   REFUSED(KOLO_ERR_HANDLE, "reducer handle is null", kolo_reducer_finish(NULL));
   REFUSED(KOLO_ERR_HANDLE, "reducer handle is not alive", kolo_reducer_destroy((kolo_reducer_t)comm));
@@ -225,6 +226,19 @@ static void misuse(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "dtype is 99", kolo_reducer_create(&reducer, &tensor, 1, NULL, 0, NULL, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "parameters is null", kolo_reducer_create(&reducer, NULL, 1, NULL, 0, NULL, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "reducer is null", kolo_reducer_create(NULL, parameters, 3, NULL, 0, NULL, comm));
+  REFUSED(KOLO_ERR_ARGUMENT, "parameters are", kolo_reducer_create(&reducer, parameters, (size_t)-1, NULL, 0, NULL, comm));
+  REFUSED(KOLO_ERR_ARGUMENT, "buffers are", kolo_reducer_create(&reducer, parameters, 3, buffers, (size_t)-1 / 4, NULL, comm));
+  REFUSED(KOLO_ERR_ARGUMENT, "parameters is not aligned",
+          kolo_reducer_create(&reducer, (const kolo_tensor_t *)((const char *)parameters + 1), 1, NULL, 0, NULL, comm));
+  tensor.dtype = KOLO_FLOAT32;
+  tensor.shape = matrix;
+  tensor.ndim = (size_t)-1;
+  REFUSED(KOLO_ERR_ARGUMENT, "more than memory can hold", kolo_reducer_create(&reducer, &tensor, 1, NULL, 0, NULL, comm));
+  tensor.shape = (const size_t *)((const char *)matrix + 1);
+  tensor.ndim = 1;
+  REFUSED(KOLO_ERR_ARGUMENT, "shape is not aligned", kolo_reducer_create(&reducer, &tensor, 1, NULL, 0, NULL, comm));
+  REFUSED(KOLO_ERR_ARGUMENT, "config is not aligned",
+          kolo_reducer_create(&reducer, parameters, 3, NULL, 0, (kolo_reducer_config_t *)((char *)&config + 1), comm));
   REFUSED(KOLO_ERR_SETTING, "at least one", kolo_reducer_create(&reducer, NULL, 0, NULL, 0, NULL, comm));
   config.hook = 6;
   REFUSED(KOLO_ERR_ARGUMENT, "config->hook is 6", kolo_reducer_create(&reducer, parameters, 3, NULL, 0, &config, comm));
@@ -238,9 +252,19 @@ static void misuse(void) {
   REFUSED(KOLO_ERR_REDUCER, "no parameter 3", kolo_reducer_gradient(good, 3, &place, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "gradient is null", kolo_reducer_put(good, A, NULL, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "aligned", kolo_reducer_put(good, A, (char *)a + 1, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "strides is not aligned", kolo_reducer_put(good, A, a, (const size_t *)((const char *)matrix + 1)));
+  REFUSED(KOLO_ERR_ARGUMENT, "values is not aligned",
+          kolo_reducer_broadcast_parameters(good, (void *const *)(void *)((char *)addresses + 1)));
+  REFUSED(KOLO_ERR_ARGUMENT, "an address of values is not aligned", kolo_reducer_broadcast_parameters(good, addresses));
+  REFUSED(KOLO_ERR_ARGUMENT, "gradient is not aligned",
+          kolo_reducer_gradient(good, A, (void **)(void *)((char *)addresses + 1), NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "stats is not aligned", kolo_reducer_stats(good, (kolo_step_stats_t *)((char *)addresses + 1)));
   REFUSED(KOLO_ERR_REDUCER, "join", kolo_reducer_join(good, &more));
   OK(kolo_reducer_begin(good));
   REFUSED(KOLO_ERR_REDUCER, "under way", kolo_reducer_begin(good));
+  place = gradient(good, A);
+  REFUSED(KOLO_ERR_REDUCER, "call kolo_reducer_ready", kolo_reducer_put(good, A, place, NULL));
+  REFUSED(KOLO_ERR_REDUCER, "call kolo_reducer_ready", kolo_reducer_put(good, A, (float *)place + 5, NULL));
   OK(kolo_reducer_ready(good, A));
   REFUSED(KOLO_ERR_REDUCER, "a was made ready", kolo_reducer_ready(good, A));
   /* It is given up. */
