@@ -60,6 +60,7 @@ fn boundary_of(call: impl FnOnce() -> Result<kolo_result_t, Fault>) -> kolo_resu
 fn failed(fault: &Fault) -> kolo_result_t {
     let described = fault.describe();
     fault::remember(&described);
+    group::note_failure();
     described.code
 }
 

@@ -178,7 +178,21 @@ static void wrong_groups(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "in a group", kolo_comm_split(comm, 0, 0, &part));
   REFUSED(KOLO_ERR_ARGUMENT, "in a group", kolo_mem_alloc(&memory, 1, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "in a group", kolo_comm_init_env(&part, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "is 4; so none of them", kolo_group_end());
+  /* A call on what is no communicator counts, too. */
+  OK(kolo_group_start());
+  OK(kolo_group_start());
+  REFUSED(KOLO_ERR_HANDLE, "not alive", kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, (kolo_comm_t)&part, NULL));
   OK(kolo_group_end());
+  a[0] = 1;
+  OK(kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, comm, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "is 1; so none of them", kolo_group_end());
+  CHECK(a[0] == 1);
+  /* The next group knows nothing of it. */
+  OK(kolo_group_start());
+  OK(kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, comm, NULL));
+  OK(kolo_group_end());
+  CHECK(a[0] == (float)world);
   /* One call that is refused, and none is carried out. */
   OK(kolo_group_start());
   OK(kolo_barrier(comm, NULL));
