@@ -222,7 +222,8 @@ typedef struct kolo_bucket_t {
 
 // Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or what fails the step. Called on the
 // reducer's thread, for the same buckets in the same order on all ranks. It may call collectives on a communicator that nobody else
-// uses meanwhile, such as one that was split off for it.
+// uses meanwhile, such as one that was split off for it. It must not call reducers, nor wait for a thread that does: kolo_reducer_...
+// functions return KOLO_ERR_REDUCER there.
 typedef int32_t (*kolo_hook_function_t)(void *context, const struct kolo_bucket_t *bucket);
 
 // Options of a reducer, the same on all ranks. Begin with zeros, `size` and `version`: what is zero has its default.
@@ -953,7 +954,8 @@ kolo_result_t kolo_group_start(void);
 // Ends a group: carries out what was held back, and returns when all of it is done. Sends and receives go on side by side, so that
 // none waits for one before it; so do the calls of different communicators. Collectives of one communicator take effect in order.
 //
-// If a call of the group was refused, none is carried out. If several fail, this returns the first failure.
+// If any call of this thread has failed since kolo_group_start, whatever it was and whatever handle it was given, none is carried out.
+// If several fail when they are carried out, this returns the first failure.
 kolo_result_t kolo_group_end(void);
 
 // Allocates `bytes` of zeroed memory, aligned to a page, that the ranks of this host share: kolo_all_reduce reads and writes

@@ -239,12 +239,7 @@ pub extern "C" fn kolo_comm_abort(comm: kolo_comm_t) -> kolo_result_t {
 /// What was split from it, and memory of kolo_mem_alloc, live on.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_comm_destroy(comm: kolo_comm_t) -> kolo_result_t {
-    boundary(|| {
-        if COMMUNICATORS.is_in_use(comm.addr()) {
-            enter(comm)?.comm.abort();
-        }
-        COMMUNICATORS.take(comm.addr()).map(drop).ok_or_else(|| unknown(comm))
-    })
+    boundary(|| COMMUNICATORS.end(comm.addr(), |held| held.comm.abort()).map(drop).ok_or_else(|| unknown(comm)))
 }
 
 /// Writes the last operations of this rank to a file, for `kolo trace`: those of this communicator and of all that are split from the

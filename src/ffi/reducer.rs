@@ -7,7 +7,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::arguments::rank;
 use super::communicator::{kolo_comm_t, on};
 use super::fault::{Fault, kolo_result_t};
-use super::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, tensors};
+use super::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, refuse_in_hook, tensors};
 use super::registry::{Guard, Kind, Registry};
 use super::{boundary, group, place, pointer, slice_of};
 use crate::Error;
@@ -60,6 +60,7 @@ fn guarded(reducer: kolo_reducer_t, call: impl FnOnce(&Held) -> Result<(), Fault
         }
     }
     boundary(|| {
+        refuse_in_hook()?;
         let held = find(reducer)?;
         let unwound = StopOnUnwind(&held);
         let result = call(&held);
@@ -91,6 +92,7 @@ pub unsafe extern "C" fn kolo_reducer_create(
             to.write(std::ptr::null_mut());
             (to, builder(config)?, tensors(parameters, nparameters, "parameters")?, tensors(buffers, nbuffers, "buffers")?)
         };
+        refuse_in_hook()?;
         group::refuse("kolo_reducer_create")?;
         let made = builder.parameters(parameters).buffers(buffers).build(&this.comm)?;
         let held = Held { stopper: made.stopper(), reducer: RwLock::new(made) };
@@ -105,10 +107,8 @@ pub unsafe extern "C" fn kolo_reducer_create(
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_destroy(reducer: kolo_reducer_t) -> kolo_result_t {
     boundary(|| {
-        if REDUCERS.is_in_use(reducer.addr()) {
-            find(reducer)?.stopper.stop();
-        }
-        REDUCERS.take(reducer.addr()).map(drop).ok_or_else(|| unknown(reducer))
+        refuse_in_hook()?;
+        REDUCERS.end(reducer.addr(), |held| held.stopper.stop()).map(drop).ok_or_else(|| unknown(reducer))
     })
 }
 

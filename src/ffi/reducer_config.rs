@@ -1,5 +1,6 @@
 //! What a reducer is made of, as structs of C.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 
 use super::arguments::{dtype, kolo_dtype_t};
@@ -76,7 +77,8 @@ pub struct kolo_bucket_t {
 
 /// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or what fails the step. Called on the
 /// reducer's thread, for the same buckets in the same order on all ranks. It may call collectives on a communicator that nobody else
-/// uses meanwhile, such as one that was split off for it.
+/// uses meanwhile, such as one that was split off for it. It must not call reducers, nor wait for a thread that does: kolo_reducer_...
+/// functions return KOLO_ERR_REDUCER there.
 pub type kolo_hook_function_t = Option<unsafe extern "C" fn(context: *mut c_void, bucket: *const kolo_bucket_t) -> i32>;
 
 /// The version of kolo_reducer_config_t in this header.
@@ -124,6 +126,20 @@ struct Custom {
 // SAFETY: the header says that it is called on another thread.
 unsafe impl Send for Custom {}
 
+thread_local! {
+    /// Whether this thread is calling a function of the caller's as a hook.
+    static IN_HOOK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Reducers wait for their hooks: a hook that waits for a reducer may be waiting for itself.
+pub(super) fn refuse_in_hook() -> Result<(), Fault> {
+    let why = "its reducer waits for it, so it must not call reducers";
+    match IN_HOOK.get() {
+        true => Err(Error::from(ReducerProblem::Moment { call: "in hook_function", why }).into()),
+        false => Ok(()),
+    }
+}
+
 impl Hook for Custom {
     fn name(&self) -> String {
         "of the caller".to_owned()
@@ -132,8 +148,11 @@ impl Hook for Custom {
     fn reduce(&mut self, bucket: &mut Bucket<'_>, _: &Communicator) -> crate::Result<()> {
         let (index, step, count, dtype) = (bucket.index(), bucket.step(), bucket.count(), bucket.dtype() as u8 as kolo_dtype_t);
         let described = kolo_bucket_t { index, step, data: bucket.address().cast(), count, dtype };
+        IN_HOOK.set(true);
         // SAFETY: the caller's function and context, which the header says must outlive the reducer.
-        match unsafe { (self.function)(self.context, &raw const described) } {
+        let returned = unsafe { (self.function)(self.context, &raw const described) };
+        IN_HOOK.set(false);
+        match returned {
             0 => Ok(()),
             _ => Err(Error::from(ReducerProblem::Moment { call: "hook_function", why: "it did not return 0" })),
         }

@@ -167,6 +167,47 @@ static int32_t fail(void *context, const kolo_bucket_t *bucket) {
   return bucket->count > 0;
 }
 
+/* A hook that calls reducers, which it must not: its own would wait for it. */
+typedef struct {
+  kolo_reducer_t own;
+  int called;
+} nested_t;
+
+static int32_t nested(void *context, const kolo_bucket_t *bucket) {
+  nested_t *at = (nested_t *)context;
+  kolo_reducer_t another;
+  void *place;
+  int number;
+  (void)bucket;
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_begin(at->own));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_finish(at->own));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_gradient(at->own, A, &place, NULL));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_join(at->own, &number));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_is_used(at->own, A, &number));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_create(&another, parameters, PARAMETERS, NULL, 0, NULL, comm));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_destroy(at->own));
+  at->called++;
+  return 0;
+}
+
+static void calls_reducers_in_a_hook(void) {
+  kolo_reducer_config_t config = options();
+  nested_t context = {NULL, 0};
+  kolo_reducer_t reducer;
+  config.hook = KOLO_HOOK_CUSTOM;
+  config.hook_function = nested;
+  config.hook_context = &context;
+  config.no_overlap = 1;
+  reducer = context.own = make(&config);
+  OK(kolo_reducer_begin(reducer));
+  OK(kolo_reducer_unused(reducer, A));
+  OK(kolo_reducer_unused(reducer, B));
+  OK(kolo_reducer_unused(reducer, C));
+  OK(kolo_reducer_finish(reducer));
+  CHECK(context.called > 0);
+  OK(kolo_reducer_destroy(reducer));
+}
+
 static void hooks(void) {
   kolo_reducer_config_t config = options();
   kolo_comm_t own;
@@ -308,6 +349,7 @@ int main(void) {
   values();
   joins();
   hooks();
+  calls_reducers_in_a_hook();
   misuse();
   wrong_together();
   OK(kolo_comm_destroy(comm));
