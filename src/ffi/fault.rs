@@ -5,8 +5,9 @@ use std::ffi::c_char;
 
 use parking_lot::Mutex;
 
+use super::boundary;
 use super::communicator::{enter, kolo_comm_t};
-use super::{boundary, place};
+use super::sized::{self, Grows, end_of};
 use crate::{Cause, Error, Op};
 
 /// What a call returns: `KOLO_OK`, or why it failed.
@@ -171,6 +172,12 @@ pub struct kolo_error_t {
     pub host: [c_char; 256],
     /// What happened, to whom, and what to do: a sentence in UTF-8.
     pub message: [c_char; 2048],
+}
+
+// SAFETY: it begins with its size, and all its fields are numbers.
+unsafe impl Grows for kolo_error_t {
+    const NAMES: (&'static str, &'static str) = ("error", "error->size");
+    const FIRST: usize = end_of!(kolo_error_t, message: [c_char; 2048]);
 }
 
 /// Why a call failed, before it becomes a number.
@@ -365,14 +372,7 @@ pub unsafe extern "C" fn kolo_last_error(comm: kolo_comm_t, error: *mut kolo_err
             false => enter(comm)?.last.0.lock().as_deref().copied(),
         };
         // SAFETY: the caller's struct, whose size the caller has set.
-        let size = unsafe { place(error, "error")?.as_ptr().cast::<usize>().read() };
-        let known = size_of::<kolo_error_t>();
-        if size < known {
-            return Err(Fault::value("error->size", size as i64, "set it to sizeof(kolo_error_t)"));
-        }
-        // SAFETY: it is at least as large as this library knows it; what it has beyond stays as it is.
-        unsafe { error.write(kolo_error_t { size, ..last.unwrap_or_else(nothing) }) };
-        Ok(())
+        unsafe { sized::write(error, &last.unwrap_or_else(nothing)) }
     })
 }
 

@@ -18,6 +18,7 @@ mod memory;
 mod reducer;
 mod reducer_config;
 mod registry;
+mod sized;
 mod start;
 mod store;
 mod unique_id;

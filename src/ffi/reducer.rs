@@ -9,7 +9,8 @@ use super::communicator::{kolo_comm_t, on};
 use super::fault::{Fault, kolo_result_t};
 use super::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, refuse_in_hook, tensors};
 use super::registry::{Guard, Kind, Registry};
-use super::{boundary, group, place, pointer, slice_of};
+use super::sized::{self, Grows, end_of};
+use super::{boundary, group, place, slice_of};
 use crate::Error;
 use crate::ddp::{BufferSync, Parameter, Reducer, Stopper, TensorMut, with_float};
 use crate::error::ReducerProblem;
@@ -310,20 +311,20 @@ pub struct kolo_step_stats_t {
     pub overlapped_us: u64,
 }
 
+// SAFETY: it begins with its size, and all its fields are numbers.
+unsafe impl Grows for kolo_step_stats_t {
+    const NAMES: (&'static str, &'static str) = ("stats", "stats->size");
+    const FIRST: usize = end_of!(kolo_step_stats_t, overlapped_us: u64);
+}
+
 /// What the last step that was reduced cost.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut kolo_step_stats_t) -> kolo_result_t {
     within(reducer, |this| {
-        pointer(stats, "stats")?;
-        // SAFETY: the caller's pointer; it begins with its size.
-        let size = unsafe { stats.cast::<usize>().read() };
-        if size < size_of::<kolo_step_stats_t>() {
-            return Err(Fault::value("stats->size", size as i64, "set it to sizeof(kolo_step_stats_t)"));
-        }
         let step = this.statistics();
         let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let described = kolo_step_stats_t {
-            size,
+            size: size_of::<kolo_step_stats_t>(),
             buckets: step.buckets.len(),
             bytes: step.bytes() as u64,
             computed_us: micros(step.computed),
@@ -331,9 +332,8 @@ pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut
             communicated_us: micros(step.communicated()),
             overlapped_us: micros(step.overlapped()),
         };
-        // SAFETY: it is at least as large.
-        unsafe { stats.write(described) };
-        Ok(())
+        // SAFETY: the caller's struct, whose size the caller has set.
+        unsafe { sized::write(stats, &described) }
     })
 }
 

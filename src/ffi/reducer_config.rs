@@ -5,7 +5,8 @@ use std::ffi::{c_char, c_void};
 
 use super::arguments::{dtype, kolo_dtype_t};
 use super::fault::Fault;
-use super::{pointer, slice_of, text};
+use super::sized::{self, Grows, end_of};
+use super::{slice_of, text};
 use crate::ddp::{Bucket, Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, Uneven, Unused};
 use crate::error::ReducerProblem;
 use crate::{Communicator, Error};
@@ -86,6 +87,7 @@ pub const KOLO_REDUCER_CONFIG_VERSION: u32 = 1;
 
 /// Options of a reducer, the same on all ranks. Begin with zeros, `size` and `version`: what is zero has its default.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct kolo_reducer_config_t {
     /// `sizeof(kolo_reducer_config_t)`.
     pub size: usize,
@@ -115,6 +117,12 @@ pub struct kolo_reducer_config_t {
     pub hook_function: kolo_hook_function_t,
     /// What that is given.
     pub hook_context: *mut c_void,
+}
+
+// SAFETY: it begins with its size; numbers may be zero, and the function and its context null.
+unsafe impl Grows for kolo_reducer_config_t {
+    const NAMES: (&'static str, &'static str) = ("config", "config->size");
+    const FIRST: usize = end_of!(kolo_reducer_config_t, hook_context: *mut c_void);
 }
 
 /// A function of the caller's as a hook.
@@ -169,14 +177,8 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
     if config.is_null() {
         return Ok(builder);
     }
-    pointer(config, "config")?;
-    // SAFETY: passed on; whatever its version, it begins with its size.
-    let size = unsafe { config.cast::<usize>().read() };
-    if size != size_of::<kolo_reducer_config_t>() {
-        return Err(Fault::value("config->size", size as i64, "set it to sizeof(kolo_reducer_config_t)"));
-    }
-    // SAFETY: it is as large.
-    let config = unsafe { &*config };
+    // SAFETY: passed on.
+    let config = unsafe { sized::read(config)? };
     if config.version != KOLO_REDUCER_CONFIG_VERSION {
         return Err(Fault::value("config->version", config.version, "set it to KOLO_REDUCER_CONFIG_VERSION"));
     }

@@ -308,6 +308,30 @@ static void wrong_starts(void) {
   OK(kolo_comm_init_all(&other, 1, &newer.known));
   OK(kolo_comm_destroy(other));
 
+  /* A shorter one, of the first header: what it lacks is not set. */
+  {
+    const size_t first = offsetof(kolo_config_t, trace_dir);
+    kolo_config_t *old = (kolo_config_t *)allocate(first);
+    config.size = first;
+    memcpy((void *)old, (const void *)&config, first);
+    OK(kolo_comm_init_all(&other, 1, old));
+    OK(kolo_comm_destroy(other));
+    old->size = first - 1;
+    REFUSED(KOLO_ERR_ARGUMENT, "config->size", kolo_comm_init_all(&other, 1, old));
+    free(old);
+  }
+  /* A longer place for an error: what is beyond stays as it is. */
+  {
+    struct {
+      kolo_error_t known;
+      int beyond;
+    } longer;
+    memset(&longer, 5, sizeof longer);
+    longer.known.size = sizeof longer;
+    OK(kolo_last_error(NULL, &longer.known));
+    CHECK(longer.known.size == sizeof longer && longer.known.code == KOLO_ERR_ARGUMENT && longer.beyond == 0x05050505);
+  }
+
   error.size = 4;
   CHECK(kolo_last_error(NULL, &error) == KOLO_ERR_ARGUMENT);
   still_works();
