@@ -220,10 +220,10 @@ typedef struct kolo_bucket_t {
   kolo_dtype_t dtype;
 } kolo_bucket_t;
 
-// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or what fails the step. Called on the
-// reducer's thread, for the same buckets in the same order on all ranks. It may call collectives on a communicator that nobody else
-// uses meanwhile, such as one that was split off for it. It must not call reducers, nor wait for a thread that does: kolo_reducer_...
-// functions return KOLO_ERR_REDUCER there.
+// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or a number, such as the result of a
+// collective, that fails the step and is part of the error. Called on the reducer's thread, for the same buckets in the same order on
+// all ranks. It may call collectives on a communicator that nobody else uses meanwhile, such as one that was split off for it. It must
+// not call reducers, nor wait for a thread that does: kolo_reducer_... functions return KOLO_ERR_REDUCER there.
 typedef int32_t (*kolo_hook_function_t)(void *context, const struct kolo_bucket_t *bucket);
 
 // Options of a reducer, the same on all ranks. Begin with zeros, `size` and `version`: what is zero has its default.
@@ -254,7 +254,7 @@ typedef struct kolo_reducer_config_t {
   uint32_t reserved;
   // What KOLO_HOOK_CUSTOM calls.
   kolo_hook_function_t hook_function;
-  // What that is given.
+  // What that is given, in every step: what it points to must live until kolo_reducer_destroy has returned.
   void *hook_context;
 } kolo_reducer_config_t;
 
@@ -977,7 +977,8 @@ kolo_result_t kolo_mem_free(void *ptr);
 // the first difference. `config` may be NULL.
 //
 // A collective call. The reducer has a communicator of its own and a thread; `comm` may be destroyed before it. All that the arguments
-// point to may be freed when this returns. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
+// point to may be freed when this returns, but for what `config->hook_context` points to: the hook is given it in every step, until
+// kolo_reducer_destroy has returned. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
 kolo_result_t kolo_reducer_create(kolo_reducer_t *reducer,
                                   const struct kolo_tensor_t *parameters,
                                   size_t nparameters,

@@ -1,7 +1,7 @@
 //! What the C ABI says when something went wrong: a number, a sentence, and who it was.
 
 use std::cell::RefCell;
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
 
 use parking_lot::Mutex;
 
@@ -379,7 +379,15 @@ pub unsafe extern "C" fn kolo_last_error(comm: kolo_comm_t, error: *mut kolo_err
 /// What a result means, in a few words. The text is static: it needs no freeing. Of any number, also of one that is no result.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
-    let text = match result {
+    words(result).as_ptr()
+}
+
+pub(super) fn meaning(result: kolo_result_t) -> &'static str {
+    words(result).to_str().expect("it is UTF-8")
+}
+
+fn words(result: kolo_result_t) -> &'static CStr {
+    match result {
         KOLO_OK => c"it worked",
         KOLO_ERR_ARGUMENT => c"an argument cannot be right",
         KOLO_ERR_HANDLE => c"the handle is null, foreign or destroyed",
@@ -402,8 +410,7 @@ pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
         KOLO_ERR_REDUCER => c"a reducer was used as it cannot be, or ranks gave it different parameters",
         _ => c"this number is no result of kolo",
-    };
-    text.as_ptr()
+    }
 }
 
 /// What a panic said.

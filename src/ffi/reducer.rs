@@ -75,7 +75,8 @@ fn guarded(reducer: kolo_reducer_t, call: impl FnOnce(&Held) -> Result<(), Fault
 /// the first difference. `config` may be NULL.
 ///
 /// A collective call. The reducer has a communicator of its own and a thread; `comm` may be destroyed before it. All that the arguments
-/// point to may be freed when this returns. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
+/// point to may be freed when this returns, but for what `config->hook_context` points to: the hook is given it in every step, until
+/// kolo_reducer_destroy has returned. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_create(
     reducer: *mut kolo_reducer_t,

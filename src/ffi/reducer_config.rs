@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 
 use super::arguments::{dtype, kolo_dtype_t};
-use super::fault::Fault;
+use super::fault::{Fault, meaning};
 use super::sized::{self, Grows, end_of};
 use super::{slice_of, text};
 use crate::ddp::{Bucket, Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, Uneven, Unused};
@@ -76,10 +76,10 @@ pub struct kolo_bucket_t {
     pub dtype: kolo_dtype_t,
 }
 
-/// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or what fails the step. Called on the
-/// reducer's thread, for the same buckets in the same order on all ranks. It may call collectives on a communicator that nobody else
-/// uses meanwhile, such as one that was split off for it. It must not call reducers, nor wait for a thread that does: kolo_reducer_...
-/// functions return KOLO_ERR_REDUCER there.
+/// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or a number, such as the result of a
+/// collective, that fails the step and is part of the error. Called on the reducer's thread, for the same buckets in the same order on
+/// all ranks. It may call collectives on a communicator that nobody else uses meanwhile, such as one that was split off for it. It must
+/// not call reducers, nor wait for a thread that does: kolo_reducer_... functions return KOLO_ERR_REDUCER there.
 pub type kolo_hook_function_t = Option<unsafe extern "C" fn(context: *mut c_void, bucket: *const kolo_bucket_t) -> i32>;
 
 /// The version of kolo_reducer_config_t in this header.
@@ -115,7 +115,7 @@ pub struct kolo_reducer_config_t {
     pub reserved: u32,
     /// What KOLO_HOOK_CUSTOM calls.
     pub hook_function: kolo_hook_function_t,
-    /// What that is given.
+    /// What that is given, in every step: what it points to must live until kolo_reducer_destroy has returned.
     pub hook_context: *mut c_void,
 }
 
@@ -162,7 +162,7 @@ impl Hook for Custom {
         IN_HOOK.set(false);
         match returned {
             0 => Ok(()),
-            _ => Err(Error::from(ReducerProblem::Moment { call: "hook_function", why: "it did not return 0" })),
+            returned => Err(ReducerProblem::Hook { bucket: index, returned, meaning: meaning(returned) }.into()),
         }
     }
 }

@@ -164,7 +164,7 @@ static int32_t sum(void *context, const kolo_bucket_t *bucket) {
 
 static int32_t fail(void *context, const kolo_bucket_t *bucket) {
   (void)context;
-  return bucket->count > 0;
+  return bucket->count > 0 ? KOLO_ERR_COUNTS : 0;
 }
 
 /* A hook that calls reducers, which it must not: its own would wait for it. */
@@ -241,6 +241,10 @@ static void hooks(void) {
   /* The bucket may have failed by now, or not. */
   if (kolo_reducer_put(reducer, B, b, NULL) == KOLO_OK && kolo_reducer_put(reducer, A, a, NULL) == KOLO_OK) {
     CHECK(kolo_reducer_finish(reducer) != KOLO_OK);
+  }
+  if (world == 1) {
+    CHECK(strstr(last_error(NULL).message, "hook_function returned 6") != NULL);
+    CHECK(strstr(last_error(NULL).message, kolo_error_string(KOLO_ERR_COUNTS)) != NULL);
   }
   REFUSED(KOLO_ERR_REVOKED, "", kolo_reducer_begin(reducer));
   OK(kolo_reducer_destroy(reducer));
