@@ -31,6 +31,14 @@
 #define KOLO_CONFIG_INITIALIZER \
   { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL }
 
+// What a kolo_reducer_config_t begins with.
+#define KOLO_REDUCER_CONFIG_INITIALIZER \
+  { sizeof(kolo_reducer_config_t), KOLO_REDUCER_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+
+// What a kolo_error_t begins with, before kolo_last_error.
+#define KOLO_ERROR_INITIALIZER \
+  { sizeof(kolo_error_t), 0, 0, 0, 0, 0, 0, 0, 0, { 0 }, { 0 } }
+
 // The version of this header, which is that of the library it was generated from.
 #define KOLO_VERSION_MAJOR 0
 
@@ -73,7 +81,7 @@ typedef int32_t kolo_cause_t;
 // An operation, as errors name it.
 typedef int32_t kolo_op_t;
 
-// What went wrong, in full. Set `size` to `sizeof(kolo_error_t)` before `kolo_last_error`.
+// What went wrong, in full. Begin with KOLO_ERROR_INITIALIZER, or set `size`, before kolo_last_error.
 typedef struct kolo_error_t {
   // In: the size of this struct as the caller knows it.
   size_t size;
@@ -108,7 +116,7 @@ typedef struct kolo_unique_id_t {
 typedef struct kolo_reply *kolo_reply_t;
 
 // Settings of a communicator. Begin with KOLO_CONFIG_INITIALIZER, or with zeros, `size` and `version`: what is zero or NULL is not
-// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`), then from the launcher, then from a default.
+// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`; of `interfaces`, `KOLO_INTERFACE`), then from the launcher, then from a default.
 // kolo copies what it needs: all may be freed when the call has returned.
 typedef struct kolo_config_t {
   // `sizeof(kolo_config_t)`.
@@ -134,7 +142,7 @@ typedef struct kolo_config_t {
   // Declares this rank's host: ranks that declare different ones do not share memory.
   const char *host;
   // Which network interfaces or addresses may be used, as in "eth", "=eth0", "^lo,docker", "10.0.0.0/8".
-  const char *interface;
+  const char *interfaces;
   // TCP connections that share the work of one link, 1 to 64. Rank 0's counts.
   uint32_t sockets;
   // 1: SIGUSR1 makes a rank write its last operations to `trace_dir`, which kolo handles only then; -1: it does not.
@@ -226,7 +234,8 @@ typedef struct kolo_bucket_t {
 // not call reducers, nor wait for a thread that does: kolo_reducer_... functions return KOLO_ERR_REDUCER there.
 typedef int32_t (*kolo_hook_function_t)(void *context, const struct kolo_bucket_t *bucket);
 
-// Options of a reducer, the same on all ranks. Begin with zeros, `size` and `version`: what is zero has its default.
+// Options of a reducer, the same on all ranks. Begin with KOLO_REDUCER_CONFIG_INITIALIZER, or with zeros, `size` and
+// `version`: what is zero has its default.
 typedef struct kolo_reducer_config_t {
   // `sizeof(kolo_reducer_config_t)`.
   size_t size;
@@ -538,6 +547,9 @@ const char *kolo_error_string(kolo_result_t result);
 
 // How long each operation may take that this thread calls or starts from now on, in milliseconds, whatever its communicator was
 // made with; 0: as long as that says, as at first. Other threads, and what was called before, are not affected.
+//
+// It counts for collectives, sends and receives, blocking, started or in a group. kolo_comm_split, kolo_mem_alloc and reducers have as long
+// as their communicator says whatever it is; connecting and kolo_comm_shrink have `start_timeout_ms`.
 kolo_result_t kolo_call_timeout(uint64_t timeout_ms);
 
 // Makes an id for the ranks of one communicator, and serves in this process what they need to find each other, until they have. One

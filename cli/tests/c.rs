@@ -255,8 +255,6 @@ fn examples() {
         let compile =
             compile.replace("cc -std=c99", &format!("gcc -std=c99 {} -Wl,-rpath,{}/lib", WARNINGS.join(" "), prefix().display()));
         let compile = compile.replace(&format!("{name}.c"), source.to_str().unwrap());
-        // Warnings about fields that are left at zero are for those who want them.
-        let compile = compile.replace("-Wextra", "-Wextra -Wno-missing-field-initializers");
         let bin = Path::new(env!("CARGO_BIN_EXE_kolo")).parent().unwrap().display().to_string();
         let path = format!("{bin}:{}", std::env::var("PATH").unwrap());
         let packages = prefix().join("lib/pkgconfig");

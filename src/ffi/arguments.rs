@@ -92,6 +92,9 @@ thread_local! {
 
 /// How long each operation may take that this thread calls or starts from now on, in milliseconds, whatever its communicator was
 /// made with; 0: as long as that says, as at first. Other threads, and what was called before, are not affected.
+///
+/// It counts for collectives, sends and receives, blocking, started or in a group. kolo_comm_split, kolo_mem_alloc and reducers have as long
+/// as their communicator says whatever it is; connecting and kolo_comm_shrink have `start_timeout_ms`.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_call_timeout(timeout_ms: u64) -> kolo_result_t {
     boundary(|| {

@@ -15,7 +15,7 @@ use crate::{Builder, Communicator, Error, settings};
 pub const KOLO_CONFIG_VERSION: u32 = 1;
 
 /// Settings of a communicator. Begin with KOLO_CONFIG_INITIALIZER, or with zeros, `size` and `version`: what is zero or NULL is not
-/// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`), then from the launcher, then from a default.
+/// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`; of `interfaces`, `KOLO_INTERFACE`), then from the launcher, then from a default.
 /// kolo copies what it needs: all may be freed when the call has returned.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -43,7 +43,7 @@ pub struct kolo_config_t {
     /// Declares this rank's host: ranks that declare different ones do not share memory.
     pub host: *const c_char,
     /// Which network interfaces or addresses may be used, as in "eth", "=eth0", "^lo,docker", "10.0.0.0/8".
-    pub interface: *const c_char,
+    pub interfaces: *const c_char,
     /// TCP connections that share the work of one link, 1 to 64. Rank 0's counts.
     pub sockets: u32,
     /// 1: SIGUSR1 makes a rank write its last operations to `trace_dir`, which kolo handles only then; -1: it does not.
@@ -126,7 +126,7 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         if let Some(host) = text(config.host, "config->host")? {
             builder = builder.host(host);
         }
-        if let Some(interface) = text(config.interface, "config->interface")? {
+        if let Some(interface) = text(config.interfaces, "config->interfaces")? {
             builder = builder.interface(interface);
         }
         if let Some(folder) = text(config.trace_dir, "config->trace_dir")? {

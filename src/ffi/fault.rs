@@ -146,7 +146,7 @@ const _: () = {
     super::assert_same(&ops);
 };
 
-/// What went wrong, in full. Set `size` to `sizeof(kolo_error_t)` before `kolo_last_error`.
+/// What went wrong, in full. Begin with KOLO_ERROR_INITIALIZER, or set `size`, before kolo_last_error.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_error_t {

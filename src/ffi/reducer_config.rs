@@ -85,7 +85,8 @@ pub type kolo_hook_function_t = Option<unsafe extern "C" fn(context: *mut c_void
 /// The version of kolo_reducer_config_t in this header.
 pub const KOLO_REDUCER_CONFIG_VERSION: u32 = 1;
 
-/// Options of a reducer, the same on all ranks. Begin with zeros, `size` and `version`: what is zero has its default.
+/// Options of a reducer, the same on all ranks. Begin with KOLO_REDUCER_CONFIG_INITIALIZER, or with zeros, `size` and
+/// `version`: what is zero has its default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_reducer_config_t {

@@ -12,10 +12,7 @@ static const kolo_tensor_t parameters[PARAMETERS] = {
 static const kolo_tensor_t buffers[] = {{"mean", vector, 1, KOLO_FLOAT32}, {"seen", NULL, 0, KOLO_INT64}};
 
 static kolo_reducer_config_t options(void) {
-  kolo_reducer_config_t config;
-  memset(&config, 0, sizeof config);
-  config.size = sizeof config;
-  config.version = KOLO_REDUCER_CONFIG_VERSION;
+  kolo_reducer_config_t config = KOLO_REDUCER_CONFIG_INITIALIZER;
   return config;
 }
 
