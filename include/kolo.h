@@ -3,11 +3,12 @@
  * Generated from src/ffi; do not edit.
  *
  * Errors. Every function that returns a kolo_result_t returns KOLO_OK, which is 0, or why it failed; kolo_last_error then says who
- * it was and what to do. No call hangs: all waits have a deadline. KOLO_ERR_ARGUMENT, KOLO_ERR_HANDLE, KOLO_ERR_SETTING and
- * KOLO_ERR_UNSUPPORTED leave the communicator as it was; any other error of an operation ends it, on all ranks: its later calls
- * return KOLO_ERR_REVOKED, and only kolo_comm_destroy is of use.
+ * it was and what to do. No call hangs: all waits have a deadline. KOLO_ERR_ARGUMENT, KOLO_ERR_HANDLE, KOLO_ERR_SETTING,
+ * KOLO_ERR_UNSUPPORTED and KOLO_ERR_REDUCER leave the communicator as it was; any other error of an operation ends it, on all ranks,
+ * as `usable` of kolo_error_t says: its later calls return KOLO_ERR_REVOKED. What is left is kolo_comm_shrink, which makes a new one
+ * of the ranks that are there, and kolo_comm_destroy.
  *
- * Handles (kolo_comm_t, kolo_work_t) are numbers, not addresses. One that is null, foreign or dead is an error, and nothing worse.
+ * Handles (kolo_comm_t, kolo_work_t, kolo_reducer_t) are numbers, not addresses. One that is null, foreign or dead is an error, and nothing worse.
  *
  * Buffers belong to the caller. A blocking call uses them until it returns; one in a group until kolo_group_end returns; one that
  * was started until kolo_work_wait or kolo_work_test says that it has ended. Counts are elements, from 0. A buffer of 0 elements may
@@ -610,8 +611,13 @@ kolo_result_t kolo_comm_split(kolo_comm_t comm,
                               int32_t key,
                               kolo_comm_t *newcomm);
 
-// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm`, which
-// ends if it has not failed already. It is still to be given to kolo_comm_destroy.
+// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm` and with the
+// same settings. It is NULL if this fails. `comm` ends, if it has not failed already, and is still to be given to kolo_comm_destroy.
+//
+// Operations that were started on `comm` fail, and kolo_work_wait says when their buffers are the caller's again. Which operations
+// were the last that succeeded may differ between ranks: let them agree on where to go on. Memory of kolo_mem_alloc lives on, and can
+// be used. Reducers, and what was split from `comm`, have communicators of their own, and end by themselves if the failed rank is one of
+// theirs: make them anew with `*newcomm`.
 //
 // A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do not call
 // this have until the start deadline, except that the one whose fault the failure is has a second. KOLO_ERR_EXCLUDED if this rank

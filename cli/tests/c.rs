@@ -189,6 +189,18 @@ fn failures_are_errors() {
 }
 
 #[test]
+fn those_that_are_left_go_on() {
+    if !have(&["gcc", "g++"]) {
+        return;
+    }
+    for (language, linking) in ALL {
+        let program = compile("tests/c/shrink.c", language, linking);
+        let said = ranks(3, &[], &program, &[]);
+        assert_eq!(said.matches("goes on").count(), 2, "{said}");
+    }
+}
+
+#[test]
 fn the_reducer() {
     if !have(&["gcc", "g++"]) {
         return;
@@ -268,12 +280,13 @@ fn examples() {
             "unique_id" => (4, "sums 4 6 12"),
             "data_parallel" => (2, "y = 3.00 x + 1.00"),
             "errors" => (2, "rank 1 on "),
+            "go_on" => (2, "2 ranks are left, the last sum is 2"),
             other => panic!("what does the example {other} say?"),
         };
         assert_eq!(said.matches(words).count(), ranks, "{name}: {said}");
         seen += 1;
     }
-    assert_eq!(seen, 5);
+    assert_eq!(seen, 6);
 }
 
 #[test]

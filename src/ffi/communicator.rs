@@ -205,8 +205,13 @@ pub unsafe extern "C" fn kolo_comm_split(comm: kolo_comm_t, color: i32, key: i32
     })
 }
 
-/// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm`, which
-/// ends if it has not failed already. It is still to be given to kolo_comm_destroy.
+/// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm` and with the
+/// same settings. It is NULL if this fails. `comm` ends, if it has not failed already, and is still to be given to kolo_comm_destroy.
+///
+/// Operations that were started on `comm` fail, and kolo_work_wait says when their buffers are the caller's again. Which operations
+/// were the last that succeeded may differ between ranks: let them agree on where to go on. Memory of kolo_mem_alloc lives on, and can
+/// be used. Reducers, and what was split from `comm`, have communicators of their own, and end by themselves if the failed rank is one of
+/// theirs: make them anew with `*newcomm`.
 ///
 /// A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do not call
 /// this have until the start deadline, except that the one whose fault the failure is has a second. KOLO_ERR_EXCLUDED if this rank
