@@ -3,11 +3,12 @@
  * Generated from src/ffi; do not edit.
  *
  * Errors. Every function that returns a kolo_result_t returns KOLO_OK, which is 0, or why it failed; kolo_last_error then says who
- * it was and what to do. No call hangs: all waits have a deadline. KOLO_ERR_ARGUMENT, KOLO_ERR_HANDLE, KOLO_ERR_SETTING and
- * KOLO_ERR_UNSUPPORTED leave the communicator as it was; any other error of an operation ends it, on all ranks: its later calls
- * return KOLO_ERR_REVOKED, and only kolo_comm_destroy is of use.
+ * it was and what to do. No call hangs: all waits have a deadline. KOLO_ERR_ARGUMENT, KOLO_ERR_HANDLE, KOLO_ERR_SETTING,
+ * KOLO_ERR_UNSUPPORTED and KOLO_ERR_REDUCER leave the communicator as it was; any other error of an operation ends it, on all ranks,
+ * as `usable` of kolo_error_t says: its later calls return KOLO_ERR_REVOKED. What is left is kolo_comm_shrink, which makes a new one
+ * of the ranks that are there, and kolo_comm_destroy.
  *
- * Handles (kolo_comm_t, kolo_work_t) are numbers, not addresses. One that is null, foreign or dead is an error, and nothing worse.
+ * Handles (kolo_comm_t, kolo_work_t, kolo_reducer_t) are numbers, not addresses. One that is null, foreign or dead is an error, and nothing worse.
  *
  * Buffers belong to the caller. A blocking call uses them until it returns; one in a group until kolo_group_end returns; one that
  * was started until kolo_work_wait or kolo_work_test says that it has ended. Counts are elements, from 0. A buffer of 0 elements may
@@ -30,6 +31,14 @@
 // What a kolo_config_t begins with: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
   { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL }
+
+// What a kolo_reducer_config_t begins with.
+#define KOLO_REDUCER_CONFIG_INITIALIZER \
+  { sizeof(kolo_reducer_config_t), KOLO_REDUCER_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+
+// What a kolo_error_t begins with, before kolo_last_error.
+#define KOLO_ERROR_INITIALIZER \
+  { sizeof(kolo_error_t), 0, 0, 0, 0, 0, 0, 0, 0, { 0 }, { 0 } }
 
 // The version of this header, which is that of the library it was generated from.
 #define KOLO_VERSION_MAJOR 0
@@ -73,7 +82,7 @@ typedef int32_t kolo_cause_t;
 // An operation, as errors name it.
 typedef int32_t kolo_op_t;
 
-// What went wrong, in full. Set `size` to `sizeof(kolo_error_t)` before `kolo_last_error`.
+// What went wrong, in full. Begin with KOLO_ERROR_INITIALIZER, or set `size`, before kolo_last_error.
 typedef struct kolo_error_t {
   // In: the size of this struct as the caller knows it.
   size_t size;
@@ -108,7 +117,7 @@ typedef struct kolo_unique_id_t {
 typedef struct kolo_reply *kolo_reply_t;
 
 // Settings of a communicator. Begin with KOLO_CONFIG_INITIALIZER, or with zeros, `size` and `version`: what is zero or NULL is not
-// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`), then from the launcher, then from a default.
+// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`; of `interfaces`, `KOLO_INTERFACE`), then from the launcher, then from a default.
 // kolo copies what it needs: all may be freed when the call has returned.
 typedef struct kolo_config_t {
   // `sizeof(kolo_config_t)`.
@@ -134,7 +143,7 @@ typedef struct kolo_config_t {
   // Declares this rank's host: ranks that declare different ones do not share memory.
   const char *host;
   // Which network interfaces or addresses may be used, as in "eth", "=eth0", "^lo,docker", "10.0.0.0/8".
-  const char *interface;
+  const char *interfaces;
   // TCP connections that share the work of one link, 1 to 64. Rank 0's counts.
   uint32_t sockets;
   // 1: SIGUSR1 makes a rank write its last operations to `trace_dir`, which kolo handles only then; -1: it does not.
@@ -222,12 +231,14 @@ typedef struct kolo_bucket_t {
   kolo_dtype_t dtype;
 } kolo_bucket_t;
 
-// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or what fails the step. Called on the
-// reducer's thread, for the same buckets in the same order on all ranks. It may call collectives on a communicator that nobody else
-// uses meanwhile, such as one that was split off for it.
+// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or a number, such as the result of a
+// collective, that fails the step and is part of the error. Called on the reducer's thread, for the same buckets in the same order on
+// all ranks. It may call collectives on a communicator that nobody else uses meanwhile, such as one that was split off for it. It must
+// not call reducers, nor wait for a thread that does: kolo_reducer_... functions return KOLO_ERR_REDUCER there.
 typedef int32_t (*kolo_hook_function_t)(void *context, const struct kolo_bucket_t *bucket);
 
-// Options of a reducer, the same on all ranks. Begin with zeros, `size` and `version`: what is zero has its default.
+// Options of a reducer, the same on all ranks. Begin with KOLO_REDUCER_CONFIG_INITIALIZER, or with zeros, `size` and
+// `version`: what is zero has its default.
 typedef struct kolo_reducer_config_t {
   // `sizeof(kolo_reducer_config_t)`.
   size_t size;
@@ -255,7 +266,7 @@ typedef struct kolo_reducer_config_t {
   uint32_t reserved;
   // What KOLO_HOOK_CUSTOM calls.
   kolo_hook_function_t hook_function;
-  // What that is given.
+  // What that is given, in every step: what it points to must live until kolo_reducer_destroy has returned.
   void *hook_context;
 } kolo_reducer_config_t;
 
@@ -542,6 +553,9 @@ const char *kolo_error_string(kolo_result_t result);
 
 // How long each operation may take that this thread calls or starts from now on, in milliseconds, whatever its communicator was
 // made with; 0: as long as that says, as at first. Other threads, and what was called before, are not affected.
+//
+// It counts for collectives, sends and receives, blocking, started or in a group. kolo_comm_split, kolo_mem_alloc and reducers have as long
+// as their communicator says whatever it is; connecting and kolo_comm_shrink have `start_timeout_ms`.
 kolo_result_t kolo_call_timeout(uint64_t timeout_ms);
 
 // Makes an id for the ranks of one communicator, and serves in this process what they need to find each other, until they have. One
@@ -587,7 +601,8 @@ kolo_result_t kolo_comm_init_callbacks(kolo_comm_t *comm,
                                        const struct kolo_config_t *config);
 
 // Makes `nranks` communicators that are ranks of one group inside this process, one for each of as many threads: `comms[i]` is
-// rank i. For tests, and for programs with a thread for each rank. `comms` has room for `nranks` handles.
+// rank i. For tests, and for programs with a thread for each rank. `comms` has room for `nranks` handles,
+// of at most 4096.
 kolo_result_t kolo_comm_init_all(kolo_comm_t *comms,
                                  int32_t nranks,
                                  const struct kolo_config_t *config);
@@ -601,8 +616,13 @@ kolo_result_t kolo_comm_split(kolo_comm_t comm,
                               int32_t key,
                               kolo_comm_t *newcomm);
 
-// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm`, which
-// ends if it has not failed already. It is still to be given to kolo_comm_destroy.
+// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm` and with the
+// same settings. It is NULL if this fails. `comm` ends, if it has not failed already, and is still to be given to kolo_comm_destroy.
+//
+// Operations that were started on `comm` fail, and kolo_work_wait says when their buffers are the caller's again. Which operations
+// were the last that succeeded may differ between ranks: let them agree on where to go on. Memory of kolo_mem_alloc lives on, and can
+// be used. Reducers, and what was split from `comm`, have communicators of their own, and end by themselves if the failed rank is one of
+// theirs: make them anew with `*newcomm`.
 //
 // A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do not call
 // this have until the start deadline, except that the one whose fault the failure is has a second. KOLO_ERR_EXCLUDED if this rank
@@ -957,7 +977,8 @@ kolo_result_t kolo_group_start(void);
 // Ends a group: carries out what was held back, and returns when all of it is done. Sends and receives go on side by side, so that
 // none waits for one before it; so do the calls of different communicators. Collectives of one communicator take effect in order.
 //
-// If a call of the group was refused, none is carried out. If several fail, this returns the first failure.
+// If any call of this thread has failed since kolo_group_start, whatever it was and whatever handle it was given, none is carried out.
+// If several fail when they are carried out, this returns the first failure.
 kolo_result_t kolo_group_end(void);
 
 // Allocates `bytes` of zeroed memory, aligned to a page, that the ranks of this host share: kolo_all_reduce reads and writes
@@ -979,7 +1000,8 @@ kolo_result_t kolo_mem_free(void *ptr);
 // the first difference. `config` may be NULL.
 //
 // A collective call. The reducer has a communicator of its own and a thread; `comm` may be destroyed before it. All that the arguments
-// point to may be freed when this returns. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
+// point to may be freed when this returns, but for what `config->hook_context` points to: the hook is given it in every step, until
+// kolo_reducer_destroy has returned. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
 kolo_result_t kolo_reducer_create(kolo_reducer_t *reducer,
                                   const struct kolo_tensor_t *parameters,
                                   size_t nparameters,
@@ -1019,7 +1041,7 @@ kolo_result_t kolo_reducer_ready(kolo_reducer_t reducer,
 kolo_result_t kolo_reducer_unused(kolo_reducer_t reducer, size_t parameter);
 
 // Copies a gradient that lies elsewhere to its place (or adds it to what is there, if the step accumulates), and makes it ready. From
-// any thread.
+// any thread. `gradient` lies elsewhere: what is in its place already takes kolo_reducer_ready.
 //
 // With `strides`, one for each dimension, in elements, the element of index `[i, j, ...]` is `gradient[i * strides[0] +
 // j * strides[1] + ...]`. NULL: the elements are one after the other, row-major.

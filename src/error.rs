@@ -640,6 +640,16 @@ pub enum ReducerProblem {
         /// How many were given.
         given: usize,
     },
+    /// A hook of C's did not return 0.
+    #[error("hook_function returned {returned} for bucket {bucket}, not 0; as a result of kolo it means: {meaning}")]
+    Hook {
+        /// The bucket.
+        bucket: usize,
+        /// What it returned.
+        returned: i32,
+        /// What that is, if it is what a call of kolo returned.
+        meaning: &'static str,
+    },
     /// The call came at a moment when it has no meaning.
     #[error("{call}: {why}")]
     Moment {

@@ -23,11 +23,19 @@ const SOURCES: [&str; 14] = [
     "reducer",
 ];
 
-/// What a configuration begins with: cbindgen knows no macros that have values of several fields.
-const INITIALIZER: &str = "
+/// What structs begin with: cbindgen knows no macros that have values of several fields.
+const INITIALIZERS: &str = "
 // What a kolo_config_t begins with: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \\
   { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL }
+
+// What a kolo_reducer_config_t begins with.
+#define KOLO_REDUCER_CONFIG_INITIALIZER \\
+  { sizeof(kolo_reducer_config_t), KOLO_REDUCER_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+
+// What a kolo_error_t begins with, before kolo_last_error.
+#define KOLO_ERROR_INITIALIZER \\
+  { sizeof(kolo_error_t), 0, 0, 0, 0, 0, 0, 0, 0, { 0 }, { 0 } }
 ";
 
 fn generate() -> String {
@@ -43,7 +51,7 @@ fn generate() -> String {
         documentation_style: DocumentationStyle::C99,
         line_length: 120,
         header: Some(fs::read_to_string(root.join("src/ffi/header.txt")).unwrap().trim_end().to_owned()),
-        after_includes: Some(INITIALIZER.trim_end().to_owned()),
+        after_includes: Some(INITIALIZERS.trim_end().to_owned()),
         ..Config::default()
     };
     let sources = SOURCES.iter().map(|name| root.join(format!("src/ffi/{name}.rs")));

@@ -189,6 +189,18 @@ fn failures_are_errors() {
 }
 
 #[test]
+fn those_that_are_left_go_on() {
+    if !have(&["gcc", "g++"]) {
+        return;
+    }
+    for (language, linking) in ALL {
+        let program = compile("tests/c/shrink.c", language, linking);
+        let said = ranks(3, &[], &program, &[]);
+        assert_eq!(said.matches("goes on").count(), 2, "{said}");
+    }
+}
+
+#[test]
 fn the_reducer() {
     if !have(&["gcc", "g++"]) {
         return;
@@ -255,8 +267,6 @@ fn examples() {
         let compile =
             compile.replace("cc -std=c99", &format!("gcc -std=c99 {} -Wl,-rpath,{}/lib", WARNINGS.join(" "), prefix().display()));
         let compile = compile.replace(&format!("{name}.c"), source.to_str().unwrap());
-        // Warnings about fields that are left at zero are for those who want them.
-        let compile = compile.replace("-Wextra", "-Wextra -Wno-missing-field-initializers");
         let bin = Path::new(env!("CARGO_BIN_EXE_kolo")).parent().unwrap().display().to_string();
         let path = format!("{bin}:{}", std::env::var("PATH").unwrap());
         let packages = prefix().join("lib/pkgconfig");
@@ -270,12 +280,13 @@ fn examples() {
             "unique_id" => (4, "sums 4 6 12"),
             "data_parallel" => (2, "y = 3.00 x + 1.00"),
             "errors" => (2, "rank 1 on "),
+            "go_on" => (2, "2 ranks are left, the last sum is 2"),
             other => panic!("what does the example {other} say?"),
         };
         assert_eq!(said.matches(words).count(), ranks, "{name}: {said}");
         seen += 1;
     }
-    assert_eq!(seen, 5);
+    assert_eq!(seen, 6);
 }
 
 #[test]

@@ -8,7 +8,7 @@
 int main(void) {
   kolo_comm_t comm;
   if (kolo_comm_init_env(&comm, NULL) != KOLO_OK) {
-    kolo_error_t error = {sizeof error};
+    kolo_error_t error = KOLO_ERROR_INITIALIZER;
     kolo_last_error(NULL, &error);
     fprintf(stderr, "%s\n", error.message);
     return 1;

@@ -11,7 +11,7 @@ enum { WEIGHT, BIAS, PARAMETERS, SAMPLES = 16 };
 
 static void check(kolo_result_t result) {
   if (result == KOLO_OK) return;
-  kolo_error_t error = {sizeof error};
+  kolo_error_t error = KOLO_ERROR_INITIALIZER;
   kolo_last_error(NULL, &error);
   fprintf(stderr, "%s\n", error.message);
   exit(1);

@@ -7,7 +7,7 @@
 
 int main(void) {
   kolo_comm_t comm;
-  kolo_error_t error = {sizeof error};
+  kolo_error_t error = KOLO_ERROR_INITIALIZER;
   kolo_config_t config = KOLO_CONFIG_INITIALIZER;
   config.timeout_ms = 10000;
   if (kolo_comm_init_env(&comm, &config) != KOLO_OK) {

@@ -8,7 +8,7 @@
 
 static void check(kolo_result_t result) {
   if (result == KOLO_OK) return;
-  kolo_error_t error = {sizeof error};
+  kolo_error_t error = KOLO_ERROR_INITIALIZER;
   kolo_last_error(NULL, &error);
   fprintf(stderr, "%s\n", error.message);
   exit(1);

@@ -12,7 +12,7 @@
 #define CHECK(call) \
   do { \
     if ((call) != KOLO_OK) { \
-      kolo_error_t error = {sizeof error}; \
+      kolo_error_t error = KOLO_ERROR_INITIALIZER; \
       kolo_last_error(NULL, &error); \
       fprintf(stderr, "%s\n", error.message); \
       exit(1); \

@@ -347,12 +347,22 @@ impl Communicator {
     }
 }
 
+/// Each is a thread, at least: more is a mistake, and would end in a process without memory.
+const MOST_IN_PROCESS: usize = 4096;
+
 impl Builder {
     /// As [`Communicator::in_process`], with options. Ranks exchange data through memory whatever the transport.
     pub fn connect_in_process(self, world_size: usize) -> Result<Vec<Communicator>> {
         let settings = self.settings()?;
         if world_size == 0 {
             return Err(Error::setting("world_size", "0", "at least 1"));
+        }
+        if world_size > MOST_IN_PROCESS {
+            return Err(Error::setting(
+                "world_size",
+                world_size.to_string(),
+                format!("at most {MOST_IN_PROCESS} in one process"),
+            ));
         }
         let (hub, boards) = (Arc::new(Hub::default()), Arc::new(Boards::default()));
         let host: Arc<str> = sys::hostname().into();

@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::time::Duration;
 
-use super::boundary;
 use super::fault::{Fault, kolo_result_t};
+use super::{boundary, pointer, slice_of};
 use crate::buffer::Source;
 use crate::comm::{Call, Raw};
 use crate::{Communicator, DType, Op, Rank, ReduceOp};
@@ -92,6 +92,9 @@ thread_local! {
 
 /// How long each operation may take that this thread calls or starts from now on, in milliseconds, whatever its communicator was
 /// made with; 0: as long as that says, as at first. Other threads, and what was called before, are not affected.
+///
+/// It counts for collectives, sends and receives, blocking, started or in a group. kolo_comm_split, kolo_mem_alloc and reducers have as long
+/// as their communicator says whatever it is; connecting and kolo_comm_shrink have `start_timeout_ms`.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_call_timeout(timeout_ms: u64) -> kolo_result_t {
     boundary(|| {
@@ -178,10 +181,14 @@ impl Arguments {
         let has_recv_counts = matches!(self.op, Op::AllGatherV | Op::AllToAllV);
         let counts = |has: bool, counts: *const usize, what| match has {
             false => Ok(None),
-            true if counts.is_null() => Err(Fault::Null { what }),
             // SAFETY: the caller vouches for as many.
-            true => Ok(Some(unsafe { std::slice::from_raw_parts(counts, comm.world_size()) })),
+            true => unsafe { slice_of(counts, comm.world_size(), what) }.map(Some),
         };
+        if let Some(Source::Int(place)) = self.source
+            && !place.is_null()
+        {
+            pointer(place, "source")?;
+        }
         let raw = Raw {
             redop: self.redop.map(redop).transpose()?,
             root: rank(self.root.0, self.root.1)?,

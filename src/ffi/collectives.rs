@@ -17,12 +17,13 @@ use crate::Op;
 unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) -> kolo_result_t {
     on(comm, |this| {
         // SAFETY: passed on.
-        let call = unsafe { arguments.prepare(&this.comm, stream) };
+        let call = unsafe { arguments.prepare(&this.comm, stream)? };
         if group::is_open() {
-            return group::hold(comm, call);
+            group::hold(comm, call);
+            return Ok(());
         }
         // SAFETY: passed on.
-        unsafe { this.comm.run_prepared(&call?) }.map_err(Fault::from)
+        unsafe { this.comm.run_prepared(&call) }.map_err(Fault::from)
     })
 }
 
@@ -287,12 +288,12 @@ pub unsafe extern "C" fn kolo_send_recv(
     let receives = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, recv_count).peer(from);
     on(comm, |this: &Comm| {
         // SAFETY: no counts are read.
-        let calls = unsafe { [sends.prepare(&this.comm, stream), receives.prepare(&this.comm, stream)] };
+        let calls = unsafe { [sends.prepare(&this.comm, stream)?, receives.prepare(&this.comm, stream)?] };
         if group::is_open() {
-            return calls.into_iter().try_for_each(|call| group::hold(comm, call));
+            calls.into_iter().for_each(|call| group::hold(comm, call));
+            return Ok(());
         }
-        let calls = calls.into_iter().collect::<Result<Vec<_>, Fault>>()?;
         // SAFETY: the caller's buffers.
-        unsafe { this.comm.run_prepared_together(calls) }.map_err(Fault::from)
+        unsafe { this.comm.run_prepared_together(calls.into()) }.map_err(Fault::from)
     })
 }

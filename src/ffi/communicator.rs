@@ -9,7 +9,7 @@ use super::fault::{self, Fault, KOLO_OK, Last, kolo_result_t};
 use super::registry::{Guard, Kind, Registry};
 use super::store::{Callbacks, kolo_store_t};
 use super::unique_id::{kolo_unique_id_t, meeting_place};
-use super::{boundary, group, place, text};
+use super::{boundary, group, place, pointer, text};
 use crate::{Builder, Communicator, Error};
 
 /// A communicator: a group of ranks, seen from one of them. A handle: it is a number and no address, and may be copied.
@@ -161,13 +161,12 @@ pub unsafe extern "C" fn kolo_comm_init_callbacks(
 }
 
 /// Makes `nranks` communicators that are ranks of one group inside this process, one for each of as many threads: `comms[i]` is
-/// rank i. For tests, and for programs with a thread for each rank. `comms` has room for `nranks` handles.
+/// rank i. For tests, and for programs with a thread for each rank. `comms` has room for `nranks` handles,
+/// of at most 4096.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_init_all(comms: *mut kolo_comm_t, nranks: i32, config: *const kolo_config_t) -> kolo_result_t {
     boundary(|| {
-        if comms.is_null() {
-            return Err(Fault::Null { what: "comms" });
-        }
+        pointer(comms, "comms")?;
         group::refuse("connecting")?;
         if nranks < 1 {
             return Err(Fault::value("nranks", nranks, "there is at least one rank"));
@@ -206,8 +205,13 @@ pub unsafe extern "C" fn kolo_comm_split(comm: kolo_comm_t, color: i32, key: i32
     })
 }
 
-/// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm`, which
-/// ends if it has not failed already. It is still to be given to kolo_comm_destroy.
+/// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm` and with the
+/// same settings. It is NULL if this fails. `comm` ends, if it has not failed already, and is still to be given to kolo_comm_destroy.
+///
+/// Operations that were started on `comm` fail, and kolo_work_wait says when their buffers are the caller's again. Which operations
+/// were the last that succeeded may differ between ranks: let them agree on where to go on. Memory of kolo_mem_alloc lives on, and can
+/// be used. Reducers, and what was split from `comm`, have communicators of their own, and end by themselves if the failed rank is one of
+/// theirs: make them anew with `*newcomm`.
 ///
 /// A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do not call
 /// this have until the start deadline, except that the one whose fault the failure is has a second. KOLO_ERR_EXCLUDED if this rank
@@ -240,12 +244,7 @@ pub extern "C" fn kolo_comm_abort(comm: kolo_comm_t) -> kolo_result_t {
 /// What was split from it, and memory of kolo_mem_alloc, live on.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_comm_destroy(comm: kolo_comm_t) -> kolo_result_t {
-    boundary(|| {
-        if COMMUNICATORS.is_in_use(comm.addr()) {
-            enter(comm)?.comm.abort();
-        }
-        COMMUNICATORS.take(comm.addr()).map(drop).ok_or_else(|| unknown(comm))
-    })
+    boundary(|| COMMUNICATORS.end(comm.addr(), |held| held.comm.abort()).map(drop).ok_or_else(|| unknown(comm)))
 }
 
 /// Writes the last operations of this rank to a file, for `kolo trace`: those of this communicator and of all that are split from the

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::fault::Fault;
+use super::sized::{self, Grows};
 use super::text;
 use crate::plan::CostModel;
 use crate::types::UnknownName;
@@ -14,9 +15,10 @@ use crate::{Builder, Communicator, Error, settings};
 pub const KOLO_CONFIG_VERSION: u32 = 1;
 
 /// Settings of a communicator. Begin with KOLO_CONFIG_INITIALIZER, or with zeros, `size` and `version`: what is zero or NULL is not
-/// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`), then from the launcher, then from a default.
+/// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`; of `interfaces`, `KOLO_INTERFACE`), then from the launcher, then from a default.
 /// kolo copies what it needs: all may be freed when the call has returned.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct kolo_config_t {
     /// `sizeof(kolo_config_t)`.
     pub size: usize,
@@ -41,7 +43,7 @@ pub struct kolo_config_t {
     /// Declares this rank's host: ranks that declare different ones do not share memory.
     pub host: *const c_char,
     /// Which network interfaces or addresses may be used, as in "eth", "=eth0", "^lo,docker", "10.0.0.0/8".
-    pub interface: *const c_char,
+    pub interfaces: *const c_char,
     /// TCP connections that share the work of one link, 1 to 64. Rank 0's counts.
     pub sockets: u32,
     /// 1: SIGUSR1 makes a rank write its last operations to `trace_dir`, which kolo handles only then; -1: it does not.
@@ -56,6 +58,13 @@ pub struct kolo_config_t {
     pub insecure: i32,
 }
 
+// SAFETY: it begins with its size; numbers may be zero, and texts null.
+unsafe impl Grows for kolo_config_t {
+    const NAMES: (&'static str, &'static str) = ("config", "config->size");
+    // `trace_signal` came then, too, in the place of a reserved field that had to be 0.
+    const FIRST: usize = std::mem::offset_of!(kolo_config_t, trace_dir);
+}
+
 /// The options that a configuration stands for.
 ///
 /// # Safety
@@ -66,25 +75,15 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
     if config.is_null() {
         return Ok(builder);
     }
-    // SAFETY: passed on; whatever its version, it begins with its size.
-    let size = unsafe { config.cast::<usize>().read() };
-    let known = size_of::<kolo_config_t>();
-    if size < known || size > 1 << 16 {
-        return Err(Fault::value("config->size", size as i64, "set it to sizeof(kolo_config_t)"));
-    }
-    // SAFETY: it is at least as large.
-    let config_version = unsafe { (&raw const (*config).version).read() };
     // SAFETY: passed on.
-    let beyond = unsafe { std::slice::from_raw_parts(config.cast::<u8>().add(known), size - known) };
-    if config_version != KOLO_CONFIG_VERSION || beyond.iter().any(|&byte| byte != 0) {
+    let config = unsafe { sized::read(config)? };
+    if config.version != KOLO_CONFIG_VERSION {
         let expected = format!(
             "this kolo knows version {KOLO_CONFIG_VERSION}; set it to KOLO_CONFIG_VERSION, and if the header is newer than the \
              library, install the library that it came with"
         );
-        return Err(Fault::value("config->version", config_version, expected));
+        return Err(Fault::value("config->version", config.version, expected));
     }
-    // SAFETY: the struct is there and initialised, as far as this version goes.
-    let config = unsafe { &*config };
     let time = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));
     if let Some(timeout) = time(config.timeout_ms) {
         builder = builder.timeout(timeout);
@@ -135,7 +134,7 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         if let Some(host) = text(config.host, "config->host")? {
             builder = builder.host(host);
         }
-        if let Some(interface) = text(config.interface, "config->interface")? {
+        if let Some(interface) = text(config.interfaces, "config->interfaces")? {
             builder = builder.interface(interface);
         }
         if let Some(folder) = text(config.trace_dir, "config->trace_dir")? {

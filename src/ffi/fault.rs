@@ -1,12 +1,13 @@
 //! What the C ABI says when something went wrong: a number, a sentence, and who it was.
 
 use std::cell::RefCell;
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
 
 use parking_lot::Mutex;
 
+use super::boundary;
 use super::communicator::{enter, kolo_comm_t};
-use super::{boundary, place};
+use super::sized::{self, Grows, end_of};
 use crate::{Cause, Error, Op};
 
 /// What a call returns: `KOLO_OK`, or why it failed.
@@ -147,7 +148,7 @@ const _: () = {
     super::assert_same(&ops);
 };
 
-/// What went wrong, in full. Set `size` to `sizeof(kolo_error_t)` before `kolo_last_error`.
+/// What went wrong, in full. Begin with KOLO_ERROR_INITIALIZER, or set `size`, before kolo_last_error.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_error_t {
@@ -175,6 +176,12 @@ pub struct kolo_error_t {
     pub message: [c_char; 2048],
 }
 
+// SAFETY: it begins with its size, and all its fields are numbers.
+unsafe impl Grows for kolo_error_t {
+    const NAMES: (&'static str, &'static str) = ("error", "error->size");
+    const FIRST: usize = end_of!(kolo_error_t, message: [c_char; 2048]);
+}
+
 /// Why a call failed, before it becomes a number.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
@@ -184,6 +191,10 @@ pub(super) enum Fault {
     Handle { what: &'static str, is_null: bool },
     #[error("{what} is null")]
     Null { what: &'static str },
+    #[error("{what} is not aligned to what it points to")]
+    Misaligned { what: &'static str },
+    #[error("{what} are {len}, which is more than memory can hold")]
+    Long { what: &'static str, len: usize },
     #[error("{what} is {given}; {expected}")]
     Value { what: &'static str, given: i64, expected: String },
     #[error("{what} is not UTF-8")]
@@ -205,7 +216,8 @@ impl Fault {
         match self {
             Fault::Kolo(error) => code(error),
             Fault::Handle { .. } => KOLO_ERR_HANDLE,
-            Fault::Null { .. } | Fault::Value { .. } | Fault::Text { .. } | Fault::Group { .. } => KOLO_ERR_ARGUMENT,
+            Fault::Null { .. } | Fault::Misaligned { .. } | Fault::Long { .. } => KOLO_ERR_ARGUMENT,
+            Fault::Value { .. } | Fault::Text { .. } | Fault::Group { .. } => KOLO_ERR_ARGUMENT,
             Fault::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
             Fault::Panic(_) => KOLO_ERR_INTERNAL,
         }
@@ -363,21 +375,22 @@ pub unsafe extern "C" fn kolo_last_error(comm: kolo_comm_t, error: *mut kolo_err
             false => enter(comm)?.last.0.lock().as_deref().copied(),
         };
         // SAFETY: the caller's struct, whose size the caller has set.
-        let size = unsafe { place(error, "error")?.as_ptr().cast::<usize>().read() };
-        let known = size_of::<kolo_error_t>();
-        if size < known {
-            return Err(Fault::value("error->size", size as i64, "set it to sizeof(kolo_error_t)"));
-        }
-        // SAFETY: it is at least as large as this library knows it; what it has beyond stays as it is.
-        unsafe { error.write(kolo_error_t { size, ..last.unwrap_or_else(nothing) }) };
-        Ok(())
+        unsafe { sized::write(error, &last.unwrap_or_else(nothing)) }
     })
 }
 
 /// What a result means, in a few words. The text is static: it needs no freeing. Of any number, also of one that is no result.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
-    let text = match result {
+    words(result).as_ptr()
+}
+
+pub(super) fn meaning(result: kolo_result_t) -> &'static str {
+    words(result).to_str().expect("it is UTF-8")
+}
+
+fn words(result: kolo_result_t) -> &'static CStr {
+    match result {
         KOLO_OK => c"it worked",
         KOLO_ERR_ARGUMENT => c"an argument cannot be right",
         KOLO_ERR_HANDLE => c"the handle is null, foreign or destroyed",
@@ -401,8 +414,7 @@ pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
         KOLO_ERR_REDUCER => c"a reducer was used as it cannot be, or ranks gave it different parameters",
         _ => c"this number is no result of kolo",
-    };
-    text.as_ptr()
+    }
 }
 
 /// What a panic said.

@@ -11,14 +11,10 @@ use crate::{Op, Work};
 thread_local! {
     /// How many groups are open on this thread, one inside the other.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
-    static HELD: RefCell<Held> = const { RefCell::new(Held { calls: Vec::new(), refused: 0 }) };
-}
-
-/// The calls of a group.
-struct Held {
-    calls: Vec<(usize, Call)>,
-    /// Calls that could not be carried out as written.
-    refused: i64,
+    /// The calls of a group, with their communicators' handles.
+    static HELD: RefCell<Vec<(usize, Call)>> = const { RefCell::new(Vec::new()) };
+    /// Calls of any kind that failed while a group was open.
+    static FAILED: Cell<i64> = const { Cell::new(0) };
 }
 
 #[inline]
@@ -37,17 +33,15 @@ pub(super) fn refuse(what: &'static str) -> Result<(), Fault> {
 }
 
 /// Holds a call back.
-pub(super) fn hold(comm: kolo_comm_t, call: Result<Call, Fault>) -> Result<(), Fault> {
-    HELD.with_borrow_mut(|held| match call {
-        Ok(call) => {
-            held.calls.push((comm.addr(), call));
-            Ok(())
-        }
-        Err(fault) => {
-            held.refused += 1;
-            Err(fault)
-        }
-    })
+pub(super) fn hold(comm: kolo_comm_t, call: Call) {
+    HELD.with_borrow_mut(|held| held.push((comm.addr(), call)));
+}
+
+/// A call of this thread has failed.
+pub(super) fn note_failure() {
+    if is_open() {
+        FAILED.set(FAILED.get() + 1);
+    }
 }
 
 /// Begins a group: until kolo_group_end, this thread's blocking collectives, sends and receives are held back. They return at once, and
@@ -63,7 +57,8 @@ pub extern "C" fn kolo_group_start() -> kolo_result_t {
 /// Ends a group: carries out what was held back, and returns when all of it is done. Sends and receives go on side by side, so that
 /// none waits for one before it; so do the calls of different communicators. Collectives of one communicator take effect in order.
 ///
-/// If a call of the group was refused, none is carried out. If several fail, this returns the first failure.
+/// If any call of this thread has failed since kolo_group_start, whatever it was and whatever handle it was given, none is carried out.
+/// If several fail when they are carried out, this returns the first failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_group_end() -> kolo_result_t {
     boundary(|| {
@@ -75,9 +70,9 @@ pub extern "C" fn kolo_group_end() -> kolo_result_t {
         if depth > 1 {
             return Ok(());
         }
-        let Held { calls, refused } = HELD.replace(Held { calls: Vec::new(), refused: 0 });
-        if refused > 0 {
-            return Err(Fault::value("the number of refused calls in this group", refused, "so none of them was carried out"));
+        let (calls, failed) = (HELD.take(), FAILED.take());
+        if failed > 0 {
+            return Err(Fault::value("the number of calls that failed in this group", failed, "so none of them was carried out"));
         }
         carry_out(calls)
     })

@@ -18,6 +18,7 @@ mod memory;
 mod reducer;
 mod reducer_config;
 mod registry;
+mod sized;
 mod start;
 mod store;
 mod unique_id;
@@ -25,6 +26,7 @@ mod version;
 mod work;
 
 use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use fault::{Fault, KOLO_OK, kolo_result_t};
@@ -59,17 +61,46 @@ fn boundary_of(call: impl FnOnce() -> Result<kolo_result_t, Fault>) -> kolo_resu
 fn failed(fault: &Fault) -> kolo_result_t {
     let described = fault.describe();
     fault::remember(&described);
+    group::note_failure();
     described.code
+}
+
+/// A pointer of the caller's at one or more of something.
+fn pointer<T>(at: *const T, what: &'static str) -> Result<(), Fault> {
+    match at.is_null() {
+        true => Err(Fault::Null { what }),
+        false if !at.is_aligned() => Err(Fault::Misaligned { what }),
+        false => Ok(()),
+    }
 }
 
 /// A place of the caller's for a result.
 ///
 /// # Safety
 ///
-/// Null, or valid for writing for as long as the reference is used.
-unsafe fn place<'a, T>(to: *mut T, what: &'static str) -> Result<&'a mut std::mem::MaybeUninit<T>, Fault> {
-    // SAFETY: passed on.
-    unsafe { to.cast::<std::mem::MaybeUninit<T>>().as_mut() }.ok_or(Fault::Null { what })
+/// Null, misaligned, or valid for writing for as long as the reference is used.
+unsafe fn place<'a, T>(to: *mut T, what: &'static str) -> Result<&'a mut MaybeUninit<T>, Fault> {
+    pointer(to, what)?;
+    // SAFETY: passed on, and it is not null and aligned.
+    Ok(unsafe { &mut *to.cast() })
+}
+
+/// Several of the caller's. Of none, the pointer does not matter.
+///
+/// # Safety
+///
+/// Null, misaligned, or valid for reading `len` of them, unless those are more than memory can hold; left as they are for as long
+/// as the slice is used.
+unsafe fn slice_of<'a, T>(from: *const T, len: usize, what: &'static str) -> Result<&'a [T], Fault> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    pointer(from, what)?;
+    if len > isize::MAX as usize / size_of::<T>() {
+        return Err(Fault::Long { what, len });
+    }
+    // SAFETY: passed on, and it is not null, aligned, and not larger than what can be addressed.
+    Ok(unsafe { std::slice::from_raw_parts(from, len) })
 }
 
 /// Text of the caller's.

@@ -7,10 +7,13 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::arguments::rank;
 use super::communicator::{kolo_comm_t, on};
 use super::fault::{Fault, kolo_result_t};
-use super::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, tensors};
+use super::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, refuse_in_hook, tensors};
 use super::registry::{Guard, Kind, Registry};
-use super::{boundary, group, place};
+use super::sized::{self, Grows, end_of};
+use super::{boundary, group, place, slice_of};
+use crate::Error;
 use crate::ddp::{BufferSync, Parameter, Reducer, Stopper, TensorMut, with_float};
+use crate::error::ReducerProblem;
 
 /// A gradient reducer, for data-parallel training. A handle: it is a number and no address, and may be copied.
 pub struct kolo_reducer {
@@ -58,6 +61,7 @@ fn guarded(reducer: kolo_reducer_t, call: impl FnOnce(&Held) -> Result<(), Fault
         }
     }
     boundary(|| {
+        refuse_in_hook()?;
         let held = find(reducer)?;
         let unwound = StopOnUnwind(&held);
         let result = call(&held);
@@ -71,7 +75,8 @@ fn guarded(reducer: kolo_reducer_t, call: impl FnOnce(&Held) -> Result<(), Fault
 /// the first difference. `config` may be NULL.
 ///
 /// A collective call. The reducer has a communicator of its own and a thread; `comm` may be destroyed before it. All that the arguments
-/// point to may be freed when this returns. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
+/// point to may be freed when this returns, but for what `config->hook_context` points to: the hook is given it in every step, until
+/// kolo_reducer_destroy has returned. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_create(
     reducer: *mut kolo_reducer_t,
@@ -89,6 +94,7 @@ pub unsafe extern "C" fn kolo_reducer_create(
             to.write(std::ptr::null_mut());
             (to, builder(config)?, tensors(parameters, nparameters, "parameters")?, tensors(buffers, nbuffers, "buffers")?)
         };
+        refuse_in_hook()?;
         group::refuse("kolo_reducer_create")?;
         let made = builder.parameters(parameters).buffers(buffers).build(&this.comm)?;
         let held = Held { stopper: made.stopper(), reducer: RwLock::new(made) };
@@ -103,10 +109,8 @@ pub unsafe extern "C" fn kolo_reducer_create(
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_destroy(reducer: kolo_reducer_t) -> kolo_result_t {
     boundary(|| {
-        if REDUCERS.is_in_use(reducer.addr()) {
-            find(reducer)?.stopper.stop();
-        }
-        REDUCERS.take(reducer.addr()).map(drop).ok_or_else(|| unknown(reducer))
+        refuse_in_hook()?;
+        REDUCERS.end(reducer.addr(), |held| held.stopper.stop()).map(drop).ok_or_else(|| unknown(reducer))
     })
 }
 
@@ -142,7 +146,7 @@ pub unsafe extern "C" fn kolo_reducer_gradient(
         unsafe { place(gradient, "gradient")? }.write(this.address(parameter)?.cast());
         if !accumulates.is_null() {
             // SAFETY: the caller's pointer.
-            unsafe { accumulates.write(this.accumulates().into()) };
+            unsafe { place(accumulates, "accumulates")? }.write(this.accumulates().into());
         }
         Ok(())
     })
@@ -162,7 +166,7 @@ pub extern "C" fn kolo_reducer_unused(reducer: kolo_reducer_t, parameter: usize)
 }
 
 /// Copies a gradient that lies elsewhere to its place (or adds it to what is there, if the step accumulates), and makes it ready. From
-/// any thread.
+/// any thread. `gradient` lies elsewhere: what is in its place already takes kolo_reducer_ready.
 ///
 /// With `strides`, one for each dimension, in elements, the element of index `[i, j, ...]` is `gradient[i * strides[0] +
 /// j * strides[1] + ...]`. NULL: the elements are one after the other, row-major.
@@ -174,12 +178,12 @@ pub unsafe extern "C" fn kolo_reducer_put(
     strides: *const usize,
 ) -> kolo_result_t {
     within(reducer, |this| {
-        this.address(parameter)?;
-        let Parameter { shape, dtype, .. } = &this.parameters()[parameter];
+        let own = this.address(parameter)?;
+        let described @ Parameter { shape, dtype, .. } = &this.parameters()[parameter];
         let strides = match strides.is_null() {
             true => None,
             // SAFETY: the caller's strides, one for each dimension.
-            false => Some(unsafe { std::slice::from_raw_parts(strides, shape.len()) }),
+            false => Some(unsafe { slice_of(strides, shape.len(), "strides")? }),
         };
         let is_empty = shape.contains(&0);
         if gradient.is_null() && !is_empty {
@@ -198,6 +202,12 @@ pub unsafe extern "C" fn kolo_reducer_put(
                 gradient.addr() as i64,
                 "it is aligned to its elements, and they fit into memory",
             ));
+        }
+        // What is there already is not copied to where it is.
+        let (from, own) = (gradient.addr(), own.addr());
+        if from < own + described.count() * alignment && own < from + span * alignment {
+            let why = "gradient lies where kolo_reducer_gradient says; call kolo_reducer_ready for it";
+            return Err(Error::from(ReducerProblem::Moment { call: "kolo_reducer_put", why }).into());
         }
         with_float!(*dtype, T => {
             // SAFETY: the caller's memory, of as many elements as the shape and the strides reach over.
@@ -302,22 +312,20 @@ pub struct kolo_step_stats_t {
     pub overlapped_us: u64,
 }
 
+// SAFETY: it begins with its size, and all its fields are numbers.
+unsafe impl Grows for kolo_step_stats_t {
+    const NAMES: (&'static str, &'static str) = ("stats", "stats->size");
+    const FIRST: usize = end_of!(kolo_step_stats_t, overlapped_us: u64);
+}
+
 /// What the last step that was reduced cost.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut kolo_step_stats_t) -> kolo_result_t {
     within(reducer, |this| {
-        if stats.is_null() {
-            return Err(Fault::Null { what: "stats" });
-        }
-        // SAFETY: the caller's pointer; it begins with its size.
-        let size = unsafe { stats.cast::<usize>().read() };
-        if size < size_of::<kolo_step_stats_t>() {
-            return Err(Fault::value("stats->size", size as i64, "set it to sizeof(kolo_step_stats_t)"));
-        }
         let step = this.statistics();
         let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let described = kolo_step_stats_t {
-            size,
+            size: size_of::<kolo_step_stats_t>(),
             buckets: step.buckets.len(),
             bytes: step.bytes() as u64,
             computed_us: micros(step.computed),
@@ -325,9 +333,8 @@ pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut
             communicated_us: micros(step.communicated()),
             overlapped_us: micros(step.overlapped()),
         };
-        // SAFETY: it is at least as large.
-        unsafe { stats.write(described) };
-        Ok(())
+        // SAFETY: the caller's struct, whose size the caller has set.
+        unsafe { sized::write(stats, &described) }
     })
 }
 
@@ -337,14 +344,8 @@ pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut
 ///
 /// `values` has an address for each of those described, valid for its elements for as long as the result is used.
 unsafe fn values<'a>(values: *const *mut c_void, described: &[Parameter]) -> Result<Vec<TensorMut<'a>>, Fault> {
-    if described.is_empty() {
-        return Ok(Vec::new());
-    }
-    if values.is_null() {
-        return Err(Fault::Null { what: "values" });
-    }
     // SAFETY: passed on.
-    let addresses = unsafe { std::slice::from_raw_parts(values, described.len()) };
+    let addresses = unsafe { slice_of(values, described.len(), "values")? };
     let tensor = |(&address, parameter): (&*mut c_void, &Parameter)| {
         if parameter.count() == 0 {
             // SAFETY: no element is read or written there.
@@ -352,6 +353,9 @@ unsafe fn values<'a>(values: *const *mut c_void, described: &[Parameter]) -> Res
         }
         if address.is_null() {
             return Err(Fault::Null { what: "an address of values" });
+        }
+        if !address.addr().is_multiple_of(parameter.dtype.size()) {
+            return Err(Fault::Misaligned { what: "an address of values" });
         }
         // SAFETY: passed on.
         Ok(unsafe { TensorMut::at(address.cast(), parameter) })

@@ -1,10 +1,12 @@
 //! What a reducer is made of, as structs of C.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 
 use super::arguments::{dtype, kolo_dtype_t};
-use super::fault::Fault;
-use super::text;
+use super::fault::{Fault, meaning};
+use super::sized::{self, Grows, end_of};
+use super::{slice_of, text};
 use crate::ddp::{Bucket, Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, Uneven, Unused};
 use crate::error::ReducerProblem;
 use crate::{Communicator, Error};
@@ -74,16 +76,19 @@ pub struct kolo_bucket_t {
     pub dtype: kolo_dtype_t,
 }
 
-/// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or what fails the step. Called on the
-/// reducer's thread, for the same buckets in the same order on all ranks. It may call collectives on a communicator that nobody else
-/// uses meanwhile, such as one that was split off for it.
+/// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or a number, such as the result of a
+/// collective, that fails the step and is part of the error. Called on the reducer's thread, for the same buckets in the same order on
+/// all ranks. It may call collectives on a communicator that nobody else uses meanwhile, such as one that was split off for it. It must
+/// not call reducers, nor wait for a thread that does: kolo_reducer_... functions return KOLO_ERR_REDUCER there.
 pub type kolo_hook_function_t = Option<unsafe extern "C" fn(context: *mut c_void, bucket: *const kolo_bucket_t) -> i32>;
 
 /// The version of kolo_reducer_config_t in this header.
 pub const KOLO_REDUCER_CONFIG_VERSION: u32 = 1;
 
-/// Options of a reducer, the same on all ranks. Begin with zeros, `size` and `version`: what is zero has its default.
+/// Options of a reducer, the same on all ranks. Begin with KOLO_REDUCER_CONFIG_INITIALIZER, or with zeros, `size` and
+/// `version`: what is zero has its default.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct kolo_reducer_config_t {
     /// `sizeof(kolo_reducer_config_t)`.
     pub size: usize,
@@ -111,8 +116,14 @@ pub struct kolo_reducer_config_t {
     pub reserved: u32,
     /// What KOLO_HOOK_CUSTOM calls.
     pub hook_function: kolo_hook_function_t,
-    /// What that is given.
+    /// What that is given, in every step: what it points to must live until kolo_reducer_destroy has returned.
     pub hook_context: *mut c_void,
+}
+
+// SAFETY: it begins with its size; numbers may be zero, and the function and its context null.
+unsafe impl Grows for kolo_reducer_config_t {
+    const NAMES: (&'static str, &'static str) = ("config", "config->size");
+    const FIRST: usize = end_of!(kolo_reducer_config_t, hook_context: *mut c_void);
 }
 
 /// A function of the caller's as a hook.
@@ -124,6 +135,20 @@ struct Custom {
 // SAFETY: the header says that it is called on another thread.
 unsafe impl Send for Custom {}
 
+thread_local! {
+    /// Whether this thread is calling a function of the caller's as a hook.
+    static IN_HOOK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Reducers wait for their hooks: a hook that waits for a reducer may be waiting for itself.
+pub(super) fn refuse_in_hook() -> Result<(), Fault> {
+    let why = "its reducer waits for it, so it must not call reducers";
+    match IN_HOOK.get() {
+        true => Err(Error::from(ReducerProblem::Moment { call: "in hook_function", why }).into()),
+        false => Ok(()),
+    }
+}
+
 impl Hook for Custom {
     fn name(&self) -> String {
         "of the caller".to_owned()
@@ -132,10 +157,13 @@ impl Hook for Custom {
     fn reduce(&mut self, bucket: &mut Bucket<'_>, _: &Communicator) -> crate::Result<()> {
         let (index, step, count, dtype) = (bucket.index(), bucket.step(), bucket.count(), bucket.dtype() as u8 as kolo_dtype_t);
         let described = kolo_bucket_t { index, step, data: bucket.address().cast(), count, dtype };
+        IN_HOOK.set(true);
         // SAFETY: the caller's function and context, which the header says must outlive the reducer.
-        match unsafe { (self.function)(self.context, &raw const described) } {
+        let returned = unsafe { (self.function)(self.context, &raw const described) };
+        IN_HOOK.set(false);
+        match returned {
             0 => Ok(()),
-            _ => Err(Error::from(ReducerProblem::Moment { call: "hook_function", why: "it did not return 0" })),
+            returned => Err(ReducerProblem::Hook { bucket: index, returned, meaning: meaning(returned) }.into()),
         }
     }
 }
@@ -150,13 +178,8 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
     if config.is_null() {
         return Ok(builder);
     }
-    // SAFETY: passed on; whatever its version, it begins with its size.
-    let size = unsafe { config.cast::<usize>().read() };
-    if size != size_of::<kolo_reducer_config_t>() {
-        return Err(Fault::value("config->size", size as i64, "set it to sizeof(kolo_reducer_config_t)"));
-    }
-    // SAFETY: it is as large.
-    let config = unsafe { &*config };
+    // SAFETY: passed on.
+    let config = unsafe { sized::read(config)? };
     if config.version != KOLO_REDUCER_CONFIG_VERSION {
         return Err(Fault::value("config->version", config.version, "set it to KOLO_REDUCER_CONFIG_VERSION"));
     }
@@ -217,23 +240,13 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
 ///
 /// `tensors` is valid for `count` of them, and so are their names and shapes.
 pub(super) unsafe fn tensors(tensors: *const kolo_tensor_t, count: usize, what: &'static str) -> Result<Vec<Parameter>, Fault> {
-    if count == 0 {
-        return Ok(Vec::new());
-    }
-    if tensors.is_null() {
-        return Err(Fault::Null { what });
-    }
     // SAFETY: passed on.
-    let tensors = unsafe { std::slice::from_raw_parts(tensors, count) };
+    let tensors = unsafe { slice_of(tensors, count, what)? };
     let describe = |tensor: &kolo_tensor_t| {
         // SAFETY: passed on.
         let name = unsafe { text(tensor.name, "name")? }.ok_or(Fault::Null { what: "name" })?;
-        let shape = match tensor.ndim {
-            0 => &[],
-            _ if tensor.shape.is_null() => return Err(Fault::Null { what: "shape" }),
-            // SAFETY: passed on.
-            ndim => unsafe { std::slice::from_raw_parts(tensor.shape, ndim) },
-        };
+        // SAFETY: passed on.
+        let shape = unsafe { slice_of(tensor.shape, tensor.ndim, "shape")? };
         Ok(Parameter::new(name, shape, dtype(tensor.dtype)?))
     };
     tensors.iter().map(describe).collect()

@@ -5,8 +5,9 @@
 //! the call lasts; what takes something out waits until all calls have left it.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use parking_lot::{MappedRecursiveRwLockReadGuard, Mutex, RecursiveRwLock, RecursiveRwLockReadGuard};
+use parking_lot::{MappedRecursiveRwLockReadGuard, Mutex, RecursiveRwLock, RecursiveRwLockReadGuard, RecursiveRwLockWriteGuard};
 
 /// What a handle is for. It is part of the handle: one of a communicator is none of an operation.
 #[derive(Clone, Copy)]
@@ -89,15 +90,27 @@ impl<T> Registry<T> {
         RecursiveRwLockReadGuard::try_map(slot, |slot| slot.value.as_ref()).ok()
     }
 
-    /// Whether calls use what a handle stands for.
-    pub(super) fn is_in_use(&self, handle: usize) -> bool {
-        self.slot(handle).is_some_and(|(slot, _)| slot.try_write().is_none())
-    }
-
     /// Takes out what a handle stands for, when nobody uses it any more. The handle is dead from then on.
     pub(super) fn take(&self, handle: usize) -> Option<T> {
         let (slot, generation) = self.slot(handle)?;
-        let mut slot = slot.write();
+        self.empty(slot.write(), handle, generation)
+    }
+
+    /// As [`Registry::take`], but gives up the calls that use it, also those that come until all have left.
+    pub(super) fn end(&self, handle: usize, give_up: impl Fn(&T)) -> Option<T> {
+        let (slot, generation) = self.slot(handle)?;
+        let mut patience = Duration::ZERO;
+        loop {
+            if let Some(slot) = slot.try_write_for(patience) {
+                return self.empty(slot, handle, generation);
+            }
+            // None if somebody else has taken it out.
+            give_up(&*self.get(handle)?);
+            patience = Duration::from_millis(10);
+        }
+    }
+
+    fn empty(&self, mut slot: RecursiveRwLockWriteGuard<'_, Slot<T>>, handle: usize, generation: usize) -> Option<T> {
         if slot.generation != generation {
             return None;
         }
@@ -135,6 +148,9 @@ fn locate(index: usize) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
 
     #[test]
@@ -204,5 +220,33 @@ mod tests {
             assert_eq!(taker.join().unwrap(), Some(5));
         });
         assert!(registry.get(handle).is_none());
+    }
+
+    #[test]
+    fn ending_gives_up_whoever_uses_it_also_those_who_come_later() {
+        let registry = Registry::new(Kind::Reducer);
+        let handle = registry.insert(AtomicUsize::new(0)).unwrap();
+        let enters = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let first = registry.get(handle).unwrap();
+                enters.wait();
+                while first.load(Relaxed) == 0 {
+                    std::thread::yield_now();
+                }
+                let second = registry.get(handle).unwrap();
+                let heard = second.load(Relaxed);
+                drop(first);
+                while second.load(Relaxed) <= heard {
+                    std::thread::yield_now();
+                }
+            });
+            enters.wait();
+            let ended = registry.end(handle, |value| {
+                value.fetch_add(1, Relaxed);
+            });
+            assert!(ended.unwrap().into_inner() > 1);
+        });
+        assert!(registry.end(handle, |_| panic!("nobody uses it")).is_none());
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::boundary;
 use super::fault::{Fault, KOLO_OK, kolo_result_t};
+use super::sized::{self, Grows};
 use crate::{Store, StoreProblem};
 
 /// Where a function of kolo_store_t puts the value that it found, with kolo_store_reply. A handle that is valid until it returns.
@@ -52,6 +53,13 @@ pub struct kolo_store_t {
             reply: kolo_reply_t,
         ) -> i32,
     >,
+}
+
+// SAFETY: it begins with its size; its functions and their context may be null.
+unsafe impl Grows for kolo_store_t {
+    const NAMES: (&'static str, &'static str) = ("store", "store->size");
+    // `claim`, which may be null, is as large as `get`.
+    const FIRST: usize = std::mem::offset_of!(kolo_store_t, claim) + size_of::<usize>();
 }
 
 /// The longest value.
@@ -103,16 +111,8 @@ impl Callbacks {
     /// `store` is null or points to as many bytes as its first field says; its functions keep what `kolo_store_t` says, for as long as
     /// this lives.
     pub(super) unsafe fn new(store: *const kolo_store_t) -> Result<Callbacks, Fault> {
-        if store.is_null() {
-            return Err(Fault::Null { what: "store" });
-        }
-        // SAFETY: passed on; it begins with its size.
-        let size = unsafe { store.cast::<usize>().read() };
-        if size != size_of::<kolo_store_t>() {
-            return Err(Fault::value("store->size", size as i64, "set it to sizeof(kolo_store_t)"));
-        }
         // SAFETY: passed on.
-        let kolo_store_t { context, set, get, claim, .. } = unsafe { *store };
+        let kolo_store_t { context, set, get, claim, .. } = unsafe { sized::read(store)? };
         let set = set.ok_or(Fault::Null { what: "store->set" })?;
         Ok(Callbacks { context, set, get: get.ok_or(Fault::Null { what: "store->get" })?, claim })
     }

@@ -11,9 +11,7 @@
 static int my_rank = -1;
 
 static inline kolo_error_t last_error(kolo_comm_t comm) {
-  kolo_error_t error;
-  memset(&error, 0, sizeof error);
-  error.size = sizeof error;
+  kolo_error_t error = KOLO_ERROR_INITIALIZER;
   if (kolo_last_error(comm, &error) != KOLO_OK) {
     fprintf(stderr, "rank %d: there is no last error of this communicator\n", my_rank);
     exit(1);

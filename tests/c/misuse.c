@@ -47,6 +47,19 @@ static void wrong_arguments(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "recv_counts is null", kolo_all_gather_v(a, b, NULL, KOLO_FLOAT32, comm, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "send_counts is null", kolo_reduce_scatter_v(a, b, NULL, KOLO_FLOAT32, KOLO_SUM, comm, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "send_counts is null", kolo_all_to_all_v(a, NULL, b, NULL, KOLO_FLOAT32, comm, NULL));
+  {
+    const size_t *odd = (const size_t *)((char *)counts + 1);
+    int32_t *place = (int32_t *)((char *)a + 1);
+    void **memory = (void **)((char *)a + 1);
+    REFUSED(KOLO_ERR_ARGUMENT, "recv_counts is not aligned", kolo_all_gather_v(a, b, odd, KOLO_FLOAT32, comm, NULL));
+    REFUSED(KOLO_ERR_ARGUMENT, "send_counts is not aligned", kolo_all_to_all_v(a, odd, b, odd, KOLO_FLOAT32, comm, NULL));
+    REFUSED(KOLO_ERR_ARGUMENT, "rank is not aligned", kolo_comm_rank(comm, place));
+    REFUSED(KOLO_ERR_ARGUMENT, "ptr is not aligned", kolo_mem_alloc(memory, 1, comm));
+    REFUSED(KOLO_ERR_ARGUMENT, "newcomm is not aligned", kolo_comm_split(comm, 0, 0, (kolo_comm_t *)memory));
+    REFUSED(KOLO_ERR_ARGUMENT, "source is not aligned", kolo_recv_any(a, 1, KOLO_FLOAT32, place, comm, NULL));
+    REFUSED(KOLO_ERR_ARGUMENT, "work is not aligned", kolo_start_barrier(comm, NULL, (kolo_work_t *)memory));
+    REFUSED(KOLO_ERR_ARGUMENT, "error is not aligned", kolo_last_error(comm, (kolo_error_t *)memory));
+  }
   REFUSED(KOLO_ERR_ARGUMENT, "work is null", kolo_start_barrier(comm, NULL, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "rank is null", kolo_comm_rank(comm, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "comm is null", kolo_comm_init_env(NULL, NULL));
@@ -165,7 +178,21 @@ static void wrong_groups(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "in a group", kolo_comm_split(comm, 0, 0, &part));
   REFUSED(KOLO_ERR_ARGUMENT, "in a group", kolo_mem_alloc(&memory, 1, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "in a group", kolo_comm_init_env(&part, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "is 4; so none of them", kolo_group_end());
+  /* A call on what is no communicator counts, too. */
+  OK(kolo_group_start());
+  OK(kolo_group_start());
+  REFUSED(KOLO_ERR_HANDLE, "not alive", kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, (kolo_comm_t)&part, NULL));
   OK(kolo_group_end());
+  a[0] = 1;
+  OK(kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, comm, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "is 1; so none of them", kolo_group_end());
+  CHECK(a[0] == 1);
+  /* The next group knows nothing of it. */
+  OK(kolo_group_start());
+  OK(kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, comm, NULL));
+  OK(kolo_group_end());
+  CHECK(a[0] == (float)world);
   /* One call that is refused, and none is carried out. */
   OK(kolo_group_start());
   OK(kolo_barrier(comm, NULL));
@@ -216,6 +243,13 @@ static void wrong_starts(void) {
   REFUSED(KOLO_ERR_SETTING, "kolo_get_unique_id", kolo_comm_init_rank(&other, 2, id, 0, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "comms is null", kolo_comm_init_all(NULL, 2, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "nranks is -5", kolo_comm_init_all(&other, -5, NULL));
+  REFUSED(KOLO_ERR_SETTING, "at most", kolo_comm_init_all(&other, 0x7fffffff, NULL));
+  {
+    char *odd = (char *)&store + 1;
+    REFUSED(KOLO_ERR_ARGUMENT, "comms is not aligned", kolo_comm_init_all((kolo_comm_t *)odd, 2, NULL));
+    REFUSED(KOLO_ERR_ARGUMENT, "config is not aligned", kolo_comm_init_all(&other, 2, (kolo_config_t *)odd));
+    REFUSED(KOLO_ERR_ARGUMENT, "store is not aligned", kolo_comm_init_callbacks(&other, 2, (kolo_store_t *)odd, 0, NULL));
+  }
   REFUSED(KOLO_ERR_ARGUMENT, "store is null", kolo_comm_init_callbacks(&other, 2, NULL, 0, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "store->size", kolo_comm_init_callbacks(&other, 2, &store, 0, NULL));
   store.size = sizeof store;
@@ -273,6 +307,30 @@ static void wrong_starts(void) {
   newer.beyond = 0;
   OK(kolo_comm_init_all(&other, 1, &newer.known));
   OK(kolo_comm_destroy(other));
+
+  /* A shorter one, of the first header: what it lacks is not set. */
+  {
+    const size_t first = offsetof(kolo_config_t, trace_dir);
+    kolo_config_t *old = (kolo_config_t *)allocate(first);
+    config.size = first;
+    memcpy((void *)old, (const void *)&config, first);
+    OK(kolo_comm_init_all(&other, 1, old));
+    OK(kolo_comm_destroy(other));
+    old->size = first - 1;
+    REFUSED(KOLO_ERR_ARGUMENT, "config->size", kolo_comm_init_all(&other, 1, old));
+    free(old);
+  }
+  /* A longer place for an error: what is beyond stays as it is. */
+  {
+    struct {
+      kolo_error_t known;
+      int beyond;
+    } longer;
+    memset(&longer, 5, sizeof longer);
+    longer.known.size = sizeof longer;
+    OK(kolo_last_error(NULL, &longer.known));
+    CHECK(longer.known.size == sizeof longer && longer.known.code == KOLO_ERR_ARGUMENT && longer.beyond == 0x05050505);
+  }
 
   error.size = 4;
   CHECK(kolo_last_error(NULL, &error) == KOLO_ERR_ARGUMENT);

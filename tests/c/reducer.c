@@ -12,10 +12,7 @@ static const kolo_tensor_t parameters[PARAMETERS] = {
 static const kolo_tensor_t buffers[] = {{"mean", vector, 1, KOLO_FLOAT32}, {"seen", NULL, 0, KOLO_INT64}};
 
 static kolo_reducer_config_t options(void) {
-  kolo_reducer_config_t config;
-  memset(&config, 0, sizeof config);
-  config.size = sizeof config;
-  config.version = KOLO_REDUCER_CONFIG_VERSION;
+  kolo_reducer_config_t config = KOLO_REDUCER_CONFIG_INITIALIZER;
   return config;
 }
 
@@ -164,7 +161,48 @@ static int32_t sum(void *context, const kolo_bucket_t *bucket) {
 
 static int32_t fail(void *context, const kolo_bucket_t *bucket) {
   (void)context;
-  return bucket->count > 0;
+  return bucket->count > 0 ? KOLO_ERR_COUNTS : 0;
+}
+
+/* A hook that calls reducers, which it must not: its own would wait for it. */
+typedef struct {
+  kolo_reducer_t own;
+  int called;
+} nested_t;
+
+static int32_t nested(void *context, const kolo_bucket_t *bucket) {
+  nested_t *at = (nested_t *)context;
+  kolo_reducer_t another;
+  void *place;
+  int number;
+  (void)bucket;
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_begin(at->own));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_finish(at->own));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_gradient(at->own, A, &place, NULL));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_join(at->own, &number));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_is_used(at->own, A, &number));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_create(&another, parameters, PARAMETERS, NULL, 0, NULL, comm));
+  REFUSED(KOLO_ERR_REDUCER, "in hook_function", kolo_reducer_destroy(at->own));
+  at->called++;
+  return 0;
+}
+
+static void calls_reducers_in_a_hook(void) {
+  kolo_reducer_config_t config = options();
+  nested_t context = {NULL, 0};
+  kolo_reducer_t reducer;
+  config.hook = KOLO_HOOK_CUSTOM;
+  config.hook_function = nested;
+  config.hook_context = &context;
+  config.no_overlap = 1;
+  reducer = context.own = make(&config);
+  OK(kolo_reducer_begin(reducer));
+  OK(kolo_reducer_unused(reducer, A));
+  OK(kolo_reducer_unused(reducer, B));
+  OK(kolo_reducer_unused(reducer, C));
+  OK(kolo_reducer_finish(reducer));
+  CHECK(context.called > 0);
+  OK(kolo_reducer_destroy(reducer));
 }
 
 static void hooks(void) {
@@ -201,6 +239,10 @@ static void hooks(void) {
   if (kolo_reducer_put(reducer, B, b, NULL) == KOLO_OK && kolo_reducer_put(reducer, A, a, NULL) == KOLO_OK) {
     CHECK(kolo_reducer_finish(reducer) != KOLO_OK);
   }
+  if (world == 1) {
+    CHECK(strstr(last_error(NULL).message, "hook_function returned 6") != NULL);
+    CHECK(strstr(last_error(NULL).message, kolo_error_string(KOLO_ERR_COUNTS)) != NULL);
+  }
   REFUSED(KOLO_ERR_REVOKED, "", kolo_reducer_begin(reducer));
   OK(kolo_reducer_destroy(reducer));
   OK(kolo_comm_destroy(own));
@@ -211,8 +253,9 @@ static void misuse(void) {
   kolo_reducer_t reducer = (kolo_reducer_t)&config, good;
   kolo_tensor_t tensor = {NULL, NULL, 1, KOLO_FLOAT32};
   float a[7] = {0};
-  void *place;
+  void *place, *addresses[PARAMETERS + 1];
   int more;
+  for (more = 0; more <= PARAMETERS; more++) addresses[more] = (char *)a + 1;
   REFUSED(KOLO_ERR_HANDLE, "reducer handle is not alive", kolo_reducer_begin(reducer));
   REFUSED(KOLO_ERR_HANDLE, "reducer handle is null", kolo_reducer_finish(NULL));
   REFUSED(KOLO_ERR_HANDLE, "reducer handle is not alive", kolo_reducer_destroy((kolo_reducer_t)comm));
@@ -225,6 +268,19 @@ static void misuse(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "dtype is 99", kolo_reducer_create(&reducer, &tensor, 1, NULL, 0, NULL, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "parameters is null", kolo_reducer_create(&reducer, NULL, 1, NULL, 0, NULL, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "reducer is null", kolo_reducer_create(NULL, parameters, 3, NULL, 0, NULL, comm));
+  REFUSED(KOLO_ERR_ARGUMENT, "parameters are", kolo_reducer_create(&reducer, parameters, (size_t)-1, NULL, 0, NULL, comm));
+  REFUSED(KOLO_ERR_ARGUMENT, "buffers are", kolo_reducer_create(&reducer, parameters, 3, buffers, (size_t)-1 / 4, NULL, comm));
+  REFUSED(KOLO_ERR_ARGUMENT, "parameters is not aligned",
+          kolo_reducer_create(&reducer, (const kolo_tensor_t *)((const char *)parameters + 1), 1, NULL, 0, NULL, comm));
+  tensor.dtype = KOLO_FLOAT32;
+  tensor.shape = matrix;
+  tensor.ndim = (size_t)-1;
+  REFUSED(KOLO_ERR_ARGUMENT, "more than memory can hold", kolo_reducer_create(&reducer, &tensor, 1, NULL, 0, NULL, comm));
+  tensor.shape = (const size_t *)((const char *)matrix + 1);
+  tensor.ndim = 1;
+  REFUSED(KOLO_ERR_ARGUMENT, "shape is not aligned", kolo_reducer_create(&reducer, &tensor, 1, NULL, 0, NULL, comm));
+  REFUSED(KOLO_ERR_ARGUMENT, "config is not aligned",
+          kolo_reducer_create(&reducer, parameters, 3, NULL, 0, (kolo_reducer_config_t *)((char *)&config + 1), comm));
   REFUSED(KOLO_ERR_SETTING, "at least one", kolo_reducer_create(&reducer, NULL, 0, NULL, 0, NULL, comm));
   config.hook = 6;
   REFUSED(KOLO_ERR_ARGUMENT, "config->hook is 6", kolo_reducer_create(&reducer, parameters, 3, NULL, 0, &config, comm));
@@ -238,9 +294,19 @@ static void misuse(void) {
   REFUSED(KOLO_ERR_REDUCER, "no parameter 3", kolo_reducer_gradient(good, 3, &place, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "gradient is null", kolo_reducer_put(good, A, NULL, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "aligned", kolo_reducer_put(good, A, (char *)a + 1, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "strides is not aligned", kolo_reducer_put(good, A, a, (const size_t *)((const char *)matrix + 1)));
+  REFUSED(KOLO_ERR_ARGUMENT, "values is not aligned",
+          kolo_reducer_broadcast_parameters(good, (void *const *)(void *)((char *)addresses + 1)));
+  REFUSED(KOLO_ERR_ARGUMENT, "an address of values is not aligned", kolo_reducer_broadcast_parameters(good, addresses));
+  REFUSED(KOLO_ERR_ARGUMENT, "gradient is not aligned",
+          kolo_reducer_gradient(good, A, (void **)(void *)((char *)addresses + 1), NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "stats is not aligned", kolo_reducer_stats(good, (kolo_step_stats_t *)((char *)addresses + 1)));
   REFUSED(KOLO_ERR_REDUCER, "join", kolo_reducer_join(good, &more));
   OK(kolo_reducer_begin(good));
   REFUSED(KOLO_ERR_REDUCER, "under way", kolo_reducer_begin(good));
+  place = gradient(good, A);
+  REFUSED(KOLO_ERR_REDUCER, "call kolo_reducer_ready", kolo_reducer_put(good, A, place, NULL));
+  REFUSED(KOLO_ERR_REDUCER, "call kolo_reducer_ready", kolo_reducer_put(good, A, (float *)place + 5, NULL));
   OK(kolo_reducer_ready(good, A));
   REFUSED(KOLO_ERR_REDUCER, "a was made ready", kolo_reducer_ready(good, A));
   /* It is given up. */
@@ -284,6 +350,7 @@ int main(void) {
   values();
   joins();
   hooks();
+  calls_reducers_in_a_hook();
   misuse();
   wrong_together();
   OK(kolo_comm_destroy(comm));
