@@ -94,7 +94,8 @@ def ddp_with_hooks(group):
         return state_of(module)
 
     # Sums of more than two ranks are rounded to 16 bits on the way, and not everywhere in the same order.
-    for hook, tolerance in ((default_hooks.allreduce_hook, 1e-6), (default_hooks.fp16_compress_hook, 1e-4), (default_hooks.bf16_compress_hook, 1e-3)):
+    hooks = [(default_hooks.allreduce_hook, 1e-6), (default_hooks.fp16_compress_hook, 1e-4), (default_hooks.bf16_compress_hook, 1e-3)]
+    for hook, tolerance in hooks:
         torch.testing.assert_close(train(group, hook), train(gloo(), hook), rtol=tolerance, atol=tolerance, msg=hook.__name__)
 
 
