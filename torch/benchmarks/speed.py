@@ -66,7 +66,7 @@ def ddp_steps(groups, rounds):
     from resnet import resnet18
 
     torch.manual_seed(0)
-    # Buckets of kolo's in its shared memory, which is PyTorch's DDP_DISABLE_COMM_MEM=0.
+    # Buckets are in kolo's shared memory with PyTorch's DDP_DISABLE_COMM_MEM=0, which `main` sets.
     models = {}
     for name in BACKENDS:
         models[name] = torch.nn.parallel.DistributedDataParallel(resnet18(), process_group=groups[name], gradient_as_bucket_view=True)

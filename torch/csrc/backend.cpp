@@ -92,7 +92,27 @@ ProcessGroupKolo::ProcessGroupKolo(
       made_with_(options_->timeout),
       members_(std::make_shared<Members>(Members{{options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end()}})) {
   init();
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  TORCH_CHECK_VALUE(
+      !options_->enable_reconfigure,
+      "the kolo backend has no reconfigure: make a new process group of other ranks, or go on without some with shrink_group");
+#endif
   connect(store);
+}
+
+ProcessGroupKolo::ProcessGroupKolo(
+    kolo_comm_t comm,
+    int rank,
+    int size,
+    std::chrono::milliseconds made_with,
+    c10::intrusive_ptr<Options> options)
+    : Backend(rank, size),
+      options_(std::move(options)),
+      made_with_(made_with),
+      members_(std::make_shared<Members>(Members{{options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end()}})) {
+  init();
+  collectives_.comm = comm;
+  connect_messages();
 }
 
 void ProcessGroupKolo::connect(const c10::intrusive_ptr<c10d::Store>& store) {
@@ -112,6 +132,10 @@ void ProcessGroupKolo::connect(const c10::intrusive_ptr<c10d::Store>& store) {
     C10_THROW_ERROR(DistBackendError, c10::str("the store where the ranks were to find each other failed: ", rendezvous.problem()));
   }
   check(result, *members_);
+  connect_messages();
+}
+
+void ProcessGroupKolo::connect_messages() {
   if (size_ > 1) {
     const kolo_result_t split = kolo_comm_split(collectives_.comm, 0, rank_, &messages_.comm);
     if (split != KOLO_OK) {
@@ -178,16 +202,22 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupKolo::merge(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts,
     const int& rank,
     const int& size) {
-  auto options = c10::make_intrusive<Options>(*options_);
-  if (const auto* kolo = dynamic_cast<const Options*>(opts.get())) {
-    options = c10::make_intrusive<Options>(*kolo);
-  } else if (opts) {
-    options->timeout = opts->timeout;
-    options->group_name = opts->group_name;
-    options->global_ranks_in_group = opts->global_ranks_in_group;
-  }
   // Whoever gave the store may use its connection meanwhile.
-  return c10::make_intrusive<ProcessGroupKolo>(store->clone(), rank, size, std::move(options));
+  return c10::make_intrusive<ProcessGroupKolo>(store->clone(), rank, size, options_of(opts));
+}
+
+// This group's, or those that were given instead.
+c10::intrusive_ptr<ProcessGroupKolo::Options> ProcessGroupKolo::options_of(
+    const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
+  auto options = c10::make_intrusive<Options>(*options_);
+  if (const auto* kolo = dynamic_cast<const Options*>(given.get())) {
+    options = c10::make_intrusive<Options>(*kolo);
+  } else if (given) {
+    options->timeout = given->timeout;
+    options->group_name = given->group_name;
+    options->global_ranks_in_group = given->global_ranks_in_group;
+  }
+  return options;
 }
 
 // ---- One tensor on every rank ----
@@ -611,8 +641,13 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::barrier(const c10d::BarrierOptions& 
   return launch.done({});
 }
 
-// Every barrier of kolo's names who did not come.
-void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool) {
+// Every barrier of kolo's names who did not come, the first of them; a roll call names all.
+void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  if (wait_all_ranks) {
+    TORCH_CHECK_VALUE(!coalescing_, "monitored_barrier: it cannot be coalesced with other calls");
+    roll_call(opts.timeout.count() > 0 ? opts.timeout : options_->timeout);
+    return;
+  }
   Launch launch(*this, {OpType::BARRIER, "monitored_barrier", "kolo:monitored_barrier", false, opts.timeout}, {});
   launch.run(kolo_barrier, kolo_start_barrier);
   launch.done({});

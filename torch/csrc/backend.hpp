@@ -34,6 +34,13 @@ class ProcessGroupKolo final : public c10d::Backend {
   };
 
   ProcessGroupKolo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options);
+  // Of a communicator that there is, made with this deadline; it becomes the group's own.
+  ProcessGroupKolo(
+      kolo_comm_t comm,
+      int rank,
+      int size,
+      std::chrono::milliseconds made_with,
+      c10::intrusive_ptr<Options> options);
   ~ProcessGroupKolo() override;
 
   const std::string getBackendName() const override {
@@ -46,6 +53,9 @@ class ProcessGroupKolo final : public c10d::Backend {
     return true;
   }
   bool supportsCoalescing() const override {
+    return true;
+  }
+  bool supportsShrinking() const override {
     return true;
   }
   void setTimeout(std::chrono::milliseconds timeout) override {
@@ -103,6 +113,10 @@ class ProcessGroupKolo final : public c10d::Backend {
       const c10::intrusive_ptr<c10d::Backend::Options>& opts,
       const int& rank,
       const int& size) override;
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& ranks_to_exclude,
+      int flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
@@ -138,6 +152,9 @@ class ProcessGroupKolo final : public c10d::Backend {
   };
 
   void connect(const c10::intrusive_ptr<c10d::Store>& store);
+  void connect_messages();
+  c10::intrusive_ptr<Options> options_of(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
+  void roll_call(std::chrono::milliseconds timeout);
   void close();
   void gather_lists(Launch& launch, const char* name, const Lists& outputs, const Tensors& inputs, Tensors& flat);
   WorkPtr gather_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs);

@@ -16,8 +16,15 @@ c10::intrusive_ptr<ProcessGroupKolo> create(
     const c10d::DistributedBackendOptions& dist,
     const c10::intrusive_ptr<ProcessGroupKolo::Options>& given) {
   auto options = given ? c10::make_intrusive<ProcessGroupKolo::Options>(*given) : c10::make_intrusive<ProcessGroupKolo::Options>();
-  // As with every backend: the argument `timeout` wins over the one inside the options.
-  options->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(dist.timeout);
+  // The argument `timeout` wins over the one inside the options, which counts where there is none: then PyTorch gives its
+  // default. Python warns of two that differ.
+  const auto argument = std::chrono::duration_cast<std::chrono::milliseconds>(dist.timeout);
+  if (argument != kBackendDefaultTimeout || !given) {
+    options->timeout = argument;
+  }
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  options->enable_reconfigure |= dist.enable_reconfigure;
+#endif
   options->group_name = dist.group_id;
   options->global_ranks_in_group.assign(dist.global_ranks_in_group.begin(), dist.global_ranks_in_group.end());
   return c10::make_intrusive<ProcessGroupKolo>(dist.store, dist.group_rank, dist.group_size, std::move(options));

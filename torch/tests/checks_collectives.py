@@ -1,10 +1,12 @@
 """Every collective against what it should give, which each rank computes for itself from all ranks' inputs."""
 
 import datetime
+import time
+import warnings
 
 import torch
 import torch.distributed as dist
-from harness import check
+from harness import NotRun, check
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
@@ -106,18 +108,24 @@ def all_reduce_of_complex_numbers(group):
         tensor = inputs[rank].clone()
         dist.all_reduce(tensor, group=group)
         same(tensor, reduce_locally(OPS.SUM, inputs))
-        # As C++ calls it: without Python's view as real numbers.
         tensor = inputs[rank].clone()
-        group.allreduce([tensor]).wait()
-        same(tensor, reduce_locally(OPS.SUM, inputs))
+        dist.all_reduce(tensor, OPS.AVG, group)
+        torch.testing.assert_close(tensor, reduce_locally(OPS.AVG, inputs))
+        # As C++ calls it: without Python's view as real numbers.
+        for op in (OPS.SUM, OPS.AVG):
+            options = dist.AllreduceOptions()
+            options.reduceOp = op
+            tensor = inputs[rank].clone()
+            group.allreduce([tensor], options).wait()
+            close(tensor, reduce_locally(op, inputs), op, (dtype, op))
 
 
 @check
 def reduce_to_every_root(group):
     rank, world = of(group)
-    for dtype, op in reductions():
+    for root, (dtype, op) in enumerate(reductions()):
+        root %= world
         inputs = everybody(world, 999, dtype)
-        root = dtype.itemsize % world
         tensor = inputs[rank].clone()
         dist.reduce(tensor, group_dst=root, op=op, group=group)
         if rank == root:
@@ -168,8 +176,7 @@ def gathers_of_every_type(group):
 def gather_into_one_tensor(group):
     rank, world = of(group)
     if not hasattr(dist, "gather_into_tensor"):
-        print(f"NOT RUN: gather_into_tensor, which PyTorch {torch.__version__} does not have", flush=True)
-        return
+        raise NotRun(f"gather_into_tensor, which PyTorch {torch.__version__} does not have")
     output = torch.zeros(world, 3) if rank == 1 else None
     dist.gather_into_tensor(torch.full((3,), float(rank)), output, group_dst=1, group=group)
     if rank == 1:
@@ -337,6 +344,8 @@ def messages(group):
 def messages_from_whoever_sends_first(group):
     rank, world = of(group)
     for tag in (0, 7):
+        # A message of the next tag is the next message, if its sender is done with this one.
+        dist.barrier(group)
         if rank == 0:
             seen = []
             for i in range(2 * (world - 1)):
@@ -472,9 +481,23 @@ def sparse_all_reduce(group):
 
 @check
 def barriers(group):
-    dist.barrier(group)
-    dist.barrier(group, async_op=True).wait()
-    group._get_backend(torch.device("cpu")).monitored_barrier(datetime.timedelta(seconds=20), True)
+    """Nobody leaves before everybody has come, which ranks that come late write into a store."""
+    rank, world = of(group)
+    backend = group._get_backend(torch.device("cpu"))
+    store = dist.distributed_c10d._get_process_group_store(group)
+    calls = [
+        lambda: dist.barrier(group),
+        lambda: dist.barrier(group, async_op=True).wait(),
+        lambda: backend.monitored_barrier(datetime.timedelta(seconds=20), False),
+        lambda: backend.monitored_barrier(datetime.timedelta(seconds=20), True),
+    ]
+    for number, call in enumerate(calls):
+        for late in range(world):
+            if rank == late:
+                time.sleep(0.05)
+            store.add(f"came to {number} with {late}", 1)
+            call()
+            assert store.add(f"came to {number} with {late}", 0) == world, (number, late)
 
 
 @check
@@ -521,8 +544,7 @@ def groups_that_are_split(group):
     rank, world = dist.get_rank(), dist.get_world_size()
     tensor = torch.ones(1)
     if not hasattr(dist.Backend, "_ensure_backend_registered"):
-        print(f"NOT RUN: split_group, which PyTorch {torch.__version__} has for groups with a GPU only", flush=True)
-        return
+        raise NotRun(f"split_group, which PyTorch {torch.__version__} has for groups with a GPU only")
     split = dist.split_group(split_ranks=[[0, 1], *[[other] for other in range(2, world)]])
     dist.all_reduce(tensor, group=split)
     assert tensor.item() == (2 if rank < 2 else 1)
@@ -604,6 +626,41 @@ def options(group):
     output = torch.zeros(world)
     dist.all_to_all_single(output, torch.full((world,), float(rank)), group=over_tcp)
     same(output, torch.arange(float(world)))
+
+
+@check
+def timeout_of_options(group):
+    import torch_kolo
+
+    def timeout_of(group):
+        return group._get_backend(torch.device("cpu")).options._timeout
+
+    seconds = [datetime.timedelta(seconds=count) for count in (50, 60)]
+    assert timeout_of(dist.new_group(pg_options=torch_kolo.Options(timeout=seconds[0]))) == seconds[0]
+    assert timeout_of(dist.new_group(pg_options=torch_kolo.Options(), timeout=seconds[1])) == seconds[1]
+    # Of two that differ, the argument counts, and a warning says so.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        both = dist.new_group(pg_options=torch_kolo.Options(timeout=seconds[0]), timeout=seconds[1])
+    assert timeout_of(both) == seconds[1]
+    assert any("0:00:50" in str(warning.message) and "0:01:00" in str(warning.message) for warning in caught), caught
+
+
+@check
+def reconfigure_is_refused(group):
+    import torch_kolo
+
+    options = torch_kolo.Options()
+    if not hasattr(options, "enable_reconfigure"):
+        raise NotRun(f"reconfigure, which PyTorch {torch.__version__} does not have")
+    options.enable_reconfigure = True
+    assert not group._get_backend(torch.device("cpu")).supports_reconfigure
+    try:
+        dist.new_group(pg_options=options)
+    except ValueError as error:
+        assert "no reconfigure" in str(error), error
+    else:
+        raise AssertionError("not refused")
 
 
 @check

@@ -86,14 +86,17 @@ def memory_of_kolo(group):
 def ddp_with_hooks(group):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    results = []
-    for which in (gloo(), group):
+    def train(which, hook):
         module = model()
         wrapped = DistributedDataParallel(module, process_group=which)
-        wrapped.register_comm_hook(which, default_hooks.bf16_compress_hook if which is group else default_hooks.allreduce_hook)
+        wrapped.register_comm_hook(which, hook)
         steps(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1))
-        results.append(state_of(module))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-2, atol=1e-2)
+        return state_of(module)
+
+    # Sums of more than two ranks are rounded to 16 bits on the way, and not everywhere in the same order.
+    hooks = [(default_hooks.allreduce_hook, 1e-6), (default_hooks.fp16_compress_hook, 1e-4), (default_hooks.bf16_compress_hook, 1e-3)]
+    for hook, tolerance in hooks:
+        torch.testing.assert_close(train(group, hook), train(gloo(), hook), rtol=tolerance, atol=tolerance, msg=hook.__name__)
 
 
 @check
@@ -115,14 +118,15 @@ def ddp_with_sparse_gradients(group):
 
 @check
 def ddp_with_uneven_inputs(group):
-    module = model()
-    wrapped = DistributedDataParallel(module, process_group=group)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
-    with wrapped.join():
-        for _ in range(2 + dist.get_rank(group)):
-            optimizer.zero_grad()
-            wrapped(torch.randn(8, 20)).sum().backward()
-            optimizer.step()
+    def train(which):
+        module = model()
+        wrapped = DistributedDataParallel(module, process_group=which)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
+        with wrapped.join():
+            steps(wrapped, optimizer, count=2 + dist.get_rank())
+        return state_of(module)
+
+    torch.testing.assert_close(train(group), train(gloo()), rtol=1e-6, atol=1e-7)
 
 
 @check
@@ -159,7 +163,7 @@ def train_with_fsdp(group, mixed=False):
     fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy())
     steps(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9))
     values = [value.full_tensor() if isinstance(value, DTensor) else value for value in module.state_dict().values()]
-    return torch.cat([value.detach().double().flatten() for value in values[:2]])
+    return torch.cat([value.detach().double().flatten() for value in values])
 
 
 @check

@@ -87,6 +87,10 @@ class Ranks:
 CHECKS = {}
 
 
+class NotRun(Exception):
+    """What a check raises that cannot run here: it says why."""
+
+
 def check(function):
     """A function of a process group that all ranks call, and that raises if something is wrong."""
     CHECKS[function.__name__] = function
@@ -94,7 +98,7 @@ def check(function):
 
 
 def run_checks(rank, world, names, method):
-    """Runs checks in order, each in a group of its own, and returns what went wrong by name."""
+    """Runs checks in order, each in a group of its own, and returns by name what went wrong, or why it was not run."""
     import torch.distributed as dist
 
     start("kolo", method, rank, world)
@@ -104,6 +108,8 @@ def run_checks(rank, world, names, method):
         try:
             CHECKS[name](group)
             outcomes[name] = None
+        except NotRun as why:
+            outcomes[name] = f"NOT RUN: {why}"
         except BaseException:
             outcomes[name] = traceback.format_exc()
         dist.barrier()

@@ -11,12 +11,31 @@ OF_TRAINING = [name for name, function in CHECKS.items() if function.__module__ 
 OF_COLLECTIVES = [name for name in CHECKS if name not in OF_TRAINING]
 
 
-@functools.cache
+def once(function):
+    """As functools.cache, which does not keep exceptions: what hung once is not waited for again."""
+
+    @functools.cache
+    def outcome(*args):
+        try:
+            return function(*args), None
+        except Exception as error:
+            return None, error
+
+    def cached(*args):
+        value, error = outcome(*args)
+        if error:
+            raise error
+        return value
+
+    return cached
+
+
+@once
 def outcomes(world):
     return checked(world, list(CHECKS) if world != 3 else OF_COLLECTIVES)
 
 
-@functools.cache
+@once
 def outcomes_with_debugging():
     """PyTorch compares every call by Gloo beforehand."""
     return checked(2, DEBUGGED, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
@@ -36,6 +55,9 @@ DEBUGGED = [
 
 
 def judge(found, name):
+    for outcome in found.values():
+        if (outcome[name] or "").startswith("NOT RUN: "):
+            pytest.skip(outcome[name])
     problems = [f"rank {rank}:\n{outcome[name]}" for rank, outcome in sorted(found.items()) if outcome[name]]
     assert not problems, "\n".join(problems)
 

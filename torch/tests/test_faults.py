@@ -62,9 +62,8 @@ def dies(rank, world, method, how):
 def test_a_killed_rank_is_named(tmp_path, how):
     outcomes = Ranks(3, dies, f"file://{tmp_path}/store", how).results(expected=2)
     messages = [message for _, message, _ in outcomes.values()]
-    # Who is told by a survivor first and does not see it for itself is told which survivor.
-    assert any("rank 2" in message for message in messages), messages
-    assert all("rank 2" in message or "has revoked" in message for message in messages), messages
+    # Also by who is told of it by another survivor.
+    assert all("rank 2" in message for message in messages), messages
     assert all(took < SOON for _, _, took in outcomes.values()), outcomes
 
 
@@ -122,6 +121,16 @@ def set_timeout(timeout):
     (backend.set_timeout if hasattr(backend, "set_timeout") else backend._set_default_timeout)(timeout)
 
 
+def monitored_barrier(timeout, wait_all_ranks=False):
+    import torch.distributed as dist
+
+    if hasattr(dist.Backend, "_ensure_backend_registered"):
+        dist.monitored_barrier(timeout=timeout, wait_all_ranks=wait_all_ranks)
+    else:
+        # PyTorch's own function for this is for Gloo only, before 2.15.
+        dist.group.WORLD.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+
 def times_out(rank, world, method, how):
     import torch.distributed as dist
 
@@ -140,8 +149,7 @@ def times_out(rank, world, method, how):
             options.timeout = datetime.timedelta(seconds=1)
             found = error_of(lambda: dist.group.WORLD.allreduce([torch.ones(1)], options).wait())
         elif how == "monitored":
-            backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-            found = error_of(lambda: backend.monitored_barrier(datetime.timedelta(seconds=1), True))
+            found = error_of(lambda: monitored_barrier(datetime.timedelta(seconds=1)))
         elif how == "group":
             set_timeout(datetime.timedelta(seconds=1))
             found = error_of(lambda: dist.all_reduce(torch.ones(1)))
@@ -166,6 +174,82 @@ def test_a_deadline_of_a_call(tmp_path, how):
     _, message, took = outcomes[0]
     assert 0.9 < took < SOON, outcomes[0]
     assert re.search("has not ended after 1000 ms" if how == "wait" else r"rank 1 .*deadline of 1\.0s", message), message
+
+
+def answers_a_roll_call(rank, world, method, missing):
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    # A roll call of all is none of the others' business.
+    monitored_barrier(datetime.timedelta(seconds=PATIENCE), wait_all_ranks=True)
+    if rank not in missing:
+        found = error_of(lambda: monitored_barrier(datetime.timedelta(seconds=2), wait_all_ranks=True))
+    else:
+        # Whoever did not come learns of it in the next call.
+        found = error_of(lambda: dist.recv(torch.ones(1), src=0))
+    # The group is at its end, for all.
+    assert error_of(lambda: dist.all_reduce(torch.ones(1)))[2] < SOON
+    return found
+
+
+@pytest.mark.parametrize("missing", [[1, 3], [2]])
+def test_a_monitored_barrier_names_all_who_do_not_come(tmp_path, missing):
+    outcomes = Ranks(4, answers_a_roll_call, f"file://{tmp_path}/store", missing).results()
+    named = "ranks 1 and 3 did not come" if len(missing) == 2 else "rank 2 did not come"
+    for rank, (_, message, took) in outcomes.items():
+        assert took < SOON, outcomes
+        if rank not in missing:
+            assert named in message, outcomes
+            assert "deadline of 2.0s" in message, outcomes
+            assert took > 1.9 or rank != 0, outcomes
+
+
+def shrinks(rank, world, method, how):
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor)
+    if rank == 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        # Ends in good order.
+        dist.destroy_process_group()
+        return None
+    if how == "killed":
+        assert "rank 1" in error_of(lambda: dist.all_reduce(tensor))[1]
+    if how == "another":
+        return error_of(lambda: dist.shrink_group([2] if rank != 2 else [3]))[1]
+    group = dist.shrink_group([1])
+    assert (dist.get_world_size(), dist.get_rank()) == (world - 1, rank - (rank > 1)) and group is dist.group.WORLD
+    tensor = torch.full((1000,), float(rank))
+    dist.all_reduce(tensor)
+    assert (tensor == 0 + 2 + 3).all(), tensor
+    # Messages, and the whole once more.
+    if dist.get_rank() == 0:
+        dist.send(tensor, 2)
+    elif dist.get_rank() == 2:
+        dist.recv(tensor, 0)
+    dist.barrier()
+    if rank == 3:
+        dist.destroy_process_group()
+        return None
+    dist.shrink_group([2])
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.item()
+
+
+@pytest.mark.parametrize("how", ["killed", "left"])
+def test_survivors_go_on(tmp_path, how):
+    outcomes = Ranks(4, shrinks, f"file://{tmp_path}/store", how).results(expected=3 if how == "killed" else 4)
+    assert outcomes[0] == outcomes[2] == 2, outcomes
+
+
+def test_others_than_were_to_be_left_are_an_error(tmp_path):
+    outcomes = Ranks(4, shrinks, f"file://{tmp_path}/store", "another").results()
+    assert "ranks 0, 1 and 3 were to go on, and ranks 0, 2 and 3 are there" in outcomes[0], outcomes
 
 
 def aborts(rank, world, method):
@@ -250,4 +334,4 @@ def comes_alone(rank, world, method):
 def test_a_rank_that_does_not_come(tmp_path):
     with tempfile.TemporaryDirectory() as folder:
         outcomes = Ranks(2, comes_alone, f"file://{folder}/store").results()
-    assert outcomes[0], "it started alone"
+    assert outcomes[0] and re.search(r"rank 1\b", outcomes[0]), outcomes

@@ -4,6 +4,7 @@ Installed, this needs no import. ``torch_kolo.Options()`` goes to ``pg_options``
 """
 
 import importlib
+import warnings
 
 __all__ = ["Options", "ProcessGroupKolo"]
 
@@ -26,6 +27,12 @@ def _load():
 
 
 def _create(options, backend_options):
+    from torch.distributed.constants import default_pg_timeout
+
+    if backend_options is not None:
+        of_options = backend_options._timeout
+        if default_pg_timeout not in (of_options, options.timeout) and of_options != options.timeout:
+            warnings.warn(f"torch_kolo.Options has a timeout of {of_options}, and the argument has one of {options.timeout}, which counts")
     return _load().create(options, backend_options)
 
 

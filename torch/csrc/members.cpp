@@ -1,0 +1,179 @@
+// Who is there: roll calls, and groups of those that a failure has left.
+
+#include "backend.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "launch.hpp"
+
+namespace torch_kolo {
+
+namespace {
+
+// Operations in flight, whose memory must outlive this. Whoever leaves them unfinished aborts the communicator first.
+class Operations {
+ public:
+  explicit Operations(size_t count) : works_(count, nullptr) {}
+  ~Operations() {
+    for (const kolo_work_t work : works_) {
+      if (work != nullptr) {
+        kolo_work_wait(work);
+        kolo_work_destroy(work);
+      }
+    }
+  }
+  Operations(const Operations&) = delete;
+  Operations& operator=(const Operations&) = delete;
+
+  kolo_work_t* operator[](size_t index) {
+    return &works_[index];
+  }
+  // KOLO_IN_PROGRESS if it has not ended by then.
+  kolo_result_t wait_until(size_t index, std::chrono::steady_clock::time_point until) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
+    return kolo_work_wait_timeout(works_[index], static_cast<uint64_t>(std::max<int64_t>(left, 0)));
+  }
+
+ private:
+  std::vector<kolo_work_t> works_;
+};
+
+// "ranks 1 and 3 (2 and 6 of the job)".
+std::string named(const std::vector<int>& ranks, const Members& members) {
+  const auto list = [&](const auto& number_of) {
+    std::string text;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      text += c10::str(i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", number_of(ranks[i]));
+    }
+    return text;
+  };
+  std::string text = c10::str(ranks.size() == 1 ? "rank " : "ranks ", list([](int rank) { return static_cast<int64_t>(rank); }));
+  const auto& global = members.global_ranks;
+  const auto in_job = [&](int rank) { return static_cast<size_t>(rank) < global.size() ? global[rank] : rank; };
+  if (std::any_of(ranks.begin(), ranks.end(), [&](int rank) { return in_job(rank) != rank; })) {
+    text += c10::str(" (", list(in_job), " of the job)");
+  }
+  return text;
+}
+
+} // namespace
+
+// Everybody reports to rank 0, which tells those who came who is missing. Rank 0 ends the group of a roll call that failed, when all who
+// came know why.
+void ProcessGroupKolo::roll_call(std::chrono::milliseconds timeout) {
+  ++seq_;
+  if (size_ == 1) {
+    return;
+  }
+  const kolo_comm_t comm = collectives_.comm;
+  std::vector<uint8_t> is_present(size_, 0);
+  is_present[0] = 1;
+  if (rank_ != 0) {
+    // Rank 0 may come as late as that, and then waits as long for the others.
+    const Deadline deadline(2 * timeout, made_with_);
+    const uint8_t here = 1;
+    check(kolo_send(&here, 1, KOLO_UINT8, 0, comm, nullptr), *members_);
+    check(kolo_recv(is_present.data(), is_present.size(), KOLO_UINT8, 0, comm, nullptr), *members_);
+    check(kolo_send(&here, 1, KOLO_UINT8, 0, comm, nullptr), *members_);
+  } else {
+    // No deadline of an operation ends the group before everybody has been told.
+    const Deadline deadline(4 * timeout, made_with_);
+    std::vector<uint8_t> reports(size_), thanks(size_);
+    Operations coming(size_), telling(size_), leaving(size_);
+    try {
+      for (int rank = 1; rank < size_; ++rank) {
+        check(kolo_start_recv(&reports[rank], 1, KOLO_UINT8, rank, comm, nullptr, coming[rank]), *members_);
+      }
+      auto until = std::chrono::steady_clock::now() + timeout;
+      for (int rank = 1; rank < size_; ++rank) {
+        const kolo_result_t result = coming.wait_until(rank, until);
+        is_present[rank] = result == KOLO_OK;
+        if (result != KOLO_IN_PROGRESS) {
+          check(result, *members_);
+        }
+      }
+      for (int rank = 1; rank < size_; ++rank) {
+        if (is_present[rank]) {
+          check(kolo_start_send(is_present.data(), is_present.size(), KOLO_UINT8, rank, comm, nullptr, telling[rank]), *members_);
+          check(kolo_start_recv(&thanks[rank], 1, KOLO_UINT8, rank, comm, nullptr, leaving[rank]), *members_);
+        }
+      }
+      until = std::chrono::steady_clock::now() + timeout;
+      for (int rank = 1; rank < size_; ++rank) {
+        if (is_present[rank]) {
+          // One that is gone by now knew, or fails for a reason of its own.
+          leaving.wait_until(rank, until);
+        }
+      }
+    } catch (...) {
+      abort();
+      throw;
+    }
+    if (std::find(is_present.begin(), is_present.end(), 0) != is_present.end()) {
+      abort();
+    }
+  }
+  std::vector<int> missing;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!is_present[rank]) {
+      missing.push_back(rank);
+    }
+  }
+  if (!missing.empty()) {
+    C10_THROW_ERROR(
+        DistBackendError,
+        c10::str(
+            named(missing, *members_), " did not come to monitored_barrier before its deadline of ", timeout.count() / 1000, ".",
+            timeout.count() % 1000 / 100, "s. The process group is at its end."));
+  }
+}
+
+// PyTorch says who is to be left out; kolo's ranks agree on who is left. Both must be the same.
+c10::intrusive_ptr<c10d::Backend> ProcessGroupKolo::shrink(
+    const std::vector<int64_t>& ranks_to_exclude,
+    int,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const auto options = options_of(opts);
+  TORCH_CHECK_VALUE(
+      options->transport == options_->transport && options->algorithm == options_->algorithm &&
+          options->reproducible == options_->reproducible,
+      "shrink_group: the smaller group keeps the settings of its parent; of pg_options, the timeout can be another");
+  std::vector<int> expected;
+  options->global_ranks_in_group.clear();
+  for (int rank = 0; rank < size_; ++rank) {
+    if (std::find(ranks_to_exclude.begin(), ranks_to_exclude.end(), rank) == ranks_to_exclude.end()) {
+      expected.push_back(rank);
+      if (static_cast<size_t>(rank) < members_->global_ranks.size()) {
+        options->global_ranks_in_group.push_back(static_cast<uint64_t>(members_->global_ranks[rank]));
+      }
+    }
+  }
+  TORCH_CHECK_VALUE(
+      std::find(expected.begin(), expected.end(), rank_) != expected.end(), "shrink_group: rank ", rank_, " is to be left out, and calls it");
+  if (messages_.comm != nullptr) {
+    kolo_comm_abort(messages_.comm);
+  }
+  kolo_comm_t comm = nullptr;
+  check(kolo_comm_shrink(collectives_.comm, &comm), *members_);
+  int32_t count = 0, place = 0;
+  kolo_comm_count(comm, &count);
+  kolo_comm_rank(comm, &place);
+  std::vector<int> left(count);
+  const kolo_result_t result = kolo_all_gather(&rank_, left.data(), 1, KOLO_INT32, comm, nullptr);
+  if (result != KOLO_OK || left != expected) {
+    const auto error = result == KOLO_OK ? nullptr : error_of(result, *members_);
+    kolo_comm_destroy(comm);
+    if (error) {
+      std::rethrow_exception(error);
+    }
+    C10_THROW_ERROR(
+        DistBackendError,
+        c10::str(
+            "shrink_group: ", named(expected, *members_), " were to go on, and ", named(left, *members_),
+            " are there. The process group is at its end."));
+  }
+  return c10::make_intrusive<ProcessGroupKolo>(comm, place, count, made_with_, options);
+}
+
+} // namespace torch_kolo
