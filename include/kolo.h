@@ -44,8 +44,17 @@
 // The color of a rank that takes part in none of the communicators that kolo_comm_split makes.
 #define KOLO_NO_COLOR -1
 
+// The version of kolo_reducer_config_t in this header.
+#define KOLO_REDUCER_CONFIG_VERSION 1
+
+// With kolo_reducer_sync_buffers: floating-point buffers become their average over all ranks.
+#define KOLO_SYNC_AVERAGE -1
+
 // A communicator: a group of ranks, seen from one of them. A handle: it is a number and no address, and may be copied.
 typedef struct kolo_comm kolo_comm;
+
+// A gradient reducer, for data-parallel training. A handle: it is a number and no address, and may be copied.
+typedef struct kolo_reducer kolo_reducer;
 
 // Where a function of kolo_store_t puts the value that it found, with kolo_store_reply. A handle that is valid until it returns.
 typedef struct kolo_reply kolo_reply;
@@ -176,6 +185,98 @@ typedef void *kolo_stream_t;
 
 typedef struct kolo_work *kolo_work_t;
 
+typedef struct kolo_reducer *kolo_reducer_t;
+
+// A parameter or buffer of a model.
+typedef struct kolo_tensor_t {
+  // What errors call it.
+  const char *name;
+  // Its dimensions, row-major; may be NULL if there are none.
+  const size_t *shape;
+  // How many dimensions it has.
+  size_t ndim;
+  // The type of its elements.
+  kolo_dtype_t dtype;
+} kolo_tensor_t;
+
+// What becomes of parameters that get no gradient in a step.
+typedef int32_t kolo_unused_t;
+
+// Whether ranks may have different numbers of steps, and what an average is divided by when some have no more.
+typedef int32_t kolo_uneven_t;
+
+// How a bucket is reduced.
+typedef int32_t kolo_hook_t;
+
+// A bucket in flight: nobody else reads or writes it.
+typedef struct kolo_bucket_t {
+  // Its place among the buckets, in the order in which they are launched.
+  size_t index;
+  // How many steps were reduced before this one.
+  uint64_t step;
+  // Its elements, in memory that the ranks of the host share.
+  void *data;
+  // How many there are.
+  size_t count;
+  // Their type.
+  kolo_dtype_t dtype;
+} kolo_bucket_t;
+
+// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or what fails the step. Called on the
+// reducer's thread, for the same buckets in the same order on all ranks. It may call collectives on a communicator that nobody else
+// uses meanwhile, such as one that was split off for it.
+typedef int32_t (*kolo_hook_function_t)(void *context, const struct kolo_bucket_t *bucket);
+
+// Options of a reducer, the same on all ranks. Begin with zeros, `size` and `version`: what is zero has its default.
+typedef struct kolo_reducer_config_t {
+  // `sizeof(kolo_reducer_config_t)`.
+  size_t size;
+  // KOLO_REDUCER_CONFIG_VERSION.
+  uint32_t version;
+  // What becomes of parameters that get no gradient. Default: KOLO_UNUSED_ERROR.
+  kolo_unused_t unused;
+  // Whether ranks may have different numbers of steps. Default: KOLO_UNEVEN_NO.
+  kolo_uneven_t uneven;
+  // 1: buckets start in kolo_reducer_finish, and not as soon as they are full. Ranks may differ in it.
+  int32_t no_overlap;
+  // 1: buckets are not made anew after the first step.
+  int32_t no_rebuild;
+  // How a bucket is reduced. Default: KOLO_HOOK_AVERAGE.
+  kolo_hook_t hook;
+  // How many bytes of gradients go together, at least. Default: 25 MiB.
+  size_t bucket_bytes;
+  // The same of the first bucket. Default: 1 MiB.
+  size_t first_bucket_bytes;
+  // The steps after which the hook begins, of those that say so.
+  uint64_t hook_start_after;
+  // The rank of KOLO_HOOK_POWER_SGD. Default: 1.
+  uint32_t hook_rank;
+  // Must be zero.
+  uint32_t reserved;
+  // What KOLO_HOOK_CUSTOM calls.
+  kolo_hook_function_t hook_function;
+  // What that is given.
+  void *hook_context;
+} kolo_reducer_config_t;
+
+// What the last step that was reduced cost. Set `size` to `sizeof(kolo_step_stats_t)` before kolo_reducer_stats.
+typedef struct kolo_step_stats_t {
+  // In: the size of this struct as the caller knows it.
+  size_t size;
+  // How many buckets there were.
+  size_t buckets;
+  // Bytes of gradients in them.
+  uint64_t bytes;
+  // From the begin of the step to kolo_reducer_finish, in microseconds.
+  uint64_t computed_us;
+  // How long kolo_reducer_finish waited.
+  uint64_t waited_us;
+  // How long buckets were being reduced, in sum.
+  uint64_t communicated_us;
+  // How much of that was before kolo_reducer_finish was called.
+  uint64_t overlapped_us;
+} kolo_step_stats_t;
+
 // It worked.
 #define KOLO_OK 0
 
@@ -234,10 +335,13 @@ typedef struct kolo_work *kolo_work_t;
 #define KOLO_ERR_EXCLUDED 19
 
 // This process was forked from the one that made the communicator.
-#define KOLO_ERR_FORKED 20
+#define KOLO_ERR_FORKED 21
 
 // No error: the operation has not ended yet.
 #define KOLO_IN_PROGRESS 18
+
+// A reducer was used as it cannot be, or ranks gave it different parameters. Communicators stay as usable as they were.
+#define KOLO_ERR_REDUCER 20
 
 // The error is about no rank's failure.
 #define KOLO_CAUSE_NONE 0
@@ -382,6 +486,42 @@ typedef struct kolo_work *kolo_work_t;
 
 // Bitwise exclusive or; integers and KOLO_BOOL only.
 #define KOLO_BXOR 7
+
+// kolo_reducer_finish names the first of them, and fails. Those of kolo_reducer_unused are not meant.
+#define KOLO_UNUSED_ERROR 0
+
+// Those that are not ready at kolo_reducer_finish count as zeros, and ranks tell each other which ones nobody used.
+#define KOLO_UNUSED_FIND 1
+
+// The same in the first step; later ones use the same parameters.
+#define KOLO_UNUSED_STATIC 2
+
+// They may not.
+#define KOLO_UNEVEN_NO 0
+
+// They may, and averages are still divided by the number of all ranks.
+#define KOLO_UNEVEN_BY_ALL 1
+
+// They may, and averages are divided by the number of ranks that made the step.
+#define KOLO_UNEVEN_BY_ACTIVE 2
+
+// Averaged.
+#define KOLO_HOOK_AVERAGE 0
+
+// Averaged as 16-bit floats.
+#define KOLO_HOOK_FLOAT16 1
+
+// Averaged as the upper halves of 32-bit floats.
+#define KOLO_HOOK_BFLOAT16 2
+
+// PowerSGD of rank `hook_rank` (Vogels et al. 2019), after `hook_start_after` steps.
+#define KOLO_HOOK_POWER_SGD 3
+
+// Local SGD: left as it is after `hook_start_after` steps. The caller calls kolo_reducer_average_parameters now and then.
+#define KOLO_HOOK_LOCAL_SGD 4
+
+// What `hook_function` does.
+#define KOLO_HOOK_CUSTOM 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -630,6 +770,15 @@ kolo_result_t kolo_recv(void *recv,
                         kolo_comm_t comm,
                         kolo_stream_t stream);
 
+// Receives `count` elements from whichever rank's message comes first, of those that no earlier receive waits for, and puts that
+// rank into `*source` unless it is NULL. Not for groups.
+kolo_result_t kolo_recv_any(void *recv,
+                            size_t count,
+                            kolo_dtype_t dtype,
+                            int32_t *source,
+                            kolo_comm_t comm,
+                            kolo_stream_t stream);
+
 // Sends to one rank and receives from another (or the same) at once.
 kolo_result_t kolo_send_recv(const void *send,
                              size_t send_count,
@@ -792,6 +941,15 @@ kolo_result_t kolo_start_recv(void *recv,
                               kolo_stream_t stream,
                               kolo_work_t *work);
 
+// Starts kolo_recv_any. `*source`, too, is the operation's until it has ended.
+kolo_result_t kolo_start_recv_any(void *recv,
+                                  size_t count,
+                                  kolo_dtype_t dtype,
+                                  int32_t *source,
+                                  kolo_comm_t comm,
+                                  kolo_stream_t stream,
+                                  kolo_work_t *work);
+
 // Begins a group: until kolo_group_end, this thread's blocking collectives, sends and receives are held back. They return at once, and
 // use their buffers until kolo_group_end returns. Groups may be nested; the outermost counts.
 kolo_result_t kolo_group_start(void);
@@ -815,6 +973,92 @@ kolo_result_t kolo_mem_alloc(void **ptr,
 // Frees what kolo_mem_alloc allocated; of NULL, nothing. Not a collective call, and the communicator may be gone. Operations on the
 // memory must have ended.
 kolo_result_t kolo_mem_free(void *ptr);
+
+// Makes a reducer of all ranks of `comm`, for the `nparameters` parameters of a model in the order in which its forward pass uses
+// them, and its `nbuffers` buffers. Compares them with those of the other ranks: if they differ, all ranks get KOLO_ERR_REDUCER with
+// the first difference. `config` may be NULL.
+//
+// A collective call. The reducer has a communicator of its own and a thread; `comm` may be destroyed before it. All that the arguments
+// point to may be freed when this returns. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
+kolo_result_t kolo_reducer_create(kolo_reducer_t *reducer,
+                                  const struct kolo_tensor_t *parameters,
+                                  size_t nparameters,
+                                  const struct kolo_tensor_t *buffers,
+                                  size_t nbuffers,
+                                  const struct kolo_reducer_config_t *config,
+                                  kolo_comm_t comm);
+
+// Frees a reducer, and the gradients' memory with it. A step that is under way is given up, which fails those of the other ranks.
+kolo_result_t kolo_reducer_destroy(kolo_reducer_t reducer);
+
+// Begins a step, at whose end all ranks have the average of their gradients. A collective call the second time, when buckets are made
+// anew and gradients move to other addresses.
+kolo_result_t kolo_reducer_begin(kolo_reducer_t reducer);
+
+// Begins a step that is not reduced: its gradients are kept, and the next steps' are to be added to them, until one that
+// kolo_reducer_begin began has been finished, which averages the sum. Not a collective call.
+kolo_result_t kolo_reducer_accumulate(kolo_reducer_t reducer);
+
+// Where the gradient of a parameter is: `*gradient` points to its elements, in memory that the ranks of the host share, until the
+// second kolo_reducer_begin makes the buckets anew; from then on for as long as the reducer lives.
+//
+// It may be written between the begin of a step and kolo_reducer_ready, and read, and changed, from the end of the step to the next
+// begin. In between it is the reducer's. `*accumulates`, if that is not NULL, becomes 1 if the step's gradient is to be added to
+// what is there, else 0.
+kolo_result_t kolo_reducer_gradient(kolo_reducer_t reducer,
+                                    size_t parameter,
+                                    void **gradient,
+                                    int32_t *accumulates);
+
+// Says that a gradient is where kolo_reducer_gradient said. From any thread; the bucket that it fills is reduced at once, if it is
+// its turn.
+kolo_result_t kolo_reducer_ready(kolo_reducer_t reducer,
+                                 size_t parameter);
+
+// Says that this step gives a parameter no gradient: it counts as zeros.
+kolo_result_t kolo_reducer_unused(kolo_reducer_t reducer, size_t parameter);
+
+// Copies a gradient that lies elsewhere to its place (or adds it to what is there, if the step accumulates), and makes it ready. From
+// any thread.
+//
+// With `strides`, one for each dimension, in elements, the element of index `[i, j, ...]` is `gradient[i * strides[0] +
+// j * strides[1] + ...]`. NULL: the elements are one after the other, row-major.
+kolo_result_t kolo_reducer_put(kolo_reducer_t reducer,
+                               size_t parameter,
+                               const void *gradient,
+                               const size_t *strides);
+
+// Ends the step: starts the buckets that have not been, and waits until all are reduced. After kolo_reducer_accumulate nothing is
+// reduced. KOLO_ERR_REDUCER names the first gradient that is missing and may not be; the other ranks' steps fail, too.
+kolo_result_t kolo_reducer_finish(kolo_reducer_t reducer);
+
+// Takes part in one step of ranks that have input, with zeros: for ranks that have no more, where the configuration's `uneven` says that
+// there may be such. `*more` is 1 after such a step, when gradients may be read, and this is to be called again; 0 when no rank has
+// input any more.
+kolo_result_t kolo_reducer_join(kolo_reducer_t reducer,
+                                int32_t *more);
+
+// Gives all ranks rank 0's values of all parameters: `values` has an address for each, in their order. It overwrites the gradients. A
+// collective call.
+kolo_result_t kolo_reducer_broadcast_parameters(kolo_reducer_t reducer,
+                                                void *const *values);
+
+// The same, but all get the average of their values.
+kolo_result_t kolo_reducer_average_parameters(kolo_reducer_t reducer, void *const *values);
+
+// Makes all ranks' buffers those of rank `from`, or their average if that is KOLO_SYNC_AVERAGE. `values` has an address for each,
+// in their order. A collective call.
+kolo_result_t kolo_reducer_sync_buffers(kolo_reducer_t reducer,
+                                        void *const *values,
+                                        int32_t from);
+
+// Whether a parameter got a gradient in the last step, on any rank (with KOLO_UNUSED_ERROR, on this one): `*used` is 1 or 0.
+kolo_result_t kolo_reducer_is_used(kolo_reducer_t reducer,
+                                   size_t parameter,
+                                   int32_t *used);
+
+// What the last step that was reduced cost.
+kolo_result_t kolo_reducer_stats(kolo_reducer_t reducer, struct kolo_step_stats_t *stats);
 
 #ifdef __cplusplus
 }  // extern "C"

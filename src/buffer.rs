@@ -61,3 +61,32 @@ impl ChunkMut {
         Chunk { ptr: self.ptr, len: self.len }
     }
 }
+
+/// Where to put the rank whose message was received, if it may be any.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source {
+    Rank(*mut usize),
+    /// C's; of no interest if it is null.
+    Int(*mut i32),
+}
+
+// SAFETY: an address may be sent; whoever uses it says why it may.
+unsafe impl Send for Source {}
+// SAFETY: as above.
+unsafe impl Sync for Source {}
+
+impl Source {
+    /// # Safety
+    ///
+    /// The place is writable, and nobody else touches it meanwhile; or it is C's and null.
+    pub(crate) unsafe fn put(self, rank: usize) {
+        // SAFETY: passed on.
+        unsafe {
+            match self {
+                Source::Rank(place) => place.write(rank),
+                Source::Int(place) if place.is_null() => {}
+                Source::Int(place) => place.write(i32::try_from(rank).unwrap_or(i32::MAX)),
+            }
+        }
+    }
+}

@@ -223,6 +223,13 @@ pub enum Error {
         problem: StoreProblem,
     },
 
+    /// A gradient reducer was used as it cannot be, or its ranks do not fit together.
+    #[error("reducer: {problem}")]
+    Reducer {
+        /// What is wrong.
+        problem: Box<ReducerProblem>,
+    },
+
     /// What was asked for cannot be had here.
     #[error("{what} cannot be had here: {why}")]
     Unsupported {
@@ -245,7 +252,7 @@ pub enum Error {
 impl Error {
     /// Whether the communicator can still be used after this error.
     pub fn leaves_communicator_usable(&self) -> bool {
-        matches!(self, Error::Argument { .. } | Error::Setting { .. } | Error::Unsupported { .. })
+        matches!(self, Error::Argument { .. } | Error::Setting { .. } | Error::Unsupported { .. } | Error::Reducer { .. })
     }
 
     /// The rank at fault, in the communicator of the call, where it is known.
@@ -557,8 +564,101 @@ impl StoreProblem {
     }
 }
 
+/// What is wrong with a gradient reducer, or with a call of it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReducerProblem {
+    /// Two ranks gave it different parameters, buffers or options. All ranks report the same difference, the first.
+    #[error(
+        "ranks differ at {what}: rank 0 has {first}, rank {rank} has {other}; all ranks must give the same parameters in the same \
+         order, and the same options"
+    )]
+    Differs {
+        /// Which parameter, buffer or option.
+        what: String,
+        /// What rank 0 has.
+        first: String,
+        /// The lowest rank that has something else there.
+        rank: Rank,
+        /// What it has.
+        other: String,
+    },
+    /// The step was to end, but gradients are missing. The other ranks' step fails, too.
+    #[error(
+        "finish() was called, but {name}{} not ready; make it ready, say that it is unused, or choose Unused::Find or \
+         Unused::Static", if *others > 0 { format!(" and {others} more are") } else { " is".to_owned() }
+    )]
+    NotReady {
+        /// The first of them in forward order.
+        name: String,
+        /// How many more there are.
+        others: usize,
+    },
+    /// A parameter was made ready, or said to be unused, twice in a step.
+    #[error("{name} was made ready, or said to be unused, before in this step; accumulate in steps of their own")]
+    Twice {
+        /// The parameter.
+        name: String,
+    },
+    /// A parameter was used that the first step had not used, although the graph was said to be static.
+    #[error("{name} was not used in the first step, but is in this one; with Unused::Static every step uses the same parameters")]
+    NotStatic {
+        /// The parameter.
+        name: String,
+    },
+    /// A view of the gradient exists already.
+    #[error("the gradient of {name} is being written already; drop its view first")]
+    Lent {
+        /// The parameter.
+        name: String,
+    },
+    /// There is no such parameter.
+    #[error("there is no parameter {index}; there are {count}")]
+    NoParameter {
+        /// What was given.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// Elements of another type than the parameter's, or the buffer's, were given or asked for.
+    #[error("{name} has elements of {dtype}, not {given}")]
+    Elements {
+        /// The parameter or buffer.
+        name: String,
+        /// Its elements.
+        dtype: DType,
+        /// The elements in the call.
+        given: DType,
+    },
+    /// Another number of elements, or of tensors, was given.
+    #[error("{name} has {expected}, but {given} were given")]
+    Length {
+        /// The parameter, the buffer, or what they are called together.
+        name: String,
+        /// How many it has.
+        expected: usize,
+        /// How many were given.
+        given: usize,
+    },
+    /// The call came at a moment when it has no meaning.
+    #[error("{call}: {why}")]
+    Moment {
+        /// What was called.
+        call: &'static str,
+        /// Why it cannot be.
+        why: &'static str,
+    },
+}
+
+impl From<ReducerProblem> for Error {
+    fn from(problem: ReducerProblem) -> Error {
+        Error::Reducer { problem: Box::new(problem) }
+    }
+}
+
+/// Elements, where there are any: an operation that met an error before it began has none.
 fn shape(op: Op, dtype: DType, count: u64) -> String {
-    if matches!(op, Op::Barrier | Op::Connect | Op::Split) { String::new() } else { format!(" {dtype} x {count}") }
+    if count == 0 || matches!(op, Op::Barrier | Op::Connect | Op::Split) { String::new() } else { format!(" {dtype} x {count}") }
 }
 
 fn did(last_seq: u64) -> String {
@@ -574,7 +674,7 @@ fn list(ranks: &[Rank]) -> impl fmt::Display {
     let mut text = String::new();
     let mut rest = ranks;
     while let Some(&first) = rest.first() {
-        let run = rest.iter().enumerate().take_while(|&(i, &rank)| rank == first + i).count();
+        let run = rest.iter().enumerate().take_while(|&(i, &rank)| first.checked_add(i) == Some(rank)).count();
         if !text.is_empty() {
             text += ", ";
         }
@@ -616,6 +716,9 @@ mod tests {
     fn many_missing_ranks_are_named_shortly() {
         assert_eq!(list(&[1]).to_string(), "1");
         assert_eq!(list(&[1, 2, 5, 6, 7, 9]).to_string(), "1, 2, 5 to 7, 9");
+        // What a store says may be anything.
+        let last = usize::MAX;
+        assert_eq!(list(&[last - 1, last, 0]).to_string(), format!("{}, {last}, 0", last - 1));
     }
 
     #[test]

@@ -40,6 +40,7 @@
 //!   that fails on one rank ends the communicator: it, or the next one, fails on all, which name the same rank as the one at
 //!   fault. [`Communicator::shrink`] gives the survivors a new one. Calls that do not match get
 //!   [`Error::Mismatch`].
+//! - For data-parallel training, [`ddp`] averages gradients while others are still being computed.
 //! - How ranks find each other, which algorithm and transport they use and how long they wait are [`settings`].
 //!
 //! # Inside
@@ -50,7 +51,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | what users call | `comm`; from C, `ffi`, of which `include/kolo.h` is generated |
+//! | what users call | `comm`, and `ddp` upon it; from C, `ffi`, of which `include/kolo.h` is generated; [`doctor`] looks at the machine |
 //! | what carries a collective out | `engine` (schedules over links), `window` (shared memory) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |
@@ -66,11 +67,17 @@ mod bootstrap;
 mod buffer;
 mod comm;
 mod config;
+pub mod ddp;
+pub mod doctor;
 mod door;
 mod engine;
 mod error;
 mod ffi;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod health;
+mod history;
 mod reduce;
 mod schedule;
 mod store;
@@ -84,7 +91,7 @@ mod wire;
 pub use comm::{Builder, Communicator, Registered, Scope};
 pub use config::{Passage, Transport};
 pub use engine::progress::Work;
-pub use error::{Argument, Cause, Differs, Error, Result, StoreProblem};
+pub use error::{Argument, Cause, Differs, Error, ReducerProblem, Result, StoreProblem};
 pub use half::{bf16, f16};
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;
@@ -102,7 +109,11 @@ pub mod settings {
     pub(crate) use crate::config::secret;
 }
 
-// The program in the README compiles and runs.
+// The programs in the README and in the documents compile and run.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/ddp.md")]
+struct Ddp;

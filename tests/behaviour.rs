@@ -164,6 +164,97 @@ fn sends_and_receives_that_follow_each_other_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn a_message_is_received_from_whoever_sends_first() {
+    let (world, rounds) = (4, 20u64);
+    let both = Barrier::new(world);
+    on_every_transport(world, |comm| {
+        let me = comm.rank();
+        // Everybody sends numbered messages to rank 0, which takes them as they come: of each sender in order, and all of them.
+        for size in [1usize, 100_000] {
+            if me > 0 {
+                (0..rounds).for_each(|i| comm.send(&vec![me as u64 * 1000 + i; size], 0).unwrap());
+            } else {
+                let mut next = vec![0u64; world];
+                for i in 0..rounds * (world as u64 - 1) {
+                    let mut buf = vec![0u64; size];
+                    let source = if i % 2 == 0 {
+                        comm.recv_any(&mut buf).unwrap()
+                    } else {
+                        let (back, source) = comm.start_recv_any(buf).unwrap().wait().unwrap();
+                        buf = back;
+                        source
+                    };
+                    assert!(buf.iter().all(|&word| word == source as u64 * 1000 + next[source]), "{source}");
+                    next[source] += 1;
+                }
+                assert_eq!(next[1..], [rounds; 3]);
+            }
+            // A collective that others have begun is no message.
+            let mut sum = [me as u64];
+            comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert_eq!(sum, [6]);
+        }
+        // Receives match in the order in which they were started, and neither keeps a send back.
+        if me == 0 {
+            let any = comm.start_recv_any([0u8]).unwrap();
+            let from_1 = comm.start_recv([0u8], 1).unwrap();
+            comm.start_send([9u8], 1).unwrap().wait().unwrap();
+            assert_eq!(any.wait().unwrap(), ([1], 1));
+            assert_eq!(from_1.wait().unwrap(), [2]);
+        } else if me == 1 {
+            let mut go = [0u8];
+            comm.recv(&mut go, 0).unwrap();
+            comm.send(&[1u8], 0).unwrap();
+            comm.send(&[2u8], 0).unwrap();
+        }
+        both.wait();
+        // What comes is checked as ever.
+        if me == 2 {
+            comm.send(&[1.0f32; 3], 0).unwrap();
+        } else if me == 0 {
+            let error = comm.recv_any(&mut [0.0f64; 3]).unwrap_err();
+            assert!(matches!(error, Error::Mismatch { peer: 2, .. }), "{error}");
+        }
+        both.wait();
+    });
+}
+
+#[test]
+fn whoever_receives_from_anybody_learns_that_nobody_sends() {
+    let done = Barrier::new(3);
+    run(
+        3,
+        |_, builder| builder.timeout(Duration::from_millis(300)),
+        |comm| {
+            if comm.rank() == 1 {
+                let error = comm.recv_any(&mut [0u8; 4]).unwrap_err();
+                assert!(matches!(error, Error::Peer { cause: Cause::Silent { .. }, .. }), "{error}");
+            }
+            done.wait();
+        },
+    );
+    run(
+        3,
+        |_, builder| builder.timeout(LATE),
+        |comm| {
+            // All links are open, then everybody else leaves.
+            comm.barrier().unwrap();
+            if comm.rank() == 1 {
+                done.wait();
+                let began = Instant::now();
+                let error = comm.recv_any(&mut [0u8; 4]).unwrap_err();
+                assert!(matches!(error, Error::Peer { .. }) && began.elapsed() < LATE, "{error}");
+            } else {
+                drop(comm);
+                done.wait();
+            }
+        },
+    );
+    let alone = Communicator::in_process(1).unwrap().pop().unwrap();
+    assert_eq!(argument(alone.recv_any(&mut [0u8]).map(drop)), Argument::Oneself { rank: 0 });
+}
+
+#[test]
 fn scopes_lend_buffers_and_wait() {
     on_every_transport(3, |comm| {
         let me = comm.rank() as u32;

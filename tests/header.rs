@@ -6,7 +6,7 @@ use std::path::Path;
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
 /// In the order in which they are to be read.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 14] = [
     "version",
     "fault",
     "arguments",
@@ -19,6 +19,8 @@ const SOURCES: [&str; 12] = [
     "start",
     "group",
     "memory",
+    "reducer_config",
+    "reducer",
 ];
 
 /// What a configuration begins with: cbindgen knows no macros that have values of several fields.

@@ -5,9 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module of the library may import from the others. Those at the top of the list build on those below.
-const MAY_IMPORT: [(&str, &[&str]); 18] = [
-    ("ffi", &["comm"]),
+const MAY_IMPORT: [(&str, &[&str]); 22] = [
+    ("ffi", &["comm", "ddp"]),
+    ("ddp", &["comm"]),
     ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "health", "config", "plan"]),
+    ("fuzzing", &["bootstrap", "door", "engine", "health", "store", "window"]),
+    ("doctor", &["bootstrap", "config", "door", "reduce", "store", "window"]),
     ("bootstrap", &["health", "store", "transport", "door", "config", "schedule", "wire"]),
     ("health", &["schedule", "wire"]),
     ("engine", &["schedule", "transport", "reduce"]),
@@ -21,13 +24,14 @@ const MAY_IMPORT: [(&str, &[&str]); 18] = [
     ("wire", &[]),
     ("sync", &[]),
     ("sys", &["buffer"]),
-    ("attempt", &["error", "types"]),
+    ("attempt", &["history", "error", "types"]),
+    ("history", &["sys", "types"]),
     ("error", &["types"]),
     ("types", &[]),
 ];
 
 /// The lowest layer, which all others may import.
-const BASE: [&str; 5] = ["sys", "buffer", "attempt", "error", "types"];
+const BASE: [&str; 6] = ["sys", "buffer", "attempt", "history", "error", "types"];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();

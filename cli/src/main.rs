@@ -1,12 +1,16 @@
-//! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm.
+//! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm, finds out what went wrong.
 
 mod bench;
 mod chart;
 #[cfg(unix)]
 mod compare;
+mod doctor;
 mod files;
 mod plan;
 mod run;
+#[cfg(unix)]
+mod soak;
+mod trace;
 mod units;
 
 use std::process::ExitCode;
@@ -29,6 +33,13 @@ enum Command {
     Bench(bench::Args),
     /// Explain which algorithm a collective would use, and what it would cost
     Plan(plan::Args),
+    /// Run random jobs with random faults, and check all that comes of it
+    #[cfg(unix)]
+    Soak(soak::Args),
+    /// Find out whether kolo can work on this machine, and what to do if not
+    Doctor(doctor::Args),
+    /// Find where ranks first disagreed and who was late, in the files that they left
+    Trace(trace::Args),
     /// Compare with other libraries and with what the machine can do, in interleaved rounds
     #[cfg(unix)]
     Compare(compare::Args),
@@ -45,6 +56,10 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Plan(args) => plan::plan(&args),
+        Command::Doctor(args) => return doctor::doctor(&args),
+        #[cfg(unix)]
+        Command::Soak(args) => soak::soak(&args),
+        Command::Trace(args) => trace::trace(&args),
         #[cfg(unix)]
         Command::Compare(args) => compare::compare(&args),
         #[cfg(unix)]
@@ -53,7 +68,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("kolo: {error}");
+            complain(&format!("kolo: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -73,8 +88,15 @@ fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     if let Err(error) = writeln!(out, "{line}") {
         if error.kind() != std::io::ErrorKind::BrokenPipe {
-            eprintln!("kolo: standard output cannot be written: {error}");
+            complain(&format!("kolo: standard output cannot be written: {error}"));
         }
         std::process::exit(1);
     }
+}
+
+/// Writes a line to standard error, in one call: other ranks may write there, too.
+fn complain(line: &str) {
+    use std::io::Write;
+    // Nobody is left to be told.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -53,6 +53,24 @@ pub(crate) fn count(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
+/// Ranks as a reader wants them, even if there are thousands: `rank 3`, `ranks 0, 1, 5 to 9`.
+pub(crate) fn show_ranks(ranks: &[usize]) -> String {
+    let mut sorted = ranks.to_vec();
+    sorted.sort_unstable();
+    let mut text = String::new();
+    for run in sorted.chunk_by(|a, b| a + 1 == *b) {
+        let shown = match run {
+            [only] => only.to_string(),
+            [first, second] => format!("{first}, {second}"),
+            [first, .., last] => format!("{first} to {last}"),
+            [] => continue,
+        };
+        text += if text.is_empty() { "" } else { ", " };
+        text += &shown;
+    }
+    format!("{} {text}", if ranks.len() == 1 { "rank" } else { "ranks" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,6 +83,12 @@ mod tests {
         for text in ["", "us", "-1", "1h", "nan", "1e300"] {
             assert!(duration(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn ranks() {
+        assert_eq!(show_ranks(&[3]), "rank 3");
+        assert_eq!(show_ranks(&[9, 1, 2, 5, 6, 7]), "ranks 1, 2, 5 to 7, 9");
     }
 
     #[test]

@@ -189,6 +189,20 @@ fn failures_are_errors() {
 }
 
 #[test]
+fn the_reducer() {
+    if !have(&["gcc", "g++"]) {
+        return;
+    }
+    for (language, linking) in ALL {
+        let program = compile("tests/c/reducer.c", language, linking);
+        for world in [1, 2, 4] {
+            let said = ranks(world, &[], &program, &[]);
+            assert_eq!(said.matches("the reducer works").count(), world, "{said}");
+        }
+    }
+}
+
+#[test]
 fn valgrind_finds_nothing() {
     if !have(&["gcc", "valgrind"]) {
         return;
@@ -203,6 +217,7 @@ fn valgrind_finds_nothing() {
         run(Command::new("valgrind").args(&VALGRIND[1..]).arg(&meeting).args([&world.to_string(), &folder]));
     }
     ranks(2, &VALGRIND, &failures, &[]);
+    ranks(2, &VALGRIND, &compile("reducer"), &[]);
 }
 
 #[test]
@@ -253,13 +268,14 @@ fn examples() {
             "all_reduce" => (4, "it worked, 1.5"),
             "registered" => (4, "4, of 4 ranks"),
             "unique_id" => (4, "sums 4 6 12"),
+            "data_parallel" => (2, "y = 3.00 x + 1.00"),
             "errors" => (2, "rank 1 on "),
             other => panic!("what does the example {other} say?"),
         };
         assert_eq!(said.matches(words).count(), ranks, "{name}: {said}");
         seen += 1;
     }
-    assert_eq!(seen, 4);
+    assert_eq!(seen, 5);
 }
 
 #[test]

@@ -82,8 +82,18 @@ mod compare {
     #[test]
     fn every_operation_is_compared() {
         for op in ["broadcast", "barrier", "all_gather", "reduce_scatter", "all_to_all"] {
-            let out = said(&["compare", op, "-n", "3", "--rounds", "1", "--sizes", "4K", "--with", "copy"]);
-            assert!(out.contains(op) && out.contains("kolo "), "{out}");
+            let sizes = if op == "barrier" { &[][..] } else { &["--sizes", "4K"] };
+            let out = said(&[&["compare", op, "-n", "3", "--rounds", "1", "--with", "copy"], sizes].concat());
+            assert!(out.contains(op) && out.contains("kolo ") && out.contains("1 round\n"), "{out}");
+        }
+        let out = said(&["compare", "barrier", "-n", "3", "--rounds", "2", "--with", "futex"]);
+        let row: Vec<&str> = out.lines().last().unwrap().split_whitespace().collect();
+        assert!(row[0] == "futex" && row[1].parse::<f64>().unwrap() > 0.0, "{out}");
+        let (_, err) = failed(&["compare", "broadcast", "--with", "futex"]);
+        assert!(err.contains("futex is a barrier"), "{err}");
+        for what in ["barrier", "start"] {
+            let (_, err) = failed(&["compare", what, "--sizes", "4K"]);
+            assert!(err.contains(&format!("{what} has no sizes")), "{err}");
         }
     }
 
@@ -92,8 +102,8 @@ mod compare {
         for tcp in [&[][..], &["--tcp"]] {
             let out = said(&[&["compare", "start", "-n", "3", "--rounds", "2", "--with", "bounds"], tcp].concat());
             let row: Vec<&str> = out.lines().last().unwrap().split_whitespace().collect();
-            assert_eq!((row[2], row[5]), (if tcp.is_empty() { "kolo" } else { "kolo-tcp" }, "1.00"), "{out}");
-            assert!(row[3].parse::<f64>().unwrap() > 0.0, "{out}");
+            assert_eq!((row[0], row[3]), (if tcp.is_empty() { "kolo" } else { "kolo-tcp" }, "1.00"), "{out}");
+            assert!(row[1].parse::<f64>().unwrap() > 0.0, "{out}");
         }
         let (_, err) = failed(&["compare", "start", "--with", "copy"]);
         assert!(err.contains("copy is a bound of operations") && err.contains("start"), "{err}");
@@ -348,13 +358,11 @@ mod bench {
     fn large_buffers_are_right_by_every_way_that_they_can_pass() {
         for passage in ["auto", "staged", "streamed", "read"] {
             for op in ["all_reduce", "all_gather", "all_to_all"] {
-                let bench = format!(
-                    "KOLO_PASSAGE={passage} exec {} bench {op} --sizes 1M,9M --iters 2 --warmup 1 --check",
-                    env!("CARGO_BIN_EXE_kolo")
-                );
-                let output = kolo(&["run", "-n", "3", "--", "sh", "-c", &bench]);
+                let bench = ["bench", op, "--sizes", "1M,9M", "--iters", "2", "--warmup", "1", "--check", "--passage", passage];
+                let output = kolo(&[&["run", "-n", "3", "--"], &bench[..]].concat());
                 assert!(text(&output.stdout).contains("Out of bounds values : 0 OK"), "{passage} {op}: {output:?}");
                 let warned = text(&output.stderr).contains("does not let ranks read");
+                assert!(text(&output.stderr).lines().count() <= 1, "said once, not by every rank: {output:?}");
                 assert!(output.stderr.is_empty() || (passage == "read" && warned), "{passage} {op}: {output:?}");
                 if warned {
                     // Past the test harness, which would keep it to itself.
@@ -437,6 +445,7 @@ mod bench {
             (&["bench", "all_reduce", "--json", "/no/such/folder/a.json"], "no such folder"),
             (&["bench", "all_reduce", "--algorithm", "rings"], "halving-doubling"),
             (&["bench", "all_reduce", "--sockets", "65"], "1 to 64"),
+            (&["bench", "all_reduce", "--passage", "fast"], "streamed"),
         ] {
             let (_, err) = failed(arguments);
             assert!(err.contains(hint), "{arguments:?}: {err}");

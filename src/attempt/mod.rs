@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Cause, Error, Result};
+use crate::history::Note;
 use crate::types::{Descriptor, Rank};
 pub(crate) use alarm::{Alarm, Puzzle, Wait};
 
@@ -53,6 +54,8 @@ pub(crate) struct Attempt<'a> {
     /// When it was first seen to take time. Reading the clock costs as much as a small operation, so it is not read before
     /// the first wait that does not end at once.
     started: Cell<Option<Instant>>,
+    /// Where it is written down.
+    note: Option<&'a Note<'a>>,
 }
 
 impl<'a> Attempt<'a> {
@@ -60,7 +63,7 @@ impl<'a> Attempt<'a> {
     pub(crate) fn new(descriptor: Descriptor, terms: &'a Terms) -> Attempt<'a> {
         let words = descriptor.encode();
         let fingerprint = Descriptor::fingerprint(words);
-        Attempt { descriptor, words, fingerprint, terms, timeout: terms.timeout, started: Cell::new(None) }
+        Attempt { descriptor, words, fingerprint, terms, timeout: terms.timeout, started: Cell::new(None), note: None }
     }
 
     /// With a time of its own, if there is one.
@@ -69,12 +72,43 @@ impl<'a> Attempt<'a> {
         Attempt { timeout: timeout.unwrap_or(self.timeout), ..self }
     }
 
+    /// It turns out to be the operation of that number: messages get theirs when they come.
+    pub(crate) fn number(&mut self, seq: u64) {
+        self.rest();
+        self.descriptor.seq = seq;
+        self.words = self.descriptor.encode();
+        self.fingerprint = Descriptor::fingerprint(self.words);
+    }
+
+    /// To be written down.
+    #[inline]
+    pub(crate) fn noted(self, note: &'a Note<'a>) -> Attempt<'a> {
+        Attempt { note: Some(note), ..self }
+    }
+
+    /// Writes it down, if that has not been done: to be called when others know of it already, and before it waits.
+    #[inline]
+    pub(crate) fn note(&self) {
+        if let Some(note) = self.note {
+            note.write(&self.words);
+        }
+    }
+
+    /// It waits, and not shortly.
+    #[inline]
+    pub(crate) fn waits(&self) {
+        if let Some(note) = self.note {
+            note.waits();
+        }
+    }
+
     /// Starts the clock, so that what clones do counts as well.
     pub(crate) fn begin(&self) {
         self.started();
     }
 
     fn started(&self) -> Instant {
+        self.waits();
         let started = self.started.get().unwrap_or_else(Instant::now);
         self.started.set(Some(started));
         started

@@ -201,6 +201,42 @@ pub(crate) fn version() -> u32 {
     VERSION.into()
 }
 
+/// Whatever a store holds where a card or the book should be.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(card) = Card::decode(bytes) {
+        assert_eq!(Card::decode(&card.encode()), Some(card), "a card is read as another");
+    }
+    match Book::decode(bytes) {
+        Some(Book::Refused(refusal)) => _ = refusal.error("file:///store").to_string(),
+        Some(book @ Book::Members { .. }) => assert!(Book::decode(&book.encode()).is_some()),
+        None => {}
+    }
+}
+
+/// A card, and books of every kind.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    let card = Card {
+        version: version(),
+        rank: 1,
+        world_size: 2,
+        instance: 99,
+        host: "node7".to_owned(),
+        pid: 4121,
+        neighbourhood: "here".to_owned(),
+        address: SocketAddr::from(([10, 0, 0, 2], 4000)),
+        local_name: "kolo-x".to_owned(),
+    };
+    let settings = crate::config::Settings::default().shared;
+    let books = [
+        Book::Members { cards: vec![card.clone(), card.clone()], settings },
+        Book::Refused(Refusal::Missing { ranks: vec![1, 5], world_size: 8, waited: Duration::from_secs(30) }),
+        Book::Refused(Refusal::Disagrees { other: Box::new(card.clone()), zero: Box::new(card.clone()) }),
+    ];
+    books.iter().map(Book::encode).chain([card.encode()]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -167,7 +167,8 @@ impl Fabric {
                     self.star = Some(Star::form(network, self.channel, self.rank, &self.members, &neighbours, deadline)?);
                 }
                 match &self.star {
-                    Some(star) if star.members() == &*neighbours => star.share(part, deadline),
+                    // Who fails at it hangs up, so that no other waits for what will not come.
+                    Some(star) if star.members() == &*neighbours => star.share(part, deadline).inspect_err(|_| self.star = None),
                     // Somebody could not come, and all know it.
                     _ => Ok(None),
                 }

@@ -13,7 +13,7 @@
 //! in it; no former run's book has, and when the generation changes it starts over.
 
 pub(crate) mod address;
-mod card;
+pub(crate) mod card;
 pub(crate) mod fabric;
 mod host;
 pub(crate) mod launcher;

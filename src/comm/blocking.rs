@@ -184,6 +184,20 @@ impl Communicator {
         self.run_safely(calls::recv(buf, from))
     }
 
+    /// Receives what any peer sends, and returns which: the message that comes first, of those that no earlier receive waits for.
+    ///
+    /// Every rank that sends gives as many elements of the same type.
+    ///
+    /// # Errors
+    ///
+    /// If nobody sends until the deadline, it names the lowest of the other ranks, silent as all of them.
+    pub fn recv_any<T: Element>(&self, buf: &mut [T]) -> Result<Rank> {
+        let mut source = self.rank();
+        let call = calls::recv_any(buf, &mut source, self.rank());
+        self.run_safely(call)?;
+        Ok(source)
+    }
+
     /// Sends to one peer and receives from another (or the same) at once.
     pub fn send_recv<T: Element, U: Element>(&self, send: &[T], to: Rank, recv: &mut [U], from: Rank) -> Result<()> {
         let calls = [calls::send(send, to), calls::recv(recv, from)];

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::error::{Argument, Error, Result};
 use crate::schedule::Blocks;
 use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
@@ -26,6 +26,8 @@ pub(crate) struct Call {
     /// Counts for each rank of what is sent and of what is received, where the operation has them.
     pub(crate) send_counts: Option<Counts>,
     pub(crate) recv_counts: Option<Counts>,
+    /// Of a receive from whoever sends first: where to put who that was.
+    pub(crate) source: Option<Source>,
     /// How long it may take, if not as long as the communicator's calls usually may.
     pub(crate) timeout: Option<Duration>,
 }
@@ -74,6 +76,7 @@ impl Call {
         Call {
             op,
             on_behalf_of: None,
+            source: None,
             dtype: T::DTYPE,
             redop: None,
             root: 0,
@@ -178,7 +181,8 @@ impl Call {
             if root >= world {
                 return Err(Argument::Peer { peer: root, world_size: world });
             }
-            if root == rank {
+            // Nobody in particular is nobody else only where there is nobody else.
+            if root == rank && (self.source.is_none() || world == 1) {
                 return Err(Argument::Oneself { rank });
             }
         } else if root >= world {

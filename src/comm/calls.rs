@@ -1,7 +1,7 @@
 //! Calls from typed buffers: what the blocking, the scoped and the asynchronous methods have in common.
 
 use super::call::{Call, Counts};
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::error::{Argument, Error, Result};
 use crate::types::{Element, Op, Rank, ReduceOp};
 
@@ -190,4 +190,9 @@ pub(super) fn send<T: Element>(buf: &[T], to: Rank) -> Call {
 
 pub(super) fn recv<T: Element>(buf: &mut [T], from: Rank) -> Call {
     Call { root: from, count: buf.len(), recv: ChunkMut::of(buf), ..Call::new::<T>(Op::Recv) }
+}
+
+/// From whoever sends first, which is put into `source`. This rank stands for the peer that is not known yet.
+pub(super) fn recv_any<T: Element>(buf: &mut [T], source: &mut Rank, rank: Rank) -> Call {
+    Call { source: Some(Source::Rank(source)), ..recv(buf, rank) }
 }

@@ -15,7 +15,8 @@ use crate::buffer::{Chunk, ChunkMut};
 use crate::config::{SharedSettings, Transport};
 use crate::engine::{Engine, Job};
 use crate::error::{Error, Result};
-use crate::health::{Recording, Ticket, settle};
+use crate::health::{self, Recording, settle};
+use crate::history::{self, History, Note};
 use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::{Choice, Layout, has_window, piece_bytes, select};
 use crate::schedule::{Algorithm, Blocks, Problem, chunk, steps};
@@ -36,9 +37,8 @@ pub(super) struct Core {
     window: Option<Window>,
     /// Operations so far.
     seq: u64,
-    /// Messages sent to and received from each peer so far.
+    /// Messages sent to each peer so far.
     sent: Vec<u64>,
-    received: Vec<u64>,
     /// Partial results between windows and messages; kept for its memory.
     partial: Vec<u64>,
 }
@@ -76,7 +76,6 @@ impl Core {
             window: None,
             seq: 0,
             sent: vec![0; world],
-            received: vec![0; world],
             partial: Vec::new(),
         }
     }
@@ -99,9 +98,9 @@ impl Core {
         self.open_window(terms, &neighbours, began)?;
         // Who has connected can rely on all the others having done so.
         let descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
-        let entry = self.recording.begin(&descriptor, 0, None);
+        let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
         let met = self.meet(Attempt::new(descriptor, terms));
-        self.recording.end(entry, met.is_ok());
+        self.recording.history.end(entry, met.is_ok());
         met
     }
 
@@ -189,20 +188,26 @@ impl Core {
         select(op, bytes, self.layout, &self.settings.model, forced)
     }
 
-    /// Carries out a collective.
+    /// Carries out a collective, which is written down in `history`.
     ///
     /// # Safety
     ///
     /// The call was checked; its buffers are valid until this returns, and nobody else uses them.
-    pub(super) unsafe fn collective(&mut self, terms: &Terms, call: &Call) -> Result<()> {
+    pub(super) unsafe fn collective(&mut self, terms: &Terms, history: &History, call: &Call) -> Result<()> {
         self.seq += 1;
         let world = self.layout.ranks;
         let (descriptor, bytes) = (call.descriptor(self.seq, 0), call.bytes(world));
         let choice = (world > 1 && !call.is_empty(world)).then(|| self.choose(call.op, bytes));
-        let entry = self.recording.begin(&descriptor, bytes, choice);
+        let note = Note::new(history, bytes, health::path(choice));
+        let attempt = Attempt::new(descriptor, terms).within(call.timeout).noted(&note);
+        let words = attempt.words;
+        // Windows do so themselves, when nothing waits for this rank any more.
+        if note.is_large() || choice.is_none_or(|choice| choice.algorithm != Algorithm::Window) {
+            attempt.note();
+        }
         // SAFETY: passed on.
-        let result = unsafe { self.collective_by(choice, Attempt::new(descriptor, terms).within(call.timeout), call) };
-        self.recording.end(entry, result.is_ok());
+        let result = unsafe { self.collective_by(choice, attempt, call) };
+        note.end(&words, result.is_ok());
         result
     }
 
@@ -294,6 +299,7 @@ impl Core {
             element,
             kernel: kernel(call),
             parts: world,
+            source: None,
         };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
@@ -338,6 +344,7 @@ impl Core {
             element,
             kernel,
             parts: all,
+            source: None,
         };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
@@ -505,19 +512,21 @@ impl Core {
         mut finished: impl FnMut(usize),
     ) -> Result<()> {
         self.engine()?;
-        let Core { engine: Some(engine), recording, sent, received, fabric, layout, .. } = self else {
+        let Core { engine: Some(engine), recording, sent, fabric, layout, .. } = self else {
             unreachable!("the engine was just made")
         };
         // For each call under way, its entry in the recording, and what has to be made true or false when it has ended.
-        let under_way: RefCell<Vec<(Ticket, Option<ChunkMut>)>> = RefCell::default();
+        let under_way: RefCell<Vec<(history::Place, Option<ChunkMut>)>> = RefCell::default();
         let next = || {
             let call = next()?;
-            let Call { op, root, count, send, recv, dtype, timeout, .. } = call;
-            let counter = if op == Op::Send { &mut sent[root] } else { &mut received[root] };
-            *counter += 1;
-            let attempt = Attempt::new(call.descriptor(*counter, 0), terms).within(timeout);
-            let with_peer = Descriptor { op, root: Some(root as u32), ..attempt.descriptor };
-            let entry = recording.begin(&with_peer, (send.len + recv.len) as u64, None);
+            let Call { op, root, count, send, recv, source, dtype, timeout, .. } = call;
+            // What is received gets its number when it comes.
+            sent[root] += u64::from(op == Op::Send);
+            let seq = if op == Op::Send { sent[root] } else { 0 };
+            let attempt = Attempt::new(call.descriptor(seq, 0), terms).within(timeout);
+            let peer = source.is_none().then_some(root as u32);
+            let with_peer = Descriptor { op, root: peer, ..attempt.descriptor };
+            let entry = recording.history.begin(with_peer.encode(), (send.len + recv.len) as u64, 0);
             under_way.borrow_mut().push((entry, (dtype == DType::Bool && op == Op::Recv).then_some(recv)));
             let (rank, world, none) = (fabric.rank(), layout.ranks, Blocks::Even(0));
             Some(Job {
@@ -531,11 +540,12 @@ impl Core {
                 element: dtype.size(),
                 kernel: None,
                 parts: 1,
+                source,
             })
         };
         let ended = |place: usize| {
             let (entry, bools) = under_way.borrow_mut().remove(place);
-            recording.end(entry, true);
+            recording.history.end(entry, true);
             if let Some(chunk) = bools {
                 // SAFETY: the call has ended but its buffer has not been given back yet.
                 unsafe { normalise_bools(chunk.ptr, chunk.len) };
@@ -546,7 +556,7 @@ impl Core {
         let result = unsafe { engine.run_together(next, ended) };
         // Those that did not end.
         for (entry, bools) in under_way.into_inner() {
-            recording.end(entry, false);
+            recording.history.end(entry, false);
             if let Some(chunk) = bools {
                 // SAFETY: as above.
                 unsafe { normalise_bools(chunk.ptr, chunk.len) };
@@ -599,10 +609,10 @@ impl Core {
             kernel: Kernel::new(DType::U64, ReduceOp::BitAnd),
             ..WindowCall::new(Op::AllReduce, memory.as_const(), memory, element)
         };
-        let entry = self.recording.begin(&descriptor, 0, None);
+        let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
         // SAFETY: `dropped` is borrowed for the call.
         let agreed = unsafe { window.run(&Attempt::new(descriptor, terms), &call) };
-        self.recording.end(entry, agreed.is_ok());
+        self.recording.history.end(entry, agreed.is_ok());
         agreed?;
         window.heap().forget(&dropped);
         let part = part.max(1).next_multiple_of(Segment::PAGE);

@@ -177,6 +177,10 @@ impl Communicator {
     ///
     /// [`Builder::trace_dir`] has such files written when an operation fails.
     ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] if the file cannot be written. The communicator is as usable as before.
+    ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
     /// # let folder = std::env::temp_dir().join(format!("kolo-dump-{}", std::process::id()));
@@ -190,8 +194,8 @@ impl Communicator {
     /// ```
     pub fn dump_trace(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let written = self.shared.recording.recorder().write(path, "call");
-        written.map_err(Error::os(format!("writing {}", path.display())))
+        let refuse = |error| Error::setting("path", path.display().to_string(), format!("a file that can be written: {error}"));
+        self.shared.recording.recorder().write(path, "call").map_err(refuse)
     }
 
     /// Carries out a call on this thread if nothing is in its way, else on the progress thread, after what is.
@@ -272,7 +276,7 @@ impl Shared {
         }
         self.check_not_revoked(core, call.op)?;
         // SAFETY: passed on.
-        let result = unsafe { core.collective(&self.terms, call) };
+        let result = unsafe { core.collective(&self.terms, &self.recording.history, call) };
         result.map_err(|error| self.fail(core, error))
     }
 
@@ -295,7 +299,7 @@ impl Shared {
         // What ended the communicator while no operation was under way meets this one.
         let collective = if op.is_point_to_point() { None } else { Some(core.next_seq()) };
         if self.terms.alarm.stops(collective) {
-            return Err(self.fail(core, Error::Aborted { op, seq: 0 }));
+            return Err(self.fail(core, Error::Aborted { op, seq: collective.unwrap_or(0) }));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Communicator;
 use super::call::{Call, Counts};
 use crate::bootstrap::address;
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::config::{Settings, process_env};
 use crate::engine::progress::{Work, begin};
 use crate::error::{Argument, Error, Result};
@@ -26,6 +26,8 @@ pub(crate) struct Raw<'a> {
     /// One for each rank, where the operation has them.
     pub(crate) send_counts: Option<&'a [usize]>,
     pub(crate) recv_counts: Option<&'a [usize]>,
+    /// Of a receive from whoever sends first, which has no peer: where to put who that was.
+    pub(crate) source: Option<Source>,
     /// How long it may take, if not as long as the communicator's calls usually may.
     pub(crate) timeout: Option<Duration>,
 }
@@ -33,7 +35,19 @@ pub(crate) struct Raw<'a> {
 impl Raw<'_> {
     pub(crate) const fn new(op: Op, dtype: DType) -> Self {
         let (send, recv) = (std::ptr::null(), std::ptr::null_mut());
-        Raw { op, dtype, redop: None, root: 0, count: 0, send, recv, send_counts: None, recv_counts: None, timeout: None }
+        Raw {
+            op,
+            dtype,
+            redop: None,
+            root: 0,
+            count: 0,
+            send,
+            recv,
+            send_counts: None,
+            recv_counts: None,
+            source: None,
+            timeout: None,
+        }
     }
 }
 
@@ -41,7 +55,8 @@ impl Communicator {
     /// Checks a call, as far as this rank can alone.
     #[inline]
     pub(crate) fn prepare(&self, raw: &Raw<'_>) -> Result<Call> {
-        let Raw { op, dtype, redop, root, count, send, recv, timeout, .. } = *raw;
+        let Raw { op, dtype, redop, root, count, send, recv, source, timeout, .. } = *raw;
+        let root = if source.is_some() { self.rank() } else { root };
         let refuse = |problem| Error::Argument { op, problem };
         let counts = |counts: Option<&[usize]>| match counts {
             Some(counts) => Counts::new(counts).map(Some).ok_or_else(|| refuse(Argument::TooMany { count: usize::MAX })),
@@ -49,7 +64,8 @@ impl Communicator {
         };
         let (send_counts, recv_counts) = (counts(raw.send_counts)?, counts(raw.recv_counts)?);
         let (send, recv) = (Chunk { ptr: send, len: 0 }, ChunkMut { ptr: recv, len: 0 });
-        let mut call = Call { op, on_behalf_of: None, dtype, redop, root, count, send, recv, send_counts, recv_counts, timeout };
+        let mut call =
+            Call { op, on_behalf_of: None, dtype, redop, root, count, send, recv, send_counts, recv_counts, source, timeout };
         let (rank, world) = (self.rank(), self.world_size());
         [call.send.len, call.recv.len] = call.lengths(rank, world).map_err(refuse)?;
         // In its place: it is large, and small operations are short.

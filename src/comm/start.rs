@@ -267,4 +267,13 @@ impl Communicator {
     {
         self.start(buf, |buf| Ok(calls::recv(buf.as_mut(), from)))
     }
+
+    /// Starts [`Communicator::recv_any`]. The handle gives the buffer back, and the rank whose message is in it.
+    pub fn start_recv_any<T: Element, R>(&self, buf: R) -> Result<Work<(R, Rank)>>
+    where
+        R: AsMut<[T]> + Send + 'static,
+    {
+        let rank = self.rank();
+        self.start((buf, rank), move |(buf, source)| Ok(calls::recv_any(buf.as_mut(), source, rank)))
+    }
 }

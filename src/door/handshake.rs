@@ -284,6 +284,58 @@ pub(super) fn introduce(stream: &mut (impl Read + Write), identity: &Identity, h
     }
 }
 
+/// Whatever a stranger says to a door, in portions of so many bytes: no panic, no entry, and no answer without end.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz_door(said: &[u8], portion: usize) {
+    let identity = Identity::new("job", Some([1; 32]));
+    let mut acceptor = Acceptor::default();
+    let (mut rest, mut replied) = (said, 0);
+    while !rest.is_empty() {
+        let wanted = acceptor.wanted();
+        assert!((1..=LONGEST).contains(&wanted), "{wanted} bytes are wanted");
+        let (now, later) = rest.split_at(wanted.min(rest.len()).min(portion.max(1)));
+        rest = later;
+        let Answer { reply, outcome } = acceptor.hear(&identity, now);
+        replied += reply.map_or(0, |reply| reply.len());
+        assert!(!matches!(outcome, Some(Ok(_))), "a stranger is let in");
+        assert!(replied <= 2 * LONGEST, "{replied} bytes are answered");
+        if outcome.is_some() {
+            return;
+        }
+    }
+}
+
+/// Whatever a door answers that does not know the secret: nobody takes it for one of his job.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz_caller(answers: &[u8]) {
+    struct Answers<'a>(&'a [u8]);
+    impl Read for Answers<'_> {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+            self.0.read(into)
+        }
+    }
+    impl Write for Answers<'_> {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let identity = Identity::new("job", Some([1; 32]));
+    let hello = Hello::new(Purpose::Link, 1, 1, 0);
+    assert!(introduce(&mut Answers(answers), &identity, &hello).is_err(), "a stranger's door is trusted");
+}
+
+/// What a caller with the secret says first, and what such a door answers.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn samples() -> [Vec<u8>; 2] {
+    let identity = Identity::new("job", Some([1; 32]));
+    let hello = Hello::new(Purpose::Link, 1, 1, 0).encode(&identity, random());
+    let answer = Acceptor::default().hear(&identity, &hello).reply.unwrap_or_default();
+    [hello.to_vec(), answer]
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

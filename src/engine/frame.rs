@@ -64,6 +64,30 @@ impl Frame {
     }
 }
 
+/// Whatever comes where a header should be.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Some((header, _)) = bytes.split_first_chunk::<HEADER>() else { return };
+    let Some(frame) = Frame::decode(header) else { return };
+    assert_eq!(&frame.encode(), header, "a header is read as another");
+    fuzz_descriptor(frame.descriptor);
+}
+
+/// Whatever comes where a descriptor should be.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz_descriptor(words: [u64; Descriptor::WORDS]) {
+    let Some(descriptor) = Descriptor::decode(words) else { return };
+    assert_eq!(descriptor.encode(), words, "a descriptor is read as another");
+    assert!(!descriptor.to_string().is_empty());
+}
+
+/// The header of a message.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn sample() -> Vec<u8> {
+    let descriptor = Descriptor { op: crate::types::Op::AllReduce, seq: 7, count: 100, root: Some(1), ..Descriptor::nothing() };
+    Frame { kind: Kind::Data, len: 400, descriptor: descriptor.encode() }.encode().to_vec()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,7 @@
 //! One thread at a time drives an [`Engine`]: it sends from, receives into and reduces in user memory, on all links at once,
 //! and sleeps only when none of them moves. [`progress`] is the thread that does so for asynchronous operations.
 
-mod frame;
+pub(crate) mod frame;
 pub(crate) mod progress;
 #[cfg(test)]
 mod tests;
@@ -14,13 +14,13 @@ use std::time::Duration;
 use mio::Waker;
 
 use crate::attempt::Attempt;
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::error::{Cause, Error, Result};
 use crate::reduce::Kernel;
 use crate::schedule::{Place, Span, Step};
 use crate::sys::Patience;
 use crate::transport::{ALIGN, Link, Mesh};
-use crate::types::{Descriptor, Rank};
+use crate::types::{Descriptor, Op, Rank};
 use frame::{Frame, HEADER, Kind};
 
 /// Bytes of a step that are reduced at once, before what they make ready is sent on: they stay in the cache meanwhile.
@@ -46,6 +46,8 @@ pub(crate) struct Job<'a> {
     pub(crate) kernel: Option<Kernel>,
     /// How many ranks' parts are in a finished reduction.
     pub(crate) parts: usize,
+    /// Of a job that receives one message, of whoever sends first: where to put who that was.
+    pub(crate) source: Option<Source>,
 }
 
 impl Job<'_> {
@@ -67,6 +69,8 @@ pub(crate) struct Engine {
     scratch: Scratch,
     /// The addresses of a fold's parts; kept for its memory.
     parts: Vec<*const u8>,
+    /// Messages received from each peer that were no part of a collective.
+    received: Vec<u64>,
     /// For each peer, the last `drain` that sent to it; and the number of that drain.
     drained: Vec<u64>,
     drains: u64,
@@ -132,6 +136,8 @@ struct Active<'a> {
     padding: usize,
     /// The message with which the step forwards.
     forward: Option<u64>,
+    /// Of a job that receives from whoever sends first: who that is, once it is known.
+    sender: Option<Rank>,
     /// No steps are left.
     exhausted: bool,
 }
@@ -147,17 +153,29 @@ impl<'a> Active<'a> {
             done: 0,
             padding: 0,
             forward: None,
+            sender: None,
             exhausted: false,
         }
+    }
+
+    /// Whether any rank's message would do.
+    fn awaits_anybody(&self) -> bool {
+        self.job.source.is_some() && self.sender.is_none()
+    }
+
+    /// The communicator's rank of one from which a step receives.
+    fn sender(&self, from: Rank) -> Rank {
+        self.sender.unwrap_or_else(|| self.job.rank_of(from))
     }
 
     /// The rank whose message the job waits for.
     fn awaited(&self) -> Option<Rank> {
         match self.step? {
+            _ if self.awaits_anybody() => None,
             Step::Recv { from, .. }
             | Step::RecvSend { from, .. }
             | Step::RecvReduce { from, .. }
-            | Step::RecvReduceSend { from, .. } => Some(self.job.rank_of(from)),
+            | Step::RecvReduceSend { from, .. } => Some(self.sender(from)),
             Step::Send { .. } | Step::Copy { .. } | Step::Fold { .. } => None,
         }
     }
@@ -173,6 +191,7 @@ impl Engine {
             jobs: 0,
             scratch: Scratch::default(),
             parts: Vec::new(),
+            received: vec![0; world],
             drained: vec![0; world],
             drains: 0,
             waits: Vec::new(),
@@ -259,7 +278,7 @@ impl Engine {
         for i in 0..active.len() {
             // Messages of one peer are for the jobs in their order.
             let (earlier, this) = active.split_at_mut(i);
-            let is_next = |peer| !earlier.iter().any(|other| other.awaited() == Some(peer));
+            let is_next = |peer| !earlier.iter().any(|other| other.awaits_anybody() || other.awaited() == Some(peer));
             moved |= self.advance(&mut this[0], is_next)?;
         }
         if let Some(any) = active.first() {
@@ -310,6 +329,15 @@ impl Engine {
         waits.clear();
         let mut nap = NAP;
         for job in active {
+            if job.awaits_anybody() {
+                let rank = job.job.attempt.terms.rank;
+                let others = (0..self.drained.len()).filter(|&peer| peer != rank);
+                waits.extend(others.clone().map(|peer| (peer, false, true)));
+                for peer in others.take(1) {
+                    nap = nap.min(job.job.attempt.patience_with(peer)?);
+                }
+                continue;
+            }
             let stuck_to = self.outgoing.iter().find(|out| out.job == job.number).map(|out| out.to);
             let awaited = job.awaited();
             waits.extend(awaited.map(|peer| (peer, false, true)));
@@ -345,11 +373,18 @@ impl Engine {
                 }
                 Step::Copy { src, dst } => self.copy(&active.job, src, dst),
                 Step::Fold { own, parts, dst } => self.fold(&active.job, own, parts, dst),
+                Step::Recv { .. } if active.awaits_anybody() => {
+                    active.sender = self.find_sender(&active.job.attempt, &is_next)?;
+                    if active.sender.is_none() {
+                        break;
+                    }
+                    continue;
+                }
                 Step::Recv { from, dst } | Step::RecvSend { from, dst, .. } => {
-                    is_next(active.job.rank_of(from)) && self.receive(active, from, dst, None, &mut moved)?
+                    is_next(active.sender(from)) && self.receive(active, from, dst, None, &mut moved)?
                 }
                 Step::RecvReduce { from, own, dst, finish } | Step::RecvReduceSend { from, own, dst, finish, .. } => {
-                    is_next(active.job.rank_of(from)) && self.receive(active, from, dst, Some((own, finish)), &mut moved)?
+                    is_next(active.sender(from)) && self.receive(active, from, dst, Some((own, finish)), &mut moved)?
                 }
             };
             if !done {
@@ -447,6 +482,38 @@ impl Engine {
         true
     }
 
+    /// A rank of which the first bytes of a message have come that is not part of a collective.
+    fn find_sender(&mut self, attempt: &Attempt<'_>, is_next: impl Fn(Rank) -> bool) -> Result<Option<Rank>> {
+        let mut gone = None;
+        let others = (0..self.drained.len()).filter(|&peer| peer != attempt.terms.rank);
+        let mut all_gone = true;
+        for peer in others.filter(|&peer| is_next(peer)) {
+            let fail = |cause| attempt.failed(peer, cause);
+            let Some(link) = self.mesh.link(peer, || attempt.left()).map_err(fail)? else {
+                all_gone = false;
+                continue;
+            };
+            if link.peek(HEADER).map_err(fail)?.len < HEADER {
+                all_gone = false;
+                continue;
+            }
+            let frame = first_frame(link);
+            match frame.and_then(|frame| Some((frame.kind, Descriptor::decode(frame.descriptor)?))) {
+                None => return Err(fail(Cause::Corrupt("a message without a header of this version"))),
+                Some((Kind::Data, descriptor)) if descriptor.op == Op::Send => return Ok(Some(peer)),
+                // It is ahead, in a collective.
+                Some((Kind::Data, _)) => all_gone = false,
+                // The others may still send.
+                Some((Kind::Goodbye, _)) => gone = frame.as_ref().and_then(parting).map(|cause| (peer, cause)),
+                Some((Kind::Revoked, _)) => return Err(fail(Cause::Revoked)),
+            }
+        }
+        match gone.filter(|_| all_gone) {
+            Some((peer, cause)) => Err(attempt.failed(peer, cause)),
+            None => Ok(None),
+        }
+    }
+
     /// Takes in what has come of a step's message; true when all has. Sets `moved` if anything has.
     fn receive(
         &mut self,
@@ -456,11 +523,14 @@ impl Engine {
         reduce: Option<(Span, bool)>,
         moved: &mut bool,
     ) -> Result<bool> {
-        let peer = active.job.rank_of(from);
+        let peer = active.sender(from);
         let dst = self.memory_mut(&active.job, dst);
         let own = reduce.map(|(own, finish)| (self.memory(&active.job, own), finish));
         let free = self.free(dst, active.forward);
         let Active { job, header, header_len, done, padding, .. } = active;
+        if *header_len == 0 && job.attempt.descriptor.op == Op::Send {
+            job.attempt.number(self.received[peer] + 1);
+        }
         let fail = |cause| job.attempt.failed(peer, cause);
         let Some(link) = self.mesh.link(peer, || job.attempt.left()).map_err(fail)? else { return Ok(false) };
         if *header_len < HEADER {
@@ -472,6 +542,13 @@ impl Engine {
                 return Ok(false);
             }
             check(header, &job.attempt, peer, dst.len as u64)?;
+            if job.attempt.descriptor.op == Op::Send {
+                self.received[peer] += 1;
+                if let Some(source) = job.source {
+                    // SAFETY: whoever lent the memory for the message lent this with it.
+                    unsafe { source.put(peer) };
+                }
+            }
         }
         let start = *done;
         // What has come is taken in; when the step forwards or reduces, in slices.
@@ -535,11 +612,16 @@ impl Engine {
 
 /// What a peer that has closed its link said last, if that is what comes next on it.
 fn farewell(link: &mut dyn Link) -> Option<Cause> {
+    parting(&first_frame(link)?)
+}
+
+/// What begins with the bytes that come next on a link, if all of its header has come.
+fn first_frame(link: &mut dyn Link) -> Option<Frame> {
     let mut header = [0; HEADER];
     let said = link.peek(HEADER).ok().filter(|said| said.len >= HEADER)?;
     // SAFETY: the link shows so many bytes; a peer that changes them meanwhile makes them mean nothing.
     unsafe { std::ptr::copy_nonoverlapping(said.ptr, header.as_mut_ptr(), HEADER) };
-    parting(&Frame::decode(&header)?)
+    Frame::decode(&header)
 }
 
 /// Why a peer takes part no more, if that is what it says.

@@ -28,7 +28,7 @@ fn engine_and_peer() -> (Engine, Box<dyn Link>) {
 }
 
 fn descriptor(count: u64) -> Descriptor {
-    Descriptor { op: Op::Send, dtype: DType::U8, count, ..Descriptor::nothing() }
+    Descriptor { op: Op::Send, dtype: DType::U8, count, seq: 1, ..Descriptor::nothing() }
 }
 
 /// Rank 0 receives four bytes from rank 1.
@@ -48,6 +48,7 @@ fn receive(engine: &mut Engine, timeout: Duration) -> Result<[u8; 4]> {
         element: 1,
         kernel: None,
         parts: 1,
+        source: None,
     };
     // SAFETY: `got` is borrowed for the call.
     let result = unsafe { engine.run(job) };
@@ -145,6 +146,7 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
         element: 1,
         kernel: None,
         parts: 1,
+        source: None,
     };
     // SAFETY: `payload` is borrowed for the call.
     match unsafe { engine.run(job) } {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::boundary;
 use super::fault::{Fault, kolo_result_t};
+use crate::buffer::Source;
 use crate::comm::{Call, Raw};
 use crate::{Communicator, DType, Op, Rank, ReduceOp};
 
@@ -112,12 +113,25 @@ pub(super) struct Arguments {
     recv: *mut c_void,
     send_counts: *const usize,
     recv_counts: *const usize,
+    /// Of a receive from whoever sends first: where to put who that was.
+    source: Option<Source>,
 }
 
 impl Arguments {
     pub(super) fn of(op: Op, dtype: kolo_dtype_t) -> Arguments {
         let (send, recv, counts) = (std::ptr::null(), std::ptr::null_mut(), std::ptr::null());
-        Arguments { op, dtype, redop: None, root: (0, "root"), count: 0, send, recv, send_counts: counts, recv_counts: counts }
+        Arguments {
+            op,
+            dtype,
+            redop: None,
+            root: (0, "root"),
+            count: 0,
+            send,
+            recv,
+            send_counts: counts,
+            recv_counts: counts,
+            source: None,
+        }
     }
 
     pub(super) fn buffers(self, send: *const c_void, recv: *mut c_void, count: usize) -> Arguments {
@@ -142,6 +156,11 @@ impl Arguments {
 
     pub(super) fn peer(self, peer: i32) -> Arguments {
         Arguments { root: (peer, "peer"), ..self }
+    }
+
+    /// From whoever sends first, which is put there unless it is null.
+    pub(super) fn from_anybody(self, source: *mut i32) -> Arguments {
+        Arguments { source: Some(Source::Int(source)), ..self }
     }
 
     /// The call, checked as far as one rank can.
@@ -171,6 +190,7 @@ impl Arguments {
             recv: self.recv.cast(),
             send_counts: counts(has_send_counts, self.send_counts, "send_counts")?,
             recv_counts: counts(has_recv_counts, self.recv_counts, "recv_counts")?,
+            source: self.source,
             timeout: TIMEOUT.get(),
             ..Raw::new(self.op, dtype(self.dtype)?)
         };
@@ -178,7 +198,7 @@ impl Arguments {
     }
 }
 
-fn dtype(number: kolo_dtype_t) -> Result<DType, Fault> {
+pub(super) fn dtype(number: kolo_dtype_t) -> Result<DType, Fault> {
     let known = u8::try_from(number).ok().and_then(DType::from_number);
     known.ok_or_else(|| Fault::value("dtype", number, "it must be one of KOLO_INT8 to KOLO_BOOL, 0 to 12"))
 }

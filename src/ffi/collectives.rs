@@ -251,6 +251,25 @@ pub unsafe extern "C" fn kolo_recv(
     unsafe { run(comm, stream, arguments) }
 }
 
+/// Receives `count` elements from whichever rank's message comes first, of those that no earlier receive waits for, and puts that
+/// rank into `*source` unless it is NULL. Not for groups.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_recv_any(
+    recv: *mut c_void,
+    count: usize,
+    dtype: kolo_dtype_t,
+    source: *mut i32,
+    comm: kolo_comm_t,
+    stream: kolo_stream_t,
+) -> kolo_result_t {
+    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).from_anybody(source);
+    on(comm, |this: &Comm| {
+        group::refuse("kolo_recv_any")?;
+        // SAFETY: no counts are read; the caller's buffers.
+        unsafe { this.comm.run_prepared(&arguments.prepare(&this.comm, stream)?) }.map_err(Fault::from)
+    })
+}
+
 /// Sends to one rank and receives from another (or the same) at once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_send_recv(

@@ -51,9 +51,12 @@ pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
 /// The survivors of a failure went on without this rank, which came too late.
 pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
 /// This process was forked from the one that made the communicator.
-pub const KOLO_ERR_FORKED: kolo_result_t = 20;
+pub const KOLO_ERR_FORKED: kolo_result_t = 21;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
+
+/// A reducer was used as it cannot be, or ranks gave it different parameters. Communicators stay as usable as they were.
+pub const KOLO_ERR_REDUCER: kolo_result_t = 20;
 
 /// What a rank did that failed.
 pub type kolo_cause_t = i32;
@@ -240,6 +243,7 @@ pub(super) fn code(error: &Error) -> kolo_result_t {
         Error::RankTaken { .. } => KOLO_ERR_RANK_TAKEN,
         Error::Version { .. } => KOLO_ERR_VERSION,
         Error::Store { .. } => KOLO_ERR_STORE,
+        Error::Reducer { .. } => KOLO_ERR_REDUCER,
         Error::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
         Error::Os { .. } => KOLO_ERR_OS,
         Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
@@ -395,6 +399,7 @@ pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
         KOLO_ERR_FORKED => c"this process was forked from the one that made the communicator",
         KOLO_ERR_EXCLUDED => c"the survivors of a failure went on without this rank",
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
+        KOLO_ERR_REDUCER => c"a reducer was used as it cannot be, or ranks gave it different parameters",
         _ => c"this number is no result of kolo",
     };
     text.as_ptr()

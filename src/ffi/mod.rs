@@ -1,4 +1,4 @@
-//! The C ABI: `include/kolo.h`, which is generated from here. A thin skin over [`crate::comm`].
+//! The C ABI: `include/kolo.h`, which is generated from here. A thin skin over [`crate::comm`] and [`crate::ddp`].
 //!
 //! What holds for all functions: nothing unwinds out of them ([`boundary`]); handles are looked up and never followed
 //! ([`registry`]); numbers that stand for something, and pointers that may be null, are checked. What no check can catch, that
@@ -15,6 +15,8 @@ mod config;
 mod fault;
 mod group;
 mod memory;
+mod reducer;
+mod reducer_config;
 mod registry;
 mod start;
 mod store;

@@ -13,6 +13,7 @@ use parking_lot::{MappedRecursiveRwLockReadGuard, Mutex, RecursiveRwLock, Recurs
 pub(super) enum Kind {
     Communicator = 5,
     Work = 10,
+    Reducer = 15,
 }
 
 // 24, 8 and 32 bits where a pointer has 64.

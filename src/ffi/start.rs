@@ -258,3 +258,19 @@ pub unsafe extern "C" fn kolo_start_recv(
     // SAFETY: the caller's buffers.
     unsafe { start(comm, stream, work, arguments) }
 }
+
+/// Starts kolo_recv_any. `*source`, too, is the operation's until it has ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_start_recv_any(
+    recv: *mut c_void,
+    count: usize,
+    dtype: kolo_dtype_t,
+    source: *mut i32,
+    comm: kolo_comm_t,
+    stream: kolo_stream_t,
+    work: *mut kolo_work_t,
+) -> kolo_result_t {
+    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).from_anybody(source);
+    // SAFETY: the caller's buffers.
+    unsafe { start(comm, stream, work, arguments) }
+}

@@ -148,8 +148,8 @@ impl Bulletin {
             notices: self.notices(),
             puzzle: self.alarm.puzzle(),
             waits: self.alarm.waits().first().map(|wait| (wait.peer, wait.words)),
-            at_your_seq: collective.and_then(|theirs| self.recording.collective(theirs.seq)),
-            last_seq: self.recording.last_completed(),
+            at_your_seq: collective.and_then(|theirs| self.recording.history.collective(theirs.seq)),
+            last_seq: self.recording.history.last_completed(),
         }
     }
 }

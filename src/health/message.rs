@@ -143,6 +143,33 @@ fn read_decision(reader: &mut Reader<'_>) -> Option<Decision> {
     (!members.is_empty() && is_ordered(&members)).then_some(Decision { nonce, members })
 }
 
+/// Whatever comes where a question or an answer should be.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(question) = Question::decode(bytes) {
+        assert_eq!(Question::decode(&question.encode()), Some(question), "a question is read as another");
+    }
+    if let Some(answer) = Answer::decode(bytes) {
+        assert_eq!(Answer::decode(&answer.encode()), Some(answer), "an answer is read as another");
+    }
+}
+
+/// Some of each kind.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    let call = Descriptor { seq: 7, count: 3, ..Descriptor::nothing() };
+    let decision = Decision { nonce: 5, members: vec![0, 2, 3] };
+    let waits = Some((1, call.encode()));
+    vec![
+        Question::Doing(Some(call)).encode(),
+        Question::Join.encode(),
+        Question::Decided(decision.clone()).encode(),
+        Answer::Left { last_seq: 9 }.encode(),
+        Answer::Doing { notices: Vec::new(), is_puzzled: true, waits, at_your_seq: Some(call), last_seq: 6 }.encode(),
+        Answer::Joins { shrinks: true, decision: Some(decision) }.encode(),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

@@ -7,7 +7,7 @@
 //! - [`shrink`] lets survivors agree on who goes on.
 
 mod bulletin;
-mod message;
+pub(crate) mod message;
 mod notice;
 pub(crate) mod recorder;
 mod report;
@@ -17,5 +17,5 @@ mod watch;
 
 pub(crate) use bulletin::{Boards, Bulletin, Contact, Unheard};
 pub(crate) use message::{Answer, Question};
-pub(crate) use recorder::{Recorder, Recording, Ticket, Who, prepare};
+pub(crate) use recorder::{Recorder, Recording, Who, path, prepare};
 pub(crate) use verdict::{abort, settle};

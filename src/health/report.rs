@@ -1,13 +1,14 @@
 //! The flight recorder's files: JSON, one for each rank, which `kolo trace` reads.
 //!
 //! Times are nanoseconds of a clock that all processes with the same `clock.id` share; `clock` says what it, and the wall clock,
-//! showed when the file was written.
+//! showed when the file was written. Of an operation that was quick and small, the end is the start.
 
 use std::fmt::{self, Write as _};
 use std::io;
 use std::path::Path;
 
-use super::recorder::{Operation, Recorder, Recording};
+use super::recorder::{Recorder, Recording, choice};
+use crate::history::Operation;
 use crate::sys::{self, Timeline};
 use crate::types::Op;
 
@@ -25,6 +26,10 @@ impl Recorder {
     /// Writes what is recorded to a file, which is there as a whole or not at all.
     pub(crate) fn write(&self, path: &Path, reason: &str) -> io::Result<()> {
         let _one_at_a_time = self.writing.lock();
+        // What is no file, such as a device, is not replaced by one.
+        if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+            return std::fs::write(path, self.report(reason));
+        }
         let mut part = path.as_os_str().to_owned();
         part.push(format!(".{}.part", std::process::id()));
         let part = Path::new(&part);
@@ -67,7 +72,7 @@ impl Recorder {
 fn communicator(recording: &Recording, timeline: &Timeline) -> String {
     let mut json = String::new();
     let mut operations = List::default();
-    for operation in recording.operations(timeline) {
+    for operation in recording.history.operations(timeline) {
         operations.push(Line(&operation));
     }
     let failure = recording
@@ -80,7 +85,7 @@ fn communicator(recording: &Recording, timeline: &Timeline) -> String {
         recording.channel,
         recording.rank,
         &*recording.members,
-        recording.begun(),
+        recording.history.begun(),
     );
     json
 }
@@ -90,7 +95,7 @@ struct Line<'a>(&'a Operation);
 
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Operation { descriptor, choice, bytes, start, end, failed } = self.0;
+        let Operation { descriptor, path, bytes, start, end, failed } = self.0;
         let outcome = match (end, failed) {
             (None, _) => "under way",
             (Some(_), false) => "ok",
@@ -106,7 +111,7 @@ impl fmt::Display for Line<'_> {
         )?;
         write!(f, ", \"count\": {}, \"redop\": {}", descriptor.count, Maybe(descriptor.redop.map(|redop| Text(redop.name()))))?;
         write!(f, ", \"{whom}\": {}, \"counts\": {}, \"epoch\": {}", Maybe(descriptor.root), descriptor.shape, descriptor.epoch)?;
-        let algorithm = choice.map(|choice| choice.to_string());
+        let algorithm = choice(*path).map(|choice| choice.to_string());
         write!(f, ", \"bytes\": {bytes}, \"algorithm\": {}", Maybe(algorithm.as_deref().map(Text)))?;
         let end = end.map(|end| end.as_nanos());
         write!(f, ", \"start_ns\": {}, \"end_ns\": {}, \"outcome\": {}}}", start.as_nanos(), Maybe(end), Text(outcome))

@@ -17,7 +17,7 @@ use super::message::{Answer, Question};
 use super::notice::{Notice, What};
 use crate::attempt::{Puzzle, Terms};
 use crate::error::{Cause, Error};
-use crate::types::{Descriptor, Rank};
+use crate::types::{Descriptor, Op, Rank};
 
 /// How long one rank may take to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -48,7 +48,7 @@ pub(crate) fn settle(bulletin: &Bulletin, terms: &Terms, error: Error) -> Error 
 
 /// This rank gives up of its own accord, and all hear of it.
 pub(crate) fn abort(bulletin: &Bulletin) {
-    let (during, completed) = (Descriptor::nothing(), bulletin.recording.last_completed());
+    let (during, completed) = (Descriptor::nothing(), bulletin.recording.history.last_completed());
     let what = What::Failed { culprit: bulletin.rank, cause: Cause::Aborted };
     bulletin.find_out(Notice { origin: bulletin.rank, what, during, after: Duration::ZERO, completed });
     bulletin.alarm.ring();
@@ -61,8 +61,12 @@ fn during(bulletin: &Bulletin, error: &Error) -> Option<(Descriptor, Duration)> 
         Error::Peer { op, seq, dtype, count, after, .. } => {
             Some((Descriptor { op: *op, seq: *seq, dtype: *dtype, count: *count, ..Descriptor::nothing() }, *after))
         }
-        Error::Aborted { op, seq } if *seq != 0 && !op.is_point_to_point() => {
-            bulletin.recording.collective(*seq).map(|call| (call, Duration::ZERO))
+        // No operation, but whoever ends the communicator.
+        Error::Aborted { op: Op::Connect, .. } => None,
+        Error::Aborted { op, seq } => {
+            let recorded = if op.is_point_to_point() { None } else { bulletin.recording.history.collective(*seq) };
+            let call = recorded.unwrap_or(Descriptor { op: *op, seq: *seq, ..Descriptor::nothing() });
+            Some((call, Duration::ZERO))
         }
         _ => None,
     }
@@ -83,7 +87,7 @@ fn look_into(bulletin: &Bulletin, terms: &Terms, error: &Error) -> Option<Notice
     if !bulletin.notices().is_empty() {
         return None;
     }
-    let completed = bulletin.recording.last_completed();
+    let completed = bulletin.recording.history.last_completed();
     let Some(notice) = Notice::of(error, terms, completed) else {
         // It is this rank's own affair.
         let cause = if matches!(error, Error::Aborted { .. }) { Cause::Aborted } else { Cause::Revoked };
@@ -139,7 +143,7 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
     let mut path = vec![bulletin.rank];
     let mut suspect = first;
     // What the one before called, as it was called.
-    let mut call = if mine.op.is_point_to_point() { Some(mine) } else { bulletin.recording.collective(mine.seq) };
+    let mut call = if mine.op.is_point_to_point() { Some(mine) } else { bulletin.recording.history.collective(mine.seq) };
     loop {
         let failed = |cause| Some(What::Failed { culprit: suspect, cause });
         if contact.is_stopped(suspect) {

@@ -139,7 +139,7 @@ fn look_after(bulletin: &Bulletin, contact: &dyn Contact, wait: &Wait, case: &mu
             what,
             during: mine,
             after,
-            completed: bulletin.recording.last_completed(),
+            completed: bulletin.recording.history.last_completed(),
         })
     };
     let failed = |cause| find_out(What::Failed { culprit: peer, cause });

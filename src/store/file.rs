@@ -283,6 +283,21 @@ fn next_record(bytes: &[u8], reader: &mut Reader<'_>) -> Option<(String, Vec<u8>
     (hash(&bytes[start..reader.at()]) == expected).then(|| (key, value.to_vec()))
 }
 
+/// Whatever a file holds: what is read of it is in it.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Some(contents) = Contents::parse(bytes) else { return };
+    assert!(contents.end <= bytes.len(), "a record reaches beyond the file");
+    let held: usize = contents.values.iter().map(|(key, value)| key.len() + value.len()).sum();
+    assert!(held + contents.job.len() <= bytes.len(), "more is read than there is");
+}
+
+/// A store with a record.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn sample() -> Vec<u8> {
+    [header([3; 16], "job"), record("generation", b"12"), record("12/rank/0", &[7; 40])].concat()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

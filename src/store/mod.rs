@@ -11,7 +11,7 @@
 //! A store is needed only while ranks connect. What is in it is small and short-lived; keys of former runs do no harm, see
 //! `bootstrap`.
 
-mod file;
+pub(crate) mod file;
 mod hash;
 #[cfg(feature = "redis")]
 mod redis;

@@ -144,6 +144,30 @@ struct Request {
     timeout: Duration,
 }
 
+impl Request {
+    /// Takes the next whole request off the front of what has been heard; an error if it is none.
+    fn take(heard: &mut BytesMut) -> Result<Option<Request>, ()> {
+        if heard.len() < REQUEST {
+            return Ok(None);
+        }
+        let mut header = &heard[..REQUEST];
+        let (operation, zero) = (header.get_u8(), header.get_u8());
+        let (key_len, value_len) = (usize::from(header.get_u16_le()), header.get_u32_le() as usize);
+        let timeout = Duration::from_millis(header.get_u64_le().min(1 << 32));
+        let is_known = matches!(operation, SET | GET | CLAIM) && zero == 0;
+        if !is_known || key_len > LONGEST_KEY || value_len > LARGEST_VALUE {
+            return Err(());
+        }
+        if heard.len() < REQUEST + key_len + value_len {
+            return Ok(None);
+        }
+        heard.advance(REQUEST);
+        let key = String::from_utf8(heard.split_to(key_len).to_vec()).map_err(drop)?;
+        let value = heard.split_to(value_len).to_vec();
+        Ok(Some(Request { operation, key, value, timeout }))
+    }
+}
+
 impl Clerk {
     fn serve(&mut self, arrivals: &Mutex<Vec<mio::net::TcpStream>>, stop: &AtomicBool) -> io::Result<()> {
         let mut events = Events::with_capacity(256);
@@ -261,24 +285,10 @@ impl Client {
 
     /// The next whole request, unless the client waits for the answer to one or has not read the last; an error if it is none.
     fn next_request(&mut self) -> Result<Option<Request>, ()> {
-        if self.awaits.is_some() || !self.to_say.is_empty() || self.heard.len() < REQUEST {
+        if self.awaits.is_some() || !self.to_say.is_empty() {
             return Ok(None);
         }
-        let mut header = &self.heard[..REQUEST];
-        let (operation, zero) = (header.get_u8(), header.get_u8());
-        let (key_len, value_len) = (usize::from(header.get_u16_le()), header.get_u32_le() as usize);
-        let timeout = Duration::from_millis(header.get_u64_le().min(1 << 32));
-        let is_known = matches!(operation, SET | GET | CLAIM) && zero == 0;
-        if !is_known || key_len > LONGEST_KEY || value_len > LARGEST_VALUE {
-            return Err(());
-        }
-        if self.heard.len() < REQUEST + key_len + value_len {
-            return Ok(None);
-        }
-        self.heard.advance(REQUEST);
-        let key = String::from_utf8(self.heard.split_to(key_len).to_vec()).map_err(drop)?;
-        let value = self.heard.split_to(value_len).to_vec();
-        Ok(Some(Request { operation, key, value, timeout }))
+        Request::take(&mut self.heard)
     }
 
     fn respond(&mut self, status: u8, value: &[u8]) {
@@ -409,15 +419,7 @@ impl TcpStore {
             stream.set_read_timeout(Some(timeout + GRACE))?;
             stream.set_write_timeout(Some(timeout + GRACE))?;
             stream.write_all(&request)?;
-            let mut header = [0; RESPONSE];
-            stream.read_exact(&mut header)?;
-            let len = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
-            if len > LARGEST_VALUE {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            let mut value = vec![0; len];
-            stream.read_exact(&mut value)?;
-            Ok((header[0], value))
+            response(&mut *stream)
         };
         match exchange().map_err(lost)? {
             (FOUND, value) => Ok(Some(value)),
@@ -426,6 +428,38 @@ impl TcpStore {
             _ => Err(StoreProblem::Foreign("its server answered nonsense".to_owned())),
         }
     }
+}
+
+/// Reads a response: its status and its value.
+fn response(stream: &mut impl Read) -> io::Result<(u8, Vec<u8>)> {
+    let mut header = [0; RESPONSE];
+    stream.read_exact(&mut header)?;
+    let len = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+    if len > LARGEST_VALUE {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut value = vec![0; len];
+    stream.read_exact(&mut value)?;
+    Ok((header[0], value))
+}
+
+/// Whatever a client says, and whatever a server answers.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let mut heard = BytesMut::from(bytes);
+    while let Ok(Some(Request { operation, key, value, .. })) = Request::take(&mut heard) {
+        assert!(matches!(operation, SET | GET | CLAIM) && key.len() <= LONGEST_KEY && value.len() <= LARGEST_VALUE);
+        assert!(heard.len() + REQUEST + key.len() + value.len() <= bytes.len(), "more is read than there is");
+    }
+    if let Ok((_, value)) = response(&mut &*bytes) {
+        assert!(value.len() + RESPONSE <= bytes.len(), "more is read than there is");
+    }
+}
+
+/// A request.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn sample() -> Vec<u8> {
+    [&[SET, 0, 3, 0, 5, 0, 0, 0][..], &100u64.to_le_bytes(), b"keyvalue"].concat()
 }
 
 /// Serves at a name or an address of this machine.

@@ -33,7 +33,7 @@ pub(super) struct Mapping {
 
 impl Mapping {
     pub(super) fn create(len: usize) -> io::Result<Mapping> {
-        if len as u64 > available_memory() {
+        if available_memory().is_some_and(|available| len as u64 > available) {
             return Err(Errno::NOMEM.into());
         }
         let file = memfd_create("kolo", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -59,7 +59,7 @@ impl Mapping {
             return Ok(());
         }
         // Asked for more than there is, the system may kill processes rather than refuse.
-        if range.len() as u64 > available_memory() {
+        if available_memory().is_some_and(|available| range.len() as u64 > available) {
             return Err(Errno::NOMEM.into());
         }
         Ok(rustix::io::retry_on_intr(|| {
@@ -124,7 +124,7 @@ impl Mapping {
 }
 
 /// Bytes that could be allocated now, as far as the system and the limits of this process's control group say.
-fn available_memory() -> u64 {
+pub(crate) fn available_memory() -> Option<u64> {
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -137,7 +137,7 @@ fn available_memory() -> u64 {
         let folder = format!("/sys/fs/cgroup{group}");
         Some(number(&format!("{folder}/memory.max"))?.saturating_sub(number(&format!("{folder}/memory.current"))?))
     });
-    of_group.fold(of_system, u64::min)
+    Some(of_group.fold(of_system, u64::min)).filter(|&bytes| bytes < u64::MAX)
 }
 
 impl Drop for Mapping {
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no shared mappings")]
     fn more_than_there_is_is_refused() {
-        assert!(available_memory() > 1 << 20);
+        assert!(available_memory().unwrap() > 1 << 20);
         let error = Mapping::create(1 << 50).err().expect("nobody has a pebibyte");
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
         assert!(twice(4096)[0].reserve(0..4096).is_ok());

@@ -5,6 +5,7 @@
 //! "unsupported", and kolo uses TCP.
 
 mod clock;
+mod facts;
 mod segment;
 mod signal;
 mod socket;
@@ -20,12 +21,13 @@ mod portable;
 #[cfg(any(not(target_os = "linux"), miri))]
 use portable as platform;
 
-pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
+pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, probe_cuda, reading_policy};
 pub(crate) use platform::{
-    LocalListener, LocalStream, ProcessWatch, boot_identity, hostname, is_stopped, port_holder, process_namespace, read_process,
-    sleep_on, wake_all,
+    LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_stopped, port_holder,
+    process_namespace, read_process, sleep_on, wake_all,
 };
 pub(crate) use segment::Segment;
 pub(crate) use signal::on_user_signal;

@@ -163,6 +163,10 @@ pub(crate) fn process_namespace() -> Option<u64> {
     None
 }
 
+pub(crate) fn available_memory() -> Option<u64> {
+    None
+}
+
 pub(crate) fn port_holder(_: u16) -> Option<String> {
     None
 }

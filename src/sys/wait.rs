@@ -2,7 +2,8 @@
 //!
 //! With a processor for every rank, spinning hands over in a tenth of a microsecond where sleeping takes tens. With more
 //! ranks than processors, whoever spins keeps the awaited rank from running: then a few yields, and sleep. How long it pays
-//! to spin also depends on who else uses the machine, so it is learnt from how long waits take.
+//! to spin also depends on who else uses the machine, so it is learnt from how long waits take. So is whether it pays to yield:
+//! a processor that was given to somebody who computes comes back after milliseconds, where who sleeps is woken at once.
 
 use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +16,10 @@ pub(crate) struct Patience {
     /// Microseconds to spin now; between `LEAST_SPIN` and `most_spin`.
     spin: AtomicU32,
     most_spin: u32,
-    yields: u32,
+    /// How often to yield now; at most `YIELDS`.
+    yields: AtomicU32,
+    /// Waits since `yields` last changed.
+    waits: AtomicU32,
 }
 
 const LEAST_SPIN: u32 = 2;
@@ -27,6 +31,10 @@ const IN_VAIN: u32 = 4 * MOST_SPIN;
 /// How often to yield before sleeping. With 4 ranks on 2 cores 16 yields keep nearly all waits from the futex, where 4 let one in a
 /// hundred sleep for 40 us; more bring nothing.
 const YIELDS: u32 = 16;
+/// If a wait's yields took so long, the processor was somebody else's meanwhile: other ranks take some ten microseconds each.
+const TAKEN: Duration = Duration::from_millis(1);
+/// After so many waits it is tried whether more yields are quick again.
+const RETRY: u32 = 256;
 /// Checks before the clock is read for the first time, and between readings.
 const CHECKS: u32 = 32;
 
@@ -34,12 +42,12 @@ impl Patience {
     /// For a communicator of which `ranks` share this machine's processors.
     pub(crate) fn new(ranks: usize) -> Patience {
         let most_spin = if ranks <= super::cores() { MOST_SPIN } else { 0 };
-        Patience { spin: AtomicU32::new(most_spin), most_spin, yields: YIELDS }
+        Patience { spin: AtomicU32::new(most_spin), most_spin, yields: AtomicU32::new(YIELDS), waits: AtomicU32::new(0) }
     }
 
     /// A wait that starts now.
     pub(crate) fn start(&self) -> Waiting<'_> {
-        Waiting { patience: self, checks: 0, yields: 0, slept: false, spinning_since: None }
+        Waiting { patience: self, checks: 0, yields: 0, slept: false, spinning_since: None, yielding_since: None }
     }
 
     /// A wait was short: spinning pays.
@@ -55,6 +63,24 @@ impl Patience {
         let spin = self.spin.load(Ordering::Relaxed);
         self.spin.store((spin - spin / 4).max(LEAST_SPIN.min(self.most_spin)), Ordering::Relaxed);
     }
+
+    /// A wait has yielded since then.
+    fn yielded(&self, since: Instant) {
+        let yields = self.yields.load(Ordering::Relaxed);
+        if since.elapsed() >= TAKEN {
+            self.yields.store(yields / 4, Ordering::Relaxed);
+            self.waits.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A wait has slept.
+    fn slept(&self) {
+        let yields = self.yields.load(Ordering::Relaxed);
+        if yields < YIELDS && self.waits.fetch_add(1, Ordering::Relaxed) >= RETRY {
+            self.yields.store((2 * yields).clamp(1, YIELDS), Ordering::Relaxed);
+            self.waits.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// One wait under way.
@@ -64,6 +90,7 @@ pub(crate) struct Waiting<'a> {
     yields: u32,
     slept: bool,
     spinning_since: Option<Instant>,
+    yielding_since: Option<Instant>,
 }
 
 impl Waiting<'_> {
@@ -77,12 +104,18 @@ impl Waiting<'_> {
                 return false;
             }
         }
-        if self.yields < self.patience.yields {
+        if !self.slept && self.yields < self.patience.yields.load(Ordering::Relaxed) {
+            self.yielding_since.get_or_insert_with(Instant::now);
             self.yields += 1;
             thread::yield_now();
             return false;
         }
-        self.slept = true;
+        if !self.slept {
+            self.slept = true;
+            if let Some(since) = self.yielding_since.take() {
+                self.patience.yielded(since);
+            }
+        }
         true
     }
 
@@ -92,9 +125,21 @@ impl Waiting<'_> {
         since.elapsed() < Duration::from_micros(self.patience.spin.load(Ordering::Relaxed).into())
     }
 
+    /// Whether it has taken so long already that reading the clock costs little beside it.
+    #[inline]
+    pub(crate) fn is_long(&self) -> bool {
+        self.checks >= CHECKS || self.yields > 0
+    }
+
     /// What was waited for has happened.
     #[inline]
     pub(crate) fn done(self) {
+        if self.slept {
+            self.patience.slept();
+        }
+        if let Some(since) = self.yielding_since {
+            self.patience.yielded(since);
+        }
         let Some(since) = self.spinning_since else { return };
         // What happened as soon as this thread yielded was kept from happening by its spinning.
         let is_helped_by_yielding = self.yields > 0 && !self.slept;
@@ -117,6 +162,28 @@ mod tests {
         let pauses = (0..).take_while(|_| !waiting.pause()).count();
         assert_eq!(pauses, YIELDS as usize);
         assert!(waiting.pause());
+    }
+
+    #[test]
+    fn yields_that_take_long_are_given_up_and_tried_again_later() {
+        let patience = Patience::new(usize::MAX);
+        let yields = || patience.yields.load(Ordering::Relaxed);
+        // Found by the wait that yielded, whether it slept or not.
+        for sleeps in [true, false] {
+            let before = yields();
+            let mut waiting = patience.start();
+            assert!(!waiting.pause());
+            waiting.yielding_since = Instant::now().checked_sub(TAKEN);
+            while sleeps && !waiting.pause() {}
+            waiting.done();
+            assert!(yields() < before, "{sleeps}");
+        }
+        // Not at once, but soon.
+        let given_up = yields();
+        (0..RETRY).for_each(|_| patience.slept());
+        assert_eq!(yields(), given_up);
+        (0..8 * RETRY).for_each(|_| patience.slept());
+        assert_eq!(yields(), YIELDS);
     }
 
     #[test]
@@ -152,7 +219,8 @@ mod tests {
 
     #[test]
     fn a_short_wait_that_slept_counts_as_one_in_which_spinning_pays() {
-        let patience = Patience { spin: AtomicU32::new(LEAST_SPIN), most_spin: MOST_SPIN, yields: YIELDS };
+        let patience = Patience::new(1);
+        patience.spin.store(LEAST_SPIN, Ordering::Relaxed);
         // A processor may be taken away from a thread at any time, so not every attempt is short.
         let grew = (0..1000).any(|_| {
             let mut waiting = patience.start();

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
@@ -24,6 +25,10 @@ const PIECE: u64 = 128 << 10;
 const HEADER: usize = 16;
 const MARK: u32 = 0x6b6f_7069;
 
+/// How long nothing may arrive when some lanes have ended and others have not. A peer that leaves closes all at once, but what it
+/// sent on some may still be under way.
+const ENDING: Duration = Duration::from_secs(2);
+
 pub(super) struct StripedLink {
     lanes: Vec<Lane>,
     /// Stream position of the first byte that has not been taken from the caller.
@@ -35,6 +40,8 @@ pub(super) struct StripedLink {
     complete: u64,
     /// Stretches beyond `complete` that have arrived: start to end.
     beyond: BTreeMap<u64, u64>,
+    /// Since when nothing has arrived though some lanes have ended, and others have not.
+    ending: Option<Instant>,
 }
 
 struct Lane {
@@ -67,12 +74,13 @@ impl StripedLink {
     pub(super) fn new(streams: Vec<TcpStream>) -> StripedLink {
         let lane = |stream| Lane { stream, sending: None, receiving: Incoming::default(), closed: false };
         let lanes = streams.into_iter().map(lane).collect();
-        StripedLink { lanes, taken: 0, assigned: 0, arrived: Arrived::new(), complete: 0, beyond: BTreeMap::new() }
+        StripedLink { lanes, taken: 0, assigned: 0, arrived: Arrived::new(), complete: 0, beyond: BTreeMap::new(), ending: None }
     }
 
     /// Reads from all lanes what belongs before `limit`; `place` says where the bytes from a stream position on go.
     fn collect(&mut self, limit: u64, mut place: impl FnMut(&mut Arrived, u64, usize) -> [ChunkMut; 2]) -> Result<(), Cause> {
         let before = self.complete;
+        let mut moved = false;
         for lane in &mut self.lanes {
             while let Some((next, len)) = lane.receive_header(self.complete)? {
                 // Another lane may have brought the same bytes meanwhile.
@@ -90,6 +98,7 @@ impl StripedLink {
                 if count == 0 {
                     break;
                 }
+                moved = true;
                 lane.receiving.next += count as u64;
                 note(&mut self.beyond, &mut self.complete, next, next + count as u64);
                 if lane.receiving.next == lane.receiving.end {
@@ -97,8 +106,14 @@ impl StripedLink {
                 }
             }
         }
-        if self.complete == before && self.lanes.iter().all(|lane| lane.closed) {
+        let closed = self.lanes.iter().filter(|lane| lane.closed).count();
+        if closed == 0 || moved {
+            self.ending = None;
+        } else if closed == self.lanes.len() && self.complete == before {
             return Err(Cause::Closed);
+        } else if self.ending.get_or_insert_with(Instant::now).elapsed() >= ENDING {
+            // What this lane had been given, nobody brings.
+            return Err(Cause::Broken(io::ErrorKind::ConnectionReset));
         }
         Ok(())
     }

@@ -228,3 +228,31 @@ fn garbage_in_a_ring_is_an_error() {
         assert!(matches!(found, Some(Cause::Corrupt(_))), "{garbage} at {offset}: {found:?}");
     }
 }
+
+/// Somebody between the ranks closes one of a link's connections, and the others live: what the link waits for will not come.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
+fn a_link_of_which_one_connection_is_cut_is_broken() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut others = Vec::new();
+    let lanes = (0..2).map(|_| {
+        let dialled = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        others.push(listener.accept().unwrap().0);
+        dialled.set_nonblocking(true).unwrap();
+        mio::net::TcpStream::from_std(dialled)
+    });
+    let mut link = tcp::link(lanes.collect());
+    others[0].shutdown(std::net::Shutdown::Both).unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let mut byte = [0u8];
+    let cause = loop {
+        // SAFETY: the byte is borrowed for the call.
+        match unsafe { link.receive(ChunkMut::of(&mut byte)) } {
+            Ok(count) => assert_eq!(count, 0),
+            Err(cause) => break cause,
+        }
+        assert!(std::time::Instant::now() < deadline, "it waits for ever");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert!(matches!(cause, Cause::Broken(_)), "{cause:?}");
+}

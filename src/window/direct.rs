@@ -23,13 +23,11 @@ use super::{Direct, SLOT, Slots, Sources, Window, WindowCall, reading};
 use crate::attempt::Attempt;
 use crate::config::Passage;
 use crate::error::{Cause, Result};
-use crate::reduce::copy_streaming;
+use crate::reduce::{self, copy_streaming};
 use crate::schedule::chunk;
 use crate::types::Op;
 
-/// Up to this many bytes over all ranks, everybody reduces everything: one turn saved is worth more.
-const ONE_SHOT: usize = 64 << 10;
-const _: () = assert!(ONE_SHOT / 2 <= SLOT, "two ranks stage half of it each");
+const _: () = assert!(trial::ONE_SHOT.end / 2 <= SLOT, "in one shot, two ranks stage half of it each");
 
 /// From so many bytes of output on, what is copied there goes past the caches, which could not keep it anyhow. Measured on
 /// two cores with 2 MiB of second-level cache each: out of place, 64 MiB then take 0.8 of the time.
@@ -50,6 +48,11 @@ pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &Wind
     if reading::copy(window, attempt, memory)? {
         return Ok(());
     }
+    // Bytes over all ranks up to which everybody reduces everything.
+    let one_shot = match call.op {
+        Op::AllReduce | Op::Reduce if trial::ONE_SHOT.contains(&(bytes * ranks)) => trial::one_shot(window, attempt)?,
+        _ => trial::ONE_SHOT.start,
+    };
     let mut parts = std::mem::take(&mut window.parts);
     let result = match call.op {
         Op::Barrier => window.pipeline(attempt, Sources::Everybody, 0, &mut Nothing),
@@ -57,7 +60,7 @@ pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &Wind
             let takes = call.op == Op::AllReduce || is_root;
             inline(window, attempt, memory, takes, &mut parts)
         }
-        Op::AllReduce | Op::Reduce if bytes * ranks <= ONE_SHOT => {
+        Op::AllReduce | Op::Reduce if bytes * ranks <= one_shot => {
             let takes = call.op == Op::AllReduce || is_root;
             let sources = if takes { Sources::Everybody } else { Sources::Nobody };
             window.pipeline(attempt, sources, 0, &mut OneShot { memory, takes, parts: &mut parts })
@@ -118,7 +121,7 @@ impl Memory<'_> {
         if from != to {
             // SAFETY: the caller vouches for both; buffers and slots are apart, and within the buffers only whole blocks are
             // copied, which are the same or apart.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, elements * self.call.element) }
+            unsafe { reduce::copy(from, to, elements * self.call.element) }
         }
     }
 
@@ -213,10 +216,10 @@ fn inline(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_>, takes:
 }
 
 /// Everybody stages everything, and reduces it if it is to have the result.
-struct OneShot<'a> {
-    memory: Memory<'a>,
-    takes: bool,
-    parts: &'a mut Vec<*const u8>,
+pub(super) struct OneShot<'a> {
+    pub(super) memory: Memory<'a>,
+    pub(super) takes: bool,
+    pub(super) parts: &'a mut Vec<*const u8>,
 }
 
 impl Direct for OneShot<'_> {
@@ -228,7 +231,7 @@ impl Direct for OneShot<'_> {
 
     fn stage(&mut self, _: usize, mine: *mut u8) {
         let all = 0..self.memory.call.count;
-        // SAFETY: a slot holds ONE_SHOT bytes, and the caller of `run` vouches for the input.
+        // SAFETY: a slot holds what is reduced in one shot, and the caller of `run` vouches for the input.
         unsafe { self.memory.copy(self.memory.input(&all), mine, all.len()) };
     }
 

@@ -60,6 +60,12 @@ impl Line {
         is_reached(now, turn).then_some(now)
     }
 
+    /// As one who does the same.
+    #[cfg(any(fuzzing, test))]
+    pub(crate) fn agree(&self, fingerprint: u64) {
+        self.fingerprint.store(fingerprint, Ordering::Relaxed);
+    }
+
     /// Whether what is written here belongs to a turn.
     pub(crate) fn holds(&self, turn: u32) -> bool {
         self.turn.load(Ordering::Acquire) == turn

@@ -8,6 +8,8 @@
 
 mod direct;
 pub(crate) mod flags;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 pub(crate) mod heap;
 mod reading;
 #[cfg(test)]
@@ -476,12 +478,17 @@ impl Window {
     fn wait_long(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
         let patience = self.patience.clone();
         let mut waiting = patience.start();
+        // While there is nothing else to do.
+        attempt.note();
         while !self.turns.has_reached(peer, turn) {
             if waiting.pause() {
                 let nap = attempt.patience_with(self.members[peer])?;
                 self.look_after_peers(attempt, peer, turn)?;
                 self.turns.sleep(peer, turn, nap.min(NAP));
             }
+        }
+        if waiting.is_long() {
+            attempt.waits();
         }
         waiting.done();
         Ok(())

@@ -1,13 +1,15 @@
-//! How large private buffers pass between processes: the first operation on such a buffer tries all ways, and the quickest is
-//! taken from then on.
+//! What depends on the machine is tried: the first operations find out how large private buffers pass between processes, and
+//! up to which size one turn is better than two. The quickest way is taken from then on.
 //!
 //! No table of machines would do: with processors that share a cache, data is best staged in it; with processors that do not,
 //! a cache line costs more to get from the other's cache than from memory; and what the system takes to find another process's
-//! pages depends on whether there is a hypervisor. Whether it may is up to the administrator.
+//! pages depends on whether there is a hypervisor. Whether it may is up to the administrator. And what a turn costs is 0.05 us
+//! here and 0.3 us there, where the same data takes as long.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::direct::{Collect, Memory, TwoShot};
+use super::direct::{Collect, Memory, OneShot, TwoShot};
 use super::{NOTES, Sources, Window, WindowCall, reading};
 use crate::attempt::Attempt;
 use crate::buffer::ChunkMut;
@@ -28,6 +30,14 @@ const TRIED: [usize; 2] = [LARGE, 2 * VERY_LARGE];
 
 /// Of so many tries of each way the quickest counts: others share the machine.
 const TRIES: usize = 3;
+
+/// Bytes over all ranks up to which everybody reduces everything in any case, and from which on nobody does. In between it is
+/// tried, from size to size, twice as large each.
+pub(super) const ONE_SHOT: Range<usize> = (8 << 10) + 1..(64 << 10) + 1;
+
+/// Of what takes microseconds, so many in a row are timed, so many times.
+const SHORT_RUN: usize = 8;
+const SHORT_TRIES: usize = 8;
 
 /// The ways, in the order in which they are preferred: one that is not clearly quicker does not count as quicker.
 const WAYS: [Passage; 3] = [Passage::Staged, Passage::Streamed, Passage::Read];
@@ -50,11 +60,13 @@ pub(super) struct Passages {
     tried: [[Passage; TRIED.len()]; 2],
     /// Whether all ranks can read each other's memory; `None` until that has been tried.
     may_read: Option<bool>,
+    /// Bytes over all ranks up to which one turn is quicker than two; `None` until that has been tried.
+    one_shot: Option<usize>,
 }
 
 impl Passages {
     pub(super) fn new(wanted: Passage) -> Passages {
-        Passages { wanted, tried: [[Passage::Auto; TRIED.len()]; 2], may_read: None }
+        Passages { wanted, tried: [[Passage::Auto; TRIED.len()]; 2], may_read: None, one_shot: None }
     }
 
     /// How a buffer passes, if that need not be tried.
@@ -87,7 +99,8 @@ pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traff
     };
     window.passages.may_read = Some(may_read);
     if window.passages.wanted != Passage::Auto {
-        if !may_read {
+        // Once for a host.
+        if !may_read && window.rank == 0 {
             tracing::warn!("the system does not let ranks read each other's memory; buffers are staged instead");
         }
         return Ok(if may_read { Passage::Read } else { Passage::Staged });
@@ -100,31 +113,75 @@ pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traff
 }
 
 fn quickest(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, tried: usize) -> Result<Passage> {
-    // Zeros stay zeros, however often they are added; but memory that was never written is not there.
-    let mut bytes: Vec<u64> = Vec::new();
+    let Some(mut bytes) = scratch(window, attempt, tried)? else { return Ok(Passage::Staged) };
+    let buffer = ChunkMut::of(&mut bytes);
+    let possible = WAYS.map(|way| match way {
+        Passage::Read => window.passages.may_read == Some(true),
+        Passage::Streamed => traffic == Traffic::Reduced,
+        Passage::Auto | Passage::Staged => true,
+    });
+    let times = race(window, attempt, TRIES, possible, |window, way| run(window, attempt, traffic, WAYS[way], buffer))?;
+    let quickest = (1..WAYS.len()).fold(0, |best, way| if times[way] < CLEARLY * times[best] { way } else { best });
+    Ok(WAYS[quickest])
+}
+
+/// Bytes over all ranks up to which everybody reduces everything: one turn saved is worth more than what that takes.
+pub(super) fn one_shot(window: &mut Window, attempt: &Attempt<'_>) -> Result<usize> {
+    if let Some(known) = window.passages.one_shot {
+        return Ok(known);
+    }
+    let began = Instant::now();
+    let (least, most) = (ONE_SHOT.start - 1, ONE_SHOT.end - 1);
+    let mut limit = least;
+    if let Some(mut bytes) = scratch(window, attempt, most)? {
+        let ranks = window.members.len();
+        for size in std::iter::successors(Some(2 * least), |size| Some(2 * size)).take_while(|&size| size <= most) {
+            let buffer = ChunkMut::of(&mut bytes).take(size / ranks / DTYPE.size() * DTYPE.size());
+            let [one, two] = race(window, attempt, SHORT_TRIES, [true; 2], |window, way| {
+                (0..SHORT_RUN).try_for_each(|_| reduce(window, attempt, 1 + way, false, buffer))
+            })?;
+            if two < CLEARLY * one {
+                break;
+            }
+            limit = size;
+        }
+    }
+    tracing::info!(limit, took = ?began.elapsed(), "tried up to which size one turn is quicker than two");
+    window.passages.one_shot = Some(limit);
+    Ok(limit)
+}
+
+/// Zeros to try things on, which stay zeros however often they are added; `None` on all ranks if one has no memory for them.
+fn scratch(window: &mut Window, attempt: &Attempt<'_>, bytes: usize) -> Result<Option<Vec<u64>>> {
+    let words = bytes / size_of::<u64>();
+    let mut zeros: Vec<u64> = Vec::new();
     let mut notes = [0; NOTES];
-    notes[0] = bytes.try_reserve_exact(tried / size_of::<u64>()).is_ok().into();
+    notes[0] = zeros.try_reserve_exact(words).is_ok().into();
     let turn = window.exchange(attempt, notes)?;
     if (0..window.members.len()).any(|rank| window.turns.line(rank, turn).notes()[0] == 0) {
-        return Ok(Passage::Staged);
+        return Ok(None);
     }
-    bytes.resize(tried / size_of::<u64>(), std::hint::black_box(0));
-    let buffer = ChunkMut::of(&mut bytes);
-    let mut mine = [Duration::MAX; WAYS.len()];
-    for _ in 0..TRIES {
-        for (way, best) in WAYS.into_iter().zip(&mut mine) {
-            let is_possible = match way {
-                Passage::Read => window.passages.may_read == Some(true),
-                Passage::Streamed => traffic == Traffic::Reduced,
-                Passage::Auto | Passage::Staged => true,
-            };
-            if is_possible {
-                window.meet(attempt)?;
-                let began = Instant::now();
-                run(window, attempt, traffic, way, buffer)?;
-                window.meet(attempt)?;
-                *best = began.elapsed().min(*best);
-            }
+    // Memory that was never written is not there.
+    zeros.resize(words, std::hint::black_box(0));
+    Ok(Some(zeros))
+}
+
+/// Nanoseconds of each possible way: of the quickest of its tries, on the slowest rank. All ranks get the same.
+fn race<const WAYS: usize>(
+    window: &mut Window,
+    attempt: &Attempt<'_>,
+    tries: usize,
+    possible: [bool; WAYS],
+    mut run: impl FnMut(&mut Window, usize) -> Result<()>,
+) -> Result<[f64; WAYS]> {
+    let mut mine = [Duration::MAX; WAYS];
+    for _ in 0..tries {
+        for way in (0..WAYS).filter(|&way| possible[way]) {
+            window.meet(attempt)?;
+            let began = Instant::now();
+            run(window, way)?;
+            window.meet(attempt)?;
+            mine[way] = began.elapsed().min(mine[way]);
         }
     }
     let mut notes = [0; NOTES];
@@ -132,40 +189,54 @@ fn quickest(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, tried:
         *note = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     }
     let turn = window.exchange(attempt, notes)?;
-    // As slow as the slowest rank, which all ranks see alike.
     let slowest =
         |way| (0..window.members.len()).map(|rank| window.turns.line(rank, turn).notes()[way]).max().unwrap_or(u64::MAX);
-    let times: [f64; WAYS.len()] = std::array::from_fn(|way| slowest(way) as f64);
+    let times = std::array::from_fn(|way| slowest(way) as f64);
     tracing::debug!(?times, "nanoseconds of each way");
-    let quickest = (1..WAYS.len()).fold(0, |best, way| if times[way] < CLEARLY * times[best] { way } else { best });
-    Ok(WAYS[quickest])
+    Ok(times)
+}
+
+/// What is tried is reduced as this.
+const DTYPE: DType = DType::F32;
+
+/// All-reduces a private buffer in one turn or in two.
+fn reduce(window: &mut Window, attempt: &Attempt<'_>, turns: usize, streams: bool, buffer: ChunkMut) -> Result<()> {
+    let call = WindowCall {
+        count: buffer.len / DTYPE.size(),
+        kernel: Kernel::new(DTYPE, ReduceOp::Sum),
+        ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, DTYPE.size())
+    };
+    let memory = Memory { call: &call, rank: window.rank, ranks: window.members.len() };
+    let mut parts = std::mem::take(&mut window.parts);
+    let result = if turns == 1 {
+        window.pipeline(attempt, Sources::Everybody, 0, &mut OneShot { memory, takes: true, parts: &mut parts })
+    } else {
+        window.pipeline(attempt, Sources::Everybody, 0, &mut TwoShot { memory, root: None, streams, parts: &mut parts })
+    };
+    window.parts = parts;
+    result
 }
 
 /// All-reduces or all-gathers a private buffer, one way or the other.
 fn run(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, way: Passage, buffer: ChunkMut) -> Result<()> {
-    let dtype = DType::F32;
     let (rank, ranks) = (window.rank, window.members.len());
-    let count = buffer.len / dtype.size();
+    let count = buffer.len / DTYPE.size();
     let call = match traffic {
+        Traffic::Reduced if way != Passage::Read => return reduce(window, attempt, 2, way == Passage::Streamed, buffer),
         Traffic::Reduced => WindowCall {
             count,
-            kernel: Kernel::new(dtype, ReduceOp::Sum),
-            ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, dtype.size())
+            kernel: Kernel::new(DTYPE, ReduceOp::Sum),
+            ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, DTYPE.size())
         },
         Traffic::Copied => {
-            let block = count / ranks * dtype.size();
+            let block = count / ranks * DTYPE.size();
             let input = buffer.as_const().skip(rank * block).take(block);
-            WindowCall { blocks: Blocks::Even(count / ranks), ..WindowCall::new(Op::AllGather, input, buffer, dtype.size()) }
+            WindowCall { blocks: Blocks::Even(count / ranks), ..WindowCall::new(Op::AllGather, input, buffer, DTYPE.size()) }
         }
     };
     let memory = Memory { call: &call, rank, ranks };
-    let parts = &mut Vec::with_capacity(ranks);
     match (traffic, way) {
-        (Traffic::Reduced, Passage::Read) => reading::all_reduce(window, attempt, memory, parts).map(drop),
-        (Traffic::Reduced, way) => {
-            let streams = way == Passage::Streamed;
-            window.pipeline(attempt, Sources::Everybody, 0, &mut TwoShot { memory, root: None, streams, parts })
-        }
+        (Traffic::Reduced, _) => reading::all_reduce(window, attempt, memory, &mut Vec::with_capacity(ranks)).map(drop),
         (Traffic::Copied, Passage::Read) => reading::copy_now(window, attempt, memory).map(drop),
         (Traffic::Copied, _) => window.pipeline(attempt, Sources::Everybody, 0, &mut Collect { memory, takes: true }),
     }

@@ -251,6 +251,29 @@ static void movements(size_t count, int dtype, int mode) {
       free(send);
     }
   }
+  /* From whoever sends first. */
+  OK(kolo_barrier(comm, NULL));
+  if (my_rank == 0) {
+    for (rank = 1; rank < world; rank++) {
+      int32_t source = -1;
+      char *recv = garbage(count, dtype);
+      if (mode == BLOCKING) {
+        OK(kolo_recv_any(recv, count, dtype, &source, comm, NULL));
+      } else {
+        kolo_work_t received;
+        OK(kolo_start_recv_any(recv, count, dtype, &source, comm, NULL, &received));
+        finish(received);
+      }
+      CHECK(source > 0 && source < world);
+      for (i = 0; i < count; i++) CHECK(get(recv, i, dtype) == value(source, i, dtype));
+      free(recv);
+    }
+  } else {
+    char *send = mine(count, dtype);
+    OK(kolo_send(send, count, dtype, 0, comm, NULL));
+    free(send);
+  }
+  OK(kolo_barrier(comm, NULL));
 }
 
 /* The forms with a count for each rank. */

@@ -13,6 +13,21 @@ static void still_works(void) {
   CHECK(result == KOLO_OK);
 }
 
+/* The last operations can be had as a file. */
+static void trace(void) {
+  char path[100], begins[14] = "";
+  int32_t rank = -1;
+  FILE *file;
+  OK(kolo_comm_rank(comm, &rank));
+  sprintf(path, "/tmp/kolo-c-trace-%p-%d.json", (void *)path, (int)rank);
+  OK(kolo_comm_dump_trace(comm, path));
+  file = fopen(path, "r");
+  CHECK(file != NULL && fread(begins, 1, sizeof begins - 1, file) == sizeof begins - 1);
+  CHECK(strcmp(begins, "{\"kolo_trace\"") == 0);
+  fclose(file);
+  remove(path);
+}
+
 static void wrong_arguments(void) {
   float a[8] = {0}, b[8] = {0}, *many = a;
   size_t *counts = (size_t *)allocate(sizeof(size_t) * (size_t)world);
@@ -35,6 +50,8 @@ static void wrong_arguments(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "work is null", kolo_start_barrier(comm, NULL, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "rank is null", kolo_comm_rank(comm, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "comm is null", kolo_comm_init_env(NULL, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "path is null", kolo_comm_dump_trace(comm, NULL));
+  REFUSED(KOLO_ERR_SETTING, "/no/such/folder", kolo_comm_dump_trace(comm, "/no/such/folder/x"));
   REFUSED(KOLO_ERR_ARGUMENT, "newcomm is null", kolo_comm_split(comm, 0, 0, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "ptr is null", kolo_mem_alloc(NULL, 1, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "id is null", kolo_get_unique_id(NULL));
@@ -236,6 +253,14 @@ static void wrong_starts(void) {
   config.secret = "short";
   REFUSED(KOLO_ERR_SETTING, "64 hexadecimal digits", kolo_comm_init_env(&other, &config));
   config.secret = NULL;
+  config.trace_signal = 2;
+  REFUSED(KOLO_ERR_ARGUMENT, "trace_signal", kolo_comm_init_env(&other, &config));
+  config.trace_signal = 1;
+  REFUSED(KOLO_ERR_SETTING, "KOLO_TRACE_DIR", kolo_comm_init_env(&other, &config));
+  config.trace_signal = 0;
+  config.trace_dir = "/dev/null/x";
+  REFUSED(KOLO_ERR_SETTING, "/dev/null/x", kolo_comm_init_env(&other, &config));
+  config.trace_dir = NULL;
   config.network_latency_us = 5;
   REFUSED(KOLO_ERR_SETTING, "both", kolo_comm_init_env(&other, &config));
   config.network_latency_us = 0;
@@ -265,6 +290,7 @@ int main(void) {
   OK(kolo_comm_count(comm, &count));
   my_rank = rank;
   world = count;
+  trace();
   wrong_arguments();
   wrong_handles();
   wrong_groups();

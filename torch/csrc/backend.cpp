@@ -628,15 +628,21 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::recv(Tensors& tensors, int from, int
 
 // Kolo's messages of two ranks arrive in the order in which they were sent, and have no tags. One other than 0 travels behind the data,
 // so that what was meant for another receive is an error and not taken for this one's.
-ProcessGroupKolo::WorkPtr ProcessGroupKolo::message(Tensors& tensors, int peer, int tag, bool sends) {
+// Without a peer, whoever sends first is received from.
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::message(Tensors& tensors, std::optional<int> peer, int tag, bool sends) {
   const char* name = sends ? "send" : "recv";
   const at::Tensor& tensor = only(tensors, name);
   sends ? check_dense(tensor, name) : check_writable(tensor, name);
-  const OpType type = sends ? OpType::SEND : OpType::RECV;
+  const OpType type = sends ? OpType::SEND : peer ? OpType::RECV : OpType::RECVANYSOURCE;
   Launch launch(*this, {type, name, sends ? "kolo:send" : "kolo:recv", true, c10d::kUnsetTimeout, true}, tensor);
   at::Tensor memory = sends ? launch.in(tensor) : launch.out(tensor);
   auto [dtype, factor] = moved(tensor.scalar_type());
   size_t count = static_cast<size_t>(tensor.numel()) * factor;
+  at::Tensor source;
+  if (!peer) {
+    source = at::full({1}, -1, at::kInt);
+    launch.keep(source);
+  }
   if (tag != 0) {
     launch.await_copies();
     const int64_t bytes = static_cast<int64_t>(memory.nbytes());
@@ -648,14 +654,14 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::message(Tensors& tensors, int peer, 
       std::memcpy(start, memory.const_data_ptr(), bytes);
       std::memcpy(start + bytes, &mine, sizeof mine);
     } else {
-      launch.then([tagged, memory, start, bytes, mine, peer] {
+      launch.then([tagged, memory, start, bytes, mine, peer, source] {
         int64_t theirs = 0;
         std::memcpy(&theirs, start + bytes, sizeof theirs);
         if (theirs != mine) {
           C10_THROW_ERROR(
               DistBackendError,
               c10::str(
-                  "recv: the next message of rank ", peer, " has the tag ", theirs, ", and ", mine,
+                  "recv: the next message of rank ", peer ? *peer : *source.const_data_ptr<int32_t>(), " has the tag ", theirs, ", and ", mine,
                   " was expected. With the kolo backend, messages of two ranks arrive in the order in which they were sent: receive in that "
                   "order."));
         }
@@ -667,16 +673,17 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::message(Tensors& tensors, int peer, 
     count = static_cast<size_t>(tagged.numel());
   }
   if (sends) {
-    launch.run(kolo_send, kolo_start_send, memory.const_data_ptr(), count, dtype, peer);
+    launch.run(kolo_send, kolo_start_send, memory.const_data_ptr(), count, dtype, *peer);
+  } else if (peer) {
+    launch.run(kolo_recv, kolo_start_recv, memory.data_ptr(), count, dtype, *peer);
   } else {
-    launch.run(kolo_recv, kolo_start_recv, memory.data_ptr(), count, dtype, peer);
+    launch.run(kolo_recv_any, kolo_start_recv_any, memory.data_ptr(), count, dtype, source.data_ptr<int32_t>());
   }
-  return launch.done(tensors);
+  return launch.done(tensors, source);
 }
 
-ProcessGroupKolo::WorkPtr ProcessGroupKolo::recvAnysource(Tensors&, int) {
-  TORCH_CHECK_VALUE(
-      false, "recv: the kolo backend cannot receive from whoever sends first; give `src`, or let the sender say who it is by a collective");
+ProcessGroupKolo::WorkPtr ProcessGroupKolo::recvAnysource(Tensors& tensors, int tag) {
+  return message(tensors, std::nullopt, tag, false);
 }
 
 // ---- Several calls as one ----

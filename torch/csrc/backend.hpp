@@ -142,7 +142,7 @@ class ProcessGroupKolo final : public c10d::Backend {
   void gather_lists(Launch& launch, const char* name, const Lists& outputs, const Tensors& inputs, Tensors& flat);
   WorkPtr gather_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs);
   WorkPtr scatter_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op);
-  WorkPtr message(Tensors& tensors, int peer, int tag, bool sends);
+  WorkPtr message(Tensors& tensors, std::optional<int> peer, int tag, bool sends);
 
   const c10::intrusive_ptr<Options> options_;
   // The deadline that the communicators were made with.

@@ -174,7 +174,7 @@ void Launch::then(std::function<void()> check) {
   check_ = std::move(check);
 }
 
-c10::intrusive_ptr<c10d::Work> Launch::done(std::vector<at::Tensor> outputs) {
+c10::intrusive_ptr<c10d::Work> Launch::done(std::vector<at::Tensor> outputs, const at::Tensor& source) {
   is_done_ = true;
   const KoloWork::Call call{group_.getRank(), call_.type, call_.title, seq_, timeout_};
   if (group_.coalescing_) {
@@ -190,7 +190,9 @@ c10::intrusive_ptr<c10d::Work> Launch::done(std::vector<at::Tensor> outputs) {
     }
     return c10::make_intrusive<KoloWork>(call, std::move(outputs), nullptr, nullptr);
   }
-  return c10::make_intrusive<KoloWork>(call, std::move(outputs), std::move(flight_), channel_.waiter);
+  auto work = c10::make_intrusive<KoloWork>(call, std::move(outputs), std::move(flight_), channel_.waiter);
+  work->set_source(source);
+  return work;
 }
 
 } // namespace torch_kolo

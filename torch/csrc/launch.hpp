@@ -52,7 +52,8 @@ class Launch {
   // To be called when the next operation has ended, before anything is copied back.
   void then(std::function<void()> check);
 
-  c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> outputs);
+  // `source` is where kolo writes whose message it was, if it may be anybody's.
+  c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> outputs, const at::Tensor& source = {});
 
  private:
   at::Tensor host_memory(at::IntArrayRef sizes, const at::Tensor& like) const;

@@ -154,6 +154,14 @@ class KoloWork final : public c10d::Work {
   virtual std::chrono::milliseconds getTimeout() const {
     return timeout_;
   }
+  // Of a message, when it is over.
+  int sourceRank() const override {
+    TORCH_CHECK(source_.defined(), "only what is received from anybody has a source");
+    return *source_.const_data_ptr<int32_t>();
+  }
+  void set_source(const at::Tensor& source) {
+    source_ = source;
+  }
   void add_outputs(const std::vector<at::Tensor>& outputs) {
     outputs_.insert(outputs_.end(), outputs.begin(), outputs.end());
   }
@@ -164,6 +172,8 @@ class KoloWork final : public c10d::Work {
   const uint64_t seq_;
   const std::chrono::milliseconds timeout_;
   std::vector<at::Tensor> outputs_;
+  // Whose message it was, if it might be anybody's.
+  at::Tensor source_;
   std::shared_ptr<Flight> flight_;
   std::shared_ptr<Waiter> waiter_;
 };

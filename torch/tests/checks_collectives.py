@@ -334,6 +334,28 @@ def messages(group):
 
 
 @check
+def messages_from_whoever_sends_first(group):
+    rank, world = of(group)
+    for tag in (0, 7):
+        if rank == 0:
+            seen = []
+            for i in range(2 * (world - 1)):
+                output = torch.zeros(1000)
+                if i % 2:
+                    work = dist.irecv(output, group=group, tag=tag)
+                    work.wait()
+                    source = work._source_rank()
+                else:
+                    source = dist.get_group_rank(group, dist.recv(output, group=group, tag=tag))
+                same(output, torch.full((1000,), 10.0 * source + seen.count(source)))
+                seen.append(source)
+            assert sorted(seen) == sorted(2 * list(range(1, world))), seen
+        else:
+            for i in range(2):
+                dist.send(torch.full((1000,), 10.0 * rank + i), group_dst=0, group=group, tag=tag)
+
+
+@check
 def messages_in_batches(group):
     rank, world = of(group)
     outputs = [torch.zeros(1000) for _ in range(world)]
@@ -523,7 +545,6 @@ def what_cannot_be_is_refused(group):
         ("same type", lambda: backend._allgather_base(torch.ones(2 * world), torch.ones(2, dtype=torch.int32))),
         ("list has", lambda: backend.allgather([[torch.ones(1)]], [torch.ones(1)]) if world > 1 else None),
         ("SparseCPU|sparse COO", lambda: dist.broadcast(torch.ones(3).to_sparse(), group_src=0, group=group)),
-        ("whoever sends first", lambda: dist.recv(torch.ones(1), group=group)),
         ("sum up to", lambda: dist.all_to_all_single(torch.ones(world), torch.ones(world), [1] * world, [2] * world, group)),
         ("root|must be", lambda: backend.broadcast(torch.ones(1), root=world + 3)),
     ]

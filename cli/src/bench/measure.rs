@@ -38,6 +38,18 @@ impl Plan {
         let calls = SAMPLE.checked_div(whole).unwrap_or(CALLS).clamp(1, CALLS);
         Plan { bytes: whole as u64, elements, send, recv, calls }
     }
+
+    /// One call of an operation.
+    pub(crate) fn once<T: Pattern>(op: Operation, ranks: usize, bytes: u64) -> Plan {
+        let elements = op.elements(bytes, size_of::<T>(), ranks);
+        let (send, recv) = op.shares(elements, ranks);
+        Plan { bytes: (elements * size_of::<T>()) as u64, elements, send, recv, calls: 1 }
+    }
+
+    /// Elements that one rank sends and receives in one call.
+    pub(crate) fn lengths(&self) -> (usize, usize) {
+        (self.send, self.recv)
+    }
 }
 
 /// The times of one form of an operation, in seconds, and how many elements were wrong.
@@ -178,7 +190,7 @@ pub(crate) fn measure<T: Pattern>(
 
 /// How many elements of one call's result are not what they must be.
 #[expect(clippy::too_many_arguments, reason = "it is what a result depends on")]
-fn count_wrong<T: Pattern>(
+pub(crate) fn count_wrong<T: Pattern>(
     op: Operation,
     redop: Option<ReduceOp>,
     comm: &Communicator,

@@ -4,7 +4,7 @@
 
 pub(crate) mod measure;
 pub(crate) mod operation;
-mod pattern;
+pub(crate) mod pattern;
 mod plot;
 mod report;
 mod table;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kolo::{Algorithm, Builder, Communicator, DType, ReduceOp, Transport, bf16, f16};
+use kolo::{Algorithm, Builder, Communicator, DType, Passage, ReduceOp, Transport, bf16, f16};
 
 use crate::{files, units};
 use measure::{Figures, Measured, Plan};
@@ -67,6 +67,9 @@ pub(crate) struct Args {
     /// auto, tcp or shm
     #[arg(long)]
     transport: Option<Transport>,
+    /// How large private buffers pass inside a host: auto, staged, streamed or read
+    #[arg(long)]
+    passage: Option<Passage>,
     /// TCP connections of one link
     #[arg(long)]
     sockets: Option<usize>,
@@ -113,6 +116,9 @@ impl Args {
         }
         if let Some(transport) = self.transport {
             builder = builder.transport(transport);
+        }
+        if let Some(passage) = self.passage {
+            builder = builder.passage(passage);
         }
         if let Some(sockets) = self.sockets {
             builder = builder.sockets(sockets);

@@ -30,11 +30,13 @@ pub(super) enum Contestant {
     Exchange,
     /// Two ranks hand a cache line to each other and back.
     RoundTrip,
+    /// A barrier in which all ranks but the last sleep: as good as it gets when none of them has a processor of its own.
+    Futex,
 }
 
 use Contestant::*;
 
-const ALL: [Contestant; 15] = [
+const ALL: [Contestant; 16] = [
     Kolo,
     KoloRegistered,
     KoloBf16,
@@ -50,6 +52,7 @@ const ALL: [Contestant; 15] = [
     Scale,
     Exchange,
     RoundTrip,
+    Futex,
 ];
 
 impl Contestant {
@@ -70,6 +73,7 @@ impl Contestant {
             Scale => "scale",
             Exchange => "exchange",
             RoundTrip => "roundtrip",
+            Futex => "futex",
         }
     }
 
@@ -84,7 +88,7 @@ impl Contestant {
             ("mpich", _) if tcp => vec![MpichTcp],
             ("bounds", Task::Start) => vec![],
             ("bounds", _) if tcp => vec![Exchange],
-            ("bounds", Task::Operation(Operation::Barrier)) => vec![RoundTrip],
+            ("bounds", Task::Operation(Operation::Barrier)) => vec![RoundTrip, Futex],
             ("bounds", Task::Operation(Operation::AllReduce)) => vec![KoloRegistered, KoloBf16, Copy, Stream, Scale, RoundTrip],
             ("bounds", _) => vec![Copy, Stream],
             _ => vec![Contestant::from_name(name).ok_or_else(|| {
@@ -103,7 +107,8 @@ impl Contestant {
         let why = match self {
             KoloRegistered | KoloBf16 | DeepSpeed if tcp => "is measured in shared memory only",
             KoloRegistered | KoloBf16 | DeepSpeed if task != Task::Operation(Operation::AllReduce) => "is for all_reduce only",
-            Copy | Stream | Scale | Exchange | RoundTrip if task == Task::Start => "is a bound of operations",
+            Copy | Stream | Scale | Exchange | RoundTrip | Futex if task == Task::Start => "is a bound of operations",
+            Futex if task != Task::Operation(Operation::Barrier) => "is a barrier",
             _ => return Ok(()),
         };
         Err(format!("{} {why}; it is no contestant in {}{}", self.name(), task.name(), if tcp { " --tcp" } else { "" }))
@@ -155,7 +160,7 @@ impl Contestant {
                 command.args(["-n", &ranks.to_string()]).arg(self.program(folder));
                 command
             }
-            Kolo | KoloRegistered | KoloBf16 | KoloTcp | Copy | Stream | Scale | Exchange | RoundTrip => {
+            Kolo | KoloRegistered | KoloBf16 | KoloTcp | Copy | Stream | Scale | Exchange | RoundTrip | Futex => {
                 let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
                 let mut command = Command::new(&program);
                 command.args(["run", "-n", &ranks.to_string(), "--"]).arg(&program).arg("compete");

@@ -4,6 +4,7 @@
 //! median of the ratios within the rounds.
 
 mod arena;
+mod bounds;
 mod contestant;
 mod rank;
 mod report;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use crate::bench::operation::Operation;
-use crate::units::bytes;
+use crate::units::{bytes, count};
 use crate::{files, say};
 use arena::{Arena, Question};
 use contestant::Contestant;
@@ -33,14 +34,14 @@ pub(crate) struct Args {
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=256), default_value = "2")]
     ranks: u32,
     /// Whom to compare with: gloo, openmpi, mpich, bounds, deepspeed, or one of kolo-registered, kolo-bf16, kolo-tcp, openmpi-tcp,
-    /// mpich-tcp, copy, stream, scale, exchange, roundtrip
+    /// mpich-tcp, copy, stream, scale, exchange, roundtrip, futex
     #[arg(long = "with", value_delimiter = ',', default_value = "gloo,openmpi,mpich,bounds")]
     with: Vec<String>,
     /// Over TCP, also inside the host
     #[arg(long)]
     tcp: bool,
-    /// Sizes in bytes
-    #[arg(long, value_parser = bytes, value_delimiter = ',', default_value = "8,1K,4K,64K,1M,64M")]
+    /// Sizes in bytes, of what has a size [default: 8,1K,4K,64K,1M,64M]
+    #[arg(long, value_parser = bytes, value_delimiter = ',')]
     sizes: Vec<u64>,
     /// How many rounds
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "30")]
@@ -52,6 +53,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
+
+/// Where other libraries change from one way to another.
+const SIZES: [u64; 6] = [8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 64 << 20];
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +72,10 @@ impl Task {
             Task::Operation(op) => op.name(),
         }
     }
+
+    fn has_sizes(self) -> bool {
+        !matches!(self, Task::Start | Task::Operation(Operation::Barrier))
+    }
 }
 
 fn task(text: &str) -> Result<Task, String> {
@@ -82,6 +90,9 @@ fn task(text: &str) -> Result<Task, String> {
 
 pub(crate) fn compare(args: &Args) -> Result<(), String> {
     files::check(args.json.as_deref(), args.plot.as_deref())?;
+    if !args.task.has_sizes() && !args.sizes.is_empty() {
+        return Err(format!("{} has no sizes", args.task.name()));
+    }
     let mut contestants = vec![if args.tcp { Contestant::KoloTcp } else { Contestant::Kolo }];
     for name in &args.with {
         for contestant in Contestant::named(name, args.tcp, args.task)? {
@@ -107,16 +118,20 @@ pub(crate) fn compare(args: &Args) -> Result<(), String> {
 fn operate(args: &Args, op: Operation, contestants: Vec<Contestant>) -> Result<Report, String> {
     let ranks = args.ranks as usize;
     let mut arena = Arena::new(ranks)?;
-    say(&format!("# {} of f32, {ranks} ranks on this machine, {} rounds", op.name(), args.rounds));
+    say(&format!("# {} of f32, {ranks} ranks on this machine, {}", op.name(), count(args.rounds as usize, "round")));
     for contestant in contestants {
         if let Err(why) = arena.enter(contestant) {
             if contestant.is_kolo() && arena.is_empty() {
-                return Err(why);
+                return Err(format!("{} cannot take part: {why}", contestant.name()));
             }
             say(&format!("# NOT RUN: {}: {why}", contestant.name()));
         }
     }
-    let sizes = if op == Operation::Barrier { &[0][..] } else { &args.sizes };
+    let sizes = match op {
+        Operation::Barrier => &[0][..],
+        _ if args.sizes.is_empty() => &SIZES,
+        _ => &args.sizes,
+    };
     // What is measured for each size, as in `kolo bench`.
     let sizes: Vec<usize> = sizes.iter().map(|&bytes| op.elements(bytes, size_of::<f32>(), ranks) * size_of::<f32>()).collect();
     let contestants = arena.contestants();

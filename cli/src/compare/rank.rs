@@ -1,16 +1,15 @@
 //! A rank of kolo, or of a bound of the machine, in a comparison.
 
-use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use clap::Args as ClapArgs;
 use kolo::{Communicator, ReduceOp, Registered, Transport, bf16};
 
+use super::bounds::{SharedLine, exchange, pair, stream_copy};
 use super::contestant::Contestant;
 
 /// Arguments of a rank that `kolo compare` starts.
@@ -30,7 +29,7 @@ pub(crate) fn compete(args: &Args) -> Result<(), String> {
     result.map_err(|error| error.to_string())
 }
 
-type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+pub(super) type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 fn connect(contestant: Contestant) -> Result<Communicator> {
     let builder = Communicator::builder();
@@ -55,7 +54,11 @@ impl Rank {
     fn new(contestant: Contestant, socket: &Path) -> Result<Rank> {
         let comm = connect(contestant)?;
         let stream = if contestant == Contestant::Exchange { pair(&comm)? } else { None };
-        let line = if contestant == Contestant::RoundTrip && comm.rank() < 2 { Some(SharedLine::open(socket)?) } else { None };
+        let line = match contestant {
+            Contestant::RoundTrip if comm.rank() < 2 => Some(SharedLine::open(socket, contestant.name())?),
+            Contestant::Futex => Some(SharedLine::open(socket, contestant.name())?),
+            _ => None,
+        };
         Ok(Rank { comm, send: Vec::new(), recv: Vec::new(), registered: None, bf16: Vec::new(), contestant, stream, line })
     }
 
@@ -124,6 +127,11 @@ impl Rank {
                     line.round_trip(comm.rank());
                 }
             }
+            Contestant::Futex => {
+                if let Some(line) = line {
+                    line.barrier(comm.world_size())?;
+                }
+            }
             Contestant::KoloBf16 => comm.all_reduce(&mut bf16[..2 * count], ReduceOp::Sum)?,
             _ => match (op, registered) {
                 ("all_reduce", Some(memory)) => comm.all_reduce(&mut memory[..count], ReduceOp::Sum)?,
@@ -153,96 +161,4 @@ fn same_bits(comm: &Communicator, buffer: &mut [bf16]) -> Result<()> {
     comm.all_gather(&[digest], &mut digests)?;
     let is_same = digests.iter().all(|&other| other == digest);
     if is_same { Ok(()) } else { Err(format!("the ranks have different bits of {} bf16", buffer.len()).into()) }
-}
-
-/// A copy past the caches, where the processor has instructions for it.
-fn stream_copy(from: &[f32], to: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if to.as_ptr().addr().is_multiple_of(16) {
-        use std::arch::x86_64::{_mm_loadu_ps, _mm_sfence, _mm_stream_ps};
-        let (fours, rest) = to.as_chunks_mut::<4>();
-        let (from_fours, from_rest) = from.as_chunks::<4>();
-        for (to, from) in fours.iter_mut().zip(from_fours) {
-            // SAFETY: four elements of each; where all begin is a multiple of 16, so this is one.
-            unsafe { _mm_stream_ps(to.as_mut_ptr(), _mm_loadu_ps(from.as_ptr())) };
-        }
-        rest.copy_from_slice(from_rest);
-        // SAFETY: every processor of this kind has it.
-        unsafe { _mm_sfence() };
-        return;
-    }
-    to.copy_from_slice(from);
-}
-
-/// A TCP connection between ranks 0 and 1, 2 and 3, and so on. The last of an odd number has none.
-fn pair(comm: &Communicator) -> Result<Option<TcpStream>> {
-    let (rank, ranks) = (comm.rank(), comm.world_size());
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let mut ports = vec![0; ranks];
-    comm.all_gather(&[listener.local_addr()?.port()], &mut ports)?;
-    let peer = rank ^ 1;
-    if peer >= ranks {
-        return Ok(None);
-    }
-    let stream = if rank < peer { listener.accept()?.0 } else { TcpStream::connect((Ipv4Addr::LOCALHOST, ports[peer]))? };
-    stream.set_nodelay(true)?;
-    stream.set_nonblocking(true)?;
-    let socket = socket2::SockRef::from(&stream);
-    // What is quickest inside a machine: a queue that stays in the caches, and no pacing.
-    socket.set_send_buffer_size(1 << 20)?;
-    socket.set_recv_buffer_size(1 << 20)?;
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_congestion(b"reno")?;
-    comm.barrier()?;
-    Ok(Some(stream))
-}
-
-/// Sends all of one and receives all of the other, spinning.
-fn exchange(stream: &mut TcpStream, send: &[f32], recv: &mut [f32]) -> Result<()> {
-    // SAFETY: floats are bytes, of any value.
-    let (send, recv) = unsafe { (send.align_to::<u8>().1, recv.align_to_mut::<u8>().1) };
-    let (mut sent, mut received) = (0, 0);
-    let done = |result: std::io::Result<usize>| match result {
-        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(0),
-        result => result,
-    };
-    while sent < send.len() || received < recv.len() {
-        if sent < send.len() {
-            sent += done(stream.write(&send[sent..]))?;
-        }
-        if received < recv.len() {
-            received += done(stream.read(&mut recv[received..]))?;
-        }
-    }
-    Ok(())
-}
-
-/// A cache line that two processes share.
-struct SharedLine {
-    turn: &'static AtomicU32,
-}
-
-impl SharedLine {
-    fn open(socket: &Path) -> Result<SharedLine> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let path = socket.with_file_name("line");
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        file.set_len(4096)?;
-        // SAFETY: a new mapping at an address that the kernel chooses replaces nothing. It stays until the process ends, and is
-        // touched only through the atomic.
-        let turn = unsafe {
-            let base = mmap(std::ptr::null_mut(), 4096, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)?;
-            &*base.cast::<AtomicU32>()
-        };
-        Ok(SharedLine { turn })
-    }
-
-    /// There and back.
-    fn round_trip(&self, rank: usize) {
-        let mine = rank as u32;
-        while self.turn.load(Ordering::Acquire) != mine {
-            std::hint::spin_loop();
-        }
-        self.turn.store(1 - mine, Ordering::Release);
-    }
 }

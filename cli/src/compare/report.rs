@@ -93,7 +93,8 @@ impl Report {
         say(&format!("{:>10}  {:<16} {:>12} {:>12} {:>9}", "size", "who", "p50", "p99", "ratio"));
         for row in &self.rows {
             for (i, times) in row.contestants.iter().enumerate() {
-                let size = if i == 0 { show_bytes(row.bytes) } else { String::new() };
+                // What has no size has one row, of 0.
+                let size = if i == 0 && row.bytes > 0 { show_bytes(row.bytes) } else { String::new() };
                 let Times { name, p50_us, p99_us, ratio, .. } = times;
                 say(&format!("{size:>10}  {name:<16} {p50_us:>12.2} {p99_us:>12.2} {ratio:>9.2}"));
             }

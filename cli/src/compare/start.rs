@@ -9,17 +9,21 @@ use super::contestant::Contestant;
 use super::report::{Report, Samples};
 use super::{Args, Task, turns};
 use crate::say;
+use crate::units::count;
 
 pub(super) fn compare(args: &Args, contestants: Vec<Contestant>) -> Result<Report, String> {
     let ranks = args.ranks as usize;
     let folder = Folder::new()?;
-    say(&format!("# start of {ranks} ranks on this machine, one barrier and their end, {} rounds", args.rounds));
+    say(&format!(
+        "# start of {ranks} ranks on this machine, one barrier and their end, {}",
+        count(args.rounds as usize, "round")
+    ));
     let mut present = Vec::new();
     for contestant in contestants {
         // The first start shows whether it works at all, and brings its files into memory.
         match contestant.prepare(folder.path()).and_then(|()| start(contestant, ranks, folder.path())) {
             Ok(_) => present.push(contestant),
-            Err(why) if present.is_empty() => return Err(why),
+            Err(why) if present.is_empty() => return Err(format!("{} cannot take part: {why}", contestant.name())),
             Err(why) => say(&format!("# NOT RUN: {}: {why}", contestant.name())),
         }
     }

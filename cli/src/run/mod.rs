@@ -4,7 +4,7 @@
 //! machine do not meet. It passes signals on, and ends all ranks when one fails.
 
 mod output;
-mod process;
+pub(crate) mod process;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -15,6 +15,7 @@ use clap::Args as ClapArgs;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use kolo::TcpStoreServer;
 
+use crate::complain;
 use crate::units::duration;
 use output::{Palette, forward};
 use process::{Process, Signal};
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     match launch(args) {
         Ok(code) => code,
         Err((code, message)) => {
-            eprintln!("kolo run: {message}");
+            complain(&format!("kolo run: {message}"));
             ExitCode::from(code)
         }
     }
@@ -126,7 +127,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     Ok(match failure {
         None => ExitCode::SUCCESS,
         Some(failure) => {
-            eprintln!("kolo run: {}", describe(&failure, args.ranks));
+            complain(&format!("kolo run: {}", describe(&failure, args.ranks)));
             ExitCode::from(match failure {
                 Failure::Rank { status, .. } => process::exit_code(status),
                 Failure::Stopped(signal) => signal.exit_code(),

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 
+use crate::complain;
+
 /// How each rank's lines begin.
 #[derive(Clone)]
 pub(super) struct Palette {
@@ -89,7 +91,7 @@ pub(super) fn forward(pipe: impl Read + Send + 'static, palette: &Palette, rank:
         drop(sender);
     };
     if let Err(error) = thread.spawn(copy) {
-        eprintln!("kolo run: output of rank {rank} is lost: {error}");
+        complain(&format!("kolo run: output of rank {rank} is lost: {error}"));
     }
     Reader { done }
 }

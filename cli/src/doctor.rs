@@ -1,0 +1,162 @@
+//! `kolo doctor`: whether kolo can work here, and what to do if it cannot.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use clap::Args as ClapArgs;
+use kolo::doctor::{Finding, Verdict, examine, of_reading, read_word};
+use serde_json::json;
+
+use crate::say;
+use crate::units::count;
+
+/// Arguments of `kolo doctor`.
+#[derive(ClapArgs)]
+pub(crate) struct Args {
+    /// Print what was found as JSON
+    #[arg(long)]
+    json: bool,
+    /// Be a process that is read: print its number and the address of a word, and the word
+    #[arg(long, hide = true)]
+    lend: bool,
+    /// Be a process that reads: the number of another, an address there, and what is expected
+    #[arg(long, hide = true, num_args = 3, value_names = ["PID", "ADDRESS", "WORD"])]
+    read: Option<Vec<u64>>,
+}
+
+pub(crate) fn doctor(args: &Args) -> ExitCode {
+    if args.lend {
+        return lend();
+    }
+    if let Some(read) = &args.read {
+        return borrow(read);
+    }
+    let mut findings = examine();
+    findings.push(of_reading(&try_reading()));
+    let works = findings.iter().all(|finding| finding.verdict != Verdict::Failure);
+    // With settings that are wrong, a job would say the same again.
+    if works {
+        findings.push(try_a_job());
+    }
+    let failures = findings.iter().filter(|finding| finding.verdict == Verdict::Failure).count();
+    if args.json {
+        print_json(&findings, failures);
+    } else {
+        print(&findings, failures);
+    }
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Fine => "ok",
+        Verdict::Warning => "warning",
+        Verdict::Failure => "FAILURE",
+    }
+}
+
+fn print(findings: &[Finding], failures: usize) {
+    for Finding { subject, verdict, found, advice } in findings {
+        // In one line, whatever it is.
+        let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
+        say(&format!("{:<8} {subject:<18} {found}", name(*verdict)));
+        if let Some(advice) = advice {
+            say(&format!("{:<8} {:<18} -> {advice}", "", ""));
+        }
+    }
+    say(&match failures {
+        0 => "kolo works here".to_owned(),
+        _ => format!("kolo does not work here like this: {}", count(failures, "failure")),
+    });
+}
+
+fn print_json(findings: &[Finding], failures: usize) {
+    let list: Vec<_> = findings
+        .iter()
+        .map(|Finding { subject, verdict, found, advice }| {
+            json!({"subject": subject, "verdict": name(*verdict).to_lowercase(), "found": found, "advice": advice})
+        })
+        .collect();
+    say(&format!("{:#}", json!({"kolo": env!("CARGO_PKG_VERSION"), "failures": failures, "findings": list})));
+}
+
+/// This program, with some arguments.
+fn this(arguments: &[&str]) -> Result<Command, String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Ok(command)
+}
+
+/// Whether one process can read another that neither started the other, as ranks do.
+fn try_reading() -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("it cannot be tried: {error}");
+    let mut lender = Ended(this(&["doctor", "--lend"])?.spawn().map_err(failed)?);
+    let mut line = String::new();
+    let pipe = lender.0.stdout.take().ok_or("it cannot be tried: a process has no output")?;
+    BufReader::new(pipe).read_line(&mut line).map_err(failed)?;
+    let arguments: Vec<&str> = ["doctor", "--read"].into_iter().chain(line.split_whitespace()).collect();
+    let output = this(&arguments)?.stdin(Stdio::null()).output().map_err(failed)?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
+}
+
+/// A process that is ended when it is not needed any more.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It ends when nobody can write to it.
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+fn lend() -> ExitCode {
+    let word = Box::new(u64::from(std::process::id()) ^ 0x6b6f_6c6f_6b6f_6c6f);
+    say(&format!("{} {} {}", std::process::id(), (&raw const *word).expose_provenance(), *word));
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    drop(word);
+    ExitCode::SUCCESS
+}
+
+fn borrow(read: &[u64]) -> ExitCode {
+    let [pid, address, word] = read else { return ExitCode::FAILURE };
+    match read_word(*pid as u32, *address) {
+        Ok(found) if found == *word => ExitCode::SUCCESS,
+        Ok(_) => {
+            eprintln!("something else was read");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// How long the job may take to start, and each of its operations.
+const PATIENCE: &str = "20s";
+
+/// A job of two ranks, as a user would start one.
+fn try_a_job() -> Finding {
+    const SUBJECT: &str = "a job";
+    let bench = ["run", "-n", "2", "--", "bench", "all_reduce", "--sizes", "8", "--iters", "5", "--warmup", "1", "--check"];
+    let output = this(&bench).and_then(|mut command| {
+        command.stdin(Stdio::null()).env("KOLO_START_TIMEOUT", PATIENCE).env("KOLO_TIMEOUT", PATIENCE);
+        command.output().map_err(|error| error.to_string())
+    });
+    let advice =
+        "if all else is well here, this is a defect of kolo's; KOLO_LOG=debug kolo run -n 2 -- bench all_reduce says more";
+    match output {
+        Ok(output) if output.status.success() => {
+            let out = String::from_utf8_lossy(&output.stdout);
+            let head = out.lines().next().unwrap_or_default().trim_start_matches(['#', ' ']).to_owned();
+            Finding::fine(SUBJECT, format!("two ranks have met and computed: {head}"))
+        }
+        Ok(output) => {
+            let error = String::from_utf8_lossy(&output.stderr);
+            Finding::failure(SUBJECT, format!("two ranks have failed: {}", error.lines().next().unwrap_or_default()), advice)
+        }
+        Err(error) => Finding::failure(SUBJECT, format!("two ranks cannot be started: {error}"), advice),
+    }
+}

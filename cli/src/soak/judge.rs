@@ -1,0 +1,170 @@
+//! Whether what the ranks of a round say fits what was done to them.
+
+use std::process::ExitStatus;
+
+use super::rank::Report;
+use super::script::{Fault, Round};
+use crate::run::process::{describe, was_killed};
+use crate::units::count;
+
+/// How a rank ended.
+pub(crate) struct Outcome {
+    pub(crate) status: ExitStatus,
+    pub(crate) report: Option<Report>,
+    /// What it wrote to standard error.
+    pub(crate) errors: String,
+}
+
+/// Whether what the ranks say fits the fault.
+pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> {
+    if round.fault == Fault::Crash {
+        return Ok("the next round starts at the same stores".to_owned());
+    }
+    let victim_ends = matches!(round.fault, Fault::Kill | Fault::Leave);
+    let mut reports: Vec<(usize, &Report)> = Vec::new();
+    for (number, rank) in ranks.iter().enumerate() {
+        let status = rank.status;
+        if victim_ends && number == round.victim {
+            let as_planned = if round.fault == Fault::Kill { was_killed(status) } else { status.success() };
+            if !as_planned {
+                return Err(format!("rank {number}, the victim, {}: {}", describe(status), rank.errors));
+            }
+            continue;
+        }
+        match &rank.report {
+            Some(report) if status.success() => reports.push((number, report)),
+            _ => return Err(format!("rank {number} {}: {}", describe(status), rank.errors.trim())),
+        }
+    }
+    let failed = reports.iter().filter(|(_, report)| report.failure.is_some()).count();
+    let must_fail = victim_ends || round.fault == Fault::Stop;
+    let may_fail = must_fail || round.fault == Fault::Cut;
+    if failed == 0 && !must_fail {
+        let operations = reports.first().map_or(0, |(_, report)| report.operations);
+        return Ok(format!("{} by each rank", count(operations as usize, "operation")));
+    }
+    if !may_fail || failed < reports.len() {
+        let said = reports.iter().map(|(rank, report)| match &report.failure {
+            Some(failure) => format!("rank {rank}: {}", failure.text),
+            None => format!("rank {rank} has not failed"),
+        });
+        return Err(format!("{failed} of {} failed: {}", count(reports.len(), "rank"), said.collect::<Vec<_>>().join("; ")));
+    }
+    agree(round, &reports)?;
+    // Who was stopped may find nobody any more when it goes on, and then goes on alone.
+    let is_alone = |rank: usize, report: &Report| {
+        round.fault == Fault::Stop && rank == round.victim && (report.excluded || report.survivors == Some(1))
+    };
+    reports.retain(|(rank, report)| !is_alone(*rank, report));
+    let survivors = reports.iter().filter(|(_, report)| !report.excluded).count();
+    for (rank, report) in reports.iter().filter(|(_, report)| !report.excluded) {
+        if report.survivors != Some(survivors) {
+            return Err(format!("rank {rank} went on among {:?}, but {survivors} went on: {reports:?}", report.survivors));
+        }
+    }
+    // The victim of a cut is as good as the others.
+    let expected = if round.fault == Fault::Cut { round.ranks } else { round.ranks - 1 };
+    if survivors != expected {
+        return Err(format!("{survivors} went on where {expected} could have: {reports:?}"));
+    }
+    let first = &reports.iter().find_map(|(_, report)| report.failure.as_ref()).map_or("", |failure| &failure.text);
+    Ok(format!("{} went on after \"{first}\"", count(survivors, "rank")))
+}
+
+/// All name the same rank. But one that failed among some of the ranks ends the communicator of all, and one that failed among
+/// all gives up those of some: each may be named for that by those whom it leaves.
+fn agree(round: &Round, reports: &[(usize, &Report)]) -> Result<(), String> {
+    let heralds: Vec<usize> = reports
+        .iter()
+        .filter(|(_, report)| report.failure.as_ref().is_some_and(|failure| failure.on_part))
+        .map(|(rank, _)| *rank)
+        .collect();
+    let named: Vec<(usize, Option<usize>, bool)> = reports
+        .iter()
+        .filter_map(|(rank, report)| report.failure.as_ref().map(|failure| (*rank, failure.culprit, failure.on_part)))
+        .collect();
+    // What was cut has two ends.
+    if round.fault == Fault::Cut {
+        let all_name = named.iter().all(|(_, culprit, _)| culprit.is_some());
+        return if all_name { Ok(()) } else { Err(format!("a failure names nobody: {reports:?}")) };
+    }
+    for (rank, culprit, on_part) in named {
+        let is_right = match culprit {
+            Some(culprit) => culprit == round.victim || on_part || heralds.contains(&culprit),
+            None => false,
+        };
+        // The victim itself hears that the others have given it up.
+        if !is_right && rank != round.victim {
+            return Err(format!("rank {rank} names {culprit:?} where rank {} was the cause: {reports:?}", round.victim));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::time::Duration;
+
+    use super::super::rank::Failure;
+    use super::super::script::{Meeting, Path};
+    use super::*;
+
+    fn round(fault: Fault) -> Round {
+        let (path, meeting, after) = (Path::Tcp, Meeting::File, Duration::ZERO);
+        let timeout = Duration::from_secs(1);
+        let (seed, number, sockets, steps, splits) = (1, 2, 1, 30, true);
+        Round { seed, number, ranks: 4, path, meeting, sockets, fault, victim: 2, at: 5, after, steps, splits, timeout }
+    }
+
+    fn ended(report: Report) -> Outcome {
+        Outcome { status: ExitStatus::from_raw(0), report: Some(report), errors: String::new() }
+    }
+
+    fn failed(culprit: Option<usize>, on_part: bool, survivors: usize) -> Outcome {
+        let failure = Failure { text: "it failed".to_owned(), culprit, on_part };
+        ended(Report { operations: 9, failure: Some(failure), survivors: Some(survivors), excluded: false })
+    }
+
+    fn killed() -> Outcome {
+        Outcome { status: ExitStatus::from_raw(9), report: None, errors: String::new() }
+    }
+
+    fn fine() -> Outcome {
+        ended(Report { operations: 30, ..Report::default() })
+    }
+
+    #[test]
+    fn what_fits_is_accepted() {
+        judge(&round(Fault::Nothing), &[fine(), fine(), fine(), fine()]).unwrap();
+        judge(&round(Fault::Pause), &[fine(), fine(), fine(), fine()]).unwrap();
+        let all = [failed(Some(2), false, 3), failed(Some(2), false, 3), killed(), failed(Some(2), false, 3)];
+        assert!(judge(&round(Fault::Kill), &all).unwrap().contains("3 ranks went on"));
+        // Rank 0 failed on a part, and the others heard of it by rank 0.
+        let all = [failed(Some(2), true, 3), failed(Some(0), false, 3), killed(), failed(Some(2), false, 3)];
+        judge(&round(Fault::Kill), &all).unwrap();
+        let excluded = Report { excluded: true, survivors: None, ..failed(Some(0), false, 0).report.unwrap() };
+        let all = [failed(Some(2), false, 3), failed(Some(2), false, 3), ended(excluded), failed(Some(2), false, 3)];
+        judge(&round(Fault::Stop), &all).unwrap();
+    }
+
+    #[test]
+    fn what_does_not_fit_is_noticed() {
+        let refused = |fault, ranks: [Outcome; 4], hint: &str| {
+            let problem = judge(&round(fault), &ranks).unwrap_err();
+            assert!(problem.contains(hint), "{hint}: {problem}");
+        };
+        let right = || failed(Some(2), false, 3);
+        let wrong = Outcome { status: ExitStatus::from_raw(256), report: None, errors: "3 wrong elements".to_owned() };
+        refused(Fault::Nothing, [fine(), wrong, fine(), fine()], "rank 1 exited with status 1: 3 wrong elements");
+        refused(Fault::Nothing, [fine(), right(), fine(), fine()], "1 of 4 ranks failed");
+        refused(Fault::Pause, [right(), right(), right(), right()], "4 of 4 ranks failed");
+        refused(Fault::Kill, [fine(), fine(), killed(), fine()], "0 of 3 ranks failed");
+        refused(Fault::Kill, [right(), right(), fine(), right()], "the victim");
+        refused(Fault::Kill, [right(), fine(), killed(), right()], "2 of 3 ranks failed");
+        refused(Fault::Kill, [right(), failed(Some(0), false, 3), killed(), right()], "rank 1 names Some(0)");
+        refused(Fault::Kill, [right(), failed(None, false, 3), killed(), right()], "rank 1 names None");
+        refused(Fault::Kill, [right(), failed(Some(2), false, 2), killed(), right()], "rank 1 went on among Some(2)");
+        refused(Fault::Cut, [failed(None, false, 4), right(), right(), right()], "names nobody");
+    }
+}

@@ -1,0 +1,327 @@
+//! `kolo soak`: random jobs with random faults, for as long as one likes. Every result is checked, and so is what the ranks say
+//! of every fault. A seed says what happens, though not how it interleaves.
+
+mod check;
+mod judge;
+mod rank;
+mod script;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path as FilePath, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use clap::Args as ClapArgs;
+use kolo::TcpStoreServer;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::run::process::prepare;
+use crate::say;
+use crate::units::{count, duration, show_ranks};
+use judge::{Outcome, judge};
+use rank::{Report, STOPS};
+use script::{Fault, Meeting, PAUSE, Round, STOP};
+
+/// Arguments of `kolo soak`.
+#[derive(ClapArgs)]
+pub(crate) struct Args {
+    /// For how long: no round is started after that
+    #[arg(long, default_value_t = 1.0, value_parser = minutes)]
+    minutes: f64,
+    /// What happens follows from this number; without it, from a random one, which is printed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How many ranks
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=64), default_value = "4")]
+    ranks: u32,
+    /// Only this round: replays it
+    #[arg(long)]
+    round: Option<u64>,
+    /// How long one round may take before it counts as a hang
+    #[arg(long, value_parser = duration, default_value = "90s")]
+    patience: Duration,
+    /// Be this rank of the round
+    #[arg(long, hide = true, requires = "round", requires = "seed")]
+    rank: Option<usize>,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|minutes: &f64| (0.0..1e6).contains(minutes)).ok_or_else(|| "a number of minutes".to_owned())
+}
+
+pub(crate) fn soak(args: &Args) -> Result<(), String> {
+    let ranks = args.ranks as usize;
+    if let (Some(rank), Some(seed), Some(number)) = (args.rank, args.seed, args.round) {
+        let report = rank::take_part(&Round::new(seed, number, ranks), rank)?;
+        say(&serde_json::to_string(&report).map_err(|error| error.to_string())?);
+        return Ok(());
+    }
+    let seed = match args.seed {
+        Some(seed) => seed,
+        None => {
+            let mut bytes = [0; 4];
+            getrandom::fill(&mut bytes).map_err(|error| format!("there are no random numbers: {error}"))?;
+            u32::from_le_bytes(bytes).into()
+        }
+    };
+    let arena = Arena::new(args, seed)?;
+    say(&format!("kolo soak: {}, seed {seed}", count(ranks, "rank")));
+    let began = Instant::now();
+    let mut tally = Tally::default();
+    for number in args.round.unwrap_or(0).. {
+        let round = Round::new(seed, number, ranks);
+        let (line, operations) = arena.play(&round).map_err(|problem| {
+            format!(
+                "round {number} ({}): {problem}\nreplay it with: kolo soak --seed {seed} --round {number} --ranks {ranks}\nwhat the \
+                 ranks left is in {}, for kolo trace",
+                describe_round(&round),
+                arena.keep().display()
+            )
+        })?;
+        tally.add(&round, operations);
+        say(&format!("round {number}: {}: {line}", describe_round(&round)));
+        if args.round.is_some() || began.elapsed().as_secs_f64() > 60.0 * args.minutes {
+            break;
+        }
+    }
+    say(&tally.text(began.elapsed()));
+    Ok(())
+}
+
+fn describe_round(round: &Round) -> String {
+    let fault = match round.fault {
+        Fault::Nothing => "no fault".to_owned(),
+        Fault::Kill => format!("rank {} is killed in step {}", round.victim, round.at),
+        Fault::Pause => format!("rank {} is stopped for a moment in step {}", round.victim, round.at),
+        Fault::Stop => format!("rank {} is stopped in step {}", round.victim, round.at),
+        Fault::Cut => format!("a connection of rank {} is cut in step {}", round.victim, round.at),
+        Fault::Leave => format!("rank {} leaves before step {}", round.victim, round.at),
+        Fault::Crash => format!("all are killed after {} ms", round.after.as_millis()),
+    };
+    let mut path = format!("{:?}", round.path).to_lowercase();
+    if round.path == script::Path::Tcp && round.sockets > 1 {
+        path += &format!(" over {} sockets a link", round.sockets);
+    }
+    format!("{path}, {} steps{}, {fault}", round.steps, if round.splits { " with splits" } else { "" })
+}
+
+/// What all rounds have in common.
+struct Arena {
+    folder: PathBuf,
+    server: TcpStoreServer,
+    secret: String,
+    job: String,
+    patience: Duration,
+}
+
+/// A rank's process.
+struct Rank {
+    child: Child,
+    report: Option<Report>,
+    /// What it wrote to standard error.
+    errors: String,
+}
+
+enum Event {
+    Said(usize, String),
+    Complained(usize, String),
+    /// Nothing more will come from one of its outputs.
+    Silent,
+}
+
+impl Arena {
+    fn new(args: &Args, seed: u64) -> Result<Arena, String> {
+        let folder = std::env::temp_dir().join(format!("kolo-soak-{seed}-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("traces"))
+            .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|error| format!("there are no random numbers: {error}"))?;
+        let job = format!("soak-{seed}");
+        let server = TcpStoreServer::bind(([127, 0, 0, 1], 0).into(), &job, Some(secret)).map_err(|error| error.to_string())?;
+        let secret = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Arena { folder, server, secret, job, patience: args.patience })
+    }
+
+    fn traces(&self) -> PathBuf {
+        self.folder.join("traces")
+    }
+
+    /// What the ranks of a round left stays.
+    fn keep(&self) -> PathBuf {
+        let kept = std::env::temp_dir().join(format!("{}-failed", self.folder.file_name().unwrap_or_default().display()));
+        match std::fs::rename(self.traces(), &kept) {
+            Ok(()) => kept,
+            Err(_) => self.traces(),
+        }
+    }
+
+    fn start(&self, round: &Round, rank: usize, events: &Sender<Event>) -> Result<Rank, String> {
+        let failed = |error: std::io::Error| format!("rank {rank} cannot be started: {error}");
+        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+        command.args(["soak", "--seed", &round.seed.to_string(), "--round", &round.number.to_string()]);
+        command.args(["--ranks", &round.ranks.to_string(), "--rank", &rank.to_string()]);
+        command.env("KOLO_RANK", rank.to_string()).env("KOLO_WORLD_SIZE", round.ranks.to_string());
+        command.env("KOLO_JOB_ID", &self.job).env("KOLO_SECRET", &self.secret);
+        command.env("KOLO_TRACE_DIR", self.traces()).env("KOLO_TRACE_SIGNAL", "1");
+        match round.meeting {
+            Meeting::Served => command.env("KOLO_STORE", self.server.url()).env("KOLO_STORE_SERVED", "1"),
+            Meeting::File => command
+                .env("KOLO_STORE", format!("file://{}", self.folder.join("store").display()))
+                .env_remove("KOLO_STORE_SERVED"),
+        };
+        prepare(&mut command);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
+        listen(child.stdout.take(), events.clone(), move |line| Event::Said(rank, line));
+        listen(child.stderr.take(), events.clone(), move |line| Event::Complained(rank, line));
+        Ok(Rank { child, report: None, errors: String::new() })
+    }
+
+    /// Plays a round to its end: how it went, and how many results were checked. An error says what is wrong with it.
+    fn play(&self, round: &Round) -> Result<(String, u64), String> {
+        remove_files(&self.traces());
+        let began = Instant::now();
+        let (sender, events) = channel();
+        let mut ranks = Vec::new();
+        for rank in 0..round.ranks {
+            ranks.push(self.start(round, rank, &sender)?);
+        }
+        drop(sender);
+        if round.fault == Fault::Crash {
+            std::thread::sleep(round.after);
+            signal_all(&ranks, Signal::KILL);
+        }
+        let outcome = follow(round, &mut ranks, &events, self.patience);
+        if outcome.is_err() {
+            // The traces say where they are.
+            signal_all(&ranks, Signal::USR1);
+            std::thread::sleep(Duration::from_millis(500));
+            signal_all(&ranks, Signal::KILL);
+        }
+        let mut outcomes = Vec::new();
+        for Rank { mut child, report, errors } in ranks {
+            outcomes.push(Outcome { status: child.wait().map_err(|error| error.to_string())?, report, errors });
+        }
+        outcome?;
+        if round.fault != Fault::Stop && began.elapsed() >= round.timeout {
+            return Err(format!(
+                "it took {:.0?}: somebody waited for a deadline instead of hearing what happened",
+                began.elapsed()
+            ));
+        }
+        let operations = outcomes.iter().filter_map(|outcome| Some(outcome.report.as_ref()?.operations)).sum();
+        Ok((judge(round, &outcomes)?, operations))
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn remove_files(folder: &FilePath) {
+    for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let _ = std::fs::remove_file(file.path());
+    }
+}
+
+/// Passes on what a process says, line by line.
+fn listen(
+    pipe: Option<impl std::io::Read + Send + 'static>,
+    events: Sender<Event>,
+    event: impl Fn(String) -> Event + Send + 'static,
+) {
+    let Some(pipe) = pipe else { return };
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            if events.send(event(line)).is_err() {
+                return;
+            }
+        }
+        let _ = events.send(Event::Silent);
+    });
+}
+
+fn signal(rank: &Rank, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {
+        // It may have ended, but is not waited for yet: nobody else has its number.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn signal_all(ranks: &[Rank], which: Signal) {
+    ranks.iter().for_each(|rank| signal(rank, which));
+}
+
+/// How often one that is to go on is told so: it may not have been stopped yet.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Hears the ranks out until they have ended.
+fn follow(round: &Round, ranks: &mut [Rank], events: &Receiver<Event>, patience: Duration) -> Result<(), String> {
+    let deadline = Instant::now() + patience;
+    let mut silent = 0;
+    // When the one that is stopped is to go on.
+    let mut goes_on: Option<Instant> = None;
+    while silent < 2 * ranks.len() {
+        let next = goes_on.unwrap_or(deadline).min(deadline);
+        match events.recv_timeout(next.saturating_duration_since(Instant::now())) {
+            Ok(Event::Said(_, line)) if line == STOPS => {
+                let pause = if round.fault == Fault::Stop { STOP } else { PAUSE };
+                goes_on = Some(Instant::now() + pause);
+            }
+            Ok(Event::Said(rank, line)) => {
+                ranks[rank].report =
+                    Some(serde_json::from_str(&line).map_err(|error| format!("rank {rank} says {line:?}: {error}"))?);
+            }
+            Ok(Event::Complained(rank, line)) => ranks[rank].errors += &(line + "\n"),
+            Ok(Event::Silent) => silent += 1,
+            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {
+                signal(&ranks[round.victim], Signal::CONT);
+                goes_on = Some(Instant::now() + AGAIN);
+            }
+            Err(_) => {
+                let running = |(rank, process): (usize, &Rank)| process.report.is_none().then_some(rank);
+                let running: Vec<usize> = ranks.iter().enumerate().filter_map(running).collect();
+                return Err(format!("a hang: after {patience:?}, {} had not ended", show_ranks(&running)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What has been done so far.
+#[derive(Default)]
+struct Tally {
+    rounds: usize,
+    operations: u64,
+    faults: std::collections::BTreeMap<&'static str, usize>,
+}
+
+impl Tally {
+    fn add(&mut self, round: &Round, operations: u64) {
+        self.rounds += 1;
+        self.operations += operations;
+        let fault = match round.fault {
+            Fault::Nothing => return,
+            Fault::Kill => "killed",
+            Fault::Pause => "paused",
+            Fault::Stop => "stopped",
+            Fault::Cut => "cut",
+            Fault::Leave => "left",
+            Fault::Crash => "crashed",
+        };
+        *self.faults.entry(fault).or_default() += 1;
+    }
+
+    fn text(&self, took: Duration) -> String {
+        let faults: Vec<String> = self.faults.iter().map(|(fault, times)| format!("{fault} {times}")).collect();
+        format!(
+            "soak passed: {} in {:.0} s, {} checked; faults: {}",
+            count(self.rounds, "round"),
+            took.as_secs_f64(),
+            count(self.operations as usize, "result"),
+            if faults.is_empty() { "none".to_owned() } else { faults.join(", ") }
+        )
+    }
+}

@@ -1,0 +1,205 @@
+//! What one rank of a soak does.
+
+use std::io::Write;
+use std::time::Duration;
+
+use kolo::{Algorithm, Communicator, Error, Op, Transport};
+use rustix::process::{Signal, getpid, kill_process};
+use serde::{Deserialize, Serialize};
+
+use super::check::carry_out;
+use super::script::{Call, Dice, Fault, Path, Round, Step};
+
+/// What a rank says in the end.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Report {
+    pub(crate) operations: u64,
+    pub(crate) failure: Option<Failure>,
+    /// How many went on after it.
+    pub(crate) survivors: Option<usize>,
+    /// They went on without this one.
+    pub(crate) excluded: bool,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Failure {
+    pub(crate) text: String,
+    /// The rank of the job that it names.
+    pub(crate) culprit: Option<usize>,
+    /// It happened on a communicator of some of the ranks, so that the others may hear of it by this rank.
+    pub(crate) on_part: bool,
+}
+
+/// A line of its output with which a rank says that it is about to be stopped.
+pub(crate) const STOPS: &str = "stops";
+
+/// Takes part in a round; an error is a wrong result, or one that no fault explains.
+pub(crate) fn take_part(round: &Round, rank: usize) -> Result<Report, String> {
+    let say = |error: Error| format!("rank {rank} cannot connect: {error}");
+    let mut builder = Communicator::builder().timeout(round.timeout);
+    builder = match round.path {
+        Path::Windows => builder,
+        Path::Links => builder.algorithm(Algorithm::Ring),
+        Path::Tcp => builder.transport(Transport::Tcp).sockets(round.sockets),
+        Path::Hosts => builder.host(format!("host{}", rank % 2)),
+    };
+    let world = builder.connect().map_err(say)?;
+    let mut report = Report::default();
+    let failure = match dance(round, rank, &world, &mut report.operations) {
+        Ok(()) => return Ok(report),
+        // Its communicators are dropped in good order.
+        Err(Missed::Left) => return Ok(report),
+        Err(Missed::Wrong(what)) => return Err(what),
+        Err(Missed::Failed(failure)) => failure,
+    };
+    report.failure = Some(failure);
+    match world.shrink() {
+        Ok(rest) => {
+            report.survivors = Some(rest.world_size());
+            go_on(round, &rest, &mut report.operations)?;
+        }
+        Err(Error::Excluded { .. }) => report.excluded = true,
+        Err(error) => return Err(format!("rank {rank} cannot go on after {:?}: {error}", report.failure)),
+    }
+    Ok(report)
+}
+
+/// Why a rank did not get to the end.
+enum Missed {
+    /// It was to leave.
+    Left,
+    Wrong(String),
+    Failed(Failure),
+}
+
+/// Carries out the steps.
+fn dance(round: &Round, rank: usize, world: &Communicator, operations: &mut u64) -> Result<(), Missed> {
+    // With the ranks of the job that each has.
+    let mut others: Vec<(Communicator, Vec<usize>)> = Vec::new();
+    let everybody: Vec<usize> = (0..round.ranks).collect();
+    let is_victim = rank == round.victim;
+    for number in 0..round.steps {
+        if is_victim && number == round.at {
+            if round.fault == Fault::Leave {
+                return Err(Missed::Left);
+            }
+            suffer(round);
+        }
+        if is_victim && number + 1 == round.steps && matches!(round.fault, Fault::Kill) {
+            // It comes.
+            std::thread::park();
+        }
+        match round.step(number, others.len()) {
+            Step::Collective { on, call } => {
+                let (comm, members) = match on.checked_sub(1) {
+                    None => (world, &everybody),
+                    Some(other) => (&others[other].0, &others[other].1),
+                };
+                run(comm, &call, number).map_err(|missed| missed.on(members, on > 0))?;
+                *operations += 1;
+            }
+            Step::Split { parts, reverses } => {
+                let color = |rank: usize| rank % parts;
+                let key = if reverses { round.ranks - rank } else { rank };
+                let mut members: Vec<usize> = everybody.iter().copied().filter(|other| color(*other) == color(rank)).collect();
+                if reverses {
+                    members.reverse();
+                }
+                let part = world.split(color(rank), key).map_err(|error| match &error {
+                    // The parts have come to be, and one of them does not connect.
+                    Error::Peer { op: Op::Connect, .. } => Missed::failed(&error).on(&members, true),
+                    _ => Missed::failed(&error).on(&everybody, false),
+                })?;
+                others.push((part, members));
+            }
+            Step::Drop { which } => drop(others.remove(which)),
+        }
+    }
+    Ok(())
+}
+
+fn run(comm: &Communicator, call: &Call, number: u64) -> Result<(), Missed> {
+    match carry_out(comm, call) {
+        Ok(0) => Ok(()),
+        Ok(wrong) => {
+            let (rank, ranks) = (comm.rank(), comm.world_size());
+            Err(Missed::Wrong(format!("{wrong} wrong elements on rank {rank} of {ranks} in step {number}: {call:?}")))
+        }
+        Err(error) => Err(Missed::failed(&error)),
+    }
+}
+
+impl Missed {
+    fn failed(error: &Error) -> Missed {
+        Missed::Failed(Failure { text: error.to_string(), culprit: error.culprit(), on_part: false })
+    }
+
+    /// With the culprit as a rank of the job.
+    fn on(self, members: &[usize], on_part: bool) -> Missed {
+        match self {
+            Missed::Failed(Failure { text, culprit, .. }) => {
+                let culprit = culprit.and_then(|culprit| members.get(culprit).copied());
+                Missed::Failed(Failure { text, culprit, on_part })
+            }
+            other => other,
+        }
+    }
+}
+
+/// What the survivors do: some steps more.
+fn go_on(round: &Round, rest: &Communicator, operations: &mut u64) -> Result<(), String> {
+    const STEPS: u64 = 10;
+    let after = Round { fault: Fault::Nothing, splits: false, steps: STEPS, seed: round.seed ^ 1 << 63, ..round.clone() };
+    for number in 0..STEPS {
+        let Step::Collective { call, .. } = after.step(number, 0) else { continue };
+        match run(rest, &call, number) {
+            Ok(()) => *operations += 1,
+            Err(Missed::Wrong(what)) => return Err(format!("after the failure: {what}")),
+            Err(Missed::Failed(failure)) => return Err(format!("after the failure, the survivors failed: {}", failure.text)),
+            Err(Missed::Left) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Has this rank meet its fate from a thread of its own, so that it meets it in the middle of something.
+fn suffer(round: &Round) {
+    let Round { fault, after, .. } = *round;
+    let cut = Dice::new(&[round.seed, round.number, u64::MAX]);
+    std::thread::spawn(move || {
+        std::thread::sleep(after);
+        match fault {
+            Fault::Kill => signal(Signal::KILL),
+            Fault::Pause | Fault::Stop => {
+                println!("{STOPS}");
+                let _ = std::io::stdout().flush();
+                signal(Signal::STOP);
+            }
+            Fault::Cut => cut_a_connection(cut),
+            Fault::Nothing | Fault::Leave | Fault::Crash => {}
+        }
+    });
+    // So that it is not always the next operation that is hit.
+    if after > Duration::from_millis(1) {
+        std::thread::yield_now();
+    }
+}
+
+fn signal(signal: Signal) {
+    let _ = kill_process(getpid(), signal);
+}
+
+/// Shuts down one of the sockets of this process that are connected to another.
+fn cut_a_connection(mut dice: Dice) {
+    use std::os::fd::BorrowedFd;
+    let files = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers = files.filter_map(|file| file.file_name().to_str()?.parse::<i32>().ok()).filter(|number| *number > 2);
+    // SAFETY: the number is only handed to the system, which knows whether it is a socket. If it was closed meanwhile and is
+    // another's, that one is cut.
+    let connected = numbers.filter(|number| rustix::net::getpeername(unsafe { BorrowedFd::borrow_raw(*number) }).is_ok());
+    let connected: Vec<i32> = connected.collect();
+    if let Some(chosen) = connected.get(dice.below(connected.len())) {
+        // SAFETY: as above.
+        let _ = rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(*chosen) }, rustix::net::Shutdown::Both);
+    }
+}

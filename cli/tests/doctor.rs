@@ -1,0 +1,143 @@
+//! `kolo doctor`: where all is well, and where it is not.
+
+use std::process::{Command, Output};
+
+fn kolo() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    // As a user's shell, whatever started the tests.
+    for (name, _) in std::env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("KOLO_") || ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"].contains(&name))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn all_is_well_here() {
+    let output = kolo().arg("doctor").output().unwrap();
+    let said = text(&output);
+    assert!(output.status.success() && said.ends_with("kolo works here\n"), "{said}");
+    for subject in [
+        "version",
+        "settings",
+        "secret",
+        "launcher",
+        "interfaces",
+        "address",
+        "ports",
+        "local connections",
+        "shared memory",
+        "clock",
+        "processor",
+        "descriptors",
+        "CUDA",
+        "reading processes",
+        "a job",
+    ] {
+        let lines =
+            said.lines().filter(|line| line.get(9..).is_some_and(|line| line.starts_with(&format!("{subject} ")))).count();
+        assert_eq!(lines, 1, "{subject}: {said}");
+    }
+    // Every warning comes with what to do, all else without.
+    let warnings = said.lines().filter(|line| line.starts_with("warning ")).count();
+    assert_eq!(said.matches(" -> ").count(), warnings, "{said}");
+}
+
+#[test]
+fn what_was_found_can_be_had_as_json() {
+    let output = kolo().args(["doctor", "--json"]).env("KOLO_TIMEOUT", "soon").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["failures"], 1);
+    let findings = report["findings"].as_array().unwrap();
+    for finding in findings {
+        assert_eq!(finding["advice"].is_null(), finding["verdict"] == "ok", "{finding}");
+    }
+    let failure = findings.iter().find(|finding| finding["verdict"] == "failure").unwrap();
+    assert_eq!(failure["subject"], "settings");
+    assert!(failure["found"].as_str().unwrap().contains("KOLO_TIMEOUT"), "{failure}");
+    // Where it is known that it fails, it is not tried.
+    assert!(findings.iter().all(|finding| finding["subject"] != "a job"));
+}
+
+/// One failure, which names what is wrong, and says in one line what to do.
+fn fails(command: &mut Command, subject: &str, hints: &[&str]) {
+    let output = command.output().unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let at = said.lines().position(|line| line.starts_with("FAILURE ") && line.contains(subject));
+    let Some(at) = at else { panic!("{subject}: {said}") };
+    let lines: Vec<&str> = said.lines().skip(at).take(2).collect();
+    assert!(lines[1].contains(" -> "), "{said}");
+    for hint in hints {
+        assert!(lines.iter().any(|line| line.contains(hint)), "{hint}: {said}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said_with_what_to_do() {
+    let doctor = || {
+        let mut command = kolo();
+        command.arg("doctor");
+        command
+    };
+    fails(doctor().env("KOLO_INTERFACE", "nosuch"), "address", &["no interface is admitted", "KOLO_INTERFACE"]);
+    fails(doctor().env("KOLO_SECRET", "1234"), "settings", &["KOLO_SECRET", "64 hexadecimal digits"]);
+    fails(doctor().env("RANK", "1"), "launcher", &["WORLD_SIZE", "start the program with"]);
+    fails(doctor().envs([("RANK", "1"), ("WORLD_SIZE", "2")]), "launcher", &["where the ranks find each other", "MASTER_ADDR"]);
+    fails(doctor().env("KOLO_STORE", "file:///no/such/folder/store"), "store", &["no such folder"]);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let taken = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+    fails(doctor().envs(taken), "store", &[&format!("127.0.0.1:{port}"), "choose another port"]);
+    // Who does not serve it has nothing to complain of.
+    let guest = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+    let output = doctor().envs(guest).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+#[cfg(unix)]
+#[test]
+fn limits_are_seen() {
+    let limited = |limit: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{limit} && exec {} doctor", env!("CARGO_BIN_EXE_kolo"))]);
+        command
+    };
+    fails(&mut limited("ulimit -n 100"), "descriptors", &["100 may be open", "raise the limit"]);
+    fails(&mut limited("ulimit -S -n 100"), "descriptors", &["100 may be open", "ulimit -n 256"]);
+}
+
+/// A driver's library that is there but finds no device, in place of the real one.
+#[cfg(target_os = "linux")]
+#[test]
+fn cuda_that_does_not_work_is_a_warning_and_one_that_does_is_counted() {
+    let folder = std::env::temp_dir().join(format!("kolo-doctor-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for (init, hint) in [("100", "cuInit returned 100: there is no device"), ("0", "3 devices, driver for CUDA 12.1")] {
+        let source = folder.join("cuda.c");
+        let code = format!(
+            "int cuInit(unsigned f) {{ return {init}; }} int cuDriverGetVersion(int *v) {{ *v = 12010; return 0; }} \
+             int cuDeviceGetCount(int *c) {{ *c = 3; return 0; }}"
+        );
+        std::fs::write(&source, code).unwrap();
+        let library = folder.join("libcuda.so.1");
+        let built = Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).output();
+        if !built.is_ok_and(|output| output.status.success()) {
+            std::io::Write::write_all(&mut std::io::stderr(), b"NOT RUN: a library in place of CUDA's: there is no C compiler\n")
+                .unwrap();
+            break;
+        }
+        let output = kolo().arg("doctor").env("LD_LIBRARY_PATH", &folder).output().unwrap();
+        assert!(output.status.success() && text(&output).contains(hint), "{}", text(&output));
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

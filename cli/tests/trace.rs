@@ -1,0 +1,301 @@
+//! `kolo trace` on what real processes leave behind when one of them is late, calls something else, or is killed.
+//!
+//! The ranks are this program again: `kolo run` starts it with one test, [`be_a_rank`], which does nothing otherwise.
+#![cfg(unix)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use kolo::{Communicator, ReduceOp};
+
+/// What a rank is told to do.
+const TASK: &str = "KOLO_TEST_TASK";
+
+/// Generous: only a defect takes so long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn be_a_rank() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    let timeout = if task == "late" { Duration::from_secs(1) } else { PATIENCE };
+    let builder = Communicator::builder().timeout(timeout);
+    let comm = if task == "tcp" { builder.transport(kolo::Transport::Tcp) } else { builder }.connect().unwrap();
+    let folder = PathBuf::from(std::env::var_os("KOLO_TRACE_DIR").unwrap());
+    let mut buf = vec![1.0f32; 1000];
+    for _ in 0..5 {
+        comm.all_reduce(&mut buf, ReduceOp::Max).unwrap();
+    }
+    let row = comm.split(comm.rank() % 2, 0).unwrap();
+    row.barrier().unwrap();
+    let rank = comm.rank();
+    match &*task {
+        "together" | "tcp" => {
+            // Late by more than anything that a busy machine does to the others.
+            if rank == 1 {
+                std::thread::sleep(Duration::from_millis(700));
+            }
+            comm.all_reduce(&mut [1u64], ReduceOp::Sum).unwrap();
+            comm.send_recv(&[rank as u32], (rank + 1) % 3, &mut [0u32], (rank + 2) % 3).unwrap();
+            comm.dump_trace(folder.join(format!("by-call-{rank}.json"))).unwrap();
+            comm.barrier().unwrap();
+        }
+        "another" => {
+            let result = match rank {
+                2 => comm.broadcast(&mut buf, 0),
+                _ => comm.all_reduce(&mut buf, ReduceOp::Max),
+            };
+            result.unwrap_err();
+        }
+        "late" => {
+            if rank == 2 {
+                // Comes when the others have given up.
+                wait_for(|| ranks_files(&folder).len() >= 2);
+            }
+            comm.all_reduce(&mut buf, ReduceOp::Max).unwrap_err();
+        }
+        "killed" => {
+            if rank == 2 {
+                rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+            }
+            comm.all_reduce(&mut buf, ReduceOp::Max).unwrap_err();
+        }
+        "signal" => {
+            if rank == 0 {
+                // The others are in the middle of an operation as soon as they wait, and write what they have done so far.
+                wait_for(|| ranks_files(&folder).len() == 3);
+            }
+            comm.barrier().unwrap();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn wait_for(happened: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < deadline, "it did not happen");
+        std::thread::yield_now();
+    }
+}
+
+/// The files that ranks have left.
+fn ranks_files(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|kind| kind == "json")).collect();
+    files.sort();
+    files
+}
+
+/// A folder of a test's own, which it leaves behind only if it fails.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("kolo-trace-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Three ranks.
+fn job(task: &str, folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command.args(["run", "-n", "3", "--grace", "60s", "--"]).arg(std::env::current_exe().unwrap());
+    command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env("KOLO_TRACE_DIR", folder);
+    command.stdin(Stdio::null());
+    command
+}
+
+fn trace(files: &[PathBuf], more: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kolo")).arg("trace").args(files).args(more).output().unwrap()
+}
+
+/// What `kolo trace` says of files that are as they should be.
+fn said(files: &[PathBuf]) -> String {
+    let output = trace(files, &[]);
+    assert!(output.status.success(), "{}", text(&output));
+    text(&output)
+}
+
+#[test]
+fn nothing_is_wrong_with_a_job_in_which_one_rank_is_late() {
+    for task in ["together", "tcp"] {
+        let folder = Folder::new(task);
+        let output = job(task, &folder.0).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let files = ranks_files(&folder.0);
+        // Nothing failed, so there is only what was asked for.
+        assert_eq!(files.len(), 3, "{files:?}");
+        let chrome = folder.0.join("chrome");
+        let output = trace(&files, &["--chrome", chrome.to_str().unwrap()]);
+        let said = text(&output);
+        assert!(output.status.success() && said.contains("no disagreement"), "{said}");
+        // World: the connection, five all-reduces, the split, one more all-reduce. The row of ranks 0 and 2: connection, barrier.
+        assert!(said.contains("over 10 collectives"), "{said}");
+        let worst = said.lines().find(|line| line.contains("rank 1:")).unwrap();
+        assert!(worst.contains("(world, seq 7, all_reduce u64 x 1 sum)"), "{said}");
+        check_chrome(&chrome);
+    }
+}
+
+fn check_chrome(file: &Path) {
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
+    for rank in 0..3 {
+        let name = |event: &&&serde_json::Value| event["name"] == "process_name" && event["pid"] == rank;
+        assert!(of("M").iter().find(name).unwrap()["args"]["name"].as_str().unwrap().starts_with(&format!("rank {rank} (")));
+        let complete = of("X").into_iter().filter(|event| event["pid"] == rank).count();
+        // Alone in its row, rank 1 connects with nobody.
+        assert_eq!(complete, if rank == 1 { 9 } else { 10 }, "rank {rank}");
+    }
+    assert!(of("X").iter().all(|event| event["ts"].as_f64().unwrap() >= 0.0 && event["dur"].as_f64().unwrap() >= 0.0));
+    // The others waited for rank 1, and that can be seen.
+    let waited = |event: &&&serde_json::Value| event["args"]["seq"] == 7 && event["dur"].as_f64().unwrap() > 500e3;
+    assert!(of("X").iter().filter(waited).count() >= 1, "{trace}");
+    assert_eq!((of("b").len(), of("e").len()), (6, 6));
+}
+
+#[test]
+fn a_rank_that_calls_another_thing_is_named() {
+    let folder = Folder::new("another");
+    let output = job("another", &folder.0).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let files = ranks_files(&folder.0);
+    assert_eq!(files.len(), 3, "{files:?}");
+    let said = said(&files);
+    assert!(said.contains("first disagreement: world, seq 7"), "{said}");
+    assert!(said.contains("  ranks 0, 1: all_reduce f32 x 1000 max, failed after"), "{said}");
+    assert!(said.contains("  rank 2: broadcast f32 x 1000 root=0, failed after"), "{said}");
+    // Each file names the cause.
+    assert!(said.matches("on world: ").count() == 3 && said.contains("ranks disagree"), "{said}");
+}
+
+#[test]
+fn a_rank_that_is_late_beyond_the_deadline_is_named() {
+    let folder = Folder::new("late");
+    let output = job("late", &folder.0).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let files = ranks_files(&folder.0);
+    let name = |path: &PathBuf| path.to_str().unwrap().to_owned();
+    // The two that gave up, while the third has not come yet.
+    let early: Vec<PathBuf> = files.iter().filter(|path| !name(path).ends_with("rank2.json")).cloned().collect();
+    assert_eq!(early.len(), 2, "{files:?}");
+    let without = said(&early);
+    assert!(without.contains("no file of rank 2") && without.contains("names it"), "{without}");
+    // All three: when it came, the communicator had ended.
+    let all = said(&files);
+    assert!(
+        all.contains("first disagreement: world, seq 7") && all.contains("  ranks 0, 1: all_reduce f32 x 1000 max, failed"),
+        "{all}"
+    );
+    assert!(all.contains("  rank 2 has not come: its last is seq 6, split, done"), "{all}");
+    assert!(all.contains("  the others waited for rank 2 at least for 1.0"), "{all}");
+}
+
+#[test]
+fn a_rank_that_was_killed_is_named_by_the_others() {
+    let folder = Folder::new("killed");
+    let output = job("killed", &folder.0).output().unwrap();
+    assert_eq!(output.status.code(), Some(128 + 9), "{}", text(&output));
+    let files = ranks_files(&folder.0);
+    assert_eq!(files.len(), 2, "{files:?}");
+    let said = said(&files);
+    assert!(said.contains("files of ranks 0, 1") && said.contains("no file of rank 2"), "{said}");
+    assert!(said.contains("names it: it was killed") && said.contains("has died"), "{said}");
+    assert!(said.contains("first failure: world, seq 7") && said.contains("  rank 2 left no file"), "{said}");
+}
+
+#[test]
+fn a_signal_has_files_written_and_interrupts_nothing() {
+    let folder = Folder::new("signal");
+    let mut command = job("signal", &folder.0);
+    let launcher = command.env("KOLO_TRACE_SIGNAL", "1").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Whether a rank listens yet cannot be seen from outside; ranks that do not would end. So each is asked when it has connected:
+    // when it maps the memory that it shares.
+    let ranks = || children(launcher.id()).into_iter().filter(|pid| has_connected(*pid)).collect::<Vec<_>>();
+    wait_for(|| ranks().len() == 3);
+    wait_for(|| {
+        for pid in ranks() {
+            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::USR1);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        ranks_files(&folder.0).len() == 3
+    });
+    let output = launcher.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let said = said(&ranks_files(&folder.0));
+    assert!(said.contains("files of ranks 0 to 2"), "{said}");
+}
+
+fn children(of: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
+    let lists = threads.map(|thread| std::fs::read_to_string(thread.path().join("children")).unwrap_or_default());
+    lists.flat_map(|list| list.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<u32>>()).collect()
+}
+
+fn has_connected(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("memfd:kolo"))
+}
+
+#[test]
+fn a_signal_needs_a_folder() {
+    let builder = || Communicator::builder().rank(0).world_size(1).trace_signal(true);
+    let error = builder().connect().unwrap_err().to_string();
+    assert!(error.contains("KOLO_TRACE_DIR"), "{error}");
+    let error = Communicator::builder().rank(0).world_size(1).trace_dir("/dev/null/x").connect().unwrap_err().to_string();
+    assert!(error.contains("KOLO_TRACE_DIR") && error.contains("/dev/null/x"), "{error}");
+}
+
+#[test]
+fn files_that_cannot_be_used_are_said() {
+    let folder = Folder::new("files");
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let write = |name: &str, content: &str| {
+        let path = folder.0.join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    };
+    let mut good = Vec::new();
+    for comm in Communicator::in_process(2).unwrap() {
+        let path = folder.0.join(format!("good{}.json", comm.rank()));
+        comm.dump_trace(&path).unwrap();
+        good.push(path);
+    }
+    let whole = std::fs::read_to_string(&good[0]).unwrap();
+    let half = write("half.json", &whole[..whole.len() / 2]);
+    for (file, hint) in [
+        (half.clone(), "it was cut off"),
+        (write("empty.json", ""), "it is empty"),
+        (write("other.json", "{\"a\": 1}"), "no trace of kolo"),
+        (write("newer.json", &whole.replace("\"kolo_trace\": 1", "\"kolo_trace\": 9")), "format 9"),
+        (write("noise.json", "\u{1}\u{2}"), "damaged"),
+        (folder.0.join("absent.json"), "cannot be read"),
+    ] {
+        let output = trace(std::slice::from_ref(&file), &[]);
+        let said = text(&output);
+        assert!(!output.status.success() && said.contains(hint) && said.contains("no file that can be read"), "{hint}: {said}");
+        assert!(said.contains(file.file_name().unwrap().to_str().unwrap()), "{said}");
+    }
+    // What can be used is.
+    let output = trace(&[half, good[1].clone()], &[]);
+    let said = text(&output);
+    assert!(!output.status.success() && said.contains("files of rank 1") && said.contains("1 file could not be used"), "{said}");
+    let other = write("run.json", &whole.replace("\"run\": \"", "\"run\": \"f"));
+    let output = trace(&[other, good[1].clone()], &[]);
+    assert!(text(&output).contains("several runs"), "{}", text(&output));
+}

@@ -1,0 +1,124 @@
+//! burn's CPU backend, in plain Rust.
+//!
+//! It is used beneath burn's `Tensor`, where the ranks of tensors are not part of their types and the strides of a gradient can be
+//! seen, so that it is gathered into its bucket in one pass.
+
+use burn_autodiff::{Autodiff, grads::Gradients};
+use burn_backend::backend::{AutodiffBackend, BackendTypes};
+use burn_backend::ops::{ActivationOps, ConvOptions, FloatTensorOps, ModuleOps};
+use burn_backend::{DType, Shape, TensorData, TensorMetadata};
+use burn_flex::{Flex as Backend, FlexTensor};
+
+use super::{EPSILON, Engine};
+
+type B = Autodiff<Backend>;
+
+/// Tensors on the CPU. Their work is spread over the threads of rayon's global pool.
+pub(crate) struct Flex;
+
+impl Engine for Flex {
+    type Tensor = <B as BackendTypes>::FloatTensorPrimitive;
+    type Gradients = Gradients;
+
+    fn name(&self) -> String {
+        format!("burn flex, {} threads", rayon::current_num_threads())
+    }
+
+    fn constant(&self, values: Vec<f32>, shape: &[usize]) -> Self::Tensor {
+        B::from_inner(FlexTensor::from_data(TensorData::new(values, Shape::from(shape.to_vec()))))
+    }
+
+    fn leaf(&self, tensor: Self::Tensor) -> Self::Tensor {
+        B::float_set_require_grad(self.detach(tensor), true)
+    }
+
+    fn detach(&self, tensor: Self::Tensor) -> Self::Tensor {
+        B::from_inner(B::inner(tensor))
+    }
+
+    fn count(&self, tensor: &Self::Tensor) -> usize {
+        tensor.shape().num_elements()
+    }
+
+    fn change<R>(&self, tensor: &mut Self::Tensor, change: impl FnOnce(&mut [f32]) -> R) -> R {
+        // Taken out, so that nobody shares its memory and it is changed where it is.
+        let mut values = B::inner(std::mem::replace(tensor, B::from_inner(FlexTensor::empty(Shape::new([0]), DType::F32))));
+        debug_assert!(values.is_contiguous());
+        let result = change(values.storage_mut());
+        *tensor = B::from_inner(values);
+        result
+    }
+
+    fn read(&self, tensor: &Self::Tensor, into: &mut [f32]) {
+        let tensor = B::inner(tensor.clone());
+        let layout = tensor.layout();
+        assert_eq!(layout.num_elements(), into.len(), "as many values as there is room for");
+        gather(tensor.storage(), layout.start_offset(), &layout.shape().to_vec(), layout.strides(), into);
+    }
+
+    fn conv2d(&self, x: Self::Tensor, weight: Self::Tensor, stride: usize, padding: usize) -> Self::Tensor {
+        B::conv2d(x, weight, None, ConvOptions::new([stride; 2], [padding; 2], [1; 2], 1))
+    }
+
+    fn batch_norm(&self, x: Self::Tensor, scale: Self::Tensor, shift: Self::Tensor) -> [Self::Tensor; 3] {
+        let done = B::batch_norm_train(x, scale, shift, EPSILON);
+        [done.output, done.mean, done.variance]
+    }
+
+    fn batch_norm_by(&self, x: Self::Tensor, scale: Self::Tensor, shift: Self::Tensor, by: [Self::Tensor; 2]) -> Self::Tensor {
+        let [mean, variance] = by;
+        B::batch_norm(x, scale, shift, mean, variance, EPSILON)
+    }
+
+    fn relu(&self, x: Self::Tensor) -> Self::Tensor {
+        B::relu(x)
+    }
+
+    fn add(&self, x: Self::Tensor, y: Self::Tensor) -> Self::Tensor {
+        B::float_add(x, y)
+    }
+
+    fn max_pool(&self, x: Self::Tensor) -> Self::Tensor {
+        B::max_pool2d(x, [3; 2], [2; 2], [1; 2], [1; 2], false)
+    }
+
+    fn mean_pool(&self, x: Self::Tensor) -> Self::Tensor {
+        let x = B::adaptive_avg_pool2d(x, [1; 2]);
+        let shape = x.shape();
+        B::float_reshape(x, Shape::new([shape[0], shape[1]]))
+    }
+
+    fn linear(&self, x: Self::Tensor, weight: Self::Tensor, bias: Self::Tensor) -> Self::Tensor {
+        B::linear(x, B::float_transpose(weight), Some(bias))
+    }
+
+    fn backward(&self, of: Self::Tensor, gradient: Self::Tensor) -> Self::Gradients {
+        // burn goes back from a scalar: from the one whose gradient with respect to `of` is the given one.
+        B::backward(B::float_sum(B::float_mul(of, gradient)))
+    }
+
+    fn gradient(&self, gradients: &mut Self::Gradients, leaf: &Self::Tensor) -> Option<Self::Tensor> {
+        B::grad_remove(leaf, gradients).map(B::from_inner)
+    }
+}
+
+/// Copies a strided tensor into rows. What is one run of memory, as a convolution's 3 x 3, is copied as such.
+fn gather(from: &[f32], at: usize, shape: &[usize], strides: &[isize], into: &mut [f32]) {
+    let Some((&count, inner)) = shape.split_first() else {
+        into[0] = from[at];
+        return;
+    };
+    let rows = inner.iter().product::<usize>();
+    let run = |run, (&len, &stride): (&usize, &isize)| (len == 1 || stride == run).then_some(run * len as isize);
+    if shape.iter().zip(strides).rev().try_fold(1, run).is_some() {
+        into.copy_from_slice(&from[at..at + into.len()]);
+    } else if rows == 1 {
+        for (i, to) in into.iter_mut().enumerate().take(count) {
+            *to = from[at.wrapping_add_signed(i as isize * strides[0])];
+        }
+    } else {
+        for (i, into) in into.chunks_exact_mut(rows).enumerate().take(count) {
+            gather(from, at.wrapping_add_signed(i as isize * strides[0]), inner, &strides[1..], into);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! `--nproc`: ranks on this machine, started by the trainer itself.
+//!
+//! For one node the launcher serves the store where the ranks meet, with a job name and a secret of its own. With `--world-size` and
+//! `--rank`, which then count nodes, ranks meet at `--dist-url`. `kolo run` does more: it passes signals on and marks each line of
+//! output with its rank.
+
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use kolo::TcpStoreServer;
+
+use crate::arguments::TrainArgs;
+
+/// Tells a rank that it is one, so that it does not start others.
+const STARTED: &str = "KOLO_RESNET_STARTED";
+
+/// How long the others may take to end by themselves when a rank has failed: they notice at once, and say why.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// How many ranks this process is to start; `None` if it is a rank itself.
+pub(crate) fn ranks(args: &TrainArgs) -> Option<usize> {
+    if std::env::var_os(STARTED).is_some() {
+        return None;
+    }
+    args.nproc.or_else(|| args.multiprocessing_distributed.then(crate::cores))
+}
+
+/// Starts the ranks and waits for them.
+pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String> {
+    let (nodes, node) = (args.world_size.unwrap_or(1), args.rank.unwrap_or(0));
+    if node >= nodes {
+        return Err(format!("--rank {node} must be less than --world-size, which is {nodes}; with --nproc both count nodes"));
+    }
+    let (job, secret) = (hexadecimal(&random::<8>()?), random::<32>()?);
+    let server = match nodes {
+        1 => Some(TcpStoreServer::bind(([127, 0, 0, 1], 0).into(), &job, Some(secret)).map_err(|error| error.to_string())?),
+        _ => None,
+    };
+    let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    let mut ranks = Ranks(Vec::new());
+    for local in 0..count {
+        let mut command = Command::new(&program);
+        command
+            .args(std::env::args_os().skip(1))
+            .env(STARTED, "1")
+            .env("KOLO_RANK", (node * count + local).to_string())
+            .env("KOLO_WORLD_SIZE", (nodes * count).to_string())
+            .env("KOLO_LOCAL_RANK", local.to_string())
+            .env("KOLO_LOCAL_WORLD_SIZE", count.to_string())
+            .stdin(Stdio::null());
+        if let Some(server) = &server {
+            command.env("KOLO_STORE", server.url()).env("KOLO_STORE_SERVED", "1");
+            command.env("KOLO_JOB_ID", &job).env("KOLO_SECRET", hexadecimal(&secret));
+        }
+        #[cfg(target_os = "linux")]
+        die_with_parent(&mut command);
+        ranks.0.push(Some(command.spawn().map_err(|error| format!("rank {local} cannot be started: {error}"))?));
+    }
+    ranks.wait(args.elastic)
+}
+
+/// A rank does not outlive its launcher.
+#[cfg(target_os = "linux")]
+fn die_with_parent(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed; this is one system call.
+    unsafe {
+        command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?));
+    }
+}
+
+/// The ranks that were started; `None` for those that have ended. What is left is killed in the end.
+struct Ranks(Vec<Option<Child>>);
+
+impl Ranks {
+    fn wait(&mut self, elastic: bool) -> Result<ExitCode, String> {
+        let mut failed = 0;
+        let mut deadline: Option<Instant> = None;
+        let count = self.0.len();
+        while self.0.iter().any(Option::is_some) {
+            for (rank, place) in self.0.iter_mut().enumerate() {
+                let Some(child) = place else { continue };
+                let Some(status) = child.try_wait().map_err(|error| format!("rank {rank} cannot be waited for: {error}"))? else {
+                    continue;
+                };
+                if !status.success() {
+                    failed += 1;
+                    eprintln!("resnet: rank {rank} (pid {}) ended: {status}", child.id());
+                    if !elastic {
+                        deadline.get_or_insert(Instant::now() + GRACE);
+                    }
+                }
+                *place = None;
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break;
+            }
+            // There is no wait for several children in the standard library; a run takes minutes.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let all_went_on = elastic && failed < count;
+        Ok(if failed == 0 || all_went_on { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in self.0.iter_mut().flatten() {
+            // It may have ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N], String> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| format!("the system has no random numbers: {error}"))?;
+    Ok(bytes)
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,67 @@
+//! `resnet`: trains ResNets data-parallel on kolo, with nothing but Rust installed.
+//!
+//! | what | where |
+//! |---|---|
+//! | the tensor library, behind one small trait | `engine` |
+//! | layers, forward, and backward by segments | `model`, `loss`, `optimizer` |
+//! | images, and which rank sees which | `data` |
+//! | a rank's training: steps, tests, checkpoints | `train`, `checkpoint` |
+//! | ranks on this machine | `launch` |
+//! | what a run tells | `progress`, `metrics`, `plot`, `report` |
+
+mod arguments;
+mod checkpoint;
+mod data;
+mod engine;
+mod launch;
+mod loss;
+mod metrics;
+mod model;
+mod optimizer;
+mod plot;
+mod progress;
+mod random;
+mod report;
+mod train;
+
+use std::process::ExitCode;
+
+use arguments::{Cli, Command, TrainArgs};
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log();
+    let result = match &cli.command {
+        Some(Command::Report(args)) => report::report(args).map(|()| ExitCode::SUCCESS),
+        None => start(&cli.train),
+    };
+    result.unwrap_or_else(|problem| {
+        eprintln!("resnet: {problem}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Starts ranks, or is one.
+fn start(args: &TrainArgs) -> Result<ExitCode, String> {
+    if args.dir.is_none() && !args.shapes && !args.dummy {
+        return Err("no images: name a folder DIR with train/ and val/, or take --shapes, which are generated, or --dummy, which is noise \
+                    (--help tells more)"
+            .to_owned());
+    }
+    match launch::ranks(args) {
+        Some(count) => launch::launch(args, count),
+        None => train::run(args).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Cores of this machine.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// What the library has to tell goes to standard error: warnings, or as much as `KOLO_LOG` asks for.
+fn log() {
+    let level = std::env::var("KOLO_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(tracing::Level::WARN);
+    tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(std::io::stderr).with_target(false).init();
+}

@@ -1,0 +1,298 @@
+//! ResNets: their parameters, forward, and backward by segments.
+//!
+//! A model is a row of *segments*: the stem, each residual block, the head. What goes into a segment is detached from what computed
+//! it, so that each is differentiated by itself, from the last to the first, and the gradients of one are on their way to the other
+//! ranks while the next is computed. The bits are those of going back through all at once.
+
+pub(crate) mod architecture;
+mod build;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod torchvision;
+
+use crate::engine::Engine;
+use architecture::Shape;
+
+/// How much of a running statistic each batch replaces, as in PyTorch.
+const MOMENTUM: f32 = 0.1;
+
+/// A tensor that is trained, or that training keeps account of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    /// As torchvision names it.
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+}
+
+impl Name {
+    pub(crate) fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A convolution and the normalisation after it.
+struct Conv {
+    /// The number of the parameter. In a shortcut without parameters, the weights.
+    weight: Weight,
+    stride: usize,
+    padding: usize,
+    norm: Option<Norm>,
+}
+
+enum Weight {
+    Parameter(usize),
+    /// Weights that are not trained: 1 where the channels in and out are the same. Values and shape.
+    Constant(Vec<f32>, [usize; 4]),
+}
+
+/// Batch normalisation.
+struct Norm {
+    /// The number of the scale among the parameters; that of the shift is the next.
+    parameter: usize,
+    /// The number of the running mean among the buffers; that of the variance is the next.
+    buffer: usize,
+}
+
+/// A part of the model that is differentiated by itself.
+enum Segment {
+    Stem { conv: Conv, pools: bool },
+    Block { convs: Vec<Conv>, shortcut: Option<Conv> },
+    Head { weight: usize, bias: usize },
+}
+
+/// A ResNet with its weights, on one rank.
+pub(crate) struct Model<E: Engine> {
+    engine: E,
+    segments: Vec<Segment>,
+    names: Vec<Name>,
+    parameters: Vec<E::Tensor>,
+    buffer_names: Vec<Name>,
+    /// Running means and variances, which training does not differentiate by.
+    buffers: Vec<Vec<f32>>,
+    classes: usize,
+}
+
+/// A batch of images.
+pub(crate) struct Batch {
+    /// `[images, 3, height, width]`, normalised.
+    pub(crate) pixels: Vec<f32>,
+    pub(crate) labels: Vec<usize>,
+    pub(crate) height: usize,
+    pub(crate) width: usize,
+}
+
+impl Batch {
+    fn shape(&self) -> [usize; 4] {
+        [self.labels.len(), 3, self.height, self.width]
+    }
+}
+
+/// How a forward pass computes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Normalises by the batch, and parameters are differentiated by.
+    Training,
+    /// Normalises by the running statistics.
+    Evaluation,
+}
+
+/// One segment's forward pass, as its backward needs it.
+struct Tape<E: Engine> {
+    /// Parameters by number, as leaves.
+    leaves: Vec<(usize, E::Tensor)>,
+    /// The buffer's number, mean and biased variance of the batch, and how many values they are of.
+    statistics: Vec<(usize, E::Tensor, E::Tensor, usize)>,
+}
+
+impl<E: Engine> Model<E> {
+    /// With weights drawn from the seed as PyTorch initialises them.
+    pub(crate) fn new(engine: E, shape: &Shape, classes: usize, seed: u64) -> Model<E> {
+        let (segments, names, buffer_names) = build::segments(shape, classes);
+        let parameters = (0..names.len()).map(|i| engine.constant(build::initial(&names, i, seed), &names[i].shape)).collect();
+        let buffers = buffer_names
+            .iter()
+            .map(|buffer| vec![if buffer.name.ends_with("running_var") { 1.0 } else { 0.0 }; buffer.count()])
+            .collect();
+        Model { engine, segments, names, parameters, buffer_names, buffers, classes }
+    }
+
+    pub(crate) fn classes(&self) -> usize {
+        self.classes
+    }
+
+    /// The parameters, in order of forward.
+    pub(crate) fn names(&self) -> &[Name] {
+        &self.names
+    }
+
+    pub(crate) fn buffer_names(&self) -> &[Name] {
+        &self.buffer_names
+    }
+
+    pub(crate) fn buffers(&self) -> &[Vec<f32>] {
+        &self.buffers
+    }
+
+    pub(crate) fn buffers_mut(&mut self) -> &mut [Vec<f32>] {
+        &mut self.buffers
+    }
+
+    /// A parameter's values.
+    pub(crate) fn parameter(&self, number: usize) -> Vec<f32> {
+        let mut values = vec![0.0; self.names[number].count()];
+        self.engine.read(&self.parameters[number], &mut values);
+        values
+    }
+
+    /// Changes a parameter's values.
+    pub(crate) fn change<R>(&mut self, number: usize, change: impl FnOnce(&mut [f32]) -> R) -> R {
+        self.engine.change(&mut self.parameters[number], change)
+    }
+
+    /// The classes' scores of each image, `[images, classes]`, by the running statistics.
+    pub(crate) fn evaluate(&self, batch: Batch) -> Vec<f32> {
+        let shape = batch.shape();
+        let mut x = self.engine.constant(batch.pixels, &shape);
+        for segment in &self.segments {
+            let mut tape = Tape { leaves: Vec::new(), statistics: Vec::new() };
+            x = self.forward(segment, x, Mode::Evaluation, &mut tape);
+        }
+        self.scores(&x, shape[0])
+    }
+
+    /// Goes forward, and back by segments. `loss` is given the scores, `[images, classes]`, and returns the gradient with respect to
+    /// them. `ready` is given each parameter's number and gradient as soon as it is there: in reverse order, those of one segment at a
+    /// time.
+    ///
+    /// # Errors
+    ///
+    /// Those of `ready`, which end it.
+    pub(crate) fn train<Error>(
+        &mut self,
+        batch: Batch,
+        loss: impl FnOnce(&[f32]) -> Vec<f32>,
+        mut ready: impl FnMut(usize, Gradient<'_, E>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let shape = batch.shape();
+        let mut x = self.engine.constant(batch.pixels, &shape);
+        let mut tapes = Vec::with_capacity(self.segments.len());
+        let mut statistics = Vec::new();
+        for (i, segment) in self.segments.iter().enumerate() {
+            // Nobody wants the gradient with respect to the images.
+            let input = if i == 0 { x } else { self.engine.leaf(x) };
+            let mut tape = Tape { leaves: Vec::new(), statistics: Vec::new() };
+            let output = self.forward(segment, input.clone(), Mode::Training, &mut tape);
+            x = self.engine.detach(output.clone());
+            statistics.append(&mut tape.statistics);
+            tapes.push((input, output, tape.leaves));
+        }
+        let gradient = loss(&self.scores(&x, shape[0]));
+        let mut gradient = self.engine.constant(gradient, &[shape[0], self.classes]);
+        while let Some((input, output, leaves)) = tapes.pop() {
+            let mut gradients = self.engine.backward(output, gradient.clone());
+            for (number, leaf) in leaves.iter().rev() {
+                let tensor = self.engine.gradient(&mut gradients, leaf).expect("every parameter takes part");
+                ready(*number, Gradient { engine: &self.engine, tensor })?;
+            }
+            if !tapes.is_empty() {
+                gradient = self.engine.gradient(&mut gradients, &input).expect("every segment depends on what it is given");
+            }
+        }
+        self.keep_account(&statistics);
+        Ok(())
+    }
+
+    fn scores(&self, x: &E::Tensor, images: usize) -> Vec<f32> {
+        let mut scores = vec![0.0; images * self.classes];
+        self.engine.read(x, &mut scores);
+        scores
+    }
+
+    fn forward(&self, segment: &Segment, x: E::Tensor, mode: Mode, tape: &mut Tape<E>) -> E::Tensor {
+        let engine = &self.engine;
+        match segment {
+            Segment::Stem { conv, pools } => {
+                let x = engine.relu(self.conv(conv, x, mode, tape));
+                if *pools { engine.max_pool(x) } else { x }
+            }
+            Segment::Block { convs, shortcut } => {
+                let mut y = x.clone();
+                for (i, conv) in convs.iter().enumerate() {
+                    y = self.conv(conv, y, mode, tape);
+                    if i + 1 < convs.len() {
+                        y = engine.relu(y);
+                    }
+                }
+                let x = match shortcut {
+                    Some(conv) => self.conv(conv, x, mode, tape),
+                    None => x,
+                };
+                engine.relu(engine.add(y, x))
+            }
+            Segment::Head { weight, bias } => {
+                let x = engine.mean_pool(x);
+                let (weight, bias) = (self.leaf(*weight, mode, tape), self.leaf(*bias, mode, tape));
+                engine.linear(x, weight, bias)
+            }
+        }
+    }
+
+    fn conv(&self, conv: &Conv, x: E::Tensor, mode: Mode, tape: &mut Tape<E>) -> E::Tensor {
+        let weight = match &conv.weight {
+            Weight::Parameter(number) => self.leaf(*number, mode, tape),
+            Weight::Constant(values, shape) => self.engine.constant(values.clone(), shape),
+        };
+        let x = self.engine.conv2d(x, weight, conv.stride, conv.padding);
+        let Some(Norm { parameter, buffer }) = conv.norm else { return x };
+        let (scale, shift) = (self.leaf(parameter, mode, tape), self.leaf(parameter + 1, mode, tape));
+        match mode {
+            Mode::Training => {
+                let values = self.engine.count(&x) / self.buffers[buffer].len();
+                let [x, mean, variance] = self.engine.batch_norm(x, scale, shift);
+                tape.statistics.push((buffer, mean, variance, values));
+                x
+            }
+            Mode::Evaluation => {
+                let by = [buffer, buffer + 1].map(|i| self.engine.constant(self.buffers[i].clone(), &self.buffer_names[i].shape));
+                self.engine.batch_norm_by(x, scale, shift, by)
+            }
+        }
+    }
+
+    fn leaf(&self, number: usize, mode: Mode, tape: &mut Tape<E>) -> E::Tensor {
+        let parameter = self.parameters[number].clone();
+        if mode == Mode::Evaluation {
+            return parameter;
+        }
+        let leaf = self.engine.leaf(parameter);
+        tape.leaves.push((number, leaf.clone()));
+        leaf
+    }
+
+    /// Moves the running statistics towards those of a batch. The variance kept is the unbiased one, as in PyTorch.
+    fn keep_account(&mut self, statistics: &[(usize, E::Tensor, E::Tensor, usize)]) {
+        for (buffer, mean, variance, values) in statistics {
+            let unbias = *values as f32 / (values - 1).max(1) as f32;
+            for (buffer, tensor, scale) in [(*buffer, mean, 1.0), (buffer + 1, variance, unbias)] {
+                let running = &mut self.buffers[buffer];
+                let mut batch = vec![0.0; running.len()];
+                self.engine.read(tensor, &mut batch);
+                running.iter_mut().zip(batch).for_each(|(running, batch)| *running += MOMENTUM * (scale * batch - *running));
+            }
+        }
+    }
+}
+
+/// A parameter's gradient, where the engine left it.
+pub(crate) struct Gradient<'a, E: Engine> {
+    engine: &'a E,
+    tensor: E::Tensor,
+}
+
+impl<E: Engine> Gradient<'_, E> {
+    /// Copies it in order of rows.
+    pub(crate) fn read(&self, into: &mut [f32]) {
+        self.engine.read(&self.tensor, into);
+    }
+}

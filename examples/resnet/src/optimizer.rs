@@ -1,0 +1,127 @@
+//! Stochastic gradient descent with momentum, and how fast.
+
+use clap::ValueEnum;
+
+/// The optimiser of He et al., as PyTorch computes it: weight decay is part of the gradient, and the learning rate is not part of the
+/// velocity.
+pub(crate) struct Sgd {
+    pub(crate) momentum: f32,
+    pub(crate) weight_decay: f32,
+    /// Of each parameter, by number.
+    pub(crate) velocities: Vec<Vec<f32>>,
+}
+
+impl Sgd {
+    pub(crate) fn new(counts: impl IntoIterator<Item = usize>, momentum: f32, weight_decay: f32) -> Sgd {
+        Sgd { momentum, weight_decay, velocities: counts.into_iter().map(|count| vec![0.0; count]).collect() }
+    }
+
+    /// Moves a parameter's values.
+    pub(crate) fn step(&mut self, number: usize, rate: f32, values: &mut [f32], gradient: &[f32]) {
+        for ((value, velocity), gradient) in values.iter_mut().zip(&mut self.velocities[number]).zip(gradient) {
+            *velocity = self.momentum * *velocity + (gradient + self.weight_decay * *value);
+            *value -= rate * *velocity;
+        }
+    }
+}
+
+/// How the learning rate falls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Decay {
+    /// To a tenth every `--lr-step` epochs
+    Step,
+    /// To 0 along half a cosine (Loshchilov and Hutter, 2016)
+    Cosine,
+    /// Not at all
+    None,
+}
+
+/// How the learning rate grows with the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scale {
+    /// --lr is for 256 images; with k times as many it is k times as large
+    Linear,
+    /// --lr is for 256 images; with k times as many it is the root of k times as large
+    Sqrt,
+    /// --lr is what it is
+    None,
+}
+
+impl Scale {
+    /// The factor for so many images in a step of all ranks.
+    pub(crate) fn factor(self, batch: usize) -> f64 {
+        let times = batch as f64 / 256.0;
+        match self {
+            Scale::Linear => times,
+            Scale::Sqrt => times.sqrt(),
+            Scale::None => 1.0,
+        }
+    }
+}
+
+/// The learning rate over time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rate {
+    /// Before it is scaled.
+    pub(crate) base: f64,
+    /// What it becomes for the batch.
+    pub(crate) factor: f64,
+    pub(crate) decay: Decay,
+    pub(crate) step: usize,
+    pub(crate) epochs: usize,
+    /// It grows from `base` to the scaled rate, or from 0 if it is not scaled, over so many epochs (Goyal et al.: Accurate, Large
+    /// Minibatch SGD, 2017).
+    pub(crate) warmup: f64,
+}
+
+impl Rate {
+    /// After so many epochs, in parts.
+    pub(crate) fn at(&self, epoch: f64) -> f64 {
+        let full = self.base * self.factor;
+        if epoch < self.warmup {
+            let from = if self.factor > 1.0 { self.base } else { 0.0 };
+            return from + (full - from) * epoch / self.warmup;
+        }
+        match self.decay {
+            Decay::Step => full * 0.1f64.powi((epoch as usize / self.step) as i32),
+            Decay::Cosine => {
+                let passed = (epoch - self.warmup) / (self.epochs as f64 - self.warmup).max(1e-9);
+                full * 0.5 * (1.0 + (std::f64::consts::PI * passed.min(1.0)).cos())
+            }
+            Decay::None => full,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_steps_as_pytorch_computes_them() {
+        // torch.optim.SGD([p], lr=0.1, momentum=0.9, weight_decay=0.01), p = 1, gradients 0.5 and -0.25.
+        let mut sgd = Sgd::new([1], 0.9, 0.01);
+        let mut value = [1.0f32];
+        sgd.step(0, 0.1, &mut value, &[0.5]);
+        assert!((value[0] - 0.949).abs() < 1e-6, "{value:?}");
+        sgd.step(0, 0.1, &mut value, &[-0.25]);
+        assert!((value[0] - 0.927_151).abs() < 1e-6, "{value:?}");
+    }
+
+    #[test]
+    fn the_rate_warms_up_and_falls() {
+        let rate = Rate { base: 0.1, factor: 4.0, decay: Decay::Step, step: 30, epochs: 90, warmup: 5.0 };
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+        close(rate.at(0.0), 0.1);
+        close(rate.at(2.5), 0.25);
+        close(rate.at(29.9), 0.4);
+        close(rate.at(60.0), 0.004);
+        let cosine = Rate { decay: Decay::Cosine, warmup: 0.0, factor: 1.0, epochs: 10, ..rate };
+        close(cosine.at(0.0), 0.1);
+        close(cosine.at(5.0), 0.05);
+        close(cosine.at(10.0), 0.0);
+        let short = Rate { factor: 1.0, warmup: 1.0, ..cosine };
+        close(short.at(0.5), 0.05);
+        assert_eq!([Scale::Linear, Scale::Sqrt, Scale::None].map(|scale| scale.factor(1024)), [4.0, 2.0, 1.0]);
+    }
+}

@@ -1,0 +1,159 @@
+//! `resnet report`: runs beside each other, by number of ranks.
+
+use std::path::{Path, PathBuf};
+
+use crate::arguments::ReportArgs;
+use crate::metrics::{self, Epoch, Event, Start, Step};
+
+/// A run, as its metrics tell it.
+pub(crate) struct Run {
+    pub(crate) name: String,
+    /// How it was begun, or last resumed.
+    pub(crate) start: Start,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) epochs: Vec<Epoch>,
+}
+
+impl Run {
+    pub(crate) fn read(folder: &Path) -> Result<Run, String> {
+        let (mut start, mut steps, mut epochs) = (None, Vec::new(), Vec::new());
+        for event in metrics::read(folder)? {
+            match event {
+                Event::Start(event) => start = Some(event),
+                Event::Step(event) => steps.push(event),
+                Event::Epoch(event) => epochs.push(event),
+                Event::Shrink { .. } => {}
+            }
+        }
+        let start = start.ok_or_else(|| format!("{} is of a run that has not begun", metrics::place(folder).display()))?;
+        let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
+        Ok(Run { name, start, steps, epochs })
+    }
+
+    /// Images of all ranks in a second, in the epochs that are whole: their median, which one disturbed epoch does not move. Of the
+    /// steps, if there is no epoch.
+    pub(crate) fn images_per_s(&self) -> Option<f64> {
+        let speeds = |mut speeds: Vec<f64>| {
+            speeds.sort_unstable_by(f64::total_cmp);
+            speeds.get(speeds.len() / 2).copied()
+        };
+        speeds(self.epochs.iter().map(|epoch| epoch.images_per_s).collect())
+            .or_else(|| speeds(self.steps.iter().map(|step| step.images_per_s).collect()))
+    }
+
+    /// Seconds for an epoch.
+    pub(crate) fn epoch_seconds(&self) -> Option<f64> {
+        self.images_per_s().map(|speed| self.start.images as f64 / speed)
+    }
+
+    /// The best accuracy in a test, from 0 to 1.
+    pub(crate) fn best(&self) -> Option<f64> {
+        self.epochs.iter().map(|epoch| epoch.test_accuracy).max_by(f64::total_cmp)
+    }
+
+    /// The mean share of time that ranks waited for each other, from 0 to 1.
+    fn waiting(&self) -> Option<f64> {
+        let count = self.epochs.len();
+        (count > 0).then(|| self.epochs.iter().map(|epoch| epoch.waiting).sum::<f64>() / count as f64)
+    }
+}
+
+/// How much faster than the run with the fewest ranks, for each of its ranks: 1 is ideal. `None` for runs of other nets or images.
+pub(crate) fn efficiency(runs: &[Run], run: &Run) -> Option<f64> {
+    let alike = |other: &&Run| (&other.start.arch, other.start.image_size) == (&run.start.arch, run.start.image_size);
+    let base = runs.iter().filter(alike).min_by_key(|run| run.start.ranks)?;
+    let each = |run: &Run| Some(run.images_per_s()? / run.start.ranks as f64);
+    Some(each(run)? / each(base)?)
+}
+
+pub(crate) fn report(args: &ReportArgs) -> Result<(), String> {
+    let mut runs = args.runs.iter().map(|folder| Run::read(folder)).collect::<Result<Vec<_>, _>>()?;
+    runs.sort_by(|a, b| (&a.start.arch, a.start.ranks).cmp(&(&b.start.arch, b.start.ranks)));
+    table(&runs).iter().for_each(|line| crate::progress::say(line));
+    if let Some(file) = &args.plot {
+        crate::plot::draw(&args.runs, file)?;
+        crate::progress::say(&format!("drawn: {}", file.display()));
+    }
+    Ok(())
+}
+
+/// The lines of the table, which is Markdown.
+fn table(runs: &[Run]) -> Vec<String> {
+    let heads = ["run", "net", "ranks", "batch", "s an epoch", "images/s", "efficiency", "waiting", "epochs", "best test"];
+    let show = |value: Option<f64>, text: fn(f64) -> String| value.map_or_else(|| "-".to_owned(), text);
+    let percent = |value: f64| format!("{:.1} %", 100.0 * value);
+    let mut rows = vec![heads.map(str::to_owned)];
+    rows.extend(runs.iter().map(|run| {
+        [
+            run.name.clone(),
+            run.start.arch.clone(),
+            run.start.ranks.to_string(),
+            run.start.global_batch.to_string(),
+            show(run.epoch_seconds(), |s| format!("{s:.1}")),
+            show(run.images_per_s(), |speed| format!("{speed:.0}")),
+            show(efficiency(runs, run), |e| format!("{e:.2}")),
+            show(run.waiting(), percent),
+            run.epochs.len().to_string(),
+            show(run.best(), percent),
+        ]
+    }));
+    let widths: Vec<usize> = (0..heads.len()).map(|i| rows.iter().map(|row| row[i].len()).max().unwrap_or(0)).collect();
+    let line = |cells: Vec<String>| format!("| {} |", cells.join(" | "));
+    let mut lines: Vec<String> =
+        rows.iter().map(|row| line(row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}")).collect())).collect();
+    lines.insert(1, line(widths.iter().map(|&width| "-".repeat(width)).collect()));
+    lines
+}
+
+/// The runs in these folders.
+pub(crate) fn read_all(folders: &[PathBuf]) -> Result<Vec<Run>, String> {
+    folders.iter().map(|folder| Run::read(folder)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(ranks: usize, speed: f64) -> Run {
+        let start = Start {
+            arch: "resnet20".to_owned(),
+            engine: String::new(),
+            transport: String::new(),
+            ranks,
+            hosts: 1,
+            global_batch: 128,
+            images: 1000,
+            image_size: 32,
+            seed: 0,
+            step: 0,
+        };
+        let epoch = |speed: f64, test_accuracy: f64| Epoch {
+            epoch: 1,
+            step: 1,
+            seconds: 1000.0 / speed,
+            images_per_s: speed,
+            train_loss: 1.0,
+            train_accuracy: 0.5,
+            test_loss: 1.0,
+            test_accuracy,
+            waiting: 0.02,
+            cores: None,
+        };
+        // One epoch was disturbed.
+        let epochs = vec![epoch(speed, 0.5), epoch(speed / 10.0, 0.7), epoch(speed, 0.6)];
+        Run { name: format!("{ranks}-ranks"), start, steps: Vec::new(), epochs }
+    }
+
+    #[test]
+    fn efficiency_is_against_the_fewest_ranks() {
+        let runs = [run(1, 100.0), run(2, 190.0), run(4, 200.0)];
+        let lines = table(&runs);
+        assert_eq!(lines.len(), 5);
+        let cells = |line: usize| lines[line].split('|').map(str::trim).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(cells(2)[3..11], ["1", "128", "10.0", "100", "1.00", "2.0 %", "3", "70.0 %"]);
+        assert_eq!(cells(3)[5..8], ["5.3", "190", "0.95"]);
+        assert_eq!(cells(4)[7], "0.50");
+        let none = Run { epochs: Vec::new(), ..run(1, 1.0) };
+        assert_eq!(table(&[none])[2].matches(" - ").count(), 5);
+    }
+}

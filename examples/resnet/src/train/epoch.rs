@@ -1,0 +1,249 @@
+//! An epoch: steps, reports, checkpoints, and the test at its end.
+
+use std::time::{Duration, Instant};
+
+use kolo::ReduceOp;
+
+use super::{Failure, Run};
+use crate::checkpoint;
+use crate::data::loader::{Loader, Source};
+use crate::data::sampler::Sampler;
+use crate::engine::Engine;
+use crate::loss::{Outcome, cross_entropy};
+use crate::metrics::{Epoch, Event, Step};
+use crate::model::Batch;
+
+/// Where a rank's time went, in seconds.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    all: f64,
+    /// Waiting for images.
+    loading: f64,
+    /// Waiting for gradients, when there was nothing left to compute.
+    waiting: f64,
+    /// The reducer reduced, whether anybody waited or not.
+    communicated: f64,
+    /// Of that, while there was something to compute.
+    overlapped: f64,
+}
+
+/// What one rank or all saw and took since the last report.
+#[derive(Default)]
+pub(super) struct Window {
+    pub(super) outcome: Outcome,
+    times: Times,
+}
+
+/// As numbers that ranks exchange.
+const FIELDS: usize = 8;
+
+impl Window {
+    fn fields(&self) -> [f64; FIELDS] {
+        let Window { outcome: o, times: t } = self;
+        [o.loss, o.correct, o.images, t.all, t.loading, t.waiting, t.communicated, t.overlapped]
+    }
+
+    fn of(fields: &[f64]) -> Window {
+        Window {
+            outcome: Outcome { loss: fields[0], correct: fields[1], images: fields[2] },
+            times: Times {
+                all: fields[3],
+                loading: fields[4],
+                waiting: fields[5],
+                communicated: fields[6],
+                overlapped: fields[7],
+            },
+        }
+    }
+
+    fn add(&mut self, other: &Window) {
+        let sum: Vec<f64> = self.fields().iter().zip(other.fields()).map(|(a, b)| a + b).collect();
+        *self = Window::of(&sum);
+    }
+}
+
+/// What is known of an epoch before its end.
+#[derive(Default)]
+pub(super) struct SoFar {
+    whole: Window,
+    seconds: f64,
+    cpu: Option<Duration>,
+}
+
+impl<E: Engine> Run<'_, E> {
+    /// Makes the steps that are left of the epoch.
+    pub(super) fn steps(&mut self) -> Result<(), Failure> {
+        let place = [self.comm.rank(), self.comm.world_size()];
+        let (epoch, done) = (self.state.epoch, self.state.seen);
+        if done >= self.train.len() {
+            return Ok(());
+        }
+        let sampler = Sampler::new(self.train.len(), self.state.seed, epoch, done, place, self.batch);
+        let steps = sampler.steps();
+        // Steps that were made before, if all of them were as large.
+        let made = done / (self.batch * place[1]);
+        if let Some(output) = &mut self.output {
+            output.progress.begin(epoch, made + steps, made);
+        }
+        let variation = Some((self.state.seed, epoch));
+        let source = Source { dataset: self.train.clone(), transform: self.transform, variation };
+        let mut loader = Loader::start(&source, (0..steps).map(|step| sampler.step(step)).collect(), self.workers)?;
+        let (began, cpu) = (Instant::now(), cpu_time());
+        let mut window = Window::default();
+        for step in 0..steps {
+            let asked = Instant::now();
+            let batch = loader.next().ok_or("images ended early".to_owned())??;
+            let loading = asked.elapsed().as_secs_f64();
+            let rate = self.rate.at(self.epochs_passed());
+            let mut this = self.step(batch, rate as f32)?;
+            (this.times.loading, this.times.all) = (loading, asked.elapsed().as_secs_f64());
+            window.add(&this);
+            self.state.seen = done + sampler.seen(step);
+            self.state.step += 1;
+            let is_last = step + 1 == steps;
+            let saves = !is_last && self.args.checkpoint_every.is_some_and(|every| self.state.step.is_multiple_of(every as u64));
+            // A report ends with a checkpoint, so that a run that goes on from there reports the same.
+            if is_last || saves || self.state.step.is_multiple_of(self.args.print_freq as u64) {
+                let all = self.report(std::mem::take(&mut window), rate, [made + step + 1, made + steps])?;
+                self.so_far.whole.add(&all);
+            }
+            if saves {
+                self.save()?;
+            }
+        }
+        self.so_far.seconds += began.elapsed().as_secs_f64();
+        self.so_far.cpu = cpu.zip(cpu_time()).map(|(before, after)| after - before + self.so_far.cpu.unwrap_or_default());
+        Ok(())
+    }
+
+    /// Tests, and writes a checkpoint.
+    pub(super) fn finish_epoch(&mut self) -> Result<(), Failure> {
+        let test = self.evaluate()?;
+        let SoFar { whole, seconds, cpu } = std::mem::take(&mut self.so_far);
+        (self.state.epoch, self.state.seen) = (self.state.epoch + 1, 0);
+        let seconds = seconds.max(1e-9);
+        let event = Epoch {
+            epoch: self.state.epoch,
+            step: self.state.step,
+            seconds,
+            images_per_s: whole.outcome.images / seconds,
+            train_loss: whole.outcome.mean_loss(),
+            train_accuracy: whole.outcome.accuracy(),
+            test_loss: test.mean_loss(),
+            test_accuracy: test.accuracy(),
+            waiting: whole.times.waiting / whole.times.all.max(1e-9),
+            cores: cpu.map(|cpu| cpu.as_secs_f64() / seconds),
+        };
+        let is_best = test.accuracy() > self.state.best;
+        self.state.best = self.state.best.max(test.accuracy());
+        if let Some(output) = &mut self.output {
+            output.progress.epoch(&event);
+            output.metrics.write(&Event::Epoch(event))?;
+            if is_best {
+                checkpoint::export(&self.folder.join("best.safetensors"), &self.model)?;
+            }
+        }
+        self.save()
+    }
+
+    /// In parts.
+    fn epochs_passed(&self) -> f64 {
+        self.state.epoch as f64 + (self.state.seen as f64 / self.train.len() as f64).min(1.0)
+    }
+
+    /// One step: forward, backward while gradients are averaged, and the optimiser.
+    pub(super) fn step(&mut self, batch: Batch, rate: f32) -> Result<Window, Failure> {
+        let labels = batch.labels.clone();
+        let mut outcome = Outcome::default();
+        let step = self.reducer.begin()?;
+        let loss = |scores: &[f32]| {
+            let (these, gradient) = cross_entropy(scores, &labels);
+            outcome = these;
+            gradient
+        };
+        self.model.train(batch, loss, |number, gradient| {
+            let mut place = step.view::<f32>(number)?;
+            gradient.read(&mut place);
+            place.ready()
+        })?;
+        step.finish()?;
+        for number in 0..self.model.names().len() {
+            let gradient = self.reducer.gradient::<f32>(number)?;
+            self.model.change(number, |values| self.optimizer.step(number, rate, values, gradient));
+        }
+        let statistics = self.reducer.statistics();
+        let times = Times {
+            waiting: statistics.waited.as_secs_f64(),
+            communicated: statistics.communicated().as_secs_f64(),
+            overlapped: statistics.overlapped().as_secs_f64(),
+            ..Times::default()
+        };
+        Ok(Window { outcome, times })
+    }
+
+    /// Gathers what all ranks saw and took, and tells. Returns it as one.
+    fn report(&mut self, window: Window, lr: f64, [made, steps]: [usize; 2]) -> Result<Window, Failure> {
+        let world = self.comm.world_size();
+        let mut fields = vec![0.0; FIELDS * world];
+        self.comm.all_gather(&window.fields(), &mut fields)?;
+        let ranks: Vec<Window> = fields.chunks_exact(FIELDS).map(Window::of).collect();
+        let mut all = Window::default();
+        ranks.iter().for_each(|rank| all.add(rank));
+        let step = self.state.step;
+        if !all.outcome.loss.is_finite() {
+            return Err(format!("the loss is {} at step {step}: a lower --lr may help", all.outcome.loss).into());
+        }
+        let computed = |rank: &Window| rank.times.all - rank.times.waiting - rank.times.loading;
+        let mean = ranks.iter().map(computed).sum::<f64>() / world as f64;
+        let slowest = (0..world).max_by(|&a, &b| computed(&ranks[a]).total_cmp(&computed(&ranks[b]))).unwrap_or(0);
+        let event = Step {
+            step,
+            epoch: self.epochs_passed(),
+            loss: all.outcome.mean_loss(),
+            accuracy: all.outcome.accuracy(),
+            lr,
+            images_per_s: all.outcome.images * world as f64 / all.times.all,
+            waiting: all.times.waiting / all.times.all,
+            overlap: if all.times.communicated > 0.0 { all.times.overlapped / all.times.communicated } else { 0.0 },
+            loading: all.times.loading / all.times.all,
+            slowest,
+            slower: computed(&ranks[slowest]) / mean - 1.0,
+        };
+        if let Some(output) = &mut self.output {
+            output.progress.step(made, steps, &event);
+            output.metrics.write(&Event::Step(event))?;
+        }
+        Ok(all)
+    }
+
+    /// Tests on all images to test on, of which each rank takes its part. No image comes twice.
+    pub(super) fn evaluate(&mut self) -> Result<Outcome, Failure> {
+        self.sync_buffers()?;
+        let images: Vec<usize> = (self.comm.rank()..self.test.len()).step_by(self.comm.world_size()).collect();
+        let source = Source { dataset: self.test.clone(), transform: self.transform, variation: None };
+        let batches = images.chunks(self.batch).map(<[usize]>::to_vec).collect();
+        let mut outcome = Outcome::default();
+        for batch in Loader::start(&source, batches, self.workers)? {
+            let batch = batch?;
+            let labels = batch.labels.clone();
+            outcome.add(cross_entropy(&self.model.evaluate(batch), &labels).0);
+        }
+        let mut sums = [outcome.loss, outcome.correct, outcome.images];
+        self.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
+        if !sums[0].is_finite() {
+            return Err(format!("the loss is {} in the test", sums[0]).into());
+        }
+        Ok(Outcome { loss: sums[0], correct: sums[1], images: sums[2] })
+    }
+}
+
+/// Time that the cores have spent on this process.
+fn cpu_time() -> Option<Duration> {
+    #[cfg(unix)]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Some(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+    }
+    #[cfg(not(unix))]
+    None
+}

@@ -1,0 +1,148 @@
+//! One rank's training.
+
+mod elastic;
+mod epoch;
+mod setup;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kolo::Communicator;
+use kolo::ddp::{BufferSync, Reducer, TensorMut};
+
+use crate::arguments::TrainArgs;
+use crate::checkpoint::{self, State};
+use crate::data::Dataset;
+use crate::data::transform::Transform;
+#[cfg(feature = "tch")]
+use crate::engine::Torch;
+use crate::engine::{Engine, Flex, Kind};
+use crate::metrics;
+use crate::model::Model;
+use crate::optimizer::{Rate, Sgd};
+use crate::progress::Progress;
+
+/// Why a rank cannot go on.
+pub(crate) enum Failure {
+    /// Communication failed: another rank has died, or something is between them.
+    Communication(kolo::Error),
+    /// Something failed here.
+    Here(String),
+}
+
+impl From<kolo::Error> for Failure {
+    fn from(error: kolo::Error) -> Failure {
+        Failure::Communication(error)
+    }
+}
+
+impl From<String> for Failure {
+    fn from(problem: String) -> Failure {
+        Failure::Here(problem)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Communication(error) => error.fmt(f),
+            Failure::Here(problem) => problem.fmt(f),
+        }
+    }
+}
+
+/// A rank of a run.
+struct Run<'a, E: Engine> {
+    args: &'a TrainArgs,
+    comm: Communicator,
+    reducer: Reducer,
+    model: Model<E>,
+    optimizer: Sgd,
+    rate: Rate,
+    state: State,
+    /// Images of a step of this rank.
+    batch: usize,
+    /// Threads of this rank that read images.
+    workers: usize,
+    train: Arc<dyn Dataset>,
+    test: Arc<dyn Dataset>,
+    transform: Transform,
+    /// Where the run is written.
+    folder: PathBuf,
+    output: Option<Output>,
+    /// Of the epoch.
+    so_far: epoch::SoFar,
+}
+
+/// What rank 0 writes and shows.
+struct Output {
+    metrics: metrics::Writer,
+    progress: Progress,
+}
+
+/// Connects with the other ranks and trains, or tests.
+pub(crate) fn run(args: &TrainArgs) -> Result<(), String> {
+    let comm = setup::connect(args)?;
+    let rank = comm.rank();
+    let local = comm.world_size().div_ceil(comm.host_count());
+    let threads = args.threads.unwrap_or_else(|| (crate::cores() / local).max(1));
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    pool.map_err(|error| format!("{threads} threads cannot be started: {error}"))?;
+    let is_alone = comm.world_size() == 1;
+    let describe = |failure| if is_alone { format!("{failure}") } else { format!("rank {rank}: {failure}") };
+    match args.engine {
+        Kind::Flex => train(args, comm, Flex),
+        #[cfg(feature = "tch")]
+        Kind::Torch => train(args, comm, Torch::new(None, threads)?),
+        #[cfg(feature = "tch")]
+        Kind::TorchCuda => train(args, comm, Torch::new(Some(rank % local), threads)?),
+    }
+    .map_err(describe)
+}
+
+fn train<E: Engine>(args: &TrainArgs, comm: Communicator, engine: E) -> Result<(), Failure> {
+    Run::prepare(args, comm, engine)?.all()
+}
+
+impl<E: Engine> Run<'_, E> {
+    /// Tests, or trains all epochs that are left.
+    fn all(&mut self) -> Result<(), Failure> {
+        if self.args.evaluate {
+            let outcome = self.evaluate()?;
+            if self.comm.rank() == 0 {
+                let (loss, accuracy) = (outcome.mean_loss(), 100.0 * outcome.accuracy());
+                crate::progress::say(&format!("{} images: loss {loss:.4}, accuracy {accuracy:.2} %", outcome.images));
+            }
+            return Ok(());
+        }
+        while self.state.epoch < self.args.epochs {
+            match self.steps().and_then(|()| self.finish_epoch()) {
+                Err(Failure::Communication(failure)) if self.args.elastic => self.go_on(failure)?,
+                other => other?,
+            }
+        }
+        if let (Some(_), Some(plot)) = (&self.output, &self.args.plot) {
+            crate::plot::draw(std::slice::from_ref(&self.folder), plot)?;
+            crate::progress::say(&format!("drawn: {}", plot.display()));
+        }
+        Ok(())
+    }
+
+    /// Writes a checkpoint, on rank 0; the others wait until it is there. Running statistics become those of all ranks.
+    fn save(&mut self) -> Result<(), Failure> {
+        self.sync_buffers()?;
+        if self.output.is_some() {
+            checkpoint::save(&checkpoint::place(&self.folder), &self.state, &self.model, &self.optimizer)?;
+        }
+        Ok(self.comm.barrier()?)
+    }
+
+    /// Each rank's running statistics are of its own images: all get the average.
+    fn sync_buffers(&mut self) -> Result<(), Failure> {
+        let mut buffers: Vec<TensorMut<'_>> = self.model.buffers_mut().iter_mut().map(TensorMut::from).collect();
+        Ok(self.reducer.sync_buffers(&mut buffers, BufferSync::Average)?)
+    }
+}

@@ -1,0 +1,271 @@
+//! Before the first step: ranks connect, agree on what to train, and have the same weights.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kolo::ddp::{Compress, Parameter, PowerSgd, Reducer, TensorMut};
+use kolo::{Communicator, DType};
+
+use super::epoch::SoFar;
+use super::{Failure, Output, Run};
+use crate::arguments::{Compression, TrainArgs};
+use crate::checkpoint::{self, State};
+use crate::data::Data;
+use crate::data::generated::{Noise, Shapes};
+use crate::data::transform::Transform;
+use crate::engine::Engine;
+use crate::metrics::{self, Event, Start};
+use crate::model::{Model, Name};
+use crate::optimizer::{Rate, Sgd};
+use crate::progress::{Progress, say};
+
+/// Images to train on, of those that are made up.
+const SHAPES: usize = 2560;
+const NOISE: usize = 1_281_167;
+
+/// Finds the other ranks.
+pub(super) fn connect(args: &TrainArgs) -> Result<Communicator, String> {
+    let mut builder = Communicator::builder();
+    // With --nproc these count nodes, and the launcher has told this rank its number.
+    if args.nproc.is_none() && !args.multiprocessing_distributed {
+        match (args.rank, args.world_size) {
+            (Some(rank), Some(world)) => builder = builder.rank(rank).world_size(world),
+            (None, None) => {}
+            (None, Some(1)) => builder = builder.rank(0).world_size(1),
+            _ => return Err("--rank and --world-size go together (with --nproc they count nodes)".to_owned()),
+        }
+    }
+    if args.dist_url != "env://" {
+        builder = builder.store(&args.dist_url);
+    }
+    builder.connect().map_err(|error| error.to_string())
+}
+
+impl<'a, E: Engine> Run<'a, E> {
+    /// Opens the images and makes a model that is the same on all ranks: new, or from a checkpoint.
+    pub(super) fn prepare(args: &'a TrainArgs, comm: Communicator, engine: E) -> Result<Run<'a, E>, Failure> {
+        let (world, hosts) = (comm.world_size(), comm.host_count());
+        let local = world.div_ceil(hosts);
+        let batch = match args.global_batch {
+            Some(all) if all % world == 0 => all / world,
+            Some(all) => return Err(format!("--global-batch {all} cannot be divided among {world} ranks").into()),
+            None => args.batch_size / local,
+        };
+        if batch == 0 {
+            return Err(format!("--batch-size {} is less than one image for each of {local} ranks", args.batch_size).into());
+        }
+        let resumed = args.resume.as_deref().map(|path| resume(args, &comm, path)).transpose()?;
+        let seed = match &resumed {
+            Some((state, _)) => state.seed,
+            None => agree_on_seed(args, &comm)?,
+        };
+        let Data { train, test } = open(args, seed)?;
+        if train.len() == 0 || test.len() == 0 {
+            return Err("there are no images".to_owned().into());
+        }
+        let name = engine.name();
+        let mut model = Model::new(engine, &args.shape(), train.classes(), seed);
+        let mut optimizer = Sgd::new(model.names().iter().map(Name::count), args.momentum as f32, args.wd as f32);
+        let mut reducer = reducer(args, &comm, &model)?;
+        if let Some(path) = &args.weights {
+            checkpoint::import(path, &mut model)?;
+        }
+        let state = match &resumed {
+            Some((state, path)) => {
+                if state.classes != model.classes() {
+                    let (there, here) = (state.classes, model.classes());
+                    return Err(format!("{} is of {there} classes, and there are {here} here", path.display()).into());
+                }
+                checkpoint::load(path, &mut model, &mut optimizer)?;
+                state.clone()
+            }
+            None => State {
+                arch: args.arch.name(),
+                classes: model.classes(),
+                image_size: args.size(),
+                seed,
+                epoch: args.start_epoch,
+                seen: 0,
+                step: 0,
+                best: 0.0,
+            },
+        };
+        broadcast(&mut reducer, &mut model)?;
+        let global = batch * world;
+        let rate = Rate {
+            base: args.lr,
+            factor: args.lr_scale.factor(global),
+            decay: args.lr_decay,
+            step: args.lr_step,
+            epochs: args.epochs,
+            warmup: args.warmup_epochs(),
+        };
+        let start = Start {
+            arch: args.arch.name(),
+            engine: name,
+            transport: comm.transport_name().to_owned(),
+            ranks: world,
+            hosts,
+            global_batch: global,
+            images: train.len(),
+            image_size: args.size(),
+            seed,
+            step: state.step,
+        };
+        let (mut folder, mut output) = (PathBuf::new(), None);
+        if comm.rank() == 0 && !args.evaluate {
+            folder = place(args, &start, resumed.as_ref().map(|(_, path)| path))?;
+            output = Some(begin(args, start, &folder)?);
+        }
+        folder = agree_on_folder(&folder, &comm)?;
+        let transform = Transform { size: args.size(), augmentation: args.augmentation() };
+        let workers = args.workers.div_ceil(local);
+        let (train, test) = (Arc::from(train), Arc::from(test));
+        Ok(Run {
+            args,
+            comm,
+            reducer,
+            model,
+            optimizer,
+            rate,
+            state,
+            batch,
+            workers,
+            train,
+            test,
+            transform,
+            folder,
+            output,
+            so_far: SoFar::default(),
+        })
+    }
+}
+
+/// The images that the arguments name.
+fn open(args: &TrainArgs, seed: u64) -> Result<Data, String> {
+    if let Some(folder) = &args.dir {
+        return Data::open(folder);
+    }
+    let images = args.images.unwrap_or(if args.shapes { SHAPES } else { NOISE });
+    let tests = (images / 4).max(1);
+    Ok(if args.shapes {
+        // They are a data set as others are, which does not change with the seed.
+        let shapes = |first, images| Box::new(Shapes { images, first, seed: 0 });
+        Data { train: shapes(0, images), test: shapes(images.next_multiple_of(10), tests) }
+    } else {
+        let classes = if args.size() <= 32 { 10 } else { 1000 };
+        let noise = |images, seed| Box::new(Noise { images, classes, size: args.size(), seed });
+        Data { train: noise(images, seed), test: noise(tests, !seed) }
+    })
+}
+
+/// The seed of all ranks: that given to rank 0, or one that it draws.
+fn agree_on_seed(args: &TrainArgs, comm: &Communicator) -> Result<u64, Failure> {
+    let mut seed = [args.seed.unwrap_or_else(|| {
+        let mut bytes = [0; 4];
+        // Short, so that it can be given again by hand. A machine without random numbers gets the same each time.
+        let _ = getrandom::fill(&mut bytes);
+        u32::from_le_bytes(bytes).into()
+    })];
+    comm.broadcast(&mut seed, 0)?;
+    Ok(seed[0])
+}
+
+/// The state in a checkpoint, which must fit the arguments and be the same on all ranks, and where it is.
+fn resume(args: &TrainArgs, comm: &Communicator, path: &Path) -> Result<(State, PathBuf), Failure> {
+    let path = if path.is_dir() { checkpoint::place(path) } else { path.to_owned() };
+    let (state, digest) = checkpoint::state(&path)?;
+    let refuse = |what: &str, there: &dyn std::fmt::Display, here: &dyn std::fmt::Display| {
+        Err(format!("{} has {what} {there}, and the command line says {here}", path.display()).into())
+    };
+    if state.arch != args.arch.name() {
+        return refuse("--arch", &state.arch, &args.arch.name());
+    }
+    if state.image_size != args.size() {
+        return refuse("--image-size", &state.image_size, &args.size());
+    }
+    if let Some(seed) = args.seed.filter(|&seed| seed != state.seed) {
+        return refuse("--seed", &state.seed, &seed);
+    }
+    let mut all = vec![0; digest.len() * comm.world_size()];
+    comm.all_gather(&digest, &mut all)?;
+    if let Some(rank) = all.chunks_exact(digest.len()).position(|other| other != &all[..digest.len()]) {
+        return Err(format!("{} on rank {rank} is another checkpoint than that on rank 0", path.display()).into());
+    }
+    Ok((state, path))
+}
+
+/// The reducer of a model's gradients.
+pub(super) fn reducer<E: Engine>(args: &TrainArgs, comm: &Communicator, model: &Model<E>) -> Result<Reducer, Failure> {
+    let describe = |names: &[Name]| -> Vec<Parameter> {
+        names.iter().map(|name| Parameter::new(name.name.clone(), name.shape.clone(), DType::F32)).collect()
+    };
+    let builder =
+        Reducer::builder().parameters(describe(model.names())).buffers(describe(model.buffer_names())).overlap(!args.no_overlap);
+    let builder = match args.compress {
+        Compression::None => builder,
+        Compression::F16 => builder.hook(Compress::f16()),
+        Compression::Bf16 => builder.hook(Compress::bf16()),
+        Compression::PowerSgd1 => builder.hook(PowerSgd::new(1)),
+        Compression::PowerSgd2 => builder.hook(PowerSgd::new(2)),
+        Compression::PowerSgd4 => builder.hook(PowerSgd::new(4)),
+    };
+    Ok(if args.no_communication { builder.build(&comm.split(comm.rank(), 0)?)? } else { builder.build(comm)? })
+}
+
+/// All ranks get rank 0's weights.
+pub(super) fn broadcast<E: Engine>(reducer: &mut Reducer, model: &mut Model<E>) -> Result<(), Failure> {
+    let mut values: Vec<Vec<f32>> = (0..model.names().len()).map(|i| model.parameter(i)).collect();
+    reducer.broadcast_parameters(&mut values.iter_mut().map(TensorMut::from).collect::<Vec<_>>())?;
+    for (i, new) in values.iter().enumerate() {
+        model.change(i, |values| values.copy_from_slice(new));
+    }
+    Ok(())
+}
+
+/// The run's folder: that of the checkpoint, or a new one.
+fn place(args: &TrainArgs, start: &Start, checkpoint: Option<&PathBuf>) -> Result<PathBuf, String> {
+    let folder = match (&args.output, checkpoint.and_then(|path| path.parent())) {
+        (Some(folder), _) => folder.clone(),
+        (None, Some(folder)) => folder.to_owned(),
+        (None, None) => unused(&format!("{}-{}", start.arch, start.ranks)),
+    };
+    let is_taken = checkpoint::place(&folder).exists() || metrics::place(&folder).exists();
+    if is_taken && checkpoint.is_none() {
+        let name = folder.display();
+        return Err(format!("{name} has a run already: go on with --resume {name}, or name another folder with --output"));
+    }
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
+    Ok(folder)
+}
+
+/// All ranks know where the run is written: the one that writes may be lost.
+fn agree_on_folder(folder: &Path, comm: &Communicator) -> Result<PathBuf, Failure> {
+    let mut name = folder.display().to_string().into_bytes();
+    let mut length = [name.len() as u64];
+    comm.broadcast(&mut length, 0)?;
+    name.resize(length[0] as usize, 0);
+    comm.broadcast(&mut name, 0)?;
+    Ok(PathBuf::from(String::from_utf8_lossy(&name).into_owned()))
+}
+
+/// Says what begins, in the metrics and to whoever watches.
+fn begin(args: &TrainArgs, start: Start, folder: &Path) -> Result<Output, Failure> {
+    let Start { arch, engine, transport, ranks, hosts, global_batch, images, seed, .. } = &start;
+    say(&format!(
+        "{arch} on {ranks} ranks, {hosts} hosts ({transport}); {engine} a rank; {global_batch} of {images} images a step; seed {seed}; {}",
+        folder.display()
+    ));
+    let mut metrics = metrics::Writer::open(folder, start.step)?;
+    metrics.write(&Event::Start(start))?;
+    Ok(Output { metrics, progress: Progress::new(args.epochs) })
+}
+
+/// A folder below `runs/` that is not there yet.
+fn unused(name: &str) -> PathBuf {
+    let with = |suffix: String| Path::new("runs").join(format!("{name}{suffix}"));
+    (1..)
+        .map(|i| if i == 1 { with(String::new()) } else { with(format!("-run{i}")) })
+        .find(|folder| !folder.exists())
+        .unwrap_or_default()
+}

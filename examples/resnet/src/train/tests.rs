@@ -1,0 +1,167 @@
+//! Ranks that are threads: what they compute does not depend on how many they are.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use kolo::Communicator;
+
+use super::*;
+use crate::arguments::Cli;
+use crate::data::loader::{Loader, Source};
+use crate::data::sampler::Sampler;
+
+/// A run of small images, of which 16 are a step of all ranks. Without batch normalisation, by which what a rank computes depends on
+/// what other images it has.
+fn arguments(name: &str, more: &str) -> (TrainArgs, PathBuf) {
+    let folder = std::env::temp_dir().join(format!("kolo-resnet-{name}-{}", std::process::id()));
+    let line = format!(
+        "resnet --shapes --images 160 -a resnet20 --image-size 8 --no-norm --global-batch 16 --lr 0.001 --seed 3 -j 1 -p 1 --output {} {more}",
+        folder.display()
+    );
+    (Cli::parse_from(line.split_whitespace()).train, folder)
+}
+
+/// Each rank's result, in order.
+fn on_ranks<R: Send>(world: usize, rank: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    let comms = Communicator::in_process(world).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn bits(run: &Run<'_, Flex>) -> Vec<u32> {
+    (0..run.model.names().len()).flat_map(|i| run.model.parameter(i)).map(f32::to_bits).collect()
+}
+
+/// Makes steps as an epoch does; after each, `look` is called.
+fn train(run: &mut Run<'_, Flex>, steps: usize, mut look: impl FnMut(&Run<'_, Flex>, f64)) {
+    let place = [run.comm.rank(), run.comm.world_size()];
+    let mut made = 0;
+    for epoch in 0.. {
+        let sampler = Sampler::new(run.train.len(), run.state.seed, epoch, 0, place, run.batch);
+        let source = Source { dataset: run.train.clone(), transform: run.transform, variation: Some((run.state.seed, epoch)) };
+        for batch in Loader::start(&source, (0..sampler.steps()).map(|step| sampler.step(step)).collect(), 1).unwrap() {
+            if made == steps {
+                return;
+            }
+            made += 1;
+            let window = run.step(batch.unwrap(), 0.001).unwrap_or_else(|failure| panic!("{failure}"));
+            look(run, window.outcome.loss / window.outcome.images);
+        }
+    }
+}
+
+#[test]
+fn gradients_and_losses_are_the_same_however_many_ranks_and_parameters_are_bit_equal_on_all() {
+    const STEPS: usize = 50;
+    let mut reference: Option<(Vec<f32>, Vec<f64>)> = None;
+    for world in [1, 2, 4] {
+        let (args, folder) = arguments(&format!("divided-{world}"), "");
+        // The first gradients, the loss of each step, and a digest of the parameters after each step.
+        let ranks = on_ranks(world, |comm| {
+            let mut run = Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
+            let (mut gradients, mut losses, mut parameters) = (Vec::new(), Vec::new(), Vec::new());
+            train(&mut run, STEPS, |run, loss| {
+                if gradients.is_empty() {
+                    let each = 0..run.model.names().len();
+                    gradients = each.flat_map(|i| run.reducer.gradient::<f32>(i).unwrap().to_vec()).collect();
+                }
+                losses.push(loss);
+                parameters.push(bits(run).iter().fold(0u64, |hash, &bits| hash.wrapping_mul(0x100_0000_01b3) ^ u64::from(bits)));
+            });
+            (gradients, losses, parameters)
+        });
+        std::fs::remove_dir_all(folder).unwrap();
+        assert!(ranks.iter().all(|rank| rank.2 == ranks[0].2), "{world} ranks: parameters differ in some bit");
+        assert!(ranks.iter().all(|rank| rank.0 == ranks[0].0));
+        let losses: Vec<f64> = (0..STEPS).map(|step| ranks.iter().map(|rank| rank.1[step]).sum::<f64>() / world as f64).collect();
+        assert!(losses.iter().all(|loss| loss.is_finite()) && losses[STEPS - 1] < losses[0], "{losses:?}");
+        let gradients = ranks.into_iter().next().unwrap().0;
+        let Some((first_gradients, first_losses)) = &reference else {
+            reference = Some((gradients, losses));
+            continue;
+        };
+        let largest = first_gradients.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        let difference = first_gradients.iter().zip(&gradients).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(difference <= 1e-5 * largest, "{world} ranks: gradients differ by {difference}, of {largest}");
+        for (step, (a, b)) in first_losses.iter().zip(&losses).enumerate() {
+            assert!((a - b).abs() <= 1e-3 * a.abs(), "{world} ranks, step {step}: {a} {b}");
+        }
+    }
+}
+
+#[test]
+fn ranks_start_with_the_weights_of_rank_0() {
+    let (args, folder) = arguments("start", "");
+    let ranks = on_ranks(4, |comm| {
+        // Each would draw others.
+        let args = TrainArgs { seed: Some(comm.rank() as u64), ..args.clone() };
+        bits(&Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}")))
+    });
+    assert!(ranks.iter().all(|rank| rank == &ranks[0]));
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn compressed_gradients_train_too() {
+    for compression in ["f16", "bf16", "power-sgd2"] {
+        let (args, folder) = arguments(&format!("compressed-{compression}"), &format!("--compress {compression}"));
+        let ranks = on_ranks(2, |comm| {
+            let mut run = Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
+            let mut losses = Vec::new();
+            train(&mut run, 40, |_, loss| losses.push(loss));
+            (losses, bits(&run))
+        });
+        std::fs::remove_dir_all(folder).unwrap();
+        assert_eq!(ranks[0].1, ranks[1].1);
+        let mean = |part: std::ops::Range<usize>| -> f64 { ranks.iter().flat_map(|rank| &rank.0[part.clone()]).sum() };
+        assert!(mean(30..40) < mean(0..10), "{compression}: {:?}", ranks[0].0);
+    }
+}
+
+#[test]
+fn a_whole_run_trains_tests_and_goes_on_from_its_checkpoint_with_the_same_losses() {
+    let metrics = |folder: &std::path::Path| -> Vec<metrics::Step> {
+        let events = metrics::read(folder).unwrap().into_iter();
+        events.filter_map(|event| if let metrics::Event::Step(step) = event { Some(step) } else { None }).collect()
+    };
+    let losses = |steps: &[metrics::Step]| steps.iter().map(|step| (step.step, step.loss.to_bits())).collect::<Vec<_>>();
+    let run = |args: &TrainArgs| {
+        on_ranks(2, |comm| Run::prepare(args, comm, Flex).and_then(|mut run| run.all().map(|()| bits(&run))))
+            .into_iter()
+            .map(|rank| rank.unwrap_or_else(|failure| panic!("{failure}")))
+            .collect::<Vec<_>>()
+    };
+    // With batch normalisation, augmentation, momentum and a falling rate.
+    let (mut args, whole) = arguments("whole", "--lr-decay cosine --lr 0.05 --epochs 3");
+    args.no_norm = false;
+    let parameters = run(&args);
+    let expected = metrics(&whole);
+    assert_eq!(expected.len(), 30);
+    // The same in two parts; the second with other numbers of threads that read.
+    let (_, parts) = arguments("parts", "");
+    let first = TrainArgs { output: Some(parts.clone()), epochs: 3, checkpoint_every: Some(4), ..args.clone() };
+    on_ranks(2, |comm| {
+        let mut run = Run::prepare(&first, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
+        run.steps().and_then(|()| run.finish_epoch()).unwrap_or_else(|failure| panic!("{failure}"));
+        // Some steps more, whose results are lost: the last checkpoint is at the eighth of them.
+        run.steps().unwrap_or_else(|failure| panic!("{failure}"));
+    });
+    assert_eq!(checkpoint::state(&checkpoint::place(&parts)).unwrap().0.step, 16);
+    let second = TrainArgs { output: None, resume: Some(parts.clone()), seed: None, workers: 5, ..first };
+    assert_eq!(run(&second), parameters);
+    assert_eq!(losses(&metrics(&parts)), losses(&expected));
+
+    let refused = |args: &TrainArgs, hint: &str| {
+        let failures = on_ranks(1, |comm| Run::prepare(args, comm, Flex).err().map(|failure| failure.to_string()));
+        let text = failures[0].clone().unwrap_or_else(|| panic!("accepted, and not refused for {hint}"));
+        assert!(text.contains(hint), "{text}");
+    };
+    refused(&TrainArgs { seed: Some(4), ..second.clone() }, "--seed 3");
+    refused(&TrainArgs { image_size: Some(16), ..second.clone() }, "--image-size 8");
+    refused(&TrainArgs { arch: crate::model::architecture::Architecture::ResNet32, ..second.clone() }, "--arch resnet20");
+    refused(&TrainArgs { resume: None, output: Some(parts.clone()), ..second }, "has a run already");
+    std::fs::remove_dir_all(whole).unwrap();
+    std::fs::remove_dir_all(parts).unwrap();
+}

@@ -1,0 +1,308 @@
+//! The program as its user meets it: processes, arguments, files, and ranks that are killed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes so long; a machine may be busy.
+const LONG: Duration = Duration::from_secs(120);
+
+/// A small net's small run: twelve steps an epoch, each with a checkpoint.
+const SMALL: &str =
+    "--shapes --images 96 -a resnet20 --image-size 8 -b 8 --lr 0.02 --lr-decay cosine -j 2 -p 1 --threads 1 --seed 5";
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("kolo-resnet-program-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn join(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn resnet(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_resnet"));
+    command.args(line.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Launchers around the tests are none of its business.
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_STORE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Waits for its end, but not forever.
+fn finish(mut command: Command) -> Output {
+    let mut child = command.spawn().unwrap();
+    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let read = |pipe: &mut dyn std::io::Read| {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).unwrap();
+        bytes
+    };
+    let reader = std::thread::spawn(move || read(&mut err));
+    let waiter = std::thread::spawn(move || {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status;
+            }
+            if began.elapsed() > LONG {
+                child.kill().unwrap();
+                panic!("it did not end in {LONG:?}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let stdout = read(&mut out);
+    Output { status: waiter.join().unwrap(), stdout, stderr: reader.join().unwrap() }
+}
+
+fn succeed(line: &str) -> String {
+    let output = finish(resnet(line));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{line}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn fail(line: &str) -> String {
+    let output = finish(resnet(line));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{line} succeeded");
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+/// Step and loss, as they were written.
+fn losses(run: &str) -> Vec<(u64, String)> {
+    let text = std::fs::read_to_string(Path::new(run).join("metrics.jsonl")).unwrap();
+    let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let steps = events.filter(|event| event["kind"] == "step");
+    steps.map(|event| (event["step"].as_u64().unwrap(), event["loss"].to_string())).collect()
+}
+
+#[test]
+fn it_trains_reports_draws_and_tests() {
+    let folder = Folder::new("whole");
+    let (one, two) = (folder.join("one"), folder.join("two"));
+    let plot = folder.join("one.svg");
+    let text = succeed(&format!("{SMALL} --epochs 2 --output {one} --plot {plot}"));
+    assert!(text.contains("resnet20 on 1 ranks") && text.contains("epoch 2/2 in"), "{text}");
+    assert!(std::fs::read_to_string(&plot).unwrap().contains("loss in training"));
+    let text = succeed(&format!("{SMALL} --epochs 2 --nproc 2 --output {two}"));
+    assert!(text.contains("resnet20 on 2 ranks, 1 hosts"), "{text}");
+    // The loss of 1 and 2 ranks differs by what batch normalisation sees, and not by much.
+    assert_eq!((losses(&one).len(), losses(&two).len()), (24, 24));
+    let plot = folder.join("both.svg");
+    let table = succeed(&format!("report {two} {one} --plot {plot}"));
+    let rows: Vec<&str> = table.lines().collect();
+    assert!(rows[0].contains("efficiency") && rows[2].contains("| one ") && rows[3].contains("| two "), "{table}");
+    let drawn = std::fs::read_to_string(&plot).unwrap();
+    assert!(["scaling efficiency", "seconds an epoch", "time spent computing"].iter().all(|panel| drawn.contains(panel)));
+    // The best weights, as a file that others read, tested by another number of ranks.
+    let text = succeed(&format!("{SMALL} -e --nproc 3 --weights {}", folder.join("two/best.safetensors")));
+    assert!(text.contains("24 images: loss"), "{text}");
+    let error = fail(&format!("{SMALL} --epochs 2 --output {one}"));
+    assert!(error.contains("has a run already") && error.contains("--resume"), "{error}");
+}
+
+#[test]
+fn it_runs_under_launchers() {
+    let folder = Folder::new("launchers");
+    // As torchrun and srun do, by the environment; here with a file as the store.
+    let start = |rank: usize, more: &str| {
+        let run = folder.join("run");
+        let mut command = resnet(&format!("{SMALL} --epochs 1 --output {run} {more}"));
+        command.env("KOLO_START_TIMEOUT", "60");
+        if more.is_empty() {
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2").env("LOCAL_RANK", rank.to_string());
+            command.env("KOLO_STORE", format!("file://{}", folder.join("store")));
+        }
+        command
+    };
+    let pair = |commands: [Command; 2]| {
+        let threads = commands.map(|command| std::thread::spawn(move || finish(command)));
+        for output in threads.map(|thread| thread.join().unwrap()) {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        assert_eq!(losses(&folder.join("run")).len(), 12);
+        std::fs::remove_dir_all(folder.join("run")).unwrap();
+    };
+    pair([0, 1].map(|rank| start(rank, "")));
+    let url = format!("file://{}", folder.join("rendezvous"));
+    pair([0, 1].map(|rank| start(rank, &format!("--world-size 2 --rank {rank} --dist-url {url}"))));
+}
+
+#[test]
+fn mistakes_are_named_and_nothing_hangs() {
+    let folder = Folder::new("mistakes");
+    std::fs::write(folder.join("checkpoint"), "something else").unwrap();
+    std::fs::create_dir(folder.join("empty")).unwrap();
+    for (line, hints) in [
+        ("", &["DIR", "--dummy"][..]),
+        ("/nowhere/images", &["/nowhere/images/train", "cannot be read"]),
+        (&folder.join("empty"), &["train"]),
+        ("--shapes -b 1 --nproc 2", &["--batch-size 1", "2 ranks"]),
+        ("--shapes --global-batch 7 --nproc 2", &["--global-batch 7", "2 ranks"]),
+        ("--shapes --rank 1", &["--world-size"]),
+        ("--shapes --rank 2 --world-size 2 --nproc 2", &["--rank 2"]),
+        (&format!("--shapes --resume {}", folder.join("checkpoint")), &["not a checkpoint"]),
+        (&format!("--shapes --resume {}", folder.join("empty")), &["empty/checkpoint", "cannot be read"]),
+        (&format!("--shapes --weights {}", folder.join("checkpoint")), &["no safetensors"]),
+        ("report /nowhere", &["/nowhere/metrics.jsonl"]),
+        ("--shapes --dist-url carrier://pigeon --rank 0 --world-size 2", &["carrier://pigeon"]),
+    ] {
+        let error = fail(line);
+        assert!(hints.iter().all(|hint| error.contains(hint)), "{line}: {error}");
+    }
+    let (run, error) =
+        (folder.join("diverged"), fail(&format!("{SMALL} --lr 1e30 --epochs 1 --output {}", folder.join("diverged"))));
+    assert!(error.contains("the loss is") && error.contains("--lr"), "{run}: {error}");
+}
+
+/// An image that cannot be read ends all ranks, with its name.
+#[test]
+fn a_damaged_image_is_named() {
+    let folder = Folder::new("damaged");
+    for part in ["train", "val"] {
+        for class in ["a", "b"] {
+            let place = folder.0.join(part).join(class);
+            std::fs::create_dir_all(&place).unwrap();
+            for i in 0..8 {
+                image::RgbImage::from_pixel(9, 9, image::Rgb([i * 20; 3])).save(place.join(format!("{i}.png"))).unwrap();
+            }
+        }
+    }
+    std::fs::write(folder.0.join("train/b/3.png"), "damaged").unwrap();
+    let error =
+        fail(&format!("{} -a resnet20 --image-size 8 -b 8 --nproc 2 --output {}", folder.0.display(), folder.join("run")));
+    assert!(error.contains("train/b/3.png"), "{error}");
+}
+
+#[cfg(target_os = "linux")]
+mod killed {
+    use super::*;
+
+    /// The ranks that a launcher has started.
+    fn ranks(launcher: u32) -> Vec<u32> {
+        let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();
+        children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    }
+
+    fn kill(pid: u32) {
+        let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+        // It may just have ended.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+
+    /// Whether a process is gone, or waits for somebody to ask how it ended.
+    fn has_ended(pid: u32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        status.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+    }
+
+    /// A random number, from the time.
+    fn random(below: u64) -> u64 {
+        let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let mut z = time.as_nanos() as u64;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (z ^ (z >> 31)) % below
+    }
+
+    #[test]
+    fn with_elastic_the_ranks_that_are_left_go_on() {
+        let folder = Folder::new("elastic");
+        let run = folder.join("run");
+        // The first rank is the one that writes.
+        for killed in [1, 0] {
+            let _ = std::fs::remove_dir_all(&run);
+            let command = resnet(&format!("{SMALL} -b 12 --epochs 40 --nproc 3 --elastic --output {run}"));
+            let mut launcher = { command }.spawn().unwrap();
+            let metrics = Path::new(&run).join("metrics.jsonl");
+            let began = Instant::now();
+            // In the middle of the second epoch, as a rule.
+            while std::fs::read_to_string(&metrics).map_or(0, |text| text.matches("\"step\"").count()) < 20 {
+                assert!(began.elapsed() < LONG && launcher.try_wait().unwrap().is_none());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            kill(ranks(launcher.id())[killed]);
+            let output = launcher.wait_with_output().unwrap();
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+            let said = text(&output.stdout);
+            assert!(said.contains("2 of 3 ranks go on") && said.contains("epoch 40/40 in"), "{said}");
+            let events = std::fs::read_to_string(&metrics).unwrap();
+            assert_eq!(events.matches("\"kind\":\"shrink\"").count(), 1);
+            assert_eq!(events.matches("\"kind\":\"epoch\"").count(), 40);
+        }
+    }
+
+    #[test]
+    fn a_run_killed_twenty_times_has_the_losses_of_one_that_was_not() {
+        const KILLS: usize = 20;
+        const EPOCHS: usize = 30;
+        let folder = Folder::new("killed");
+        let (whole, run) = (folder.join("whole"), folder.join("run"));
+        let line = format!("{SMALL} --epochs {EPOCHS} --nproc 2 --checkpoint-every 1");
+        let began = Instant::now();
+        succeed(&format!("{line} --output {whole}"));
+        // So that all are killed before it is done, as a rule.
+        let span = (began.elapsed().as_millis() as u64 * 2 / KILLS as u64).max(300);
+        let (mut kills, mut reports) = (0, 0);
+        for attempt in 0..4 * KILLS {
+            let has_checkpoint = Path::new(&run).join("checkpoint").exists();
+            // Before the first checkpoint there is nothing to go on from, and what was written is of no use.
+            if !has_checkpoint {
+                let _ = std::fs::remove_dir_all(&run);
+            }
+            let place = if has_checkpoint { format!("--resume {run}") } else { format!("--output {run}") };
+            let mut command = resnet(&format!("{line} {place}"));
+            if kills == KILLS {
+                let output = finish(command);
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                break;
+            }
+            let mut launcher = command.stdout(Stdio::null()).spawn().unwrap();
+            std::thread::sleep(Duration::from_millis(random(span)));
+            if launcher.try_wait().unwrap().is_some_and(|status| status.success()) {
+                break;
+            }
+            let ranks = ranks(launcher.id());
+            if attempt % 2 == 0 && ranks.len() == 2 {
+                // One rank: the other one stops, and says who it was.
+                let killed = random(2) as usize;
+                kill(ranks[killed]);
+                let output = launcher.wait_with_output().unwrap();
+                let text = String::from_utf8_lossy(&output.stderr);
+                assert!(!output.status.success() && text.contains(&format!("rank {killed} (pid {})", ranks[killed])), "{text}");
+                reports += usize::from(text.contains(&format!("rank {}: ", 1 - killed)));
+            } else {
+                // All at once: the ranks do not outlive their launcher.
+                kill(launcher.id());
+                launcher.wait().unwrap();
+                let killed = Instant::now();
+                while !ranks.iter().all(|&rank| has_ended(rank)) {
+                    assert!(killed.elapsed() < LONG, "a rank outlived its launcher");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            kills += 1;
+        }
+        println!("{kills} kills, {reports} reports of survivors");
+        assert!(kills >= KILLS / 2, "it was done after {kills} kills");
+        assert!(reports > 0, "no survivor ever said what happened");
+        assert_eq!(losses(&run), losses(&whole));
+        assert_eq!(losses(&run).len(), 12 * EPOCHS);
+    }
+}

@@ -1,0 +1,141 @@
+//! Whether all ranks were given the same; if not, what the first difference is.
+
+use std::collections::BTreeMap;
+
+use sha2::{Digest, Sha256};
+
+use super::builder::ReducerBuilder;
+use crate::comm::Communicator;
+use crate::error::{Error, ReducerProblem, Result};
+use crate::types::Rank;
+
+/// What a rank was given: texts under keys, whose order is the one in which differences are looked for.
+type Listing = BTreeMap<(u32, u32), String>;
+
+const PARAMETERS: u32 = 0;
+const BUFFERS: u32 = 1;
+const OPTIONS: u32 = 2;
+
+/// A listing longer than this is no model's.
+const MOST_BYTES: u64 = 1 << 28;
+
+/// No difference.
+const NONE: [u32; 2] = [u32::MAX; 2];
+
+fn label((section, index): (u32, u32)) -> String {
+    match section {
+        PARAMETERS => format!("parameter {index}"),
+        BUFFERS => format!("buffer {index}"),
+        _ => "the options".to_owned(),
+    }
+}
+
+fn listing(builder: &ReducerBuilder) -> Listing {
+    let ReducerBuilder { parameters, buffers, bucket_bytes, first_bucket_bytes, unused, uneven, overlap: _, rebuild, hook } =
+        builder;
+    let entries = |section, list: &[super::Parameter]| {
+        let texts = list.iter().enumerate().map(move |(index, entry)| ((section, index as u32), entry.to_string()));
+        texts.collect::<Vec<_>>()
+    };
+    let options = format!(
+        "buckets of {first_bucket_bytes} and {bucket_bytes} bytes, Unused::{unused:?}, Uneven::{uneven:?}, rebuild={rebuild}, hook {:?}",
+        hook.name()
+    );
+    let all = [entries(PARAMETERS, parameters), entries(BUFFERS, buffers), vec![((OPTIONS, 0), options)]];
+    all.into_iter().flatten().collect()
+}
+
+/// Compares what the ranks were given. A collective call: one small collective, if all is well.
+pub(super) fn agree(comm: &Communicator, builder: &ReducerBuilder) -> Result<()> {
+    let mine = listing(builder);
+    let encoded = encode(&mine);
+    let digest: [u8; 32] = Sha256::digest(&encoded).into();
+    let mut digests = vec![0u8; 32 * comm.world_size()];
+    comm.all_gather(&digest, &mut digests)?;
+    if digests.chunks_exact(32).all(|other| other == digest) {
+        return Ok(());
+    }
+    let first = decode(&broadcast(comm, encoded, 0)?);
+    let difference = difference(&first, &mine).map_or(NONE, |(section, index)| [section, index]);
+    let mut differences = vec![0u32; 2 * comm.world_size()];
+    comm.all_gather(&difference, &mut differences)?;
+    let earliest = differences.chunks_exact(2).enumerate().map(|(rank, key)| ((key[0], key[1]), rank)).min();
+    let (key, rank) = earliest.expect("there is a rank");
+    let text = |listing: &Listing| listing.get(&key).map_or_else(|| "nothing".to_owned(), |text| format!("`{text}`"));
+    let other = broadcast(comm, text(&mine).into_bytes(), rank)?;
+    let other = String::from_utf8_lossy(&other).into_owned();
+    Err(ReducerProblem::Differs { what: label(key), first: text(&first), rank, other }.into())
+}
+
+/// The first key under which two listings have different texts.
+fn difference(one: &Listing, other: &Listing) -> Option<(u32, u32)> {
+    one.keys().chain(other.keys()).filter(|key| one.get(key) != other.get(key)).min().copied()
+}
+
+/// Key, length and text of every entry.
+fn encode(listing: &Listing) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (&(section, index), text) in listing {
+        for number in [section, index, text.len() as u32] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes.extend(text.as_bytes());
+    }
+    bytes
+}
+
+/// Reads what it can: what cannot be read is missing, which is a difference.
+fn decode(mut bytes: &[u8]) -> Listing {
+    let mut listing = Listing::new();
+    while let Some((head, rest)) = bytes.split_first_chunk::<12>() {
+        let number = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("four bytes"));
+        let Some((text, rest)) = rest.split_at_checked(number(8) as usize) else { break };
+        listing.insert((number(0), number(4)), String::from_utf8_lossy(text).into_owned());
+        bytes = rest;
+    }
+    listing
+}
+
+/// Bytes of one rank, for all; they have no common length.
+fn broadcast(comm: &Communicator, mine: Vec<u8>, root: Rank) -> Result<Vec<u8>> {
+    let mut len = [mine.len() as u64];
+    comm.broadcast(&mut len, root)?;
+    if len[0] > MOST_BYTES {
+        let value = format!("{} bytes", len[0]);
+        return Err(Error::setting("parameters", value, "names and shapes that can be compared: at most 256 MiB"));
+    }
+    let mut bytes = if comm.rank() == root { mine } else { vec![0; len[0] as usize] };
+    comm.broadcast(&mut bytes, root)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ddp::Parameter;
+    use crate::types::DType;
+
+    #[test]
+    fn listings_survive_the_wire() {
+        let parameters = [Parameter::new("a\n`b`", [2, 3], DType::F32), Parameter::new("", [], DType::BF16)];
+        let mine = listing(&ReducerBuilder::default().parameters(parameters));
+        assert_eq!(decode(&encode(&mine)), mine);
+        let encoded = encode(&mine);
+        for len in 0..encoded.len() {
+            // Whatever arrives, reading it ends.
+            assert!(difference(&decode(&encoded[..len]), &mine).is_some(), "{len}");
+        }
+    }
+
+    #[test]
+    fn the_first_difference_is_found_whichever_list_is_longer() {
+        let named = |names: &[&str]| {
+            let parameters: Vec<_> = names.iter().map(|&name| Parameter::new(name, [1], DType::F32)).collect();
+            listing(&ReducerBuilder::default().parameters(parameters))
+        };
+        assert_eq!(difference(&named(&["a", "b"]), &named(&["a", "c"])), Some((PARAMETERS, 1)));
+        assert_eq!(difference(&named(&["a"]), &named(&["a", "c"])), Some((PARAMETERS, 1)));
+        assert_eq!(difference(&named(&["a", "c"]), &named(&["a"])), Some((PARAMETERS, 1)));
+        assert_eq!(difference(&named(&["a"]), &named(&["a"])), None);
+    }
+}

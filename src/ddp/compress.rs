@@ -1,0 +1,93 @@
+//! Compression by fewer bits.
+
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use half::{bf16, f16};
+
+use super::float::Float;
+use super::hook::{Bucket, Hook};
+use crate::comm::{Communicator, Registered};
+use crate::error::Result;
+use crate::types::{DType, Element, ReduceOp};
+
+/// How many elements are converted at once: few enough to stay in the fastest cache.
+const PIECE: usize = 1024;
+
+/// Sends gradients of `f32` and `f64` as `f16` or `bf16`: half the bytes of `f32`. Those of other types are averaged as they are.
+///
+/// Every gradient is divided by the world size as it is converted, so that the sum stays in range: what is beyond 65504 times
+/// the world size becomes infinite in `f16`.
+pub struct Compress {
+    /// [`DType::F16`] or [`DType::BF16`].
+    to: DType,
+    /// The compressed bucket, as large as the largest so far.
+    scratch: Option<Registered<u16>>,
+}
+
+impl Compress {
+    /// To IEEE half precision: 11 binary digits.
+    pub fn f16() -> Compress {
+        Compress { to: DType::F16, scratch: None }
+    }
+
+    /// To the upper half of an `f32`: 8 binary digits, but all of its range.
+    pub fn bf16() -> Compress {
+        Compress { to: DType::BF16, scratch: None }
+    }
+
+    fn all_reduce<T: Float>(&mut self, values: &mut [T], comm: &Communicator) -> Result<()> {
+        if self.scratch.as_ref().is_none_or(|scratch| scratch.len() < values.len()) {
+            self.scratch = None;
+            self.scratch = Some(comm.alloc(values.len())?);
+        }
+        let bits = &mut self.scratch.as_mut().expect("just allocated")[..values.len()];
+        match self.to {
+            DType::F16 => sum_as::<f16, T>(bits.reinterpret_cast_mut(), values, comm),
+            _ => sum_as::<bf16, T>(bits.reinterpret_cast_mut(), values, comm),
+        }
+    }
+}
+
+/// Averages by way of a shorter type.
+fn sum_as<H: Element, T: Float>(short: &mut [H], values: &mut [T], comm: &Communicator) -> Result<()>
+where
+    [H]: HalfFloatSliceExt,
+{
+    let share = 1.0 / comm.world_size() as f32;
+    let mut piece = [0.0f32; PIECE];
+    for (short, values) in short.chunks_mut(PIECE).zip(values.chunks(PIECE)) {
+        let piece = &mut piece[..values.len()];
+        for (wide, &value) in piece.iter_mut().zip(values) {
+            *wide = value.to_single() * share;
+        }
+        short.convert_from_f32_slice(piece);
+    }
+    comm.all_reduce(short, ReduceOp::Sum)?;
+    for (short, values) in short.chunks(PIECE).zip(values.chunks_mut(PIECE)) {
+        let piece = &mut piece[..values.len()];
+        short.convert_to_f32_slice(piece);
+        for (value, &wide) in values.iter_mut().zip(piece.iter()) {
+            *value = T::of_single(wide);
+        }
+    }
+    Ok(())
+}
+
+impl Hook for Compress {
+    fn name(&self) -> String {
+        format!("compress to {}", self.to)
+    }
+
+    fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()> {
+        match bucket.dtype() {
+            DType::F32 => self.all_reduce(bucket.elements::<f32>()?, comm),
+            DType::F64 => self.all_reduce(bucket.elements::<f64>()?, comm),
+            _ => bucket.average(comm),
+        }
+    }
+}
+
+impl std::fmt::Debug for Compress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Compress").field("to", &self.to).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,278 @@
+//! What the threads that make gradients and the thread that reduces them share.
+
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::buckets::Buckets;
+use super::builder::{Uneven, Unused};
+use super::parameter::Parameter;
+use super::state::{Gradient, Job, Phase, State, Task};
+use super::statistics::StepStatistics;
+use crate::comm::Communicator;
+use crate::error::{Error, ReducerProblem, Result};
+use crate::types::Element;
+
+pub(super) struct Core {
+    /// The reducer's own. Whoever calls a collective on it is either the reducer's thread, carrying out a job, or a caller of
+    /// the reducer while there is no job.
+    pub(super) comm: Communicator,
+    pub(super) parameters: Vec<Parameter>,
+    pub(super) unused: Unused,
+    pub(super) uneven: Uneven,
+    pub(super) overlap: bool,
+    state: Mutex<State>,
+    /// A job was queued, or has ended, or something failed.
+    changed: Condvar,
+}
+
+impl Core {
+    pub(super) fn new(
+        comm: Communicator,
+        parameters: Vec<Parameter>,
+        (unused, uneven, overlap): (Unused, Uneven, bool),
+        buckets: Buckets,
+    ) -> Core {
+        let state = State::new(parameters.len(), comm.world_size(), buckets);
+        Core { comm, parameters, unused, uneven, overlap, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    pub(super) fn parameter(&self, index: usize) -> Result<&Parameter> {
+        let count = self.parameters.len();
+        self.parameters.get(index).ok_or_else(|| ReducerProblem::NoParameter { index, count }.into())
+    }
+
+    /// The state between two steps, if nothing has failed.
+    pub(super) fn between(&self, call: &'static str) -> Result<MutexGuard<'_, State>> {
+        let state = self.state.lock();
+        if let Some(first) = &state.failure {
+            return Err(Error::Revoked { first: Arc::new(first.clone()) });
+        }
+        if state.phase != Phase::Between {
+            return Err(ReducerProblem::Moment { call, why: "a step is under way; finish it first" }.into());
+        }
+        Ok(state)
+    }
+
+    /// The state within a step, if nothing has failed, and whether the step synchronises.
+    fn within(&self, call: &'static str) -> Result<(MutexGuard<'_, State>, bool)> {
+        let state = self.state.lock();
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        match state.phase {
+            Phase::Open { syncs } => Ok((state, syncs)),
+            _ => Err(ReducerProblem::Moment { call, why: "no step is under way; begin one first" }.into()),
+        }
+    }
+
+    /// Opens a step. The other ranks are told, or `active` says which make it.
+    pub(super) fn open(&self, syncs: bool, active: Option<Vec<bool>>) -> Result<()> {
+        let mut state = self.between("begin")?;
+        let state = &mut *state;
+        state.begin(syncs);
+        match active {
+            Some(active) => state.active = active,
+            None if syncs && self.uneven != Uneven::No => state.jobs.push_back(Job::Announce),
+            None => {}
+        }
+        if let Some(idle) = state.idle.clone() {
+            for index in (0..idle.len()).filter(|&index| idle[index]) {
+                state.settle(index, Gradient::Unused);
+            }
+        }
+        self.launch(state, syncs && self.overlap);
+        Ok(())
+    }
+
+    /// Lends a gradient to be written. Returns its memory, and whether to add to what is there.
+    pub(super) fn lend<T: Element>(&self, index: usize) -> Result<(Arc<Buckets>, bool)> {
+        let parameter = self.parameter(index)?;
+        parameter.expect(T::DTYPE)?;
+        let (mut state, _) = self.within("view")?;
+        match state.gradients[index] {
+            Gradient::Awaited => state.gradients[index] = Gradient::Lent,
+            Gradient::Lent => return Err(ReducerProblem::Lent { name: parameter.name.clone() }.into()),
+            Gradient::Ready | Gradient::Unused => return Err(self.came_twice(&state, index)),
+        }
+        Ok((state.buckets.clone(), state.accumulated))
+    }
+
+    /// Takes a gradient back that was lent.
+    pub(super) fn take_back(&self, index: usize) {
+        let mut state = self.state.lock();
+        if state.gradients[index] == Gradient::Lent {
+            state.gradients[index] = Gradient::Awaited;
+        }
+    }
+
+    /// A gradient is there, or there will be none. With `was_lent`, it is whoever it was lent to that says so.
+    pub(super) fn settle(&self, index: usize, gradient: Gradient, was_lent: bool) -> Result<()> {
+        let parameter = self.parameter(index)?;
+        let (mut state, syncs) = self.within(if gradient == Gradient::Ready { "ready" } else { "unused" })?;
+        match state.gradients[index] {
+            Gradient::Awaited => {}
+            Gradient::Lent if was_lent => {}
+            Gradient::Lent => return Err(ReducerProblem::Lent { name: parameter.name.clone() }.into()),
+            Gradient::Ready | Gradient::Unused => return Err(self.came_twice(&state, index)),
+        }
+        state.settle(index, gradient);
+        self.launch(&mut state, syncs && self.overlap);
+        Ok(())
+    }
+
+    /// This rank has nothing to give in the step under way.
+    pub(super) fn settle_nothing(&self) {
+        let mut state = self.state.lock();
+        for index in 0..self.parameters.len() {
+            if state.gradients[index] == Gradient::Awaited {
+                state.settle(index, Gradient::Unused);
+            }
+        }
+    }
+
+    fn came_twice(&self, state: &State, index: usize) -> Error {
+        let name = self.parameters[index].name.clone();
+        match &state.idle {
+            Some(idle) if idle[index] => ReducerProblem::NotStatic { name }.into(),
+            _ => ReducerProblem::Twice { name }.into(),
+        }
+    }
+
+    pub(super) fn address(&self, index: usize) -> *mut u8 {
+        self.state.lock().buckets.gradient(index).0
+    }
+
+    pub(super) fn accumulates(&self) -> bool {
+        self.state.lock().accumulated
+    }
+
+    pub(super) fn is_used(&self, index: usize) -> bool {
+        let state = self.state.lock();
+        state.used_by_any.as_ref().unwrap_or(&state.used).get(index).is_some_and(|&used| used)
+    }
+
+    pub(super) fn statistics(&self) -> StepStatistics {
+        self.state.lock().statistics.clone()
+    }
+
+    /// Gives the thread the buckets that are full and whose turn it is.
+    fn launch(&self, state: &mut State, launches: bool) {
+        while launches && state.awaited.get(state.launched) == Some(&0) {
+            state.jobs.push_back(Job::Bucket(state.launched));
+            state.launched += 1;
+        }
+        if !state.jobs.is_empty() {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Ends a step: waits until all buckets have been reduced, if it synchronises.
+    pub(super) fn close(&self) -> Result<()> {
+        let (mut state, syncs) = self.within("finish")?;
+        let is_missing = |gradient: &Gradient| matches!(gradient, Gradient::Awaited | Gradient::Lent);
+        let missing: Vec<usize> = (0..self.parameters.len()).filter(|&index| is_missing(&state.gradients[index])).collect();
+        let is_first = self.unused == Unused::Static && state.idle.is_none();
+        let may_miss = self.unused == Unused::Find || is_first;
+        if let Some(&first) = missing.first()
+            && (!may_miss || missing.iter().any(|&index| state.gradients[index] == Gradient::Lent))
+        {
+            let problem = ReducerProblem::NotReady { name: self.parameters[first].name.clone(), others: missing.len() - 1 };
+            return Err(self.fail_with(&mut state, problem.into()));
+        }
+        missing.into_iter().for_each(|index| state.settle(index, Gradient::Unused));
+        state.phase = Phase::Ending;
+        if !syncs {
+            state.accumulated = true;
+            state.phase = Phase::Between;
+            return Ok(());
+        }
+        state.statistics.computed = state.began.elapsed();
+        self.launch(&mut state, true);
+        if self.unused == Unused::Find || self.unused == Unused::Static && state.steps == 0 {
+            let used = state.used.clone();
+            state.jobs.push_back(Job::Used(used));
+        }
+        self.changed.notify_all();
+        while state.failure.is_none() && (state.is_working || !state.jobs.is_empty()) {
+            self.changed.wait(&mut state);
+        }
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        state.statistics.waited = state.began.elapsed().saturating_sub(state.statistics.computed);
+        if is_first && state.active[self.comm.rank()] {
+            state.idle = Some(state.gradients.iter().map(|&gradient| gradient == Gradient::Unused).collect());
+        }
+        state.accumulated = false;
+        state.steps += 1;
+        state.phase = Phase::Between;
+        Ok(())
+    }
+
+    /// Ends the reducer, and the other ranks' steps.
+    pub(super) fn fail(&self, error: Error) {
+        self.fail_with(&mut self.state.lock(), error);
+    }
+
+    fn fail_with(&self, state: &mut State, error: Error) -> Error {
+        let first = state.failure.get_or_insert(error).clone();
+        state.jobs.clear();
+        self.comm.abort();
+        self.changed.notify_all();
+        first
+    }
+
+    /// Whether a step has begun and not been finished.
+    pub(super) fn is_open(&self) -> bool {
+        let state = self.state.lock();
+        state.failure.is_none() && matches!(state.phase, Phase::Open { .. })
+    }
+
+    /// Ends the thread, when it has ended what it does.
+    pub(super) fn shut(&self) {
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        state.jobs.clear();
+        if state.is_working {
+            self.comm.abort();
+        }
+        self.changed.notify_all();
+    }
+
+    /// The thread's next job; `None` if there will be no more.
+    pub(super) fn next_job(&self) -> Option<Task> {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            if let Some(job) = state.jobs.pop_front() {
+                state.is_working = true;
+                if let Job::Bucket(index) = job {
+                    state.statistics.buckets[index].started = state.began.elapsed();
+                }
+                let active = state.active.iter().filter(|&&active| active).count();
+                return Some(Task { job, buckets: state.buckets.clone(), step: state.steps, active });
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// The job has ended; `record` notes what came of it.
+    pub(super) fn job_ended<T>(&self, result: Result<T>, record: impl FnOnce(&mut State, T)) {
+        let mut state = self.state.lock();
+        state.is_working = false;
+        match result {
+            Ok(value) => record(&mut state, value),
+            Err(error) => _ = self.fail_with(&mut state, error),
+        }
+        self.changed.notify_all();
+    }
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,129 @@
+//! How a bucket is reduced: averaged, or otherwise.
+
+use std::ops::Range;
+
+use super::parameter::Parameter;
+use crate::comm::Communicator;
+use crate::error::{ReducerProblem, Result};
+use crate::types::{DType, Element, ReduceOp};
+
+/// Reduces buckets in another way than by averaging them, as with compression.
+///
+/// A hook runs on the reducer's thread, one bucket after the other, in the same order on all ranks.
+pub trait Hook: Send {
+    /// What it is, with its options: ranks compare it when a reducer is built.
+    fn name(&self) -> String;
+
+    /// Replaces the bucket's elements by their average over all ranks, or what stands for it. May call any collective on
+    /// `comm`, which is the reducer's own: all ranks must make the same calls.
+    ///
+    /// # Errors
+    ///
+    /// Whatever it returns ends the reducer, and the other ranks' steps.
+    fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()>;
+}
+
+/// The hook that there is if no other is given: every rank gets the average, in place.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Average;
+
+impl Hook for Average {
+    fn name(&self) -> String {
+        "average".to_owned()
+    }
+
+    fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()> {
+        bucket.average(comm)
+    }
+}
+
+/// A bucket whose gradients are all there, in flight: nobody else reads or writes it.
+#[derive(Debug)]
+pub struct Bucket<'a> {
+    pub(super) index: usize,
+    pub(super) step: u64,
+    pub(super) dtype: DType,
+    pub(super) elements: &'a mut [u8],
+    /// The members and their elements' places.
+    pub(super) members: &'a [(usize, Range<usize>)],
+    pub(super) parameters: &'a [Parameter],
+}
+
+/// Runs `$body` with `$T` standing for the type of float that `$dtype` names.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::types::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::types::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::types::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::types::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            other => unreachable!("a parameter of {other} was refused"),
+        }
+    };
+}
+pub(crate) use with_float;
+
+impl<'a> Bucket<'a> {
+    /// Its place among the buckets, in the order in which they are launched.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// How many steps were reduced before this one.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The type of all its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// How many elements it has.
+    pub fn count(&self) -> usize {
+        self.elements.len() / self.dtype.size()
+    }
+
+    /// Its parameters: the number of each, what it is, and the place of its gradient among the elements.
+    pub fn members(&self) -> impl Iterator<Item = (usize, &'a Parameter, Range<usize>)> + use<'a> {
+        let parameters = self.parameters;
+        self.members.iter().map(move |(index, range)| (*index, &parameters[*index], range.clone()))
+    }
+
+    /// The elements. They are in memory that the ranks of the host share: collectives on them need no staging.
+    ///
+    /// # Errors
+    ///
+    /// [`ReducerProblem::Elements`] if they are of another type.
+    pub fn elements<T: Element>(&mut self) -> Result<&mut [T]> {
+        if T::DTYPE != self.dtype {
+            let name = format!("bucket {}", self.index);
+            return Err(ReducerProblem::Elements { name, dtype: self.dtype, given: T::DTYPE }.into());
+        }
+        // SAFETY: the bytes are borrowed mutably, start at a multiple of the largest element's size, and are elements of this type,
+        // every pattern of whose bits is a value.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.elements.as_mut_ptr().cast(), self.count()) })
+    }
+
+    /// Where the elements are.
+    pub(crate) fn address(&mut self) -> *mut u8 {
+        self.elements.as_mut_ptr()
+    }
+
+    /// Averages it over all ranks, in place. The division is part of the reduction's pass over memory.
+    pub fn average(&mut self, comm: &Communicator) -> Result<()> {
+        with_float!(self.dtype, T => comm.all_reduce(self.elements::<T>()?, ReduceOp::Average))
+    }
+}

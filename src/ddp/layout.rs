@@ -1,0 +1,119 @@
+//! Which gradient lies where: parameters are put into buckets. Pure.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::parameter::Parameter;
+use crate::types::DType;
+
+/// Buckets start at multiples of this many bytes: a line of the cache.
+pub(super) const ALIGN: usize = 64;
+
+/// The buckets in the order in which they are launched, one after the other in one piece of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) buckets: Vec<Place>,
+    /// For each parameter, its bucket and its place among the members.
+    pub(super) places: Vec<(usize, usize)>,
+    /// Bytes of all buckets.
+    pub(super) bytes: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) dtype: DType,
+    /// Where it lies.
+    pub(super) bytes: Range<usize>,
+    /// Parameters, and where their gradients lie among its elements.
+    pub(super) members: Vec<(usize, Range<usize>)>,
+}
+
+impl Layout {
+    /// Fills buckets in the order given: a bucket takes parameters of one type until it has as many bytes as the first limit says
+    /// if it is the first of its type, or the second. They are launched in the order in which they become full if gradients arrive in that order.
+    pub(super) fn new(parameters: &[Parameter], order: impl IntoIterator<Item = usize>, limits: [usize; 2]) -> Layout {
+        let [first, rest] = limits;
+        struct Filling {
+            members: Vec<usize>,
+            bytes: usize,
+            limit: usize,
+            last: usize,
+        }
+        let mut filling: HashMap<DType, Filling> = HashMap::new();
+        let mut full: Vec<Filling> = Vec::new();
+        for (arrival, index) in order.into_iter().enumerate() {
+            let parameter = &parameters[index];
+            let fresh = |limit| Filling { members: Vec::new(), bytes: 0, limit, last: 0 };
+            let bucket = filling.entry(parameter.dtype).or_insert_with(|| fresh(first));
+            bucket.members.push(index);
+            bucket.bytes += parameter.bytes();
+            bucket.last = arrival;
+            if bucket.bytes >= bucket.limit {
+                full.push(std::mem::replace(bucket, fresh(rest)));
+            }
+        }
+        full.extend(filling.into_values().filter(|bucket| !bucket.members.is_empty()));
+        full.sort_by_key(|bucket| bucket.last);
+
+        let mut layout = Layout { buckets: Vec::new(), places: vec![(0, 0); parameters.len()], bytes: 0 };
+        for (number, bucket) in full.into_iter().enumerate() {
+            let mut members = Vec::with_capacity(bucket.members.len());
+            let mut count = 0;
+            for (place, index) in bucket.members.into_iter().enumerate() {
+                layout.places[index] = (number, place);
+                members.push((index, count..count + parameters[index].count()));
+                count += parameters[index].count();
+            }
+            let start = layout.bytes.next_multiple_of(ALIGN);
+            layout.bytes = start + bucket.bytes;
+            let dtype = parameters[members[0].0].dtype;
+            layout.buckets.push(Place { dtype, bytes: start..layout.bytes, members });
+        }
+        layout
+    }
+
+    /// Where a parameter's gradient lies.
+    pub(super) fn bytes_of(&self, index: usize) -> Range<usize> {
+        let (bucket, place) = self.places[index];
+        let bucket = &self.buckets[bucket];
+        let elements = &bucket.members[place].1;
+        let size = bucket.dtype.size();
+        bucket.bytes.start + elements.start * size..bucket.bytes.start + elements.end * size
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(layout: &Layout) -> Vec<Vec<usize>> {
+        layout.buckets.iter().map(|bucket| bucket.members.iter().map(|(index, _)| *index).collect()).collect()
+    }
+
+    #[test]
+    fn buckets_are_filled_in_order_and_the_first_is_small() {
+        let parameters: Vec<_> = (0..6).map(|i| Parameter::new(format!("p{i}"), [10], DType::F32)).collect();
+        let layout = Layout::new(&parameters, (0..6).rev(), [40, 80]);
+        assert_eq!(members(&layout), [vec![5], vec![4, 3], vec![2, 1], vec![0]]);
+        assert_eq!(layout.buckets[1].bytes, 64..144);
+        assert_eq!(layout.bytes_of(3), 104..144);
+        // A limit is exceeded by at most the parameter that fills the bucket.
+        assert_eq!(members(&Layout::new(&parameters, 0..6, [41, 1000])), [vec![0, 1], vec![2, 3, 4, 5]]);
+        assert_eq!(members(&Layout::new(&parameters, 0..6, [0, 0])), [[0], [1], [2], [3], [4], [5]]);
+    }
+
+    #[test]
+    fn types_are_apart_and_buckets_are_in_the_order_in_which_they_become_full() {
+        let dtypes = [DType::F32, DType::F16, DType::F32, DType::F16, DType::F32];
+        let parameters: Vec<_> = dtypes.iter().map(|&dtype| Parameter::new("p", [8], dtype)).collect();
+        let layout = Layout::new(&parameters, 0..5, [64, 64]);
+        // The f16 are too few to fill theirs, but all there before the last f32.
+        assert_eq!(members(&layout), [vec![0, 2], vec![1, 3], vec![4]]);
+        for bucket in &layout.buckets {
+            assert!(bucket.members.iter().all(|(index, _)| parameters[*index].dtype == bucket.dtype));
+            assert!(bucket.bytes.start.is_multiple_of(ALIGN));
+        }
+        assert_eq!(layout.places, [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)]);
+        assert_eq!(Layout::new(&[], [], [1, 1]), Layout { buckets: vec![], places: vec![], bytes: 0 });
+    }
+}

@@ -1,0 +1,65 @@
+//! Local SGD: ranks train on their own, and average their parameters now and then.
+
+use super::hook::{Bucket, Hook};
+use super::parameter::TensorMut;
+use super::reducer::Reducer;
+use crate::comm::Communicator;
+use crate::error::Result;
+
+/// Local SGD: after a warm-up every rank steps with its own gradients, and parameters are averaged every so many steps
+/// (Stich: "Local SGD Converges Fast and Communicates Little", ICLR 2019; Lin et al.: "Don't Use Large Mini-Batches, Use Local
+/// SGD", ICLR 2020).
+///
+/// Give [`LocalSgd::hook`] to [`ReducerBuilder::hook`](super::ReducerBuilder::hook), and call [`LocalSgd::after_step`] after every
+/// step of the optimiser.
+#[derive(Clone, Debug)]
+pub struct LocalSgd {
+    every: u64,
+    warm_up: u64,
+    steps: u64,
+}
+
+impl LocalSgd {
+    /// Averages parameters every so many steps.
+    pub fn new(every: u64) -> LocalSgd {
+        LocalSgd { every: every.max(1), warm_up: 0, steps: 0 }
+    }
+
+    /// Averages gradients for so many steps first. Default: 0.
+    pub fn warm_up(mut self, steps: u64) -> LocalSgd {
+        self.warm_up = steps;
+        self
+    }
+
+    /// The hook that leaves gradients as they are after the warm-up.
+    pub fn hook(&self) -> impl Hook + 'static {
+        KeepLocal { every: self.every, warm_up: self.warm_up }
+    }
+
+    /// Counts a step, and averages the parameters if it is time; says whether it was.
+    ///
+    /// A collective call.
+    pub fn after_step(&mut self, reducer: &mut Reducer, parameters: &mut [TensorMut<'_>]) -> Result<bool> {
+        self.steps += 1;
+        let is_time = self.steps > self.warm_up && (self.steps - self.warm_up).is_multiple_of(self.every);
+        if is_time {
+            reducer.average_parameters(parameters)?;
+        }
+        Ok(is_time)
+    }
+}
+
+struct KeepLocal {
+    every: u64,
+    warm_up: u64,
+}
+
+impl Hook for KeepLocal {
+    fn name(&self) -> String {
+        format!("local SGD, averaging every {} steps after {}", self.every, self.warm_up)
+    }
+
+    fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()> {
+        if bucket.step() < self.warm_up { bucket.average(comm) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,56 @@
+//! A reducer without guards: what the C ABI is made of.
+
+use std::sync::Arc;
+
+use super::core::Core;
+use super::reducer::Reducer;
+use super::state::Gradient;
+use crate::error::{Error, Result};
+use crate::types::{Element, Op};
+
+/// In C a step is no guard, and gradients are addresses.
+impl Reducer {
+    /// Within a step: the gradient is there, or there will be none.
+    pub(crate) fn settle(&self, parameter: usize, is_used: bool) -> Result<()> {
+        self.core.settle(parameter, if is_used { Gradient::Ready } else { Gradient::Unused }, false)
+    }
+
+    /// As [`super::Step::put`].
+    pub(crate) fn put<T: Element>(&self, parameter: usize, gradient: &[T]) -> Result<()> {
+        self.core.put(parameter, gradient)
+    }
+
+    /// As [`super::Step::put_strided`].
+    pub(crate) fn put_strided<T: Element>(&self, parameter: usize, memory: &[T], strides: &[usize]) -> Result<()> {
+        self.core.put_strided(parameter, memory, strides)
+    }
+
+    pub(crate) fn accumulates(&self) -> bool {
+        self.core.accumulates()
+    }
+
+    /// As [`super::Step::finish`].
+    pub(crate) fn finish(&self) -> Result<()> {
+        self.core.close()
+    }
+
+    /// Where a gradient is; until buckets are made anew.
+    pub(crate) fn address(&self, parameter: usize) -> Result<*mut u8> {
+        self.core.parameter(parameter)?;
+        Ok(self.core.address(parameter))
+    }
+
+    /// Ends the reducer, from any thread.
+    pub(crate) fn stopper(&self) -> Stopper {
+        Stopper(self.core.clone())
+    }
+}
+
+/// Ends a reducer whoever is using it.
+pub(crate) struct Stopper(Arc<Core>);
+
+impl Stopper {
+    pub(crate) fn stop(&self) {
+        self.0.fail(Error::Aborted { op: Op::AllReduce, seq: 0 });
+    }
+}

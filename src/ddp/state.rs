@@ -1,0 +1,155 @@
+//! What the reducer's threads know of the step under way.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::buckets::Buckets;
+use super::layout::Place;
+use super::statistics::{BucketStatistics, StepStatistics};
+use crate::error::Error;
+
+/// Where the reducer is in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Between steps: nothing is in flight, and gradients may be read.
+    Between,
+    /// Within one: gradients are written and made ready.
+    Open {
+        /// Whether they are reduced, or only accumulated.
+        syncs: bool,
+    },
+    /// In `finish()`.
+    Ending,
+}
+
+/// Where a parameter's gradient is in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gradient {
+    /// Not there yet.
+    Awaited,
+    /// Somebody is writing it.
+    Lent,
+    Ready,
+    /// There will be none: it counts as zeros.
+    Unused,
+}
+
+/// What the reducer's thread does.
+pub(super) enum Job {
+    /// Tells the other ranks that this one makes a step, and hears who does.
+    Announce,
+    Bucket(usize),
+    /// Finds out which parameters any rank used.
+    Used(Vec<bool>),
+}
+
+/// A job, and what it needs.
+pub(super) struct Task {
+    pub(super) job: Job,
+    pub(super) buckets: Arc<Buckets>,
+    /// Steps that were reduced before.
+    pub(super) step: u64,
+    /// How many ranks make this one.
+    pub(super) active: usize,
+}
+
+pub(super) struct State {
+    pub(super) buckets: Arc<Buckets>,
+    pub(super) phase: Phase,
+    pub(super) gradients: Vec<Gradient>,
+    /// For each bucket, how many of its gradients are awaited.
+    pub(super) awaited: Vec<usize>,
+    /// How many buckets have been given to the thread: only in their order.
+    pub(super) launched: usize,
+    /// Whether the gradients hold what steps that were not synchronised left there.
+    pub(super) accumulated: bool,
+    /// The parameters in the order in which they became ready.
+    pub(super) arrivals: Vec<usize>,
+    /// Parameters that the first step did not use, where all steps are alike.
+    pub(super) idle: Option<Vec<bool>>,
+    /// Parameters that this rank used since gradients were last reduced.
+    pub(super) used: Vec<bool>,
+    /// Those that any rank used, where ranks tell each other.
+    pub(super) used_by_any: Option<Vec<bool>>,
+    /// Which ranks make this step, or made the last.
+    pub(super) active: Vec<bool>,
+    /// Steps that were reduced.
+    pub(super) steps: u64,
+    pub(super) jobs: VecDeque<Job>,
+    pub(super) is_working: bool,
+    pub(super) is_closed: bool,
+    pub(super) failure: Option<Error>,
+    pub(super) began: Instant,
+    pub(super) statistics: StepStatistics,
+}
+
+impl State {
+    pub(super) fn new(parameters: usize, world: usize, buckets: Buckets) -> State {
+        State {
+            buckets: Arc::new(buckets),
+            phase: Phase::Between,
+            gradients: vec![Gradient::Awaited; parameters],
+            awaited: Vec::new(),
+            launched: 0,
+            accumulated: false,
+            arrivals: Vec::new(),
+            idle: None,
+            used: vec![false; parameters],
+            used_by_any: None,
+            active: vec![true; world],
+            steps: 0,
+            jobs: VecDeque::new(),
+            is_working: false,
+            is_closed: false,
+            failure: None,
+            began: Instant::now(),
+            statistics: StepStatistics::default(),
+        }
+    }
+
+    /// A step begins.
+    pub(super) fn begin(&mut self, syncs: bool) {
+        let buckets = &self.buckets.layout.buckets;
+        self.phase = Phase::Open { syncs };
+        self.began = Instant::now();
+        self.gradients.fill(Gradient::Awaited);
+        self.awaited = buckets.iter().map(|bucket| bucket.members.len()).collect();
+        self.launched = 0;
+        self.arrivals.clear();
+        if !self.accumulated {
+            self.used.fill(false);
+        }
+        if syncs {
+            self.statistics = StepStatistics { buckets: buckets.iter().map(unstarted).collect(), ..StepStatistics::default() };
+        }
+    }
+
+    /// A gradient is there, or there will be none.
+    pub(super) fn settle(&mut self, index: usize, gradient: Gradient) {
+        if gradient == Gradient::Unused {
+            if !self.accumulated {
+                // SAFETY: it was awaited, so nobody has a view of it, and its bucket has not been launched.
+                unsafe { self.buckets.zero(index) };
+            }
+        } else {
+            self.used[index] = true;
+            self.arrivals.push(index);
+        }
+        self.gradients[index] = gradient;
+        let bucket = self.buckets.layout.places[index].0;
+        self.awaited[bucket] -= 1;
+        if self.awaited[bucket] == 0 && self.phase == (Phase::Open { syncs: true }) {
+            self.statistics.buckets[bucket].ready = self.began.elapsed();
+        }
+    }
+
+    pub(super) fn bucket_ended(&mut self, index: usize) {
+        self.statistics.buckets[index].ended = self.began.elapsed();
+    }
+}
+
+fn unstarted(bucket: &Place) -> BucketStatistics {
+    let (bytes, dtype, parameters) = (bucket.bytes.len(), bucket.dtype, bucket.members.len());
+    BucketStatistics { bytes, dtype, parameters, ready: Duration::ZERO, started: Duration::ZERO, ended: Duration::ZERO }
+}

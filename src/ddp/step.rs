@@ -1,0 +1,191 @@
+//! One step: gradients are written and made ready.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use super::buckets::Buckets;
+use super::core::Core;
+use super::gather;
+use super::hook::with_float;
+use super::parameter::Parameter;
+use super::reducer::Reducer;
+use super::state::Gradient;
+use crate::error::{ReducerProblem, Result};
+use crate::types::Element;
+
+/// A step between [`Reducer::begin`] (or [`Reducer::accumulate`]) and [`Step::finish`]. Threads may share it.
+///
+/// Every parameter's gradient is written, by one of [`Step::view`], [`Step::put`] and [`Step::put_strided`], and made ready, once.
+/// Dropping a step without finishing it ends the reducer: this rank's next `begin()` fails, and the other ranks' steps.
+#[must_use = "a step that is dropped without finish() ends the reducer"]
+#[derive(Debug)]
+pub struct Step<'r> {
+    pub(super) reducer: &'r mut Reducer,
+}
+
+impl Step<'_> {
+    /// The place of a parameter's gradient, to be written there: no copy. [`View::ready`] says that it is there.
+    ///
+    /// # Errors
+    ///
+    /// [`ReducerProblem::NoParameter`], [`ReducerProblem::Elements`] if it has elements of another type,
+    /// [`ReducerProblem::Lent`] if there is a view of it, [`ReducerProblem::Twice`] if it is ready.
+    pub fn view<T: Element>(&self, parameter: usize) -> Result<View<'_, T>> {
+        self.reducer.core.view(parameter)
+    }
+
+    /// Copies a gradient that lies elsewhere to its place, and makes it ready. Adds it to what is there after steps that were not
+    /// synchronised.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Step::view`]; [`ReducerProblem::Length`] if there are not as many elements.
+    pub fn put<T: Element>(&self, parameter: usize, gradient: &[T]) -> Result<()> {
+        self.reducer.core.put(parameter, gradient)
+    }
+
+    /// As [`Step::put`], for a gradient whose elements lie otherwise in memory, as those of a permuted view: that of the
+    /// parameter's index `[i, j, ...]` is `memory[i * strides[0] + j * strides[1] + ...]`. The one pass that gathers them is all.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Step::view`]; [`ReducerProblem::Length`] if there is not one stride for each dimension, or the last element is
+    /// beyond the memory.
+    pub fn put_strided<T: Element>(&self, parameter: usize, memory: &[T], strides: &[usize]) -> Result<()> {
+        self.reducer.core.put_strided(parameter, memory, strides)
+    }
+
+    /// Says that a gradient is where its view was, or its pointer in C. From any thread; if that fills the bucket whose turn it is,
+    /// it is reduced at once.
+    pub fn ready(&self, parameter: usize) -> Result<()> {
+        self.reducer.core.settle(parameter, Gradient::Ready, false)
+    }
+
+    /// Says that this step gives a parameter no gradient: it counts as zeros.
+    pub fn unused(&self, parameter: usize) -> Result<()> {
+        self.reducer.core.settle(parameter, Gradient::Unused, false)
+    }
+
+    /// Whether gradients hold what steps that were not synchronised left there, so that one has to add to them.
+    pub fn accumulates(&self) -> bool {
+        self.reducer.core.accumulates()
+    }
+
+    /// Ends the step: starts the buckets that have not been, and waits until all are reduced. Now the averages can be read, by
+    /// [`Reducer::gradient`]. After [`Reducer::accumulate`] nothing is reduced.
+    ///
+    /// # Errors
+    ///
+    /// [`ReducerProblem::NotReady`] if a gradient is missing that may not; the other ranks' steps fail, too. What a collective
+    /// met, as [`crate::Error::Peer`].
+    pub fn finish(self) -> Result<()> {
+        self.reducer.core.close()
+    }
+}
+
+/// A slice under the other name of its type.
+fn same<T: Element, F: Element>(slice: &[T]) -> &[F] {
+    assert_eq!(T::DTYPE, F::DTYPE);
+    // SAFETY: there is one type for each DType.
+    unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), slice.len()) }
+}
+
+fn same_mut<T: Element, F: Element>(slice: &mut [T]) -> &mut [F] {
+    assert_eq!(T::DTYPE, F::DTYPE);
+    // SAFETY: as above.
+    unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), slice.len()) }
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        if self.reducer.core.is_open() {
+            self.reducer.core.fail(ReducerProblem::Moment { call: "step", why: "it was dropped without finish()" }.into());
+        }
+    }
+}
+
+/// What threads do in a step, whoever keeps them within it.
+impl Core {
+    fn view<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
+        let (buckets, accumulates) = self.lend::<T>(index)?;
+        let (address, len) = buckets.gradient(index);
+        Ok(View { core: self, index, elements: address.cast(), count: len / size_of::<T>(), accumulates, _buckets: buckets })
+    }
+
+    pub(super) fn put<T: Element>(&self, index: usize, gradient: &[T]) -> Result<()> {
+        self.parameter(index)?.expect_count(gradient.len())?;
+        let mut view = self.view::<T>(index)?;
+        let adds = view.accumulates;
+        with_float!(T::DTYPE, F => gather::contiguous(same::<T, F>(gradient), same_mut::<T, F>(&mut view), adds));
+        view.ready()
+    }
+
+    pub(super) fn put_strided<T: Element>(&self, index: usize, memory: &[T], strides: &[usize]) -> Result<()> {
+        let Parameter { name, shape, .. } = self.parameter(index)?;
+        let refuse = |what: &str, expected, given| ReducerProblem::Length { name: format!("{what} of {name}"), expected, given };
+        if strides.len() != shape.len() {
+            return Err(refuse("the strides", shape.len(), strides.len()).into());
+        }
+        let span = gather::span(shape, strides);
+        if span.is_none_or(|span| span > memory.len()) {
+            return Err(refuse("the memory", span.unwrap_or(usize::MAX), memory.len()).into());
+        }
+        let mut view = self.view::<T>(index)?;
+        let adds = view.accumulates;
+        with_float!(T::DTYPE, F => {
+            gather::strided(same::<T, F>(memory), shape, strides, same_mut::<T, F>(&mut view), adds);
+        });
+        view.ready()
+    }
+}
+
+/// The place of a gradient, in memory that the ranks of the host share; a slice of its elements. Dropped, it can be had again.
+///
+/// What it holds at first is of no meaning, unless the step [accumulates](Step::accumulates).
+#[derive(Debug)]
+pub struct View<'s, T: Element> {
+    core: &'s Core,
+    index: usize,
+    elements: *mut T,
+    count: usize,
+    accumulates: bool,
+    /// Keeps the memory.
+    _buckets: Arc<Buckets>,
+}
+
+// SAFETY: it is a mutable slice of elements, which are Send, and references to what is Sync.
+unsafe impl<T: Element> Send for View<'_, T> {}
+// SAFETY: as above; shared, it lends the slice only to be read.
+unsafe impl<T: Element> Sync for View<'_, T> {}
+
+impl<T: Element> View<'_, T> {
+    /// The gradient is there; see [`Step::ready`].
+    pub fn ready(self) -> Result<()> {
+        let (core, index) = (self.core, self.index);
+        // It stays lent until then, and its drop finds it settled.
+        core.settle(index, Gradient::Ready, true)
+    }
+}
+
+impl<T: Element> Deref for View<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the gradient's memory, of `count` elements of this type, which is lent to this view alone: its bucket is not
+        // launched while it is, so no peer writes it.
+        unsafe { std::slice::from_raw_parts(self.elements, self.count) }
+    }
+}
+
+impl<T: Element> DerefMut for View<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.elements, self.count) }
+    }
+}
+
+impl<T: Element> Drop for View<'_, T> {
+    fn drop(&mut self) {
+        self.core.take_back(self.index);
+    }
+}

@@ -1,0 +1,63 @@
+//! The thread that reduces buckets while gradients of others are still being computed.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use super::builder::Uneven;
+use super::core::Core;
+use super::float::scale;
+use super::hook::{Bucket, Hook, with_float};
+use super::state::{Job, Task};
+use super::tensors::Intent;
+use crate::error::{ReducerProblem, Result};
+
+use crate::types::ReduceOp;
+
+pub(super) struct Worker {
+    pub(super) core: Arc<Core>,
+    pub(super) hook: Box<dyn Hook>,
+}
+
+impl Worker {
+    /// Carries out jobs until there are no more.
+    pub(super) fn work(mut self) {
+        let core = self.core.clone();
+        while let Some(task) = core.next_job() {
+            let carried_out = std::panic::catch_unwind(AssertUnwindSafe(|| self.carry_out(task)));
+            if carried_out.is_err() {
+                let problem = ReducerProblem::Moment { call: "hook", why: "it panicked, as printed above" };
+                core.job_ended(Err::<(), _>(problem.into()), |_, ()| {});
+            }
+        }
+    }
+
+    fn carry_out(&mut self, task: Task) {
+        let core = self.core.clone();
+        match task.job {
+            Job::Announce => core.job_ended(core.announce(Intent::Step), |state, active| state.active = active),
+            Job::Bucket(index) => core.job_ended(self.reduce(&task, index), |state, ()| state.bucket_ended(index)),
+            Job::Used(ref used) => {
+                let mut used = used.clone();
+                let result = core.comm.all_reduce(&mut used, ReduceOp::Max);
+                core.job_ended(result, |state, ()| state.used_by_any = Some(used));
+            }
+        }
+    }
+
+    fn reduce(&mut self, task: &Task, index: usize) -> Result<()> {
+        let Task { buckets, step, active, .. } = task;
+        let place = &buckets.layout.buckets[index];
+        // SAFETY: the bucket has been launched, so all its gradients are ready and nobody has a view of them; it is this thread's
+        // until the job has ended. Peers write it only in collectives that it is lent to.
+        let elements = unsafe { std::slice::from_raw_parts_mut(buckets.at(&place.bytes), place.bytes.len()) };
+        let (members, parameters) = (&place.members[..], &self.core.parameters[..]);
+        let mut bucket = Bucket { index, step: *step, dtype: place.dtype, elements, members, parameters };
+        self.hook.reduce(&mut bucket, &self.core.comm)?;
+        let world = self.core.comm.world_size();
+        if self.core.uneven == Uneven::ByRanksWithInput && *active < world {
+            let factor = world as f64 / *active as f64;
+            with_float!(place.dtype, T => scale(bucket.elements::<T>()?, factor));
+        }
+        Ok(())
+    }
+}

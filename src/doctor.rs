@@ -1,0 +1,360 @@
+//! What kolo needs of a machine, and whether it is there: what `kolo doctor` says.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::address::{self, Chosen};
+use crate::bootstrap::launcher::{self, Launch, Rendezvous};
+use crate::config::{self, Settings, process_env};
+use crate::error::{Error, Result};
+use crate::reduce;
+use crate::store::Place;
+use crate::sys::{self, Cuda, LocalListener, Segment};
+use crate::window::PART;
+
+/// How much it matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All is well.
+    Fine,
+    /// kolo works, but not as well as it could, or not for everything.
+    Warning,
+    /// kolo does not work like this.
+    Failure,
+}
+
+/// What was found, in one respect.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// What was looked at, in a word or two.
+    pub subject: &'static str,
+    /// How much it matters.
+    pub verdict: Verdict,
+    /// What was found.
+    pub found: String,
+    /// What to do, unless all is well.
+    pub advice: Option<String>,
+}
+
+impl Finding {
+    /// All is well.
+    pub fn fine(subject: &'static str, found: impl Into<String>) -> Finding {
+        Finding { subject, verdict: Verdict::Fine, found: found.into(), advice: None }
+    }
+
+    /// It could be better.
+    pub fn warning(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { subject, verdict: Verdict::Warning, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    /// It does not work.
+    pub fn failure(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { subject, verdict: Verdict::Failure, found: found.into(), advice: Some(advice.into()) }
+    }
+}
+
+/// Looks at this machine, as a rank that is started here now would find it. Takes a few milliseconds and changes nothing.
+pub fn examine() -> Vec<Finding> {
+    let settings = Settings::from_env(&process_env);
+    let launch = launcher::detect(&process_env);
+    let place = store(launch.as_ref().ok().and_then(Option::as_ref));
+    let mut findings = vec![version(), of_settings(&settings), secret(), of_launcher(&launch)];
+    let settings = settings.unwrap_or_default();
+    findings.push(interfaces());
+    let chosen = address::choose(place.as_ref(), settings.interface.as_deref());
+    findings.push(of_address(&chosen));
+    if let Ok(chosen) = &chosen {
+        findings.push(ports(chosen));
+    }
+    findings.extend(place.map(|place| of_store(&place, launch.ok().flatten().is_none_or(|launch| launch.rank == 0))));
+    findings.extend([local_connections(), shared_memory(), clock(), processor()]);
+    let ranks = launcher::detect(&process_env).ok().flatten().map_or(1, |launch| launch.world_size);
+    findings.extend([descriptors(ranks, settings.shared.sockets.into()), cuda()]);
+    findings
+}
+
+fn version() -> Finding {
+    let protocol = crate::door::handshake::VERSION;
+    let system = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
+    Finding::fine("version", format!("kolo {}, protocol {protocol}, on {system}", env!("CARGO_PKG_VERSION")))
+}
+
+fn of_settings(settings: &Result<Settings>) -> Finding {
+    let secret = config::parse(&process_env, "KOLO_SECRET", config::SECRET, config::secret);
+    let what = match (settings, &secret) {
+        (Err(error), _) => error.to_string(),
+        // Not with its value.
+        (_, Err(_)) => format!("KOLO_SECRET: {}", config::SECRET),
+        (Ok(_), Ok(_)) => {
+            let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+            let mut set: Vec<String> =
+                set.filter(|name| name.strip_prefix("KOLO").is_some_and(|rest| rest.starts_with('_'))).collect();
+            set.sort();
+            return Finding::fine("settings", if set.is_empty() { "none are set".to_owned() } else { set.join(", ") });
+        }
+    };
+    Finding::failure("settings", what, "correct the variable, or unset it; docs/settings.md lists what each may be")
+}
+
+fn secret() -> Finding {
+    const SUBJECT: &str = "secret";
+    match process_env("KOLO_SECRET") {
+        Some(_) => Finding::fine(SUBJECT, "there is one; all ranks need the same"),
+        None => Finding::warning(
+            SUBJECT,
+            "none: whoever reaches this machine's ports may join a job, or disturb its start",
+            "between hosts, give all ranks the same KOLO_SECRET (openssl rand -hex 32); kolo run makes one for each job",
+        ),
+    }
+}
+
+fn of_launcher(launch: &Result<Option<Launch>>) -> Finding {
+    const SUBJECT: &str = "launcher";
+    match launch {
+        Ok(Some(Launch { launcher, rank, world_size, rendezvous, .. })) => {
+            let found = format!("{launcher}: rank {rank} of {world_size}");
+            match rendezvous {
+                Rendezvous::Unknown { advice } if *world_size > 1 && process_env("KOLO_STORE").is_none() => {
+                    Finding::failure(SUBJECT, format!("{found}, but nothing says where the ranks find each other"), advice)
+                }
+                _ => Finding::fine(SUBJECT, found),
+            }
+        }
+        Ok(None) => Finding::fine(SUBJECT, "none: a program started like this is alone, one rank of one"),
+        Err(error) => Finding::failure(SUBJECT, error.to_string(), "start the program with kolo run, torchrun, srun or mpirun"),
+    }
+}
+
+/// Where this process would find the others.
+fn store(launch: Option<&Launch>) -> Option<Place> {
+    if let Some(url) = process_env("KOLO_STORE") {
+        return match Place::parse(&url) {
+            Ok(Place::Env) => launcher::env_store(&process_env).ok(),
+            place => place.ok(),
+        };
+    }
+    match &launch?.rendezvous {
+        Rendezvous::Store(place) => Some(place.clone()),
+        Rendezvous::Ports { host, ports } => Some(Place::Tcp { host: host.clone(), port: *ports.first()? }),
+        Rendezvous::Unknown { .. } => None,
+    }
+}
+
+fn interfaces() -> Finding {
+    const SUBJECT: &str = "interfaces";
+    match if_addrs::get_if_addrs() {
+        Ok(interfaces) if interfaces.is_empty() => {
+            Finding::failure(SUBJECT, "there are none, not even loopback", "bring one up: ip link set lo up")
+        }
+        Ok(interfaces) => {
+            let list: Vec<String> =
+                interfaces.iter().map(|interface| format!("{} ({})", interface.name, interface.ip())).collect();
+            Finding::fine(SUBJECT, list.join(", "))
+        }
+        Err(error) => {
+            Finding::failure(SUBJECT, format!("they cannot be listed: {error}"), "allow this process to see the network")
+        }
+    }
+}
+
+fn of_address(chosen: &Result<Chosen>) -> Finding {
+    const SUBJECT: &str = "address";
+    match chosen {
+        Ok(Chosen { ip, why }) if ip.is_loopback() => Finding::warning(
+            SUBJECT,
+            format!("{ip}: {why}"),
+            "only ranks on this machine reach it; for others, name an interface with KOLO_INTERFACE or a store on another machine",
+        ),
+        Ok(Chosen { ip, why }) => Finding::fine(SUBJECT, format!("{ip}: {why}")),
+        Err(error) => {
+            Finding::failure(SUBJECT, error.to_string(), "set KOLO_INTERFACE to an interface or a network that is there")
+        }
+    }
+}
+
+/// How long a connection of this machine to itself may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whether a port can be had and reached.
+fn ports(chosen: &Chosen) -> Finding {
+    const SUBJECT: &str = "ports";
+    let connect = || -> io::Result<u16> {
+        let listener = TcpListener::bind((chosen.ip, 0))?;
+        let address = listener.local_addr()?;
+        drop(TcpStream::connect_timeout(&address, PATIENCE)?);
+        Ok(address.port())
+    };
+    match connect() {
+        Ok(port) => Finding::fine(SUBJECT, format!("one was picked and reached at {} ({port})", chosen.ip)),
+        Err(error) => Finding::failure(
+            SUBJECT,
+            format!("none can be picked and reached at {}: {error}", chosen.ip),
+            "let this machine connect to itself there (firewall, network policy), or choose another address with KOLO_INTERFACE",
+        ),
+    }
+}
+
+/// Whether the store can be served, by rank 0, or reached, by the others.
+fn of_store(place: &Place, is_owner: bool) -> Finding {
+    const SUBJECT: &str = "store";
+    let is_served = process_env("KOLO_STORE_SERVED").is_some();
+    match place {
+        Place::Tcp { host, port } if is_owner && !is_served => match TcpListener::bind((&**host, *port)) {
+            Ok(_) => Finding::fine(SUBJECT, format!("rank 0 can serve it at {host}:{port}")),
+            Err(error) => {
+                let holder = sys::port_holder(*port).map_or_else(String::new, |holder| format!(" (it is held by {holder})"));
+                let advice = "choose another port, or end who holds it; the address must be this machine's";
+                Finding::failure(SUBJECT, format!("rank 0 cannot serve it at {host}:{port}: {error}{holder}"), advice)
+            }
+        },
+        Place::Tcp { host, port } => {
+            Finding::fine(SUBJECT, format!("served at {host}:{port} by {}", if is_served { "the launcher" } else { "rank 0" }))
+        }
+        Place::File(path) => {
+            let folder = path.parent().filter(|folder| folder.is_dir());
+            match folder {
+                Some(_) => Finding::fine(SUBJECT, format!("the file {}", path.display())),
+                None => Finding::failure(
+                    SUBJECT,
+                    format!("the file {} cannot be made: there is no such folder", path.display()),
+                    "make the folder, on a file system that all hosts share",
+                ),
+            }
+        }
+        Place::Redis(_) if !cfg!(feature = "redis") => {
+            let advice = "build with --features redis, or use file:// or tcp://";
+            Finding::failure(SUBJECT, "redis://, and kolo was built without the feature `redis`", advice)
+        }
+        Place::Redis(_) | Place::Env | Place::Hash(_) => Finding::fine(SUBJECT, "not looked at"),
+    }
+}
+
+fn local_connections() -> Finding {
+    const SUBJECT: &str = "local connections";
+    match LocalListener::bind(&crate::door::random_name()) {
+        Ok(_) => Finding::fine(SUBJECT, "processes of this machine can hand each other memory"),
+        Err(error) => Finding::warning(
+            SUBJECT,
+            format!("processes of this machine cannot hand each other memory: {error}"),
+            "ranks of one machine use TCP; on Linux, allow abstract Unix sockets",
+        ),
+    }
+}
+
+/// Ranks for which there should be shared memory.
+const RANKS: usize = 4;
+
+fn shared_memory() -> Finding {
+    const SUBJECT: &str = "shared memory";
+    let mebibytes = |bytes: u64| bytes >> 20;
+    let limit = sys::address_space_limit()
+        .map_or_else(String::new, |limit| format!("; the address space is limited to {} MiB", mebibytes(limit)));
+    let available = match sys::available_memory() {
+        Some(bytes) => format!("{} MiB could be had{limit}", mebibytes(bytes)),
+        None => format!("how much could be had is unknown{limit}"),
+    };
+    let len = RANKS * PART;
+    let made = Segment::create(len).and_then(|segment| segment.reserve(0..len));
+    let per_rank = format!("{:.1} MiB for each rank of a communicator", PART as f64 / f64::from(1 << 20));
+    match made {
+        Ok(()) => Finding::fine(SUBJECT, format!("{available}; {per_rank} are needed")),
+        Err(error) => Finding::warning(
+            SUBJECT,
+            format!("none: {error}; {available}; {per_rank} are needed"),
+            "ranks of one machine use TCP, which is slower; raise the memory limit of the container or of `ulimit -v` (Linux only)",
+        ),
+    }
+}
+
+/// The longest that reading the clock may take.
+const SLOW_CLOCK: Duration = Duration::from_nanos(500);
+
+fn clock() -> Finding {
+    const SUBJECT: &str = "clock";
+    const READINGS: u32 = 1000;
+    let began = Instant::now();
+    (0..READINGS).for_each(|_| _ = std::hint::black_box(Instant::now()));
+    let each = began.elapsed() / READINGS;
+    let source = sys::clock_source().map_or_else(String::new, |source| format!(", from {source}"));
+    let found = format!("read in {} ns{source}", each.as_nanos());
+    if each > SLOW_CLOCK {
+        let advice = "small operations take longer; on Linux choose the clock source tsc, if the kernel trusts it";
+        return Finding::warning(SUBJECT, found, advice);
+    }
+    Finding::fine(SUBJECT, found)
+}
+
+fn processor() -> Finding {
+    let found = format!("{} cores for this process; reductions use {}", sys::cores(), reduce::instructions());
+    Finding::fine("processor", found)
+}
+
+/// Files that a rank has open beside its links: libraries, its door, its store, those who come to the door.
+const FILES: u64 = 192;
+
+fn descriptors(ranks: usize, sockets: u64) -> Finding {
+    const SUBJECT: &str = "descriptors";
+    let Some([now, most]) = sys::descriptor_limit() else {
+        return Finding::fine(SUBJECT, "not limited");
+    };
+    let needed = FILES + ranks as u64 * sockets;
+    let number = |limit: u64| if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
+    let found = format!("{} may be open; {} of {ranks} ranks needs up to {needed}", number(now), "a rank");
+    if now >= needed {
+        return Finding::fine(SUBJECT, found);
+    }
+    let advice = if most >= needed {
+        format!("ulimit -n {}", needed.next_power_of_two().min(most))
+    } else {
+        format!("have the administrator raise the limit, which is {}, to {needed}", number(most))
+    };
+    Finding::failure(SUBJECT, found, advice)
+}
+
+fn cuda() -> Finding {
+    const SUBJECT: &str = "CUDA";
+    match sys::probe_cuda() {
+        // Who has no GPU misses nothing.
+        Cuda::NoLibrary(why) => Finding::fine(SUBJECT, format!("not found: {why}")),
+        Cuda::Devices(devices, version) => {
+            let (major, minor) = (version / 1000, version % 1000 / 10);
+            Finding::fine(SUBJECT, format!("{devices} devices, driver for CUDA {major}.{minor}"))
+        }
+        Cuda::Refuses(call, code) => {
+            let (why, advice) = match code {
+                100 => {
+                    ("there is no device that it can use", "check CUDA_VISIBLE_DEVICES, and that the container has the devices")
+                }
+                3 | 101 => ("it does not know the device", "check CUDA_VISIBLE_DEVICES"),
+                802 | 803 => ("driver and library do not fit", "reboot, or install the library of the driver's version"),
+                _ => ("it does not work here", "look at nvidia-smi; only device memory needs it"),
+            };
+            Finding::warning(SUBJECT, format!("the driver's library is there, but {call} returned {code}: {why}"), advice)
+        }
+    }
+}
+
+/// Whether another process of this user can be read: tried on a word of it. For two processes that `kolo doctor` starts.
+#[doc(hidden)]
+pub fn read_word(pid: u32, address: u64) -> Result<u64> {
+    let mut word = 0u64;
+    // SAFETY: `word` is as long.
+    let read = unsafe { sys::read_process(pid, address, (&raw mut word).cast(), size_of::<u64>()) };
+    read.map(|()| word).map_err(Error::os(format!("reading process {pid}")))
+}
+
+/// What was found by trying whether ranks can read each other's memory.
+#[doc(hidden)]
+pub fn of_reading(outcome: &std::result::Result<(), String>) -> Finding {
+    const SUBJECT: &str = "reading processes";
+    match outcome {
+        Ok(()) => Finding::fine(SUBJECT, "ranks of one machine can read each other's memory (process_vm_readv)"),
+        Err(why) => {
+            let policy = sys::reading_policy().map_or_else(String::new, |policy| format!("; {policy}"));
+            let advice = "large private buffers pass through shared memory instead, which may be slower; set \
+                 kernel.yama.ptrace_scope=0, or give the container CAP_SYS_PTRACE";
+            Finding::warning(SUBJECT, format!("ranks of one machine cannot read each other's memory: {why}{policy}"), advice)
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! The gradient reducer.
+
+use std::ffi::c_void;
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::arguments::rank;
+use super::communicator::{kolo_comm_t, on};
+use super::fault::{Fault, kolo_result_t};
+use super::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, tensors};
+use super::registry::{Guard, Kind, Registry};
+use super::{boundary, group, place};
+use crate::ddp::{BufferSync, Parameter, Reducer, Stopper, TensorMut, with_float};
+
+/// A gradient reducer, for data-parallel training. A handle: it is a number and no address, and may be copied.
+pub struct kolo_reducer {
+    _opaque: [u8; 0],
+}
+pub type kolo_reducer_t = *mut kolo_reducer;
+
+/// With kolo_reducer_sync_buffers: floating-point buffers become their average over all ranks.
+pub const KOLO_SYNC_AVERAGE: i32 = -1;
+
+/// What a handle stands for. What threads do within a step reads; what begins one or communicates on the caller's thread writes.
+struct Held {
+    reducer: RwLock<Reducer>,
+    stopper: Stopper,
+}
+
+static REDUCERS: Registry<Held> = Registry::new(Kind::Reducer);
+
+fn find(reducer: kolo_reducer_t) -> Result<Guard<'static, Held>, Fault> {
+    REDUCERS.get(reducer.addr()).ok_or_else(|| unknown(reducer))
+}
+
+fn unknown(reducer: kolo_reducer_t) -> Fault {
+    Fault::Handle { what: "reducer", is_null: reducer.is_null() }
+}
+
+/// A call within a step, or between two.
+fn within(reducer: kolo_reducer_t, call: impl FnOnce(RwLockReadGuard<'_, Reducer>) -> Result<(), Fault>) -> kolo_result_t {
+    guarded(reducer, |held| call(held.reducer.read()))
+}
+
+/// A call that nobody else's may meet.
+fn alone(reducer: kolo_reducer_t, call: impl FnOnce(RwLockWriteGuard<'_, Reducer>) -> Result<(), Fault>) -> kolo_result_t {
+    guarded(reducer, |held| {
+        group::refuse("a reducer")?;
+        call(held.reducer.write())
+    })
+}
+
+fn guarded(reducer: kolo_reducer_t, call: impl FnOnce(&Held) -> Result<(), Fault>) -> kolo_result_t {
+    struct StopOnUnwind<'a>(&'a Held);
+    impl Drop for StopOnUnwind<'_> {
+        fn drop(&mut self) {
+            self.0.stopper.stop();
+        }
+    }
+    boundary(|| {
+        let held = find(reducer)?;
+        let unwound = StopOnUnwind(&held);
+        let result = call(&held);
+        std::mem::forget(unwound);
+        result
+    })
+}
+
+/// Makes a reducer of all ranks of `comm`, for the `nparameters` parameters of a model in the order in which its forward pass uses
+/// them, and its `nbuffers` buffers. Compares them with those of the other ranks: if they differ, all ranks get KOLO_ERR_REDUCER with
+/// the first difference. `config` may be NULL.
+///
+/// A collective call. The reducer has a communicator of its own and a thread; `comm` may be destroyed before it. All that the arguments
+/// point to may be freed when this returns. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_create(
+    reducer: *mut kolo_reducer_t,
+    parameters: *const kolo_tensor_t,
+    nparameters: usize,
+    buffers: *const kolo_tensor_t,
+    nbuffers: usize,
+    config: *const kolo_reducer_config_t,
+    comm: kolo_comm_t,
+) -> kolo_result_t {
+    on(comm, |this| {
+        // SAFETY: the caller's pointers.
+        let (to, builder, parameters, buffers) = unsafe {
+            let to = place(reducer, "reducer")?;
+            to.write(std::ptr::null_mut());
+            (to, builder(config)?, tensors(parameters, nparameters, "parameters")?, tensors(buffers, nbuffers, "buffers")?)
+        };
+        group::refuse("kolo_reducer_create")?;
+        let made = builder.parameters(parameters).buffers(buffers).build(&this.comm)?;
+        let held = Held { stopper: made.stopper(), reducer: RwLock::new(made) };
+        let handle = REDUCERS.insert(held);
+        let handle = handle.map_err(|_| Fault::Unsupported { what: "a reducer", why: "there are too many already" })?;
+        to.write(std::ptr::without_provenance_mut(handle));
+        Ok(())
+    })
+}
+
+/// Frees a reducer, and the gradients' memory with it. A step that is under way is given up, which fails those of the other ranks.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_reducer_destroy(reducer: kolo_reducer_t) -> kolo_result_t {
+    boundary(|| {
+        if REDUCERS.is_in_use(reducer.addr()) {
+            find(reducer)?.stopper.stop();
+        }
+        REDUCERS.take(reducer.addr()).map(drop).ok_or_else(|| unknown(reducer))
+    })
+}
+
+/// Begins a step, at whose end all ranks have the average of their gradients. A collective call the second time, when buckets are made
+/// anew and gradients move to other addresses.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_reducer_begin(reducer: kolo_reducer_t) -> kolo_result_t {
+    alone(reducer, |mut this| Ok(this.start(true)?))
+}
+
+/// Begins a step that is not reduced: its gradients are kept, and the next steps' are to be added to them, until one that
+/// kolo_reducer_begin began has been finished, which averages the sum. Not a collective call.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_reducer_accumulate(reducer: kolo_reducer_t) -> kolo_result_t {
+    alone(reducer, |mut this| Ok(this.start(false)?))
+}
+
+/// Where the gradient of a parameter is: `*gradient` points to its elements, in memory that the ranks of the host share, until the
+/// second kolo_reducer_begin makes the buckets anew; from then on for as long as the reducer lives.
+///
+/// It may be written between the begin of a step and kolo_reducer_ready, and read, and changed, from the end of the step to the next
+/// begin. In between it is the reducer's. `*accumulates`, if that is not NULL, becomes 1 if the step's gradient is to be added to
+/// what is there, else 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_gradient(
+    reducer: kolo_reducer_t,
+    parameter: usize,
+    gradient: *mut *mut c_void,
+    accumulates: *mut i32,
+) -> kolo_result_t {
+    within(reducer, |this| {
+        // SAFETY: the caller's pointer.
+        unsafe { place(gradient, "gradient")? }.write(this.address(parameter)?.cast());
+        if !accumulates.is_null() {
+            // SAFETY: the caller's pointer.
+            unsafe { accumulates.write(this.accumulates().into()) };
+        }
+        Ok(())
+    })
+}
+
+/// Says that a gradient is where kolo_reducer_gradient said. From any thread; the bucket that it fills is reduced at once, if it is
+/// its turn.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_reducer_ready(reducer: kolo_reducer_t, parameter: usize) -> kolo_result_t {
+    within(reducer, |this| Ok(this.settle(parameter, true)?))
+}
+
+/// Says that this step gives a parameter no gradient: it counts as zeros.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_reducer_unused(reducer: kolo_reducer_t, parameter: usize) -> kolo_result_t {
+    within(reducer, |this| Ok(this.settle(parameter, false)?))
+}
+
+/// Copies a gradient that lies elsewhere to its place (or adds it to what is there, if the step accumulates), and makes it ready. From
+/// any thread.
+///
+/// With `strides`, one for each dimension, in elements, the element of index `[i, j, ...]` is `gradient[i * strides[0] +
+/// j * strides[1] + ...]`. NULL: the elements are one after the other, row-major.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_put(
+    reducer: kolo_reducer_t,
+    parameter: usize,
+    gradient: *const c_void,
+    strides: *const usize,
+) -> kolo_result_t {
+    within(reducer, |this| {
+        this.address(parameter)?;
+        let Parameter { shape, dtype, .. } = &this.parameters()[parameter];
+        let strides = match strides.is_null() {
+            true => None,
+            // SAFETY: the caller's strides, one for each dimension.
+            false => Some(unsafe { std::slice::from_raw_parts(strides, shape.len()) }),
+        };
+        let is_empty = shape.contains(&0);
+        if gradient.is_null() && !is_empty {
+            return Err(Fault::Null { what: "gradient" });
+        }
+        let reach = |(&extent, &stride): (&usize, &usize)| (extent - 1).saturating_mul(stride);
+        let span = match strides {
+            _ if is_empty => 0,
+            None => shape.iter().product(),
+            Some(strides) => shape.iter().zip(strides).map(reach).fold(1usize, usize::saturating_add),
+        };
+        let (limit, alignment) = (isize::MAX as usize / dtype.size(), dtype.size());
+        if span > limit || !gradient.addr().is_multiple_of(alignment) {
+            return Err(Fault::value(
+                "gradient",
+                gradient.addr() as i64,
+                "it is aligned to its elements, and they fit into memory",
+            ));
+        }
+        with_float!(*dtype, T => {
+            // SAFETY: the caller's memory, of as many elements as the shape and the strides reach over.
+            let memory = if span == 0 { &[] } else { unsafe { std::slice::from_raw_parts(gradient.cast::<T>(), span) } };
+            match strides {
+                None => this.put(parameter, memory)?,
+                Some(strides) => this.put_strided(parameter, memory, strides)?,
+            }
+        });
+        Ok(())
+    })
+}
+
+/// Ends the step: starts the buckets that have not been, and waits until all are reduced. After kolo_reducer_accumulate nothing is
+/// reduced. KOLO_ERR_REDUCER names the first gradient that is missing and may not be; the other ranks' steps fail, too.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_reducer_finish(reducer: kolo_reducer_t) -> kolo_result_t {
+    within(reducer, |this| Ok(this.finish()?))
+}
+
+/// Takes part in one step of ranks that have input, with zeros: for ranks that have no more, where the configuration's `uneven` says that
+/// there may be such. `*more` is 1 after such a step, when gradients may be read, and this is to be called again; 0 when no rank has
+/// input any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_join(reducer: kolo_reducer_t, more: *mut i32) -> kolo_result_t {
+    alone(reducer, |mut this| {
+        // SAFETY: the caller's pointer.
+        let more = unsafe { place(more, "more")? };
+        more.write(0);
+        more.write(this.join_step()?.into());
+        Ok(())
+    })
+}
+
+/// Gives all ranks rank 0's values of all parameters: `values` has an address for each, in their order. It overwrites the gradients. A
+/// collective call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_broadcast_parameters(reducer: kolo_reducer_t, values: *const *mut c_void) -> kolo_result_t {
+    alone(reducer, |mut this| {
+        // SAFETY: the caller's addresses and values.
+        let mut values = unsafe { self::values(values, this.parameters())? };
+        Ok(this.broadcast_parameters(&mut values)?)
+    })
+}
+
+/// The same, but all get the average of their values.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_average_parameters(reducer: kolo_reducer_t, values: *const *mut c_void) -> kolo_result_t {
+    alone(reducer, |mut this| {
+        // SAFETY: the caller's addresses and values.
+        let mut values = unsafe { self::values(values, this.parameters())? };
+        Ok(this.average_parameters(&mut values)?)
+    })
+}
+
+/// Makes all ranks' buffers those of rank `from`, or their average if that is KOLO_SYNC_AVERAGE. `values` has an address for each,
+/// in their order. A collective call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_sync_buffers(
+    reducer: kolo_reducer_t,
+    values: *const *mut c_void,
+    from: i32,
+) -> kolo_result_t {
+    alone(reducer, |mut this| {
+        let how = match from {
+            KOLO_SYNC_AVERAGE => BufferSync::Average,
+            root => BufferSync::Broadcast(rank(root, "from")?),
+        };
+        // SAFETY: the caller's addresses and values.
+        let mut values = unsafe { self::values(values, this.buffers())? };
+        Ok(this.sync_buffers(&mut values, how)?)
+    })
+}
+
+/// Whether a parameter got a gradient in the last step, on any rank (with KOLO_UNUSED_ERROR, on this one): `*used` is 1 or 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_is_used(reducer: kolo_reducer_t, parameter: usize, used: *mut i32) -> kolo_result_t {
+    within(reducer, |this| {
+        // SAFETY: the caller's pointer.
+        unsafe { place(used, "used")? }.write(this.is_used(parameter).into());
+        Ok(())
+    })
+}
+
+/// What the last step that was reduced cost. Set `size` to `sizeof(kolo_step_stats_t)` before kolo_reducer_stats.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct kolo_step_stats_t {
+    /// In: the size of this struct as the caller knows it.
+    pub size: usize,
+    /// How many buckets there were.
+    pub buckets: usize,
+    /// Bytes of gradients in them.
+    pub bytes: u64,
+    /// From the begin of the step to kolo_reducer_finish, in microseconds.
+    pub computed_us: u64,
+    /// How long kolo_reducer_finish waited.
+    pub waited_us: u64,
+    /// How long buckets were being reduced, in sum.
+    pub communicated_us: u64,
+    /// How much of that was before kolo_reducer_finish was called.
+    pub overlapped_us: u64,
+}
+
+/// What the last step that was reduced cost.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut kolo_step_stats_t) -> kolo_result_t {
+    within(reducer, |this| {
+        if stats.is_null() {
+            return Err(Fault::Null { what: "stats" });
+        }
+        // SAFETY: the caller's pointer; it begins with its size.
+        let size = unsafe { stats.cast::<usize>().read() };
+        if size < size_of::<kolo_step_stats_t>() {
+            return Err(Fault::value("stats->size", size as i64, "set it to sizeof(kolo_step_stats_t)"));
+        }
+        let step = this.statistics();
+        let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        let described = kolo_step_stats_t {
+            size,
+            buckets: step.buckets.len(),
+            bytes: step.bytes() as u64,
+            computed_us: micros(step.computed),
+            waited_us: micros(step.waited),
+            communicated_us: micros(step.communicated()),
+            overlapped_us: micros(step.overlapped()),
+        };
+        // SAFETY: it is at least as large.
+        unsafe { stats.write(described) };
+        Ok(())
+    })
+}
+
+/// Values by their addresses.
+///
+/// # Safety
+///
+/// `values` has an address for each of those described, valid for its elements for as long as the result is used.
+unsafe fn values<'a>(values: *const *mut c_void, described: &[Parameter]) -> Result<Vec<TensorMut<'a>>, Fault> {
+    if described.is_empty() {
+        return Ok(Vec::new());
+    }
+    if values.is_null() {
+        return Err(Fault::Null { what: "values" });
+    }
+    // SAFETY: passed on.
+    let addresses = unsafe { std::slice::from_raw_parts(values, described.len()) };
+    let tensor = |(&address, parameter): (&*mut c_void, &Parameter)| {
+        if parameter.count() == 0 {
+            // SAFETY: no element is read or written there.
+            return Ok(unsafe { TensorMut::at(std::ptr::NonNull::dangling().as_ptr(), parameter) });
+        }
+        if address.is_null() {
+            return Err(Fault::Null { what: "an address of values" });
+        }
+        // SAFETY: passed on.
+        Ok(unsafe { TensorMut::at(address.cast(), parameter) })
+    };
+    addresses.iter().zip(described).map(tensor).collect()
+}

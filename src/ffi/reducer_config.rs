@@ -1,0 +1,240 @@
+//! What a reducer is made of, as structs of C.
+
+use std::ffi::{c_char, c_void};
+
+use super::arguments::{dtype, kolo_dtype_t};
+use super::fault::Fault;
+use super::text;
+use crate::ddp::{Bucket, Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, Uneven, Unused};
+use crate::error::ReducerProblem;
+use crate::{Communicator, Error};
+
+/// A parameter or buffer of a model.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct kolo_tensor_t {
+    /// What errors call it.
+    pub name: *const c_char,
+    /// Its dimensions, row-major; may be NULL if there are none.
+    pub shape: *const usize,
+    /// How many dimensions it has.
+    pub ndim: usize,
+    /// The type of its elements.
+    pub dtype: kolo_dtype_t,
+}
+
+/// What becomes of parameters that get no gradient in a step.
+pub type kolo_unused_t = i32;
+
+/// kolo_reducer_finish names the first of them, and fails. Those of kolo_reducer_unused are not meant.
+pub const KOLO_UNUSED_ERROR: kolo_unused_t = 0;
+/// Those that are not ready at kolo_reducer_finish count as zeros, and ranks tell each other which ones nobody used.
+pub const KOLO_UNUSED_FIND: kolo_unused_t = 1;
+/// The same in the first step; later ones use the same parameters.
+pub const KOLO_UNUSED_STATIC: kolo_unused_t = 2;
+
+/// Whether ranks may have different numbers of steps, and what an average is divided by when some have no more.
+pub type kolo_uneven_t = i32;
+
+/// They may not.
+pub const KOLO_UNEVEN_NO: kolo_uneven_t = 0;
+/// They may, and averages are still divided by the number of all ranks.
+pub const KOLO_UNEVEN_BY_ALL: kolo_uneven_t = 1;
+/// They may, and averages are divided by the number of ranks that made the step.
+pub const KOLO_UNEVEN_BY_ACTIVE: kolo_uneven_t = 2;
+
+/// How a bucket is reduced.
+pub type kolo_hook_t = i32;
+
+/// Averaged.
+pub const KOLO_HOOK_AVERAGE: kolo_hook_t = 0;
+/// Averaged as 16-bit floats.
+pub const KOLO_HOOK_FLOAT16: kolo_hook_t = 1;
+/// Averaged as the upper halves of 32-bit floats.
+pub const KOLO_HOOK_BFLOAT16: kolo_hook_t = 2;
+/// PowerSGD of rank `hook_rank` (Vogels et al. 2019), after `hook_start_after` steps.
+pub const KOLO_HOOK_POWER_SGD: kolo_hook_t = 3;
+/// Local SGD: left as it is after `hook_start_after` steps. The caller calls kolo_reducer_average_parameters now and then.
+pub const KOLO_HOOK_LOCAL_SGD: kolo_hook_t = 4;
+/// What `hook_function` does.
+pub const KOLO_HOOK_CUSTOM: kolo_hook_t = 5;
+
+/// A bucket in flight: nobody else reads or writes it.
+#[repr(C)]
+pub struct kolo_bucket_t {
+    /// Its place among the buckets, in the order in which they are launched.
+    pub index: usize,
+    /// How many steps were reduced before this one.
+    pub step: u64,
+    /// Its elements, in memory that the ranks of the host share.
+    pub data: *mut c_void,
+    /// How many there are.
+    pub count: usize,
+    /// Their type.
+    pub dtype: kolo_dtype_t,
+}
+
+/// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or what fails the step. Called on the
+/// reducer's thread, for the same buckets in the same order on all ranks. It may call collectives on a communicator that nobody else
+/// uses meanwhile, such as one that was split off for it.
+pub type kolo_hook_function_t = Option<unsafe extern "C" fn(context: *mut c_void, bucket: *const kolo_bucket_t) -> i32>;
+
+/// The version of kolo_reducer_config_t in this header.
+pub const KOLO_REDUCER_CONFIG_VERSION: u32 = 1;
+
+/// Options of a reducer, the same on all ranks. Begin with zeros, `size` and `version`: what is zero has its default.
+#[repr(C)]
+pub struct kolo_reducer_config_t {
+    /// `sizeof(kolo_reducer_config_t)`.
+    pub size: usize,
+    /// KOLO_REDUCER_CONFIG_VERSION.
+    pub version: u32,
+    /// What becomes of parameters that get no gradient. Default: KOLO_UNUSED_ERROR.
+    pub unused: kolo_unused_t,
+    /// Whether ranks may have different numbers of steps. Default: KOLO_UNEVEN_NO.
+    pub uneven: kolo_uneven_t,
+    /// 1: buckets start in kolo_reducer_finish, and not as soon as they are full. Ranks may differ in it.
+    pub no_overlap: i32,
+    /// 1: buckets are not made anew after the first step.
+    pub no_rebuild: i32,
+    /// How a bucket is reduced. Default: KOLO_HOOK_AVERAGE.
+    pub hook: kolo_hook_t,
+    /// How many bytes of gradients go together, at least. Default: 25 MiB.
+    pub bucket_bytes: usize,
+    /// The same of the first bucket. Default: 1 MiB.
+    pub first_bucket_bytes: usize,
+    /// The steps after which the hook begins, of those that say so.
+    pub hook_start_after: u64,
+    /// The rank of KOLO_HOOK_POWER_SGD. Default: 1.
+    pub hook_rank: u32,
+    /// Must be zero.
+    pub reserved: u32,
+    /// What KOLO_HOOK_CUSTOM calls.
+    pub hook_function: kolo_hook_function_t,
+    /// What that is given.
+    pub hook_context: *mut c_void,
+}
+
+/// A function of the caller's as a hook.
+struct Custom {
+    function: unsafe extern "C" fn(*mut c_void, *const kolo_bucket_t) -> i32,
+    context: *mut c_void,
+}
+
+// SAFETY: the header says that it is called on another thread.
+unsafe impl Send for Custom {}
+
+impl Hook for Custom {
+    fn name(&self) -> String {
+        "of the caller".to_owned()
+    }
+
+    fn reduce(&mut self, bucket: &mut Bucket<'_>, _: &Communicator) -> crate::Result<()> {
+        let (index, step, count, dtype) = (bucket.index(), bucket.step(), bucket.count(), bucket.dtype() as u8 as kolo_dtype_t);
+        let described = kolo_bucket_t { index, step, data: bucket.address().cast(), count, dtype };
+        // SAFETY: the caller's function and context, which the header says must outlive the reducer.
+        match unsafe { (self.function)(self.context, &raw const described) } {
+            0 => Ok(()),
+            _ => Err(Error::from(ReducerProblem::Moment { call: "hook_function", why: "it did not return 0" })),
+        }
+    }
+}
+
+/// The options that a configuration stands for.
+///
+/// # Safety
+///
+/// `config` is null or points to as many bytes as its first field says.
+pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<ReducerBuilder, Fault> {
+    let builder = Reducer::builder();
+    if config.is_null() {
+        return Ok(builder);
+    }
+    // SAFETY: passed on; whatever its version, it begins with its size.
+    let size = unsafe { config.cast::<usize>().read() };
+    if size != size_of::<kolo_reducer_config_t>() {
+        return Err(Fault::value("config->size", size as i64, "set it to sizeof(kolo_reducer_config_t)"));
+    }
+    // SAFETY: it is as large.
+    let config = unsafe { &*config };
+    if config.version != KOLO_REDUCER_CONFIG_VERSION {
+        return Err(Fault::value("config->version", config.version, "set it to KOLO_REDUCER_CONFIG_VERSION"));
+    }
+    if config.reserved != 0 {
+        return Err(Fault::value("config->reserved", config.reserved, "it must be 0"));
+    }
+    let unused = match config.unused {
+        KOLO_UNUSED_ERROR => Unused::Error,
+        KOLO_UNUSED_FIND => Unused::Find,
+        KOLO_UNUSED_STATIC => Unused::Static,
+        other => {
+            return Err(Fault::value(
+                "config->unused",
+                other,
+                "it must be one of KOLO_UNUSED_ERROR to KOLO_UNUSED_STATIC, 0 to 2",
+            ));
+        }
+    };
+    let uneven = match config.uneven {
+        KOLO_UNEVEN_NO => Uneven::No,
+        KOLO_UNEVEN_BY_ALL => Uneven::ByWorldSize,
+        KOLO_UNEVEN_BY_ACTIVE => Uneven::ByRanksWithInput,
+        other => {
+            return Err(Fault::value(
+                "config->uneven",
+                other,
+                "it must be one of KOLO_UNEVEN_NO to KOLO_UNEVEN_BY_ACTIVE, 0 to 2",
+            ));
+        }
+    };
+    let mut builder = builder.unused(unused).uneven(uneven).overlap(config.no_overlap == 0).rebuild(config.no_rebuild == 0);
+    if config.bucket_bytes > 0 {
+        builder = builder.bucket_bytes(config.bucket_bytes);
+    }
+    if config.first_bucket_bytes > 0 {
+        builder = builder.first_bucket_bytes(config.first_bucket_bytes);
+    }
+    let after = config.hook_start_after;
+    Ok(match config.hook {
+        KOLO_HOOK_AVERAGE => builder,
+        KOLO_HOOK_FLOAT16 => builder.hook(Compress::f16()),
+        KOLO_HOOK_BFLOAT16 => builder.hook(Compress::bf16()),
+        KOLO_HOOK_POWER_SGD => builder.hook(PowerSgd::new(config.hook_rank as usize).start_after(after)),
+        KOLO_HOOK_LOCAL_SGD => builder.hook(LocalSgd::new(1).warm_up(after).hook()),
+        KOLO_HOOK_CUSTOM => {
+            let function = config.hook_function.ok_or(Fault::Null { what: "config->hook_function" })?;
+            builder.hook(Custom { function, context: config.hook_context })
+        }
+        other => {
+            return Err(Fault::value("config->hook", other, "it must be one of KOLO_HOOK_AVERAGE to KOLO_HOOK_CUSTOM, 0 to 5"));
+        }
+    })
+}
+
+/// Tensors as C describes them.
+///
+/// # Safety
+///
+/// `tensors` is valid for `count` of them, and so are their names and shapes.
+pub(super) unsafe fn tensors(tensors: *const kolo_tensor_t, count: usize, what: &'static str) -> Result<Vec<Parameter>, Fault> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    if tensors.is_null() {
+        return Err(Fault::Null { what });
+    }
+    // SAFETY: passed on.
+    let tensors = unsafe { std::slice::from_raw_parts(tensors, count) };
+    let describe = |tensor: &kolo_tensor_t| {
+        // SAFETY: passed on.
+        let name = unsafe { text(tensor.name, "name")? }.ok_or(Fault::Null { what: "name" })?;
+        let shape = match tensor.ndim {
+            0 => &[],
+            _ if tensor.shape.is_null() => return Err(Fault::Null { what: "shape" }),
+            // SAFETY: passed on.
+            ndim => unsafe { std::slice::from_raw_parts(tensor.shape, ndim) },
+        };
+        Ok(Parameter::new(name, shape, dtype(tensor.dtype)?))
+    };
+    tensors.iter().map(describe).collect()
+}

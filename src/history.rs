@@ -1,0 +1,330 @@
+//! What a communicator did last: a ring of its operations, which whoever carries them out writes and anybody may read.
+//!
+//! A small operation inside a host takes a tenth of a microsecond, of which this may cost one in a hundred. So an operation is
+//! written down when it has told the others that it is there and waits for them anyhow, and of one that was quick, the end is not
+//! timed: it counts as ended when it began. Without a lock, without an allocation, one cache line for each.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use crate::sys::{self, Timeline};
+use crate::types::{Descriptor, Op};
+
+/// Operations that are kept.
+pub(crate) const KEPT: usize = 1024;
+
+/// Operations of so many bytes take long enough that their end is timed, also if they did not wait.
+const LARGE: u64 = 4 << 10;
+
+/// In the end of an operation: it failed.
+const FAILED: u64 = 1 << 63;
+
+/// One operation, in one cache line.
+///
+/// `stamp` is odd while the entry is being written, else twice the number of the operation; 0 for none. `end` is 0 as long as
+/// the operation is under way.
+#[repr(C, align(64))]
+#[derive(Default)]
+struct Entry {
+    stamp: AtomicU64,
+    /// The encoded descriptor, with the path in a byte where it has nothing.
+    words: [AtomicU64; Descriptor::WORDS],
+    bytes: AtomicU64,
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+/// The last operations of one communicator.
+pub(crate) struct History {
+    entries: Box<[Entry]>,
+    /// Operations so far.
+    begun: AtomicU64,
+}
+
+/// Where an operation is written down.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "an operation that is begun has to end"]
+pub(crate) struct Place(u64);
+
+/// One operation as it is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Operation {
+    /// With the peer as the root, of a send or a receive.
+    pub(crate) descriptor: Descriptor,
+    /// How it was carried out, in a byte that means something to whoever wrote it.
+    pub(crate) path: u8,
+    pub(crate) bytes: u64,
+    pub(crate) start: Duration,
+    /// `None` while it is under way.
+    pub(crate) end: Option<Duration>,
+    pub(crate) failed: bool,
+}
+
+impl Default for History {
+    fn default() -> History {
+        History { entries: std::iter::repeat_with(Entry::default).take(KEPT).collect(), begun: AtomicU64::new(0) }
+    }
+}
+
+impl History {
+    /// An operation has begun. Only whoever carries the communicator's operations out calls this, one at a time.
+    #[inline]
+    pub(crate) fn begin(&self, mut words: [u64; Descriptor::WORDS], bytes: u64, path: u8) -> Place {
+        let number = self.begun.load(Ordering::Relaxed) + 1;
+        let entry = self.entry(number);
+        entry.stamp.store(2 * number - 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        words[0] |= u64::from(path) << 24;
+        for (to, word) in entry.words.iter().zip(words) {
+            to.store(word, Ordering::Relaxed);
+        }
+        entry.bytes.store(bytes, Ordering::Relaxed);
+        entry.start.store(sys::ticks(), Ordering::Relaxed);
+        entry.end.store(0, Ordering::Relaxed);
+        entry.stamp.store(2 * number, Ordering::Release);
+        self.begun.store(number, Ordering::Relaxed);
+        Place(number)
+    }
+
+    /// It has ended.
+    #[inline]
+    pub(crate) fn end(&self, place: Place, succeeded: bool) {
+        self.end_at(place, sys::ticks(), succeeded);
+    }
+
+    #[inline]
+    fn end_at(&self, place: Place, ticks: u64, succeeded: bool) {
+        let entry = self.entry(place.0);
+        // One of many that went on side by side may have been overwritten.
+        if entry.stamp.load(Ordering::Relaxed) == 2 * place.0 {
+            let end = ticks & !FAILED;
+            entry.end.store(if succeeded { end } else { end | FAILED }, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    fn entry(&self, number: u64) -> &Entry {
+        &self.entries[number as usize % KEPT]
+    }
+
+    /// How many operations there were.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// The last operations, in their order; without those that are being overwritten at this moment.
+    pub(crate) fn operations(&self, timeline: &Timeline) -> Vec<Operation> {
+        let begun = self.begun();
+        let first = begun.saturating_sub(KEPT as u64) + 1;
+        (first..=begun).filter_map(|number| self.read(number, timeline)).collect()
+    }
+
+    /// What was called as the collective of this number, if that is not long ago.
+    pub(crate) fn collective(&self, seq: u64) -> Option<Descriptor> {
+        self.lately().map(|(call, _)| call).find(|call| call.seq == seq)
+    }
+
+    /// The last collective that was completed; 0 if none.
+    pub(crate) fn last_completed(&self) -> u64 {
+        self.lately().find(|(_, end)| *end != 0 && end & FAILED == 0).map_or(0, |(call, _)| call.seq)
+    }
+
+    /// The last collectives and their ends, the last one first.
+    fn lately(&self) -> impl Iterator<Item = (Descriptor, u64)> {
+        let begun = self.begun();
+        (begun.saturating_sub(KEPT as u64)..begun).rev().filter_map(|before| {
+            let (words, _, [_, _, end]) = self.words(before + 1)?;
+            let call = Descriptor::decode(words)?;
+            (!call.op.is_point_to_point() && call.op != Op::Connect).then_some((call, end))
+        })
+    }
+
+    /// What an entry holds: the descriptor, the path; and the bytes, the start and the end.
+    fn words(&self, number: u64) -> Option<([u64; Descriptor::WORDS], u8, [u64; 3])> {
+        let entry = self.entry(number);
+        if entry.stamp.load(Ordering::Acquire) != 2 * number {
+            return None;
+        }
+        let mut words = entry.words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let numbers = [&entry.bytes, &entry.start, &entry.end].map(|word| word.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        if entry.stamp.load(Ordering::Relaxed) != 2 * number {
+            return None;
+        }
+        let path = (words[0] >> 24) as u8;
+        words[0] &= !(0xff << 24);
+        Some((words, path, numbers))
+    }
+
+    fn read(&self, number: u64, timeline: &Timeline) -> Option<Operation> {
+        let (words, path, [bytes, start, end]) = self.words(number)?;
+        Some(Operation {
+            descriptor: Descriptor::decode(words)?,
+            path,
+            bytes,
+            start: timeline.time(start),
+            end: (end != 0).then(|| timeline.time(end & !FAILED)),
+            failed: end & FAILED != 0,
+        })
+    }
+}
+
+/// An operation that will be written down as soon as it has nothing better to do, or waits.
+pub(crate) struct Note<'a> {
+    history: &'a History,
+    bytes: u64,
+    path: u8,
+    place: Cell<Option<Place>>,
+    /// It has waited so long that reading the clock costs nothing beside it.
+    waited: Cell<bool>,
+}
+
+impl<'a> Note<'a> {
+    #[inline]
+    pub(crate) fn new(history: &'a History, bytes: u64, path: u8) -> Note<'a> {
+        Note { history, bytes, path, place: Cell::new(None), waited: Cell::new(false) }
+    }
+
+    /// Writes it down, if that has not been done. `words` are its descriptor.
+    #[inline]
+    pub(crate) fn write(&self, words: &[u64; Descriptor::WORDS]) {
+        let _ = self.place(words);
+    }
+
+    #[inline]
+    fn place(&self, words: &[u64; Descriptor::WORDS]) -> Place {
+        match self.place.get() {
+            Some(place) => place,
+            None => {
+                let place = self.history.begin(*words, self.bytes, self.path);
+                self.place.set(Some(place));
+                place
+            }
+        }
+    }
+
+    /// Whether it moves so much that writing it down at once costs nothing beside it.
+    #[inline]
+    pub(crate) fn is_large(&self) -> bool {
+        self.bytes >= LARGE
+    }
+
+    /// It waits, and not shortly.
+    #[inline]
+    pub(crate) fn waits(&self) {
+        self.waited.set(true);
+    }
+
+    /// It has ended.
+    #[inline]
+    pub(crate) fn end(&self, words: &[u64; Descriptor::WORDS], succeeded: bool) {
+        let place = self.place(words);
+        if self.waited.get() || self.is_large() || !succeeded {
+            self.history.end(place, succeeded);
+        } else {
+            let start = self.history.entry(place.0).start.load(Ordering::Relaxed);
+            self.history.end_at(place, start, true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{DType, ReduceOp};
+
+    fn descriptor(seq: u64) -> Descriptor {
+        Descriptor {
+            op: Op::AllReduce,
+            dtype: DType::F16,
+            redop: Some(ReduceOp::Max),
+            seq,
+            count: seq * 3,
+            ..Descriptor::nothing()
+        }
+    }
+
+    fn begin(history: &History, seq: u64) -> Place {
+        history.begin(descriptor(seq).encode(), seq, seq as u8)
+    }
+
+    fn read(history: &History) -> Vec<Operation> {
+        Timeline::begin();
+        history.operations(&Timeline::up_to_now())
+    }
+
+    #[test]
+    fn the_last_operations_are_kept_as_they_were() {
+        Timeline::begin();
+        let history = History::default();
+        let all = KEPT as u64 + 10;
+        for seq in 1..=all {
+            let place = begin(&history, seq);
+            if seq < all {
+                history.end(place, seq % 3 != 0);
+            }
+        }
+        let kept = read(&history);
+        assert_eq!(kept.len(), KEPT);
+        for (operation, seq) in kept.iter().zip(11..) {
+            assert_eq!((operation.descriptor, operation.bytes, operation.path), (descriptor(seq), seq, seq as u8));
+            assert_eq!((operation.end.is_none(), operation.failed), (seq == all, seq % 3 == 0 && seq < all));
+            assert!(operation.end.is_none_or(|end| end >= operation.start));
+        }
+        assert!(kept.is_sorted_by_key(|operation| operation.start));
+        // The very last is under way, and one in three failed.
+        assert_eq!(history.last_completed(), (1..all).rev().find(|seq| seq % 3 != 0).unwrap());
+        assert_eq!(history.collective(all), Some(descriptor(all)));
+        assert_eq!(history.collective(5), None);
+    }
+
+    /// An operation that went on beside so many others that its entry is another's by now.
+    #[test]
+    fn who_ends_late_changes_nothing_of_others() {
+        let history = History::default();
+        let late = begin(&history, 1);
+        for seq in 2..=KEPT as u64 + 1 {
+            _ = begin(&history, seq);
+        }
+        history.end(late, false);
+        assert!(read(&history).iter().all(|operation| operation.end.is_none()));
+    }
+
+    #[test]
+    fn the_end_is_timed_of_what_was_not_quick() {
+        Timeline::begin();
+        let history = History::default();
+        for (seq, (bytes, waits, succeeded)) in
+            [(8, false, true), (8, true, true), (LARGE, false, true), (8, false, false)].into_iter().enumerate()
+        {
+            let (note, words) = (Note::new(&history, bytes, 0), descriptor(seq as u64).encode());
+            note.write(&words);
+            if waits {
+                note.waits();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+            note.end(&words, succeeded);
+        }
+        // One that never got as far as to be written down.
+        Note::new(&history, 0, 0).end(&descriptor(4).encode(), true);
+        let timed: Vec<bool> = read(&history).iter().map(|operation| operation.end.unwrap() > operation.start).collect();
+        assert_eq!(timed, [false, true, true, true, false]);
+    }
+
+    /// A reader beside the writer sees whole entries or none.
+    #[test]
+    fn entries_are_read_whole() {
+        let history = History::default();
+        let rounds = if cfg!(miri) { 50 } else { 200_000 };
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| (1..=rounds).for_each(|seq| history.end(begin(&history, seq), true)));
+            while !writer.is_finished() {
+                for operation in read(&history) {
+                    assert_eq!(operation.descriptor, descriptor(operation.bytes));
+                }
+            }
+        });
+        assert_eq!(history.begun(), rounds);
+    }
+}

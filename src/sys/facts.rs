@@ -1,0 +1,100 @@
+//! What can be learnt of the machine: limits, permissions, libraries. For `kolo doctor`.
+
+/// How many files this process may have open: now, and at most if it asks for more. `None` where there is no such limit.
+pub(crate) fn descriptor_limit() -> Option<[u64; 2]> {
+    #[cfg(unix)]
+    {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        Some([limit.current, limit.maximum].map(|limit| limit.unwrap_or(u64::MAX)))
+    }
+    #[cfg(not(unix))]
+    None
+}
+
+/// How much address space this process may use, if that is limited.
+pub(crate) fn address_space_limit() -> Option<u64> {
+    #[cfg(unix)]
+    return rustix::process::getrlimit(rustix::process::Resource::As).current;
+    #[cfg(not(unix))]
+    None
+}
+
+/// Why the system may keep processes of one user from reading each other, as far as it says.
+pub(crate) fn reading_policy() -> Option<&'static str> {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?;
+    Some(match scope.trim() {
+        "0" => "kernel.yama.ptrace_scope is 0, which allows it; a container's seccomp profile or user may not",
+        "1" => "kernel.yama.ptrace_scope is 1, which allows it to ancestors only",
+        "2" => "kernel.yama.ptrace_scope is 2, which allows it to administrators only",
+        _ => "kernel.yama.ptrace_scope is 3, which allows it to nobody",
+    })
+}
+
+/// What the system reads its clock from, where it says.
+pub(crate) fn clock_source() -> Option<String> {
+    let path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// What can be learnt of CUDA without using it.
+#[cfg_attr(not(unix), expect(dead_code, reason = "the library is looked for on Unix only"))]
+pub(crate) enum Cuda {
+    /// The driver's library cannot be loaded, for this reason.
+    NoLibrary(String),
+    /// It has been loaded, but does not answer as it should: the call, and what it returned.
+    Refuses(&'static str, i32),
+    /// So many devices, and the version of CUDA up to which the driver goes, as 1000 major + 10 minor.
+    Devices(i32, i32),
+}
+
+/// Asks the driver's library how many devices there are. It stays loaded: unloading it is not safe.
+#[cfg(unix)]
+pub(crate) fn probe_cuda() -> Cuda {
+    use std::ffi::{CStr, c_int, c_uint, c_void};
+
+    const LIBRARY: &CStr = if cfg!(target_vendor = "apple") { c"libcuda.dylib" } else { c"libcuda.so.1" };
+    // SAFETY: the library's initialisers run, as they do in every program that uses it.
+    let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        // SAFETY: the message belongs to this thread until the next such call.
+        let message = unsafe { libc::dlerror() };
+        let message = if message.is_null() {
+            "no reason given".to_owned()
+        } else {
+            // SAFETY: it is a text that ends with a zero.
+            unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
+        };
+        return Cuda::NoLibrary(message);
+    }
+    let symbol = |name: &CStr| -> Option<*mut c_void> {
+        // SAFETY: the library is loaded, and the name ends with a zero.
+        let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
+        (!symbol.is_null()).then_some(symbol)
+    };
+    let (Some(init), Some(version), Some(count)) =
+        (symbol(c"cuInit"), symbol(c"cuDriverGetVersion"), symbol(c"cuDeviceGetCount"))
+    else {
+        return Cuda::Refuses("looking up cuInit", 0);
+    };
+    // SAFETY: these are the functions' types in every version of CUDA's driver interface.
+    let (init, version, count) = unsafe {
+        let init: unsafe extern "C" fn(c_uint) -> c_int = std::mem::transmute(init);
+        let version: unsafe extern "C" fn(*mut c_int) -> c_int = std::mem::transmute(version);
+        let count: unsafe extern "C" fn(*mut c_int) -> c_int = std::mem::transmute(count);
+        (init, version, count)
+    };
+    let (mut devices, mut newest) = (0, 0);
+    // SAFETY: both write one number, and the first has to be called before the others.
+    let outcomes =
+        unsafe { [("cuInit", init(0)), ("cuDriverGetVersion", version(&mut newest)), ("cuDeviceGetCount", count(&mut devices))] };
+    match outcomes.into_iter().find(|(_, result)| *result != 0) {
+        Some((call, result)) => Cuda::Refuses(call, result),
+        None => Cuda::Devices(devices, newest),
+    }
+}
+
+/// It is not looked for here.
+#[cfg(not(unix))]
+pub(crate) fn probe_cuda() -> Cuda {
+    Cuda::NoLibrary("it is looked for on Unix only".to_owned())
+}

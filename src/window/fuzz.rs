@@ -1,0 +1,105 @@
+//! A peer that writes whatever it likes where its flag lines are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::flags::{SLOTS, Turns};
+use super::heap::Allocation;
+use super::{Card, FLAGS, Line, PART, Shared, Window, WindowCall};
+use crate::attempt::{Attempt, Member, Terms};
+use crate::buffer::{Chunk, ChunkMut};
+use crate::config::Passage;
+use crate::reduce::Kernel;
+use crate::schedule::Blocks;
+use crate::sync::Ordering;
+use crate::sys::{Patience, Segment};
+use crate::types::{DType, Descriptor, Op, ReduceOp, mix};
+
+const OPS: [Op; 8] =
+    [Op::AllReduce, Op::AllReduce, Op::Reduce, Op::Broadcast, Op::Barrier, Op::AllGather, Op::ReduceScatter, Op::AllToAll];
+
+/// Words of one rank's buffer: inline, in one shot, in pieces.
+const COUNTS: [usize; 4] = [1, 6, 500, 40_000];
+
+/// The first bytes say what this rank calls, and how far the peer keeps to the protocol; the rest is what the peer's card and
+/// flag lines hold. The outcome may be anything but a panic, an endless wait, or memory touched that is nobody's.
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Some((&[what, keeps, count], written)) = bytes.split_first_chunk::<3>() else { return };
+    let (op, count) = (OPS[usize::from(what) % OPS.len()], COUNTS[usize::from(count) % COUNTS.len()]);
+    let segment = Arc::new(Segment::heap(2 * PART));
+    let mut window = Window::new(segment.clone(), 0, [0, 1].into(), Arc::new(Patience::new(usize::MAX)), Passage::Staged);
+    let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(2 * BUFFER)), part: BUFFER });
+    window.heap().add(registered.clone());
+
+    // SAFETY: the peer's card and lines, which consist of words that are valid whatever they hold; nobody else knows of them.
+    unsafe { std::ptr::copy_nonoverlapping(written.as_ptr(), segment.at(PART), written.len().min(FLAGS)) };
+    let descriptor = Descriptor {
+        op,
+        dtype: DType::U64,
+        redop: op.reduces().then_some(ReduceOp::Sum),
+        count: count as u64,
+        seq: 1,
+        ..Descriptor::nothing()
+    };
+    let members = vec![Member { host: "here".into(), pid: 1 }; 2];
+    let terms =
+        Terms { rank: 0, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, alarm: Arc::default() };
+    let attempt = Attempt::new(descriptor, &terms);
+    let peer = Shared { segment };
+    for turn in 1..=SLOTS as u32 {
+        // SAFETY: within the peer's part, as in `Shared`; see there.
+        let line: &Line = unsafe { &*peer.segment.at(line_of(turn)).cast::<Line>() };
+        if keeps & 1 != 0 {
+            // It has come as far as anybody needs it to.
+            line.turn.store(turn + (1 << 20) * SLOTS as u32, Ordering::Relaxed);
+        }
+        if keeps & 2 != 0 {
+            line.agree(mix(0, attempt.fingerprint));
+        }
+    }
+    let is_registered = keeps & 4 != 0;
+    let (blocks_in, blocks_out) = match op {
+        Op::Barrier => (0, 0),
+        Op::AllGather => (1, 2),
+        Op::ReduceScatter => (2, 1),
+        Op::AllToAll => (2, 2),
+        _ => (1, 1),
+    };
+    let mut private = [vec![1u64; blocks_in * count], vec![2u64; blocks_out * count]];
+    let (input, output) = if is_registered && blocks_in.max(blocks_out) * count * 16 <= BUFFER {
+        let bytes = |blocks: usize| blocks * count * 8;
+        let input = Chunk { ptr: registered.at(0, 0), len: bytes(blocks_in) };
+        (input, ChunkMut { ptr: registered.at(0, BUFFER / 2), len: bytes(blocks_out) })
+    } else {
+        let [input, output] = &mut private;
+        (Chunk::of(input), ChunkMut::of(output))
+    };
+    let call = WindowCall {
+        count,
+        blocks: Blocks::Even(count),
+        root: usize::from(keeps >> 3 & 1),
+        kernel: Kernel::new(DType::U64, ReduceOp::Sum),
+        ..WindowCall::new(op, input, output, 8)
+    };
+    // SAFETY: the buffers live until this returns, and the peer is nobody.
+    let outcome = unsafe { window.run(&attempt, &call) };
+    if let Err(error) = &outcome {
+        assert!(!error.to_string().is_empty());
+    }
+    // One that says that it still writes is waited for, for seconds.
+    peer.card(1).borrows.store(0, Ordering::Relaxed);
+    window.part(1, outcome.is_err());
+}
+
+/// Bytes of a registered buffer's part.
+const BUFFER: usize = 64 << 10;
+
+fn line_of(turn: u32) -> usize {
+    PART + size_of::<Card>() + Turns::<Shared>::slot(turn) * size_of::<Line>()
+}
+
+/// A peer that keeps to the protocol, and one whose lines are full.
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    let full: Vec<u8> = (0..FLAGS).map(|at| (at % 251) as u8).collect();
+    (0..OPS.len() as u8).flat_map(|op| [vec![op, 7, op], [&[op, 3, 1][..], &full].concat()]).collect()
+}

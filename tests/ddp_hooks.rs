@@ -1,0 +1,242 @@
+//! The reducer's hooks, on ranks that are threads: compression, what it loses and what it must not, and local SGD.
+
+mod common;
+
+use std::time::Duration;
+
+use common::random;
+use kolo::ddp::{Compress, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut};
+use kolo::{Communicator, DType, bf16, f16};
+
+const LATE: Duration = Duration::from_secs(60);
+
+/// Runs `body` on every rank, and returns what they return, by rank.
+fn on_ranks<R: Send>(world: usize, body: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let comms = Communicator::builder().timeout(LATE).connect_in_process(world).unwrap();
+        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| body(&{ comm }))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn floats(sizes: &[usize]) -> Vec<Parameter> {
+    sizes.iter().enumerate().map(|(i, &size)| Parameter::new(format!("p{i}"), [size], DType::F32)).collect()
+}
+
+/// Runs `$body` for the type of a parameter's gradient.
+macro_rules! typed {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            DType::F16 => {
+                type $T = f16;
+                $body
+            }
+            DType::BF16 => {
+                type $T = bf16;
+                $body
+            }
+            _ => unreachable!(),
+        }
+    };
+}
+
+/// Steps of a reducer with a hook, on the gradients that `gradient` gives: every step's result, which is the same on all ranks.
+fn reduced(
+    world: usize,
+    parameters: &[Parameter],
+    hook: fn(ReducerBuilder) -> ReducerBuilder,
+    steps: usize,
+    gradient: impl Fn(usize, usize, usize, usize) -> f32 + Sync,
+) -> Vec<Vec<f32>> {
+    let results = on_ranks(world, |comm| {
+        let builder = Reducer::builder().parameters(parameters.to_vec()).first_bucket_bytes(100).bucket_bytes(1000);
+        let mut reducer = hook(builder).build(comm).unwrap();
+        let step_of = |at: usize| {
+            let step = reducer.begin().unwrap();
+            for (index, parameter) in parameters.iter().enumerate() {
+                let values = (0..parameter.count()).map(|element| gradient(comm.rank(), at, index, element));
+                typed!(parameter.dtype, T => {
+                    let values: Vec<T> = values.map(<T as Narrow>::narrow).collect();
+                    step.put(index, &values).unwrap();
+                });
+            }
+            step.finish().unwrap();
+            let mut all = Vec::new();
+            for (index, parameter) in parameters.iter().enumerate() {
+                typed!(parameter.dtype, T => all.extend(reducer.gradient::<T>(index).unwrap().iter().map(|&value| value.widen())));
+            }
+            all
+        };
+        (0..steps).map(step_of).collect::<Vec<_>>()
+    });
+    let bits = |result: &Vec<Vec<f32>>| result.iter().flatten().map(|value| value.to_bits()).collect::<Vec<_>>();
+    assert!(results.iter().all(|other| bits(other) == bits(&results[0])), "bits differ between ranks");
+    results.into_iter().next().unwrap()
+}
+
+trait Narrow: Sized {
+    fn narrow(value: f32) -> Self;
+    fn widen(self) -> f32;
+}
+
+macro_rules! narrow {
+    ($($type:ty, |$x:ident| $narrow:expr, $widen:expr;)*) => {$(
+        impl Narrow for $type {
+            fn narrow($x: f32) -> Self { $narrow }
+            fn widen(self) -> f32 { let $x = self; $widen }
+        }
+    )*};
+}
+
+narrow! {
+    f32, |x| x, x;
+    f64, |x| x.into(), x as f32;
+    f16, |x| f16::from_f32(x), x.to_f32();
+    bf16, |x| bf16::from_f32(x), x.to_f32();
+}
+
+/// A number in -1..1, by place.
+fn noise(rank: usize, step: usize, parameter: usize, element: usize) -> f32 {
+    let place = ((rank * 1000 + step) * 100 + parameter) * 100_000 + element;
+    (random(5, place as u64) % 20_001) as f32 / 10_000.0 - 1.0
+}
+
+fn model() -> Vec<Parameter> {
+    vec![
+        Parameter::new("conv", [8, 4, 3, 3], DType::F32),
+        Parameter::new("norm", [8], DType::F32),
+        Parameter::new("half", [20, 16], DType::BF16),
+        Parameter::new("double", [12, 20], DType::F64),
+        Parameter::new("linear", [40, 30], DType::F32),
+        Parameter::new("bias", [40], DType::F32),
+    ]
+}
+
+#[test]
+fn fewer_bits_are_close() {
+    let model = model();
+    let plain = reduced(3, &model, |builder| builder, 2, noise);
+    let near = |hook: fn(ReducerBuilder) -> ReducerBuilder, tolerance: f32| {
+        let compressed = reduced(3, &model, hook, 2, noise);
+        for (got, expected) in compressed.iter().flatten().zip(plain.iter().flatten()) {
+            assert!((got - expected).abs() <= tolerance, "{got} for {expected}");
+        }
+        assert_ne!(compressed, plain, "nothing was compressed");
+    };
+    // Each of three terms below 1/3, and their sum, is rounded once.
+    near(|builder| builder.hook(Compress::f16()), 4.0 * f16::EPSILON.to_f32());
+    near(|builder| builder.hook(Compress::bf16()), 4.0 * bf16::EPSILON.to_f32());
+}
+
+#[test]
+fn sums_of_compressed_gradients_stay_in_range() {
+    let large = reduced(4, &floats(&[100]), |builder| builder.hook(Compress::f16()), 1, |_, _, _, _| 60_000.0);
+    assert!(large[0].iter().all(|&value| value == 60_000.0), "{large:?}");
+}
+
+#[test]
+fn power_sgd_sends_gradients_of_its_rank_whole() {
+    // Products of two vectors, the same on all ranks up to a factor.
+    let model: Vec<Parameter> = model().into_iter().filter(|parameter| parameter.dtype != DType::BF16).collect();
+    let gradient = |rank: usize, step: usize, parameter: usize, element: usize| {
+        let columns: usize = model[parameter].shape[1..].iter().product();
+        let of = |what: usize, at: usize| noise(7, step, what, at);
+        (rank + 1) as f32 * of(parameter, element / columns) * of(10 + parameter, element % columns)
+    };
+    let plain = reduced(2, &model, |builder| builder, 3, gradient);
+    let power = reduced(2, &model, |builder| builder.hook(PowerSgd::new(1)), 3, gradient);
+    for (got, expected) in power.iter().flatten().zip(plain.iter().flatten()) {
+        assert!((got - expected).abs() <= 1e-4, "{got} for {expected}");
+    }
+}
+
+#[test]
+fn what_power_sgd_does_not_send_it_sends_later() {
+    let model = model();
+    for hook in [
+        (|builder| builder.hook(PowerSgd::new(1))) as fn(ReducerBuilder) -> ReducerBuilder,
+        |builder| builder.hook(PowerSgd::new(2)),
+        |builder| builder.hook(PowerSgd::new(4)),
+        |builder| builder.hook(PowerSgd::new(2).start_after(2)),
+    ] {
+        // Gradients for some steps, then none: everything arrives in the end.
+        let given = |rank, step, parameter, element| if step < 5 { noise(rank, step, parameter, element) } else { 0.0 };
+        let plain = reduced(3, &model, |builder| builder, 5, given);
+        let power = reduced(3, &model, hook, 400, given);
+        let sum = |steps: &[Vec<f32>], element: usize| steps.iter().map(|step| f64::from(step[element])).sum::<f64>();
+        let distance = |until: usize| {
+            let missing = |element| sum(&plain, element) - sum(&power[..until], element);
+            (0..plain[0].len()).map(|element| missing(element).abs()).fold(0.0, f64::max)
+        };
+        assert!(distance(5) > 0.1, "all was sent at once: nothing was compressed");
+        // bf16 rounds what it receives, and the rounding is fed back, too.
+        assert!(distance(400) < 0.01, "{} is missing", distance(400));
+    }
+}
+
+#[test]
+fn power_sgd_survives_gradients_that_are_not_finite() {
+    let given = |_: usize, step: usize, _: usize, element: usize| match step {
+        1 if element == 3 => f32::INFINITY,
+        _ => (element % 7) as f32 - 3.0,
+    };
+    let parameters = [Parameter::new("linear", [40, 30], DType::F32)];
+    let power = reduced(2, &parameters, |builder| builder.hook(PowerSgd::new(2)), 4, given);
+    assert!(power[1].iter().any(|value| !value.is_finite()));
+    assert!(power[2..].iter().flatten().all(|value| value.is_finite()));
+    assert!(power[2..].iter().all(|step| step.iter().any(|&value| value != 0.0)), "it came back from zeros");
+}
+
+#[test]
+fn power_sgd_trains_to_where_averaging_does() {
+    // Least squares: the gradient of every rank is that of its own target; the best is their average.
+    let (rows, columns) = (12, 18);
+    let ends = on_ranks(2, |comm| {
+        let parameters = [Parameter::new("w", [rows, columns], DType::F32)];
+        let mut reducer = Reducer::builder().parameters(parameters).hook(PowerSgd::new(2)).build(comm).unwrap();
+        let mut weight = vec![0.0f32; rows * columns];
+        for _ in 0..400 {
+            let gradient: Vec<f32> = weight.iter().enumerate().map(|(i, w)| w - noise(comm.rank(), 0, 0, i)).collect();
+            let step = reducer.begin().unwrap();
+            step.put(0, &gradient).unwrap();
+            step.finish().unwrap();
+            for (w, g) in weight.iter_mut().zip(reducer.gradient::<f32>(0).unwrap()) {
+                *w -= 0.1 * g;
+            }
+        }
+        weight
+    });
+    for (i, w) in ends[0].iter().enumerate() {
+        let best = (noise(0, 0, 0, i) + noise(1, 0, 0, i)) / 2.0;
+        assert!((w - best).abs() < 0.02, "{w} for {best}");
+    }
+    assert_eq!(ends[0], ends[1]);
+}
+
+#[test]
+fn local_sgd_averages_parameters_now_and_then() {
+    on_ranks(2, |comm| {
+        let mut averager = LocalSgd::new(3).warm_up(2);
+        let mut reducer = Reducer::builder().parameters(floats(&[4])).hook(averager.hook()).build(comm).unwrap();
+        let mut weight = vec![0.0f32; 4];
+        let mut averaged = Vec::new();
+        for _ in 0..8 {
+            let step = reducer.begin().unwrap();
+            step.put(0, &[comm.rank() as f32; 4]).unwrap();
+            step.finish().unwrap();
+            weight[0] += reducer.gradient::<f32>(0).unwrap()[0];
+            averaged.push(averager.after_step(&mut reducer, &mut [TensorMut::from(&mut weight)]).unwrap());
+        }
+        assert_eq!(averaged, [false, false, false, false, true, false, false, true]);
+        // Two steps of the average, then as many steps of each rank's own as make the same.
+        assert_eq!(weight[0], 4.0);
+    });
+}
