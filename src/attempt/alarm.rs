@@ -1,7 +1,7 @@
 //! What the threads of a communicator share about its end, and about whom its operations wait for.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -17,13 +17,20 @@ pub(crate) struct Alarm {
     rung: AtomicBool,
     /// Since when, and up to which collective operations are spared for a while.
     spared: Mutex<Option<(Instant, u64)>>,
-    /// A failure was seen, and what it was is about to be found out.
-    puzzled: AtomicBool,
+    /// 1 if a failure was seen, and what it was is about to be found out; more by 1 + n if rank n is asked about it; else 0.
+    puzzle: AtomicUsize,
     /// Each ends the sleep of a thread that may wait for peers.
     wakers: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
     /// The operations that wait for a peer, while or shortly before they sleep; and whether there are any.
     waits: Mutex<Vec<Wait>>,
     any_waits: AtomicBool,
+}
+
+/// A rank has seen a failure, and is about to find out what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Puzzle {
+    /// Whom it asks about it.
+    pub(crate) about: Option<Rank>,
 }
 
 /// An operation that waits for a peer.
@@ -64,12 +71,18 @@ impl Alarm {
         self.rung.load(Ordering::Acquire)
     }
 
-    pub(crate) fn puzzle(&self, is_puzzled: bool) {
-        self.puzzled.store(is_puzzled, Ordering::Release);
+    pub(crate) fn set_puzzle(&self, puzzle: Option<Puzzle>) {
+        let number = match puzzle {
+            None => 0,
+            Some(Puzzle { about: None }) => 1,
+            Some(Puzzle { about: Some(rank) }) => 2 + rank,
+        };
+        self.puzzle.store(number, Ordering::Release);
     }
 
-    pub(crate) fn is_puzzled(&self) -> bool {
-        self.puzzled.load(Ordering::Acquire)
+    pub(crate) fn puzzle(&self) -> Option<Puzzle> {
+        let number = self.puzzle.load(Ordering::Acquire);
+        (number > 0).then(|| Puzzle { about: number.checked_sub(2) })
     }
 
     /// Whether an operation has to give up; `collective` is its number if it is one.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Cause, Error, Result};
 use crate::history::Note;
 use crate::types::{Descriptor, Rank};
-pub(crate) use alarm::{Alarm, Wait};
+pub(crate) use alarm::{Alarm, Puzzle, Wait};
 
 /// Who a rank is, for people.
 #[derive(Clone, Debug)]
@@ -143,7 +143,7 @@ impl<'a> Attempt<'a> {
 
     /// It has failed, and why is about to be found out. Call this before peers can see that it has.
     pub(crate) fn give_up(&self) {
-        self.terms.alarm.puzzle(true);
+        self.terms.alarm.set_puzzle(Some(Puzzle { about: None }));
         self.rest();
     }
 

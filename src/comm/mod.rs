@@ -10,6 +10,8 @@ mod raw;
 mod registered;
 mod scope;
 mod shrink;
+#[cfg(test)]
+mod simulation;
 mod split;
 mod start;
 

@@ -256,16 +256,20 @@ impl Engine {
         };
         self.scratch.tidy();
         if result.is_err() {
-            for active in &active {
-                active.job.attempt.give_up();
-            }
-            // Whoever lent this memory takes it back now. Nothing can follow a message that was cut off in the middle: the peer
-            // sees the link close.
-            for out in self.outgoing.drain(..).filter(|out| out.sent > 0) {
-                self.mesh.close(out.to);
-            }
+            self.give_up(&active);
         }
         result
+    }
+
+    /// Something has failed. Whoever lent memory takes it back now.
+    fn give_up(&mut self, active: &[Active<'_>]) {
+        for active in active {
+            active.job.attempt.give_up();
+        }
+        // Nothing can follow a message that was cut off in the middle: the peer sees the link close.
+        for out in self.outgoing.drain(..).filter(|out| out.sent > 0) {
+            self.mesh.close(out.to);
+        }
     }
 
     /// Does what can be done now, on all jobs; whether that was anything.
@@ -684,5 +688,31 @@ impl Scratch {
 
     fn chunk(&mut self) -> ChunkMut {
         ChunkMut { ptr: self.memory.as_mut_ptr().cast(), len: self.len() }
+    }
+}
+
+/// A job that a simulation carries out turn by turn, in an order of its own.
+#[cfg(test)]
+pub(crate) struct Stepped<'a>(Vec<Active<'a>>);
+
+#[cfg(test)]
+impl Engine {
+    /// # Safety
+    ///
+    /// As for [`Engine::run`], until the job has ended or failed.
+    pub(crate) unsafe fn begin_stepped<'a>(&mut self, job: Job<'a>) -> Stepped<'a> {
+        self.jobs += 1;
+        Stepped(vec![Active::new(self.jobs, job)])
+    }
+
+    /// One turn: whether anything moved, or `None` if the job has ended.
+    pub(crate) fn step(&mut self, stepped: &mut Stepped<'_>) -> Result<Option<bool>> {
+        let moved = self.turn(&mut stepped.0, &mut |_| {}).inspect_err(|_| self.give_up(&stepped.0))?;
+        Ok((!stepped.0.is_empty()).then_some(moved))
+    }
+
+    /// The peer that keeps the job from going on.
+    pub(crate) fn stuck_to(&self, stepped: &Stepped<'_>) -> Option<Rank> {
+        stepped.0.first().and_then(Active::awaited).or_else(|| self.outgoing.first().map(|out| out.to))
     }
 }

@@ -146,7 +146,7 @@ impl Bulletin {
         let collective = theirs.filter(|theirs| !theirs.op.is_point_to_point());
         Answer::Doing {
             notices: self.notices(),
-            is_puzzled: self.alarm.is_puzzled(),
+            puzzle: self.alarm.puzzle(),
             waits: self.alarm.waits().first().map(|wait| (wait.peer, wait.words)),
             at_your_seq: collective.and_then(|theirs| self.recording.history.collective(theirs.seq)),
             last_seq: self.recording.history.last_completed(),
@@ -179,6 +179,12 @@ impl Boards {
         if watch.is_none() && !is_alone {
             *watch = Watch::start(self.posted.clone());
         }
+    }
+
+    /// Without anybody who looks after it.
+    #[cfg(test)]
+    pub(crate) fn post_unwatched(&self, channel: u64, member: Rank, bulletin: Arc<Bulletin>) {
+        self.posted.lock().bulletins.insert((channel, member), bulletin);
     }
 
     pub(crate) fn take_down(&self, channel: u64, member: Rank) {

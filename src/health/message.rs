@@ -2,6 +2,7 @@
 
 use super::notice::Notice;
 use super::shrink::Decision;
+use crate::attempt::Puzzle;
 use crate::types::{Descriptor, Rank};
 use crate::wire::{Reader, Writer};
 
@@ -29,8 +30,7 @@ pub(crate) enum Answer {
     Doing {
         /// Why the communicator ended, as far as the rank knows.
         notices: Vec<Notice>,
-        /// It has seen a failure, and is about to find out what it was.
-        is_puzzled: bool,
+        puzzle: Option<Puzzle>,
         /// For whom it waits, and in what.
         waits: Option<(Rank, [u64; Descriptor::WORDS])>,
         /// What it called as the operation in which the asker waits, if that is a collective.
@@ -84,8 +84,11 @@ impl Answer {
         match self {
             Answer::Unknown => _ = writer.number(UNKNOWN),
             Answer::Left { last_seq } => _ = writer.number(LEFT).number(*last_seq),
-            Answer::Doing { notices, is_puzzled, waits, at_your_seq, last_seq } => {
-                writer.number(DOES).list(notices, |writer, notice| notice.write(writer)).number((*is_puzzled).into());
+            Answer::Doing { notices, puzzle, waits, at_your_seq, last_seq } => {
+                writer.number(DOES).list(notices, |writer, notice| notice.write(writer));
+                writer.list(puzzle.as_slice(), |writer, puzzle| {
+                    writer.list(puzzle.about.as_slice(), |writer, &rank| _ = writer.number(rank as u64));
+                });
                 writer.list(waits.as_slice(), |writer, &(peer, words)| write_words(writer.number(peer as u64), words));
                 writer.list(at_your_seq.as_slice(), |writer, call| write_words(writer, call.encode())).number(*last_seq);
             }
@@ -104,7 +107,7 @@ impl Answer {
             LEFT => Answer::Left { last_seq: reader.number()? },
             DOES => Answer::Doing {
                 notices: reader.list(Notice::read)?,
-                is_puzzled: reader.number()? != 0,
+                puzzle: reader.list(|reader| Some(Puzzle { about: reader.list(Reader::size)?.pop() }))?.pop(),
                 waits: reader.list(|reader| Some((reader.size()?, read_words(reader)?)))?.pop(),
                 at_your_seq: reader.list(read_call)?.pop(),
                 last_seq: reader.number()?,
@@ -194,8 +197,13 @@ mod tests {
             assert_eq!(Question::decode(&question.encode()), Some(question));
         }
         let joins = |decision| Answer::Joins { shrinks: true, decision };
-        let does =
-            |waits, at_your_seq| Answer::Doing { notices: notices.clone(), is_puzzled: true, waits, at_your_seq, last_seq: 4 };
+        let does = |waits, at_your_seq| Answer::Doing {
+            notices: notices.clone(),
+            puzzle: Some(Puzzle { about: Some(3) }),
+            waits,
+            at_your_seq,
+            last_seq: 4,
+        };
         for answer in [
             Answer::Unknown,
             Answer::Left { last_seq: 812 },

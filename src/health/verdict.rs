@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::bulletin::{Bulletin, Contact, Unheard, ask_all};
 use super::message::{Answer, Question};
 use super::notice::{Notice, What};
-use crate::attempt::Terms;
+use crate::attempt::{Puzzle, Terms};
 use crate::error::{Cause, Error};
 use crate::types::{Descriptor, Op, Rank};
 
@@ -74,12 +74,12 @@ fn during(bulletin: &Bulletin, error: &Error) -> Option<(Descriptor, Duration)> 
 
 /// What this rank finds out, unless another has told it before.
 fn find_out(bulletin: &Bulletin, terms: &Terms, error: &Error) -> Option<Notice> {
-    bulletin.alarm.puzzle(true);
+    bulletin.alarm.set_puzzle(Some(Puzzle { about: None }));
     let found = look_into(bulletin, terms, error);
     if let Some(found) = &found {
         bulletin.find_out(found.clone());
     }
-    bulletin.alarm.puzzle(false);
+    bulletin.alarm.set_puzzle(None);
     found
 }
 
@@ -110,11 +110,16 @@ fn look_into(bulletin: &Bulletin, terms: &Terms, error: &Error) -> Option<Notice
 fn explain(bulletin: &Bulletin, contact: &dyn Contact, peer: Rank, seen: &Cause) -> Option<What> {
     let began = Instant::now();
     let failed = |cause| Some(What::Failed { culprit: peer, cause });
+    bulletin.alarm.set_puzzle(Some(Puzzle { about: Some(peer) }));
     loop {
         let patience = match contact.ask(peer, &Question::Doing(None), PATIENCE) {
-            Ok(Answer::Doing { notices, is_puzzled, .. }) => {
+            Ok(Answer::Doing { notices, puzzle, .. }) => {
                 bulletin.hear(notices);
-                if is_puzzled { PUZZLED } else { EXPLANATION }
+                match puzzle {
+                    // If it asks this rank the same, nobody knows more.
+                    Some(Puzzle { about }) if about != Some(bulletin.rank) => PUZZLED,
+                    _ => EXPLANATION,
+                }
             }
             Ok(Answer::Left { last_seq }) if *seen != Cause::Revoked => return failed(Cause::Left { last_seq }),
             Err(Unheard::Gone) if matches!(seen, Cause::Unreachable { .. }) => return failed(Cause::Gone),
