@@ -162,7 +162,7 @@ impl Arguments {
     }
 
     /// From whoever sends first, which is put there unless it is null.
-    pub(super) fn of_anybody(self, source: *mut i32) -> Arguments {
+    pub(super) fn anybody(self, source: *mut i32) -> Arguments {
         Arguments { source: Some(Source::Int(source)), ..self }
     }
 

@@ -263,7 +263,7 @@ pub unsafe extern "C" fn kolo_recv_any(
     comm: kolo_comm_t,
     stream: kolo_stream_t,
 ) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).of_anybody(source);
+    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).anybody(source);
     on(comm, |this: &Comm| {
         group::refuse("kolo_recv_any")?;
         // SAFETY: no counts are read; the caller's buffers.

@@ -270,7 +270,7 @@ pub unsafe extern "C" fn kolo_start_recv_any(
     stream: kolo_stream_t,
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).of_anybody(source);
+    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).anybody(source);
     // SAFETY: the caller's buffers.
     unsafe { start(comm, stream, work, arguments) }
 }
