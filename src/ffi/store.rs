@@ -150,7 +150,7 @@ fn zero_ended(key: &str) -> CString {
 
 impl Store for Callbacks {
     fn url(&self) -> String {
-        "of the program's own functions".to_owned()
+        "<functions of the program>".to_owned()
     }
 
     fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {

@@ -632,6 +632,9 @@ def options(group):
 def timeout_of_options(group):
     import torch_kolo
 
+    if not hasattr(group._get_backend(torch.device("cpu")), "options"):
+        raise NotRun(f"timeouts of options, which PyTorch {torch.__version__} does not show")
+
     def timeout_of(group):
         return group._get_backend(torch.device("cpu")).options._timeout
 
