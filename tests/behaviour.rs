@@ -235,15 +235,14 @@ fn whoever_receives_from_anybody_learns_that_nobody_sends() {
     );
     run(
         3,
-        |_, builder| builder.timeout(LATE),
+        |_, builder| builder.timeout(Duration::from_secs(1)),
         |comm| {
-            // All links are open, then everybody else leaves.
+            // Everybody else leaves.
             comm.barrier().unwrap();
             if comm.rank() == 1 {
                 done.wait();
-                let began = Instant::now();
                 let error = comm.recv_any(&mut [0u8; 4]).unwrap_err();
-                assert!(matches!(error, Error::Peer { .. }) && began.elapsed() < LATE, "{error}");
+                assert!(matches!(error, Error::Peer { .. }), "{error}");
             } else {
                 drop(comm);
                 done.wait();

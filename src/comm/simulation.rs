@@ -290,8 +290,12 @@ fn run(seed: u64) -> Run {
             if terms.alarm.is_rung() { Err(Error::Aborted { op: call.op, seq: call.seq }) } else { engine.step(stepped) };
         let result = match result {
             Ok(Some(false)) if still > 400 * ranks => {
-                // Nobody moves any more: a deadline passes.
-                let peer = engine.stuck_to(stepped).expect("who does not move waits for somebody");
+                // Nobody moves any more: a deadline passes. Of a cable that is cut, its ends know by then.
+                let peer = match fault {
+                    Fault::Cut(a, b) if turns > strikes_at && [a, b].contains(&rank) => a + b - rank,
+                    Fault::Cut(..) if turns > strikes_at => continue,
+                    _ => engine.stuck_to(stepped).expect("who does not move waits for somebody"),
+                };
                 Err(attempt.failed(peer, Cause::Silent { deadline: terms.timeout }))
             }
             other => other,
