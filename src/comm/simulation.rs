@@ -240,7 +240,7 @@ fn run(seed: u64) -> Run {
             if fault == Fault::Absent(terms.rank) {
                 return (terms, bulletin, engine, call, None);
             }
-            _ = bulletin.recording.begin(call, 0, None);
+            _ = bulletin.recording.history.begin(call.encode(), 0, 0);
             let (none, memory) = (Blocks::Even(0), ChunkMut::of(buf));
             let (op, rank, root) = (Op::AllReduce, terms.rank, 0);
             let problem = Problem { op, rank, world: ranks, root, count, sends: none, recvs: none, piece: 1000 };
@@ -255,6 +255,7 @@ fn run(seed: u64) -> Run {
                 element: 8,
                 kernel: Kernel::new(DType::U64, call.redop.unwrap()),
                 parts: ranks,
+                source: None,
             };
             // SAFETY: the buffers live as long as the run, and nobody else touches them.
             let stepped = unsafe { engine.begin_stepped(job) };
