@@ -240,7 +240,7 @@ fn run(seed: u64) -> Run {
             if fault == Fault::Absent(terms.rank) {
                 return (terms, bulletin, engine, call, None);
             }
-            _ = bulletin.recording.begin(call, 0, None);
+            _ = bulletin.recording.history.begin(call.encode(), 0, 0);
             let (none, memory) = (Blocks::Even(0), ChunkMut::of(buf));
             let (op, rank, root) = (Op::AllReduce, terms.rank, 0);
             let problem = Problem { op, rank, world: ranks, root, count, sends: none, recvs: none, piece: 1000 };
@@ -255,6 +255,7 @@ fn run(seed: u64) -> Run {
                 element: 8,
                 kernel: Kernel::new(DType::U64, call.redop.unwrap()),
                 parts: ranks,
+                source: None,
             };
             // SAFETY: the buffers live as long as the run, and nobody else touches them.
             let stepped = unsafe { engine.begin_stepped(job) };
@@ -262,6 +263,7 @@ fn run(seed: u64) -> Run {
         })
         .collect();
 
+    let is_cut = |a, b| world.lock().cut.contains(&pair(a, b));
     let (mut turns, mut still) = (0, 0);
     loop {
         if turns == strikes_at {
@@ -288,8 +290,14 @@ fn run(seed: u64) -> Run {
         let result =
             if terms.alarm.is_rung() { Err(Error::Aborted { op: call.op, seq: call.seq }) } else { engine.step(stepped) };
         let result = match result {
-            Ok(Some(false)) if still > 400 * ranks => {
-                // Nobody moves any more: a deadline passes.
+            // Nobody moves any more: who waits for a rank that is cut off from it finds that out, as its watch would.
+            Ok(Some(false)) if still > 400 * ranks && engine.stuck_to(stepped).is_some_and(|peer| is_cut(rank, peer)) => {
+                let peer = engine.stuck_to(stepped).expect("it is stuck to a rank");
+                let (address, kind) = ("cut off".to_owned(), io::ErrorKind::TimedOut);
+                Err(attempt.failed(peer, Cause::Unreachable { address, kind }))
+            }
+            Ok(Some(false)) if still > 4000 * ranks => {
+                // Then a deadline passes.
                 let peer = engine.stuck_to(stepped).expect("who does not move waits for somebody");
                 Err(attempt.failed(peer, Cause::Silent { deadline: terms.timeout }))
             }

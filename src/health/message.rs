@@ -165,7 +165,8 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         Question::Join.encode(),
         Question::Decided(decision.clone()).encode(),
         Answer::Left { last_seq: 9 }.encode(),
-        Answer::Doing { notices: Vec::new(), is_puzzled: true, waits, at_your_seq: Some(call), last_seq: 6 }.encode(),
+        Answer::Doing { notices: Vec::new(), puzzle: Some(Puzzle { about: None }), waits, at_your_seq: Some(call), last_seq: 6 }
+            .encode(),
         Answer::Joins { shrinks: true, decision: Some(decision) }.encode(),
     ]
 }
