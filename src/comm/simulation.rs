@@ -263,6 +263,7 @@ fn run(seed: u64) -> Run {
         })
         .collect();
 
+    let is_cut = |a, b| world.lock().cut.contains(&pair(a, b));
     let (mut turns, mut still) = (0, 0);
     loop {
         if turns == strikes_at {
@@ -289,13 +290,15 @@ fn run(seed: u64) -> Run {
         let result =
             if terms.alarm.is_rung() { Err(Error::Aborted { op: call.op, seq: call.seq }) } else { engine.step(stepped) };
         let result = match result {
-            Ok(Some(false)) if still > 400 * ranks => {
-                // Nobody moves any more: a deadline passes. Of a cable that is cut, its ends know by then.
-                let peer = match fault {
-                    Fault::Cut(a, b) if turns > strikes_at && [a, b].contains(&rank) => a + b - rank,
-                    Fault::Cut(..) if turns > strikes_at => continue,
-                    _ => engine.stuck_to(stepped).expect("who does not move waits for somebody"),
-                };
+            // Nobody moves any more: who waits for a rank that is cut off from it finds that out, as its watch would.
+            Ok(Some(false)) if still > 400 * ranks && engine.stuck_to(stepped).is_some_and(|peer| is_cut(rank, peer)) => {
+                let peer = engine.stuck_to(stepped).expect("it is stuck to a rank");
+                let (address, kind) = ("cut off".to_owned(), io::ErrorKind::TimedOut);
+                Err(attempt.failed(peer, Cause::Unreachable { address, kind }))
+            }
+            Ok(Some(false)) if still > 4000 * ranks => {
+                // Then a deadline passes.
+                let peer = engine.stuck_to(stepped).expect("who does not move waits for somebody");
                 Err(attempt.failed(peer, Cause::Silent { deadline: terms.timeout }))
             }
             other => other,

@@ -159,14 +159,14 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
             Ok(Answer::Doing { at_your_seq: Some(theirs), .. }) if call.is_some_and(|call| call != theirs) => {
                 return mismatch(call?, theirs);
             }
-            Ok(Answer::Doing { waits: Some((next, words)), last_seq, .. }) => {
+            Ok(Answer::Doing { waits: Some((next, words)), .. }) => {
                 let theirs = Descriptor::decode(words);
                 path.push(suspect);
                 if path.contains(&next) {
                     // They wait for each other. If they call different things, that is why.
                     return match (call, theirs) {
                         (Some(call), Some(theirs)) if call.op != theirs.op => mismatch(call, theirs),
-                        _ => failed(Cause::Absent { deadline, last_seq }),
+                        _ => failed(Cause::Silent { deadline }),
                     };
                 }
                 (suspect, call) = (next, theirs);
