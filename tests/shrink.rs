@@ -85,6 +85,7 @@ fn without_a_failure_everybody_goes_on() {
 fn who_is_at_fault_and_comes_too_late_is_told_so() {
     let left = Mutex::new(0);
     let went_on = Barrier::new(3);
+    let asked = Barrier::new(3);
     let options = |_, builder: kolo::Builder| builder.timeout(Duration::from_millis(300));
     run(3, options, |comm| {
         if comm.rank() != 1 {
@@ -97,12 +98,16 @@ fn who_is_at_fault_and_comes_too_late_is_told_so() {
                 Err(Error::Excluded { survivors }) => assert_eq!(survivors, [0, 2]),
                 other => panic!("{other:?}"),
             }
+            asked.wait();
             return;
         }
         let fewer = comm.shrink().unwrap();
+        // As a program would: of the one that failed, nothing is kept.
+        drop(comm);
         *left.lock().unwrap() += fewer.world_size();
         fewer.barrier().unwrap();
         went_on.wait();
+        asked.wait();
     });
     assert_eq!(left.into_inner().unwrap(), 4);
 }

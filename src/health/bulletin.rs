@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use super::message::{Answer, Question};
 use super::notice::Notice;
 use super::recorder::Recording;
-use super::shrink::Shrink;
+use super::shrink::{Decision, Shrink};
 use super::watch::Watch;
 use crate::attempt::Alarm;
 use crate::types::{Descriptor, Rank};
@@ -164,8 +164,16 @@ pub(crate) struct Boards {
 #[derive(Default)]
 pub(super) struct Posted {
     pub(super) bulletins: HashMap<(u64, Rank), Arc<Bulletin>>,
-    /// Those that were taken down: with the last operation that was completed there.
-    taken_down: VecDeque<((u64, Rank), u64)>,
+    /// Those that were taken down.
+    taken_down: VecDeque<((u64, Rank), LastWords)>,
+}
+
+/// What is still said of a communicator that is gone.
+struct LastWords {
+    /// The last operation that was completed there.
+    last_seq: u64,
+    /// Who went on without the others: whoever comes too late asks when those have dropped the communicator that failed.
+    decision: Option<Decision>,
 }
 
 /// How many communicators that are gone are remembered.
@@ -192,7 +200,9 @@ impl Boards {
         let taken = posted.bulletins.remove(&(channel, member));
         if let Some(bulletin) = &taken {
             posted.taken_down.truncate(REMEMBERED - 1);
-            posted.taken_down.push_front(((channel, member), bulletin.last_seq.load(Ordering::Relaxed)));
+            let last_seq = bulletin.last_seq.load(Ordering::Relaxed);
+            let decision = bulletin.shrink.lock().decision().cloned();
+            posted.taken_down.push_front(((channel, member), LastWords { last_seq, decision }));
         }
         let is_last = posted.bulletins.is_empty();
         drop(posted);
@@ -211,7 +221,13 @@ impl Boards {
                 Some(bulletin) => bulletin.clone(),
                 None => {
                     let left = posted.taken_down.iter().find(|(name, _)| *name == (channel, to));
-                    return left.map_or(Answer::Unknown, |&(_, last_seq)| Answer::Left { last_seq });
+                    return match (left, question) {
+                        (None, _) => Answer::Unknown,
+                        (Some((_, LastWords { decision: Some(decision), .. })), Question::Join) => {
+                            Answer::Joins { shrinks: false, decision: Some(decision.clone()) }
+                        }
+                        (Some((_, words)), _) => Answer::Left { last_seq: words.last_seq },
+                    };
                 }
             }
         };

@@ -49,6 +49,10 @@ pub(super) struct Shrink {
 }
 
 impl Shrink {
+    pub(super) fn decision(&self) -> Option<&Decision> {
+        self.decision.as_ref()
+    }
+
     pub(super) fn join(&mut self, from: Rank, changed: &Condvar) -> Answer {
         if !self.joined.contains(&from) {
             self.joined.push(from);
@@ -148,7 +152,7 @@ fn call(bulletin: &Bulletin, contact: &dyn Contact, peers: &[Rank], views: &mut 
             }
             (Ok(Answer::Joins { shrinks: true, .. }), _) => View::Joined,
             (Ok(Answer::Joins { .. }), _) => View::Alive,
-            // It has dropped the communicator.
+            // It has dropped the communicator, and gave up with it.
             (Ok(_) | Err(Unheard::Gone), _) => View::Out,
             (Err(_), View::Lost(since)) => View::Lost(since),
             (Err(_), _) => View::Lost(Instant::now()),
