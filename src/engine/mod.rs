@@ -71,6 +71,8 @@ pub(crate) struct Engine {
     parts: Vec<*const u8>,
     /// Messages received from each peer that were no part of a collective.
     received: Vec<u64>,
+    /// From whom any message has come.
+    heard: Vec<bool>,
     /// For each peer, the last `drain` that sent to it; and the number of that drain.
     drained: Vec<u64>,
     drains: u64,
@@ -192,6 +194,7 @@ impl Engine {
             scratch: Scratch::default(),
             parts: Vec::new(),
             received: vec![0; world],
+            heard: vec![false; world],
             drained: vec![0; world],
             drains: 0,
             waits: Vec::new(),
@@ -245,7 +248,7 @@ impl Engine {
                     continue;
                 }
                 Ok(false) => {}
-                Err(error) => break Err(error),
+                Err(error) => break Err(self.without_a_word(error)),
             }
             if !active.is_empty()
                 && waiting.pause()
@@ -259,6 +262,17 @@ impl Engine {
             self.give_up(&active);
         }
         result
+    }
+
+    /// A peer whose link closes after it has opened may have left meanwhile: its goodbye is for those with whom it has a link.
+    fn without_a_word(&self, mut error: Error) -> Error {
+        if let Error::Peer { rank, cause, .. } = &mut error
+            && *cause == Cause::Closed
+            && !self.heard[*rank]
+        {
+            *cause = Cause::Gone;
+        }
+        error
     }
 
     /// Something has failed. Whoever lent memory takes it back now.
@@ -541,6 +555,7 @@ impl Engine {
             if *header_len < HEADER {
                 return Ok(false);
             }
+            self.heard[peer] = true;
             check(header, &job.attempt, peer, dst.len as u64)?;
             if job.attempt.descriptor.op == Op::Send {
                 self.received[peer] += 1;

@@ -122,6 +122,15 @@ fn the_end_of_a_peer_is_noticed() {
     let (mut engine, peer) = engine_and_peer();
     std::thread::scope(|scope| {
         scope.spawn(move || drop(peer));
+        // It may have left before it knew of the link.
+        assert_eq!(cause(receive(&mut engine, LATE)), Cause::Gone);
+    });
+    let (mut engine, mut peer) = engine_and_peer();
+    let message = Frame { kind: Kind::Data, len: 4, descriptor: descriptor(4).encode() }.encode();
+    // SAFETY: `message` is borrowed for the call.
+    assert_eq!(unsafe { peer.send(&[Chunk::of(&message)]) }, Ok(HEADER));
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(peer));
         assert_eq!(cause(receive(&mut engine, LATE)), Cause::Closed);
     });
 }

@@ -38,9 +38,10 @@ pub(crate) fn settle(bulletin: &Bulletin, terms: &Terms, error: Error) -> Error 
     let is_own = own.as_ref() == Some(first);
     match &error {
         // What it is about it tells better than the others.
-        Error::Peer { cause: Cause::Silent { .. } | Cause::Closed | Cause::Unreachable { .. } | Cause::Revoked, .. } => {
-            first.error(terms, during)
-        }
+        Error::Peer {
+            cause: Cause::Silent { .. } | Cause::Closed | Cause::Gone | Cause::Unreachable { .. } | Cause::Revoked,
+            ..
+        } => first.error(terms, during),
         _ if is_own => error,
         _ => first.error(terms, during),
     }
@@ -98,7 +99,7 @@ fn look_into(bulletin: &Bulletin, terms: &Terms, error: &Error) -> Option<Notice
     let What::Failed { culprit, cause } = &notice.what else { return Some(notice) };
     let what = match cause {
         Cause::Silent { deadline } => follow(bulletin, &*contact, *culprit, notice.during, *deadline)?,
-        Cause::Closed | Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Revoked => {
+        Cause::Closed | Cause::Gone | Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Revoked => {
             explain(bulletin, &*contact, *culprit, cause)?
         }
         _ => return Some(notice),
@@ -131,7 +132,8 @@ fn explain(bulletin: &Bulletin, contact: &dyn Contact, peer: Rank, seen: &Cause)
         }
         if began.elapsed() >= patience {
             // It lives, so it is the connection that has ended.
-            let cause = if *seen == Cause::Closed { Cause::Broken(std::io::ErrorKind::ConnectionReset) } else { seen.clone() };
+            let is_closed = matches!(seen, Cause::Closed | Cause::Gone);
+            let cause = if is_closed { Cause::Broken(std::io::ErrorKind::ConnectionReset) } else { seen.clone() };
             return failed(cause);
         }
         thread::sleep(Duration::from_millis(5));
