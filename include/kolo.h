@@ -408,6 +408,9 @@ typedef struct kolo_step_stats_t {
 // It sent another number of bytes than another rank expected.
 #define KOLO_CAUSE_COUNTS 17
 
+// One of the two does not believe the other's certificate.
+#define KOLO_CAUSE_TLS 18
+
 // The error is about no operation.
 #define KOLO_OP_NONE -1
 

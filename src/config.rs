@@ -54,6 +54,18 @@ pub(crate) struct Settings {
     /// Where the flight recorder leaves files, and whether SIGUSR1 makes it do so.
     pub(crate) trace_dir: Option<PathBuf>,
     pub(crate) trace_signal: bool,
+    /// With what links in the network are encrypted, if they are.
+    pub(crate) tls: Option<TlsFiles>,
+}
+
+/// The PEM files with which links are encrypted.
+#[derive(Clone, Debug)]
+pub(crate) struct TlsFiles {
+    /// The certificate of the job's authority.
+    pub(crate) authority: PathBuf,
+    /// What this rank shows, and its private key.
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
 }
 
 /// The settings that all ranks take from rank 0.
@@ -85,6 +97,7 @@ impl Default for Settings {
             insecure: false,
             trace_dir: None,
             trace_signal: false,
+            tls: None,
         }
     }
 }
@@ -114,7 +127,20 @@ impl Settings {
         settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
         settings.trace_signal = parse(env, "KOLO_TRACE_SIGNAL", "0 or 1", flag)?.unwrap_or(settings.trace_signal);
         settings.interface = ["KOLO_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"].into_iter().find_map(env);
+        settings.tls = tls(env)?;
         Ok(settings)
+    }
+}
+
+fn tls(env: Env<'_>) -> Result<Option<TlsFiles>> {
+    const NAMES: [&str; 3] = ["KOLO_TLS_CA", "KOLO_TLS_CERT", "KOLO_TLS_KEY"];
+    match NAMES.map(|name| env(name).map(PathBuf::from)) {
+        [None, None, None] => Ok(None),
+        [Some(authority), Some(certificate), Some(key)] => Ok(Some(TlsFiles { authority, certificate, key })),
+        some => {
+            let missing = NAMES.into_iter().zip(&some).find(|(_, file)| file.is_none()).map_or("", |(name, _)| name);
+            Err(Error::setting(missing, "", format!("a PEM file: {} belong together", NAMES.join(", "))))
+        }
     }
 }
 
@@ -230,6 +256,7 @@ mod tests {
             ("KOLO_TIMEOUT", "-1", "more than 0"),
             ("KOLO_TIMEOUT", "nan", "more than 0"),
             ("KOLO_NETWORK_BANDWIDTH", "0", "more than 0"),
+            ("KOLO_TLS_CA", "", "KOLO_TLS_KEY"),
         ] {
             let error = settings(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value) && error.contains(hint), "{error}");

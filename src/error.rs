@@ -455,6 +455,9 @@ pub enum Cause {
     /// It has another secret.
     #[error("has another secret; give all ranks the same KOLO_SECRET")]
     Secret,
+    /// It could not be agreed with it on an encrypted connection: one of the two does not believe the other's certificate.
+    #[error("did not pass TLS: {0}; both need certificates for the name kolo that the authority in KOLO_TLS_CA has signed")]
+    Tls(String),
     /// An operation failed on it, and it told the others. Its own error says what happened.
     #[error("has revoked the communicator after a failure; its own error says what happened")]
     Revoked,

@@ -27,6 +27,8 @@ pub(crate) struct Card {
     /// Where its door is in the network, and on its host.
     pub(crate) address: SocketAddr,
     pub(crate) local_name: String,
+    /// It takes only links that are encrypted.
+    pub(crate) encrypts: bool,
 }
 
 impl Card {
@@ -35,6 +37,7 @@ impl Card {
         writer.number(self.version.into()).number(self.rank as u64).number(self.world_size as u64).number(self.instance);
         writer.text(&self.host).number(self.pid.into()).text(&self.neighbourhood);
         writer.text(&self.address.ip().to_string()).number(self.address.port().into()).text(&self.local_name);
+        writer.number(self.encrypts.into());
         writer.0
     }
 
@@ -53,6 +56,7 @@ impl Card {
             neighbourhood: reader.text()?,
             address: SocketAddr::new(reader.text()?.parse::<IpAddr>().ok()?, reader.number()?.try_into().ok()?),
             local_name: reader.text()?,
+            encrypts: reader.number()? != 0,
         })
     }
 
@@ -74,12 +78,22 @@ impl Card {
             let (theirs, mine) = (other.version, self.version);
             return Some(Error::Version { rank: other.rank, host: other.host.clone(), theirs, mine });
         }
-        (other.world_size != self.world_size).then(|| Error::WorldSize {
-            rank: other.rank,
-            host: other.host.clone(),
-            theirs: other.world_size,
-            my_rank: self.rank,
-            mine: self.world_size,
+        if other.world_size != self.world_size {
+            return Some(Error::WorldSize {
+                rank: other.rank,
+                host: other.host.clone(),
+                theirs: other.world_size,
+                my_rank: self.rank,
+                mine: self.world_size,
+            });
+        }
+        (other.encrypts != self.encrypts).then(|| {
+            let (with, without) = if self.encrypts { (self, other) } else { (other, self) };
+            let why = format!(
+                "rank {} ({}) has certificates and rank {} ({}) has none; give them to all ranks, or to none",
+                with.rank, with.host, without.rank, without.host
+            );
+            Error::Unsupported { what: "TLS", why }
         })
     }
 }
@@ -227,6 +241,7 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         neighbourhood: "here".to_owned(),
         address: SocketAddr::from(([10, 0, 0, 2], 4000)),
         local_name: "kolo-x".to_owned(),
+        encrypts: true,
     };
     let settings = crate::config::Settings::default().shared;
     let books = [
@@ -255,6 +270,7 @@ mod tests {
             neighbourhood: "here".to_owned(),
             address: "[fd00::2]:4000".parse().unwrap(),
             local_name: "kolo-x".to_owned(),
+            encrypts: false,
         }
     }
 

@@ -32,11 +32,12 @@ use crate::error::{Cause, Error, Result};
 use crate::health::{Boards, Recorder, Who};
 use crate::store::{Place, Store};
 use crate::sys::{self, LocalListener};
+use crate::transport::tls::Tls;
 use crate::types::{DType, Op, Rank, mix};
 use card::Card;
 use fabric::Fabric;
 use host::{Failed, Star};
-use network::{Mailbox, Network, Reception};
+use network::{Lines, Mailbox, Network, Reception};
 
 /// The communicator of all ranks.
 const WORLD: u64 = 0;
@@ -65,6 +66,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let began = Instant::now();
     let chosen = address::choose(start.place.as_ref(), start.settings.interface.as_deref())?;
     tracing::info!(address = %chosen.ip, why = chosen.why, "this rank's address");
+    let tls = start.settings.tls.as_ref().map(Tls::load).transpose()?;
     let mailbox = Arc::new(Mailbox::default());
     let boards = Arc::new(Boards::default());
     let door = open_door(start, chosen.ip, mailbox.clone(), boards.clone())?;
@@ -76,7 +78,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let identity = door.identity();
     let run = cards.iter().fold(0, |run, card| mix(run, card.instance));
     let who = Who { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
-    let network = Network::new(door, mailbox, boards, identity, cards, start.rank, settings.sockets);
+    let network = Network::new(door, mailbox, boards, identity, cards, start.rank, Lines { sockets: settings.sockets, tls });
 
     let everybody: Vec<Rank> = (0..start.world_size).collect();
     let star = match candidates.len() {
@@ -153,6 +155,7 @@ fn card(start: &Start<'_>, door: &Door) -> Result<Card> {
         neighbourhood: neighbourhood.map_or_else(String::new, |identity| format!("{identity} {declared}")),
         address,
         local_name,
+        encrypts: start.settings.tls.is_some(),
     })
 }
 

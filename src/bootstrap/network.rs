@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Waker;
+use mio::net::TcpStream;
 use parking_lot::{Condvar, Mutex};
 
 use super::card::Card;
@@ -14,6 +15,7 @@ use crate::door::{self, DialError, Door, Host, Stream};
 use crate::error::Cause;
 use crate::health::{Answer, Boards, Contact, Question, Unheard};
 use crate::sys;
+use crate::transport::tls::{End, Tls};
 use crate::transport::{Link, Opener, shm, tcp};
 use crate::types::Rank;
 
@@ -32,8 +34,30 @@ pub(crate) struct Network {
     pub(crate) cards: Vec<Card>,
     /// This rank in the job.
     pub(crate) rank: Rank,
+    lines: Lines,
+}
+
+/// Of what links in the network are made.
+pub(crate) struct Lines {
     /// TCP connections of one link.
-    sockets: u8,
+    pub(crate) sockets: u8,
+    pub(crate) tls: Option<Tls>,
+}
+
+impl Lines {
+    /// How many connections a link has.
+    fn count(&self) -> u8 {
+        // What is encrypted keeps a core busy before it fills a connection.
+        if self.tls.is_some() { 1 } else { self.sockets }
+    }
+
+    fn link(&self, mut streams: Vec<TcpStream>, end: End) -> Result<Box<dyn Link>, Cause> {
+        match &self.tls {
+            Some(tls) if streams.len() == 1 => tls.link(streams.remove(0), end),
+            Some(_) => Err(Cause::Corrupt("an encrypted link of several connections")),
+            None => Ok(tcp::link(streams)),
+        }
+    }
 }
 
 /// Connections that were admitted and not yet asked for, by communicator and caller.
@@ -149,9 +173,9 @@ impl Network {
         identity: Identity,
         cards: Vec<Card>,
         rank: Rank,
-        sockets: u8,
+        lines: Lines,
     ) -> Network {
-        Network { _door: door, mailbox, boards, identity, cards, rank, sockets }
+        Network { _door: door, mailbox, boards, identity, cards, rank, lines }
     }
 
     pub(super) fn mailbox(&self) -> &Mailbox {
@@ -274,27 +298,27 @@ impl NetworkOpener {
                 }
             }
         }
-        let lanes = self.network.sockets;
+        let lanes = self.network.lines.count();
         let streams = (0..lanes).map(|lane| {
             let hello = Hello { lane, lanes, ..self.network.hello(Purpose::Link, self.channel, to) };
             self.network.call_lane(hello, to, patience)
         });
-        link(streams.collect::<Result<Vec<_>, _>>()?, patience)
+        self.link(streams.collect::<Result<Vec<_>, _>>()?, End::Caller, patience)
     }
-}
 
-fn link(streams: Vec<Stream>, patience: Duration) -> Result<Box<dyn Link>, Cause> {
-    let mut lanes = Vec::with_capacity(streams.len());
-    for stream in streams {
-        match stream {
-            Stream::Tcp(stream) => lanes.push(stream),
-            Stream::Local(stream) => {
-                let deadline = Instant::now() + patience.min(DIAL_PATIENCE);
-                return shm::accept(stream, deadline).map_err(|error| Cause::Broken(error.kind()));
+    fn link(&self, streams: Vec<Stream>, end: End, patience: Duration) -> Result<Box<dyn Link>, Cause> {
+        let mut lanes = Vec::with_capacity(streams.len());
+        for stream in streams {
+            match stream {
+                Stream::Tcp(stream) => lanes.push(stream),
+                Stream::Local(stream) => {
+                    let deadline = Instant::now() + patience.min(DIAL_PATIENCE);
+                    return shm::accept(stream, deadline).map_err(|error| Cause::Broken(error.kind()));
+                }
             }
         }
+        self.network.lines.link(lanes, end)
     }
-    Ok(tcp::link(lanes))
 }
 
 impl Opener for NetworkOpener {
@@ -303,7 +327,7 @@ impl Opener for NetworkOpener {
             return self.call(peer, patience).map(Some);
         }
         while let Some(streams) = self.network.mailbox.link_streams(self.channel, self.members[peer]) {
-            match link(streams, patience) {
+            match self.link(streams, End::Called, patience) {
                 Err(Cause::Broken(io::ErrorKind::UnexpectedEof)) => continue,
                 other => return other.map(Some),
             }

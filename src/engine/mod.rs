@@ -281,8 +281,10 @@ impl Engine {
             active.job.attempt.give_up();
         }
         // Nothing can follow a message that was cut off in the middle: the peer sees the link close.
-        for out in self.outgoing.drain(..).filter(|out| out.sent > 0) {
-            self.mesh.close(out.to);
+        for out in self.outgoing.drain(..) {
+            if out.sent > 0 || self.mesh.has_begun(out.to) {
+                self.mesh.close(out.to);
+            }
         }
     }
 

@@ -99,6 +99,8 @@ pub const KOLO_CAUSE_ABORTED: kolo_cause_t = 15;
 pub const KOLO_CAUSE_MISMATCH: kolo_cause_t = 16;
 /// It sent another number of bytes than another rank expected.
 pub const KOLO_CAUSE_COUNTS: kolo_cause_t = 17;
+/// One of the two does not believe the other's certificate.
+pub const KOLO_CAUSE_TLS: kolo_cause_t = 18;
 
 /// An operation, as errors name it.
 pub type kolo_op_t = i32;
@@ -315,6 +317,7 @@ fn cause_number(cause: &Cause) -> kolo_cause_t {
         Cause::Aborted => KOLO_CAUSE_ABORTED,
         Cause::Mismatch(_) => KOLO_CAUSE_MISMATCH,
         Cause::Counts { .. } => KOLO_CAUSE_COUNTS,
+        Cause::Tls(_) => KOLO_CAUSE_TLS,
     }
 }
 

@@ -50,7 +50,12 @@ impl Notice {
             What::Counts { from, .. } => (0, *from),
             What::Failed { culprit, cause } => {
                 let class = match cause {
-                    Cause::Diverged | Cause::Corrupt(_) | Cause::Secret | Cause::Mismatch(_) | Cause::Counts { .. } => 1,
+                    Cause::Diverged
+                    | Cause::Corrupt(_)
+                    | Cause::Secret
+                    | Cause::Tls(_)
+                    | Cause::Mismatch(_)
+                    | Cause::Counts { .. } => 1,
                     Cause::Aborted => 2,
                     Cause::Died | Cause::Closed | Cause::Gone => 3,
                     Cause::Broken(_) | Cause::Unreachable { .. } => 4,
@@ -216,6 +221,7 @@ fn write_cause(writer: &mut Writer, cause: &Cause) {
             writer
         }
         Cause::Counts { to, sent, expected } => writer.number(16).number(*to as u64).number(*sent).number(*expected),
+        Cause::Tls(why) => writer.number(17).text(why),
     };
 }
 
@@ -243,6 +249,7 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
             Cause::Mismatch(Box::new(Differs { mine: read_call(reader)?, rank, theirs: read_call(reader)? }))
         }
         16 => Cause::Counts { to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
+        17 => Cause::Tls(reader.text()?),
         _ => return None,
     })
 }
@@ -274,6 +281,7 @@ mod tests {
             Cause::Aborted,
             Cause::Mismatch(Box::new(Differs { mine: during, rank: 1, theirs: Descriptor::nothing() })),
             Cause::Counts { to: 1, sent: 4, expected: 8 },
+            Cause::Tls("unknown issuer".to_owned()),
         ];
         let failed = causes.map(|cause| What::Failed { culprit: 2, cause });
         let pairs = [

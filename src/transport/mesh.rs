@@ -66,6 +66,11 @@ impl Mesh {
         self.links.iter_mut().filter_map(|link| link.as_deref_mut())
     }
 
+    /// Whether the link to a peer is in the middle of something that its caller believes not sent.
+    pub(crate) fn has_begun(&self, peer: Rank) -> bool {
+        self.links[peer].as_ref().is_some_and(|link| link.has_begun())
+    }
+
     /// Closes the link to a peer, who sees that it ended.
     pub(crate) fn close(&mut self, peer: Rank) {
         self.links[peer] = None;

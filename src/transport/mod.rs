@@ -11,6 +11,8 @@ mod stripe;
 pub(crate) mod tcp;
 #[cfg(test)]
 mod tests;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
+pub(crate) mod tls;
 
 use std::io;
 
@@ -35,6 +37,11 @@ pub(crate) trait Link: Send {
     ///
     /// The parts are readable until this returns.
     unsafe fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause>;
+
+    /// Whether some of what [`Link::send`] did not take may have left all the same, so that nothing else can follow.
+    fn has_begun(&self) -> bool {
+        false
+    }
 
     /// The bytes that have arrived, or some of them from the front, in place; at most `want`, but as many more may have been
     /// read from the system. Empty means none now.

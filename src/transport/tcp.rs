@@ -160,7 +160,7 @@ impl Arrived {
         [first, self.stretch(position + first.len as u64, len - first.len)]
     }
 
-    fn room(&mut self) -> [ChunkMut; 2] {
+    pub(super) fn room(&mut self) -> [ChunkMut; 2] {
         self.room_at(self.back, BUFFER)
     }
 

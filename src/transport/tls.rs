@@ -1,0 +1,247 @@
+//! A link over one TCP connection that is encrypted, and whose ends show each other certificates: TLS 1.3 (RFC 8446).
+//!
+//! The certificates say who belongs to the job, beside its secret: both ends show one that the job's authority has signed, for
+//! the name `kolo`. Ranks are told apart by the handshake before, so that one certificate may serve all.
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection, version};
+
+use super::tcp::{Arrived, BUFFER};
+use super::{Link, cause_of};
+use crate::buffer::{Chunk, ChunkMut};
+use crate::config::TlsFiles;
+use crate::error::{Cause, Error, Result};
+
+/// The name for which certificates are made out.
+const NAME: &str = "kolo";
+
+/// Bytes that are encrypted before any of them leaves.
+const AHEAD: usize = 256 << 10;
+
+/// What this rank shows, and whom it believes.
+pub(crate) struct Tls {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+/// Which end of a connection a rank is.
+#[derive(Clone, Copy)]
+pub(crate) enum End {
+    /// It made the connection.
+    Caller,
+    /// It took it.
+    Called,
+}
+
+impl Tls {
+    pub(crate) fn load(files: &TlsFiles) -> Result<Tls> {
+        let wrong = |name: &str, path: &Path, why: String| Error::setting(name, path.display().to_string(), why);
+        let certificates = |name: &str, path: &Path| {
+            let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
+            match read {
+                Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+                Ok(_) => Err(wrong(name, path, "a PEM file with certificates, and it has none".to_owned())),
+                Err(error) => Err(wrong(name, path, format!("a PEM file with certificates: {error}"))),
+            }
+        };
+        let mut authority = RootCertStore::empty();
+        for certificate in certificates("KOLO_TLS_CA", &files.authority)? {
+            let refused = |error| wrong("KOLO_TLS_CA", &files.authority, format!("the job's authority: {error}"));
+            authority.add(certificate).map_err(refused)?;
+        }
+        let authority = Arc::new(authority);
+        let own = certificates("KOLO_TLS_CERT", &files.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&files.key)
+            .map_err(|error| wrong("KOLO_TLS_KEY", &files.key, format!("a PEM file with a private key: {error}")))?;
+
+        let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
+        let mismatch = |error: rustls::Error| wrong("KOLO_TLS_KEY", &files.key, format!("the certificate's key: {error}"));
+        let unusable = |error: String| Error::Unsupported { what: "TLS", why: error };
+        let client = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(|error| unusable(error.to_string()))?
+            .with_root_certificates(authority.clone())
+            .with_client_auth_cert(own.clone(), key.clone_key())
+            .map_err(mismatch)?;
+        let guard = WebPkiClientVerifier::builder_with_provider(authority, provider.clone())
+            .build()
+            .map_err(|error| unusable(error.to_string()))?;
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(|error| unusable(error.to_string()))?
+            .with_client_cert_verifier(guard)
+            .with_single_cert(own, key)
+            .map_err(mismatch)?;
+        // Links are not resumed.
+        server.send_tls13_tickets = 0;
+        Ok(Tls { client: Arc::new(client), server: Arc::new(server) })
+    }
+
+    /// The link over a connection. Its ends shake hands when they first use it.
+    pub(crate) fn link(&self, stream: TcpStream, end: End) -> std::result::Result<Box<dyn Link>, Cause> {
+        let failed = |error: rustls::Error| Cause::Tls(error.to_string());
+        let session: Connection = match end {
+            End::Caller => {
+                let name = ServerName::try_from(NAME).expect("it is a name");
+                ClientConnection::new(self.client.clone(), name).map_err(failed)?.into()
+            }
+            End::Called => ServerConnection::new(self.server.clone()).map_err(failed)?.into(),
+        };
+        Ok(Box::new(TlsLink { stream, session, arrived: Arrived::new(), taken: 0 }))
+    }
+}
+
+struct TlsLink {
+    stream: TcpStream,
+    session: Connection,
+    arrived: Arrived,
+    /// Bytes that the session has taken from the caller and of which some may not have left yet. Nobody would see to it that they
+    /// do once the caller believed them sent, so they count as sent only then.
+    taken: usize,
+}
+
+impl TlsLink {
+    /// Whether the two ends have shown each other who they are, as far as this one can go on.
+    fn shake_hands(&mut self) -> std::result::Result<bool, Cause> {
+        while self.session.is_handshaking() {
+            if !self.flush()? || (self.session.is_handshaking() && !self.hear()?) {
+                return Ok(false);
+            }
+        }
+        // The last word of the handshake may be this end's, and nobody else would see to it that it leaves.
+        self.flush().map(|_| true)
+    }
+
+    /// Sends what has been encrypted; whether all of it has left.
+    fn flush(&mut self) -> std::result::Result<bool, Cause> {
+        while self.session.wants_write() {
+            match self.session.write_tls(&mut self.stream) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(cause_of(&error)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes in what the socket has; whether that was anything.
+    fn hear(&mut self) -> std::result::Result<bool, Cause> {
+        match self.session.read_tls(&mut self.stream) {
+            Ok(0) => return Err(Cause::Closed),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(true),
+            Err(error) => return Err(cause_of(&error)),
+        }
+        match self.session.process_new_packets() {
+            Ok(_) => Ok(true),
+            Err(error) => {
+                // The peer is told why, if it can be.
+                let _ = self.flush();
+                Err(Cause::Tls(error.to_string()))
+            }
+        }
+    }
+
+    /// Decrypts what has come; 0 if nothing has.
+    fn read(&mut self, into: &mut [u8]) -> std::result::Result<usize, Cause> {
+        if into.is_empty() || !self.shake_hands()? {
+            return Ok(0);
+        }
+        loop {
+            match self.session.reader().read(into) {
+                Ok(0) => return Err(Cause::Closed),
+                Ok(count) => return Ok(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(cause_of(&error)),
+            }
+            if !self.hear()? {
+                return Ok(0);
+            }
+        }
+    }
+}
+
+impl Link for TlsLink {
+    unsafe fn send(&mut self, parts: &[Chunk]) -> std::result::Result<usize, Cause> {
+        if !self.shake_hands()? {
+            return Ok(0);
+        }
+        if self.taken == 0 {
+            for part in parts {
+                let wanted = part.len.min(AHEAD - self.taken);
+                // SAFETY: the caller vouches for the part, and nobody writes what is being sent.
+                let bytes = unsafe { std::slice::from_raw_parts(part.ptr, wanted) };
+                let count = self.session.writer().write(bytes).map_err(|error| cause_of(&error))?;
+                self.taken += count;
+                if count < part.len {
+                    break;
+                }
+            }
+        }
+        Ok(if self.flush()? { std::mem::take(&mut self.taken) } else { 0 })
+    }
+
+    fn has_begun(&self) -> bool {
+        self.taken > 0
+    }
+
+    fn peek(&mut self, want: usize) -> std::result::Result<Chunk, Cause> {
+        while self.arrived.len() < want.min(BUFFER) {
+            let room = self.arrived.room()[0];
+            // SAFETY: the room is of the buffer, which is this link's own, and which holds bytes from the start.
+            let into = unsafe { std::slice::from_raw_parts_mut(room.ptr, room.len) };
+            let count = self.read(into)?;
+            if count == 0 {
+                break;
+            }
+            self.arrived.filled(count);
+        }
+        Ok(self.arrived.front(want))
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.arrived.consume(count);
+    }
+
+    unsafe fn receive(&mut self, into: ChunkMut) -> std::result::Result<usize, Cause> {
+        let buffered = self.arrived.take(into);
+        if buffered > 0 || into.len == 0 {
+            return Ok(buffered);
+        }
+        // SAFETY: the caller vouches that `into` is writable and that nobody else uses it; it is memory of numbers, which hold
+        // bytes from the start.
+        let count = self.read(unsafe { std::slice::from_raw_parts_mut(into.ptr, into.len) })?;
+        self.arrived.passed(count);
+        Ok(count)
+    }
+
+    fn arm(&mut self, _: bool, _: bool) -> bool {
+        true
+    }
+
+    fn disarm(&mut self, _: bool) {}
+
+    fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        registry.register(&mut self.stream, token, Interest::READABLE | Interest::WRITABLE)
+    }
+}
+
+impl Drop for TlsLink {
+    fn drop(&mut self) {
+        if self.taken == 0 {
+            self.session.send_close_notify();
+            let _ = self.flush();
+        }
+    }
+}

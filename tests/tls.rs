@@ -1,0 +1,145 @@
+//! Encrypted links, with certificates that the commands of `docs/settings.md` make.
+#![cfg(feature = "tls")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use common::{Case, check, run};
+use kolo::{Builder, Cause, Communicator, DType, Error, Op, ReduceOp};
+
+/// A folder with an authority, a certificate and its key; `None` where they cannot be made.
+fn certificates(name: &str) -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tls").join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    let guide = include_str!("../docs/settings.md").split("## Encrypted links").nth(1).unwrap();
+    let commands = guide.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
+    match Command::new("sh").args(["-e", "-c", commands]).current_dir(&folder).output() {
+        Ok(output) if output.status.success() => Some(folder),
+        Ok(output) if Command::new("openssl").arg("version").output().is_ok() => {
+            panic!("the commands of docs/settings.md fail: {}", String::from_utf8_lossy(&output.stderr))
+        }
+        _ => {
+            common::not_run("encrypted links: there is no openssl to make certificates");
+            None
+        }
+    }
+}
+
+/// On hosts of their own, so that links go through the network.
+fn apart(folder: &Path, rank: usize, builder: Builder) -> Builder {
+    let file = |name| folder.join(name);
+    builder.host(format!("host{rank}")).tls(file("ca.pem"), file("rank.pem"), file("rank.key"))
+}
+
+#[test]
+fn every_operation_computes_what_it_should() {
+    let Some(folder) = certificates("every") else { return };
+    run(
+        3,
+        |rank, builder| apart(&folder, rank, builder).sockets(4),
+        |comm| {
+            let mut seed = 0;
+            for &op in Op::ALL {
+                // One record, several, and more than is encrypted at once.
+                for count in [1, 5000, 300_001] {
+                    seed += 1;
+                    let root = seed as usize % 3;
+                    let case = Case { op, dtype: DType::F32, redop: ReduceOp::Sum, count, root, in_place: false, seed };
+                    check(&comm, case).unwrap_or_else(|error| panic!("{error} in {case:?}"));
+                }
+            }
+        },
+    );
+}
+
+/// Messages in both directions at once, larger than what any buffer on the way holds.
+#[test]
+fn nobody_waits_for_the_other_to_listen() {
+    let Some(folder) = certificates("both") else { return };
+    run(
+        2,
+        |rank, builder| apart(&folder, rank, builder),
+        |comm| {
+            let other = 1 - comm.rank();
+            let mine: Vec<u32> = (0..8 << 20).map(|i| i * 7 + comm.rank() as u32).collect();
+            let mut theirs = vec![0; mine.len()];
+            comm.send_recv(&mine, other, &mut theirs, other).unwrap();
+            assert!(theirs.iter().enumerate().all(|(i, &x)| x == i as u32 * 7 + other as u32));
+        },
+    );
+}
+
+/// What was encrypted and has not left yet is no place for a goodbye.
+#[test]
+fn after_a_message_that_was_cut_off_nothing_follows() {
+    let Some(folder) = certificates("cut") else { return };
+    let has_failed = Barrier::new(2);
+    run(
+        2,
+        |rank, builder| apart(&folder, rank, builder).timeout(Duration::from_millis(if rank == 0 { 500 } else { 60_000 })),
+        |comm| {
+            comm.barrier().unwrap();
+            if comm.rank() == 0 {
+                comm.send(&vec![7u8; 64 << 20], 1).unwrap_err();
+                has_failed.wait();
+            } else {
+                has_failed.wait();
+                match comm.recv(&mut vec![0u8; 64 << 20], 0) {
+                    Err(Error::Peer { rank: 0 | 1, .. }) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        },
+    );
+}
+
+#[test]
+fn a_certificate_of_another_authority_is_not_believed() {
+    let (Some(ours), Some(others)) = (certificates("ours"), certificates("others")) else { return };
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let builder = Communicator::builder().rank(rank).world_size(3).store("hash://believes");
+            let builder = apart(if rank == 1 { &others } else { &ours }, rank, builder);
+            scope.spawn(move || match builder.connect() {
+                Err(Error::Peer { cause: Cause::Tls(_), .. }) => {}
+                other => panic!("{other:?}"),
+            });
+        }
+    });
+}
+
+#[test]
+fn all_ranks_encrypt_or_none() {
+    let Some(folder) = certificates("some") else { return };
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let builder = Communicator::builder().rank(rank).world_size(2).store("hash://encrypts");
+            let builder = if rank == 0 { apart(&folder, rank, builder) } else { builder.host("host1") };
+            scope.spawn(move || {
+                let error = builder.connect().unwrap_err().to_string();
+                assert!(error.contains("rank 0") && error.contains("rank 1 (host1) has none"), "{error}");
+            });
+        }
+    });
+}
+
+#[test]
+fn files_that_are_none_are_named() {
+    let Some(folder) = certificates("wrong") else { return };
+    let file = |name| folder.join(name);
+    for (files, named) in [
+        (["nothing.pem", "rank.pem", "rank.key"], "KOLO_TLS_CA"),
+        (["ca.pem", "rank.key", "rank.key"], "KOLO_TLS_CERT"),
+        (["ca.pem", "rank.pem", "rank.pem"], "KOLO_TLS_KEY"),
+        (["ca.pem", "rank.pem", "ca.key"], "KOLO_TLS_KEY"),
+    ] {
+        let [authority, certificate, key] = files.map(file);
+        let builder = Communicator::builder().rank(0).world_size(2).store("hash://wrong");
+        let error = builder.tls(authority, certificate, key).connect().unwrap_err().to_string();
+        assert!(error.contains(named), "{error}");
+    }
+}
