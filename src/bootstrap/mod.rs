@@ -66,7 +66,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let began = Instant::now();
     let chosen = address::choose(start.place.as_ref(), start.settings.interface.as_deref())?;
     tracing::info!(address = %chosen.ip, why = chosen.why, "this rank's address");
-    let tls = start.settings.tls.as_ref().map(Tls::load).transpose()?;
+    let tls = start.settings.tls.as_ref().map(|files| Tls::load(&files.authority, &files.certificate, &files.key)).transpose()?;
     let mailbox = Arc::new(Mailbox::default());
     let boards = Arc::new(Boards::default());
     let door = open_door(start, chosen.ip, mailbox.clone(), boards.clone())?;

@@ -1,11 +1,11 @@
 //! In the place of encrypted links, where the feature `tls` is off: whoever asks for them is told so, and gets no others.
 
 use std::convert::Infallible;
+use std::path::Path;
 
 use mio::net::TcpStream;
 
 use super::Link;
-use crate::config::TlsFiles;
 use crate::error::{Cause, Error, Result};
 
 pub(crate) struct Tls(Infallible);
@@ -17,7 +17,7 @@ pub(crate) enum End {
 }
 
 impl Tls {
-    pub(crate) fn load(_: &TlsFiles) -> Result<Tls> {
+    pub(crate) fn load(_: &Path, _: &Path, _: &Path) -> Result<Tls> {
         let why = "this program was built without kolo's feature `tls`; build it with, or unset KOLO_TLS_CA, KOLO_TLS_CERT and KOLO_TLS_KEY";
         Err(Error::Unsupported { what: "TLS", why: why.to_owned() })
     }

@@ -18,7 +18,6 @@ use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerCo
 use super::tcp::{Arrived, BUFFER};
 use super::{Link, cause_of};
 use crate::buffer::{Chunk, ChunkMut};
-use crate::config::TlsFiles;
 use crate::error::{Cause, Error, Result};
 
 /// The name for which certificates are made out.
@@ -43,7 +42,8 @@ pub(crate) enum End {
 }
 
 impl Tls {
-    pub(crate) fn load(files: &TlsFiles) -> Result<Tls> {
+    /// From PEM files: with the certificate of the job's authority, with the one that this rank shows, and with its key.
+    pub(crate) fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Tls> {
         let wrong = |name: &str, path: &Path, why: String| Error::setting(name, path.display().to_string(), why);
         let certificates = |name: &str, path: &Path| {
             let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
@@ -53,33 +53,33 @@ impl Tls {
                 Err(error) => Err(wrong(name, path, format!("a PEM file with certificates: {error}"))),
             }
         };
-        let mut authority = RootCertStore::empty();
-        for certificate in certificates("KOLO_TLS_CA", &files.authority)? {
-            let refused = |error| wrong("KOLO_TLS_CA", &files.authority, format!("the job's authority: {error}"));
-            authority.add(certificate).map_err(refused)?;
+        let mut believed = RootCertStore::empty();
+        for certificate in certificates("KOLO_TLS_CA", authority)? {
+            let refused = |error| wrong("KOLO_TLS_CA", authority, format!("the job's authority: {error}"));
+            believed.add(certificate).map_err(refused)?;
         }
-        let authority = Arc::new(authority);
-        let own = certificates("KOLO_TLS_CERT", &files.certificate)?;
-        let key = PrivateKeyDer::from_pem_file(&files.key)
-            .map_err(|error| wrong("KOLO_TLS_KEY", &files.key, format!("a PEM file with a private key: {error}")))?;
+        let believed = Arc::new(believed);
+        let own = certificates("KOLO_TLS_CERT", certificate)?;
+        let private = PrivateKeyDer::from_pem_file(key)
+            .map_err(|error| wrong("KOLO_TLS_KEY", key, format!("a PEM file with a private key: {error}")))?;
 
         let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
-        let mismatch = |error: rustls::Error| wrong("KOLO_TLS_KEY", &files.key, format!("the certificate's key: {error}"));
+        let mismatch = |error: rustls::Error| wrong("KOLO_TLS_KEY", key, format!("the certificate's key: {error}"));
         let unusable = |error: String| Error::Unsupported { what: "TLS", why: error };
         let client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&version::TLS13])
             .map_err(|error| unusable(error.to_string()))?
-            .with_root_certificates(authority.clone())
-            .with_client_auth_cert(own.clone(), key.clone_key())
+            .with_root_certificates(believed.clone())
+            .with_client_auth_cert(own.clone(), private.clone_key())
             .map_err(mismatch)?;
-        let guard = WebPkiClientVerifier::builder_with_provider(authority, provider.clone())
+        let guard = WebPkiClientVerifier::builder_with_provider(believed, provider.clone())
             .build()
             .map_err(|error| unusable(error.to_string()))?;
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&version::TLS13])
             .map_err(|error| unusable(error.to_string()))?
             .with_client_cert_verifier(guard)
-            .with_single_cert(own, key)
+            .with_single_cert(own, private)
             .map_err(mismatch)?;
         // Links are not resumed.
         server.send_tls13_tickets = 0;
