@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::reduce;
 use crate::store::Place;
 use crate::sys::{self, Cuda, LocalListener, Segment};
+use crate::transport::tls::Tls;
 use crate::window::PART;
 
 /// How much it matters.
@@ -59,8 +60,9 @@ pub fn examine() -> Vec<Finding> {
     let settings = Settings::from_env(&process_env);
     let launch = launcher::detect(&process_env);
     let place = store(launch.as_ref().ok().and_then(Option::as_ref));
-    let mut findings = vec![version(), of_settings(&settings), secret(), of_launcher(&launch)];
+    let mut findings = vec![version(), of_settings(&settings)];
     let settings = settings.unwrap_or_default();
+    findings.extend([secret(settings.insecure), of_launcher(&launch)]);
     findings.push(interfaces());
     let chosen = address::choose(place.as_ref(), settings.interface.as_deref());
     findings.push(of_address(&chosen));
@@ -82,11 +84,13 @@ fn version() -> Finding {
 
 fn of_settings(settings: &Result<Settings>) -> Finding {
     let secret = config::parse(&process_env, "KOLO_SECRET", config::SECRET, config::secret);
-    let what = match (settings, &secret) {
-        (Err(error), _) => error.to_string(),
+    let tls = settings.as_ref().ok().and_then(|settings| settings.tls.as_ref());
+    let tls = tls.map(|files| Tls::load(&files.authority, &files.certificate, &files.key)).transpose();
+    let what = match (settings, &secret, &tls) {
+        (Err(error), ..) | (.., Err(error)) => error.to_string(),
         // Not with its value.
-        (_, Err(_)) => format!("KOLO_SECRET: {}", config::SECRET),
-        (Ok(_), Ok(_)) => {
+        (_, Err(_), _) => format!("KOLO_SECRET: {}", config::SECRET),
+        (Ok(_), Ok(_), Ok(_)) => {
             let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
             let mut set: Vec<String> =
                 set.filter(|name| name.strip_prefix("KOLO").is_some_and(|rest| rest.starts_with('_'))).collect();
@@ -97,15 +101,17 @@ fn of_settings(settings: &Result<Settings>) -> Finding {
     Finding::failure("settings", what, "correct the variable, or unset it; docs/settings.md lists what each may be")
 }
 
-fn secret() -> Finding {
+fn secret(is_insecure: bool) -> Finding {
     const SUBJECT: &str = "secret";
-    match process_env("KOLO_SECRET") {
-        Some(_) => Finding::fine(SUBJECT, "there is one; all ranks need the same"),
-        None => Finding::warning(
-            SUBJECT,
-            "none: whoever reaches this machine's ports may join a job, or disturb its start",
-            "between hosts, give all ranks the same KOLO_SECRET (openssl rand -hex 32); kolo run makes one for each job",
-        ),
+    const ADVICE: &str =
+        "between hosts, give all ranks the same KOLO_SECRET (openssl rand -hex 32); kolo run makes one for each job";
+    if process_env("KOLO_SECRET").is_some() {
+        Finding::fine(SUBJECT, "there is one; all ranks need the same")
+    } else if is_insecure {
+        let what = "none, and KOLO_INSECURE is set: whoever reaches this machine's ports may join a job, or disturb it";
+        Finding::warning(SUBJECT, what, ADVICE)
+    } else {
+        Finding::warning(SUBJECT, "none: ranks that are not given one otherwise listen only to their own machine", ADVICE)
     }
 }
 

@@ -10,7 +10,7 @@ const MAY_IMPORT: [(&str, &[&str]); 22] = [
     ("ddp", &["comm"]),
     ("comm", &["bootstrap", "window", "engine", "schedule", "reduce", "transport", "store", "door", "health", "config", "plan"]),
     ("fuzzing", &["bootstrap", "door", "engine", "health", "store", "window"]),
-    ("doctor", &["bootstrap", "config", "door", "reduce", "store", "window"]),
+    ("doctor", &["bootstrap", "config", "door", "reduce", "store", "window", "transport"]),
     ("bootstrap", &["health", "store", "transport", "door", "config", "schedule", "wire"]),
     ("health", &["schedule", "wire"]),
     ("engine", &["schedule", "transport", "reduce"]),

@@ -91,6 +91,9 @@ fn what_is_wrong_is_said_with_what_to_do() {
     };
     fails(doctor().env("KOLO_INTERFACE", "nosuch"), "address", &["no interface is admitted", "KOLO_INTERFACE"]);
     fails(doctor().env("KOLO_SECRET", "1234"), "settings", &["KOLO_SECRET", "64 hexadecimal digits"]);
+    fails(doctor().env("KOLO_TLS_CA", "ca.pem"), "settings", &["KOLO_TLS_CERT"]);
+    let tls = ["KOLO_TLS_CA", "KOLO_TLS_CERT", "KOLO_TLS_KEY"].map(|name| (name, "none.pem"));
+    fails(doctor().envs(tls), "settings", &["KOLO_TLS_CA"]);
     fails(doctor().env("RANK", "1"), "launcher", &["WORLD_SIZE", "start the program with"]);
     fails(doctor().envs([("RANK", "1"), ("WORLD_SIZE", "2")]), "launcher", &["where the ranks find each other", "MASTER_ADDR"]);
     fails(doctor().env("KOLO_STORE", "file:///no/such/folder/store"), "store", &["no such folder"]);
