@@ -251,6 +251,31 @@ fn whoever_receives_from_anybody_learns_that_nobody_sends() {
             }
         },
     );
+    // One has left before there was a link to it, and another sends.
+    let left = Barrier::new(3);
+    run(
+        3,
+        |_, builder| builder.transport(kolo::Transport::Tcp).algorithm(kolo::Algorithm::Binomial),
+        |comm| match comm.rank() {
+            1 => {
+                let mut got = [0u8; 4];
+                left.wait();
+                assert_eq!(comm.recv_any(&mut got).unwrap(), 0);
+                assert_eq!(got, [5; 4]);
+                done.wait();
+            }
+            0 => {
+                left.wait();
+                comm.send(&[5u8; 4], 1).unwrap();
+                done.wait();
+            }
+            _ => {
+                drop(comm);
+                left.wait();
+                done.wait();
+            }
+        },
+    );
     let alone = Communicator::in_process(1).unwrap().pop().unwrap();
     assert_eq!(argument(alone.recv_any(&mut [0u8]).map(drop)), Argument::Oneself { rank: 0 });
 }

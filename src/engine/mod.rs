@@ -140,6 +140,8 @@ struct Active<'a> {
     forward: Option<u64>,
     /// Of a job that receives from whoever sends first: who that is, once it is known.
     sender: Option<Rank>,
+    /// Meanwhile: who cannot be that, because nobody is where it was, and why.
+    gone: Vec<(Rank, Cause)>,
     /// No steps are left.
     exhausted: bool,
 }
@@ -156,6 +158,7 @@ impl<'a> Active<'a> {
             padding: 0,
             forward: None,
             sender: None,
+            gone: Vec::new(),
             exhausted: false,
         }
     }
@@ -390,7 +393,7 @@ impl Engine {
                 Step::Copy { src, dst } => self.copy(&active.job, src, dst),
                 Step::Fold { own, parts, dst } => self.fold(&active.job, own, parts, dst),
                 Step::Recv { .. } if active.awaits_anybody() => {
-                    active.sender = self.find_sender(&active.job.attempt, &is_next)?;
+                    active.sender = self.find_sender(&active.job.attempt, &mut active.gone, &is_next)?;
                     if active.sender.is_none() {
                         break;
                     }
@@ -499,15 +502,33 @@ impl Engine {
     }
 
     /// A rank of which the first bytes of a message have come that is not part of a collective.
-    fn find_sender(&mut self, attempt: &Attempt<'_>, is_next: impl Fn(Rank) -> bool) -> Result<Option<Rank>> {
-        let mut gone = None;
+    fn find_sender(
+        &mut self,
+        attempt: &Attempt<'_>,
+        unreachable: &mut Vec<(Rank, Cause)>,
+        is_next: impl Fn(Rank) -> bool,
+    ) -> Result<Option<Rank>> {
+        let mut gone = unreachable.first().cloned();
         let others = (0..self.drained.len()).filter(|&peer| peer != attempt.terms.rank);
         let mut all_gone = true;
         for peer in others.filter(|&peer| is_next(peer)) {
-            let fail = |cause| attempt.failed(peer, cause);
-            let Some(link) = self.mesh.link(peer, || attempt.left()).map_err(fail)? else {
-                all_gone = false;
+            if unreachable.iter().any(|(known, _)| *known == peer) {
                 continue;
+            }
+            let fail = |cause| attempt.failed(peer, cause);
+            let link = match self.mesh.link(peer, || attempt.left()) {
+                Ok(Some(link)) => link,
+                Ok(None) => {
+                    all_gone = false;
+                    continue;
+                }
+                // It has left, or has died, which others find out. Somebody else may still send.
+                Err(cause @ Cause::Unreachable { kind: std::io::ErrorKind::ConnectionRefused, .. }) => {
+                    unreachable.push((peer, cause.clone()));
+                    gone = Some((peer, cause));
+                    continue;
+                }
+                Err(cause) => return Err(fail(cause)),
             };
             if link.peek(HEADER).map_err(fail)?.len < HEADER {
                 all_gone = false;
