@@ -73,6 +73,20 @@ fn every_store_brings_ranks_together() {
 }
 
 /// The same for all ranks, another for every run of the test.
+/// A launcher that serves the store of the environment knows nothing of one that the program names: rank 0 serves that.
+#[test]
+fn a_store_that_the_program_names_is_not_the_launchers() {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "every_store_brings_ranks_together"])
+        .env("KOLO_STORE_SERVED", "1")
+        .env("KOLO_STORE", "tcp://127.0.0.1:1")
+        .env("KOLO_START_TIMEOUT", "60")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
 fn fresh_job(url: &str) -> String {
     format!("{url} {}", std::process::id())
 }

@@ -294,6 +294,9 @@ impl Builder {
             return Ok((store.clone(), None));
         }
         let owner = launch.rank == 0;
+        // Under `kolo run` the launcher serves the store of the environment, and every rank is a guest. Of one that the program has
+        // named it knows nothing.
+        let is_served = self.store_is_served || self.store.is_none() && process_env("KOLO_STORE_SERVED").is_some();
         let url = self.store.clone().or_else(|| process_env("KOLO_STORE"));
         let place = match (url, &launch.rendezvous) {
             (Some(url), _) => match Place::parse(&url)? {
@@ -313,9 +316,7 @@ impl Builder {
                 return Err(Error::NoLauncher { found, looked_for: LOOKED_FOR.to_owned() });
             }
         };
-        // Under `kolo run` the launcher serves the store, and every rank is a guest.
-        let owner = owner && !self.store_is_served && process_env("KOLO_STORE_SERVED").is_none();
-        let store = store::open(&place, owner, identity, deadline)?;
+        let store = store::open(&place, owner && !is_served, identity, deadline)?;
         Ok((store.into(), Some(place)))
     }
 }

@@ -9,6 +9,9 @@ use crate::engine::Kind;
 use crate::model::architecture::{Architecture, Shape};
 use crate::optimizer::{Decay, Scale};
 
+/// Of `--dist-url`: the launcher's environment says where.
+pub(crate) const ENVIRONMENT: &str = "env://";
+
 /// Trains a ResNet data-parallel, on the ranks of this machine (--nproc) or of any launcher.
 #[derive(Parser)]
 #[command(name = "resnet", version, args_conflicts_with_subcommands = true, args_override_self = true)]
@@ -126,7 +129,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N")]
     pub(crate) rank: Option<usize>,
     /// Where ranks find each other: tcp://host:port, file:///path, or env:// for the launcher's environment
-    #[arg(long, value_name = "URL", default_value = "env://")]
+    #[arg(long, value_name = "URL", default_value = ENVIRONMENT)]
     pub(crate) dist_url: String,
     /// When a rank dies, the others go on without it
     #[arg(long)]

@@ -1,15 +1,15 @@
 //! `--nproc`: ranks on this machine, started by the trainer itself.
 //!
-//! For one node the launcher serves the store where the ranks meet, with a job name and a secret of its own. With `--world-size` and
-//! `--rank`, which then count nodes, ranks meet at `--dist-url`. `kolo run` does more: it passes signals on and marks each line of
-//! output with its rank.
+//! On one node ranks have a job name and a secret of their own, and meet at a store that the launcher serves, or at `--dist-url`, where
+//! rank 0 serves it. With `--world-size` and `--rank`, which then count nodes, they meet at `--dist-url` in any case. `kolo run` does
+//! more: it passes signals on and marks each line of output with its rank.
 
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo::TcpStoreServer;
 
-use crate::arguments::TrainArgs;
+use crate::arguments::{ENVIRONMENT, TrainArgs};
 
 /// Tells a rank that it is one, so that it does not start others.
 const STARTED: &str = "KOLO_RESNET_STARTED";
@@ -32,8 +32,11 @@ pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String>
         return Err(format!("--rank {node} must be less than --world-size, which is {nodes}; with --nproc both count nodes"));
     }
     let (job, secret) = (hexadecimal(&random::<8>()?), random::<32>()?);
+    let is_named = args.dist_url != ENVIRONMENT;
     let server = match nodes {
-        1 => Some(TcpStoreServer::bind(([127, 0, 0, 1], 0).into(), &job, Some(secret)).map_err(|error| error.to_string())?),
+        1 if !is_named => {
+            Some(TcpStoreServer::bind(([127, 0, 0, 1], 0).into(), &job, Some(secret)).map_err(|error| error.to_string())?)
+        }
         _ => None,
     };
     let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
@@ -50,6 +53,8 @@ pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String>
             .stdin(Stdio::null());
         if let Some(server) = &server {
             command.env("KOLO_STORE", server.url()).env("KOLO_STORE_SERVED", "1");
+        }
+        if nodes == 1 {
             command.env("KOLO_JOB_ID", &job).env("KOLO_SECRET", hexadecimal(&secret));
         }
         #[cfg(target_os = "linux")]

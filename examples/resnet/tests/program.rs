@@ -36,7 +36,7 @@ fn resnet(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_resnet"));
     command.args(line.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // Launchers around the tests are none of its business.
-    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_STORE"] {
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_STORE", "KOLO_STORE_SERVED"] {
         command.env_remove(name);
     }
     command
@@ -144,6 +144,65 @@ fn it_runs_under_launchers() {
     pair([0, 1].map(|rank| start(rank, &format!("--world-size 2 --rank {rank} --dist-url {url}"))));
 }
 
+/// Small images in folders, eight of each class.
+fn images(folder: &Folder) {
+    for part in ["train", "val"] {
+        for class in ["a", "b"] {
+            let place = folder.0.join(part).join(class);
+            std::fs::create_dir_all(&place).unwrap();
+            for i in 0..8 {
+                image::RgbImage::from_pixel(9, 9, image::Rgb([i * 20; 3])).save(place.join(format!("{i}.png"))).unwrap();
+            }
+        }
+    }
+}
+
+/// A port of this machine that nobody has at the moment.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The commands that PyTorch's ImageNet example is started with.
+#[test]
+fn ranks_meet_where_the_command_line_says() {
+    let folder = Folder::new("meet");
+    images(&folder);
+    let dir = folder.0.display();
+    let small = "-a resnet20 --image-size 8 -b 4 --epochs 1 -j 1 --threads 1 -p 1";
+    let cores = std::thread::available_parallelism().unwrap().get().min(4);
+    let url = |name: &str| match name {
+        "tcp" => format!("tcp://127.0.0.1:{}", free_port()),
+        name => format!("file://{}", folder.join(name)),
+    };
+    // A rank for each core, of one node; as many as asked for.
+    for (i, kind) in ["tcp", "store"].into_iter().enumerate() {
+        let run = folder.join(&format!("all-{i}"));
+        let batch = 4 * std::thread::available_parallelism().unwrap().get();
+        let line = format!(
+            "{dir} --dist-url {} --multiprocessing-distributed --world-size 1 --rank 0 {small} -b {batch} --output {run}",
+            url(kind)
+        );
+        assert!(succeed(&line).contains("ranks, 1 hosts"), "{line}");
+        let run = folder.join(&format!("some-{i}"));
+        let said = succeed(&format!("{dir} --dist-url {} --nproc {cores} {small} --output {run}", url(kind)));
+        assert!(said.contains(&format!("on {cores} ranks, 1 hosts")), "{said}");
+    }
+    // Two nodes, which are both this machine. Over TCP they need a secret that both know, or no other machine to listen to.
+    for (i, kind) in ["tcp", "nodes"].into_iter().enumerate() {
+        let url = url(kind);
+        let start = |node: usize| {
+            let run = folder.join(&format!("two-{i}"));
+            let mut command =
+                resnet(&format!("{dir} --dist-url {url} --nproc 2 --world-size 2 --rank {node} {small} --output {run}"));
+            command.env("KOLO_SECRET", "5".repeat(64)).env("KOLO_START_TIMEOUT", "60");
+            std::thread::spawn(move || finish(command))
+        };
+        for (node, output) in [0, 1].map(start).map(|thread| thread.join().unwrap()).into_iter().enumerate() {
+            assert!(output.status.success(), "{url}, node {node}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+}
+
 #[test]
 fn mistakes_are_named_and_nothing_hangs() {
     let folder = Folder::new("mistakes");
@@ -175,15 +234,7 @@ fn mistakes_are_named_and_nothing_hangs() {
 #[test]
 fn a_damaged_image_is_named() {
     let folder = Folder::new("damaged");
-    for part in ["train", "val"] {
-        for class in ["a", "b"] {
-            let place = folder.0.join(part).join(class);
-            std::fs::create_dir_all(&place).unwrap();
-            for i in 0..8 {
-                image::RgbImage::from_pixel(9, 9, image::Rgb([i * 20; 3])).save(place.join(format!("{i}.png"))).unwrap();
-            }
-        }
-    }
+    images(&folder);
     std::fs::write(folder.0.join("train/b/3.png"), "damaged").unwrap();
     let error =
         fail(&format!("{} -a resnet20 --image-size 8 -b 8 --nproc 2 --output {}", folder.0.display(), folder.join("run")));

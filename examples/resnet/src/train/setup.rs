@@ -8,7 +8,7 @@ use kolo::{Communicator, DType};
 
 use super::epoch::SoFar;
 use super::{Failure, Output, Run};
-use crate::arguments::{Compression, TrainArgs};
+use crate::arguments::{Compression, ENVIRONMENT, TrainArgs};
 use crate::checkpoint::{self, State};
 use crate::data::Data;
 use crate::data::generated::{Noise, Shapes};
@@ -35,7 +35,7 @@ pub(super) fn connect(args: &TrainArgs) -> Result<Communicator, String> {
             _ => return Err("--rank and --world-size go together (with --nproc they count nodes)".to_owned()),
         }
     }
-    if args.dist_url != "env://" {
+    if args.dist_url != ENVIRONMENT {
         builder = builder.store(&args.dist_url);
     }
     builder.connect().map_err(|error| error.to_string())
