@@ -200,8 +200,14 @@ pub(super) fn reducer<E: Engine>(args: &TrainArgs, comm: &Communicator, model: &
     let describe = |names: &[Name]| -> Vec<Parameter> {
         names.iter().map(|name| Parameter::new(name.name.clone(), name.shape.clone(), DType::F32)).collect()
     };
-    let builder =
-        Reducer::builder().parameters(describe(model.names())).buffers(describe(model.buffer_names())).overlap(!args.no_overlap);
+    let bucket_bytes = (args.bucket_mb * f64::from(1 << 20)) as usize;
+    let builder = Reducer::builder()
+        .parameters(describe(model.names()))
+        .buffers(describe(model.buffer_names()))
+        .bucket_bytes(bucket_bytes)
+        // The first is small in any case, so that communication begins early.
+        .first_bucket_bytes(bucket_bytes.min(1 << 20))
+        .overlap(!args.no_overlap);
     let builder = match args.compress {
         Compression::None => builder,
         Compression::F16 => builder.hook(Compress::f16()),

@@ -104,6 +104,25 @@ fn ranks_start_with_the_weights_of_rank_0() {
 }
 
 #[test]
+fn buckets_are_as_large_as_asked_for() {
+    let buckets = |more: &str| {
+        let (args, folder) = arguments("buckets", more);
+        let ranks = on_ranks(1, |comm| {
+            let mut run = Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
+            train(&mut run, 1, |_, _| {});
+            run.reducer.statistics().buckets.iter().map(|bucket| bucket.bytes).collect::<Vec<_>>()
+        });
+        std::fs::remove_dir_all(folder).unwrap();
+        ranks.concat()
+    };
+    // ResNet-20 has a megabyte of gradients.
+    assert_eq!((buckets("").len(), buckets("--bucket-mb 100").len()), (2, 2));
+    let small = buckets("--bucket-mb 0.25");
+    assert_eq!(small.len(), 4);
+    assert!(small[..3].iter().all(|&bytes| bytes >= 1 << 18), "{small:?}");
+}
+
+#[test]
 fn compressed_gradients_train_too() {
     for compression in ["f16", "bf16", "power-sgd2"] {
         let (args, folder) = arguments(&format!("compressed-{compression}"), &format!("--compress {compression}"));
