@@ -646,6 +646,47 @@ fn ranks_without_input_join_the_steps_of_the_others() {
     }
 }
 
+/// Buckets are made anew after the first step, but not before somebody begins another.
+#[test]
+fn gradients_stay_until_the_next_step_whatever_is_exchanged() {
+    for uneven in [Uneven::No, Uneven::ByWorldSize, Uneven::ByRanksWithInput] {
+        on_ranks(3, |comm| {
+            let buffers = [Parameter::new("mean", [1], DType::F32)];
+            let builder = Reducer::builder().parameters(floats(&[3, 5, 2])).buffers(buffers);
+            let mut reducer = builder.uneven(uneven).first_bucket_bytes(1).bucket_bytes(1).build(comm).unwrap();
+            // Where ranks may have different numbers of steps, one has only the first.
+            let steps = if uneven != Uneven::No && comm.rank() == 1 { 1 } else { 4 };
+            for at in 0..steps {
+                let step = reducer.begin().unwrap();
+                // In the order of which there was none before.
+                for (parameter, count) in [3, 5, 2].into_iter().enumerate() {
+                    step.put(parameter, &vec![(parameter + 1) as f32; count]).unwrap();
+                }
+                step.finish().unwrap();
+                let first = reducer.gradient::<f32>(0).unwrap().as_ptr().addr();
+                let mut mean = vec![comm.rank() as f32];
+                reducer.sync_buffers(&mut [TensorMut::from(&mut mean)], BufferSync::Average).unwrap();
+                let expected = if uneven == Uneven::ByWorldSize && at > 0 { 2.0 / 3.0 } else { 1.0 };
+                for (parameter, count) in [3, 5, 2].into_iter().enumerate() {
+                    let gradient = reducer.gradient::<f32>(parameter).unwrap();
+                    assert!(
+                        gradient.iter().all(|value| (value - (parameter + 1) as f32 * expected).abs() < 1e-6),
+                        "{gradient:?}"
+                    );
+                    assert_eq!(gradient.len(), count);
+                }
+                // Nor do they move: an address that C was given holds.
+                assert_eq!(reducer.gradient::<f32>(0).unwrap().as_ptr().addr(), first);
+            }
+            if uneven != Uneven::No {
+                reducer.join(|_| Ok(())).unwrap();
+            }
+            // They were made anew at last.
+            assert_eq!(reducer.statistics().buckets.iter().map(|bucket| bucket.bytes).collect::<Vec<_>>(), [12, 20, 8]);
+        });
+    }
+}
+
 #[test]
 fn ranks_that_call_different_things_hear_it() {
     on_ranks(2, |comm| {

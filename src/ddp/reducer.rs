@@ -160,10 +160,7 @@ impl Reducer {
         let active = match self.core.uneven {
             Uneven::No => vec![true; self.world_size()],
             // Ranks that have joined hear of it.
-            _ => {
-                self.rebuild_if_due()?;
-                self.or_fail(self.core.announce(intent))?
-            }
+            _ => self.or_fail(self.core.announce(intent))?,
         };
         self.exchange_among(intent, Some(values), &active)
     }
@@ -173,7 +170,7 @@ impl Reducer {
         let (how, buckets) = match intent {
             Intent::Parameters(how) => (how, &*self.core.between("exchange")?.buckets.clone()),
             Intent::Buffers(how) => (how, &self.staging),
-            Intent::Joined | Intent::Step => return Ok(()),
+            Intent::Joined | Intent::Step | Intent::Rebuild => return Ok(()),
         };
         if let Exchange::Broadcast(root) = how
             && active.get(root) != Some(&true)
@@ -208,15 +205,20 @@ impl Reducer {
 
     /// As [`Reducer::begin`], without a guard.
     pub(crate) fn start(&mut self, syncs: bool) -> Result<()> {
-        if syncs {
-            self.rebuild_if_due()?;
+        if syncs && self.rebuilds && self.core.between("begin")?.steps > 0 {
+            if self.core.uneven != Uneven::No {
+                // Ranks that have joined hear of it.
+                self.or_fail(self.core.announce(Intent::Rebuild))?;
+            }
+            self.make_buckets_anew()?;
         }
         self.core.open(syncs, None)
     }
 
     /// This rank has no more input, and takes part in the steps of those that have, with zeros, until none has. After each,
     /// `after_step` is called, where the gradients' averages can be read: an optimiser that steps there, too, keeps all ranks'
-    /// parameters equal. It makes no collective calls. Of the other ranks' [`Reducer::sync_buffers`] and
+    /// parameters equal. It makes no collective calls: that of [`LocalSgd`](super::LocalSgd) is one,
+    /// and is left to those that have input. Of the other ranks' [`Reducer::sync_buffers`] and
     /// [`Reducer::average_parameters`] this rank has nothing.
     ///
     /// All ranks call it when they have no more input; it returns when all have. Needs [`ReducerBuilder::uneven`].
@@ -226,8 +228,12 @@ impl Reducer {
             steps += 1;
             after_step(self)?;
         }
-        let last = self.core.between("join")?.active.iter().position(|&active| active).unwrap_or(0);
-        Ok(Joined { steps, last })
+        Ok(Joined { steps, last: self.last()? })
+    }
+
+    /// The rank that made the last step, the lowest of several.
+    pub(crate) fn last(&self) -> Result<Rank> {
+        Ok(self.core.between("join")?.active.iter().position(|&active| active).unwrap_or(0))
     }
 
     /// Takes part in one step of those that have input; false if none has any more.
@@ -238,10 +244,10 @@ impl Reducer {
         }
         loop {
             drop(self.core.between("join")?);
-            self.rebuild_if_due()?;
             let (intent, active) = self.or_fail(self.core.meet(Intent::Joined))?;
             match intent {
                 Intent::Joined => return Ok(false),
+                Intent::Rebuild => self.make_buckets_anew()?,
                 Intent::Step => {
                     self.core.open(true, Some(active))?;
                     self.core.settle_nothing();
@@ -257,14 +263,11 @@ impl Reducer {
         }
     }
 
-    /// Makes the buckets anew after the first step, in the order in which gradients arrived on rank 0. Gradients that are being
-    /// accumulated move with them.
-    fn rebuild_if_due(&mut self) -> Result<()> {
+    /// Makes the buckets anew when the second step begins, in the order in which gradients arrived on rank 0. Gradients that are
+    /// being accumulated move with them; others cannot be read any more.
+    fn make_buckets_anew(&mut self) -> Result<()> {
         let (arrivals, old, accumulated) = {
             let state = self.core.between("begin")?;
-            if !self.rebuilds || state.steps == 0 {
-                return Ok(());
-            }
             (state.arrivals.clone(), state.buckets.clone(), state.accumulated)
         };
         self.rebuilds = false;
@@ -337,7 +340,7 @@ impl Reducer {
     }
 
     /// Whether a parameter got a gradient in the last step, on any rank (with [`Unused::Error`](super::Unused), on this one):
-    /// optimisers leave the others alone, and their momentum.
+    /// optimisers leave the others alone, and their momentum. False if there is no such parameter.
     pub fn is_used(&self, parameter: usize) -> bool {
         self.core.is_used(parameter)
     }

@@ -101,6 +101,8 @@ pub(super) enum Intent {
     /// It has no more input, and does what the others do.
     Joined,
     Step,
+    /// It makes the buckets anew, before a step.
+    Rebuild,
     Parameters(Exchange),
     Buffers(Exchange),
 }
@@ -109,7 +111,7 @@ impl Intent {
     pub(super) fn call(self) -> &'static str {
         match self {
             Intent::Joined => "join",
-            Intent::Step => "begin",
+            Intent::Step | Intent::Rebuild => "begin",
             Intent::Parameters(Exchange::Broadcast(_)) => "broadcast_parameters",
             Intent::Parameters(Exchange::Average) => "average_parameters",
             Intent::Buffers(_) => "sync_buffers",
@@ -127,6 +129,7 @@ impl Intent {
             Intent::Step => ([0, 0], 1),
             Intent::Parameters(how) => (exchange(how), 2),
             Intent::Buffers(how) => (exchange(how), 3),
+            Intent::Rebuild => ([0, 0], 4),
         };
         [kind, how, root]
     }
@@ -143,6 +146,7 @@ impl Intent {
             1 => Some(Intent::Step),
             2 => Some(Intent::Parameters(exchange)),
             3 => Some(Intent::Buffers(exchange)),
+            4 => Some(Intent::Rebuild),
             _ => None,
         }
     }
