@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::random;
-use kolo::ddp::{Compress, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut};
+use kolo::ddp::{Compress, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven};
 use kolo::{Communicator, DType, bf16, f16};
 
 const LATE: Duration = Duration::from_secs(60);
@@ -224,7 +224,7 @@ fn power_sgd_trains_to_where_averaging_does() {
 #[test]
 fn local_sgd_averages_parameters_now_and_then() {
     on_ranks(2, |comm| {
-        let mut averager = LocalSgd::new(3).warm_up(2);
+        let averager = LocalSgd::new(3).warm_up(2);
         let mut reducer = Reducer::builder().parameters(floats(&[4])).hook(averager.hook()).build(comm).unwrap();
         let mut weight = vec![0.0f32; 4];
         let mut averaged = Vec::new();
@@ -238,5 +238,38 @@ fn local_sgd_averages_parameters_now_and_then() {
         assert_eq!(averaged, [false, false, false, false, true, false, false, true]);
         // Two steps of the average, then as many steps of each rank's own as make the same.
         assert_eq!(weight[0], 4.0);
+    });
+}
+
+/// What was not averaged is not divided otherwise either, and ranks that have joined keep count of the steps.
+#[test]
+fn local_sgd_leaves_gradients_alone_when_ranks_have_joined() {
+    on_ranks(4, |comm| {
+        let averager = LocalSgd::new(2).warm_up(1);
+        let builder = Reducer::builder().parameters(floats(&[4])).hook(averager.hook());
+        let mut reducer = builder.uneven(Uneven::ByRanksWithInput).build(comm).unwrap();
+        let own = 8.0 + comm.rank() as f32;
+        let mut weight = vec![own; 4];
+        let steps = if comm.rank() == 3 { 0 } else { 3 };
+        for at in 0..steps {
+            let step = reducer.begin().unwrap();
+            step.put(0, &[own; 4]).unwrap();
+            step.finish().unwrap();
+            let expected = if at == 0 { 9.0 } else { own };
+            assert_eq!(reducer.gradient::<f32>(0).unwrap(), [expected; 4], "step {at}");
+            let is_time = averager.after_step(&mut reducer, &mut [TensorMut::from(&mut weight)]).unwrap();
+            assert_eq!(is_time, at == 2);
+        }
+        assert_eq!(weight[0], if steps > 0 { 9.0 } else { own });
+        reducer.join(|_| Ok(())).unwrap();
+        // Of the next epoch it is the second step after which all average.
+        for at in 0..2 {
+            let step = reducer.begin().unwrap();
+            step.put(0, &[own; 4]).unwrap();
+            step.finish().unwrap();
+            let is_time = averager.after_step(&mut reducer, &mut [TensorMut::from(&mut weight)]).unwrap();
+            assert_eq!(is_time, at == 1);
+        }
+        assert_eq!(weight[0], (9.0 * 3.0 + 11.0) / 4.0);
     });
 }

@@ -21,6 +21,14 @@ pub trait Hook: Send {
     ///
     /// Whatever it returns ends the reducer, and the other ranks' steps.
     fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()>;
+
+    /// Whether what [`reduce`](Hook::reduce) leaves there is an average over all ranks, in the step that so many were reduced
+    /// before. Where not, [`Uneven::ByRanksWithInput`](super::Uneven) has nothing to divide otherwise. The same on all ranks;
+    /// always, if it is not said.
+    fn averages(&self, step: u64) -> bool {
+        let _ = step;
+        true
+    }
 }
 
 /// The hook that there is if no other is given: every rank gets the average, in place.

@@ -16,13 +16,12 @@ use crate::error::Result;
 pub struct LocalSgd {
     every: u64,
     warm_up: u64,
-    steps: u64,
 }
 
 impl LocalSgd {
     /// Averages parameters every so many steps.
     pub fn new(every: u64) -> LocalSgd {
-        LocalSgd { every: every.max(1), warm_up: 0, steps: 0 }
+        LocalSgd { every: every.max(1), warm_up: 0 }
     }
 
     /// Averages gradients for so many steps first. Default: 0.
@@ -36,12 +35,13 @@ impl LocalSgd {
         KeepLocal { every: self.every, warm_up: self.warm_up }
     }
 
-    /// Counts a step, and averages the parameters if it is time; says whether it was.
+    /// Averages the parameters if it is time after the step that was just reduced; says whether it was.
     ///
-    /// A collective call.
-    pub fn after_step(&mut self, reducer: &mut Reducer, parameters: &mut [TensorMut<'_>]) -> Result<bool> {
-        self.steps += 1;
-        let is_time = self.steps > self.warm_up && (self.steps - self.warm_up).is_multiple_of(self.every);
+    /// A collective call. Ranks that have [joined](Reducer::join) do not make it and have nothing of it: they go on with the
+    /// parameters they had, until all ranks have input again and the next average is due.
+    pub fn after_step(&self, reducer: &mut Reducer, parameters: &mut [TensorMut<'_>]) -> Result<bool> {
+        let steps = reducer.core.between("after_step")?.steps;
+        let is_time = steps > self.warm_up && (steps - self.warm_up).is_multiple_of(self.every);
         if is_time {
             reducer.average_parameters(parameters)?;
         }
@@ -60,6 +60,10 @@ impl Hook for KeepLocal {
     }
 
     fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()> {
-        if bucket.step() < self.warm_up { bucket.average(comm) } else { Ok(()) }
+        if self.averages(bucket.step()) { bucket.average(comm) } else { Ok(()) }
+    }
+
+    fn averages(&self, step: u64) -> bool {
+        step < self.warm_up
     }
 }

@@ -54,7 +54,7 @@ impl Worker {
         let mut bucket = Bucket { index, step: *step, dtype: place.dtype, elements, members, parameters };
         self.hook.reduce(&mut bucket, &self.core.comm)?;
         let world = self.core.comm.world_size();
-        if self.core.uneven == Uneven::ByRanksWithInput && *active < world {
+        if self.core.uneven == Uneven::ByRanksWithInput && *active < world && self.hook.averages(*step) {
             let factor = world as f64 / *active as f64;
             with_float!(place.dtype, T => scale(bucket.elements::<T>()?, factor));
         }
