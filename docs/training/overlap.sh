@@ -4,7 +4,7 @@
 #
 #     docs/training/overlap.sh [--links] [resnet]
 #
-# With --links the ranks are in two network namespaces, joined by a link of 1 Gb/s (as root; needs iproute2).
+# With --links the ranks are in two network namespaces, joined by a link of 1 Gb/s (as root; needs iproute2 and openssl).
 set -euo pipefail
 links=no
 [ "${1:-}" != --links ] || { links=yes; shift; }
@@ -22,6 +22,9 @@ finish() {
 trap finish EXIT
 
 if [ $links = yes ]; then
+    # Without a secret that both ranks know they would listen only to their own machine.
+    KOLO_SECRET=$(openssl rand -hex 32)
+    export KOLO_SECRET
     for space in kolo-a kolo-b; do ip netns add $space; done
     ip link add kolo-a type veth peer name kolo-b
     for end in a:1 b:2; do
@@ -38,13 +41,16 @@ train() { # way, folder
     if [ $links = no ]; then
         "$resnet" $arguments --nproc 2 -b 64 >/dev/null
     else
+        local pids=() pid
         for rank in 0 1; do
             local space=kolo-a
             [ $rank = 0 ] || space=kolo-b
             KOLO_HOST=$space ip netns exec $space "$resnet" $arguments -b 32 --world-size 2 --rank $rank \
                 --dist-url tcp://10.99.0.1:29511 >/dev/null &
+            pids+=($!)
         done
-        wait
+        # Each with its status: a rank that fails ends the measurement.
+        for pid in "${pids[@]}"; do wait "$pid"; done
     fi
 }
 
