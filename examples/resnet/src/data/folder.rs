@@ -79,6 +79,10 @@ impl Dataset for Folder {
         self.classes.len()
     }
 
+    fn names(&self) -> &[String] {
+        &self.classes
+    }
+
     fn image(&self, index: usize) -> Result<(RgbImage, usize), String> {
         let (path, label) = &self.images[index];
         let failed = |error: &dyn std::fmt::Display| format!("{} cannot be read: {error}", path.display());

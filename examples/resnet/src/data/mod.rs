@@ -19,6 +19,11 @@ pub(crate) trait Dataset: Send + Sync {
     /// How many classes there are.
     fn classes(&self) -> usize;
 
+    /// The classes' names, if they have any.
+    fn names(&self) -> &[String] {
+        &[]
+    }
+
     /// An image and its class.
     ///
     /// # Errors

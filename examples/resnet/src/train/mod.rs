@@ -1,7 +1,9 @@
 //! One rank's training.
 
+mod agree;
 mod elastic;
 mod epoch;
+mod host;
 mod setup;
 #[cfg(test)]
 mod tests;
@@ -87,8 +89,8 @@ struct Output {
 pub(crate) fn run(args: &TrainArgs) -> Result<(), String> {
     let comm = setup::connect(args)?;
     let rank = comm.rank();
-    let local = comm.world_size().div_ceil(comm.host_count());
-    let threads = args.threads.unwrap_or_else(|| (crate::cores() / local).max(1));
+    let here = host::Here::find(&comm).map_err(|error| error.to_string())?;
+    let threads = args.threads.unwrap_or_else(|| (crate::cores() / here.ranks).max(1));
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     pool.map_err(|error| format!("{threads} threads cannot be started: {error}"))?;
     let is_alone = comm.world_size() == 1;
@@ -98,7 +100,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), String> {
         #[cfg(feature = "tch")]
         Kind::Torch => train(args, comm, Torch::new(None, threads)?),
         #[cfg(feature = "tch")]
-        Kind::TorchCuda => train(args, comm, Torch::new(Some(rank % local), threads)?),
+        Kind::TorchCuda => train(args, comm, Torch::new(Some(here.place), threads)?),
     }
     .map_err(describe)
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use kolo::ddp::{Compress, Parameter, PowerSgd, Reducer, TensorMut};
 use kolo::{Communicator, DType};
 
-use super::epoch::SoFar;
+use super::agree::{agree, images, options};
+use super::epoch::{SoFar, Window};
+use super::host::Here;
 use super::{Failure, Output, Run};
 use crate::arguments::{Compression, ENVIRONMENT, TrainArgs};
 use crate::checkpoint::{self, State};
@@ -44,8 +46,14 @@ pub(super) fn connect(args: &TrainArgs) -> Result<Communicator, String> {
 impl<'a, E: Engine> Run<'a, E> {
     /// Opens the images and makes a model that is the same on all ranks: new, or from a checkpoint.
     pub(super) fn prepare(args: &'a TrainArgs, comm: Communicator, engine: E) -> Result<Run<'a, E>, Failure> {
+        if let Some(plot) = args.plot.as_deref().filter(|_| comm.rank() == 0) {
+            // Now, and not when all epochs have been made.
+            crate::plot::check(plot)?;
+        }
+        agree(&comm, &options(args))?;
         let (world, hosts) = (comm.world_size(), comm.host_count());
-        let local = world.div_ceil(hosts);
+        // All ranks have as many images.
+        let local = Here::find(&comm)?.most;
         let batch = match args.global_batch {
             Some(all) if all % world == 0 => all / world,
             Some(all) => return Err(format!("--global-batch {all} cannot be divided among {world} ranks").into()),
@@ -59,7 +67,9 @@ impl<'a, E: Engine> Run<'a, E> {
             Some((state, _)) => state.seed,
             None => agree_on_seed(args, &comm)?,
         };
-        let Data { train, test } = open(args, seed)?;
+        let data = open(args, seed)?;
+        agree(&comm, &images(&data))?;
+        let Data { train, test } = data;
         if train.len() == 0 || test.len() == 0 {
             return Err("there are no images".to_owned().into());
         }

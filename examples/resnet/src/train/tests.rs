@@ -94,9 +94,12 @@ fn gradients_and_losses_are_the_same_however_many_ranks_and_parameters_are_bit_e
 #[test]
 fn ranks_start_with_the_weights_of_rank_0() {
     let (args, folder) = arguments("start", "");
+    std::fs::create_dir_all(&folder).unwrap();
     let ranks = on_ranks(4, |comm| {
-        // Each would draw others.
-        let args = TrainArgs { seed: Some(comm.rank() as u64), ..args.clone() };
+        // Each has others.
+        let weights = folder.join(format!("{}.safetensors", comm.rank()));
+        checkpoint::export(&weights, &Model::new(Flex, &args.shape(), 10, comm.rank() as u64)).unwrap();
+        let args = TrainArgs { weights: Some(weights), ..args.clone() };
         bits(&Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}")))
     });
     assert!(ranks.iter().all(|rank| rank == &ranks[0]));
