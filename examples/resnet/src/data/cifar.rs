@@ -24,9 +24,25 @@ pub(super) fn find(folder: &Path) -> Option<PathBuf> {
 
 impl Cifar {
     pub(super) fn train(folder: &Path) -> Result<Cifar, String> {
-        let names = (1..=5).map(|i| folder.join(format!("data_batch_{i}.bin")));
+        let (there, missing) = Cifar::parts(folder);
+        let data = Cifar::read(&there)?;
         // Whoever wants to try something may have the first only.
-        Cifar::read(&names.filter(|path| path.is_file()).collect::<Vec<_>>())
+        if !missing.is_empty() {
+            tracing::warn!(
+                "{} of CIFAR-10's 5 files are missing ({}): {} images to train on",
+                missing.len(),
+                missing.join(", "),
+                data.len()
+            );
+        }
+        Ok(data)
+    }
+
+    /// The files to train on that are there, and the names of those that are not.
+    fn parts(folder: &Path) -> (Vec<PathBuf>, Vec<String>) {
+        let names = (1..=5).map(|i| format!("data_batch_{i}.bin"));
+        let (there, missing): (Vec<_>, Vec<_>) = names.partition(|name| folder.join(name).is_file());
+        (there.into_iter().map(|name| folder.join(name)).collect(), missing)
     }
 
     pub(super) fn test(folder: &Path) -> Result<Cifar, String> {
@@ -89,6 +105,8 @@ mod tests {
         fs::write(folder.join("test_batch.bin"), &records[..RECORD]).unwrap();
         let data = super::super::Data::open(folder.parent().unwrap()).unwrap();
         assert_eq!((data.train.len(), data.test.len(), data.train.classes()), (2, 1, 10));
+        let (there, missing) = Cifar::parts(&folder);
+        assert_eq!((there.len(), missing), (1, (2..=5).map(|i| format!("data_batch_{i}.bin")).collect()));
         let (image, label) = data.train.image(1).unwrap();
         assert_eq!((image.get_pixel(1, 0).0, label), ([1, 2, 3], 7));
 

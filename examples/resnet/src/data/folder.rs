@@ -19,11 +19,11 @@ const ENDINGS: [&str; 3] = ["jpg", "jpeg", "png"];
 impl Folder {
     /// Looks through the folders; no image is opened.
     pub(crate) fn open(root: &Path) -> Result<Folder, String> {
-        let classes: Vec<String> = entries(root)?
-            .into_iter()
-            .filter(|path| path.is_dir())
-            .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
-            .collect();
+        let name = |path: PathBuf| match path.file_name().and_then(|name| name.to_str()) {
+            Some(name) => Ok(name.to_owned()),
+            None => Err(format!("{} has a name that is not UTF-8, by which it is no class: rename it", path.display())),
+        };
+        let classes: Vec<String> = entries(root)?.into_iter().filter(|path| path.is_dir()).map(name).collect::<Result<_, _>>()?;
         let mut images = Vec::new();
         for (label, class) in classes.iter().enumerate() {
             let before = images.len();
@@ -122,6 +122,15 @@ mod tests {
         fs::write(root.join("train/zebra/a.png"), "damaged").unwrap();
         let error = data.train.image(2).unwrap_err();
         assert!(error.contains("a.png"), "{error}");
+        #[cfg(target_os = "linux")]
+        {
+            use std::os::unix::ffi::OsStrExt;
+            let strange = root.join("train").join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+            fs::create_dir(&strange).unwrap();
+            let error = super::super::Data::open(&root).err().unwrap();
+            assert!(error.contains("not UTF-8") && error.contains("caf"), "{error}");
+            fs::remove_dir(strange).unwrap();
+        }
         fs::remove_dir_all(root.join("val/ape")).unwrap();
         let error = super::super::Data::open(&root).err().unwrap();
         assert!(error.contains("class ape"), "{error}");

@@ -57,6 +57,7 @@ impl Transform {
     pub(crate) fn test(&self, image: RgbImage, planes: &mut [f32]) {
         let image = match self.augmentation {
             Augmentation::Resized => {
+                let image = squarer(image);
                 let (width, height) = image.dimensions();
                 let shorter = self.size * 8 / 7;
                 let scale = shorter as f64 / width.min(height) as f64;
@@ -76,6 +77,17 @@ impl Transform {
         if image.dimensions() == (self.size as u32, self.size as u32) { image } else { resize_to(&image, self.size, self.size) }
     }
 }
+
+/// The middle of an image that is much longer than wide: of the rest nothing would be seen, and resized it could be larger than memory.
+fn squarer(image: RgbImage) -> RgbImage {
+    let (width, height) = image.dimensions();
+    let most = width.min(height).saturating_mul(LONGEST);
+    let (w, h) = (width.min(most), height.min(most));
+    if (w, h) == (width, height) { image } else { crop_imm(&image, (width - w) / 2, (height - h) / 2, w, h).to_image() }
+}
+
+/// Longer than so many times its width no image is resized as a whole: more than the interpolation reaches beyond the middle.
+const LONGEST: u32 = 16;
 
 /// Linear interpolation over as many pixels as one of the result covers, as PIL and torchvision do.
 fn resize_to(image: &RgbImage, width: usize, height: usize) -> RgbImage {
@@ -172,10 +184,18 @@ mod tests {
     }
 
     #[test]
+    fn what_would_be_gigabytes_is_cut_before_it_is_resized() {
+        let sizes = [(1, 65_535), (65_535, 2), (100, 40), (40, 640)].map(|(w, h)| squarer(RgbImage::new(w, h)).dimensions());
+        assert_eq!(sizes, [(1, 16), (32, 2), (100, 40), (40, 640)]);
+        let image = RgbImage::from_fn(1, 101, |_, y| Rgb([y as u8; 3]));
+        assert_eq!(squarer(image).get_pixel(0, 8).0, [50; 3], "it is the middle");
+    }
+
+    #[test]
     fn every_image_becomes_the_size_asked_for() {
         for augmentation in [Augmentation::Resized, Augmentation::Moved, Augmentation::None] {
             let transform = Transform { size: 28, augmentation };
-            for (width, height) in [(28, 28), (100, 40), (7, 90), (1, 1)] {
+            for (width, height) in [(28, 28), (100, 40), (7, 90), (1, 1), (1, 65_535), (65_535, 1)] {
                 let image = RgbImage::from_pixel(width, height, Rgb([124, 116, 104]));
                 let mut planes = vec![9.0; 3 * 28 * 28];
                 transform.test(image.clone(), &mut planes);
