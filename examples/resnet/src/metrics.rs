@@ -68,7 +68,7 @@ pub(crate) struct Epoch {
     /// The number of epochs that have passed.
     pub(crate) epoch: usize,
     pub(crate) step: u64,
-    /// Without the test. Of the part since the run was resumed, if it was.
+    /// Without the test. Of the part since the run was resumed, if it was. If ranks were lost meanwhile, with and without them.
     pub(crate) seconds: f64,
     /// Of all ranks together.
     pub(crate) images_per_s: f64,
@@ -77,7 +77,7 @@ pub(crate) struct Epoch {
     pub(crate) test_loss: f64,
     pub(crate) test_accuracy: f64,
     pub(crate) waiting: f64,
-    /// Cores that rank 0 kept busy, on average; `None` where the system does not tell.
+    /// Cores that rank 0 kept busy, on average; `None`, which is null, where the system does not tell.
     pub(crate) cores: Option<f64>,
 }
 
@@ -118,11 +118,12 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Goes on after what was written up to a step; what came later is made again, and forgotten here.
-    pub(crate) fn open(run: &Path, step: u64) -> Result<Writer, String> {
+    /// Goes on after what was written up to a step, when so many epochs had ended; what came later is made again, and forgotten here.
+    pub(crate) fn open(run: &Path, step: u64, epochs: usize) -> Result<Writer, String> {
         let path = place(run);
         let kept = if path.exists() { read(run)? } else { Vec::new() };
-        let kept = kept.iter().filter(|event| event.step() <= step).map(line).collect::<Result<Vec<_>, _>>()?;
+        let is_past = |event: &&Event| event.step() <= step && !matches!(event, Event::Epoch(epoch) if epoch.epoch > epochs);
+        let kept = kept.iter().filter(is_past).map(line).collect::<Result<Vec<_>, _>>()?;
         write_whole(&path, &[kept.concat().as_bytes()])?;
         let file =
             File::options().append(true).open(&path).map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
@@ -137,7 +138,7 @@ impl Writer {
 }
 
 fn line(event: &Event) -> Result<String, String> {
-    // A loss that is not finite is null in JSON, and is read as such.
+    // What is not finite would be null in JSON, and could not be read: whoever makes an event sees to it that there is none.
     serde_json::to_string(event).map(|line| line + "\n").map_err(|error| format!("metrics cannot be written: {error}"))
 }
 
@@ -150,7 +151,7 @@ mod tests {
         let run = std::env::temp_dir().join(format!("kolo-resnet-metrics-{}", std::process::id()));
         fs::create_dir_all(&run).unwrap();
         let shrink = |step| Event::Shrink { step, ranks: 1, reason: "a test".to_owned() };
-        let mut writer = Writer::open(&run, 0).unwrap();
+        let mut writer = Writer::open(&run, 0, 0).unwrap();
         (1..=4).for_each(|step| writer.write(&shrink(step)).unwrap());
         drop(writer);
         // As if it had been killed while it wrote.
@@ -158,7 +159,24 @@ mod tests {
         text.push_str("{\"kind\":\"shr");
         fs::write(place(&run), &text).unwrap();
         assert_eq!(read(&run).unwrap().len(), 4);
-        let mut writer = Writer::open(&run, 2).unwrap();
+        let mut writer = Writer::open(&run, 2, 0).unwrap();
+        let epoch = Epoch {
+            epoch: 1,
+            step: 2,
+            seconds: 1.0,
+            images_per_s: 1.0,
+            train_loss: 1.0,
+            train_accuracy: 0.5,
+            test_loss: 1.0,
+            test_accuracy: 0.5,
+            waiting: 0.0,
+            cores: None,
+        };
+        writer.write(&Event::Epoch(epoch.clone())).unwrap();
+        drop(Writer::open(&run, 2, 1).unwrap());
+        assert_eq!(read(&run).unwrap(), [shrink(1), shrink(2), Event::Epoch(epoch)]);
+        // The end of that epoch comes again.
+        let mut writer = Writer::open(&run, 2, 0).unwrap();
         writer.write(&shrink(3)).unwrap();
         assert_eq!(read(&run).unwrap(), [shrink(1), shrink(2), shrink(3)]);
         fs::write(place(&run), text + "\n").unwrap();

@@ -42,16 +42,19 @@ fn resnet(line: &str) -> Command {
     command
 }
 
-/// Waits for its end, but not forever.
 fn finish(mut command: Command) -> Output {
-    let mut child = command.spawn().unwrap();
-    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-    let read = |pipe: &mut dyn std::io::Read| {
+    end(command.spawn().unwrap())
+}
+
+/// Waits for its end, but not forever.
+fn end(mut child: std::process::Child) -> Output {
+    fn read(pipe: Option<impl std::io::Read>) -> Vec<u8> {
         let mut bytes = Vec::new();
-        pipe.read_to_end(&mut bytes).unwrap();
+        pipe.map(|mut pipe| pipe.read_to_end(&mut bytes).unwrap());
         bytes
-    };
-    let reader = std::thread::spawn(move || read(&mut err));
+    }
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let reader = std::thread::spawn(move || read(err));
     let waiter = std::thread::spawn(move || {
         let began = Instant::now();
         loop {
@@ -65,7 +68,7 @@ fn finish(mut command: Command) -> Output {
             std::thread::sleep(Duration::from_millis(5));
         }
     });
-    let stdout = read(&mut out);
+    let stdout = read(out);
     Output { status: waiter.join().unwrap(), stdout, stderr: reader.join().unwrap() }
 }
 
@@ -297,6 +300,48 @@ mod killed {
             assert_eq!(events.matches("\"kind\":\"shrink\"").count(), 1);
             assert_eq!(events.matches("\"kind\":\"epoch\"").count(), 40);
         }
+    }
+
+    #[test]
+    fn with_elastic_two_of_four_may_be_killed_one_after_the_other() {
+        let folder = Folder::new("elastic-two");
+        let run = folder.join("run");
+        // The rank that writes and its successor; two others; and both before anybody has gone on.
+        for (killed, waits) in [([0, 1], true), ([3, 1], true), ([0, 2], false)] {
+            let _ = std::fs::remove_dir_all(&run);
+            let command = resnet(&format!("{SMALL} -b 12 --epochs 30 --nproc 4 --elastic --output {run}"));
+            let mut launcher = { command }.spawn().unwrap();
+            let metrics = Path::new(&run).join("metrics.jsonl");
+            let began = Instant::now();
+            let wait_for = |launcher: &mut std::process::Child, text: &str, count: usize| {
+                while std::fs::read_to_string(&metrics).map_or(0, |all| all.matches(text).count()) < count {
+                    assert!(began.elapsed() < LONG && launcher.try_wait().unwrap().is_none(), "{text}");
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            };
+            wait_for(&mut launcher, "\"kind\":\"step\"", 12);
+            let pids = ranks(launcher.id());
+            kill(pids[killed[0]]);
+            if waits {
+                wait_for(&mut launcher, "\"kind\":\"shrink\"", 1);
+            }
+            kill(pids[killed[1]]);
+            let output = end(launcher);
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            assert!(output.status.success(), "{killed:?}: {}{}", text(&output.stdout), text(&output.stderr));
+            let events = std::fs::read_to_string(&metrics).unwrap();
+            let events: Vec<serde_json::Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            let of = |kind: &'static str| events.iter().filter(move |event| event["kind"] == kind);
+            assert_eq!(of("shrink").last().unwrap()["ranks"], 2);
+            let epochs: Vec<u64> = of("epoch").map(|event| event["epoch"].as_u64().unwrap()).collect();
+            assert_eq!(epochs, (1..=30).collect::<Vec<_>>());
+        }
+    }
+
+    /// What a checkpoint is, so that another one can be told from it.
+    fn checkpoint(run: &str) -> Option<(std::time::SystemTime, u64)> {
+        let metadata = std::fs::metadata(Path::new(run).join("checkpoint")).ok()?;
+        Some((metadata.modified().ok()?, std::os::unix::fs::MetadataExt::ino(&metadata)))
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `--elastic`: when ranks are lost, those that are left go on.
 
+use super::epoch::{FIELDS, Window};
 use super::{Failure, Output, Run, setup};
 use crate::engine::Engine;
 use crate::metrics::{self, Event};
@@ -8,46 +9,66 @@ use crate::progress::Progress;
 impl<E: Engine> Run<'_, E> {
     /// After communication failed: the ranks that are left find each other, and go on where the first of them was. A step that
     /// was under way is made again, with the images that are left divided among fewer ranks; each keeps its number of images a step.
+    /// Others may be lost meanwhile.
     ///
     /// # Errors
     ///
     /// The failure itself, if nobody was lost: it would come again.
-    pub(super) fn go_on(&mut self, failure: kolo::Error) -> Result<(), Failure> {
+    pub(super) fn go_on(&mut self, mut failure: kolo::Error) -> Result<(), Failure> {
         let before = self.comm.world_size();
-        let comm = self.comm.shrink()?;
-        let world = comm.world_size();
-        if world == before {
-            return Err(failure.into());
+        loop {
+            let world = self.comm.world_size();
+            self.comm = self.comm.shrink()?;
+            if self.comm.world_size() == world {
+                return Err(failure.into());
+            }
+            match self.agree() {
+                Err(Failure::Communication(next)) => failure = next,
+                Err(problem) => return Err(problem),
+                Ok(()) => break,
+            }
         }
-        self.reducer = setup::reducer(self.args, &comm, &self.model)?;
-        self.comm = comm;
-        self.agree()?;
+        let world = self.comm.world_size();
         self.rate.factor = self.args.lr_scale.factor(self.batch * world);
-        let step = self.state.step;
-        if self.comm.rank() == 0 && self.output.is_none() {
-            // The rank that wrote is gone.
-            let metrics = metrics::Writer::open(&self.folder, step)?;
-            self.output = Some(Output { metrics, progress: Progress::new(self.args.epochs) });
-        }
-        if let Some(output) = &mut self.output {
+        let (step, epoch) = (self.state.step, self.state.epoch);
+        if self.comm.rank() == 0 {
+            // The rank that wrote may be gone; or it wrote of an epoch whose end comes again.
+            let metrics = metrics::Writer::open(&self.folder, step, epoch)?;
+            let progress = self.output.take().map_or_else(|| Progress::new(self.args.epochs), |output| output.progress);
+            let mut output = Output { metrics, progress };
             let reason = failure.to_string();
             output.progress.say(&format!("{world} of {before} ranks go on after step {step}: {reason}"));
             output.metrics.write(&Event::Shrink { step, ranks: world, reason })?;
+            self.output = Some(output);
         }
         Ok(())
     }
 
-    /// One rank may have made a step that another has not: all get everything from the first.
+    /// One rank may have made a step that another has not: all get everything from the first, at once or, if another is lost
+    /// meanwhile, not at all.
     fn agree(&mut self) -> Result<(), Failure> {
-        setup::broadcast(&mut self.reducer, &mut self.model)?;
-        for values in self.optimizer.velocities.iter_mut().chain(self.model.buffers_mut()) {
+        let mut reducer = setup::reducer(self.args, &self.comm, &self.model)?;
+        let mut others: Vec<Vec<f32>> = self.optimizer.velocities.iter().chain(self.model.buffers()).cloned().collect();
+        for values in &mut others {
             self.comm.broadcast(values, 0)?;
         }
-        let state = &mut self.state;
+        let state = &self.state;
         let mut numbers = [state.epoch as u64, state.seen as u64, state.step, state.best.to_bits()];
         self.comm.broadcast(&mut numbers, 0)?;
+        let mut so_far = [0.0; FIELDS + 1];
+        so_far[..FIELDS].copy_from_slice(&self.so_far.whole.fields());
+        so_far[FIELDS] = self.so_far.seconds;
+        self.comm.broadcast(&mut so_far, 0)?;
+        // The last: it changes the model when it has all of it.
+        setup::broadcast(&mut reducer, &mut self.model)?;
+
+        let places = self.optimizer.velocities.iter_mut().chain(self.model.buffers_mut());
+        places.zip(others).for_each(|(place, values)| *place = values);
+        let state = &mut self.state;
         (state.epoch, state.seen, state.step) = (numbers[0] as usize, numbers[1] as usize, numbers[2]);
         state.best = f64::from_bits(numbers[3]);
+        (self.so_far.whole, self.so_far.seconds) = (Window::of(&so_far[..FIELDS]), so_far[FIELDS]);
+        self.reducer = reducer;
         Ok(())
     }
 }

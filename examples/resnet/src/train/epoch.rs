@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use kolo::ReduceOp;
 
 use super::{Failure, Run};
-use crate::checkpoint;
+use crate::checkpoint::{self, State};
 use crate::data::loader::{Loader, Source};
 use crate::data::sampler::Sampler;
 use crate::engine::Engine;
@@ -35,15 +35,15 @@ pub(super) struct Window {
 }
 
 /// As numbers that ranks exchange.
-const FIELDS: usize = 8;
+pub(super) const FIELDS: usize = 8;
 
 impl Window {
-    fn fields(&self) -> [f64; FIELDS] {
+    pub(super) fn fields(&self) -> [f64; FIELDS] {
         let Window { outcome: o, times: t } = self;
         [o.loss, o.correct, o.images, t.all, t.loading, t.waiting, t.communicated, t.overlapped]
     }
 
-    fn of(fields: &[f64]) -> Window {
+    pub(super) fn of(fields: &[f64]) -> Window {
         Window {
             outcome: Outcome { loss: fields[0], correct: fields[1], images: fields[2] },
             times: Times {
@@ -65,14 +65,23 @@ impl Window {
 /// What is known of an epoch before its end.
 #[derive(Default)]
 pub(super) struct SoFar {
-    whole: Window,
-    seconds: f64,
+    pub(super) whole: Window,
+    pub(super) seconds: f64,
     cpu: Option<Duration>,
 }
 
 impl<E: Engine> Run<'_, E> {
     /// Makes the steps that are left of the epoch.
     pub(super) fn steps(&mut self) -> Result<(), Failure> {
+        let (began, cpu) = (Instant::now(), cpu_time());
+        let result = self.steps_that_are_left();
+        // However it ends: if ranks were lost, the others go on with the epoch.
+        self.so_far.seconds += began.elapsed().as_secs_f64();
+        self.so_far.cpu = cpu.zip(cpu_time()).map(|(before, after)| after - before + self.so_far.cpu.unwrap_or_default());
+        result
+    }
+
+    fn steps_that_are_left(&mut self) -> Result<(), Failure> {
         let place = [self.comm.rank(), self.comm.world_size()];
         let (epoch, done) = (self.state.epoch, self.state.seen);
         if done >= self.train.len() {
@@ -88,8 +97,6 @@ impl<E: Engine> Run<'_, E> {
         let variation = Some((self.state.seed, epoch));
         let source = Source { dataset: self.train.clone(), transform: self.transform, variation };
         let mut loader = Loader::start(&source, (0..steps).map(|step| sampler.step(step)).collect(), self.workers)?;
-        let (began, cpu) = (Instant::now(), cpu_time());
-        let mut window = Window::default();
         for step in 0..steps {
             let asked = Instant::now();
             let batch = loader.next().ok_or("images ended early".to_owned())??;
@@ -97,34 +104,32 @@ impl<E: Engine> Run<'_, E> {
             let rate = self.rate.at(self.epochs_passed());
             let mut this = self.step(batch, rate as f32)?;
             (this.times.loading, this.times.all) = (loading, asked.elapsed().as_secs_f64());
-            window.add(&this);
+            self.window.add(&this);
             self.state.seen = done + sampler.seen(step);
             self.state.step += 1;
             let is_last = step + 1 == steps;
             let saves = !is_last && self.args.checkpoint_every.is_some_and(|every| self.state.step.is_multiple_of(every as u64));
             // A report ends with a checkpoint, so that a run that goes on from there reports the same.
             if is_last || saves || self.state.step.is_multiple_of(self.args.print_freq as u64) {
-                let all = self.report(std::mem::take(&mut window), rate, [made + step + 1, made + steps])?;
-                self.so_far.whole.add(&all);
+                self.report(rate, [made + step + 1, made + steps])?;
             }
             if saves {
-                self.save()?;
+                self.save(&self.state.clone())?;
             }
         }
-        self.so_far.seconds += began.elapsed().as_secs_f64();
-        self.so_far.cpu = cpu.zip(cpu_time()).map(|(before, after)| after - before + self.so_far.cpu.unwrap_or_default());
         Ok(())
     }
 
-    /// Tests, and writes a checkpoint.
+    /// Tests, and writes a checkpoint. The epoch has not ended before that is there: if ranks are lost, the others do it again.
     pub(super) fn finish_epoch(&mut self) -> Result<(), Failure> {
         let test = self.evaluate()?;
-        let SoFar { whole, seconds, cpu } = std::mem::take(&mut self.so_far);
-        (self.state.epoch, self.state.seen) = (self.state.epoch + 1, 0);
+        let SoFar { whole, seconds, cpu } = &self.so_far;
+        let best = self.state.best.max(test.accuracy());
+        let state = State { epoch: self.state.epoch + 1, seen: 0, best, ..self.state.clone() };
         let seconds = seconds.max(1e-9);
         let event = Epoch {
-            epoch: self.state.epoch,
-            step: self.state.step,
+            epoch: state.epoch,
+            step: state.step,
             seconds,
             images_per_s: whole.outcome.images / seconds,
             train_loss: whole.outcome.mean_loss(),
@@ -135,7 +140,6 @@ impl<E: Engine> Run<'_, E> {
             cores: cpu.map(|cpu| cpu.as_secs_f64() / seconds),
         };
         let is_best = test.accuracy() > self.state.best;
-        self.state.best = self.state.best.max(test.accuracy());
         if let Some(output) = &mut self.output {
             output.progress.epoch(&event);
             output.metrics.write(&Event::Epoch(event))?;
@@ -143,7 +147,9 @@ impl<E: Engine> Run<'_, E> {
                 checkpoint::export(&self.folder.join("best.safetensors"), &self.model)?;
             }
         }
-        self.save()
+        self.save(&state)?;
+        (self.state, self.so_far) = (state, SoFar::default());
+        Ok(())
     }
 
     /// In parts.
@@ -181,11 +187,12 @@ impl<E: Engine> Run<'_, E> {
         Ok(Window { outcome, times })
     }
 
-    /// Gathers what all ranks saw and took, and tells. Returns it as one.
-    fn report(&mut self, window: Window, lr: f64, [made, steps]: [usize; 2]) -> Result<Window, Failure> {
+    /// Gathers what all ranks saw and took since the last report, and tells.
+    fn report(&mut self, lr: f64, [made, steps]: [usize; 2]) -> Result<(), Failure> {
         let world = self.comm.world_size();
         let mut fields = vec![0.0; FIELDS * world];
-        self.comm.all_gather(&window.fields(), &mut fields)?;
+        self.comm.all_gather(&self.window.fields(), &mut fields)?;
+        self.window = Window::default();
         let ranks: Vec<Window> = fields.chunks_exact(FIELDS).map(Window::of).collect();
         let mut all = Window::default();
         ranks.iter().for_each(|rank| all.add(rank));
@@ -207,13 +214,14 @@ impl<E: Engine> Run<'_, E> {
             overlap: if all.times.communicated > 0.0 { all.times.overlapped / all.times.communicated } else { 0.0 },
             loading: all.times.loading / all.times.all,
             slowest,
-            slower: computed(&ranks[slowest]) / mean - 1.0,
+            slower: computed(&ranks[slowest]) / mean.max(1e-9) - 1.0,
         };
         if let Some(output) = &mut self.output {
             output.progress.step(made, steps, &event);
             output.metrics.write(&Event::Step(event))?;
         }
-        Ok(all)
+        self.so_far.whole.add(&all);
+        Ok(())
     }
 
     /// Tests on all images to test on, of which each rank takes its part. No image comes twice.

@@ -77,6 +77,8 @@ struct Run<'a, E: Engine> {
     output: Option<Output>,
     /// Of the epoch.
     so_far: epoch::SoFar,
+    /// Since the last report.
+    window: epoch::Window,
 }
 
 /// What rank 0 writes and shows.
@@ -134,10 +136,10 @@ impl<E: Engine> Run<'_, E> {
     }
 
     /// Writes a checkpoint, on rank 0; the others wait until it is there. Running statistics become those of all ranks.
-    fn save(&mut self) -> Result<(), Failure> {
+    fn save(&mut self, state: &State) -> Result<(), Failure> {
         self.sync_buffers()?;
         if self.output.is_some() {
-            checkpoint::save(&checkpoint::place(&self.folder), &self.state, &self.model, &self.optimizer)?;
+            checkpoint::save(&checkpoint::place(&self.folder), state, &self.model, &self.optimizer)?;
         }
         Ok(self.comm.barrier()?)
     }

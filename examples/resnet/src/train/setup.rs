@@ -125,7 +125,7 @@ impl<'a, E: Engine> Run<'a, E> {
         let (mut folder, mut output) = (PathBuf::new(), None);
         if comm.rank() == 0 && !args.evaluate {
             folder = place(args, &start, resumed.as_ref().map(|(_, path)| path))?;
-            output = Some(begin(args, start, &folder)?);
+            output = Some(begin(args, start, state.epoch, &folder)?);
         }
         folder = agree_on_folder(&folder, &comm)?;
         let transform = Transform { size: args.size(), augmentation: args.augmentation() };
@@ -147,6 +147,7 @@ impl<'a, E: Engine> Run<'a, E> {
             folder,
             output,
             so_far: SoFar::default(),
+            window: Window::default(),
         })
     }
 }
@@ -266,13 +267,13 @@ fn agree_on_folder(folder: &Path, comm: &Communicator) -> Result<PathBuf, Failur
 }
 
 /// Says what begins, in the metrics and to whoever watches.
-fn begin(args: &TrainArgs, start: Start, folder: &Path) -> Result<Output, Failure> {
+fn begin(args: &TrainArgs, start: Start, epochs: usize, folder: &Path) -> Result<Output, Failure> {
     let Start { arch, engine, transport, ranks, hosts, global_batch, images, seed, .. } = &start;
     say(&format!(
         "{arch} on {ranks} ranks, {hosts} hosts ({transport}); {engine} a rank; {global_batch} of {images} images a step; seed {seed}; {}",
         folder.display()
     ));
-    let mut metrics = metrics::Writer::open(folder, start.step)?;
+    let mut metrics = metrics::Writer::open(folder, start.step, epochs)?;
     metrics.write(&Event::Start(start))?;
     Ok(Output { metrics, progress: Progress::new(args.epochs) })
 }

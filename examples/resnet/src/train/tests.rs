@@ -187,3 +187,55 @@ fn a_whole_run_trains_tests_and_goes_on_from_its_checkpoint_with_the_same_losses
     std::fs::remove_dir_all(whole).unwrap();
     std::fs::remove_dir_all(parts).unwrap();
 }
+
+/// What was written of the epochs that have ended.
+fn epochs(folder: &std::path::Path) -> Vec<metrics::Epoch> {
+    let events = metrics::read(folder).unwrap().into_iter();
+    events.filter_map(|event| if let metrics::Event::Epoch(epoch) = event { Some(epoch) } else { None }).collect()
+}
+
+#[test]
+fn an_epoch_whose_last_save_lost_a_rank_is_saved_by_the_others() {
+    for lost in [2, 0] {
+        let (args, folder) = arguments(&format!("last-save-{lost}"), "--elastic --epochs 1 --global-batch 12");
+        on_ranks(3, |comm| {
+            let rank = comm.rank();
+            let mut run = Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
+            if rank == lost {
+                // It is lost after the test.
+                run.steps().and_then(|()| run.evaluate()).unwrap_or_else(|failure| panic!("{failure}"));
+            } else {
+                run.all().unwrap_or_else(|failure| panic!("{failure}"));
+                assert_eq!((run.comm.world_size(), run.state.epoch), (2, 1));
+            }
+        });
+        assert_eq!(checkpoint::state(&checkpoint::place(&folder)).unwrap().0.epoch, 1);
+        assert_eq!(epochs(&folder).len(), 1);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn the_speed_of_an_epoch_is_that_of_all_its_time() {
+    let (args, folder) = arguments("speed", "--elastic --epochs 1 -p 100");
+    on_ranks(2, |comm| {
+        let rank = comm.rank();
+        let mut run = Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
+        if rank == 1 {
+            train(&mut run, 3, |_, _| {});
+            return;
+        }
+        let began = std::time::Instant::now();
+        let Err(Failure::Communication(failure)) = run.steps() else { panic!("nobody was missed") };
+        let before = run.so_far.seconds;
+        assert!(before > 0.0 && before <= began.elapsed().as_secs_f64(), "{before}");
+        run.go_on(failure).and_then(|()| run.steps()).unwrap_or_else(|failure| panic!("{failure}"));
+        assert!(run.so_far.seconds > before);
+        run.finish_epoch().unwrap_or_else(|failure| panic!("{failure}"));
+    });
+    let [epoch] = &epochs(&folder)[..] else { panic!("one epoch") };
+    // Of the three steps that both made, the images of the rank that is left; and all that came after.
+    let images = epoch.images_per_s * epoch.seconds;
+    assert!((images - (3.0 * 8.0 + 112.0)).abs() < 1e-6, "{images}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
