@@ -69,16 +69,9 @@ fn panels(runs: &[Run]) -> Vec<Panel> {
         Panel { x: "epochs", y: "loss in training", curves: of_runs(false, &losses), from_zero: true },
         Panel { x: "epochs", y: "accuracy in tests, %", curves: accuracies, from_zero: false },
     ];
-    let by_ranks = |y: &'static str, points: Vec<(f64, f64)>| {
-        let curve = Curve { name: y.to_owned(), colour: COLOURS[0], points, has_marks: true };
-        Panel { x: "ranks", y, curves: vec![curve], from_zero: true }
-    };
     if runs.iter().any(|run| run.start.ranks != runs[0].start.ranks) {
-        let ranks = |run: &Run| run.start.ranks as f64;
-        panels
-            .push(by_ranks("seconds an epoch", runs.iter().filter_map(|run| Some((ranks(run), run.epoch_seconds()?))).collect()));
-        let efficiencies = runs.iter().filter_map(|run| Some((ranks(run), efficiency(runs, run)?))).collect();
-        panels.push(by_ranks("scaling efficiency", efficiencies));
+        panels.push(by_ranks(runs, "seconds an epoch", &Run::epoch_seconds));
+        panels.push(by_ranks(runs, "scaling efficiency", &|run| efficiency(runs, run)));
     }
     let computing = of_runs(false, &|run| {
         let busy = run.steps.iter().map(|step| (step.epoch, 100.0 * (1.0 - step.waiting - step.loading)));
@@ -86,6 +79,22 @@ fn panels(runs: &[Run]) -> Vec<Panel> {
     });
     panels.push(Panel { x: "epochs", y: "time spent computing, %", curves: computing, from_zero: true });
     panels
+}
+
+/// What depends on the number of ranks, with a curve for each group of runs that can be compared.
+fn by_ranks(runs: &[Run], y: &'static str, value: &dyn Fn(&Run) -> Option<f64>) -> Panel {
+    let mut curves: Vec<(&Run, Curve)> = Vec::new();
+    for run in runs {
+        let Some(value) = value(run) else { continue };
+        let place = curves.iter().position(|(first, _)| first.is_like(run)).unwrap_or_else(|| {
+            let colour = COLOURS[curves.len() % COLOURS.len()];
+            let name = format!("{} as {}", run.start.arch, run.name);
+            curves.push((run, Curve { name, colour, points: Vec::new(), has_marks: true }));
+            curves.len() - 1
+        });
+        curves[place].1.points.push((run.start.ranks as f64, value));
+    }
+    Panel { x: "ranks", y, curves: curves.into_iter().map(|(_, curve)| curve).collect(), from_zero: true }
 }
 
 fn losses(run: &Run) -> Vec<(f64, f64)> {
@@ -162,4 +171,20 @@ where
         chart.configure_series_labels().position(corner).background_style(WHITE.mix(0.9)).border_style(BLACK.mix(0.3)).draw()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::run;
+
+    #[test]
+    fn each_net_has_a_curve_of_its_own() {
+        let mut runs = vec![run(1, 100.0), run(1, 60.0), run(2, 190.0), run(2, 110.0)];
+        runs.iter_mut().skip(1).step_by(2).for_each(|run| run.start.arch = "resnet56".to_owned());
+        let Panel { curves, .. } = by_ranks(&runs, "seconds an epoch", &Run::epoch_seconds);
+        let points: Vec<Vec<f64>> = curves.iter().map(|curve| curve.points.iter().map(|point| point.0).collect()).collect();
+        assert_eq!(points, [[1.0, 2.0], [1.0, 2.0]]);
+        assert!(curves[0].name.starts_with("resnet20") && curves[1].name.starts_with("resnet56"));
+    }
 }

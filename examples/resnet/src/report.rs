@@ -8,26 +8,48 @@ use crate::metrics::{self, Epoch, Event, Start, Step};
 /// A run, as its metrics tell it.
 pub(crate) struct Run {
     pub(crate) name: String,
-    /// How it was begun, or last resumed.
+    /// How it was begun, or last resumed; ranks and batch are those that are left, if some were lost since.
     pub(crate) start: Start,
     pub(crate) steps: Vec<Step>,
     pub(crate) epochs: Vec<Epoch>,
+    /// The first step, and the first epoch, that these ranks made from its beginning: speeds are theirs.
+    pub(crate) since: [usize; 2],
 }
 
 impl Run {
     pub(crate) fn read(folder: &Path) -> Result<Run, String> {
-        let (mut start, mut steps, mut epochs) = (None, Vec::new(), Vec::new());
-        for event in metrics::read(folder)? {
+        let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
+        let run = Run::of(name, metrics::read(folder)?);
+        run.ok_or_else(|| format!("{} is of a run that has not begun", metrics::place(folder).display()))
+    }
+
+    fn of(name: String, events: Vec<Event>) -> Option<Run> {
+        let (mut start, mut steps, mut epochs, mut since): (Option<Start>, _, _, _) = (None, Vec::new(), Vec::new(), [0, 0]);
+        for event in events {
             match event {
-                Event::Start(event) => start = Some(event),
+                Event::Start(event) => {
+                    // An epoch that goes on tells only of what came since.
+                    since = [steps.len(), epochs.len()];
+                    start = Some(event);
+                }
                 Event::Step(event) => steps.push(event),
                 Event::Epoch(event) => epochs.push(event),
-                Event::Shrink { .. } => {}
+                Event::Shrink { ranks, .. } => {
+                    // The epoch in which ranks were lost is of both.
+                    since = [steps.len(), epochs.len() + 1];
+                    if let Some(start) = &mut start {
+                        start.global_batch = start.global_batch / start.ranks.max(1) * ranks;
+                        start.ranks = ranks;
+                    }
+                }
             }
         }
-        let start = start.ok_or_else(|| format!("{} is of a run that has not begun", metrics::place(folder).display()))?;
-        let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
-        Ok(Run { name, start, steps, epochs })
+        Some(Run { name, start: start?, steps, epochs, since })
+    }
+
+    /// The epochs that were made by the ranks that are in force.
+    fn latest(&self) -> &[Epoch] {
+        self.epochs.get(self.since[1]..).unwrap_or_default()
     }
 
     /// Images of all ranks in a second, in the epochs that are whole: their median, which one disturbed epoch does not move. Of the
@@ -37,8 +59,8 @@ impl Run {
             speeds.sort_unstable_by(f64::total_cmp);
             speeds.get(speeds.len() / 2).copied()
         };
-        speeds(self.epochs.iter().map(|epoch| epoch.images_per_s).collect())
-            .or_else(|| speeds(self.steps.iter().map(|step| step.images_per_s).collect()))
+        speeds(self.latest().iter().map(|epoch| epoch.images_per_s).collect())
+            .or_else(|| speeds(self.steps[self.since[0]..].iter().map(|step| step.images_per_s).collect()))
     }
 
     /// Seconds for an epoch.
@@ -53,15 +75,25 @@ impl Run {
 
     /// The mean share of time that ranks waited for each other, from 0 to 1.
     fn waiting(&self) -> Option<f64> {
-        let count = self.epochs.len();
-        (count > 0).then(|| self.epochs.iter().map(|epoch| epoch.waiting).sum::<f64>() / count as f64)
+        let epochs = self.latest();
+        (!epochs.is_empty()).then(|| epochs.iter().map(|epoch| epoch.waiting).sum::<f64>() / epochs.len() as f64)
+    }
+
+    /// Whether their speeds can be compared: the same net, engine and images, and as many images in a step, of all ranks or of each.
+    pub(crate) fn is_like(&self, other: &Run) -> bool {
+        let what = |run: &Run| {
+            // The threads of a rank are what its machine has, divided.
+            let engine = run.start.engine.split(", ").filter(|part| !part.ends_with("threads")).map(str::to_owned);
+            (run.start.arch.clone(), engine.collect::<Vec<_>>(), run.start.image_size, run.start.images)
+        };
+        let each = |run: &Run| run.start.global_batch / run.start.ranks.max(1);
+        what(self) == what(other) && (self.start.global_batch == other.start.global_batch || each(self) == each(other))
     }
 }
 
-/// How much faster than the run with the fewest ranks, for each of its ranks: 1 is ideal. `None` for runs of other nets or images.
+/// How much faster than the run with the fewest ranks that it is [like](Run::is_like), for each of its ranks: 1 is ideal.
 pub(crate) fn efficiency(runs: &[Run], run: &Run) -> Option<f64> {
-    let alike = |other: &&Run| (&other.start.arch, other.start.image_size) == (&run.start.arch, run.start.image_size);
-    let base = runs.iter().filter(alike).min_by_key(|run| run.start.ranks)?;
+    let base = runs.iter().filter(|other| run.is_like(other)).min_by_key(|run| run.start.ranks)?;
     let each = |run: &Run| Some(run.images_per_s()? / run.start.ranks as f64);
     Some(each(run)? / each(base)?)
 }
@@ -111,10 +143,10 @@ pub(crate) fn read_all(folders: &[PathBuf]) -> Result<Vec<Run>, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn run(ranks: usize, speed: f64) -> Run {
+    pub(crate) fn run(ranks: usize, speed: f64) -> Run {
         let start = Start {
             arch: "resnet20".to_owned(),
             engine: String::new(),
@@ -141,7 +173,7 @@ mod tests {
         };
         // One epoch was disturbed.
         let epochs = vec![epoch(speed, 0.5), epoch(speed / 10.0, 0.7), epoch(speed, 0.6)];
-        Run { name: format!("{ranks}-ranks"), start, steps: Vec::new(), epochs }
+        Run { name: format!("{ranks}-ranks"), start, steps: Vec::new(), epochs, since: [0, 0] }
     }
 
     #[test]
@@ -155,5 +187,38 @@ mod tests {
         assert_eq!(cells(4)[7], "0.50");
         let none = Run { epochs: Vec::new(), ..run(1, 1.0) };
         assert_eq!(table(&[none])[2].matches(" - ").count(), 5);
+    }
+
+    #[test]
+    fn only_what_can_be_compared_is() {
+        let other = |change: fn(&mut Start)| {
+            let mut runs = [run(1, 100.0), run(2, 150.0)];
+            change(&mut runs[1].start);
+            efficiency(&runs, &runs[1])
+        };
+        // Each is compared with itself where there is no other like it.
+        assert_eq!(other(|_| ()), Some(0.75));
+        assert_eq!(other(|start| start.engine = "libtorch".to_owned()), Some(1.0));
+        assert_eq!(other(|start| start.images = 7), Some(1.0));
+        assert_eq!(other(|start| start.global_batch = 64), Some(1.0));
+        // As many images on each rank.
+        assert_eq!(other(|start| start.global_batch = 256), Some(0.75));
+    }
+
+    #[test]
+    fn speeds_are_those_of_the_ranks_in_force() {
+        let Run { start, epochs, .. } = run(4, 400.0);
+        let epoch = |speed| Event::Epoch(Epoch { images_per_s: speed, waiting: speed / 1000.0, ..epochs[0].clone() });
+        let begin = |ranks| Event::Start(Start { ranks, ..start.clone() });
+        let run = Run::of("a".to_owned(), vec![begin(4), epoch(400.0), epoch(420.0), begin(2), epoch(200.0)]).unwrap();
+        assert_eq!((run.start.ranks, run.images_per_s(), run.waiting()), (2, Some(200.0), Some(0.2)));
+        assert_eq!(run.epochs.len(), 3);
+        let shrink = Event::Shrink { step: 5, ranks: 3, reason: String::new() };
+        let mut events = vec![begin(4), epoch(400.0), shrink, epoch(350.0)];
+        let mixed = Run::of("b".to_owned(), events.clone()).unwrap();
+        assert_eq!((mixed.start.ranks, mixed.start.global_batch, mixed.images_per_s()), (3, 96, None));
+        events.push(epoch(300.0));
+        assert_eq!(Run::of("b".to_owned(), events).unwrap().images_per_s(), Some(300.0));
+        assert!(Run::of("c".to_owned(), vec![epoch(1.0)]).is_none());
     }
 }
