@@ -53,14 +53,14 @@ pub(crate) struct TrainArgs {
     #[arg(long, conflicts_with = "dummy")]
     pub(crate) shapes: bool,
     /// How many images there are to train on with --dummy or --shapes; a quarter as many to test on
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "dir")]
     pub(crate) images: Option<usize>,
 
     /// Which ResNet
     #[arg(short, long, value_enum, default_value = "resnet18")]
     pub(crate) arch: Architecture,
     /// Weights to start with, in safetensors with torchvision's names
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     pub(crate) weights: Option<PathBuf>,
     /// Width and height of what the net sees [default: 32 for resnet20, 32 and 56, else 224]
     #[arg(long, value_name = "N", value_parser = at_least_eight)]
@@ -145,7 +145,7 @@ pub(crate) struct TrainArgs {
     #[arg(short, long, value_name = "RUN")]
     pub(crate) output: Option<PathBuf>,
     /// Test only
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with_all = ["plot", "checkpoint_every", "output"])]
     pub(crate) evaluate: bool,
     /// Steps between reports
     #[arg(short, long, default_value_t = 10, value_name = "STEPS", value_parser = at_least_one)]
@@ -262,6 +262,11 @@ mod tests {
             ("resnet d --lr fast", "a number"),
             ("resnet d --lr-scale cubic", "linear"),
             ("resnet d -b 8 --global-batch 8", "cannot be used with"),
+            ("resnet d --images 8", "cannot be used with"),
+            ("resnet d --weights w --resume r", "cannot be used with"),
+            ("resnet d -e --plot p.svg", "cannot be used with"),
+            ("resnet d -e --checkpoint-every 5", "cannot be used with"),
+            ("resnet d -e --output o", "cannot be used with"),
             ("resnet d --nproc 0", "at least 1"),
             ("resnet d --image-size 4", "at least 8"),
             ("resnet report", "<RUN>"),

@@ -27,9 +27,22 @@ pub(crate) fn ranks(args: &TrainArgs) -> Option<usize> {
 
 /// Starts the ranks and waits for them.
 pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String> {
-    let (nodes, node) = (args.world_size.unwrap_or(1), args.rank.unwrap_or(0));
+    let (nodes, node) = match (args.world_size.unwrap_or(1), args.rank) {
+        (nodes, None) if nodes > 1 => {
+            return Err(format!(
+                "with --nproc --world-size counts nodes, of which there are {nodes}: say by --rank which this is"
+            ));
+        }
+        (nodes, node) => (nodes, node.unwrap_or(0)),
+    };
     if node >= nodes {
         return Err(format!("--rank {node} must be less than --world-size, which is {nodes}; with --nproc both count nodes"));
+    }
+    if let Some((launcher, tasks)) = outer(&|name| std::env::var(name).ok()).filter(|_| nodes == 1) {
+        return Err(format!(
+            "{launcher} has started {tasks} tasks, and with --nproc each of them would start ranks of its own: leave --nproc (or \
+             --multiprocessing-distributed) out, or start one task on each node with --world-size and --rank"
+        ));
     }
     let (job, secret) = (hexadecimal(&random::<8>()?), random::<32>()?);
     let is_named = args.dist_url != ENVIRONMENT;
@@ -62,6 +75,22 @@ pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String>
         ranks.0.push(Some(command.spawn().map_err(|error| format!("rank {local} cannot be started: {error}"))?));
     }
     ranks.wait(args.elastic)
+}
+
+/// What has started this process as one of several, and how many they are.
+fn outer(env: &dyn Fn(&str) -> Option<String>) -> Option<(&'static str, usize)> {
+    let known = [
+        ("kolo run", "KOLO_RANK", "KOLO_WORLD_SIZE"),
+        ("torchrun", "RANK", "WORLD_SIZE"),
+        ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("mpirun", "PMI_RANK", "PMI_SIZE"),
+        // A batch script has a task's number, too, but is no step.
+        ("srun", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+    ];
+    known.into_iter().find_map(|(launcher, rank, size)| {
+        let tasks = env(size)?.parse().ok()?;
+        (env(rank).is_some() && tasks > 1).then_some((launcher, tasks))
+    })
 }
 
 /// A rank does not outlive its launcher.
@@ -126,4 +155,22 @@ fn random<const N: usize>() -> Result<[u8; N], String> {
 
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launchers_of_several_tasks_are_known() {
+        let found = |vars: &[(&str, &str)]| {
+            outer(&|name| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+        };
+        assert_eq!(found(&[("RANK", "1"), ("WORLD_SIZE", "2")]), Some(("torchrun", 2)));
+        assert_eq!(found(&[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "4")]), Some(("srun", 4)));
+        assert_eq!(found(&[("KOLO_RANK", "0"), ("KOLO_WORLD_SIZE", "1")]), None);
+        // A batch script, and what somebody exported.
+        assert_eq!(found(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), None);
+        assert_eq!(found(&[("WORLD_SIZE", "2")]), None);
+    }
 }

@@ -53,6 +53,18 @@ pub(crate) fn draw(folders: &[PathBuf], file: &Path) -> Result<(), String> {
     std::fs::write(file, text).map_err(|error| format!("{} cannot be written: {error}", file.display()))
 }
 
+/// Whether the file can be written. It is left as it is.
+pub(crate) fn check(file: &Path) -> Result<(), String> {
+    let is_new = !file.exists();
+    let opened = std::fs::File::options().create(true).append(true).open(file);
+    opened.map_err(|error| format!("{} cannot be written: {error}", file.display()))?;
+    if is_new {
+        // Who looks for it is to find it when it has been drawn.
+        let _ = std::fs::remove_file(file);
+    }
+    Ok(())
+}
+
 fn panels(runs: &[Run]) -> Vec<Panel> {
     let of_runs = |has_marks, points: &dyn Fn(&Run) -> Vec<(f64, f64)>| -> Vec<Curve> {
         let curve = |(i, run): (usize, &Run)| Curve {

@@ -118,6 +118,13 @@ fn it_trains_reports_draws_and_tests() {
     assert!(text.contains("24 images: loss"), "{text}");
     let error = fail(&format!("{SMALL} --epochs 2 --output {one}"));
     assert!(error.contains("has a run already") && error.contains("--resume"), "{error}");
+    // One run does not go on in another's folder; in its own, by whatever name, it does.
+    let before = losses(&one);
+    let error = fail(&format!("{SMALL} --epochs 3 --resume {two} --output {one}"));
+    assert!(error.contains("has a run already"), "{error}");
+    assert_eq!(losses(&one), before);
+    succeed(&format!("{SMALL} --epochs 3 --resume {one} --output {one}/../one"));
+    assert_eq!(losses(&one).len(), 36);
 }
 
 #[test]
@@ -219,6 +226,8 @@ fn mistakes_are_named_and_nothing_hangs() {
         ("--shapes --global-batch 7 --nproc 2", &["--global-batch 7", "2 ranks"]),
         ("--shapes --rank 1", &["--world-size"]),
         ("--shapes --rank 2 --world-size 2 --nproc 2", &["--rank 2"]),
+        ("--shapes --world-size 2 --nproc 2", &["counts nodes", "--rank"]),
+        ("--shapes --plot /nowhere/run.svg", &["/nowhere/run.svg", "cannot be written"]),
         (&format!("--shapes --resume {}", folder.join("checkpoint")), &["not a checkpoint"]),
         (&format!("--shapes --resume {}", folder.join("empty")), &["empty/checkpoint", "cannot be read"]),
         (&format!("--shapes --weights {}", folder.join("checkpoint")), &["no safetensors"]),
@@ -231,6 +240,48 @@ fn mistakes_are_named_and_nothing_hangs() {
     let (run, error) =
         (folder.join("diverged"), fail(&format!("{SMALL} --lr 1e30 --epochs 1 --output {}", folder.join("diverged"))));
     assert!(error.contains("the loss is") && error.contains("--lr"), "{run}: {error}");
+}
+
+#[test]
+fn tasks_of_a_launcher_start_no_ranks() {
+    let mut command = resnet("--shapes --nproc 2");
+    command.env("RANK", "0").env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "1");
+    let output = finish(command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("torchrun has started 2 tasks"), "{said}");
+}
+
+/// The first difference is named on both ranks, with both values.
+#[test]
+fn ranks_that_were_given_different_things_say_so() {
+    let folder = Folder::new("differ");
+    let [one, other] = ["one", "other"].map(|name| {
+        let folder = Folder(folder.0.join(name));
+        images(&folder);
+        let place = folder.join("");
+        std::mem::forget(folder);
+        place
+    });
+    std::fs::rename(format!("{other}train/b"), format!("{other}train/c")).unwrap();
+    std::fs::rename(format!("{other}val/b"), format!("{other}val/c")).unwrap();
+    let small = "-a resnet20 --image-size 8 -b 4 --epochs 1 --threads 1";
+    let lines: [[String; 2]; 3] = [
+        [format!("--shapes {small} --lr 0.1"), format!("--shapes {small} --lr 0.2")],
+        [format!("--shapes {small}"), format!("--shapes {small} --checkpoint-every 3")],
+        [format!("{one} {small}"), format!("{other} {small}")],
+    ];
+    let hints = [["--lr 0.1", "--lr 0.2"], ["nothing", "--checkpoint-every 3"], ["class 1 b", "class 1 c"]];
+    for (i, (lines, hints)) in lines.iter().zip(hints).enumerate() {
+        let url = format!("file://{}", folder.join(&format!("store-{i}")));
+        let start = |rank: usize| {
+            let run = folder.join(&format!("run-{i}"));
+            let line = format!("{} --output {run} --world-size 2 --rank {rank} --dist-url {url}", lines[rank]);
+            std::thread::spawn(move || fail(&line))
+        };
+        for said in [0, 1].map(start).map(|thread| thread.join().unwrap()) {
+            assert!(hints.iter().all(|hint| said.contains(hint)) && said.contains("rank 1 has"), "{said}");
+        }
+    }
 }
 
 /// An image that cannot be read ends all ranks, with its name.

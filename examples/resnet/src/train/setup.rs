@@ -248,7 +248,8 @@ fn place(args: &TrainArgs, start: &Start, checkpoint: Option<&PathBuf>) -> Resul
         (None, None) => unused(&format!("{}-{}", start.arch, start.ranks)),
     };
     let is_taken = checkpoint::place(&folder).exists() || metrics::place(&folder).exists();
-    if is_taken && checkpoint.is_none() {
+    let is_same = |other: &PathBuf| other.parent().is_some_and(|other| folder.canonicalize().ok() == other.canonicalize().ok());
+    if is_taken && !checkpoint.is_some_and(is_same) {
         let name = folder.display();
         return Err(format!("{name} has a run already: go on with --resume {name}, or name another folder with --output"));
     }
