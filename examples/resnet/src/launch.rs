@@ -97,9 +97,16 @@ fn outer(env: &dyn Fn(&str) -> Option<String>) -> Option<(&'static str, usize)> 
 #[cfg(target_os = "linux")]
 fn die_with_parent(command: &mut Command) {
     use std::os::unix::process::CommandExt;
-    // SAFETY: between fork and exec only async-signal-safe calls are allowed; this is one system call.
+    let launcher = Some(rustix::process::getpid());
+    let arm = move || {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        // It may have died before that, and will not again.
+        if rustix::process::getppid() == launcher { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
+    };
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed; these are two system calls, and their errors are
+    // numbers.
     unsafe {
-        command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?));
+        command.pre_exec(arm);
     }
 }
 

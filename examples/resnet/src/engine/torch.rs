@@ -17,7 +17,7 @@ impl Torch {
             return Ok(Torch { device: Device::Cpu });
         };
         match tch::Cuda::device_count() {
-            0 => Err("libtorch finds no GPU: --device cpu does without".to_owned()),
+            0 => Err("libtorch finds no GPU: --engine torch does without".to_owned()),
             // Ranks may share one.
             count => Ok(Torch { device: Device::Cuda(gpu % count as usize) }),
         }
