@@ -288,6 +288,25 @@ typedef struct kolo_step_stats_t {
   uint64_t overlapped_us;
 } kolo_step_stats_t;
 
+// What one bucket of the last step that was reduced cost. Times are counted from the begin of the step, in microseconds. Set `size` to
+// `sizeof(kolo_bucket_stats_t)` before kolo_reducer_bucket_stats.
+typedef struct kolo_bucket_stats_t {
+  // In: the size of this struct as the caller knows it.
+  size_t size;
+  // Bytes of gradients in it.
+  uint64_t bytes;
+  // How many parameters it has.
+  size_t parameters;
+  // When its last gradient was ready.
+  uint64_t ready_us;
+  // When its reduction started.
+  uint64_t started_us;
+  // When it had been reduced.
+  uint64_t ended_us;
+  // The type of its elements: a KOLO_FLOAT... constant.
+  kolo_dtype_t dtype;
+} kolo_bucket_stats_t;
+
 // It worked.
 #define KOLO_OK 0
 
@@ -1025,7 +1044,8 @@ kolo_result_t kolo_reducer_begin(kolo_reducer_t reducer);
 kolo_result_t kolo_reducer_accumulate(kolo_reducer_t reducer);
 
 // Where the gradient of a parameter is: `*gradient` points to its elements, in memory that the ranks of the host share, until the
-// second kolo_reducer_begin makes the buckets anew; from then on for as long as the reducer lives.
+// second kolo_reducer_begin of any rank makes the buckets anew (on a rank that has joined, kolo_reducer_join); from then on for as
+// long as the reducer lives.
 //
 // It may be written between the begin of a step and kolo_reducer_ready, and read, and changed, from the end of the step to the next
 // begin. In between it is the reducer's. `*accumulates`, if that is not NULL, becomes 1 if the step's gradient is to be added to
@@ -1063,6 +1083,11 @@ kolo_result_t kolo_reducer_finish(kolo_reducer_t reducer);
 kolo_result_t kolo_reducer_join(kolo_reducer_t reducer,
                                 int32_t *more);
 
+// Which rank made the last step, the lowest of several: `*rank`. When kolo_reducer_join has said that no rank has input any more, its
+// buffers are the latest; kolo_reducer_sync_buffers gives them to all.
+kolo_result_t kolo_reducer_last(kolo_reducer_t reducer,
+                                int32_t *rank);
+
 // Gives all ranks rank 0's values of all parameters: `values` has an address for each, in their order. It overwrites the gradients. A
 // collective call.
 kolo_result_t kolo_reducer_broadcast_parameters(kolo_reducer_t reducer,
@@ -1078,12 +1103,19 @@ kolo_result_t kolo_reducer_sync_buffers(kolo_reducer_t reducer,
                                         int32_t from);
 
 // Whether a parameter got a gradient in the last step, on any rank (with KOLO_UNUSED_ERROR, on this one): `*used` is 1 or 0.
+// KOLO_ERR_REDUCER if there is no such parameter.
 kolo_result_t kolo_reducer_is_used(kolo_reducer_t reducer,
                                    size_t parameter,
                                    int32_t *used);
 
 // What the last step that was reduced cost.
 kolo_result_t kolo_reducer_stats(kolo_reducer_t reducer, struct kolo_step_stats_t *stats);
+
+// What one bucket of the last step that was reduced cost: `bucket` is less than `buckets` of kolo_reducer_stats, in the order in
+// which they were started.
+kolo_result_t kolo_reducer_bucket_stats(kolo_reducer_t reducer,
+                                        size_t bucket,
+                                        struct kolo_bucket_stats_t *stats);
 
 #ifdef __cplusplus
 }  // extern "C"

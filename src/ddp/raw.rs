@@ -40,6 +40,12 @@ impl Reducer {
         Ok(self.core.address(parameter))
     }
 
+    /// As [`Reducer::is_used`].
+    pub(crate) fn was_used(&self, parameter: usize) -> Result<bool> {
+        self.core.parameter(parameter)?;
+        Ok(self.core.is_used(parameter))
+    }
+
     /// Ends the reducer, from any thread.
     pub(crate) fn stopper(&self) -> Stopper {
         Stopper(self.core.clone())

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::arguments::rank;
+use super::arguments::{kolo_dtype_t, rank};
 use super::communicator::{kolo_comm_t, on};
 use super::fault::{Fault, kolo_result_t};
 use super::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, refuse_in_hook, tensors};
@@ -129,7 +129,8 @@ pub extern "C" fn kolo_reducer_accumulate(reducer: kolo_reducer_t) -> kolo_resul
 }
 
 /// Where the gradient of a parameter is: `*gradient` points to its elements, in memory that the ranks of the host share, until the
-/// second kolo_reducer_begin makes the buckets anew; from then on for as long as the reducer lives.
+/// second kolo_reducer_begin of any rank makes the buckets anew (on a rank that has joined, kolo_reducer_join); from then on for as
+/// long as the reducer lives.
 ///
 /// It may be written between the begin of a step and kolo_reducer_ready, and read, and changed, from the end of the step to the next
 /// begin. In between it is the reducer's. `*accumulates`, if that is not NULL, becomes 1 if the step's gradient is to be added to
@@ -242,6 +243,17 @@ pub unsafe extern "C" fn kolo_reducer_join(reducer: kolo_reducer_t, more: *mut i
     })
 }
 
+/// Which rank made the last step, the lowest of several: `*rank`. When kolo_reducer_join has said that no rank has input any more, its
+/// buffers are the latest; kolo_reducer_sync_buffers gives them to all.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_last(reducer: kolo_reducer_t, rank: *mut i32) -> kolo_result_t {
+    within(reducer, |this| {
+        // SAFETY: the caller's pointer.
+        unsafe { place(rank, "rank")? }.write(this.last()? as i32);
+        Ok(())
+    })
+}
+
 /// Gives all ranks rank 0's values of all parameters: `values` has an address for each, in their order. It overwrites the gradients. A
 /// collective call.
 #[unsafe(no_mangle)]
@@ -283,11 +295,12 @@ pub unsafe extern "C" fn kolo_reducer_sync_buffers(
 }
 
 /// Whether a parameter got a gradient in the last step, on any rank (with KOLO_UNUSED_ERROR, on this one): `*used` is 1 or 0.
+/// KOLO_ERR_REDUCER if there is no such parameter.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_is_used(reducer: kolo_reducer_t, parameter: usize, used: *mut i32) -> kolo_result_t {
     within(reducer, |this| {
         // SAFETY: the caller's pointer.
-        unsafe { place(used, "used")? }.write(this.is_used(parameter).into());
+        unsafe { place(used, "used")? }.write(this.was_used(parameter)?.into());
         Ok(())
     })
 }
@@ -323,7 +336,6 @@ unsafe impl Grows for kolo_step_stats_t {
 pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut kolo_step_stats_t) -> kolo_result_t {
     within(reducer, |this| {
         let step = this.statistics();
-        let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let described = kolo_step_stats_t {
             size: size_of::<kolo_step_stats_t>(),
             buckets: step.buckets.len(),
@@ -336,6 +348,68 @@ pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut
         // SAFETY: the caller's struct, whose size the caller has set.
         unsafe { sized::write(stats, &described) }
     })
+}
+
+/// What one bucket of the last step that was reduced cost. Times are counted from the begin of the step, in microseconds. Set `size` to
+/// `sizeof(kolo_bucket_stats_t)` before kolo_reducer_bucket_stats.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct kolo_bucket_stats_t {
+    /// In: the size of this struct as the caller knows it.
+    pub size: usize,
+    /// Bytes of gradients in it.
+    pub bytes: u64,
+    /// How many parameters it has.
+    pub parameters: usize,
+    /// When its last gradient was ready.
+    pub ready_us: u64,
+    /// When its reduction started.
+    pub started_us: u64,
+    /// When it had been reduced.
+    pub ended_us: u64,
+    /// The type of its elements: a KOLO_FLOAT... constant.
+    pub dtype: kolo_dtype_t,
+}
+
+// SAFETY: it begins with its size, and all its fields are numbers.
+unsafe impl Grows for kolo_bucket_stats_t {
+    const NAMES: (&'static str, &'static str) = ("stats", "stats->size");
+    const FIRST: usize = end_of!(kolo_bucket_stats_t, dtype: kolo_dtype_t);
+}
+
+/// What one bucket of the last step that was reduced cost: `bucket` is less than `buckets` of kolo_reducer_stats, in the order in
+/// which they were started.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_reducer_bucket_stats(
+    reducer: kolo_reducer_t,
+    bucket: usize,
+    stats: *mut kolo_bucket_stats_t,
+) -> kolo_result_t {
+    within(reducer, |this| {
+        let step = this.statistics();
+        let Some(one) = step.buckets.get(bucket) else {
+            return Err(Fault::value(
+                "bucket",
+                bucket as i64,
+                format!("the last step that was reduced had {}", step.buckets.len()),
+            ));
+        };
+        let described = kolo_bucket_stats_t {
+            size: size_of::<kolo_bucket_stats_t>(),
+            bytes: one.bytes as u64,
+            parameters: one.parameters,
+            ready_us: micros(one.ready),
+            started_us: micros(one.started),
+            ended_us: micros(one.ended),
+            dtype: one.dtype as i32,
+        };
+        // SAFETY: the caller's struct, whose size the caller has set.
+        unsafe { sized::write(stats, &described) }
+    })
+}
+
+fn micros(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Values by their addresses.

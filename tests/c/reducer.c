@@ -58,6 +58,8 @@ static void step(kolo_reducer_t reducer) {
 static void averages(void) {
   kolo_reducer_config_t config = options();
   kolo_step_stats_t stats;
+  kolo_bucket_stats_t bucket;
+  uint64_t bytes = 0;
   int i;
   kolo_reducer_t reducer = make(NULL);
   for (i = 0; i < 3; i++) step(reducer);
@@ -67,6 +69,20 @@ static void averages(void) {
   OK(kolo_reducer_stats(reducer, &stats));
   CHECK(stats.bytes == 4 * 6 + 8 * 4 + 4 && stats.buckets == 2);
   CHECK(stats.overlapped_us <= stats.communicated_us);
+  memset(&bucket, 0, sizeof bucket);
+  REFUSED(KOLO_ERR_ARGUMENT, "stats->size", kolo_reducer_bucket_stats(reducer, 0, &bucket));
+  for (i = 0; i < (int)stats.buckets; i++) {
+    bucket.size = sizeof bucket;
+    OK(kolo_reducer_bucket_stats(reducer, (size_t)i, &bucket));
+    CHECK(bucket.ready_us <= bucket.started_us && bucket.started_us <= bucket.ended_us);
+    /* Those of one type: B, or A and C. */
+    CHECK(bucket.dtype == KOLO_FLOAT64 ? bucket.parameters == 1 && bucket.bytes == 8 * 4
+                                       : bucket.dtype == KOLO_FLOAT32 && bucket.parameters == 2 && bucket.bytes == 4 * 7);
+    bytes += bucket.bytes;
+  }
+  CHECK(bytes == stats.bytes);
+  REFUSED(KOLO_ERR_ARGUMENT, "the last step that was reduced had 2", kolo_reducer_bucket_stats(reducer, 2, &bucket));
+  REFUSED(KOLO_ERR_REDUCER, "parameter", kolo_reducer_is_used(reducer, PARAMETERS, &i));
   OK(kolo_reducer_destroy(reducer));
   config.bucket_bytes = config.first_bucket_bytes = 1;
   config.no_overlap = config.no_rebuild = 1;
@@ -131,7 +147,7 @@ static void values(void) {
 static void joins(void) {
   kolo_reducer_config_t config = options();
   kolo_reducer_t reducer;
-  int more = 1, joined = 0, i;
+  int more = 1, joined = 0, last = -1, i;
   config.uneven = KOLO_UNEVEN_BY_ACTIVE;
   config.unused = KOLO_UNUSED_FIND;
   reducer = make(&config);
@@ -150,6 +166,8 @@ static void joins(void) {
     joined++;
   }
   CHECK(joined == world - 1 - my_rank);
+  OK(kolo_reducer_last(reducer, &last));
+  CHECK(last == world - 1);
   OK(kolo_reducer_destroy(reducer));
 }
 
