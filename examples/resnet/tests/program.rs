@@ -383,7 +383,7 @@ mod killed {
             let events = std::fs::read_to_string(&metrics).unwrap();
             let events: Vec<serde_json::Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             let of = |kind: &'static str| events.iter().filter(move |event| event["kind"] == kind);
-            assert_eq!(of("shrink").last().unwrap()["ranks"], 2);
+            assert_eq!(of("shrink").next_back().unwrap()["ranks"], 2);
             let epochs: Vec<u64> = of("epoch").map(|event| event["epoch"].as_u64().unwrap()).collect();
             assert_eq!(epochs, (1..=30).collect::<Vec<_>>());
         }
