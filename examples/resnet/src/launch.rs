@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use kolo::TcpStoreServer;
 
 use crate::arguments::{ENVIRONMENT, TrainArgs};
+use crate::progress::complain;
 
 /// Tells a rank that it is one, so that it does not start others.
 const STARTED: &str = "KOLO_RESNET_STARTED";
@@ -126,7 +127,7 @@ impl Ranks {
                 };
                 if !status.success() {
                     failed += 1;
-                    eprintln!("resnet: rank {rank} (pid {}) ended: {status}", child.id());
+                    complain(&format!("rank {rank} (pid {}) ended: {status}", child.id()));
                     if !elastic {
                         deadline.get_or_insert(Instant::now() + GRACE);
                     }

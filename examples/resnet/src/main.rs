@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         None => start(&cli.train),
     };
     result.unwrap_or_else(|problem| {
-        eprintln!("resnet: {problem}");
+        progress::complain(&problem);
         ExitCode::FAILURE
     })
 }

@@ -78,6 +78,12 @@ impl Progress {
     }
 }
 
+/// A problem, on standard error: in one piece, since several ranks and their launcher may complain at once.
+pub(crate) fn complain(problem: &str) {
+    // Whom nobody listens to goes on.
+    let _ = std::io::stderr().write_all(format!("resnet: {problem}\n").as_bytes());
+}
+
 fn describe(at: &Step) -> String {
     let slowest =
         if at.slower > 0.02 { format!(", rank {} slowest by {:.0} %", at.slowest, 100.0 * at.slower) } else { String::new() };

@@ -216,6 +216,34 @@ fn an_epoch_whose_last_save_lost_a_rank_is_saved_by_the_others() {
 }
 
 #[test]
+fn a_rank_that_is_lost_while_the_others_go_on_is_left_behind_too() {
+    for (first, second) in [(3, 2), (0, 1)] {
+        let (args, folder) = arguments(&format!("two-lost-{first}"), "--elastic --epochs 2");
+        let ranks = on_ranks(4, |comm| {
+            let rank = comm.rank();
+            let mut run = Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
+            if rank == first {
+                train(&mut run, 1, |_, _| {});
+                return None;
+            }
+            if rank == second {
+                assert!(matches!(run.steps(), Err(Failure::Communication(_))));
+                // It finds the others, and has nothing to say to them.
+                assert_eq!(run.comm.shrink().unwrap().world_size(), 3);
+                return None;
+            }
+            run.all().unwrap_or_else(|failure| panic!("{failure}"));
+            assert_eq!((run.comm.world_size(), run.state.epoch), (2, 2));
+            Some(bits(&run))
+        });
+        let left: Vec<_> = ranks.into_iter().flatten().collect();
+        assert!(left.len() == 2 && left[0] == left[1]);
+        assert_eq!(epochs(&folder).len(), 2);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
 fn the_speed_of_an_epoch_is_that_of_all_its_time() {
     let (args, folder) = arguments("speed", "--elastic --epochs 1 -p 100");
     on_ranks(2, |comm| {
