@@ -394,6 +394,25 @@ mod tests {
         unsafe { mapping.base.as_ptr().add(at).write_volatile(value) }
     }
 
+    /// Whoever calls at a door whose queue is full gives up in time.
+    #[test]
+    fn a_full_queue_keeps_nobody_waiting_for_long() {
+        let name = format!("kolo-queue-{}", std::process::id());
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let mut waiting = Vec::new();
+        let error = loop {
+            match LocalStream::connect(&name, Instant::now() + Duration::from_millis(50)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 100, "the queue is never full");
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let nobody = LocalStream::connect(&format!("{name}-other"), Instant::now() + Duration::from_secs(60));
+        assert_eq!(nobody.err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no shared mappings")]
     fn detached_memory_keeps_its_content_and_hears_of_nobody() {

@@ -4,9 +4,14 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use sha2::{Digest, Sha256};
+
 use crate::job::{Job, fresh, rank};
 use crate::linux::Outcome::{self, Passed};
 use crate::rank::now;
+
+/// The protocol's version.
+const VERSION: u8 = 3;
 
 /// How many connections; CI makes do with fewer.
 const COUNT: &str = "KOLO_TEST_GARBAGE";
@@ -53,7 +58,9 @@ fn memory(pid: u32) -> i64 {
 pub(crate) fn garbage() -> Outcome {
     let count: u32 = std::env::var(COUNT).ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
     // No operation takes longer than 10 s.
-    let mut job = Job::start("work", 2, 10_000, |_, command| _ = command.env("KOLO_TRANSPORT", "tcp"));
+    let mut job = Job::start("work", 2, 10_000, |_, command| {
+        command.env("KOLO_TRANSPORT", "tcp").env("KOLO_JOB_ID", JOB);
+    });
     job.all_work();
     let doors = doors(job.pid(0));
     assert!(!doors.is_empty(), "rank 0 listens nowhere");
@@ -65,7 +72,8 @@ pub(crate) fn garbage() -> Outcome {
     assert!(came >= count / 10 * 9, "only {came} of {count} strangers got through");
     let took = began.elapsed();
     let grown = memory(job.pid(0)) - before;
-    assert!(grown < 8 << 10, "rank 0 has grown by {grown} KiB");
+    // Less than 1 KiB each, if none were ever forgotten.
+    assert!(grown < i64::from(came), "rank 0 has grown by {grown} KiB");
     for _ in 0..3 {
         job.all_work();
     }
@@ -75,9 +83,12 @@ pub(crate) fn garbage() -> Outcome {
     Passed(format!("{came} connections in {took:.1?}, grown by {grown} KiB"))
 }
 
+/// The job whose name the strangers know.
+const JOB: &str = "no secret";
+
 /// Returns how many got through.
 fn strangers(doors: &[SocketAddr], count: u32) -> u32 {
-    let mut came = 0;
+    let (mut came, mut challenged) = (0, 0);
     // Silent ones, and those who drip, stay for a while.
     let mut staying: std::collections::VecDeque<TcpStream> = Default::default();
     for i in 0..count {
@@ -96,22 +107,34 @@ fn strangers(doors: &[SocketAddr], count: u32) -> u32 {
                 let _ = stream.write_all(b"kolo");
                 staying.push_back(stream);
             }
-            // A true beginning, and then no proof.
+            // All is right but the proof.
             _ => {
                 let mut hello = [0u8; 64];
                 hello[..4].copy_from_slice(b"kolo");
-                hello[4] = 3;
+                hello[4] = VERSION;
                 hello[6..9].copy_from_slice(&[1, 0, 1]);
+                hello[16..32].copy_from_slice(&Sha256::digest(JOB.as_bytes())[..16]);
+                hello[40] = 1;
                 let _ = stream.write_all(&hello);
-                let _ = stream.set_read_timeout(Some(Duration::from_millis(1)));
-                let _ = stream.read(&mut [0; 64]);
-                let _ = stream.write_all(&[7; 32]);
+                let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
+                let mut challenge = [0; 52];
+                if stream.read_exact(&mut challenge).is_ok() {
+                    let _ = stream.write_all(&[7; 32]);
+                    let mut status = [0];
+                    challenged += u32::from(stream.read_exact(&mut status).is_ok());
+                }
             }
+        }
+        // One that stays says a little more.
+        let speaker = i as usize % staying.len().max(1);
+        if let Some(stream) = staying.get_mut(speaker) {
+            let _ = stream.write_all(b"k");
         }
         if staying.len() > 100 {
             staying.pop_front();
         }
     }
+    assert!(challenged > 0, "no stranger came as far as to be asked for a proof");
     came
 }
 
