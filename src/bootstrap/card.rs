@@ -22,6 +22,8 @@ pub(crate) struct Card {
     pub(crate) instance: u64,
     pub(crate) host: String,
     pub(crate) pid: u32,
+    /// The namespace in which `pid` means something; 0 if unknown.
+    pub(crate) pid_namespace: u64,
     /// Ranks with equal ones may be able to share memory. Empty if this one surely cannot.
     pub(crate) neighbourhood: String,
     /// Where its door is in the network, and on its host.
@@ -35,7 +37,7 @@ impl Card {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.number(self.version.into()).number(self.rank as u64).number(self.world_size as u64).number(self.instance);
-        writer.text(&self.host).number(self.pid.into()).text(&self.neighbourhood);
+        writer.text(&self.host).number(self.pid.into()).number(self.pid_namespace).text(&self.neighbourhood);
         writer.text(&self.address.ip().to_string()).number(self.address.port().into()).text(&self.local_name);
         writer.number(self.encrypts.into());
         writer.0
@@ -53,6 +55,7 @@ impl Card {
             instance: reader.number()?,
             host: reader.text()?,
             pid: reader.number()?.try_into().ok()?,
+            pid_namespace: reader.number()?,
             neighbourhood: reader.text()?,
             address: SocketAddr::new(reader.text()?.parse::<IpAddr>().ok()?, reader.number()?.try_into().ok()?),
             local_name: reader.text()?,
@@ -65,11 +68,22 @@ impl Card {
         format!("process {} on {}", self.pid, self.host)
     }
 
+    /// The machine, and the network of it; `None` if that is not known.
+    fn machine(&self) -> Option<&str> {
+        // What the rank declared follows.
+        self.neighbourhood.rsplit_once(' ').map(|(machine, _)| machine)
+    }
+
     /// Whether it is on another machine, or in another network of the same, as far as one can tell.
     pub(crate) fn is_elsewhere(&self, other: &Card) -> bool {
-        // What the rank declared follows.
-        let machine = |card: &Card| card.neighbourhood.rsplit_once(' ').map(|(machine, _)| machine.to_owned());
-        matches!((machine(self), machine(other)), (Some(mine), Some(theirs)) if mine != theirs)
+        matches!((self.machine(), other.machine()), (Some(mine), Some(theirs)) if mine != theirs)
+    }
+
+    /// The other's process, if this one can see it, whatever hosts were declared.
+    pub(crate) fn sees(&self, other: &Card) -> Option<u32> {
+        let is_same_machine = self.machine().is_some() && self.machine() == other.machine();
+        let is_seen = self.pid_namespace != 0 && self.pid_namespace == other.pid_namespace;
+        (is_same_machine && is_seen).then_some(other.pid)
     }
 
     /// What keeps this rank from joining the other, if anything does.
@@ -238,6 +252,7 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         instance: 99,
         host: "node7".to_owned(),
         pid: 4121,
+        pid_namespace: 7,
         neighbourhood: "here".to_owned(),
         address: SocketAddr::from(([10, 0, 0, 2], 4000)),
         local_name: "kolo-x".to_owned(),
@@ -267,6 +282,7 @@ mod tests {
             instance: 99,
             host: "node7".to_owned(),
             pid: 4121,
+            pid_namespace: 7,
             neighbourhood: "here".to_owned(),
             address: "[fd00::2]:4000".parse().unwrap(),
             local_name: "kolo-x".to_owned(),

@@ -1,5 +1,6 @@
 //! What a communicator is made on: where its ranks are, how its links are opened, and how its hosts share memory.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -122,6 +123,7 @@ impl Fabric {
                 rank: self.rank,
                 members: self.members.clone(),
                 hosts: self.hosts.clone(),
+                in_vain: HashMap::new(),
             })),
             Ground::Process(hub, _) => Some(Box::new(MemoryOpener { hub: hub.clone(), channel: self.channel, rank: self.rank })),
             Ground::Nothing => None,

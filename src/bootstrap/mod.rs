@@ -152,6 +152,7 @@ fn card(start: &Start<'_>, door: &Door) -> Result<Card> {
         instance: u128::from_le_bytes(random()) as u64,
         host: start.settings.host.clone().unwrap_or_else(sys::hostname),
         pid: std::process::id(),
+        pid_namespace: sys::process_namespace().unwrap_or(0),
         neighbourhood: neighbourhood.map_or_else(String::new, |identity| format!("{identity} {declared}")),
         address,
         local_name,

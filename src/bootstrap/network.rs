@@ -16,12 +16,15 @@ use crate::error::Cause;
 use crate::health::{Answer, Boards, Contact, Question, Unheard};
 use crate::sys;
 use crate::transport::tls::{End, Tls};
-use crate::transport::{Link, Opener, shm, tcp};
+use crate::transport::{Link, NoLink, Opener, shm, tcp};
 use crate::types::Rank;
 
 /// How long one call at another rank's door may take at most. Doors answer at once, whatever their process is busy with, unless
 /// it is stopped.
-const DIAL_PATIENCE: Duration = Duration::from_secs(10);
+const DIAL_PATIENCE: Duration = Duration::from_secs(4);
+
+/// How long the system may take to connect before others that wait are looked after, and it is tried anew.
+const ATTEMPT: Duration = Duration::from_millis(300);
 
 /// What all communicators of one process use to reach the others of its job.
 pub(crate) struct Network {
@@ -51,9 +54,9 @@ impl Lines {
         if self.tls.is_some() { 1 } else { self.sockets }
     }
 
-    fn link(&self, mut streams: Vec<TcpStream>, end: End) -> Result<Box<dyn Link>, Cause> {
+    fn link(&self, mut streams: Vec<TcpStream>, end: End, between: [Rank; 2]) -> Result<Box<dyn Link>, Cause> {
         match &self.tls {
-            Some(tls) if streams.len() == 1 => tls.link(streams.remove(0), end),
+            Some(tls) if streams.len() == 1 => tls.link(streams.remove(0), end, between),
             Some(_) => Err(Cause::Corrupt("an encrypted link of several connections")),
             None => Ok(tcp::link(streams)),
         }
@@ -192,13 +195,17 @@ impl Network {
 
     /// Calls at a rank's door in the network.
     pub(super) fn call(&self, purpose: Purpose, channel: u64, to: Rank, patience: Duration) -> Result<Stream, Cause> {
-        self.call_lane(self.hello(purpose, channel, to), to, patience)
+        let stream = self.dial(&self.hello(purpose, channel, to), to, Duration::MAX, patience);
+        stream.map_err(|error| self.cause(to, &error))
     }
 
-    fn call_lane(&self, hello: Hello, to: Rank, patience: Duration) -> Result<Stream, Cause> {
-        let address = self.cards[to].address;
-        let stream = door::dial(address, &self.identity, &hello, Instant::now() + patience.min(DIAL_PATIENCE));
-        stream.map(Stream::Tcp).map_err(|error| unreachable(address.to_string(), &error))
+    fn dial(&self, hello: &Hello, to: Rank, connecting: Duration, patience: Duration) -> Result<Stream, DialError> {
+        let deadline = Instant::now() + patience.min(DIAL_PATIENCE);
+        door::dial_within(self.cards[to].address, &self.identity, hello, connecting, deadline).map(Stream::Tcp)
+    }
+
+    fn cause(&self, to: Rank, error: &DialError) -> Cause {
+        unreachable(self.cards[to].address.to_string(), error)
     }
 
     /// Calls at a rank's door on this host.
@@ -235,14 +242,23 @@ pub(super) struct NetworkContact {
     pub(super) members: Arc<[Rank]>,
 }
 
+impl NetworkContact {
+    /// The process of a rank, if this one can see it.
+    fn process(&self, peer: Rank) -> Option<u32> {
+        let Network { cards, rank, .. } = &*self.network;
+        cards[*rank].sees(&cards[self.members[peer]])
+    }
+}
+
 impl Contact for NetworkContact {
     fn is_stopped(&self, peer: Rank) -> bool {
-        let Network { cards, rank, .. } = &*self.network;
-        let Card { neighbourhood, pid, .. } = &cards[self.members[peer]];
-        !neighbourhood.is_empty() && *neighbourhood == cards[*rank].neighbourhood && sys::is_stopped(*pid)
+        self.process(peer).is_some_and(sys::is_stopped)
     }
 
     fn ask(&self, peer: Rank, question: &Question, patience: Duration) -> Result<Answer, Unheard> {
+        if self.process(peer).is_some_and(sys::has_ended) {
+            return Err(Unheard::Died);
+        }
         let to = self.members[peer];
         let Network { cards, identity, rank, .. } = &*self.network;
         let hello = self.network.hello(Purpose::Ask, self.channel, to);
@@ -251,10 +267,16 @@ impl Contact for NetworkContact {
         let is_near = !neighbourhood.is_empty() && *neighbourhood == cards[*rank].neighbourhood;
         let heard = match is_near.then(|| door::ask_local(local_name, identity, &hello, &question, deadline)) {
             // It may be in a namespace of its own, where only the network reaches.
-            None | Some(Err(DialError::Connect(_))) => door::ask(*address, identity, &hello, &question, deadline),
+            Some(Err(DialError::Connect(error))) if error.kind() != io::ErrorKind::TimedOut && !sys::is_want(&error) => {
+                door::ask(*address, identity, &hello, &question, deadline)
+            }
+            None => door::ask(*address, identity, &hello, &question, deadline),
+            // Its queue is full: it takes no calls.
+            Some(Err(DialError::Connect(error))) if !sys::is_want(&error) => return Err(Unheard::Mute),
             Some(heard) => heard,
         };
         match heard {
+            Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_want(&error) => Err(Unheard::Unasked),
             Ok(answer) => Answer::decode(&answer).ok_or(Unheard::Mute),
             Err(DialError::Connect(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Unheard::Gone),
             Err(DialError::Connect(error)) => Err(Unheard::Unreachable { address: address.to_string(), kind: error.kind() }),
@@ -281,15 +303,17 @@ pub(crate) struct NetworkOpener {
     pub(super) members: Arc<[Rank]>,
     /// The host of each.
     pub(super) hosts: Arc<[usize]>,
+    /// Since when no connection to a rank could be made.
+    pub(super) in_vain: HashMap<Rank, Instant>,
 }
 
 impl NetworkOpener {
-    fn call(&self, peer: Rank, patience: Duration) -> Result<Box<dyn Link>, Cause> {
+    fn call(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, NoLink> {
         let to = self.members[peer];
         if self.hosts[peer] == self.hosts[self.rank] {
             match self.network.call_locally(Purpose::Link, self.channel, to, patience) {
                 Ok(stream) => match shm::offer(stream) {
-                    Ok(link) => return Ok(link),
+                    Ok(link) => return Ok(Some(link)),
                     // The peer sees the connection end before anything came, and waits for the next.
                     Err(error) => tracing::warn!(%error, peer, "no shared memory for a link; it goes through TCP"),
                 },
@@ -299,14 +323,29 @@ impl NetworkOpener {
             }
         }
         let lanes = self.network.lines.count();
-        let streams = (0..lanes).map(|lane| {
+        let mut streams = Vec::with_capacity(lanes.into());
+        for lane in 0..lanes {
             let hello = Hello { lane, lanes, ..self.network.hello(Purpose::Link, self.channel, to) };
-            self.network.call_lane(hello, to, patience)
-        });
-        self.link(streams.collect::<Result<Vec<_>, _>>()?, End::Caller, patience)
+            // Of those that follow, the peer would not know to which attempt they belong.
+            let connecting = if lane == 0 { ATTEMPT } else { Duration::MAX };
+            match self.network.dial(&hello, to, connecting, patience) {
+                Ok(stream) => streams.push(stream),
+                Err(DialError::Connect(error))
+                    if lane == 0
+                        && error.kind() == io::ErrorKind::TimedOut
+                        && self.in_vain.entry(peer).or_insert_with(Instant::now).elapsed() < DIAL_PATIENCE =>
+                {
+                    return Ok(None);
+                }
+                Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_want(&error) => return Err(NoLink::Own(error)),
+                Err(error) => return Err(self.network.cause(to, &error).into()),
+            }
+        }
+        self.in_vain.remove(&peer);
+        Ok(Some(self.link(peer, streams, End::Caller, patience)?))
     }
 
-    fn link(&self, streams: Vec<Stream>, end: End, patience: Duration) -> Result<Box<dyn Link>, Cause> {
+    fn link(&self, peer: Rank, streams: Vec<Stream>, end: End, patience: Duration) -> Result<Box<dyn Link>, Cause> {
         let mut lanes = Vec::with_capacity(streams.len());
         for stream in streams {
             match stream {
@@ -317,19 +356,20 @@ impl NetworkOpener {
                 }
             }
         }
-        self.network.lines.link(lanes, end)
+        // The lower rank calls.
+        self.network.lines.link(lanes, end, [self.rank.min(peer), self.rank.max(peer)])
     }
 }
 
 impl Opener for NetworkOpener {
-    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, Cause> {
+    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, NoLink> {
         if self.rank < peer {
-            return self.call(peer, patience).map(Some);
+            return self.call(peer, patience);
         }
         while let Some(streams) = self.network.mailbox.link_streams(self.channel, self.members[peer]) {
-            match self.link(streams, End::Called, patience) {
+            match self.link(peer, streams, End::Called, patience) {
                 Err(Cause::Broken(io::ErrorKind::UnexpectedEof)) => continue,
-                other => return other.map(Some),
+                other => return Ok(Some(other?)),
             }
         }
         Ok(None)

@@ -20,7 +20,7 @@ use crate::reduce::Kernel;
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
 use crate::sys::Patience;
 use crate::transport::memory::{Hub, MemoryOpener};
-use crate::transport::{Link, Mesh, Opener};
+use crate::transport::{Link, Mesh, NoLink, Opener};
 use crate::types::{DType, Descriptor, Op, Rank, ReduceOp, mix};
 
 const CHANNEL: u64 = 9;
@@ -125,7 +125,7 @@ struct FaultyOpener {
 }
 
 impl Opener for FaultyOpener {
-    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, Cause> {
+    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, NoLink> {
         let (world, me) = (self.world.clone(), self.opener.rank);
         Ok(self.opener.open(peer, patience)?.map(|link| Box::new(Faulty { link, world, me, peer }) as _))
     }

@@ -203,6 +203,11 @@ impl Acceptor {
         whole - self.heard.len()
     }
 
+    /// Whether the caller has said which job it belongs to, and it was this one.
+    pub(super) fn has_introduced_himself(&self) -> bool {
+        self.challenged.is_some()
+    }
+
     /// Hears at most `wanted` bytes.
     pub(super) fn hear(&mut self, identity: &Identity, bytes: &[u8]) -> Answer {
         self.heard.extend_from_slice(bytes);

@@ -26,8 +26,13 @@ use handshake::{Acceptor, Hello, Identity, Purpose, Refusal};
 /// How long a caller may take to shake hands.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How many callers may shake hands at once, each of which takes a descriptor; more wait outside.
+/// How many callers may shake hands at once, each of which takes a descriptor. When another comes, the one that has come least far
+/// has to make room, and of those the one that has been there longest: whoever belongs here is done in a fraction of a millisecond,
+/// and those who say nothing keep nobody out.
 const PENDING: usize = 64;
+
+/// How many callers are taken in before those who are in are heard again.
+const AT_ONCE: usize = 16;
 
 /// The longest question, and the longest answer.
 const LONGEST_QUESTION: usize = 64 << 10;
@@ -97,7 +102,17 @@ impl Door {
         let stopped = stop.clone();
         let identity = Arc::new(Mutex::new(identity));
         let known = identity.clone();
-        let mut porter = Porter { poll, tcp, local, identity: known, callers: HashMap::new(), next: 0, more_wait: false, host };
+        let mut porter = Porter {
+            poll,
+            tcp,
+            local,
+            identity: known,
+            callers: HashMap::new(),
+            next: 0,
+            waiting: Waiting::Nobody,
+            is_locals_turn: false,
+            host,
+        };
         let thread = std::thread::Builder::new().name("kolo-door".to_owned()).spawn(move || {
             if let Err(error) = porter.serve(&stopped) {
                 tracing::error!(%error, "no more connections are accepted");
@@ -155,9 +170,20 @@ struct Porter<H> {
     /// Those who shake hands.
     callers: HashMap<usize, Caller>,
     next: usize,
-    /// Callers may be waiting outside.
-    more_wait: bool,
+    waiting: Waiting,
+    /// Whether who comes from this host or who comes through the network is asked in first: neither keeps the other out.
+    is_locals_turn: bool,
     host: H,
+}
+
+/// Who waits outside.
+#[derive(Clone, Copy, PartialEq)]
+enum Waiting {
+    Nobody,
+    /// Perhaps somebody.
+    Somebody,
+    /// Somebody who cannot be taken in at the moment.
+    InVain,
 }
 
 struct Caller {
@@ -198,7 +224,11 @@ impl<H: Host> Porter<H> {
         while !stop.load(Ordering::Acquire) {
             let next_deadline = self.callers.values().map(|caller| caller.deadline).min();
             let timeout = next_deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let timeout = if self.more_wait { Some(timeout.unwrap_or(RETRY).min(RETRY)) } else { timeout };
+            let timeout = match self.waiting {
+                Waiting::Nobody => timeout,
+                Waiting::Somebody => Some(Duration::ZERO),
+                Waiting::InVain => Some(timeout.unwrap_or(RETRY).min(RETRY)),
+            };
             match self.poll.poll(&mut events, timeout) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 result => result?,
@@ -206,40 +236,43 @@ impl<H: Host> Porter<H> {
             for event in &events {
                 match event.token() {
                     WAKER => {}
-                    TCP | LOCAL => self.more_wait = true,
+                    TCP | LOCAL => self.waiting = Waiting::Somebody,
                     Token(caller) => self.listen(caller),
                 }
             }
             let now = Instant::now();
             self.callers.retain(|_, caller| caller.deadline > now);
-            if self.more_wait {
-                self.more_wait = self.accept();
+            if self.waiting != Waiting::Nobody {
+                self.waiting = self.accept();
             }
         }
         Ok(())
     }
 
-    /// Takes the callers that have come; whether more may be waiting outside.
-    fn accept(&mut self) -> bool {
-        loop {
-            if self.callers.len() >= PENDING {
-                return true;
-            }
-            let tcp = self.tcp.as_ref().map(|listener| listener.accept().map(|(stream, _)| Stream::Tcp(stream)));
+    /// Takes in some of the callers that have come; whether more wait.
+    fn accept(&mut self) -> Waiting {
+        for _ in 0..AT_ONCE {
+            self.is_locals_turn = !self.is_locals_turn;
+            let tcp = || self.tcp.as_ref().map(|listener| listener.accept().map(|(stream, _)| Stream::Tcp(stream)));
+            let local = || self.local.as_ref().map(|listener| listener.accept().map(Stream::Local));
             let is_somebody = |result: &io::Result<Stream>| !is_nobody(result);
-            let stream = tcp
-                .filter(is_somebody)
-                .or_else(|| self.local.as_ref().map(|listener| listener.accept().map(Stream::Local)).filter(is_somebody));
+            let stream = match self.is_locals_turn {
+                true => local().filter(is_somebody).or_else(|| tcp().filter(is_somebody)),
+                false => tcp().filter(is_somebody).or_else(|| local().filter(is_somebody)),
+            };
             let mut stream = match stream {
-                None => return false,
+                None => return Waiting::Nobody,
                 Some(Ok(stream)) => stream,
                 // One that has gone again; or the process has no descriptors left just now.
                 Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Some(Err(error)) => {
                     tracing::warn!(%error, "a caller could not be let in yet");
-                    return true;
+                    return Waiting::InVain;
                 }
             };
+            if self.callers.len() >= PENDING && !self.make_room() {
+                return Waiting::InVain;
+            }
             let number = self.next;
             self.next = (self.next + 1) % (usize::MAX / 2);
             let registry = self.poll.registry();
@@ -255,6 +288,19 @@ impl<H: Host> Porter<H> {
                 self.listen(number);
             }
         }
+        Waiting::Somebody
+    }
+
+    /// Turns away a caller; whether there is one that may be.
+    fn make_room(&mut self) -> bool {
+        let progress = |caller: &Caller| match &caller.stage {
+            Stage::Shaking(acceptor) => Some((acceptor.has_introduced_himself(), caller.deadline)),
+            Stage::Asking(..) => None,
+        };
+        let callers = self.callers.iter().filter_map(|(&number, caller)| Some((progress(caller)?, number)));
+        let Some((_, number)) = callers.min() else { return false };
+        self.callers.remove(&number);
+        true
     }
 
     /// Hears what a caller says, as far as it has.
@@ -365,7 +411,18 @@ impl From<io::Error> for DialError {
 
 /// Calls at a door in the network.
 pub(crate) fn dial(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<TcpStream, DialError> {
-    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    dial_within(address, identity, hello, Duration::MAX, deadline)
+}
+
+/// As [`dial`], where the system has only so much of the time to connect.
+pub(crate) fn dial_within(
+    address: SocketAddr,
+    identity: &Identity,
+    hello: &Hello,
+    connecting: Duration,
+    deadline: Instant,
+) -> Result<TcpStream, DialError> {
+    let left = deadline.saturating_duration_since(Instant::now()).min(connecting).max(Duration::from_millis(1));
     let stream = std::net::TcpStream::connect_timeout(&address, left).map_err(DialError::Connect)?;
     stream.set_nodelay(true)?;
     handshake::introduce(&mut Until { stream: &stream, deadline }, identity, hello)?;
@@ -410,7 +467,7 @@ impl Write for Until<'_> {
 
 /// Calls at a door of this host.
 pub(crate) fn dial_local(name: &str, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<LocalStream, DialError> {
-    let stream = LocalStream::connect(name).map_err(DialError::Connect)?;
+    let stream = LocalStream::connect(name, deadline).map_err(DialError::Connect)?;
     handshake::introduce(&mut stream.until(deadline), identity, hello)?;
     Ok(stream)
 }
@@ -437,7 +494,7 @@ pub(crate) fn ask_local(
     question: &[u8],
     deadline: Instant,
 ) -> Result<Vec<u8>, DialError> {
-    let stream = LocalStream::connect(name).map_err(DialError::Connect)?;
+    let stream = LocalStream::connect(name, deadline).map_err(DialError::Connect)?;
     converse(&mut stream.until(deadline), identity, hello, question)
 }
 

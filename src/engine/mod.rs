@@ -19,7 +19,7 @@ use crate::error::{Cause, Error, Result};
 use crate::reduce::Kernel;
 use crate::schedule::{Place, Span, Step};
 use crate::sys::Patience;
-use crate::transport::{ALIGN, Link, Mesh};
+use crate::transport::{ALIGN, Link, Mesh, NoLink};
 use crate::types::{Descriptor, Op, Rank};
 use frame::{Frame, HEADER, Kind};
 
@@ -325,7 +325,8 @@ impl Engine {
                 continue;
             }
             let fail = |cause| attempt.failed(out.to, cause);
-            let Some(link) = self.mesh.link(out.to, || attempt.left()).map_err(fail)? else { continue };
+            let no_link = |why| no_link(attempt, out.to, why);
+            let Some(link) = self.mesh.link(out.to, || attempt.left()).map_err(no_link)? else { continue };
             let fail = |link: &mut dyn Link, cause| fail(farewell(link).unwrap_or(cause));
             let rest = out.rest();
             if rest.iter().all(|part| part.len == 0) {
@@ -523,12 +524,12 @@ impl Engine {
                     continue;
                 }
                 // It has left, or has died, which others find out. Somebody else may still send.
-                Err(cause @ Cause::Unreachable { kind: std::io::ErrorKind::ConnectionRefused, .. }) => {
+                Err(NoLink::Peer(cause @ Cause::Unreachable { kind: std::io::ErrorKind::ConnectionRefused, .. })) => {
                     unreachable.push((peer, cause.clone()));
                     gone = Some((peer, cause));
                     continue;
                 }
-                Err(cause) => return Err(fail(cause)),
+                Err(why) => return Err(no_link(attempt, peer, why)),
             };
             if link.peek(HEADER).map_err(fail)?.len < HEADER {
                 all_gone = false;
@@ -569,7 +570,8 @@ impl Engine {
             job.attempt.number(self.received[peer] + 1);
         }
         let fail = |cause| job.attempt.failed(peer, cause);
-        let Some(link) = self.mesh.link(peer, || job.attempt.left()).map_err(fail)? else { return Ok(false) };
+        let no_link = |why| no_link(&job.attempt, peer, why);
+        let Some(link) = self.mesh.link(peer, || job.attempt.left()).map_err(no_link)? else { return Ok(false) };
         if *header_len < HEADER {
             // SAFETY: the header is the job's own.
             let count = unsafe { link.receive(ChunkMut::of(&mut header[*header_len..])) }.map_err(fail)?;
@@ -645,6 +647,14 @@ impl Engine {
             // SAFETY: `bytes` is borrowed for the call.
             let _ = unsafe { link.send(&[Chunk::of(&bytes)]) };
         }
+    }
+}
+
+/// What an operation reports that has no link to a peer.
+fn no_link(attempt: &Attempt<'_>, peer: Rank, why: NoLink) -> Error {
+    match why {
+        NoLink::Peer(cause) => attempt.failed(peer, cause),
+        NoLink::Own(error) => Error::os(format!("connecting with rank {peer}"))(error),
     }
 }
 

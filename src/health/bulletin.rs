@@ -38,6 +38,10 @@ pub(crate) enum Unheard {
     Unreachable { address: String, kind: std::io::ErrorKind },
     /// Its process took the connection and says nothing, or what no kolo says.
     Mute,
+    /// Its process has ended, as the system says: even if one that it forked holds its connections open.
+    Died,
+    /// This process cannot ask: it has no descriptor or no memory left.
+    Unasked,
 }
 
 /// What others may know of one rank's communicator.
@@ -137,7 +141,11 @@ impl Bulletin {
                 self.tell(None)
             }
             Question::Join => self.shrink.lock().join(from, &self.changed),
-            Question::Decided(decision) => self.shrink.lock().decide(decision, &self.changed),
+            Question::Prepare(ballot) => self.shrink.lock().prepare(from, ballot, &self.changed),
+            Question::Decided(decision, ballot) if decision.is_of(self.world()) => {
+                self.shrink.lock().decide(decision, ballot, &self.changed)
+            }
+            Question::Decided(..) => Answer::Unknown,
         }
     }
 
@@ -223,8 +231,8 @@ impl Boards {
                     let left = posted.taken_down.iter().find(|(name, _)| *name == (channel, to));
                     return match (left, question) {
                         (None, _) => Answer::Unknown,
-                        (Some((_, LastWords { decision: Some(decision), .. })), Question::Join) => {
-                            Answer::Joins { shrinks: false, decision: Some(decision.clone()) }
+                        (Some((_, LastWords { decision: Some(decision), .. })), Question::Join | Question::Prepare(_)) => {
+                            Answer::Joins { shrinks: false, promised: 0, decision: Some(decision.clone()) }
                         }
                         (Some((_, words)), _) => Answer::Left { last_seq: words.last_seq },
                     };

@@ -15,8 +15,10 @@ pub(crate) enum Question {
     Hear(Vec<Notice>),
     /// I want to go on without those who failed. You too?
     Join,
-    /// These go on.
-    Decided(Decision),
+    /// I am about to decide who goes on, with this ballot. Has anybody?
+    Prepare(u64),
+    /// These go on; decided with this ballot.
+    Decided(Decision, u64),
 }
 
 /// What it hears.
@@ -38,14 +40,15 @@ pub(crate) enum Answer {
         /// The last collective that it completed.
         last_seq: u64,
     },
-    /// Whether the rank wants to go on, too, and who does, if that is decided.
-    Joins { shrinks: bool, decision: Option<Decision> },
+    /// Whether the rank wants to go on, too, the highest ballot that it has been asked with, and who goes on, if that is decided.
+    Joins { shrinks: bool, promised: u64, decision: Option<Decision> },
 }
 
 const DOING: u64 = 1;
 const HEAR: u64 = 2;
 const JOIN: u64 = 3;
 const DECIDED: u64 = 4;
+const PREPARE: u64 = 5;
 
 const UNKNOWN: u64 = 1;
 const LEFT: u64 = 2;
@@ -61,7 +64,8 @@ impl Question {
             }
             Question::Hear(notices) => _ = writer.number(HEAR).list(notices, |writer, notice| notice.write(writer)),
             Question::Join => _ = writer.number(JOIN),
-            Question::Decided(decision) => write_decision(writer.number(DECIDED), decision),
+            Question::Prepare(ballot) => _ = writer.number(PREPARE).number(*ballot),
+            Question::Decided(decision, ballot) => write_decision(writer.number(DECIDED).number(*ballot), decision),
         }
         writer.0
     }
@@ -72,7 +76,11 @@ impl Question {
             DOING => Question::Doing(reader.list(read_call)?.pop()),
             HEAR => Question::Hear(reader.list(Notice::read)?),
             JOIN => Question::Join,
-            DECIDED => Question::Decided(read_decision(&mut reader)?),
+            PREPARE => Question::Prepare(reader.number()?),
+            DECIDED => {
+                let ballot = reader.number()?;
+                Question::Decided(read_decision(&mut reader)?, ballot)
+            }
             _ => return None,
         })
     }
@@ -92,8 +100,8 @@ impl Answer {
                 writer.list(waits.as_slice(), |writer, &(peer, words)| write_words(writer.number(peer as u64), words));
                 writer.list(at_your_seq.as_slice(), |writer, call| write_words(writer, call.encode())).number(*last_seq);
             }
-            Answer::Joins { shrinks, decision } => {
-                writer.number(JOINS).number((*shrinks).into());
+            Answer::Joins { shrinks, promised, decision } => {
+                writer.number(JOINS).number((*shrinks).into()).number(*promised);
                 writer.list(decision.as_slice(), write_decision);
             }
         }
@@ -113,8 +121,8 @@ impl Answer {
                 last_seq: reader.number()?,
             },
             JOINS => {
-                let shrinks = reader.number()? != 0;
-                Answer::Joins { shrinks, decision: reader.list(read_decision)?.pop() }
+                let (shrinks, promised) = (reader.number()? != 0, reader.number()?);
+                Answer::Joins { shrinks, promised, decision: reader.list(read_decision)?.pop() }
             }
             _ => return None,
         })
@@ -163,11 +171,12 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
     vec![
         Question::Doing(Some(call)).encode(),
         Question::Join.encode(),
-        Question::Decided(decision.clone()).encode(),
+        Question::Prepare(17).encode(),
+        Question::Decided(decision.clone(), 17).encode(),
         Answer::Left { last_seq: 9 }.encode(),
         Answer::Doing { notices: Vec::new(), puzzle: Some(Puzzle { about: None }), waits, at_your_seq: Some(call), last_seq: 6 }
             .encode(),
-        Answer::Joins { shrinks: true, decision: Some(decision) }.encode(),
+        Answer::Joins { shrinks: true, promised: 17, decision: Some(decision) }.encode(),
     ]
 }
 
@@ -193,11 +202,12 @@ mod tests {
             Question::Hear(vec![]),
             Question::Hear(notices.clone()),
             Question::Join,
-            Question::Decided(decision.clone()),
+            Question::Prepare(9),
+            Question::Decided(decision.clone(), 1 << 40),
         ] {
             assert_eq!(Question::decode(&question.encode()), Some(question));
         }
-        let joins = |decision| Answer::Joins { shrinks: true, decision };
+        let joins = |decision| Answer::Joins { shrinks: true, promised: 3, decision };
         let does = |waits, at_your_seq| Answer::Doing {
             notices: notices.clone(),
             puzzle: Some(Puzzle { about: Some(3) }),
@@ -220,7 +230,7 @@ mod tests {
     #[test]
     fn members_without_an_order_are_no_decision() {
         for members in [vec![], vec![1, 1], vec![2, 0]] {
-            assert_eq!(Question::decode(&Question::Decided(Decision { nonce: 0, members }).encode()), None);
+            assert_eq!(Question::decode(&Question::Decided(Decision { nonce: 0, members }, 0).encode()), None);
         }
     }
 

@@ -124,8 +124,9 @@ fn explain(bulletin: &Bulletin, contact: &dyn Contact, peer: Rank, seen: &Cause)
             }
             Ok(Answer::Left { last_seq }) if *seen != Cause::Revoked => return failed(Cause::Left { last_seq }),
             Err(Unheard::Gone) if matches!(seen, Cause::Unreachable { .. }) => return failed(Cause::Gone),
+            Err(Unheard::Died) => return failed(Cause::Died),
             Err(Unheard::Gone) | Ok(_) => return failed(seen.clone()),
-            Err(Unheard::Mute | Unheard::Unreachable { .. }) => EXPLANATION,
+            Err(Unheard::Mute | Unheard::Unreachable { .. } | Unheard::Unasked) => EXPLANATION,
         };
         if !bulletin.notices().is_empty() {
             return None;
@@ -161,6 +162,9 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
             Ok(Answer::Doing { at_your_seq: Some(theirs), .. }) if call.is_some_and(|call| call != theirs) => {
                 return mismatch(call?, theirs);
             }
+            Ok(Answer::Doing { waits: Some((next, _)), .. }) if next >= bulletin.world() => {
+                return failed(Cause::Corrupt("it waits for a rank that there is not"));
+            }
             Ok(Answer::Doing { waits: Some((next, words)), .. }) => {
                 let theirs = Descriptor::decode(words);
                 path.push(suspect);
@@ -176,7 +180,9 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
             Ok(Answer::Doing { last_seq, .. }) => return failed(Cause::Absent { deadline, last_seq }),
             Ok(Answer::Left { last_seq }) => return failed(Cause::Left { last_seq }),
             Ok(_) => return failed(Cause::Silent { deadline }),
+            Err(Unheard::Died) => return failed(Cause::Died),
             Err(Unheard::Gone) => return failed(Cause::Gone),
+            Err(Unheard::Unasked) => return failed(Cause::Silent { deadline }),
             Err(Unheard::Mute) => return failed(Cause::Unresponsive { deadline }),
             Err(Unheard::Unreachable { address, kind }) => return failed(Cause::Unreachable { address, kind }),
         }

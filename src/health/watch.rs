@@ -163,7 +163,9 @@ fn look_after(bulletin: &Bulletin, contact: &dyn Contact, wait: &Wait, case: &mu
                 gone = Some(Cause::Left { last_seq });
             }
             Ok(_) => {}
+            Err(Unheard::Died) => gone = Some(Cause::Died),
             Err(Unheard::Gone) => gone = Some(Cause::Gone),
+            Err(Unheard::Unasked) => speak("cannot be asked: this process has no descriptor or no memory left"),
             Err(Unheard::Unreachable { address, kind }) => {
                 lost = Some(Cause::Unreachable { address, kind });
                 speak("cannot be reached");

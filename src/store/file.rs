@@ -77,6 +77,11 @@ impl FileStore {
             if let Some(left) = Contents::parse(&old) {
                 tracing::info!(path = %path.display(), job = left.job, "what a former run left in the store is replaced");
             }
+            if sys::is_open_to_others(&file) {
+                // Somebody may have opened it before, and would read on.
+                std::fs::remove_file(path).map_err(StoreProblem::io("replacing it"))?;
+                file = store.lock(true, deadline)?;
+            }
             store.is_private = sys::make_private(&file);
             let header = header(random(), job);
             replace(&mut file, 0, &header).map_err(StoreProblem::io("starting it"))?;
@@ -93,7 +98,7 @@ impl FileStore {
         path.push(".lock");
         let path = PathBuf::from(path);
         loop {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+            let file = sys::private(OpenOptions::new().read(true).write(true).create(true).truncate(false)).open(&path);
             let file = file.map_err(StoreProblem::io("creating its lock"))?;
             match file.try_lock() {
                 // Whoever held it before may have removed it meanwhile; then it is nobody's lock any more.
@@ -113,7 +118,7 @@ impl FileStore {
     /// Opens and locks the file; for the owner, creates it.
     fn lock(&self, exclusively: bool, deadline: Instant) -> Result<File, StoreProblem> {
         let is_owner = self.owner.is_some();
-        let file = OpenOptions::new().read(true).write(true).create(is_owner).truncate(false).open(&self.path);
+        let file = sys::private(OpenOptions::new().read(true).write(true).create(is_owner).truncate(false)).open(&self.path);
         let file = file.map_err(StoreProblem::io("opening it"))?;
         let patience = LOCK_PATIENCE.max(deadline.saturating_duration_since(Instant::now()));
         let locked = poll(patience, || {

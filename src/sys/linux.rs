@@ -19,7 +19,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::futex;
@@ -170,10 +171,22 @@ pub(crate) fn wake_all(word: &AtomicU32) {
 pub(crate) struct LocalStream(mio::net::UnixStream);
 
 impl LocalStream {
-    pub(crate) fn connect(name: &str) -> io::Result<LocalStream> {
-        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
-        stream.set_nonblocking(true)?;
-        Ok(LocalStream(mio::net::UnixStream::from_std(stream)))
+    pub(crate) fn connect(name: &str, deadline: Instant) -> io::Result<LocalStream> {
+        /// How long before it is tried again to join a queue that is full.
+        const AGAIN: Duration = Duration::from_millis(1);
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+        // One that blocks would do so for as long as the queue before the door is full, which strangers can see to.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        loop {
+            match rustix::net::connect(&socket, &address) {
+                Ok(()) => return Ok(LocalStream(mio::net::UnixStream::from_std(UnixStream::from(socket)))),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(AGAIN),
+                Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// For I/O that waits, until the deadline.
@@ -379,6 +392,25 @@ mod tests {
         assert!(at < mapping.len);
         // SAFETY: as above.
         unsafe { mapping.base.as_ptr().add(at).write_volatile(value) }
+    }
+
+    /// Whoever calls at a door whose queue is full gives up in time.
+    #[test]
+    fn a_full_queue_keeps_nobody_waiting_for_long() {
+        let name = format!("kolo-queue-{}", std::process::id());
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let mut waiting = Vec::new();
+        let error = loop {
+            match LocalStream::connect(&name, Instant::now() + Duration::from_millis(50)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 100, "the queue is never full");
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let nobody = LocalStream::connect(&format!("{name}-other"), Instant::now() + Duration::from_secs(60));
+        assert_eq!(nobody.err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]

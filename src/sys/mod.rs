@@ -31,8 +31,17 @@ pub(crate) use platform::{
 };
 pub(crate) use segment::Segment;
 pub(crate) use signal::on_user_signal;
-pub(crate) use socket::{PARTS, listen, own_loopback, receive, send, send_unpaced};
+pub(crate) use socket::{PARTS, is_want, listen, own_loopback, receive, send, send_unpaced};
 pub(crate) use wait::Patience;
+
+/// Whether a process that this one sees has ended, as far as the system says.
+pub(crate) fn has_ended(pid: u32) -> bool {
+    match ProcessWatch::open(pid) {
+        Ok(None) => true,
+        Ok(Some(watch)) => watch.has_ended(),
+        Err(_) => false,
+    }
+}
 
 /// Processors that this process may use.
 pub(crate) fn cores() -> usize {
@@ -72,14 +81,34 @@ pub(crate) fn count_forks() {
     }
 }
 
+/// A file that these options create nobody but this user can open, where the system has such permissions.
+pub(crate) fn private(options: &mut std::fs::OpenOptions) -> &mut std::fs::OpenOptions {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
+    options
+}
+
+/// Whether others than this user can open a file.
+pub(crate) fn is_open_to_others(file: &std::fs::File) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        file.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o077 != 0)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        false
+    }
+}
+
 /// Lets nobody but this user read or write a file; false where that cannot be had.
 pub(crate) fn make_private(file: &std::fs::File) -> bool {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let is_private = |file: &std::fs::File| file.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o077 == 0);
         // Some file systems take the permissions and do not keep them.
-        file.set_permissions(std::fs::Permissions::from_mode(0o600)).is_ok() && is_private(file)
+        file.set_permissions(std::fs::Permissions::from_mode(0o600)).is_ok() && !is_open_to_others(file)
     }
     #[cfg(not(unix))]
     {

@@ -58,7 +58,7 @@ pub(crate) fn wake_all(_: &AtomicU32) {}
 pub(crate) struct LocalStream(Infallible);
 
 impl LocalStream {
-    pub(crate) fn connect(_: &str) -> io::Result<LocalStream> {
+    pub(crate) fn connect(_: &str, _: Instant) -> io::Result<LocalStream> {
         unsupported()
     }
 

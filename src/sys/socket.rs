@@ -167,3 +167,12 @@ pub(crate) unsafe fn receive(mut socket: impl io::Read, parts: &[ChunkMut]) -> i
     let mut slices: Vec<io::IoSliceMut<'_>> = parts.iter().map(slice).collect();
     socket.read_vectored(&mut slices)
 }
+/// Whether an error says that this process, or this machine, lacks something: it tells nothing of who was to be reached.
+pub(crate) fn is_want(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    const WANTS: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
+    // WSAEMFILE, WSAENOBUFS, WSAEADDRNOTAVAIL.
+    #[cfg(not(unix))]
+    const WANTS: [i32; 3] = [10024, 10055, 10049];
+    error.raw_os_error().is_some_and(|code| WANTS.contains(&code))
+}

@@ -9,7 +9,7 @@ use mio::{Registry, Token, Waker};
 use parking_lot::Mutex;
 
 use super::ring::{self, Consumer, Producer};
-use super::{Link, Opener};
+use super::{Link, NoLink, Opener};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::error::Cause;
 use crate::sys::Segment;
@@ -59,7 +59,7 @@ pub(crate) struct MemoryOpener {
 }
 
 impl Opener for MemoryOpener {
-    fn open(&mut self, peer: Rank, _: Duration) -> Result<Option<Box<dyn Link>>, Cause> {
+    fn open(&mut self, peer: Rank, _: Duration) -> Result<Option<Box<dyn Link>>, NoLink> {
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
         let segment = self.hub.segment((self.channel, [low as u64, high as u64]), ring::pair_size(CAPACITY), 2);
         let bell = Peer { hub: self.hub.clone(), channel: self.channel, peer };

@@ -10,11 +10,26 @@ use super::Link;
 use crate::error::Cause;
 use crate::types::Rank;
 
+/// Why there is no link.
+#[derive(Debug)]
+pub(crate) enum NoLink {
+    /// Because of the peer.
+    Peer(Cause),
+    /// This process has no descriptor, or no memory, left for one.
+    Own(io::Error),
+}
+
+impl From<Cause> for NoLink {
+    fn from(cause: Cause) -> NoLink {
+        NoLink::Peer(cause)
+    }
+}
+
 /// Makes links. Of two ranks, one dials and the other waits for it; which one, the opener knows.
 pub(crate) trait Opener: Send {
-    /// The link to a peer, or `None` while the peer has not dialled yet; the waker is woken when it has. May take as long as
-    /// `patience`.
-    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, Cause>;
+    /// The link to a peer, or `None` while the peer has not dialled yet, or cannot be reached and is to be tried again soon; the
+    /// waker is woken when it has dialled. May take as long as `patience`.
+    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, NoLink>;
 
     /// What to wake when a link can be opened.
     fn attach(&mut self, waker: Arc<Waker>);
@@ -51,11 +66,11 @@ impl Mesh {
         &mut self,
         peer: Rank,
         patience: impl FnOnce() -> Duration,
-    ) -> Result<Option<&mut (dyn Link + 'static)>, Cause> {
+    ) -> Result<Option<&mut (dyn Link + 'static)>, NoLink> {
         let slot = &mut self.links[peer];
         if slot.is_none() {
             let Some(mut link) = self.opener.open(peer, patience())? else { return Ok(None) };
-            link.register(self.poll.registry(), Token(peer)).map_err(|error| super::cause_of(&error))?;
+            link.register(self.poll.registry(), Token(peer)).map_err(NoLink::Own)?;
             *slot = Some(link);
         }
         Ok(slot.as_deref_mut())

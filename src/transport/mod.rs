@@ -21,7 +21,7 @@ use mio::{Registry, Token};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::error::Cause;
 
-pub(crate) use mesh::{Mesh, Opener};
+pub(crate) use mesh::{Mesh, NoLink, Opener};
 
 /// What every message is padded to, so that elements never straddle the end of a buffer and are always aligned.
 pub(crate) const ALIGN: usize = 16;

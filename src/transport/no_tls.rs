@@ -7,6 +7,7 @@ use mio::net::TcpStream;
 
 use super::Link;
 use crate::error::{Cause, Error, Result};
+use crate::types::Rank;
 
 pub(crate) struct Tls(Infallible);
 
@@ -22,7 +23,7 @@ impl Tls {
         Err(Error::Unsupported { what: "TLS", why: why.to_owned() })
     }
 
-    pub(crate) fn link(&self, _: TcpStream, _: End) -> std::result::Result<Box<dyn Link>, Cause> {
+    pub(crate) fn link(&self, _: TcpStream, _: End, _: [Rank; 2]) -> std::result::Result<Box<dyn Link>, Cause> {
         match self.0 {}
     }
 }

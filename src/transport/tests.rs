@@ -36,7 +36,9 @@ fn shm_pair() -> [Box<dyn Link>; 2] {
     use crate::sys::{LocalListener, LocalStream};
     let name = format!("kolo-test-{}-{:?}", std::process::id(), std::thread::current().id());
     let listener = LocalListener::bind(&name).unwrap();
-    let offered = super::shm::offer(LocalStream::connect(&name).unwrap()).unwrap();
+    let offered =
+        super::shm::offer(LocalStream::connect(&name, std::time::Instant::now() + std::time::Duration::from_secs(60)).unwrap())
+            .unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     [offered, super::shm::accept(listener.accept().unwrap(), deadline).unwrap()]
 }

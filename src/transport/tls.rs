@@ -19,6 +19,7 @@ use super::tcp::{Arrived, BUFFER};
 use super::{Link, cause_of};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::error::{Cause, Error, Result};
+use crate::types::Rank;
 
 /// The name for which certificates are made out.
 const NAME: &str = "kolo";
@@ -87,23 +88,33 @@ impl Tls {
     }
 
     /// The link over a connection. Its ends shake hands when they first use it.
-    pub(crate) fn link(&self, stream: TcpStream, end: End) -> std::result::Result<Box<dyn Link>, Cause> {
-        let failed = |error: rustls::Error| Cause::Tls(error.to_string());
-        let session: Connection = match end {
+    pub(crate) fn link(&self, stream: TcpStream, end: End, between: [Rank; 2]) -> std::result::Result<Box<dyn Link>, Cause> {
+        let failed = |error: rustls::Error| failed(between, &error);
+        let mut session: Connection = match end {
             End::Caller => {
                 let name = ServerName::try_from(NAME).expect("it is a name");
                 ClientConnection::new(self.client.clone(), name).map_err(failed)?.into()
             }
             End::Called => ServerConnection::new(self.server.clone()).map_err(failed)?.into(),
         };
-        Ok(Box::new(TlsLink { stream, session, arrived: Arrived::new(), taken: 0 }))
+        session.set_buffer_limit(Some(2 * AHEAD));
+        Ok(Box::new(TlsLink { stream, session, between, arrived: Arrived::new(), clear: Vec::new(), taken: 0 }))
     }
+}
+
+/// Whose certificate is wrong is more than the two can know: others name the same, so both are said.
+fn failed([caller, called]: [Rank; 2], error: &rustls::Error) -> Cause {
+    Cause::Tls(format!("between ranks {caller} and {called}: {error}"))
 }
 
 struct TlsLink {
     stream: TcpStream,
     session: Connection,
+    /// The caller's rank, and that of who was called.
+    between: [Rank; 2],
     arrived: Arrived,
+    /// Where the caller's bytes are encrypted: their own memory may be one that other processes see, which is no slice.
+    clear: Vec<u8>,
     /// Bytes that the session has taken from the caller and of which some may not have left yet. Nobody would see to it that they
     /// do once the caller believed them sent, so they count as sent only then.
     taken: usize,
@@ -148,7 +159,7 @@ impl TlsLink {
             Err(error) => {
                 // The peer is told why, if it can be.
                 let _ = self.flush();
-                Err(Cause::Tls(error.to_string()))
+                Err(failed(self.between, &error))
             }
         }
     }
@@ -180,9 +191,14 @@ impl Link for TlsLink {
         if self.taken == 0 {
             for part in parts {
                 let wanted = part.len.min(AHEAD - self.taken);
-                // SAFETY: the caller vouches for the part, and nobody writes what is being sent.
-                let bytes = unsafe { std::slice::from_raw_parts(part.ptr, wanted) };
-                let count = self.session.writer().write(bytes).map_err(|error| cause_of(&error))?;
+                self.clear.clear();
+                self.clear.reserve(wanted);
+                // SAFETY: the caller vouches for the part, and there is room for it in the vector, which is this link's own.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(part.ptr, self.clear.as_mut_ptr(), wanted);
+                    self.clear.set_len(wanted);
+                }
+                let count = self.session.writer().write(&self.clear).map_err(|error| cause_of(&error))?;
                 self.taken += count;
                 if count < part.len {
                     break;
@@ -215,15 +231,8 @@ impl Link for TlsLink {
     }
 
     unsafe fn receive(&mut self, into: ChunkMut) -> std::result::Result<usize, Cause> {
-        let buffered = self.arrived.take(into);
-        if buffered > 0 || into.len == 0 {
-            return Ok(buffered);
-        }
-        // SAFETY: the caller vouches that `into` is writable and that nobody else uses it; it is memory of numbers, which hold
-        // bytes from the start.
-        let count = self.read(unsafe { std::slice::from_raw_parts_mut(into.ptr, into.len) })?;
-        self.arrived.passed(count);
-        Ok(count)
+        self.peek(into.len)?;
+        Ok(self.arrived.take(into))
     }
 
     fn arm(&mut self, _: bool, _: bool) -> bool {

@@ -43,7 +43,7 @@ mod linux {
 
     type Test = (&'static str, fn() -> Outcome);
 
-    const TESTS: [Test; 24] = [
+    const TESTS: [Test; 26] = [
         ("row_01_killed", processes::killed),
         ("row_02_stopped", processes::stopped),
         ("row_03_left_early", processes::left_early),
@@ -58,12 +58,14 @@ mod linux {
         ("row_12_world_sizes", starts::world_sizes),
         ("row_13_to_15_different_calls", processes::different_calls),
         ("row_25_fork", processes::forked),
+        ("row_25_killed_with_a_child", processes::killed_with_a_child),
         ("row_27_signals", processes::signals),
         ("row_28_no_descriptors", processes::no_descriptors),
         ("row_29_no_shared_memory", processes::no_shared_memory),
         ("row_30_nothing_left_over", processes::nothing_left_over),
         ("row_36_other_world_size", starts::other_world_size),
         ("row_37_garbage_connections", strangers::garbage),
+        ("row_37_silent_strangers", strangers::silent),
         ("row_38_wrong_secret", strangers::wrong_secret),
         ("row_39_store_ends", starts::store_ends),
         ("survivors_go_on", processes::survivors_go_on),

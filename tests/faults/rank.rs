@@ -41,6 +41,14 @@ pub(crate) fn work(task: &str) {
             failed(&error);
         }
         "fork" => fork(&comm),
+        // Says nothing more, and lives.
+        "late" if rank == 1 => {
+            assert!(collectives(&comm, u64::MAX, 20).is_none());
+            say("late");
+            loop {
+                std::thread::park();
+            }
+        }
         "differ" => {
             let mut buf = vec![1i32; 1000];
             let error = match rank {
@@ -61,6 +69,9 @@ pub(crate) fn work(task: &str) {
             return leftovers(&before);
         }
         _ => {
+            if task == "parent" && rank == 1 {
+                leave_a_child();
+            }
             let error = collectives(&comm, if task == "signals" { 3000 } else { u64::MAX }, usize::MAX);
             let Some(error) = error else { return say("done") };
             failed(&error);
@@ -188,6 +199,22 @@ fn prepare(task: &str) {
         // SAFETY: to handle a signal by default calls nothing of this program.
         "pipe" => _ = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) },
         _ => {}
+    }
+}
+
+/// A process that keeps open what this one has open now, and does nothing.
+fn leave_a_child() {
+    // SAFETY: the child makes system calls only.
+    match unsafe { libc::fork() } {
+        0 => unsafe {
+            // But nobody shall wait for what it might say.
+            (0..3).for_each(|file| _ = libc::close(file));
+            libc::alarm(120);
+            loop {
+                libc::pause();
+            }
+        },
+        child => say(&format!("child {child}")),
     }
 }
 
