@@ -206,6 +206,7 @@ fn prepare(task: &str) {
 fn leave_a_child() {
     // SAFETY: the child makes system calls only.
     match unsafe { libc::fork() } {
+        // SAFETY: system calls with numbers.
         0 => unsafe {
             // But nobody shall wait for what it might say.
             (0..3).for_each(|file| _ = libc::close(file));
