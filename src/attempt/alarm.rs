@@ -1,6 +1,7 @@
 //! What the threads of a communicator share about its end, and about whom its operations wait for.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ pub(crate) struct Alarm {
     puzzle: AtomicUsize,
     /// Each ends the sleep of a thread that may wait for peers.
     wakers: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
+    /// Of communicators of some of the ranks that are being made: who has failed here does not come there.
+    parts: Mutex<Vec<Arc<Alarm>>>,
     /// The operations that wait for a peer, while or shortly before they sleep; and whether there are any.
     waits: Mutex<Vec<Wait>>,
     any_waits: AtomicBool,
@@ -64,6 +67,17 @@ impl Alarm {
         }
         self.rung.store(true, Ordering::Release);
         self.wakers.lock().iter().for_each(|wake| wake());
+        let parts = self.parts.lock().clone();
+        parts.iter().for_each(|part| part.ring());
+    }
+
+    /// Rings another's alarm as well, until what this returns is dropped.
+    pub(crate) fn rings(&self, part: &Arc<Alarm>) -> Rings<'_> {
+        self.parts.lock().push(part.clone());
+        if self.is_rung() {
+            part.ring();
+        }
+        Rings { whole: self, part: part.clone() }
     }
 
     #[inline]
@@ -128,6 +142,18 @@ impl Alarm {
     /// The operations that wait now.
     pub(crate) fn waits(&self) -> Vec<Wait> {
         self.waits.lock().iter().filter(|wait| wait.seen.elapsed() < FRESH).copied().collect()
+    }
+}
+
+/// As long as this is there, one alarm rings another.
+pub(crate) struct Rings<'a> {
+    whole: &'a Alarm,
+    part: Arc<Alarm>,
+}
+
+impl Drop for Rings<'_> {
+    fn drop(&mut self) {
+        self.whole.parts.lock().retain(|part| !Arc::ptr_eq(part, &self.part));
     }
 }
 

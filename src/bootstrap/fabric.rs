@@ -166,7 +166,15 @@ impl Fabric {
                     return Ok(Some(Arc::new(Segment::heap(part))));
                 }
                 if self.star.is_none() {
-                    self.star = Some(Star::form(network, self.channel, self.rank, &self.members, &neighbours, deadline)?);
+                    self.star = Some(Star::form(
+                        network,
+                        self.channel,
+                        self.rank,
+                        &self.members,
+                        &neighbours,
+                        Some(&*self.bulletin.alarm),
+                        deadline,
+                    )?);
                 }
                 match &self.star {
                     // Who fails at it hangs up, so that no other waits for what will not come.

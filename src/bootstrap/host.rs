@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::network::Network;
+use crate::attempt::Alarm;
 use crate::door::Stream;
 use crate::door::handshake::{Purpose, random};
 use crate::error::Cause;
-use crate::sys::{LocalStream, Segment};
+use crate::sys::{self, LocalStream, Segment};
 use crate::types::Rank;
 
 /// The connections between a host's ranks, seen from one of them.
@@ -37,17 +38,19 @@ const NO: u8 = 0;
 impl Star {
     /// Forms the star of those of `candidates` that can reach their leader on this host. A rank that cannot is alone.
     ///
-    /// All in `rank`s of the communicator; `members` says which ranks of the job they are.
+    /// All in `rank`s of the communicator; `members` says which ranks of the job they are. Nobody is waited for any more when the
+    /// communicator's `alarm` rings, if it has one yet.
     pub(crate) fn form(
         network: &Network,
         channel: u64,
         rank: Rank,
         members: &[Rank],
         candidates: &[Rank],
+        alarm: Option<&Alarm>,
         deadline: Instant,
     ) -> Result<Star, Failed> {
         if candidates[0] == rank {
-            Star::lead(network, channel, rank, members, candidates, deadline)
+            Star::lead(network, channel, rank, members, candidates, alarm, deadline)
         } else {
             Star::join(network, channel, rank, members, candidates[0], deadline)
         }
@@ -59,18 +62,25 @@ impl Star {
         rank: Rank,
         members: &[Rank],
         candidates: &[Rank],
+        alarm: Option<&Alarm>,
         deadline: Instant,
     ) -> Result<Star, Failed> {
         let mut star = Star { members: vec![rank], place: 0, streams: Vec::new() };
         for &candidate in &candidates[1..] {
-            let arrival = network.mailbox().wait_for_neighbour(channel, members[candidate], deadline);
+            let process = network.cards[network.rank].sees(&network.cards[members[candidate]]);
+            let look = || match process {
+                Some(process) if sys::has_ended(process) => Some(Cause::Died),
+                // Its own error says why it does not come.
+                _ => alarm.filter(|alarm| alarm.is_rung()).map(|_| Cause::Revoked),
+            };
+            let arrival = network.mailbox().wait_for_neighbour(channel, members[candidate], deadline, look);
             match arrival {
-                Some((_, Stream::Local(stream))) => {
+                Ok((_, Stream::Local(stream))) => {
                     star.members.push(candidate);
                     star.streams.push(stream);
                 }
-                Some((_, Stream::Tcp(_))) => tracing::info!(rank = candidate, "a rank on this machine cannot share memory"),
-                None => return Err(Failed { rank: candidate, cause: Cause::Silent { deadline: std::time::Duration::ZERO } }),
+                Ok((_, Stream::Tcp(_))) => tracing::info!(rank = candidate, "a rank on this machine cannot share memory"),
+                Err(cause) => return Err(Failed { rank: candidate, cause }),
             }
         }
         let list: Vec<u8> = star.members.iter().flat_map(|&member| (member as u32).to_le_bytes()).collect();

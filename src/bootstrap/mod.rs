@@ -83,7 +83,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let everybody: Vec<Rank> = (0..start.world_size).collect();
     let star = match candidates.len() {
         1 => None,
-        _ => Some(Star::form(&network, WORLD, start.rank, &everybody, &candidates, start.deadline)),
+        _ => Some(Star::form(&network, WORLD, start.rank, &everybody, &candidates, None, start.deadline)),
     };
     let star = star.transpose().map_err(|failed| peer_failed(failed, &members, began))?;
     let together = star.as_ref().map_or(vec![start.rank], |star| star.members().to_vec());

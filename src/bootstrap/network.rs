@@ -96,17 +96,31 @@ impl Mailbox {
         }
     }
 
-    /// Takes out the connections with which a rank joins the host's ranks, or says that it cannot.
-    pub(super) fn wait_for_neighbour(&self, channel: u64, from: Rank, deadline: Instant) -> Option<Arrival> {
+    /// Takes out the connections with which a rank joins the host's ranks, or says that it cannot. Waits no longer when `look`, which
+    /// is asked now and then, says that it will not come.
+    pub(super) fn wait_for_neighbour(
+        &self,
+        channel: u64,
+        from: Rank,
+        deadline: Instant,
+        look: impl Fn() -> Option<Cause>,
+    ) -> Result<Arrival, Cause> {
+        /// How often.
+        const LOOK: Duration = Duration::from_millis(50);
         let mut arrived = self.arrived.lock();
         loop {
             if let Some(waiting) = arrived.get_mut(&(channel, from as u32))
                 && let Some(at) = waiting.iter().position(|(hello, _)| matches!(hello.purpose, Purpose::Window | Purpose::Apart))
             {
-                return Some(waiting.remove(at));
+                return Ok(waiting.remove(at));
             }
-            if self.changed.wait_until(&mut arrived, deadline).timed_out() {
-                return None;
+            if self.changed.wait_until(&mut arrived, deadline.min(Instant::now() + LOOK)).timed_out() {
+                if let Some(cause) = look() {
+                    return Err(cause);
+                }
+                if Instant::now() >= deadline {
+                    return Err(Cause::Silent { deadline: Duration::ZERO });
+                }
             }
         }
     }

@@ -5,8 +5,20 @@ use std::time::Instant;
 use super::call::Call;
 use super::core::Core;
 use super::{Communicator, calls};
-use crate::error::Result;
+use crate::error::{Cause, Error, Result};
 use crate::types::{Op, Rank, mix};
+
+/// What failed in a part of the ranks, in the numbers of the whole.
+fn of_the_whole(mut error: Error, ranks: &[Rank]) -> Error {
+    if let Error::Peer { rank, cause, .. } = &mut error {
+        *rank = ranks[*rank];
+        if *cause == Cause::Aborted {
+            // It gave up the part, and the whole may know why.
+            *cause = Cause::Revoked;
+        }
+    }
+    error
+}
 
 /// Words that ranks exchange: whether the rank takes part, its colour, its key, a random number.
 const WORDS: usize = 4;
@@ -55,7 +67,13 @@ impl Communicator {
         };
         let members = ranks.iter().map(|&rank| self.shared.terms.members[rank].clone()).collect();
         let terms = self.shared.terms.of(fabric.rank(), members, fabric.bulletin().alarm.clone());
-        let core = Core::start(fabric, settings, &terms, began)?;
-        Ok(Some(Communicator::new(core, terms)))
+        let rings = self.shared.terms.alarm.rings(&terms.alarm);
+        let started = Core::start(fabric, settings, &terms, began);
+        drop(rings);
+        match started {
+            Ok(core) => Ok(Some(Communicator::new(core, terms))),
+            // The others may have got their part, and not come to the next call alone.
+            Err(error) => Err(self.shared.fail(&mut self.shared.core.lock(), of_the_whole(error, &ranks))),
+        }
     }
 }

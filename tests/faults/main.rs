@@ -43,7 +43,7 @@ mod linux {
 
     type Test = (&'static str, fn() -> Outcome);
 
-    const TESTS: [Test; 26] = [
+    const TESTS: [Test; 27] = [
         ("row_01_killed", processes::killed),
         ("row_02_stopped", processes::stopped),
         ("row_03_left_early", processes::left_early),
@@ -69,6 +69,7 @@ mod linux {
         ("row_38_wrong_secret", strangers::wrong_secret),
         ("row_39_store_ends", starts::store_ends),
         ("survivors_go_on", processes::survivors_go_on),
+        ("killed_while_splitting", processes::killed_while_splitting),
         ("two_killed_at_once", processes::two_killed),
     ];
 

@@ -181,6 +181,26 @@ pub(crate) fn survivors_go_on() -> Outcome {
     Passed(format!("8 ranks, slowest shrink: {}", measured.join(", ")))
 }
 
+/// Whoever makes a part of the ranks does not wait for one that has ended, or has learnt of it elsewhere.
+pub(crate) fn killed_while_splitting() -> Outcome {
+    let mut slowest = Duration::ZERO;
+    on_every_transport(|_, more| {
+        for _ in 0..8 {
+            let mut job = Job::start("split", 4, 120_000, |rank, command| {
+                command.env("KOLO_START_TIMEOUT", "120s");
+                more(rank, command);
+            });
+            job.all_work();
+            let since = now();
+            job.signal(2, libc::SIGKILL);
+            let (_, after) = job.all_name(&[0, 1, 3], 2, since);
+            slowest = slowest.max(after);
+        }
+    });
+    assert!(slowest < LATE / 2, "{slowest:?}");
+    Passed(format!("slowest: {slowest:.0?}"))
+}
+
 /// Different ranks notice one or the other first; all name the same.
 pub(crate) fn two_killed() -> Outcome {
     on_every_transport(|name, more| {

@@ -40,6 +40,21 @@ pub(crate) fn work(task: &str) {
             };
             failed(&error);
         }
+        "split" => {
+            let mut is_ready = false;
+            // Ranks count the same in the parts.
+            let error = loop {
+                match comm.split(0, 0) {
+                    Ok(part) => drop(part),
+                    Err(error) => break error,
+                }
+                if !std::mem::replace(&mut is_ready, true) {
+                    say("ready");
+                }
+            };
+            failed(&error);
+            comm.abort();
+        }
         "fork" => fork(&comm),
         // Says nothing more, and lives.
         "late" if rank == 1 => {
