@@ -382,7 +382,7 @@ typedef struct kolo_bucket_stats_t {
 // Its process is gone.
 #define KOLO_CAUSE_DIED 2
 
-// It destroyed its communicator, or ended, in good order.
+// It destroyed its communicator in good order.
 #define KOLO_CAUSE_LEFT 3
 
 // It did not take part before the deadline.

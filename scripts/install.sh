@@ -3,7 +3,8 @@
 #
 #     scripts/install.sh PREFIX
 #
-# DESTDIR is put before the prefix where files go, but not where they say they are; PROFILE is cargo's, and release by default.
+# DESTDIR is put before the prefix where files go, but not where they say they are; PROFILE is cargo's, and release by default; so
+# are FEATURES, of which there are redis and tls, and none by default.
 set -eu
 
 if [ $# != 1 ]; then
@@ -17,7 +18,7 @@ esac
 cd "$(dirname "$0")/.."
 
 profile=${PROFILE:-release}
-cargo build --package kolo --lib --profile "$profile"
+cargo build --package kolo --lib --profile "$profile" --features "${FEATURES:-}"
 case $profile in
     dev | test) built=debug ;;
     *) built=$profile ;;

@@ -202,6 +202,12 @@ pub(crate) fn secret(text: &str) -> Option<[u8; 32]> {
     Some(secret)
 }
 
+/// The secret in the environment. What is wrong there is not shown: it may be nearly right.
+pub(crate) fn secret_of(env: Env<'_>) -> Result<Option<[u8; 32]>> {
+    let read = |text: String| secret(text.trim()).ok_or_else(|| Error::setting("KOLO_SECRET", "(not shown)", SECRET));
+    env("KOLO_SECRET").map(read).transpose()
+}
+
 pub(crate) const SECRET: &str = "64 hexadecimal digits";
 
 #[cfg(test)]
@@ -269,5 +275,7 @@ mod tests {
         assert_eq!(secret("0f"), None);
         assert_eq!(secret(&"zz".repeat(32)), None);
         assert_eq!(secret(&"é".repeat(32)), None);
+        let error = secret_of(&|_| Some("ab".repeat(31))).unwrap_err().to_string();
+        assert!(error.contains("KOLO_SECRET") && !error.contains("abab"), "{error}");
     }
 }

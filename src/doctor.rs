@@ -83,13 +83,11 @@ fn version() -> Finding {
 }
 
 fn of_settings(settings: &Result<Settings>) -> Finding {
-    let secret = config::parse(&process_env, "KOLO_SECRET", config::SECRET, config::secret);
+    let secret = config::secret_of(&process_env);
     let tls = settings.as_ref().ok().and_then(|settings| settings.tls.as_ref());
     let tls = tls.map(|files| Tls::load(&files.authority, &files.certificate, &files.key)).transpose();
     let what = match (settings, &secret, &tls) {
-        (Err(error), ..) | (.., Err(error)) => error.to_string(),
-        // Not with its value.
-        (_, Err(_), _) => format!("KOLO_SECRET: {}", config::SECRET),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => error.to_string(),
         (Ok(_), Ok(_), Ok(_)) => {
             let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
             let mut set: Vec<String> =

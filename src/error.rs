@@ -27,7 +27,7 @@ pub enum Error {
     },
 
     /// A peer failed, left, or did not come, and the operation with it.
-    #[error("{op} seq={seq}{} failed after {after:.1?}: rank {rank} ({host}, pid {pid}) {cause}", shape(*op, *dtype, *count))]
+    #[error("{op} seq={seq}{} failed{}: rank {rank} ({host}, pid {pid}) {cause}", shape(*op, *dtype, *count), after_some(*after))]
     Peer {
         /// The rank at fault, in the communicator of the call.
         rank: Rank,
@@ -124,12 +124,11 @@ pub enum Error {
 
     /// The others went on without this rank, which came too late.
     #[error(
-        "the survivors of a failure went on without this rank, which came too late: they were ranks {} of the communicator that \
-         failed; end this process, or connect anew",
-        list(survivors)
+        "the survivors of a failure went on without this rank, which came too late{}; end this process, or connect anew",
+        who_went_on(survivors)
     )]
     Excluded {
-        /// Who went on: ranks of the communicator that failed.
+        /// Who went on: ranks of the communicator that failed. Empty if they have ended meanwhile.
         survivors: Vec<Rank>,
     },
 
@@ -683,6 +682,19 @@ fn by(holder: &Option<String>) -> String {
 }
 
 /// `1, 2, 5 to 9`: ranks as a reader wants them, even if there are thousands.
+/// The survivors, if they are known.
+fn who_went_on(survivors: &[Rank]) -> String {
+    match survivors {
+        [] => ", and have ended meanwhile".to_owned(),
+        some => format!(": they were ranks {} of the communicator that failed", list(some)),
+    }
+}
+
+/// How long an operation had been under way, if that is known.
+fn after_some(time: Duration) -> String {
+    if time.is_zero() { String::new() } else { format!(" after {time:.1?}") }
+}
+
 fn list(ranks: &[Rank]) -> impl fmt::Display {
     let mut text = String::new();
     let mut rest = ranks;

@@ -125,6 +125,17 @@ impl History {
         self.lately().map(|(call, _)| call).find(|call| call.seq == seq)
     }
 
+    /// How long ago the collective of this number began, if that is known.
+    pub(crate) fn since(&self, seq: u64) -> Option<Duration> {
+        let begun = self.begun();
+        let numbers = (begun.saturating_sub(KEPT as u64)..begun).rev();
+        let start = numbers.filter_map(|before| self.words(before + 1)).find_map(|(words, _, [_, start, _])| {
+            let call = Descriptor::decode(words)?;
+            (call.seq == seq && !call.op.is_point_to_point() && call.op != Op::Connect).then_some(start)
+        })?;
+        Some(age(start))
+    }
+
     /// The last collective that was completed; 0 if none.
     pub(crate) fn last_completed(&self) -> u64 {
         self.lately().find(|(_, end)| *end != 0 && end & FAILED == 0).map_or(0, |(call, _)| call.seq)
@@ -170,6 +181,12 @@ impl History {
     }
 }
 
+/// How long ago the counter said this.
+fn age(ticks: u64) -> Duration {
+    let began = Timeline::up_to_now().time(ticks);
+    sys::monotonic().saturating_sub(began)
+}
+
 /// An operation that will be written down as soon as it has nothing better to do, or waits.
 pub(crate) struct Note<'a> {
     history: &'a History,
@@ -202,6 +219,11 @@ impl<'a> Note<'a> {
                 place
             }
         }
+    }
+
+    /// How long ago it was written down, if it has been.
+    pub(crate) fn age(&self) -> Option<Duration> {
+        self.place.get().map(|place| age(self.history.entry(place.0).start.load(Ordering::Relaxed)))
     }
 
     /// Whether it moves so much that writing it down at once costs nothing beside it.

@@ -45,7 +45,7 @@ int main(void) {
     /* The last parameter's gradient comes first: written where it is reduced. */
     void *place;
     check(kolo_reducer_gradient(reducer, BIAS, &place, NULL));
-    float *bias = place;
+    float *bias = (float *)place;
     *bias = 0;
     for (int i = 0; i < SAMPLES; i++) *bias += error[i] / SAMPLES;
     check(kolo_reducer_ready(reducer, BIAS));

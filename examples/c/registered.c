@@ -25,7 +25,7 @@ int main(void) {
   size_t count = 1 << 20;
   void *memory;
   check(kolo_mem_alloc(&memory, count * sizeof(float), comm));
-  float *weights = memory;
+  float *weights = (float *)memory;
   for (size_t i = 0; i < count; i++) weights[i] = 1;
 
   check(kolo_all_reduce(weights, weights, count, KOLO_FLOAT32, KOLO_SUM, comm, NULL));

@@ -24,7 +24,7 @@ static void work(int rank, int nranks, kolo_unique_id_t id) {
   CHECK(kolo_comm_init_rank(&comm, nranks, id, rank, NULL));
 
   /* Operations that go on while this rank computes. */
-  double sums[3] = {1, rank, 2 * rank};
+  double sums[3] = {1.0, (double)rank, 2.0 * rank};
   kolo_work_t work;
   CHECK(kolo_start_all_reduce(sums, sums, 3, KOLO_FLOAT64, KOLO_SUM, comm, NULL, &work));
   CHECK(kolo_work_wait(work));

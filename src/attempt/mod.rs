@@ -114,6 +114,13 @@ impl<'a> Attempt<'a> {
         started
     }
 
+    /// How long it has been under way, as far as that is known.
+    fn age(&self) -> Duration {
+        // The clock may not have been read before; when it was written down is known.
+        let noted = self.note.and_then(Note::age).unwrap_or_default();
+        self.started().elapsed().max(noted)
+    }
+
     /// How much time it has left.
     pub(crate) fn left(&self) -> Duration {
         self.timeout.saturating_sub(self.started().elapsed())
@@ -151,7 +158,7 @@ impl<'a> Attempt<'a> {
     pub(crate) fn failed(&self, peer: Rank, cause: Cause) -> Error {
         let Descriptor { op, seq, dtype, count, .. } = self.descriptor;
         let Member { host, pid } = self.terms.members[peer].clone();
-        Error::Peer { rank: peer, host, pid, op, seq, dtype, count, after: self.started().elapsed(), cause }
+        Error::Peer { rank: peer, host, pid, op, seq, dtype, count, after: self.age(), cause }
     }
 
     /// This rank called one thing and `peer` another, now or a little earlier.

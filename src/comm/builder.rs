@@ -213,7 +213,7 @@ impl Builder {
         let launch = self.launch()?;
         let secret = match self.secret {
             Some(secret) => Some(secret),
-            None => config::parse(&process_env, "KOLO_SECRET", config::SECRET, config::secret)?,
+            None => config::secret_of(&process_env)?,
         };
         if launch.world_size == 1 {
             return Communicator::alone(settings);

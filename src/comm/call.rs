@@ -9,6 +9,9 @@ use crate::error::{Argument, Error, Result};
 use crate::schedule::Blocks;
 use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
 
+/// More than any process can address: such a count is a mistake, and would be found by a fault.
+const MOST_BYTES: u64 = 1 << 57;
+
 /// A call to be carried out: an operation and its buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
@@ -231,7 +234,7 @@ impl Call {
 /// The part of a buffer that is needed, if it is fit for it.
 fn check_buffer(buffer: &'static str, chunk: Chunk, needed: Option<usize>, dtype: DType) -> Result<Chunk, Argument> {
     let Some(needed) = needed else { return Ok(Chunk::EMPTY) };
-    let bytes = needed.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize);
+    let bytes = needed.checked_mul(dtype.size()).filter(|&bytes| bytes as u64 <= MOST_BYTES);
     let bytes = bytes.ok_or(Argument::TooMany { count: needed })?;
     if chunk.len != bytes {
         return Err(Argument::Length { buffer, expected: needed, given: chunk.len / dtype.size() });

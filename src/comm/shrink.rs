@@ -73,6 +73,10 @@ fn survivors(fabric: &Fabric, terms: &Terms, culprits: &[Rank], began: Instant) 
     let nonce = u128::from_le_bytes(random()) as u64;
     let decision = agree(fabric.bulletin(), culprits, nonce, began + terms.start_timeout);
     let ranks = &decision.members;
+    if *ranks == [terms.rank] && culprits == [terms.rank] {
+        // Whose fault it was, as all had agreed, does not go on because the others have ended meanwhile.
+        return Err(Error::Excluded { survivors: Vec::new() });
+    }
     let Some(rank) = ranks.iter().position(|&rank| rank == terms.rank) else {
         return Err(Error::Excluded { survivors: ranks.clone() });
     };

@@ -68,7 +68,7 @@ pub const KOLO_CAUSE_NONE: kolo_cause_t = 0;
 pub const KOLO_CAUSE_CLOSED: kolo_cause_t = 1;
 /// Its process is gone.
 pub const KOLO_CAUSE_DIED: kolo_cause_t = 2;
-/// It destroyed its communicator, or ended, in good order.
+/// It destroyed its communicator in good order.
 pub const KOLO_CAUSE_LEFT: kolo_cause_t = 3;
 /// It did not take part before the deadline.
 pub const KOLO_CAUSE_SILENT: kolo_cause_t = 4;

@@ -67,7 +67,8 @@ fn during(bulletin: &Bulletin, error: &Error) -> Option<(Descriptor, Duration)> 
         Error::Aborted { op, seq } => {
             let recorded = if op.is_point_to_point() { None } else { bulletin.recording.history.collective(*seq) };
             let call = recorded.unwrap_or(Descriptor { op: *op, seq: *seq, ..Descriptor::nothing() });
-            Some((call, Duration::ZERO))
+            let since = if op.is_point_to_point() { None } else { bulletin.recording.history.since(*seq) };
+            Some((call, since.unwrap_or_default()))
         }
         _ => None,
     }

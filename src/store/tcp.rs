@@ -414,7 +414,12 @@ impl TcpStore {
         request.put_slice(key.as_bytes());
         request.put_slice(value);
         let mut stream = self.stream.lock();
-        let lost = StoreProblem::io("asking its server");
+        let lost = |error: io::Error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => StoreProblem::io(
+                "its server closed the connection; rank 0 may have ended, or belong to another job that started with it",
+            )(error),
+            _ => StoreProblem::io("asking its server")(error),
+        };
         let mut exchange = || {
             stream.set_read_timeout(Some(timeout + GRACE))?;
             stream.set_write_timeout(Some(timeout + GRACE))?;

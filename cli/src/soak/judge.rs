@@ -64,7 +64,11 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
     }
     // The victim of a cut is as good as the others.
     let expected = if round.fault == Fault::Cut { round.ranks } else { round.ranks - 1 };
-    if survivors != expected {
+    // Where some of the ranks gave up one that was stopped, all of them may have it back when it goes on in time.
+    let came_back = round.fault == Fault::Stop
+        && survivors == round.ranks
+        && reports.iter().any(|(_, report)| report.failure.as_ref().is_some_and(|failure| failure.on_part));
+    if survivors != expected && !came_back {
         return Err(format!("{survivors} went on where {expected} could have: {reports:?}"));
     }
     let first = &reports.iter().find_map(|(_, report)| report.failure.as_ref()).map_or("", |failure| &failure.text);
@@ -146,6 +150,16 @@ mod tests {
         let excluded = Report { excluded: true, survivors: None, ..failed(Some(0), false, 0).report.unwrap() };
         let all = [failed(Some(2), false, 3), failed(Some(2), false, 3), ended(excluded), failed(Some(2), false, 3)];
         judge(&round(Fault::Stop), &all).unwrap();
+    }
+
+    #[test]
+    fn who_was_stopped_may_come_back_if_only_some_had_given_it_up() {
+        let [some, all] = [true, false].map(|on_part| {
+            let ranks = [(Some(2), on_part), (Some(0), false), (Some(0), false), (Some(0), false)];
+            judge(&round(Fault::Stop), &ranks.map(|(culprit, on_part)| failed(culprit, on_part, 4)))
+        });
+        assert!(some.unwrap().contains("4 ranks went on"));
+        assert!(all.is_err());
     }
 
     #[test]
