@@ -17,6 +17,7 @@ use super::message::{Answer, Question};
 use super::notice::{Notice, What};
 use crate::attempt::{Puzzle, Terms};
 use crate::error::{Cause, Error};
+use crate::sys;
 use crate::types::{Descriptor, Op, Rank};
 
 /// How long one rank may take to answer.
@@ -29,7 +30,13 @@ const EXPLANATION: Duration = Duration::from_millis(60);
 const PUZZLED: Duration = Duration::from_secs(5);
 
 /// What this rank reports of a failure that it met as `error`: agrees on it with the others.
-pub(crate) fn settle(bulletin: &Bulletin, terms: &Terms, error: Error) -> Error {
+pub(crate) fn settle(bulletin: &Bulletin, terms: &Terms, mut error: Error) -> Error {
+    // Whoever has no descriptor left keeps the others waiting, not they him.
+    if let Error::Peer { cause: Cause::Silent { .. } | Cause::Gone | Cause::Unreachable { .. }, .. } = &error
+        && let Some(want) = sys::want()
+    {
+        error = Error::os("reaching the other ranks")(want);
+    }
     let during = during(bulletin, &error);
     let own = find_out(bulletin, terms, &error);
     spread(bulletin);
@@ -114,7 +121,9 @@ fn explain(bulletin: &Bulletin, contact: &dyn Contact, peer: Rank, seen: &Cause)
     let failed = |cause| Some(What::Failed { culprit: peer, cause });
     bulletin.alarm.set_puzzle(Some(Puzzle { about: Some(peer) }));
     loop {
-        let patience = match contact.ask(peer, &Question::Doing(None), PATIENCE) {
+        let heard = contact.ask(peer, &Question::Doing(None), PATIENCE);
+        let lives = heard.is_ok();
+        let patience = match heard {
             Ok(Answer::Doing { notices, puzzle, .. }) => {
                 bulletin.hear(notices);
                 match puzzle {
@@ -134,8 +143,8 @@ fn explain(bulletin: &Bulletin, contact: &dyn Contact, peer: Rank, seen: &Cause)
         }
         if began.elapsed() >= patience {
             // It lives, so it is the connection that has ended.
-            let is_closed = matches!(seen, Cause::Closed | Cause::Gone);
-            let cause = if is_closed { Cause::Broken(std::io::ErrorKind::ConnectionReset) } else { seen.clone() };
+            let is_closed = matches!(seen, Cause::Closed | Cause::Gone | Cause::Unreachable { .. });
+            let cause = if is_closed && lives { Cause::Broken(std::io::ErrorKind::ConnectionReset) } else { seen.clone() };
             return failed(cause);
         }
         thread::sleep(Duration::from_millis(5));

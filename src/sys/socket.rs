@@ -167,6 +167,11 @@ pub(crate) unsafe fn receive(mut socket: impl io::Read, parts: &[ChunkMut]) -> i
     let mut slices: Vec<io::IoSliceMut<'_>> = parts.iter().map(slice).collect();
     socket.read_vectored(&mut slices)
 }
+/// What this process lacks for another socket, if it lacks something.
+pub(crate) fn want() -> Option<io::Error> {
+    std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)).err().filter(is_want)
+}
+
 /// Whether an error says that this process, or this machine, lacks something: it tells nothing of who was to be reached.
 pub(crate) fn is_want(error: &io::Error) -> bool {
     #[cfg(unix)]

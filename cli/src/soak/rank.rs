@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use kolo::{Algorithm, Communicator, Error, Op, Transport};
+use kolo::{Algorithm, Communicator, Error, Transport};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
@@ -105,11 +105,7 @@ fn dance(round: &Round, rank: usize, world: &Communicator, operations: &mut u64)
                 if reverses {
                     members.reverse();
                 }
-                let part = world.split(color(rank), key).map_err(|error| match &error {
-                    // The parts have come to be, and one of them does not connect.
-                    Error::Peer { op: Op::Connect, .. } => Missed::failed(&error).on(&members, true),
-                    _ => Missed::failed(&error).on(&everybody, false),
-                })?;
+                let part = world.split(color(rank), key).map_err(|error| Missed::failed(&error))?;
                 others.push((part, members));
             }
             Step::Drop { which } => drop(others.remove(which)),
