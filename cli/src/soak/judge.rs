@@ -37,8 +37,9 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
         }
     }
     let failed = reports.iter().filter(|(_, report)| report.failure.is_some()).count();
-    let must_fail = victim_ends || round.fault == Fault::Stop;
-    let may_fail = must_fail || round.fault == Fault::Cut;
+    // Who is stopped may be so only when all is done; nothing goes on without him before.
+    let must_fail = victim_ends;
+    let may_fail = must_fail || matches!(round.fault, Fault::Stop | Fault::Cut);
     if failed == 0 && !must_fail {
         let operations = reports.first().map_or(0, |(_, report)| report.operations);
         return Ok(format!("{} by each rank", count(operations as usize, "operation")));
