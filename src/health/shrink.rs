@@ -115,7 +115,8 @@ enum View {
     Out,
 }
 
-/// Agrees with the others; on nobody if that cannot be done in time. `culprits` are waited for less long than others that do not come, who have until the deadline.
+/// Agrees with the others; on nobody if that cannot be done in time. `culprits` are waited for less long than others that do not
+/// come, who have until the deadline.
 pub(crate) fn agree(bulletin: &Bulletin, culprits: &[Rank], nonce: u64, deadline: Instant) -> Decision {
     let Some(contact) = bulletin.contact() else { return Decision { nonce, members: vec![bulletin.rank] } };
     let began = Instant::now();
@@ -162,7 +163,7 @@ pub(crate) fn agree(bulletin: &Bulletin, culprits: &[Rank], nonce: u64, deadline
             let others: Vec<Rank> = members.iter().copied().filter(|&rank| rank != me).collect();
             // Higher than any that was promised, and nobody else's.
             let round = bulletin.shrink.lock().promised / views.len() as u64 + 1;
-            let ballot = round * views.len() as u64 + me as u64;
+            let ballot = round.saturating_mul(views.len() as u64).saturating_add(me as u64);
             bulletin.shrink.lock().promised = ballot;
             call(bulletin, &*contact, &others, &Question::Prepare(ballot), &mut views);
             let has_changed = others.iter().any(|&rank| views[rank] != View::Joined);
