@@ -71,6 +71,13 @@ impl Communicator {
         let started = Core::start(fabric, settings, &terms, began);
         drop(rings);
         match started {
+            // The part's alarm may have been rung, too, when it had just started.
+            Ok(mut core) if self.shared.terms.alarm.is_rung() => {
+                core.part(true);
+                drop(core);
+                let given_up = Error::Aborted { op: Op::Connect, seq: 0 };
+                Err(self.shared.fail(&mut self.shared.core.lock(), given_up))
+            }
             Ok(core) => Ok(Some(Communicator::new(core, terms))),
             // The others may have got their part, and not come to the next call alone.
             Err(error) => Err(self.shared.fail(&mut self.shared.core.lock(), of_the_whole(error, &ranks))),
