@@ -37,6 +37,11 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
         }
     }
     let failed = reports.iter().filter(|(_, report)| report.failure.is_some()).count();
+    // In its last operation, who goes on may find all that it needs, and never hear that the others have given it up.
+    let is_unaware = |rank: usize, report: &Report| rank == round.victim && report.failure.is_none();
+    if round.fault == Fault::Stop && failed > 0 {
+        reports.retain(|(rank, report)| !is_unaware(*rank, report));
+    }
     // Who is stopped may be so only when all is done; nothing goes on without him before.
     let must_fail = victim_ends;
     let may_fail = must_fail || matches!(round.fault, Fault::Stop | Fault::Cut);
@@ -151,6 +156,8 @@ mod tests {
         let excluded = Report { excluded: true, survivors: None, ..failed(Some(0), false, 0).report.unwrap() };
         let all = [failed(Some(2), false, 3), failed(Some(2), false, 3), ended(excluded), failed(Some(2), false, 3)];
         judge(&round(Fault::Stop), &all).unwrap();
+        let all = [failed(Some(2), false, 3), failed(Some(2), false, 3), fine(), failed(Some(2), false, 3)];
+        judge(&round(Fault::Stop), &all).unwrap();
     }
 
     #[test]
@@ -175,6 +182,7 @@ mod tests {
         refused(Fault::Nothing, [fine(), right(), fine(), fine()], "1 of 4 ranks failed");
         refused(Fault::Pause, [right(), right(), right(), right()], "4 of 4 ranks failed");
         refused(Fault::Kill, [fine(), fine(), killed(), fine()], "0 of 3 ranks failed");
+        refused(Fault::Stop, [fine(), right(), right(), right()], "3 of 4 ranks failed");
         refused(Fault::Kill, [right(), right(), fine(), right()], "the victim");
         refused(Fault::Kill, [right(), fine(), killed(), right()], "2 of 3 ranks failed");
         refused(Fault::Kill, [right(), failed(Some(0), false, 3), killed(), right()], "rank 1 names Some(0)");
