@@ -7,7 +7,7 @@ use super::core::Core;
 use crate::attempt::Terms;
 use crate::bootstrap::fabric::Fabric;
 use crate::door::handshake::random;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::health::shrink::agree;
 use crate::types::{Op, Rank, mix};
 
@@ -46,7 +46,11 @@ impl Communicator {
         // What is under way in other threads ends.
         self.abort();
         let core = self.shared.end();
-        let culprits: Vec<Rank> = self.failure().and_then(Error::culprit).into_iter().collect();
+        let culprits: Vec<Rank> = match self.failure() {
+            // It lives, and may be busy with finding out.
+            Some(Error::Peer { cause: Cause::Broken(_), .. }) => Vec::new(),
+            failure => failure.and_then(Error::culprit).into_iter().collect(),
+        };
         let terms = &self.shared.terms;
         let settings = core.settings();
         let (fabric, terms) = survivors(core.fabric(), terms, &culprits, began)?;
