@@ -48,7 +48,7 @@ impl Communicator {
         let core = self.shared.end();
         let culprits: Vec<Rank> = match self.failure() {
             // It lives, and may be busy with finding out.
-            Some(Error::Peer { cause: Cause::Broken(_), .. }) => Vec::new(),
+            Some(Error::Peer { cause: Cause::Broken(kind), .. }) if *kind != std::io::ErrorKind::TimedOut => Vec::new(),
             failure => failure.and_then(Error::culprit).into_iter().collect(),
         };
         let terms = &self.shared.terms;
