@@ -6,7 +6,7 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::network::Network;
 use crate::attempt::Alarm;
@@ -32,6 +32,9 @@ pub(crate) struct Failed {
     pub(crate) cause: Cause,
 }
 
+/// How often it is looked whether the leader will come.
+const LOOK: Duration = Duration::from_millis(50);
+
 const YES: u8 = 1;
 const NO: u8 = 0;
 
@@ -52,7 +55,7 @@ impl Star {
         if candidates[0] == rank {
             Star::lead(network, channel, rank, members, candidates, alarm, deadline)
         } else {
-            Star::join(network, channel, rank, members, candidates[0], deadline)
+            Star::join(network, channel, rank, members, candidates[0], alarm, deadline)
         }
     }
 
@@ -97,6 +100,7 @@ impl Star {
         rank: Rank,
         members: &[Rank],
         leader: Rank,
+        alarm: Option<&Alarm>,
         deadline: Instant,
     ) -> Result<Star, Failed> {
         let alone = Star { members: vec![rank], place: 0, streams: Vec::new() };
@@ -111,7 +115,15 @@ impl Star {
         };
         let read = |bytes: &mut [u8]| stream.until(deadline).read_exact(bytes).map_err(|error| failed(leader, &error));
         let mut word = [0; 4];
-        read(&mut word)?;
+        // The leader writes all at once, when everybody has come; or has failed elsewhere and does not.
+        while let Err(error) = stream.until(deadline.min(Instant::now() + LOOK)).read_exact(&mut word) {
+            if error.kind() != io::ErrorKind::TimedOut || Instant::now() >= deadline {
+                return Err(failed(leader, &error));
+            }
+            if alarm.is_some_and(Alarm::is_rung) {
+                return Err(Failed { rank: leader, cause: Cause::Revoked });
+            }
+        }
         let count = u32::from_le_bytes(word) as usize;
         let corrupt = Failed { rank: leader, cause: Cause::Corrupt("a list of a host's ranks that cannot be") };
         if count > members.len() {
