@@ -5,6 +5,8 @@
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
+#[path = "../../tests/common/runner.rs"]
+mod runner;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -12,23 +14,14 @@ use std::time::{Duration, Instant};
 
 use common::{Case, OPS, check, random};
 use kolo::{Communicator, DType, ReduceOp, Transport};
+use runner::Outcome::{self, NotRun, Passed};
+use runner::Test;
 
 /// What a rank is told to do.
 const WORKER: &str = "KOLO_TEST_WORKER";
 
 /// Where ranks tell each other how far they are, other than by kolo.
 const FOLDER: &str = "KOLO_TEST_FOLDER";
-
-/// How a test ended.
-enum Outcome {
-    Passed,
-    /// Why it cannot run here.
-    NotRun(String),
-}
-
-use Outcome::{NotRun, Passed};
-
-type Test = (&'static str, fn() -> Outcome);
 
 const TESTS: [Test; 15] = [
     ("every_collective_in_shared_memory", || collectives("auto")),
@@ -53,36 +46,7 @@ fn main() -> ExitCode {
         work(&task);
         return ExitCode::SUCCESS;
     }
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.iter().any(|argument| argument == "--list") {
-        TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
-        return ExitCode::SUCCESS;
-    }
-    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let chosen = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
-    let (mut passed, mut failed, mut not_run) = (0, 0, 0);
-    for (name, test) in TESTS.iter().filter(|(name, _)| chosen(name)) {
-        let began = Instant::now();
-        let outcome = std::panic::catch_unwind(test);
-        let seconds = began.elapsed().as_secs_f64();
-        match outcome {
-            Ok(Passed) => {
-                passed += 1;
-                println!("test {name} ... ok ({seconds:.1} s)");
-            }
-            Ok(NotRun(why)) => {
-                not_run += 1;
-                println!("test {name} ... NOT RUN: {why}");
-            }
-            Err(_) => {
-                failed += 1;
-                println!("test {name} ... FAILED");
-            }
-        }
-    }
-    let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    println!("\ntest result: {verdict}. {passed} passed; {failed} failed; {not_run} ignored; 0 measured; 0 filtered out\n");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    runner::run(&TESTS)
 }
 
 // ---- What ranks do ----
@@ -218,7 +182,7 @@ fn collectives(path: &str) -> Outcome {
         };
         assert_eq!(done(&text, over), ranks, "{text}");
     }
-    Passed
+    Passed(String::new())
 }
 
 fn huge(path: &str) -> Outcome {
@@ -233,7 +197,7 @@ fn huge(path: &str) -> Outcome {
         None => return NotRun("it cannot be told how much memory is free".to_owned()),
     }
     assert_eq!(done(&kolo_run(2, &format!("huge {path}")), ""), 2);
-    Passed
+    Passed(String::new())
 }
 
 /// By a launcher of others, whose last option is followed by the number of ranks.
@@ -258,7 +222,7 @@ fn launched(launcher: &str, options: &[&str]) -> Outcome {
     // The bench is a program like any other.
     let text = output(command(2).arg(kolo()).args(["bench", "all_reduce", "--sizes", "1K", "--check"]));
     assert!(text.contains("2 ranks on 1 host") && text.contains(": 0 OK"), "{text}");
-    Passed
+    Passed(String::new())
 }
 
 fn late_rank() -> Outcome {
@@ -272,7 +236,7 @@ fn late_rank() -> Outcome {
     let text = output(&mut command);
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!(done(&text, ""), 2, "{text}");
-    Passed
+    Passed(String::new())
 }
 
 /// The ranks of a job that is launched by hand.
@@ -309,13 +273,13 @@ fn wait(children: Vec<std::process::Child>) {
 
 fn plain_variables() -> Outcome {
     wait(by_hand(3, free_port(), "plain"));
-    Passed
+    Passed(String::new())
 }
 
 fn two_jobs() -> Outcome {
     let jobs = [by_hand(2, free_port(), "first"), by_hand(3, free_port(), "second")];
     jobs.into_iter().for_each(wait);
-    Passed
+    Passed(String::new())
 }
 
 /// Several hosts on one machine: each network namespace has its own address, and none shares memory with another.
@@ -390,5 +354,5 @@ fn network_namespaces() -> Outcome {
             assert!(status.success() && done(&text, "on 3 hosts over shm+tcp") == 1, "{text}");
         }
     }
-    Passed
+    Passed(String::new())
 }

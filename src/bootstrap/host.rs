@@ -6,9 +6,9 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::network::Network;
+use super::network::{LOOK, Network};
 use crate::attempt::Alarm;
 use crate::door::Stream;
 use crate::door::handshake::{Purpose, random};
@@ -31,9 +31,6 @@ pub(crate) struct Failed {
     pub(crate) rank: Rank,
     pub(crate) cause: Cause,
 }
-
-/// How often it is looked whether the leader will come.
-const LOOK: Duration = Duration::from_millis(50);
 
 const YES: u8 = 1;
 const NO: u8 = 0;
@@ -70,13 +67,8 @@ impl Star {
     ) -> Result<Star, Failed> {
         let mut star = Star { members: vec![rank], place: 0, streams: Vec::new() };
         for &candidate in &candidates[1..] {
-            let process = network.cards[network.rank].sees(&network.cards[members[candidate]]);
-            let look = || match process {
-                Some(process) if sys::has_ended(process) => Some(Cause::Died),
-                // Its own error says why it does not come.
-                _ => alarm.filter(|alarm| alarm.is_rung()).map(|_| Cause::Revoked),
-            };
-            let arrival = network.mailbox().wait_for_neighbour(channel, members[candidate], deadline, look);
+            let to = members[candidate];
+            let arrival = network.mailbox().wait_for_neighbour(channel, to, deadline, || absence(network, to, alarm));
             match arrival {
                 Ok((_, Stream::Local(stream))) => {
                     star.members.push(candidate);
@@ -120,8 +112,8 @@ impl Star {
             if error.kind() != io::ErrorKind::TimedOut || Instant::now() >= deadline {
                 return Err(failed(leader, &error));
             }
-            if alarm.is_some_and(Alarm::is_rung) {
-                return Err(Failed { rank: leader, cause: Cause::Revoked });
+            if let Some(cause) = absence(network, members[leader], alarm) {
+                return Err(Failed { rank: leader, cause });
             }
         }
         let count = u32::from_le_bytes(word) as usize;
@@ -221,6 +213,15 @@ impl Star {
         let mut verdict = [NO];
         stream.until(deadline).read_exact(&mut verdict).map_err(lost)?;
         Ok(segment.filter(|_| verdict[0] == YES).map(Arc::new))
+    }
+}
+
+/// Why a rank of the job will not come, if that is known.
+fn absence(network: &Network, member: Rank, alarm: Option<&Alarm>) -> Option<Cause> {
+    match network.cards[network.rank].sees(&network.cards[member]) {
+        Some(process) if sys::has_ended(process) => Some(Cause::Died),
+        // Its own error says why.
+        _ => alarm.filter(|alarm| alarm.is_rung()).map(|_| Cause::Revoked),
     }
 }
 

@@ -63,6 +63,9 @@ impl Lines {
     }
 }
 
+/// How often whoever waits for a rank of its host looks whether that one will come.
+pub(super) const LOOK: Duration = Duration::from_millis(50);
+
 /// Connections that were admitted and not yet asked for, by communicator and caller.
 #[derive(Default)]
 pub(crate) struct Mailbox {
@@ -105,8 +108,6 @@ impl Mailbox {
         deadline: Instant,
         look: impl Fn() -> Option<Cause>,
     ) -> Result<Arrival, Cause> {
-        /// How often.
-        const LOOK: Duration = Duration::from_millis(50);
         let mut arrived = self.arrived.lock();
         loop {
             if let Some(waiting) = arrived.get_mut(&(channel, from as u32))
@@ -280,13 +281,10 @@ impl Contact for NetworkContact {
         let Card { address, local_name, neighbourhood, .. } = &cards[to];
         let is_near = !neighbourhood.is_empty() && *neighbourhood == cards[*rank].neighbourhood;
         let heard = match is_near.then(|| door::ask_local(local_name, identity, &hello, &question, deadline)) {
-            // It may be in a namespace of its own, where only the network reaches.
-            Some(Err(DialError::Connect(error))) if error.kind() != io::ErrorKind::TimedOut && !sys::is_want(&error) => {
-                door::ask(*address, identity, &hello, &question, deadline)
-            }
-            None => door::ask(*address, identity, &hello, &question, deadline),
             // Its queue is full: it takes no calls.
-            Some(Err(DialError::Connect(error))) if !sys::is_want(&error) => return Err(Unheard::Mute),
+            Some(Err(DialError::Connect(error))) if error.kind() == io::ErrorKind::TimedOut => return Err(Unheard::Mute),
+            // It may be in a namespace of its own, where only the network reaches.
+            None | Some(Err(DialError::Connect(_))) => door::ask(*address, identity, &hello, &question, deadline),
             Some(heard) => heard,
         };
         match heard {

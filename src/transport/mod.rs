@@ -61,10 +61,13 @@ pub(crate) trait Link: Send {
 
     /// Makes sure that [`Mesh::sleep`] will be woken when the link can send or receive again, whichever is asked for. False if
     /// it can already.
-    fn arm(&mut self, to_send: bool, to_receive: bool) -> bool;
+    fn arm(&mut self, _to_send: bool, _to_receive: bool) -> bool {
+        // A socket's readiness is edge-triggered: whatever was tried and would have blocked wakes the mesh when it no longer would.
+        true
+    }
 
     /// The sleep is over, or was not begun. `event` says that this link ended it.
-    fn disarm(&mut self, event: bool);
+    fn disarm(&mut self, _event: bool) {}
 
     /// Has [`Mesh::sleep`] listen to this link.
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()>;

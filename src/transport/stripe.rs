@@ -253,12 +253,6 @@ impl Link for StripedLink {
         Ok(count)
     }
 
-    fn arm(&mut self, _: bool, _: bool) -> bool {
-        true
-    }
-
-    fn disarm(&mut self, _: bool) {}
-
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         self.lanes
             .iter_mut()

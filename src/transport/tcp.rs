@@ -104,13 +104,6 @@ impl Link for TcpLink {
         Ok(self.arrived.take(into))
     }
 
-    fn arm(&mut self, _: bool, _: bool) -> bool {
-        // Readiness is edge-triggered: whatever was tried and would have blocked wakes the mesh when it no longer would.
-        true
-    }
-
-    fn disarm(&mut self, _: bool) {}
-
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         registry.register(&mut self.stream, token, Interest::READABLE | Interest::WRITABLE)
     }

@@ -235,12 +235,6 @@ impl Link for TlsLink {
         Ok(self.arrived.take(into))
     }
 
-    fn arm(&mut self, _: bool, _: bool) -> bool {
-        true
-    }
-
-    fn disarm(&mut self, _: bool) {}
-
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         registry.register(&mut self.stream, token, Interest::READABLE | Interest::WRITABLE)
     }

@@ -12,6 +12,9 @@ mod processes;
 #[cfg(target_os = "linux")]
 mod rank;
 #[cfg(target_os = "linux")]
+#[path = "../common/runner.rs"]
+mod runner;
+#[cfg(target_os = "linux")]
 mod starts;
 #[cfg(target_os = "linux")]
 mod strangers;
@@ -22,89 +25,41 @@ fn main() {
 }
 
 #[cfg(target_os = "linux")]
-fn main() -> std::process::ExitCode {
-    linux::main()
-}
+const TESTS: [runner::Test; 27] = [
+    ("row_01_killed", processes::killed),
+    ("row_02_stopped", processes::stopped),
+    ("row_03_left_early", processes::left_early),
+    ("row_04_partition", network::partition),
+    ("row_05_reset", network::reset),
+    ("row_06_slow_and_lossy", network::slow_and_lossy),
+    ("row_07_port_taken", starts::port_taken),
+    ("row_08_stale_store", starts::stale_store),
+    ("row_09_two_jobs_on_one_store", starts::two_jobs),
+    ("row_10_rank_twice", starts::rank_twice),
+    ("row_11_missing_rank", starts::missing_rank),
+    ("row_12_world_sizes", starts::world_sizes),
+    ("row_13_to_15_different_calls", processes::different_calls),
+    ("row_25_fork", processes::forked),
+    ("row_25_killed_with_a_child", processes::killed_with_a_child),
+    ("row_27_signals", processes::signals),
+    ("row_28_no_descriptors", processes::no_descriptors),
+    ("row_29_no_shared_memory", processes::no_shared_memory),
+    ("row_30_nothing_left_over", processes::nothing_left_over),
+    ("row_36_other_world_size", starts::other_world_size),
+    ("row_37_garbage_connections", strangers::garbage),
+    ("row_37_silent_strangers", strangers::silent),
+    ("row_38_wrong_secret", strangers::wrong_secret),
+    ("row_39_store_ends", starts::store_ends),
+    ("survivors_go_on", processes::survivors_go_on),
+    ("killed_while_splitting", processes::killed_while_splitting),
+    ("two_killed_at_once", processes::two_killed),
+];
 
 #[cfg(target_os = "linux")]
-mod linux {
-    use std::process::ExitCode;
-    use std::time::Instant;
-
-    use crate::{network, processes, rank, starts, strangers};
-
-    /// How a test ended, unless it panicked.
-    pub(crate) enum Outcome {
-        /// With what it measured, if anything.
-        Passed(String),
-        /// Why it cannot run here.
-        NotRun(String),
+fn main() -> std::process::ExitCode {
+    if let Ok(task) = std::env::var(rank::WORKER) {
+        rank::work(&task);
+        return std::process::ExitCode::SUCCESS;
     }
-
-    type Test = (&'static str, fn() -> Outcome);
-
-    const TESTS: [Test; 27] = [
-        ("row_01_killed", processes::killed),
-        ("row_02_stopped", processes::stopped),
-        ("row_03_left_early", processes::left_early),
-        ("row_04_partition", network::partition),
-        ("row_05_reset", network::reset),
-        ("row_06_slow_and_lossy", network::slow_and_lossy),
-        ("row_07_port_taken", starts::port_taken),
-        ("row_08_stale_store", starts::stale_store),
-        ("row_09_two_jobs_on_one_store", starts::two_jobs),
-        ("row_10_rank_twice", starts::rank_twice),
-        ("row_11_missing_rank", starts::missing_rank),
-        ("row_12_world_sizes", starts::world_sizes),
-        ("row_13_to_15_different_calls", processes::different_calls),
-        ("row_25_fork", processes::forked),
-        ("row_25_killed_with_a_child", processes::killed_with_a_child),
-        ("row_27_signals", processes::signals),
-        ("row_28_no_descriptors", processes::no_descriptors),
-        ("row_29_no_shared_memory", processes::no_shared_memory),
-        ("row_30_nothing_left_over", processes::nothing_left_over),
-        ("row_36_other_world_size", starts::other_world_size),
-        ("row_37_garbage_connections", strangers::garbage),
-        ("row_37_silent_strangers", strangers::silent),
-        ("row_38_wrong_secret", strangers::wrong_secret),
-        ("row_39_store_ends", starts::store_ends),
-        ("survivors_go_on", processes::survivors_go_on),
-        ("killed_while_splitting", processes::killed_while_splitting),
-        ("two_killed_at_once", processes::two_killed),
-    ];
-
-    pub(crate) fn main() -> ExitCode {
-        if let Ok(task) = std::env::var(rank::WORKER) {
-            rank::work(&task);
-            return ExitCode::SUCCESS;
-        }
-        let arguments: Vec<String> = std::env::args().skip(1).collect();
-        if arguments.iter().any(|argument| argument == "--list") {
-            TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
-            return ExitCode::SUCCESS;
-        }
-        let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-        let chosen = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
-        let (mut passed, mut failed, mut not_run) = (0, 0, 0);
-        for (name, test) in TESTS.iter().filter(|(name, _)| chosen(name)) {
-            let began = Instant::now();
-            match std::panic::catch_unwind(test) {
-                Ok(Outcome::Passed(measured)) => {
-                    passed += 1;
-                    println!("test {name} ... ok ({:.1} s) {measured}", began.elapsed().as_secs_f64());
-                }
-                Ok(Outcome::NotRun(why)) => {
-                    not_run += 1;
-                    println!("test {name} ... NOT RUN: {why}");
-                }
-                Err(_) => {
-                    failed += 1;
-                    println!("test {name} ... FAILED");
-                }
-            }
-        }
-        let verdict = if failed == 0 { "ok" } else { "FAILED" };
-        println!("\ntest result: {verdict}. {passed} passed; {failed} failed; {not_run} ignored; 0 measured; 0 filtered out\n");
-        if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-    }
+    runner::run(&TESTS)
 }

@@ -4,8 +4,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::job::{Job, LATE, configured, fresh};
-use crate::linux::Outcome::{self, NotRun, Passed};
 use crate::rank::{DEADLINE, now};
+use crate::runner::Outcome::{self, NotRun, Passed};
 
 /// Two hosts on one machine, each a namespace with an address of its own, with a wire between them.
 struct Hosts {

@@ -4,8 +4,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::job::{Failure, Job, LATE};
-use crate::linux::Outcome::{self, Passed};
 use crate::rank::now;
+use crate::runner::Outcome::{self, Passed};
 
 /// How ranks can be connected, and what their environment is then.
 fn on_every_transport(mut test: impl FnMut(&str, &dyn Fn(usize, &mut Command))) {
@@ -114,16 +114,16 @@ pub(crate) fn no_descriptors() -> Outcome {
     }
     // And while work goes on.
     let mut job = Job::start("threads", 2, 5_000, |_, command| _ = command.env("KOLO_TRANSPORT", "tcp"));
-    let mut blamed_nobody = false;
+    let mut is_said = false;
     for rank in 0..2 {
         let text = job.failure(rank).text;
         // Who lacks something says so; to the other it has failed. Nobody says that it cannot be reached.
         let is_own = text.to_lowercase().contains("too many open files");
         let is_told = ["has revoked", "closed its connection", "did not take part"].iter().any(|what| text.contains(what));
         assert!(is_own || is_told, "{text}");
-        blamed_nobody |= is_own;
+        is_said |= is_own;
     }
-    assert!(blamed_nobody, "nobody says that descriptors are lacking");
+    assert!(is_said, "nobody says that descriptors are lacking");
     job.all_say("clean");
     Passed(String::new())
 }

@@ -4,8 +4,8 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::job::{Job, LATE, SECRET, fresh, rank};
-use crate::linux::Outcome::{self, Passed};
 use crate::rank::now;
+use crate::runner::Outcome::{self, Passed};
 
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()

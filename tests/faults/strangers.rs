@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use crate::job::{Job, fresh, rank};
-use crate::linux::Outcome::{self, Passed};
 use crate::rank::now;
+use crate::runner::Outcome::{self, Passed};
 
 /// The protocol's version.
 const VERSION: u8 = 3;
