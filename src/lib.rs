@@ -67,6 +67,7 @@ mod bootstrap;
 mod buffer;
 mod comm;
 mod config;
+mod cuda;
 pub mod ddp;
 pub mod doctor;
 mod door;

@@ -1,0 +1,1 @@
+//! The reductions that run on a GPU.

@@ -1,0 +1,4 @@
+//! Buffers in the memory of GPUs.
+
+#[cfg(feature = "cuda")]
+mod kernels;
