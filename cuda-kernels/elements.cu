@@ -6,9 +6,10 @@
 //
 // All arithmetic is IEEE 754's, rounded to nearest even, denormals included, as on the host: the program is compiled without
 // contraction to fused multiply-adds (--fmad=false) and with exact division, and gives the bits that the host gives. With one
-// exception: where a number is computed and is NaN, the GPU's NaN has all bits of its significand set (0x7fffffff in f32, 0x7fff in
-// both halves), while a host keeps the payload of an operand or makes one of its own. Which NaN it is differs; that it is one
-// does not. Minimum and maximum of f32 and f64 choose an operand and keep its bits, NaN or not.
+// exception: which NaN a NaN is. In f32 a GPU computes only one, 0x7fffffff (rounded to either half: 0x7fff), where a host keeps the
+// payload of an operand or has a NaN of its own, like 0xffc00000 on x86-64; in f64 both keep an operand's, but maybe not the same
+// operand's. Minimum and maximum compute nothing in f32, f64 and bf16: they choose an operand with its bits (bf16 with the quiet bit
+// set); but f16 passes through a conversion, which has only the one NaN, too.
 
 using u8 = unsigned char;
 using u16 = unsigned short;

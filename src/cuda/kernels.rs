@@ -8,14 +8,15 @@
 mod cache;
 mod image;
 mod nvrtc;
-#[cfg(test)]
+// They load what g++ makes, by Unix's means.
+#[cfg(all(test, unix))]
 mod tests;
 
 use cudarc::driver::DeviceRepr;
 
 use crate::types::{DType, ReduceOp};
 
-pub(super) use image::{Image, Origin, image};
+pub(super) use image::{Image, Origin, compiler, image};
 
 /// Sources, and targets, of one [`Reduction`] at most. More are reduced in several passes, which round halves each time.
 pub(super) const MOST: usize = 16;

@@ -47,6 +47,11 @@ pub(in crate::cuda) enum Origin {
     },
 }
 
+/// The version of the compiler that [`image`] uses, or why there is none, for people.
+pub(in crate::cuda) fn compiler() -> Result<String, String> {
+    Nvrtc::find().map(|nvrtc| name_of(nvrtc))
+}
+
 /// The code for GPUs of this compute capability. The first time on a machine this takes some seconds.
 ///
 /// # Errors
@@ -58,7 +63,11 @@ pub(in crate::cuda) fn image(architecture: (u32, u32)) -> Result<Image> {
 }
 
 /// The same, by a compiler (or why there is none) and a folder for what it makes.
-pub(super) fn image_by(compiler: Result<&dyn Compiler, String>, folder: Option<&Path>, architecture: (u32, u32)) -> Result<Image> {
+pub(super) fn image_by(
+    compiler: Result<&dyn Compiler, String>,
+    folder: Option<&Path>,
+    architecture: (u32, u32),
+) -> Result<Image> {
     compiler.and_then(|compiler| compiled(compiler, folder, architecture)).or_else(|why| prebuilt(why, architecture))
 }
 
@@ -75,8 +84,7 @@ pub(super) fn source_hash() -> String {
 
 fn compiled(compiler: &dyn Compiler, folder: Option<&Path>, (major, minor): (u32, u32)) -> Result<Image, String> {
     let options = options(&format!("sm_{major}{minor}"));
-    let (compiler_major, compiler_minor) = compiler.version();
-    let version = format!("NVRTC {compiler_major}.{compiler_minor}");
+    let version = name_of(compiler);
     let parts: Vec<&str> = [SOURCE, &version].into_iter().chain(options.iter().map(String::as_str)).collect();
     let path = folder.map(|folder| folder.join(cache::name(&parts)));
     if let Some(code) = path.as_deref().and_then(cache::load) {
@@ -87,6 +95,11 @@ fn compiled(compiler: &dyn Compiler, folder: Option<&Path>, (major, minor): (u32
         cache::store(&path, &code);
     }
     Ok(Image { code: code.into(), origin: Origin::Compiled })
+}
+
+fn name_of(compiler: &dyn Compiler) -> String {
+    let (major, minor) = compiler.version();
+    format!("NVRTC {major}.{minor}")
 }
 
 fn prebuilt(why: String, (major, minor): (u32, u32)) -> Result<Image> {

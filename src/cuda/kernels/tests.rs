@@ -6,6 +6,7 @@ mod compile;
 use std::ffi::{CString, c_void};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 
@@ -49,7 +50,9 @@ impl Host {
 
     fn build(source: &str) -> Option<Host> {
         Command::new("g++").arg("--version").stdout(Stdio::null()).status().ok()?;
-        let folder = std::env::temp_dir().join(format!("kolo-kernels-{}", std::process::id()));
+        static BUILT: AtomicUsize = AtomicUsize::new(0);
+        let number = BUILT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("kolo-kernels-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let (program, library) = (folder.join("kernels.cc"), folder.join("kernels.so"));
         std::fs::write(&program, source).unwrap();
@@ -65,7 +68,8 @@ impl Host {
         assert!(!library.is_null());
         std::fs::remove_dir_all(&folder).unwrap();
         // SAFETY: a function of `host.h`, which has this type.
-        let place = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(u32, u32, u32, u32)>(symbol(library, "kolo_host_place")) };
+        let place =
+            unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(u32, u32, u32, u32)>(symbol(library, "kolo_host_place")) };
         Some(Host { library, place })
     }
 
@@ -190,8 +194,15 @@ enum Targets {
     All,
 }
 
-/// One reduction on both sides. Buffers begin `offset` elements after a line, one of them `shift` elements later.
-fn compare(host: &Host, dtype: DType, redop: ReduceOp, (parts, count): (usize, usize), (offset, shift): (usize, usize), to: Targets) {
+/// One reduction on both sides, and where they differ. Buffers begin `offset` elements after a line, one of them `shift` elements
+/// later.
+fn difference(
+    host: &Host,
+    (dtype, redop): (DType, ReduceOp),
+    (parts, count): (usize, usize),
+    (offset, shift): (usize, usize),
+    to: Targets,
+) -> Option<String> {
     let seed = mix(mix(parts as u64, count as u64), dtype as u64 * 64 + redop as u64);
     let size = dtype.size();
     let buffers: Vec<Buffer> = (0..parts + 1)
@@ -229,12 +240,15 @@ fn compare(host: &Host, dtype: DType, redop: ReduceOp, (parts, count): (usize, u
         host.run(&entry(dtype, redop).unwrap(), reduction, is_backwards);
         for (i, (buffer, expected)) in buffers.iter_mut().zip(&mut expected).enumerate() {
             let (got, expected) = (buffer.content(dtype, count, merges_nan), expected.content(dtype, count, merges_nan));
-            let different = got.iter().zip(&expected).position(|(got, expected)| got != expected);
-            let what = format!("{redop} of {parts} x {count} {dtype} at {offset}, one {shift} later, into {to:?}, buffer {i}");
-            let element = different.map(|at| (at as isize - buffer.offset as isize) / size as isize);
-            assert!(got == expected, "{what}: backwards {is_backwards}, first different at element {element:?}");
+            if let Some(at) = got.iter().zip(&expected).position(|(got, expected)| got != expected) {
+                let what =
+                    format!("{redop} of {parts} x {count} {dtype} at {offset}, one {shift} later, into {to:?}, buffer {i}");
+                let element = (at as isize - buffer.offset as isize) / size as isize;
+                return Some(format!("{what}: backwards {is_backwards}, first different at element {element}"));
+            }
         }
     }
+    None
 }
 
 fn every_reduction() -> impl Iterator<Item = (DType, ReduceOp)> {
@@ -250,17 +264,49 @@ fn entries_compute_what_the_host_does() {
         let lanes = LINE as usize / dtype.size();
         // Nothing, less than a head, lines and a rest, and several rounds of all threads.
         for count in [0, 1, lanes - 1, lanes, 5 * lanes + 3, 130 * lanes + 1] {
-            for (parts, to) in [(1, Targets::Apart), (2, Targets::Apart), (2, Targets::All), (3, Targets::First), (5, Targets::All)] {
+            for (parts, to) in
+                [(1, Targets::Apart), (2, Targets::Apart), (2, Targets::All), (3, Targets::First), (5, Targets::All)]
+            {
                 // On lines; in the same way beside them; each in its own way.
                 for (offset, shift) in [(0, 0), (lanes - 1, 0), (1, lanes), (0, 1)] {
-                    compare(host, dtype, redop, (parts, count), (offset, shift), to);
+                    assert_eq!(difference(host, (dtype, redop), (parts, count), (offset, shift), to), None);
                     compared += 1;
                 }
             }
         }
-        compare(host, dtype, redop, (MOST, 40 * lanes + 1), (1, 0), Targets::Apart);
+        assert_eq!(difference(host, (dtype, redop), (MOST, 40 * lanes + 1), (1, 0), Targets::Apart), None);
     }
     assert!(compared > 9000, "{compared}");
+}
+
+#[test]
+fn wrong_kernels_are_seen() {
+    if Host::get().is_none() {
+        return;
+    }
+    let mutations = [
+        ("a < b || a != a ?", "a < b ?", DType::F32, ReduceOp::Min),
+        ("0xfff + (magnitude >> 13 & 1)", "0x1000", DType::F16, ReduceOp::Sum),
+        ("r.divisor > 1", "r.divisor > 3", DType::F64, ReduceOp::Average),
+        ("bits + 0x7fff + (bits >> 16 & 1)", "bits + 0x8000", DType::BF16, ReduceOp::Product),
+        ("return a ^ b;", "return a ^ b ^ (threads() > 1);", DType::U16, ReduceOp::BitXor),
+    ];
+    let mutant = mutations.iter().fold(SOURCE.to_owned(), |source, (right, wrong, ..)| {
+        assert!(source.contains(right), "{right}");
+        source.replace(right, wrong)
+    });
+    let host = Host::build(&mutant).unwrap();
+    for (right, _, dtype, redop) in mutations {
+        assert!(
+            difference(&host, (dtype, redop), (2, 2000), (1, 0), Targets::Apart).is_some(),
+            "without {right} nothing changes"
+        );
+    }
+    // What was not changed is as right as before.
+    assert_eq!(difference(&host, (DType::I64, ReduceOp::Sum), (2, 2000), (1, 0), Targets::Apart), None);
+    // Elements after the last line are not reached.
+    let host = Host::build(&SOURCE.replace("i < inner.head ? i : i + inside", "i")).unwrap();
+    assert!(difference(&host, (DType::U32, ReduceOp::Max), (2, 2004), (1, 0), Targets::Apart).is_some());
 }
 
 #[test]
@@ -314,7 +360,8 @@ fn halves_convert_as_on_the_host() {
     let Some(host) = Host::get() else { return };
     let every: Vec<u16> = (0..=u16::MAX).collect();
     // Every sign, exponent and upper part of a fraction, with lower parts on both sides of a tie and on it.
-    let mut numbers: Vec<u32> = (0..1 << 19).flat_map(|upper| [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff].map(|lower| upper << 13 | lower)).collect();
+    let mut numbers: Vec<u32> =
+        (0..1 << 19).flat_map(|upper| [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff].map(|lower| upper << 13 | lower)).collect();
     numbers.extend((0..1 << 16).flat_map(|upper| [0x7fff, 0x8000, 0x8001, 0xffff].map(|lower| upper << 16 | lower)));
     // Ties between two denormal halves, and their neighbours.
     let ties = (0..1024).map(|place| ((place as f32 + 0.5) / 16_777_216.0).to_bits());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::image::{PREBUILT_FOR, SOURCE, image_by, options, source_hash};
+use super::super::image::{self, PREBUILT_FOR, SOURCE, image_by, options, source_hash};
 use super::super::nvrtc::{Compiler, Nvrtc};
 use super::super::{BLOCKS, Grid, Origin, THREADS, cache, cast_entry, entry, grid, scale_entry};
 use super::{every_reduction, not_run};
@@ -177,6 +177,14 @@ fn the_prebuilt_code_is_that_of_the_source() {
     let names = ptx.match_indices(".entry ").map(|(at, word)| ptx[at + word.len()..].split('(').next().unwrap().to_owned());
     assert_eq!(names.collect::<BTreeSet<_>>(), entries());
     assert!(ptx.len() < 1_500_000);
+    // The arithmetic of the host: no fused multiply-add, no denormals lost, nothing approximate, no instruction that takes the
+    // other of two zeros; and memory moves in lines.
+    for wrong in ["fma.rn", ".ftz", ".approx", "div.full", "max.f", "min.f", "max.NaN", "min.NaN", ".local"] {
+        assert!(!ptx.contains(wrong), "{wrong}");
+    }
+    for right in ["div.rn.f32", "div.rn.f64", "cvt.rn.f16.f32", "ld.global.v4", "st.global.v4.u32"] {
+        assert!(ptx.contains(right), "{right}");
+    }
 }
 
 const HOW: &str = "To make it: see the test the_prebuilt_code_is_that_of_the_source.";
@@ -344,4 +352,5 @@ fn nvrtc_fills_the_cache() {
     let (first, second) = (get(), get());
     assert_eq!((first.origin, second.origin), (Origin::Compiled, Origin::Cached));
     assert!(first.code == second.code && first.code.starts_with(b"\x7fELF"));
+    assert!(image::compiler().is_ok_and(|name| name.starts_with("NVRTC 1")));
 }
