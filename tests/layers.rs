@@ -164,8 +164,16 @@ fn all_variables_are_in_the_table() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = fs::read_to_string(root.join("docs/settings.md")).unwrap();
     // What `kolo run` and the tests tell their own processes is no setting.
-    let internal =
-        ["KOLO_STORE_SERVED", "KOLO_LOCAL_RANK", "KOLO_LOCAL_WORLD_SIZE", "KOLO_TEST_REDIS", "KOLO_TEST_SEED", "KOLO_TEST_SEEDS"];
+    let internal = [
+        "KOLO_STORE_SERVED",
+        "KOLO_LOCAL_RANK",
+        "KOLO_LOCAL_WORLD_SIZE",
+        "KOLO_TEST_REDIS",
+        "KOLO_TEST_SEED",
+        "KOLO_TEST_SEEDS",
+        "KOLO_TEST_NVRTC",
+        "KOLO_WRITE_PTX",
+    ];
     let mut names = BTreeSet::new();
     for file in sources(&library()).into_iter().chain(sources(&root.join("cli/src"))) {
         let source = fs::read_to_string(file).unwrap();

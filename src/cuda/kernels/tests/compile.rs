@@ -1,0 +1,356 @@
+//! Compilation: by NVRTC, where it is installed, for several architectures, and what the machine code says of itself; the cache
+//! and the prebuilt code with a compiler that only pretends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::super::image::{self, PREBUILT_FOR, SOURCE, image_by, options, source_hash};
+use super::super::nvrtc::{Compiler, Nvrtc};
+use super::super::{BLOCKS, Grid, Origin, THREADS, cache, cast_entry, entry, grid, scale_entry};
+use super::{every_reduction, not_run};
+use crate::error::Error;
+use crate::types::{DType, ReduceOp};
+
+/// All that there are, and no others.
+fn entries() -> BTreeSet<String> {
+    let dtypes = || DType::ALL.iter().copied();
+    let reductions = every_reduction().map(|(dtype, redop)| entry(dtype, redop).unwrap());
+    let casts = dtypes().flat_map(|from| dtypes().filter_map(move |to| cast_entry(from, to)));
+    reductions.chain(casts).chain(dtypes().filter_map(scale_entry)).collect()
+}
+
+#[test]
+fn what_means_nothing_has_no_entry() {
+    assert_eq!(entry(DType::BF16, ReduceOp::Average).as_deref(), Some("kolo_reduce_average_bf16"));
+    assert_eq!(entry(DType::I32, ReduceOp::Average), None);
+    assert_eq!(entry(DType::F32, ReduceOp::BitXor), None);
+    assert_eq!(cast_entry(DType::F16, DType::BF16), None);
+    assert_eq!(scale_entry(DType::U8), None);
+    assert_eq!(entries().len(), 8 * 7 + 4 * 5 + 5 + 4 + 4);
+}
+
+#[test]
+fn a_grid_is_no_larger_than_the_gpu_or_the_buffer() {
+    assert_eq!(grid(0, 132), Grid { blocks: 1, threads: THREADS });
+    assert_eq!(grid(u64::from(THREADS) * 16, 132).blocks, 1);
+    assert_eq!(grid(u64::from(THREADS) * 16 + 1, 132).blocks, 2);
+    assert_eq!(grid(u64::MAX, 132).blocks, 132 * BLOCKS);
+    assert_eq!(grid(8, 0).blocks, 1);
+    assert!(SOURCE.contains(&format!("THREADS = {THREADS};")) && SOURCE.contains(&format!("BLOCKS = {BLOCKS};")));
+}
+
+// ---- NVRTC ----
+
+fn nvrtc() -> Option<&'static Nvrtc> {
+    Nvrtc::find().map_err(|why| not_run(&format!("compiling the kernels: {why}"))).ok()
+}
+
+/// What machine code says of one entry.
+#[derive(Debug, PartialEq, Eq)]
+struct Needs {
+    registers: u32,
+    /// Bytes of local memory for each thread: spilled registers, and arrays that are not in registers.
+    frame: u32,
+}
+
+/// The entries of a cubin: an ELF file of 64 bits, little-endian. The section `.nv.info` lists properties, each of two bytes for
+/// form and kind, two for the length of the value, and the value; those looked for here are pairs of a symbol and a number.
+fn needs(cubin: &[u8]) -> BTreeMap<String, Needs> {
+    const VALUE_OF_SYMBOL: u8 = 4;
+    const FRAME_SIZE: u8 = 0x11;
+    const REGISTERS: u8 = 0x2f;
+    let number = |at: usize, bytes: usize| {
+        let mut word = [0; 8];
+        word[..bytes].copy_from_slice(&cubin[at..at + bytes]);
+        u64::from_le_bytes(word) as usize
+    };
+    let text = |at: usize| String::from_utf8(cubin[at..].iter().copied().take_while(|&byte| byte != 0).collect()).unwrap();
+    assert_eq!(&cubin[..6], b"\x7fELF\x02\x01");
+    let (headers, header_size, sections, names) = (number(0x28, 8), number(0x3a, 2), number(0x3c, 2), number(0x3e, 2));
+    // Where a section's name, content and length are.
+    let section = |i: usize| {
+        let at = headers + i * header_size;
+        (number(at, 4), number(at + 0x18, 8), number(at + 0x20, 8))
+    };
+    let find = |name: &str| {
+        let found = (0..sections).map(section).find(|&(at, ..)| text(section(names).1 + at) == name);
+        found.unwrap_or_else(|| panic!("a cubin has no section {name}"))
+    };
+    let (symbols, strings) = (find(".symtab").1, find(".strtab").1);
+    let (_, start, length) = find(".nv.info");
+    let mut found: BTreeMap<String, Needs> = BTreeMap::new();
+    let mut at = start;
+    while at < start + length {
+        let (form, kind) = (cubin[at], cubin[at + 1]);
+        if form == VALUE_OF_SYMBOL {
+            // A symbol has 24 bytes, of which the first four say where its name is.
+            let name = |at| text(strings + number(symbols + number(at, 4) * 24, 4));
+            let value = || number(at + 8, 4) as u32;
+            if kind == FRAME_SIZE || kind == REGISTERS {
+                let needs = found.entry(name(at + 4)).or_insert(Needs { registers: 0, frame: 0 });
+                *(if kind == REGISTERS { &mut needs.registers } else { &mut needs.frame }) = value();
+            }
+            at += 4 + number(at + 2, 2);
+        } else {
+            at += 4;
+        }
+    }
+    found
+}
+
+#[test]
+fn every_kernel_compiles_and_keeps_to_its_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let architectures = if nvrtc.version() < (12, 8) {
+        not_run("compiling the kernels for sm_100: NVRTC is older than 12.8");
+        &["sm_80", "sm_90"][..]
+    } else {
+        &["sm_80", "sm_90", "sm_100"]
+    };
+    for architecture in architectures {
+        let started = std::time::Instant::now();
+        let cubin = nvrtc.compile(SOURCE, &options(architecture)).unwrap_or_else(|log| panic!("{architecture}: {log}"));
+        let needs = needs(&cubin);
+        // What an entry calls (`$entry$part`) uses its registers.
+        let (parts, whole): (BTreeMap<_, _>, BTreeMap<_, _>) = needs.iter().partition(|(name, _)| name.starts_with('$'));
+        assert_eq!(whole.keys().map(|name| (*name).clone()).collect::<BTreeSet<_>>(), entries(), "{architecture}");
+        for (entry, needs) in &whole {
+            // So that as many blocks fit on a multiprocessor, with its 65536 registers, as the grid is made for.
+            assert!((16..=65536 / (THREADS * BLOCKS)).contains(&needs.registers), "{architecture}: {entry} needs {needs:?}");
+        }
+        for (name, needs) in whole.iter().chain(&parts) {
+            assert_eq!(needs.frame, 0, "{architecture}: {name} needs {needs:?}");
+        }
+        let registers = |word: &str| whole.iter().filter(|(name, _)| name.contains(word)).map(|(_, needs)| needs.registers).max();
+        let most = ["_f32", "_f16", "_bf16", ""].map(registers);
+        let (bytes, took) = (cubin.len(), started.elapsed());
+        println!("{architecture}: {bytes} bytes in {took:.1?}; most registers of f32, f16, bf16, all: {most:?}");
+    }
+}
+
+#[test]
+fn a_kernel_that_spills_is_seen() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let spills = "extern \"C\" __global__ void __launch_bounds__(1024, 2) spills(float *all, int n) {
+        float held[64];
+        for (int i = 0; i < 64; i++) held[i] = all[i * n];
+        __syncthreads();
+        for (int round = 0; round < n; round++)
+            for (int i = 0; i < 64; i++) held[i] = held[i] * held[(i + 1) % 64] + all[round];
+        for (int i = 0; i < 64; i++) all[i * n] = held[i];
+    }";
+    let needs = needs(&nvrtc.compile(spills, &options("sm_90")).unwrap());
+    assert!(needs["spills"].frame > 0 && needs["spills"].registers == 32, "{needs:?}");
+}
+
+#[test]
+fn what_does_not_compile_says_why() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let log = nvrtc.compile("#line 7 \"here.cu\"\nint f() { return there; }", &options("sm_90")).unwrap_err();
+    assert!(log.contains("here.cu(7)") && log.contains("\"there\" is undefined"), "{log}");
+    let log = nvrtc.compile("", &options("sm_1")).unwrap_err();
+    assert!(log.contains("gpu-architecture"), "{log}");
+}
+
+// ---- The prebuilt code ----
+
+fn prebuilt_path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-kernels/kolo.sm_80.ptx")
+}
+
+/// After a change of the kernels: `KOLO_WRITE_PTX=1 cargo test --features cuda --lib -- prebuilt`, with NVRTC 12.1 (the package
+/// `nvidia-cuda-nvrtc-cu12==12.1.*`; `LD_LIBRARY_PATH` names its folder). Drivers older than the NVRTC that made PTX do not take
+/// it.
+#[test]
+fn the_prebuilt_code_is_that_of_the_source() {
+    let first = format!("// {}: cuda-kernels for sm_80 by NVRTC 12.1. {HOW}\n", source_hash());
+    if std::env::var_os("KOLO_WRITE_PTX").is_some() {
+        let nvrtc = Nvrtc::find().unwrap();
+        assert_eq!(nvrtc.version(), (12, 1), "a newer NVRTC makes PTX that older drivers do not take");
+        let ptx = String::from_utf8(nvrtc.compile(SOURCE, &options("compute_80")).unwrap()).unwrap();
+        std::fs::write(prebuilt_path(), first.clone() + ptx.trim_end_matches('\0')).unwrap();
+    }
+    let ptx = std::fs::read_to_string(prebuilt_path()).unwrap();
+    assert!(ptx.starts_with(&first), "cuda-kernels/kolo.sm_80.ptx is not of these sources. {HOW}");
+    assert!(ptx.contains("\n.version 8.1\n.target sm_80\n"));
+    let names = ptx.match_indices(".entry ").map(|(at, word)| ptx[at + word.len()..].split('(').next().unwrap().to_owned());
+    assert_eq!(names.collect::<BTreeSet<_>>(), entries());
+    assert!(ptx.len() < 1_500_000);
+    // The arithmetic of the host: no fused multiply-add, no denormals lost, nothing approximate, no instruction that takes the
+    // other of two zeros; and memory moves in lines.
+    for wrong in ["fma.rn", ".ftz", ".approx", "div.full", "max.f", "min.f", "max.NaN", "min.NaN", ".local"] {
+        assert!(!ptx.contains(wrong), "{wrong}");
+    }
+    for right in ["div.rn.f32", "div.rn.f64", "cvt.rn.f16.f32", "ld.global.v4", "st.global.v4.u32"] {
+        assert!(ptx.contains(right), "{right}");
+    }
+}
+
+const HOW: &str = "To make it: see the test the_prebuilt_code_is_that_of_the_source.";
+
+#[test]
+fn without_a_compiler_the_prebuilt_code_serves() {
+    let image = image_by(Err("NVRTC is not found".to_owned()), None, (9, 0)).unwrap();
+    assert_eq!(image.origin, Origin::Prebuilt { why: "NVRTC is not found".to_owned() });
+    assert!(image.code.ends_with(b"\0") && image.code.starts_with(b"// "));
+    assert_eq!(image.code.iter().filter(|&&byte| byte == 0).count(), 1);
+    let error = image_by(Err("NVRTC is not found".to_owned()), None, (7, 5)).unwrap_err();
+    let Error::Unsupported { why, .. } = &error else { panic!("{error}") };
+    assert!(why.contains("7.5") && why.contains("NVRTC is not found"), "{why}");
+    assert_eq!(PREBUILT_FOR, (8, 0));
+}
+
+// ---- The cache ----
+
+/// Pretends to compile, and counts.
+struct Pretender {
+    version: (i32, i32),
+    calls: AtomicUsize,
+}
+
+impl Pretender {
+    fn new(version: (i32, i32)) -> Pretender {
+        Pretender { version, calls: AtomicUsize::new(0) }
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+impl Compiler for Pretender {
+    fn version(&self) -> (i32, i32) {
+        self.version
+    }
+
+    fn compile(&self, source: &str, options: &[String]) -> Result<Vec<u8>, String> {
+        assert_eq!(source, SOURCE);
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        if self.version == (0, 0) { Err("it is broken".to_owned()) } else { Ok(options.join(" ").into_bytes()) }
+    }
+}
+
+/// A folder of this test alone, which ends with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("kolo-cache-{name}-{}", std::process::id()));
+        _ = std::fs::remove_dir_all(&path);
+        Folder(path)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.0).map(|entries| entries.map(|entry| entry.unwrap().path()).collect());
+        entries.unwrap_or_default()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn what_was_compiled_is_not_compiled_again() {
+    let folder = Folder::new("again");
+    let (compiler, newer) = (Pretender::new((12, 1)), Pretender::new((12, 9)));
+    let get = |compiler: &Pretender, architecture| image_by(Ok(compiler), Some(&folder.0.join("kolo")), architecture).unwrap();
+    let (first, second) = (get(&compiler, (9, 0)), get(&compiler, (9, 0)));
+    assert_eq!((first.origin, second.origin), (Origin::Compiled, Origin::Cached));
+    assert_eq!(first.code, second.code);
+    assert!(String::from_utf8_lossy(&first.code).ends_with("--gpu-architecture=sm_90"));
+    // Another architecture and another compiler make something else.
+    assert_eq!(get(&compiler, (8, 0)).origin, Origin::Compiled);
+    assert_eq!(get(&newer, (9, 0)).origin, Origin::Compiled);
+    assert_eq!((compiler.calls(), newer.calls()), (2, 1));
+    // No folder, no cache.
+    assert_eq!(image_by(Ok(&compiler), None, (9, 0)).unwrap().origin, Origin::Compiled);
+}
+
+#[test]
+fn damaged_files_are_replaced() {
+    let folder = Folder::new("damaged");
+    let compiler = Pretender::new((12, 1));
+    let get = || image_by(Ok(&compiler), Some(&folder.0), (9, 0)).unwrap();
+    let good = get().code;
+    let path = folder.files().remove(0);
+    let whole = std::fs::read(&path).unwrap();
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    for damaged in [&[][..], &whole[..20], &whole[..whole.len() - 1], &flipped] {
+        std::fs::write(&path, damaged).unwrap();
+        let image = get();
+        assert_eq!((image.origin, &image.code), (Origin::Compiled, &good));
+        assert_eq!(get().origin, Origin::Cached, "it was not replaced");
+    }
+    assert_eq!(folder.files(), [path]);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_costs_only_time() {
+    let folder = Folder::new("file");
+    std::fs::write(&folder.0, "not a folder").unwrap();
+    let compiler = Pretender::new((12, 1));
+    for _ in 0..2 {
+        assert_eq!(image_by(Ok(&compiler), Some(&folder.0), (9, 0)).unwrap().origin, Origin::Compiled);
+    }
+    assert_eq!(compiler.calls(), 2);
+    std::fs::remove_file(&folder.0).unwrap();
+}
+
+#[test]
+fn many_ranks_at_once_get_the_same() {
+    let folder = Folder::new("many");
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for architecture in [(8, 0), (9, 0), (10, 0)].into_iter().cycle().take(60) {
+                    // Each a process of its own, as far as the cache knows.
+                    let image = image_by(Ok(&Pretender::new((12, 1))), Some(&folder.0), architecture).unwrap();
+                    assert!(image.code.ends_with(format!("sm_{}{}", architecture.0, architecture.1).as_bytes()));
+                }
+            });
+        }
+    });
+    let left = folder.files();
+    assert_eq!(left.iter().filter(|path| path.extension().is_some_and(|extension| extension == "cubin")).count(), 3, "{left:?}");
+    assert_eq!(left.len(), 3, "{left:?}");
+}
+
+#[test]
+fn a_compiler_that_fails_is_no_failure() {
+    let folder = Folder::new("fails");
+    let image = image_by(Ok(&Pretender::new((0, 0))), Some(&folder.0), (9, 0)).unwrap();
+    assert_eq!(image.origin, Origin::Prebuilt { why: "NVRTC 0.0 for sm_90: it is broken".to_owned() });
+    assert!(folder.files().is_empty());
+}
+
+#[test]
+fn the_folder_is_the_one_that_is_named() {
+    let of = |set: &[(&str, &str)]| {
+        cache::folder(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.into()))
+            .map(|folder| folder.display().to_string().replace('\\', "/"))
+    };
+    let all = [("KOLO_CACHE_DIR", "/a"), ("XDG_CACHE_HOME", "/b"), ("LOCALAPPDATA", "/c"), ("HOME", "/d")];
+    let expected = ["/a", "/b/kolo", "/c/kolo", "/d/.cache/kolo"];
+    for (i, expected) in expected.into_iter().enumerate() {
+        assert_eq!(of(&all[i..]).as_deref(), Some(expected));
+    }
+    assert_eq!(of(&[("KOLO_CACHE_DIR", ""), ("HOME", "/d")]).as_deref(), Some("/d/.cache/kolo"));
+    assert_eq!(of(&[]), None);
+}
+
+/// The real thing, from an empty folder.
+#[test]
+fn nvrtc_fills_the_cache() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let folder = Folder::new("nvrtc");
+    let get = || image_by(Ok(nvrtc), Some(&folder.0), (9, 0)).unwrap();
+    let (first, second) = (get(), get());
+    assert_eq!((first.origin, second.origin), (Origin::Compiled, Origin::Cached));
+    assert!(first.code == second.code && first.code.starts_with(b"\x7fELF"));
+    assert!(image::compiler().is_ok_and(|name| name.starts_with("NVRTC 1")));
+}
