@@ -15,7 +15,7 @@ use super::call::Call;
 use super::{Communicator, Core, Shared};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::cuda;
-use crate::cuda::device::{Device, Driver, Event, Gate, Pinned, Reduction, Stream, StreamId, MOST_PARTS};
+use crate::cuda::device::{Device, Driver, Event, Gate, MOST_PARTS, Pinned, Reduction, Stream, StreamId};
 use crate::cuda::direct::{Buffer, Move, Plan};
 use crate::cuda::peers::{Peers, Place, Record};
 use crate::cuda::pieces::{Cut, Piece, Row};
@@ -132,7 +132,8 @@ impl Area {
         if self.pinned.is_none() {
             // SAFETY: the memory is dropped after that.
             let pinned = unsafe { Pinned::new(device, self.at(0), self.memory.part) };
-            self.pinned = pinned.inspect_err(|error| tracing::warn!(%error, "host memory cannot be pinned: copies take longer")).ok();
+            self.pinned =
+                pinned.inspect_err(|error| tracing::warn!(%error, "host memory cannot be pinned: copies take longer")).ok();
         }
     }
 }
@@ -440,9 +441,7 @@ impl<'a> OnDevices<'a> {
     fn mismatch(&self, peer: Rank, mine: [u64; Descriptor::WORDS], theirs: [u64; Descriptor::WORDS]) -> Error {
         let decode = |words| Descriptor::decode(words).map(|decoded| Descriptor { seq: self.core.next_seq() - 1, ..decoded });
         match (decode(mine), decode(theirs)) {
-            (Some(mine), Some(theirs)) => {
-                crate::attempt::Attempt::new(mine, &self.shared.terms).mismatch(peer, mine, theirs)
-            }
+            (Some(mine), Some(theirs)) => crate::attempt::Attempt::new(mine, &self.shared.terms).mismatch(peer, mine, theirs),
             _ => self.failed(peer, Cause::Corrupt("what it called")),
         }
     }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::sys::{self as cu, CUresult};
@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 use super::device::{Address, Device, DeviceId, Driver, EventId, Extent, Gates, Handle, Reduction, StreamId};
 use super::kernels;
 use crate::error::{Error, Result};
-use crate::sys;
 use crate::types::{DType, ReduceOp};
 
 /// The driver, if its library is there. Nothing is initialised: that takes a tenth of a second, and who has no device memory yet
@@ -26,14 +25,12 @@ pub(super) fn driver() -> Option<Arc<dyn Driver>> {
 static NVIDIA: LazyLock<Option<Arc<Nvidia>>> = LazyLock::new(|| {
     // SAFETY: the library's initialisers run, as they do in every program that uses it. Without it, no other call may be made.
     let is_there = unsafe { cu::is_culib_present() };
-    is_there.then(|| Arc::new(Nvidia { devices: Mutex::default(), is_used: AtomicBool::new(false) }))
+    is_there.then(|| Arc::new(Nvidia { devices: Mutex::default() }))
 });
 
 struct Nvidia {
     /// By ordinal, as they are needed. They stay: streams of users may wait at their gates.
     devices: Mutex<HashMap<c_int, Arc<Gpu>>>,
-    /// Whether CUDA has been initialised in this process.
-    is_used: AtomicBool,
 }
 
 /// What a call to the driver says.
@@ -80,9 +77,9 @@ impl Driver for Nvidia {
         match result {
             CUresult::CUDA_SUCCESS => {}
             // Memory that the driver does not know, or a process that has not used it yet.
-            CUresult::CUDA_ERROR_INVALID_VALUE
-            | CUresult::CUDA_ERROR_NOT_INITIALIZED
-            | CUresult::CUDA_ERROR_INVALID_CONTEXT => return Ok(None),
+            CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_NOT_INITIALIZED | CUresult::CUDA_ERROR_INVALID_CONTEXT => {
+                return Ok(None);
+            }
             result => check(DRIVER, "looking up whose memory a buffer is", result)?,
         }
         if kind != cu::CUmemorytype::CU_MEMORYTYPE_DEVICE {
@@ -93,7 +90,6 @@ impl Driver for Nvidia {
         // SAFETY: as above.
         let result = unsafe { cu::cuPointerGetAttribute((&raw mut ordinal).cast(), which, address.addr() as u64) };
         check(DRIVER, "looking up on which device a buffer is", result)?;
-        self.is_used.store(true, Ordering::Relaxed);
         Ok(Some(self.device(ordinal)?))
     }
 
@@ -468,7 +464,7 @@ impl Device for Gpu {
     }
 
     fn reach(&self, address: Address) -> Result<()> {
-        let mut context = std::ptr::null_mut();
+        let mut context: cu::CUcontext = std::ptr::null_mut();
         let whose = cu::CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT;
         const DOING: &str = "reaching memory of another device";
         // SAFETY: the attribute is as large as what is written to.

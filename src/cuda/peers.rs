@@ -18,7 +18,11 @@ pub(crate) enum Place {
     /// In memory of a device that only this rank can reach.
     Hidden,
     /// In an allocation that others can open.
-    Open { extent: Extent, handle: Handle, offset: u64 },
+    Open {
+        extent: Extent,
+        handle: Handle,
+        offset: u64,
+    },
 }
 
 /// What a rank says of its call.
@@ -155,7 +159,13 @@ impl Peers {
     }
 
     /// Opens what is new. What was where it is now is closed. The first failure ends it; [`Peers::settle`] says what becomes of it.
-    pub(crate) fn open(&mut self, device: &Arc<dyn Device>, mine: &Record, records: &[Record], news: &[(Rank, Buffer)]) -> Result<()> {
+    pub(crate) fn open(
+        &mut self,
+        device: &Arc<dyn Device>,
+        mine: &Record,
+        records: &[Record],
+        news: &[(Rank, Buffer)],
+    ) -> Result<()> {
         if self.opened.len() + news.len() > MOST_OPENED {
             self.opened.clear();
         }
@@ -195,7 +205,6 @@ impl Peers {
         let (id, opened) = self.opened.get(&(rank, extent.base))?;
         opened.as_ref().filter(|_| *id == extent.id).map(|opened| opened.address + offset)
     }
-
 }
 
 #[cfg(test)]

@@ -95,16 +95,8 @@ impl Cut {
 mod tests {
     use super::*;
 
-    const OPS: [Op; 8] = [
-        Op::AllReduce,
-        Op::Broadcast,
-        Op::Reduce,
-        Op::AllGather,
-        Op::ReduceScatter,
-        Op::AllToAll,
-        Op::Gather,
-        Op::Scatter,
-    ];
+    const OPS: [Op; 8] =
+        [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Gather, Op::Scatter];
 
     /// Every byte of the buffers is in exactly one row of one piece, and rows of one piece do not overlap in its memory.
     #[test]

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::arguments::kolo_stream_t;
 use super::boundary;
 use super::boundary_of;
 use super::communicator::{enter, kolo_comm_t};
 use super::fault::{Fault, KOLO_IN_PROGRESS, KOLO_OK, kolo_result_t};
-use super::arguments::kolo_stream_t;
 use super::place;
 use super::registry::{Guard, Kind, Registry};
 use crate::Work;

@@ -69,7 +69,8 @@ impl User<'_> {
             // The one block is a part of the buffer of many.
             Some(offset) => {
                 let whole = allocate(lengths[0].max(lengths[1]));
-                let [send, recv] = if lengths[0] < lengths[1] { [whole + offset as u64, whole] } else { [whole, whole + offset as u64] };
+                let [send, recv] =
+                    if lengths[0] < lengths[1] { [whole + offset as u64, whole] } else { [whole, whole + offset as u64] };
                 (send, recv, vec![whole])
             }
             None => {
@@ -95,7 +96,8 @@ impl User<'_> {
 
     fn call(&self, raw: &Raw<'_>, send: Address, recv: Address) -> Call {
         let send = if send == 0 { std::ptr::without_provenance(1 << 41) } else { std::ptr::without_provenance(send as usize) };
-        let recv = if recv == 0 { std::ptr::without_provenance_mut(1 << 42) } else { std::ptr::without_provenance_mut(recv as usize) };
+        let recv =
+            if recv == 0 { std::ptr::without_provenance_mut(1 << 42) } else { std::ptr::without_provenance_mut(recv as usize) };
         let mut call = self.comm.prepare(&Raw { send, recv, ..*raw }).unwrap();
         let is_dry = send.addr() == 1 << 41;
         if !is_dry {
@@ -118,16 +120,8 @@ impl User<'_> {
     }
 }
 
-const OPS: [Op; 8] = [
-    Op::AllReduce,
-    Op::Broadcast,
-    Op::Reduce,
-    Op::AllGather,
-    Op::ReduceScatter,
-    Op::AllToAll,
-    Op::Gather,
-    Op::Scatter,
-];
+const OPS: [Op; 8] =
+    [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Gather, Op::Scatter];
 
 fn every_collective(path: Path, world: usize, dtype: DType) {
     let device = Arc::new(StandIn::new());
