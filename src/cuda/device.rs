@@ -105,6 +105,10 @@ pub(crate) trait Device: Send + Sync {
     unsafe fn unpin(&self, memory: *mut u8);
 
     fn allocate(&self, len: usize) -> Result<Address>;
+
+    /// Makes an allocation zeros.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for memory that Rust programs allocate"))]
+    fn clear(&self, address: Address, len: usize) -> Result<()>;
     unsafe fn free(&self, address: Address);
 
     /// What another process opens to reach an allocation.
@@ -171,11 +175,6 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(device: &Arc<dyn Device>, len: usize) -> Result<Memory> {
         Ok(Memory { address: device.allocate(len)?, device: device.clone() })
-    }
-
-    #[cfg(any(test, feature = "cuda"))]
-    pub(crate) fn device(&self) -> &Arc<dyn Device> {
-        &self.device
     }
 }
 

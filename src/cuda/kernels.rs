@@ -14,6 +14,8 @@ use cudarc::driver::DeviceRepr;
 
 use crate::types::{DType, ReduceOp};
 
+#[cfg(test)]
+use image::Origin;
 pub(super) use image::{compiler, image};
 
 /// Sources, and targets, of one [`Reduction`] at most. More are reduced in several passes, which round halves each time.

@@ -424,6 +424,19 @@ impl Device for Gpu {
         Ok(address)
     }
 
+    fn clear(&self, address: Address, len: usize) -> Result<()> {
+        let stream = self.new_stream()?;
+        // SAFETY: it was allocated with as many bytes.
+        let result = self.within("clearing device memory", || unsafe {
+            match cu::cuMemsetD8Async(address, 0, len, raw(stream)) {
+                CUresult::CUDA_SUCCESS => cu::cuStreamSynchronize(raw(stream)),
+                result => result,
+            }
+        });
+        self.end_stream(stream);
+        result
+    }
+
     unsafe fn free(&self, address: Address) {
         // SAFETY: it was allocated by `allocate`, and is used no more.
         if let Err(error) = self.within("freeing device memory", || unsafe { cu::cuMemFree_v2(address) }) {
