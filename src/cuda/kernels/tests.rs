@@ -336,10 +336,19 @@ fn an_average_that_is_not_finished_is_a_sum() {
 
 // ---- Scaling and conversion ----
 
-/// Runs an entry from a buffer to another, or in place, with results from `offset` elements after a line.
-fn mapped<F: Copy, T: Copy + Default>(host: &Host, name: &str, values: &[F], offset: usize, factor: f64) -> Vec<T> {
-    let mut from = Buffer::new(offset * size_of::<F>(), size_of_val(values));
-    let mut to = Buffer::new(offset * size_of::<T>(), values.len() * size_of::<T>());
+/// Where a source and a target begin, in elements after a line: on lines, with a head before them, and in different ways.
+const PLACES: [(usize, usize); 3] = [(0, 0), (3, 3), (1, 0)];
+
+/// Runs an entry from a buffer to another, or in place.
+fn mapped<F: Copy, T: Copy + Default>(
+    host: &Host,
+    name: &str,
+    values: &[F],
+    (source, target): (usize, usize),
+    factor: f64,
+) -> Vec<T> {
+    let mut from = Buffer::new(source * size_of::<F>(), size_of_val(values));
+    let mut to = Buffer::new(target * size_of::<T>(), values.len() * size_of::<T>());
     let in_place = name.starts_with("kolo_scale");
     // SAFETY: there is room for them, and they are numbers.
     unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), from.pointer().cast(), values.len()) };
@@ -367,9 +376,9 @@ fn halves_convert_as_on_the_host() {
     let ties = (0..1024).map(|place| ((place as f32 + 0.5) / 16_777_216.0).to_bits());
     numbers.extend(ties.flat_map(|tie| [tie - 1, tie, tie + 1].into_iter().flat_map(|bits| [bits, bits | 1 << 31])));
     let numbers: Vec<f32> = numbers.into_iter().map(f32::from_bits).collect();
-    for offset in [0, 3] {
+    for place in PLACES {
         let [widened, widened_bf] = [DType::F16, DType::BF16]
-            .map(|half| mapped::<u16, f32>(host, &cast_entry(half, DType::F32).unwrap(), &every, offset, 1.0));
+            .map(|half| mapped::<u16, f32>(host, &cast_entry(half, DType::F32).unwrap(), &every, place, 1.0));
         for &half in &every {
             let (f16, bf16) = (f16::from_bits(half).to_f32(), bf16::from_bits(half).to_f32());
             let (got, got_bf) = (widened[usize::from(half)], widened_bf[usize::from(half)]);
@@ -377,7 +386,7 @@ fn halves_convert_as_on_the_host() {
             assert!(got_bf.to_bits() == bf16.to_bits() || got_bf.is_nan() && bf16.is_nan(), "bf16 {half:#x}: {got_bf}");
         }
         let [narrowed, narrowed_bf] = [DType::F16, DType::BF16]
-            .map(|half| mapped::<f32, u16>(host, &cast_entry(DType::F32, half).unwrap(), &numbers, offset, 1.0));
+            .map(|half| mapped::<f32, u16>(host, &cast_entry(DType::F32, half).unwrap(), &numbers, place, 1.0));
         for (i, &number) in numbers.iter().enumerate() {
             let (f16, bf16) = (f16::from_f32(number).to_bits(), bf16::from_f32(number).to_bits());
             assert_eq!(narrowed[i], f16, "{number} ({:#x}) to f16", number.to_bits());
@@ -391,20 +400,20 @@ fn scaling_multiplies_in_the_accumulator() {
     let Some(host) = Host::get() else { return };
     let numbers: Vec<f64> = (0..1000).map(|i| (mix(7, i) as i32) as f64 / 65536.0).collect();
     let factor = 1.0 / 3.0;
-    for offset in [0, 1] {
-        let got: Vec<f64> = mapped(host, &scale_entry(DType::F64).unwrap(), &numbers, offset, factor);
+    for place in PLACES {
+        let got: Vec<f64> = mapped(host, &scale_entry(DType::F64).unwrap(), &numbers, place, factor);
         assert!(got.iter().zip(&numbers).all(|(&got, &number)| got == number * factor));
         let singles: Vec<f32> = numbers.iter().map(|&number| number as f32).collect();
-        let got: Vec<f32> = mapped(host, &scale_entry(DType::F32).unwrap(), &singles, offset, factor);
+        let got: Vec<f32> = mapped(host, &scale_entry(DType::F32).unwrap(), &singles, place, factor);
         assert!(got.iter().zip(&singles).all(|(&got, &number)| got == number * factor as f32));
         let halves: Vec<f16> = singles.iter().map(|&number| f16::from_f32(number)).collect();
-        let got: Vec<f16> = mapped(host, &scale_entry(DType::F16).unwrap(), &halves, offset, factor);
+        let got: Vec<f16> = mapped(host, &scale_entry(DType::F16).unwrap(), &halves, place, factor);
         assert!(got.iter().zip(&halves).all(|(&got, half)| got == f16::from_f32(half.to_f32() * factor as f32)));
         let halves: Vec<bf16> = singles.iter().map(|&number| bf16::from_f32(number)).collect();
-        let got: Vec<bf16> = mapped(host, &scale_entry(DType::BF16).unwrap(), &halves, offset, factor);
+        let got: Vec<bf16> = mapped(host, &scale_entry(DType::BF16).unwrap(), &halves, place, factor);
         assert!(got.iter().zip(&halves).all(|(&got, half)| got == bf16::from_f32(half.to_f32() * factor as f32)));
         // A gradient is divided by the world size as it is converted.
-        let got: Vec<f16> = mapped(host, &cast_entry(DType::F32, DType::F16).unwrap(), &singles, offset, factor);
+        let got: Vec<f16> = mapped(host, &cast_entry(DType::F32, DType::F16).unwrap(), &singles, place, factor);
         assert!(got.iter().zip(&singles).all(|(&got, &number)| got == f16::from_f32(number * factor as f32)));
     }
 }

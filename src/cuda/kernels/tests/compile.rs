@@ -42,8 +42,8 @@ fn a_grid_is_no_larger_than_the_gpu_or_the_buffer() {
 
 // ---- NVRTC ----
 
-fn nvrtc() -> Option<&'static Nvrtc> {
-    Nvrtc::find().map_err(|why| not_run(&format!("compiling the kernels: {why}"))).ok()
+fn nvrtc(what: &str) -> Option<&'static Nvrtc> {
+    Nvrtc::find().map_err(|why| not_run(&format!("{what}: {why}"))).ok()
 }
 
 /// What machine code says of one entry.
@@ -101,9 +101,9 @@ fn needs(cubin: &[u8]) -> BTreeMap<String, Needs> {
 
 #[test]
 fn every_kernel_compiles_and_keeps_to_its_registers() {
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvrtc) = nvrtc("registers and spills of the kernels") else { return };
     let architectures = if nvrtc.version() < (12, 8) {
-        not_run("compiling the kernels for sm_100: NVRTC is older than 12.8");
+        not_run("registers and spills of the kernels for sm_100: NVRTC is older than 12.8");
         &["sm_80", "sm_90"][..]
     } else {
         &["sm_80", "sm_90", "sm_100"]
@@ -131,7 +131,7 @@ fn every_kernel_compiles_and_keeps_to_its_registers() {
 
 #[test]
 fn a_kernel_that_spills_is_seen() {
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvrtc) = nvrtc("a kernel that spills") else { return };
     let spills = "extern \"C\" __global__ void __launch_bounds__(1024, 2) spills(float *all, int n) {
         float held[64];
         for (int i = 0; i < 64; i++) held[i] = all[i * n];
@@ -146,7 +146,7 @@ fn a_kernel_that_spills_is_seen() {
 
 #[test]
 fn what_does_not_compile_says_why() {
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvrtc) = nvrtc("the log of what does not compile") else { return };
     let log = nvrtc.compile("#line 7 \"here.cu\"\nint f() { return there; }", &options("sm_90")).unwrap_err();
     assert!(log.contains("here.cu(7)") && log.contains("\"there\" is undefined"), "{log}");
     let log = nvrtc.compile("", &options("sm_1")).unwrap_err();
@@ -346,7 +346,7 @@ fn the_folder_is_the_one_that_is_named() {
 /// The real thing, from an empty folder.
 #[test]
 fn nvrtc_fills_the_cache() {
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvrtc) = nvrtc("the cache of what NVRTC compiles") else { return };
     let folder = Folder::new("nvrtc");
     let get = || image_by(Ok(nvrtc), Some(&folder.0), (9, 0)).unwrap();
     let (first, second) = (get(), get());
