@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::select::CostModel;
+use crate::sys;
 use crate::types::numbered;
 
 numbered! {
@@ -76,6 +77,8 @@ pub(crate) struct SharedSettings {
     pub(crate) passage: Passage,
     pub(crate) reproducible: bool,
     pub(crate) sockets: u8,
+    /// Whether buffers may be in the memory of devices, of whatever rank.
+    pub(crate) devices: bool,
     pub(crate) model: CostModel,
 }
 
@@ -88,6 +91,7 @@ impl Default for Settings {
                 passage: Passage::Auto,
                 reproducible: false,
                 sockets: 1,
+                devices: false,
                 model: CostModel::default(),
             },
             timeout: Duration::from_secs(300),
@@ -112,6 +116,11 @@ impl Settings {
         shared.reproducible = parse(env, "KOLO_REPRODUCIBLE", "0 or 1", flag)?.unwrap_or(shared.reproducible);
         shared.sockets =
             parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?.unwrap_or(shared.sockets);
+        shared.devices = match parse(env, "KOLO_DEVICES", DEVICES, devices)? {
+            Some(Devices::None) => false,
+            Some(Devices::Cuda) => true,
+            Some(Devices::Auto) | None => sys::may_have_devices(),
+        };
         let network = &mut shared.model.network;
         if let Some(latency) = parse(env, "KOLO_NETWORK_LATENCY", DURATION, some_time)? {
             network.latency = latency.as_secs_f64();
@@ -130,6 +139,26 @@ impl Settings {
         settings.tls = tls(env)?;
         Ok(settings)
     }
+}
+
+/// Which devices buffers may be on.
+#[derive(Clone, Copy)]
+enum Devices {
+    /// What this machine seems to have.
+    Auto,
+    None,
+    Cuda,
+}
+
+const DEVICES: &str = "auto, none or cuda";
+
+fn devices(text: &str) -> Option<Devices> {
+    Some(match text {
+        "auto" => Devices::Auto,
+        "none" => Devices::None,
+        "cuda" => Devices::Cuda,
+        _ => return None,
+    })
 }
 
 fn tls(env: Env<'_>) -> Result<Option<TlsFiles>> {
@@ -226,6 +255,7 @@ mod tests {
             ("KOLO_PASSAGE", "read"),
             ("KOLO_REPRODUCIBLE", "1"),
             ("KOLO_SOCKETS", "4"),
+            ("KOLO_DEVICES", "cuda"),
             ("KOLO_TIMEOUT", "1.5s"),
             ("KOLO_START_TIMEOUT", "2m"),
             ("KOLO_NETWORK_LATENCY", "5us"),
@@ -240,6 +270,8 @@ mod tests {
         assert_eq!(read.shared.passage, Passage::Read);
         assert!(read.shared.reproducible);
         assert_eq!(read.shared.sockets, 4);
+        assert!(read.shared.devices);
+        assert!(!settings(&[("KOLO_DEVICES", "none")]).unwrap().shared.devices);
         assert_eq!(read.timeout, Duration::from_millis(1500));
         assert_eq!(read.start_timeout, Duration::from_secs(120));
         assert!((read.shared.model.network.latency - 5e-6).abs() < 1e-12);
@@ -257,6 +289,7 @@ mod tests {
             ("KOLO_REPRODUCIBLE", "maybe", "0 or 1"),
             ("KOLO_SOCKETS", "0", "1 to 64"),
             ("KOLO_SOCKETS", "65", "1 to 64"),
+            ("KOLO_DEVICES", "gpu", "none or cuda"),
             ("KOLO_TIMEOUT", "soon", "500ms"),
             ("KOLO_TIMEOUT", "0", "more than 0"),
             ("KOLO_TIMEOUT", "-1", "more than 0"),

@@ -238,6 +238,17 @@ pub enum Error {
         why: String,
     },
 
+    /// A device, or its driver, failed.
+    #[error("{device}: {doing}: {problem}")]
+    Device {
+        /// Its name.
+        device: String,
+        /// What was being done.
+        doing: &'static str,
+        /// What it said.
+        problem: String,
+    },
+
     /// The operating system refused something.
     #[error("{doing}: {source}")]
     Os {

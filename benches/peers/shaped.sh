@@ -69,9 +69,11 @@ stream() {
 
 # Bus bandwidth of kolo in MB/s, one rank on each host.
 all_reduce() {
-    local ranks=() i
+    local ranks=() i secret
+    # Without one, ranks listen to nobody on other hosts.
+    secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
     for ((i = 0; i < hosts; i++)); do
-        KOLO_RANK=$i KOLO_WORLD_SIZE=$hosts KOLO_STORE=tcp://$network.1:29777 KOLO_JOB_ID=$id \
+        KOLO_RANK=$i KOLO_WORLD_SIZE=$hosts KOLO_STORE=tcp://$network.1:29777 KOLO_JOB_ID=$id KOLO_SECRET=$secret \
             on "$i" "$kolo" bench all_reduce --sizes "$size" --warmup 1 --iters 4 "${options[@]}" >"$folder/kolo$i" 2>&1 &
         ranks+=($!)
     done

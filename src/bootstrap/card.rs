@@ -163,9 +163,10 @@ impl Book {
         match self {
             Book::Members { cards, settings } => {
                 writer.number(MEMBERS).list(cards, |writer, card| _ = writer.bytes(&card.encode()));
-                let SharedSettings { algorithm, transport, passage, reproducible, sockets, model } = settings;
+                let SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, model } = settings;
                 writer.number(algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u64));
                 writer.number(*transport as u64).number(*passage as u64).number((*reproducible).into()).number((*sockets).into());
+                writer.number((*devices).into());
                 for price in prices(model) {
                     writer.number(price.to_bits());
                 }
@@ -195,11 +196,12 @@ impl Book {
                 let passage = Passage::from_number(reader.number()?.try_into().ok()?)?;
                 let reproducible = reader.number()? != 0;
                 let sockets = crate::config::sockets(reader.size()?)?;
+                let devices = reader.number()? != 0;
                 let mut price = || reader.number().map(f64::from_bits);
                 let mut link = || Some(LinkCost { latency: price()?, overhead: price()?, per_byte: price()? });
                 let (network, local) = (link()?, link()?);
                 let model = CostModel { network, local, reduce: price()?, window_sync: price()?, window_per_byte: price()? };
-                let settings = SharedSettings { algorithm, transport, passage, reproducible, sockets, model };
+                let settings = SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, model };
                 Book::Members { cards, settings }
             }
             MISSING => Book::Refused(Refusal::Missing {
@@ -294,6 +296,7 @@ mod tests {
     fn books_survive_the_store() {
         let mut settings = Settings::default().shared;
         settings.algorithm = Some(Algorithm::DoubleTree);
+        settings.devices = true;
         settings.model.local.per_byte = 0.125;
         let members = Book::Members { cards: vec![card(0), card(1)], settings };
         match Book::decode(&members.encode()) {

@@ -52,6 +52,7 @@ pub struct Builder {
     passage: Option<Passage>,
     reproducible: Option<bool>,
     sockets: Option<usize>,
+    devices: Option<bool>,
     model: Option<CostModel>,
     timeout: Option<Duration>,
     start_timeout: Option<Duration>,
@@ -137,6 +138,14 @@ impl Builder {
     /// How many TCP connections share the work of one link, 1 to 64. Rank 0's counts.
     pub fn sockets(mut self, sockets: usize) -> Self {
         self.sockets = Some(sockets);
+        self
+    }
+
+    /// Whether buffers may be in the memory of GPUs. Rank 0's counts. If not set, they may where rank 0's kolo was built with the
+    /// feature `cuda` and its machine has a driver. Operations of more than 64 KiB then begin with asking where all buffers are,
+    /// which takes a microsecond or two inside a host; and calls look whose memory they are given.
+    pub fn devices(mut self, devices: bool) -> Self {
+        self.devices = Some(devices);
         self
     }
 
@@ -237,11 +246,12 @@ impl Builder {
     /// The settings: what was set here, else what the environment says.
     fn settings(&self) -> Result<Settings> {
         let mut settings = Settings::from_env(&process_env)?;
-        let SharedSettings { algorithm, transport, passage, reproducible, sockets, model } = &mut settings.shared;
+        let SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, model } = &mut settings.shared;
         *algorithm = self.algorithm.or(*algorithm);
         *transport = self.transport.unwrap_or(*transport);
         *passage = self.passage.unwrap_or(*passage);
         *reproducible = self.reproducible.unwrap_or(*reproducible);
+        *devices = self.devices.unwrap_or(*devices);
         *model = self.model.unwrap_or(*model);
         if let Some(given) = self.sockets {
             *sockets = config::sockets(given).ok_or_else(|| Error::setting("sockets", given.to_string(), config::SOCKETS))?;

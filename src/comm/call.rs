@@ -1,9 +1,11 @@
 //! One call, without types: what the typed methods, the asynchronous ones and the C ABI have in common.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::devices::Lent;
 use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::error::{Argument, Error, Result};
 use crate::schedule::Blocks;
@@ -33,6 +35,8 @@ pub(crate) struct Call {
     pub(crate) source: Option<Source>,
     /// How long it may take, if not as long as the communicator's calls usually may.
     pub(crate) timeout: Option<Duration>,
+    /// If its buffers are a device's, or if it takes its turn in a stream.
+    pub(crate) lent: Option<Arc<Lent>>,
 }
 
 /// A count for each rank, and where each rank's block starts.
@@ -69,6 +73,11 @@ impl Counts {
         self.offsets[rank]..self.offsets[rank + 1]
     }
 
+    /// One more than there are ranks.
+    pub(crate) fn offsets(&self) -> &[usize] {
+        &self.offsets
+    }
+
     pub(crate) fn blocks(&self) -> Blocks<'_> {
         Blocks::Listed(&self.offsets)
     }
@@ -89,6 +98,7 @@ impl Call {
             send_counts: None,
             recv_counts: None,
             timeout: None,
+            lent: None,
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 use mio::Waker;
 
 use super::call::{Call, Counts};
+use super::devices::Devices;
 use crate::attempt::{Attempt, Terms};
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::peer_failed;
@@ -41,6 +42,7 @@ pub(super) struct Core {
     sent: Vec<u64>,
     /// Partial results between windows and messages; kept for its memory.
     partial: Vec<u64>,
+    pub(super) devices: Devices,
 }
 
 impl Core {
@@ -77,6 +79,7 @@ impl Core {
             seq: 0,
             sent: vec![0; world],
             partial: Vec::new(),
+            devices: Devices::default(),
         }
     }
 

@@ -5,6 +5,7 @@ mod builder;
 mod call;
 mod calls;
 mod core;
+mod devices;
 mod queue;
 mod raw;
 mod registered;
@@ -24,6 +25,7 @@ use parking_lot::Mutex;
 
 use crate::attempt::Terms;
 use crate::config::SharedSettings;
+use crate::cuda::device::Driver;
 use crate::engine::progress::{Work, begin};
 use crate::error::{Error, Result};
 use crate::health::{self, Bulletin, Recording};
@@ -35,6 +37,7 @@ use queue::Queue;
 
 pub use builder::Builder;
 pub(crate) use call::Call;
+pub(crate) use devices::Lent;
 pub(crate) use raw::{Raw, own_address};
 pub use registered::Registered;
 pub use scope::Scope;
@@ -69,6 +72,8 @@ struct Shared {
     settings: SharedSettings,
     recording: Arc<Recording>,
     bulletin: Arc<Bulletin>,
+    /// The devices of this process, once they have been looked for.
+    driver: std::sync::OnceLock<Option<Arc<dyn Driver>>>,
     /// Of the process that made it.
     forks: u32,
 }
@@ -106,6 +111,7 @@ impl Communicator {
             settings,
             recording,
             bulletin,
+            driver: std::sync::OnceLock::new(),
             forks: sys::forks(),
         });
         Communicator { queue: Queue::new(), shared }
@@ -218,6 +224,10 @@ impl Communicator {
     #[inline]
     unsafe fn run_checked(&self, call: &Call) -> Result<()> {
         self.shared.check_process(call.op)?;
+        if call.lent.is_some() {
+            // SAFETY: passed on: a call that is lent ends when its stream has come behind it.
+            return unsafe { self.enqueue(call) };
+        }
         if self.queue.is_idle()
             && let Some(mut core) = self.shared.core.try_lock()
         {
@@ -246,7 +256,8 @@ impl Communicator {
     /// As for [`Communicator::run_together`].
     unsafe fn run_together_checked(&self, checked: Vec<Call>) -> Result<()> {
         self.shared.check_process(Op::Send)?;
-        if self.queue.is_idle()
+        if checked.iter().all(|call| call.lent.is_none())
+            && self.queue.is_idle()
             && let Some(mut core) = self.shared.core.try_lock()
         {
             // SAFETY: passed on.
@@ -254,10 +265,15 @@ impl Communicator {
         }
         let mut works = Vec::with_capacity(checked.len());
         let mut result = Ok(());
-        for call in checked {
+        // Before the first is queued, for then their buffers are in use.
+        let is_gated = |call: &Call| call.lent.as_ref().map_or(Ok(false), |lent| lent.close());
+        let gated = checked.iter().map(is_gated).collect::<Result<Vec<_>>>()?;
+        for (call, is_gated) in checked.into_iter().zip(gated) {
             let (work, call, completion) = begin((), |()| Ok(call))?;
             result = result.and(self.queue.push(&self.shared, call, completion));
-            works.push(work);
+            if !is_gated {
+                works.push(work);
+            }
         }
         // All have to end before their buffers are given back.
         works.into_iter().map(Work::wait).fold(result, Result::and)
@@ -276,7 +292,7 @@ impl Shared {
         }
         self.check_not_revoked(core, call.op)?;
         // SAFETY: passed on.
-        let result = unsafe { core.collective(&self.terms, &self.recording.history, call) };
+        let result = unsafe { self.collective(core, call) };
         result.map_err(|error| self.fail(core, error))
     }
 

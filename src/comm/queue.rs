@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use super::Shared;
 use super::call::Call;
+use super::devices::Staged;
 use crate::engine::progress::Completion;
 use crate::error::{Error, Result};
 use crate::health;
@@ -45,6 +46,9 @@ impl Task {
 
     fn end(&mut self, result: Result<()>) {
         let Some(completion) = self.completion.take() else { return };
+        if let Some(lent) = &self.call.lent {
+            lent.open();
+        }
         // Before the waiter goes on: its next call shall find the queue idle.
         self.pending.fetch_sub(1, Ordering::AcqRel);
         completion.complete(result);
@@ -159,30 +163,47 @@ impl Worker {
             Ok(waker) => *self.waker.lock() = Some(waker),
             Err(error) => return first.complete(Err(error)),
         }
-        let under_way: RefCell<VecDeque<Task>> = RefCell::default();
+        let under_way: RefCell<VecDeque<(Task, Option<Staged>)>> = RefCell::default();
         let worker = RefCell::new(&mut *self);
         let mut first = Some(first);
+        let give_up = |task: Task, error| {
+            task.complete(Err(error));
+            // The other side waits for it.
+            health::abort(&shared.bulletin);
+        };
         let next = || {
             let mut worker = worker.borrow_mut();
-            let task = first.take().or_else(|| if worker.ahead.is_some() { None } else { worker.tasks.try_recv().ok() })?;
-            if !task.call.op.is_point_to_point() {
-                worker.ahead = Some(task);
-                return None;
+            loop {
+                let task = first.take().or_else(|| if worker.ahead.is_some() { None } else { worker.tasks.try_recv().ok() })?;
+                if !task.call.op.is_point_to_point() {
+                    worker.ahead = Some(task);
+                    return None;
+                }
+                let mut call = task.call.clone();
+                // SAFETY: whoever queued the call keeps its buffers until it completes.
+                match unsafe { Staged::begin(&shared, &mut call) } {
+                    Ok(staged) => under_way.borrow_mut().push_back((task, staged)),
+                    Err(error) => {
+                        give_up(task, error);
+                        continue;
+                    }
+                }
+                return Some(call);
             }
-            let call = task.call.clone();
-            under_way.borrow_mut().push_back(task);
-            Some(call)
         };
         let finished = |place: usize| {
-            if let Some(task) = under_way.borrow_mut().remove(place) {
-                task.complete(Ok(()));
+            let Some((task, staged)) = under_way.borrow_mut().remove(place) else { return };
+            // SAFETY: as above.
+            match staged.map_or(Ok(()), |staged| unsafe { staged.finish() }) {
+                Ok(()) => task.complete(Ok(())),
+                Err(error) => give_up(task, error),
             }
         };
         // SAFETY: whoever queued the calls keeps their buffers until they complete.
         let result = unsafe { core.point_to_point(&shared.terms, next, finished) };
         if let Err(error) = result {
             let error = shared.fail(core, error);
-            for task in under_way.into_inner() {
+            for (task, _) in under_way.into_inner() {
                 task.complete(Err(error.clone()));
             }
         }

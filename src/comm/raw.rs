@@ -64,8 +64,21 @@ impl Communicator {
         };
         let (send_counts, recv_counts) = (counts(raw.send_counts)?, counts(raw.recv_counts)?);
         let (send, recv) = (Chunk { ptr: send, len: 0 }, ChunkMut { ptr: recv, len: 0 });
-        let mut call =
-            Call { op, on_behalf_of: None, dtype, redop, root, count, send, recv, send_counts, recv_counts, source, timeout };
+        let mut call = Call {
+            op,
+            on_behalf_of: None,
+            dtype,
+            redop,
+            root,
+            count,
+            send,
+            recv,
+            send_counts,
+            recv_counts,
+            source,
+            timeout,
+            lent: None,
+        };
         let (rank, world) = (self.rank(), self.world_size());
         [call.send.len, call.recv.len] = call.lengths(rank, world).map_err(refuse)?;
         // In its place: it is large, and small operations are short.

@@ -3,8 +3,6 @@
 //!
 //! The bits are those of the kernels for host memory in `reduce`, except for which NaN a NaN is: see `cuda-kernels/elements.cu`.
 
-#![allow(dead_code, unused_imports, reason = "the device layer, which runs them, is not here yet")]
-
 mod cache;
 mod image;
 mod nvrtc;
@@ -16,7 +14,7 @@ use cudarc::driver::DeviceRepr;
 
 use crate::types::{DType, ReduceOp};
 
-pub(super) use image::{Image, Origin, compiler, image};
+pub(super) use image::{compiler, image};
 
 /// Sources, and targets, of one [`Reduction`] at most. More are reduced in several passes, which round halves each time.
 pub(super) const MOST: usize = 16;

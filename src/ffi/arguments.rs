@@ -82,7 +82,10 @@ const _: () = {
     super::assert_same(&redops);
 };
 
-/// Where buffers of a GPU are to be used. There are none yet: it must be NULL, and buffers are host memory.
+/// A CUDA stream (`cudaStream_t` or `CUstream`; NULL is the default stream), of calls whose buffers are in the memory of a GPU. Such a
+/// call takes its turn in the stream: it reads its buffers after what the stream was given before, what the stream is given
+/// afterwards finds the result, and the call returns at once. That it fails is then said by the next call. (The asynchronous forms
+/// have the stream go on; kolo_work_wait_on has any stream wait.) Calls on host memory that are given a stream do the same. With NULL and host memory, a call returns when it is done.
 pub type kolo_stream_t = *mut c_void;
 
 thread_local! {
@@ -166,17 +169,13 @@ impl Arguments {
         Arguments { source: Some(Source::Int(source)), ..self }
     }
 
-    /// The call, checked as far as one rank can.
+    /// The call, checked as far as one rank can. What its stream was given before comes before it.
     ///
     /// # Safety
     ///
     /// Counts that are not null are valid for one for each rank.
     #[inline]
     pub(super) unsafe fn prepare(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<Call, Fault> {
-        if !stream.is_null() {
-            let why = "kolo has no streams of a GPU yet; pass NULL, and buffers in host memory";
-            return Err(Fault::Unsupported { what: "stream", why });
-        }
         let has_send_counts = matches!(self.op, Op::ReduceScatterV | Op::AllToAllV);
         let has_recv_counts = matches!(self.op, Op::AllGatherV | Op::AllToAllV);
         let counts = |has: bool, counts: *const usize, what| match has {
@@ -201,7 +200,9 @@ impl Arguments {
             timeout: TIMEOUT.get(),
             ..Raw::new(self.op, dtype(self.dtype)?)
         };
-        Ok(comm.prepare(&raw)?)
+        let mut call = comm.prepare(&raw)?;
+        comm.lend(&mut call, stream.into())?;
+        Ok(call)
     }
 }
 

@@ -53,6 +53,8 @@ pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
 pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
 /// This process was forked from the one that made the communicator.
 pub const KOLO_ERR_FORKED: kolo_result_t = 21;
+/// A device, or its driver, failed.
+pub const KOLO_ERR_DEVICE: kolo_result_t = 22;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 
@@ -259,6 +261,7 @@ pub(super) fn code(error: &Error) -> kolo_result_t {
         Error::Store { .. } => KOLO_ERR_STORE,
         Error::Reducer { .. } => KOLO_ERR_REDUCER,
         Error::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
+        Error::Device { .. } => KOLO_ERR_DEVICE,
         Error::Os { .. } => KOLO_ERR_OS,
         Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
         Error::Forked { .. } => KOLO_ERR_FORKED,
@@ -411,6 +414,7 @@ fn words(result: kolo_result_t) -> &'static CStr {
         KOLO_ERR_VERSION => c"ranks have versions of kolo that do not understand each other",
         KOLO_ERR_STORE => c"the store where ranks find each other did not serve",
         KOLO_ERR_OS => c"the operating system refused something",
+        KOLO_ERR_DEVICE => c"a device, or its driver, failed",
         KOLO_ERR_INTERNAL => c"a defect of kolo",
         KOLO_ERR_FORKED => c"this process was forked from the one that made the communicator",
         KOLO_ERR_EXCLUDED => c"the survivors of a failure went on without this rank",

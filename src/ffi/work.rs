@@ -1,7 +1,9 @@
 //! Handles on operations in flight.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::arguments::kolo_stream_t;
 use super::boundary;
 use super::boundary_of;
 use super::communicator::{enter, kolo_comm_t};
@@ -9,6 +11,7 @@ use super::fault::{Fault, KOLO_IN_PROGRESS, KOLO_OK, kolo_result_t};
 use super::place;
 use super::registry::{Guard, Kind, Registry};
 use crate::Work;
+use crate::comm::Lent;
 
 /// An operation in flight. A handle, to be given to kolo_work_destroy.
 pub struct kolo_work {
@@ -19,14 +22,16 @@ pub type kolo_work_t = *mut kolo_work;
 /// What a handle stands for.
 struct Flight {
     work: Work<()>,
+    /// If its buffers are a device's.
+    lent: Option<Arc<Lent>>,
     /// The address of the communicator's handle, which may be dead by now.
     comm: usize,
 }
 
 static WORKS: Registry<Flight> = Registry::new(Kind::Work);
 
-pub(super) fn register(work: Work<()>, comm: kolo_comm_t) -> Result<kolo_work_t, Work<()>> {
-    let handle = WORKS.insert(Flight { work, comm: comm.addr() }).map_err(|flight| flight.work)?;
+pub(super) fn register(work: Work<()>, comm: kolo_comm_t, lent: Option<Arc<Lent>>) -> Result<kolo_work_t, Work<()>> {
+    let handle = WORKS.insert(Flight { work, lent, comm: comm.addr() }).map_err(|flight| flight.work)?;
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
@@ -73,6 +78,23 @@ pub extern "C" fn kolo_work_wait_timeout(work: kolo_work_t, timeout_ms: u64) -> 
         let flight = find(work)?;
         // What is longer than time goes on is forever.
         flight.outcome(Instant::now().checked_add(Duration::from_millis(timeout_ms)))
+    })
+}
+
+/// Has a CUDA stream wait until an operation has ended, and returns at once, with KOLO_OK: what the stream is given from then on finds
+/// the result. If the operation fails, the stream goes on as well, with anything in the buffers; kolo_work_test or kolo_work_wait tell.
+/// Of operations on host memory that were given no stream, and where streams cannot wait for the host, this is kolo_work_wait.
+#[unsafe(no_mangle)]
+pub extern "C" fn kolo_work_wait_on(work: kolo_work_t, stream: kolo_stream_t) -> kolo_result_t {
+    boundary_of(|| {
+        let flight = find(work)?;
+        if flight.work.is_finished() {
+            return flight.outcome(None);
+        }
+        match &flight.lent {
+            Some(lent) if lent.close_on(stream.into())? => Ok(KOLO_OK),
+            _ => flight.outcome(None),
+        }
     })
 }
 

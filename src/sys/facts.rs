@@ -36,6 +36,14 @@ pub(crate) fn clock_source() -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
+/// Whether kolo was built for devices and this machine seems to have some. Nothing is loaded for it: that would take a tenth of a
+/// second, of programs that need none as well.
+pub(crate) fn may_have_devices() -> bool {
+    // Of NVIDIA's driver for Linux, and of that for Linux inside Windows.
+    let has_driver = || cfg!(windows) || ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| std::path::Path::new(path).exists());
+    cfg!(feature = "cuda") && has_driver()
+}
+
 /// What can be learnt of CUDA without using it.
 #[cfg_attr(not(unix), expect(dead_code, reason = "the library is looked for on Unix only"))]
 pub(crate) enum Cuda {

@@ -24,7 +24,7 @@ use portable as platform;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
-pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, probe_cuda, reading_policy};
+pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, may_have_devices, probe_cuda, reading_policy};
 pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_stopped, port_holder,
     process_namespace, read_process, sleep_on, wake_all,

@@ -28,8 +28,9 @@ const VERY_LARGE: usize = 8 << 20;
 /// Bytes of the buffer with which ways are tried: one of the large, one of the very large.
 const TRIED: [usize; 2] = [LARGE, 2 * VERY_LARGE];
 
-/// Of so many tries of each way the quickest counts: others share the machine.
-const TRIES: usize = 3;
+/// Of so many tries of each way the quickest counts: others share the machine, and the first tries of the smaller buffer come to
+/// slots in which nobody has written yet, where every page costs more than what is copied into it.
+const TRIES: [usize; 2] = [12, 5];
 
 /// Bytes over all ranks up to which everybody reduces everything in any case, and from which on nobody does. In between it is
 /// tried, from size to size, twice as large each.
@@ -106,21 +107,21 @@ pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traff
         return Ok(if may_read { Passage::Read } else { Passage::Staged });
     }
     let began = Instant::now();
-    let passage = quickest(window, attempt, traffic, TRIED[size(bytes)])?;
+    let passage = quickest(window, attempt, traffic, size(bytes))?;
     tracing::info!(?traffic, bytes, %passage, took = ?began.elapsed(), "tried how large buffers pass");
     window.passages.tried[traffic as usize][size(bytes)] = passage;
     Ok(passage)
 }
 
-fn quickest(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, tried: usize) -> Result<Passage> {
-    let Some(mut bytes) = scratch(window, attempt, tried)? else { return Ok(Passage::Staged) };
+fn quickest(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, size: usize) -> Result<Passage> {
+    let Some(mut bytes) = scratch(window, attempt, TRIED[size])? else { return Ok(Passage::Staged) };
     let buffer = ChunkMut::of(&mut bytes);
     let possible = WAYS.map(|way| match way {
         Passage::Read => window.passages.may_read == Some(true),
         Passage::Streamed => traffic == Traffic::Reduced,
         Passage::Auto | Passage::Staged => true,
     });
-    let times = race(window, attempt, TRIES, possible, |window, way| run(window, attempt, traffic, WAYS[way], buffer))?;
+    let times = race(window, attempt, TRIES[size], possible, |window, way| run(window, attempt, traffic, WAYS[way], buffer))?;
     let quickest = (1..WAYS.len()).fold(0, |best, way| if times[way] < CLEARLY * times[best] { way } else { best });
     Ok(WAYS[quickest])
 }

@@ -1,0 +1,136 @@
+//! How a collective on device memory is cut into pieces that pass through host memory ("staged"): which rows of the buffers one
+//! piece takes, where they lie in the piece's host memory, and how the collective is called on that.
+//!
+//! Every collective but an all-to-all with counts can be carried out in place, so a piece needs room for its larger buffer only.
+//! Buffers of one block for each rank are cut across all blocks: what one piece has of each block is a row.
+
+use std::ops::Range;
+
+use crate::types::{Op, Rank};
+
+/// A collective whose buffers are cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    pub(crate) op: Op,
+    pub(crate) rank: Rank,
+    pub(crate) world: usize,
+    pub(crate) root: Rank,
+    /// Elements of the buffer, or of one block.
+    pub(crate) count: usize,
+    /// Bytes of an element.
+    pub(crate) size: usize,
+}
+
+/// Bytes that lie at one offset in a user's buffer, and at another in the memory of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) of_buffer: usize,
+    pub(crate) of_piece: usize,
+    pub(crate) len: usize,
+}
+
+/// One piece.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Elements of the buffer, or of one block.
+    pub(crate) count: usize,
+    /// What is copied from the user's send buffer before, and to the user's receive buffer after.
+    pub(crate) out: Vec<Row>,
+    pub(crate) back: Vec<Row>,
+    /// Where in the piece's memory the collective sends from and receives to; empty if it does not.
+    pub(crate) send: Range<usize>,
+    pub(crate) recv: Range<usize>,
+}
+
+impl Cut {
+    /// Blocks of the send and of the receive buffer that this rank has: none, one, or one for each rank.
+    fn blocks(&self) -> [usize; 2] {
+        let is_root = self.rank == self.root;
+        let at_root = |blocks| if is_root { blocks } else { 0 };
+        match self.op {
+            Op::AllReduce => [1, 1],
+            Op::Broadcast => [at_root(1), 1],
+            Op::Reduce => [1, at_root(1)],
+            Op::AllGather => [1, self.world],
+            Op::ReduceScatter => [self.world, 1],
+            Op::AllToAll => [self.world, self.world],
+            Op::Gather => [1, at_root(self.world)],
+            Op::Scatter => [at_root(self.world), 1],
+            op => unreachable!("{op} is not cut"),
+        }
+    }
+
+    /// Bytes that one element of the count takes in the memory of a piece, on any rank.
+    pub(crate) fn width(&self) -> usize {
+        match self.op {
+            Op::AllReduce | Op::Broadcast | Op::Reduce => self.size,
+            _ => self.world * self.size,
+        }
+    }
+
+    /// The piece of these elements of the buffer, or of each block.
+    pub(crate) fn piece(&self, elements: Range<usize>) -> Piece {
+        let [sends, recvs] = self.blocks();
+        let len = elements.len() * self.size;
+        let row = |blocks: usize, block: usize| Row {
+            of_buffer: (block * self.count + elements.start) * self.size,
+            // One block beside one for each rank: in place, as its own.
+            of_piece: if blocks == 1 && sends.max(recvs) == self.world { self.rank * len } else { block * len },
+            len,
+        };
+        let rows = |blocks: usize| (0..blocks).map(|block| row(blocks, block)).collect::<Vec<_>>();
+        let span = |rows: &[Row]| rows.first().map_or(0..0, |first| first.of_piece..first.of_piece + rows.len() * len);
+        let (out, back) = (rows(sends), rows(recvs));
+        Piece { count: elements.len(), send: span(&out), recv: span(&back), out, back }
+    }
+
+    /// The pieces, each of at most so many bytes of memory, and of one element at least.
+    pub(crate) fn pieces(self, most: usize) -> impl ExactSizeIterator<Item = Piece> {
+        let elements = (most / self.width()).max(1);
+        (0..self.count.div_ceil(elements)).map(move |i| self.piece(i * elements..((i + 1) * elements).min(self.count)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPS: [Op; 8] =
+        [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Gather, Op::Scatter];
+
+    /// Every byte of the buffers is in exactly one row of one piece, and rows of one piece do not overlap in its memory.
+    #[test]
+    fn pieces_cover_the_buffers_once() {
+        for op in OPS {
+            for world in 1..=4 {
+                for (rank, root) in (0..world).flat_map(|rank| (0..world).map(move |root| (rank, root))) {
+                    let cut = Cut { op, rank, world, root, count: 10, size: 4 };
+                    let [sends, recvs] = cut.blocks();
+                    let mut seen = [vec![0; sends * 40], vec![0; recvs * 40]];
+                    for piece in cut.pieces(3 * cut.width()) {
+                        for (rows, seen) in [&piece.out, &piece.back].into_iter().zip(&mut seen) {
+                            let mut of_piece = vec![0; 3 * cut.width()];
+                            for row in rows {
+                                seen[row.of_buffer..][..row.len].iter_mut().for_each(|times| *times += 1);
+                                of_piece[row.of_piece..][..row.len].iter_mut().for_each(|times| *times += 1);
+                            }
+                            assert!(of_piece.iter().all(|&times| times <= 1), "{op} {world} {rank} {root}");
+                        }
+                    }
+                    assert!(seen.iter().flatten().all(|&times| times == 1), "{op} {world} {rank} {root}: {seen:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_collective_is_in_place() {
+        let cut = Cut { op: Op::AllGather, rank: 2, world: 4, root: 0, count: 10, size: 4 };
+        let piece = cut.piece(2..5);
+        assert_eq!((piece.send, piece.recv), (24..36, 0..48));
+        assert_eq!(piece.out, [Row { of_buffer: 8, of_piece: 24, len: 12 }]);
+        assert_eq!(piece.back[3], Row { of_buffer: 128, of_piece: 36, len: 12 });
+        let reduce = Cut { op: Op::Reduce, ..cut }.piece(0..10);
+        assert_eq!((reduce.send, reduce.recv), (0..40, 0..0));
+    }
+}

@@ -1,0 +1,401 @@
+//! A GPU of host memory, for tests where there is none: streams are threads that take their time, and an address in its memory is
+//! none that the host could use. So what is not ordered by events, or takes a device's address for the host's, shows.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, unbounded};
+use parking_lot::Mutex;
+
+use super::device::{Address, Device, DeviceId, Driver, EventId, Extent, Gates, Handle, Reduction, StreamId};
+use crate::error::{Error, Result};
+use crate::reduce::Kernel;
+use crate::types::mix;
+
+/// Set in all addresses of the device: no host has memory there.
+const OF_DEVICE: u64 = 1 << 62;
+
+/// Set in those of allocations that were imported.
+const IMPORTED: u64 = 1 << 61;
+
+type Work = Box<dyn FnOnce(&State) + Send>;
+
+/// One GPU.
+pub(crate) struct StandIn {
+    state: Arc<State>,
+    streams: Mutex<HashMap<usize, Sender<Work>>>,
+    events: Mutex<HashMap<usize, Arc<Mark>>>,
+    gates: Mutex<Option<Arc<Gates>>>,
+    next: AtomicUsize,
+    /// Whether streams can wait for the host.
+    pub(crate) has_gates: AtomicBool,
+    /// Whether allocations can be opened by others.
+    pub(crate) exports: AtomicBool,
+    pub(crate) is_capturing: AtomicBool,
+    /// So many imports have been made.
+    pub(crate) imports: AtomicUsize,
+    /// So many reductions.
+    pub(crate) reductions: AtomicUsize,
+    /// So many copies to or from the host.
+    pub(crate) copies: AtomicUsize,
+    /// After so many more pieces of work, giving one fails; never if negative.
+    pub(crate) fails_after: AtomicI64,
+}
+
+/// What the threads of streams see.
+struct State {
+    allocations: Mutex<BTreeMap<u64, Allocation>>,
+    /// How often each allocation is open.
+    open: Mutex<HashMap<u64, usize>>,
+    random: AtomicU64,
+    /// Work that went wrong is a test that failed.
+    failed: Mutex<Option<String>>,
+}
+
+struct Allocation {
+    memory: Box<[u64]>,
+    len: usize,
+    id: u64,
+}
+
+/// An event: how often it was recorded, and which of those are done.
+#[derive(Default)]
+struct Mark {
+    recorded: AtomicU64,
+    done: AtomicU64,
+}
+
+impl State {
+    /// The host's address of device memory, if all of it is one allocation's.
+    fn resolve(&self, address: Address, len: usize) -> *mut u8 {
+        assert!(address & OF_DEVICE != 0, "{address:#x} is no address of the device");
+        let base = address & !IMPORTED;
+        let mut allocations = self.allocations.lock();
+        let (&start, allocation) = allocations.range_mut(..=base).next_back().expect("memory that was never allocated");
+        let offset = (base - start) as usize;
+        assert!(offset + len <= allocation.len, "{len} bytes from {offset} on of {}", allocation.len);
+        if address & IMPORTED != 0 {
+            assert!(self.open.lock().get(&start).is_some_and(|&times| times > 0), "memory that is not open");
+        }
+        allocation.memory.as_mut_ptr().cast::<u8>().wrapping_add(offset)
+    }
+
+    /// A GPU is never at once where it should be.
+    fn take_time(&self) {
+        match mix(self.random.fetch_add(1, Ordering::Relaxed), 7) % 8 {
+            0 => std::thread::sleep(Duration::from_micros(200)),
+            1..4 => std::thread::yield_now(),
+            _ => {}
+        }
+    }
+}
+
+impl StandIn {
+    pub(crate) fn new() -> StandIn {
+        let random = AtomicU64::new(1);
+        let state = State { allocations: Mutex::default(), open: Mutex::default(), random, failed: Mutex::default() };
+        let device = StandIn {
+            state: Arc::new(state),
+            streams: Mutex::default(),
+            events: Mutex::default(),
+            gates: Mutex::default(),
+            next: AtomicUsize::new(1),
+            has_gates: AtomicBool::new(true),
+            exports: AtomicBool::new(true),
+            is_capturing: AtomicBool::new(false),
+            imports: AtomicUsize::new(0),
+            reductions: AtomicUsize::new(0),
+            copies: AtomicUsize::new(0),
+            fails_after: AtomicI64::new(-1),
+        };
+        device.start(0);
+        device
+    }
+
+    fn start(&self, stream: usize) {
+        let (sender, works) = unbounded::<Work>();
+        let state = self.state.clone();
+        std::thread::spawn(move || {
+            while let Ok(work) = works.recv() {
+                state.take_time();
+                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&state)));
+                if let Err(panic) = done {
+                    let said = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "it panicked".to_owned());
+                    *state.failed.lock() = Some(said);
+                }
+            }
+        });
+        self.streams.lock().insert(stream, sender);
+    }
+
+    fn push(&self, stream: StreamId, work: impl FnOnce(&State) + Send + 'static) {
+        self.streams.lock()[&stream.0].send(Box::new(work)).expect("its thread takes work as long as there is a sender");
+    }
+
+    fn may_fail(&self) -> Result<()> {
+        if self.fails_after.load(Ordering::SeqCst) >= 0 && self.fails_after.fetch_sub(1, Ordering::SeqCst) == 0 {
+            return Err(self.problem("giving it work", "as the test wants"));
+        }
+        Ok(())
+    }
+
+    fn problem(&self, doing: &'static str, problem: &str) -> Error {
+        Error::Device { device: self.name(), doing, problem: problem.to_owned() }
+    }
+
+    fn mark(&self, event: EventId) -> Arc<Mark> {
+        self.events.lock()[&event.0].clone()
+    }
+
+    /// A new stream of a user.
+    pub(crate) fn user_stream(&self) -> StreamId {
+        self.new_stream().unwrap()
+    }
+
+    /// Waits until a stream has done all that it was given.
+    pub(crate) fn synchronise(&self, stream: StreamId) {
+        let (done, wait) = unbounded::<()>();
+        self.push(stream, move |_| drop(done));
+        _ = wait.recv();
+        assert_eq!(*self.state.failed.lock(), None);
+    }
+
+    /// Has a stream write to device memory, in its order.
+    pub(crate) fn write(&self, stream: StreamId, to: Address, bytes: Vec<u8>) {
+        self.push(stream, move |state| {
+            let to = state.resolve(to, bytes.len());
+            // SAFETY: it was just resolved for as many bytes.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        });
+    }
+
+    /// What is in device memory when a stream has come here.
+    pub(crate) fn read(&self, stream: StreamId, from: Address, len: usize) -> Vec<u8> {
+        let (done, wait) = unbounded();
+        self.push(stream, move |state| {
+            let mut bytes = vec![0; len];
+            // SAFETY: it is resolved for as many bytes.
+            unsafe { std::ptr::copy_nonoverlapping(state.resolve(from, len), bytes.as_mut_ptr(), len) };
+            _ = done.send(bytes);
+        });
+        let read = wait.recv();
+        read.unwrap_or_else(|_| panic!("{:?}", *self.state.failed.lock()))
+    }
+
+    /// How many allocations are open.
+    pub(crate) fn open(&self) -> usize {
+        self.state.open.lock().values().sum()
+    }
+}
+
+/// One device is shared by all ranks of a test.
+#[derive(Clone)]
+pub(crate) struct Machine(pub(crate) Arc<StandIn>);
+
+impl Driver for Machine {
+    fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>> {
+        let is_mine = address.addr() as u64 & OF_DEVICE != 0;
+        Ok(is_mine.then(|| self.0.clone() as Arc<dyn Device>))
+    }
+
+    fn device_of(&self, _: StreamId) -> Result<Arc<dyn Device>> {
+        Ok(self.0.clone())
+    }
+}
+
+/// Addresses that a thread is given to work with.
+struct Host(Cell<*mut u8>);
+
+// SAFETY: whoever gave the address vouches that the memory stays until the work is done.
+unsafe impl Send for Host {}
+
+impl Device for StandIn {
+    fn id(&self) -> DeviceId {
+        [7; 16]
+    }
+
+    fn name(&self) -> String {
+        "the stand-in".to_owned()
+    }
+
+    fn extent(&self, address: Address) -> Result<Extent> {
+        let allocations = self.state.allocations.lock();
+        let (&base, allocation) = allocations.range(..=address).next_back().expect("memory that was allocated");
+        Ok(Extent { base, size: allocation.len as u64, id: allocation.id })
+    }
+
+    fn new_stream(&self) -> Result<StreamId> {
+        let stream = self.next.fetch_add(1, Ordering::Relaxed);
+        self.start(stream);
+        Ok(StreamId(stream))
+    }
+
+    fn end_stream(&self, stream: StreamId) {
+        self.streams.lock().remove(&stream.0);
+    }
+
+    fn new_event(&self) -> Result<EventId> {
+        let event = self.next.fetch_add(1, Ordering::Relaxed);
+        self.events.lock().insert(event, Arc::default());
+        Ok(EventId(event))
+    }
+
+    fn end_event(&self, event: EventId) {
+        self.events.lock().remove(&event.0);
+    }
+
+    fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
+        let mark = self.mark(event);
+        let number = mark.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        self.push(stream, move |_| mark.done.store(number, Ordering::SeqCst));
+        Ok(())
+    }
+
+    fn is_done(&self, event: EventId) -> Result<bool> {
+        if let Some(problem) = &*self.state.failed.lock() {
+            return Err(self.problem("looking whether it is done", problem));
+        }
+        let mark = self.mark(event);
+        Ok(mark.done.load(Ordering::SeqCst) >= mark.recorded.load(Ordering::SeqCst))
+    }
+
+    fn is_capturing(&self, _: StreamId) -> Result<bool> {
+        Ok(self.is_capturing.load(Ordering::SeqCst))
+    }
+
+    fn gates(&self) -> Result<Option<Arc<Gates>>> {
+        if !self.has_gates.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
+        let mut gates = self.gates.lock();
+        if gates.is_none() {
+            *gates = Some(Gates::new(|_, _| Ok(()))?);
+        }
+        Ok(gates.clone())
+    }
+
+    unsafe fn wait_for_word(&self, stream: StreamId, word: *const AtomicU32, value: u32) -> Result<()> {
+        let word = Host(Cell::new(word.cast_mut().cast()));
+        self.push(stream, move |_| {
+            let word = word;
+            // SAFETY: the caller's word stays.
+            let word = unsafe { &*word.0.get().cast::<AtomicU32>() };
+            while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
+                std::thread::yield_now();
+            }
+        });
+        Ok(())
+    }
+
+    unsafe fn copy_out(&self, stream: StreamId, from: Address, to: *mut u8, len: usize) -> Result<()> {
+        self.may_fail()?;
+        self.copies.fetch_add(1, Ordering::SeqCst);
+        let to = Host(Cell::new(to));
+        self.push(stream, move |state| {
+            let to = to;
+            // SAFETY: the one is resolved, for the other the caller vouches.
+            unsafe { std::ptr::copy_nonoverlapping(state.resolve(from, len), to.0.get(), len) };
+        });
+        Ok(())
+    }
+
+    unsafe fn copy_in(&self, stream: StreamId, from: *const u8, to: Address, len: usize) -> Result<()> {
+        self.may_fail()?;
+        self.copies.fetch_add(1, Ordering::SeqCst);
+        let from = Host(Cell::new(from.cast_mut()));
+        self.push(stream, move |state| {
+            let from = from;
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(from.0.get(), state.resolve(to, len), len) };
+        });
+        Ok(())
+    }
+
+    unsafe fn copy(&self, stream: StreamId, from: Address, to: Address, len: usize) -> Result<()> {
+        self.may_fail()?;
+        self.push(stream, move |state| {
+            // SAFETY: both are resolved; they may be the same.
+            unsafe { std::ptr::copy(state.resolve(from, len), state.resolve(to, len), len) };
+        });
+        Ok(())
+    }
+
+    unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()> {
+        self.may_fail()?;
+        self.reductions.fetch_add(1, Ordering::SeqCst);
+        let Reduction { dtype, redop, count, divisor, .. } = *reduction;
+        let (sources, targets) = (reduction.sources.to_vec(), reduction.targets.to_vec());
+        self.push(stream, move |state| {
+            let len = count * dtype.size();
+            let parts: Vec<Vec<u64>> = sources
+                .iter()
+                .map(|&source| {
+                    let mut part = vec![0u64; len.div_ceil(8)];
+                    // SAFETY: the source is resolved, and there is room for as many bytes.
+                    unsafe { std::ptr::copy_nonoverlapping(state.resolve(source, len), part.as_mut_ptr().cast(), len) };
+                    part
+                })
+                .collect();
+            let parts: Vec<*const u8> = parts.iter().map(|part| part.as_ptr().cast()).collect();
+            let mut result = vec![0u64; len.div_ceil(8)];
+            let kernel = Kernel::new(dtype, redop).expect("a reduction that applies");
+            // SAFETY: all have room for `count` elements, and the result is apart.
+            unsafe { kernel.fold(&parts, result.as_mut_ptr().cast(), count, Some(divisor)) };
+            for &target in &targets {
+                // SAFETY: the target is resolved for as many bytes.
+                unsafe { std::ptr::copy_nonoverlapping(result.as_ptr().cast(), state.resolve(target, len), len) };
+            }
+        });
+        Ok(())
+    }
+
+    unsafe fn pin(&self, _: *mut u8, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn unpin(&self, _: *mut u8) {}
+
+    fn allocate(&self, len: usize) -> Result<Address> {
+        let mut memory = vec![0u64; len.div_ceil(8) + 1].into_boxed_slice();
+        let base = memory.as_mut_ptr().addr() as u64 | OF_DEVICE;
+        let id = self.next.fetch_add(1, Ordering::Relaxed) as u64;
+        self.state.allocations.lock().insert(base, Allocation { memory, len, id });
+        Ok(base)
+    }
+
+    unsafe fn free(&self, address: Address) {
+        self.state.allocations.lock().remove(&address).expect("it was allocated");
+    }
+
+    fn export(&self, extent: &Extent) -> Result<Handle> {
+        if !self.exports.load(Ordering::SeqCst) {
+            return Err(self.problem("making memory known to other processes", "as the test wants"));
+        }
+        let mut handle = [0; 64];
+        handle[..8].copy_from_slice(&extent.base.to_le_bytes());
+        handle[8..16].copy_from_slice(&extent.id.to_le_bytes());
+        Ok(handle)
+    }
+
+    fn import(&self, handle: &Handle) -> Result<Address> {
+        self.imports.fetch_add(1, Ordering::SeqCst);
+        let number = |at: usize| u64::from_le_bytes(handle[at..at + 8].try_into().unwrap());
+        let (base, id) = (number(0), number(8));
+        if self.state.allocations.lock().get(&base).is_none_or(|allocation| allocation.id != id) {
+            return Err(self.problem("opening another process's memory", "it is gone"));
+        }
+        *self.state.open.lock().entry(base).or_default() += 1;
+        Ok(base | IMPORTED)
+    }
+
+    unsafe fn close(&self, address: Address) {
+        *self.state.open.lock().get_mut(&(address & !IMPORTED)).expect("it is open") -= 1;
+    }
+
+    fn reach(&self, _: Address) -> Result<()> {
+        Ok(())
+    }
+}
