@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::image::{self, PREBUILT_FOR, SOURCE, image_by, options, source_hash};
+use super::super::image::{self, Image, OPTIONS, Origin, PREBUILT_FOR, SOURCE, image_by, load_or_prebuilt, options};
 use super::super::nvrtc::{Compiler, Nvrtc};
-use super::super::{BLOCKS, Grid, Origin, THREADS, cache, cast_entry, entry, grid, scale_entry};
+use super::super::{BLOCKS, Grid, THREADS, cache, cast_entry, entry, grid, scale_entry};
 use super::{every_reduction, not_run};
 use crate::error::Error;
 use crate::types::{DType, ReduceOp};
@@ -159,6 +159,11 @@ fn prebuilt_path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-kernels/kolo.sm_80.ptx")
 }
 
+/// What the prebuilt code has in its first line.
+fn source_hash() -> String {
+    cache::name(&[&[SOURCE], &OPTIONS[..]].concat()).trim_end_matches(".cubin").to_owned()
+}
+
 /// After a change of the kernels: `KOLO_WRITE_PTX=1 cargo test --features cuda --lib -- prebuilt`, with NVRTC 12.1 (the package
 /// `nvidia-cuda-nvrtc-cu12==12.1.*`; `LD_LIBRARY_PATH` names its folder). Drivers older than the NVRTC that made PTX do not take
 /// it.
@@ -199,6 +204,22 @@ fn without_a_compiler_the_prebuilt_code_serves() {
     let Error::Unsupported { why, .. } = &error else { panic!("{error}") };
     assert!(why.contains("7.5") && why.contains("NVRTC is not found"), "{why}");
     assert_eq!(PREBUILT_FOR, (8, 0));
+}
+
+#[test]
+fn what_the_driver_refuses_is_replaced_by_the_prebuilt_code() {
+    let refused = || Error::Unsupported { what: "a program", why: "the driver is too old".to_owned() };
+    let by_driver = |takes_cubin: bool, takes_ptx: bool| {
+        let image = image_by(Ok(&Pretender::new((12, 9))), None, (9, 0)).unwrap();
+        load_or_prebuilt(image, (9, 0), |image: &Image| {
+            let takes = if image.origin == Origin::Compiled { takes_cubin } else { takes_ptx };
+            if takes { Ok(image.origin.clone()) } else { Err(refused()) }
+        })
+    };
+    assert_eq!(by_driver(true, true).unwrap(), Origin::Compiled);
+    let Origin::Prebuilt { why } = by_driver(false, true).unwrap() else { panic!("compiled code, which was refused") };
+    assert!(why.contains("too old"), "{why}");
+    assert!(by_driver(false, false).unwrap_err().to_string().contains("too old"));
 }
 
 // ---- The cache ----
