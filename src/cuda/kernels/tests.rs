@@ -57,9 +57,12 @@ impl Host {
         let (program, library) = (folder.join("kernels.cc"), folder.join("kernels.so"));
         std::fs::write(&program, source).unwrap();
         let header = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-kernels/host.h");
-        let options = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas -Werror";
+        let options = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas";
+        // An access that is not aligned, at which a GPU fails and this processor may not, ends the tests with a signal, as does an
+        // overflow of signed integers.
+        let sanitizer = ["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"];
         let mut compiler = Command::new("g++");
-        compiler.args(options.split(' ')).arg("-include").args([&header, &program]).arg("-o").arg(&library);
+        compiler.args(options.split(' ')).args(sanitizer).arg("-include").args([&header, &program]).arg("-o").arg(&library);
         let output = compiler.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let path = CString::new(library.to_str().unwrap()).unwrap();
