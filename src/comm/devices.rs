@@ -440,7 +440,7 @@ impl<'a> OnDevices<'a> {
         for (peer, bytes) in all.chunks(Record::LEN).enumerate() {
             let record = Record::decode(bytes, needed(peer)?);
             // A call that does not match has other lengths.
-            let theirs = bytes.first_chunk::<{ Descriptor::WORDS * 8 }>().map(|bytes| words_of(bytes));
+            let theirs = bytes.first_chunk::<{ Descriptor::WORDS * 8 }>().map(words_of);
             if let Some(theirs) = theirs.filter(|theirs| *theirs != words) {
                 return Err(self.mismatch(peer, words, theirs));
             }

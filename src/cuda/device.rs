@@ -45,6 +45,7 @@ pub(crate) trait Driver: Send + Sync {
 }
 
 /// A reduction on a device: `targets[..][i] = sources[0][i] op sources[1][i] op ...`.
+#[cfg_attr(not(any(test, feature = "cuda")), expect(dead_code, reason = "only a device has a use for it"))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction<'a> {
     pub(crate) dtype: DType,
@@ -199,6 +200,7 @@ struct Page([AtomicU32; 1024]);
 
 impl Gates {
     /// Gates whose words `pin` makes known to the device.
+    #[cfg_attr(not(any(test, feature = "cuda")), expect(dead_code, reason = "only a device has a use for it"))]
     pub(crate) fn new(pin: impl FnOnce(*mut u8, usize) -> Result<()>) -> Result<Arc<Gates>> {
         let page: &'static Page = Box::leak(Box::new(Page(std::array::from_fn(|_| AtomicU32::new(0)))));
         pin(page.0.as_ptr().cast_mut().cast(), size_of::<Page>())?;

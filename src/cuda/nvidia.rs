@@ -230,12 +230,14 @@ impl Gpu {
         let module = match &kernels.module {
             Some(module) => module.0,
             None => {
-                let image = kernels::image(self.architecture)?;
-                tracing::info!(device = self.name, origin = ?image.origin, "the kernels are loaded");
-                let mut module = std::ptr::null_mut();
-                // SAFETY: the image is a cubin, or PTX that ends with a zero.
-                self.within("loading the kernels", || unsafe {
-                    cu::cuModuleLoadData(&mut module, image.code.as_ptr().cast::<c_void>())
+                let module = kernels::load(self.architecture, |image| {
+                    let mut module = std::ptr::null_mut();
+                    // SAFETY: the image is a cubin, or PTX that ends with a zero.
+                    self.within("loading the kernels", || unsafe {
+                        cu::cuModuleLoadData(&mut module, image.code.as_ptr().cast::<c_void>())
+                    })?;
+                    tracing::info!(device = self.name, origin = ?image.origin, "the kernels are loaded");
+                    Ok(module)
                 })?;
                 kernels.module.insert(Module(module)).0
             }
