@@ -93,7 +93,7 @@ mod wire;
 
 pub use comm::{Builder, Communicator, Registered, Scope};
 #[cfg(feature = "cuda")]
-pub use comm::{DeviceBuffer, OnStream};
+pub use comm::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 pub use config::{DevicePath, Passage, Transport};
 #[cfg(feature = "cuda")]
 pub use cudarc;

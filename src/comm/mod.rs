@@ -41,7 +41,7 @@ pub use builder::Builder;
 pub(crate) use call::Call;
 pub(crate) use devices::Lent;
 #[cfg(feature = "cuda")]
-pub use on_stream::{DeviceBuffer, OnStream};
+pub use on_stream::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 pub(crate) use raw::{Raw, own_address};
 pub use registered::Registered;
 pub use scope::Scope;

@@ -1,5 +1,6 @@
 //! Collectives on the memory of GPUs, from Rust: on slices of cudarc, in the order of a stream.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
@@ -68,6 +69,77 @@ pub struct DeviceBuffer<T: Element> {
     len: usize,
     stream: Arc<CudaStream>,
     elements: std::marker::PhantomData<T>,
+}
+
+/// A part of a [`DeviceBuffer`], to be read.
+pub struct DeviceView<'a, T: Element> {
+    buffer: &'a DeviceBuffer<T>,
+    range: Range<usize>,
+}
+
+/// A part of a [`DeviceBuffer`], to be written.
+pub struct DeviceViewMut<'a, T: Element> {
+    buffer: &'a mut DeviceBuffer<T>,
+    range: Range<usize>,
+}
+
+impl<T: Element> DeviceBuffer<T> {
+    /// A part of it.
+    ///
+    /// # Panics
+    ///
+    /// If there are not so many elements.
+    pub fn slice(&self, range: Range<usize>) -> DeviceView<'_, T> {
+        self.check(&range);
+        DeviceView { buffer: self, range }
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    ///
+    /// If there are not so many elements.
+    pub fn slice_mut(&mut self, range: Range<usize>) -> DeviceViewMut<'_, T> {
+        self.check(&range);
+        DeviceViewMut { buffer: self, range }
+    }
+
+    fn check(&self, range: &Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
+    }
+
+    fn at(&self, element: usize) -> Address {
+        self.memory.address + (element * size_of::<T>()) as Address
+    }
+}
+
+/// Parts of a buffer are to cudarc what its own views are. Nothing is recorded of who uses them: that is the streams' matter.
+macro_rules! views {
+    ($($view:ident),*) => {$(
+        impl<T: Element> DeviceSlice<T> for $view<'_, T> {
+            fn len(&self) -> usize {
+                self.range.len()
+            }
+
+            fn stream(&self) -> &Arc<CudaStream> {
+                &self.buffer.stream
+            }
+        }
+
+        impl<T: Element> DevicePtr<T> for $view<'_, T> {
+            fn device_ptr<'a>(&'a self, _: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
+                (self.buffer.at(self.range.start), SyncOnDrop::Record(None))
+            }
+        }
+    )*};
+}
+
+views!(DeviceView, DeviceViewMut);
+
+impl<T: Element> DevicePtrMut<T> for DeviceViewMut<'_, T> {
+    fn device_ptr_mut<'a>(&'a mut self, _: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
+        (self.buffer.at(self.range.start), SyncOnDrop::Record(None))
+    }
 }
 
 impl<T: Element> DeviceSlice<T> for DeviceBuffer<T> {
