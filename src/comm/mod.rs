@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::health::{self, Bulletin, Recording};
 use crate::plan::{Choice, Layout};
 use crate::sys;
-use crate::types::{DType, Op, Rank, ReduceOp};
+use crate::types::{Op, Rank};
 use core::Core;
 use queue::Queue;
 
@@ -79,7 +79,7 @@ struct Shared {
     /// The devices of this process, once they have been looked for.
     driver: std::sync::OnceLock<Option<Arc<dyn Driver>>>,
     /// The kinds of calls on devices that there have been.
-    kinds: Mutex<HashSet<(Op, DType, Option<ReduceOp>, bool)>>,
+    kinds: Mutex<HashSet<devices::Kind>>,
     /// Of the process that made it.
     forks: u32,
 }

@@ -1,0 +1,193 @@
+//! Device memory by way of the host: whole, or piece by piece.
+
+use super::*;
+
+/// Host memory through which pieces pass.
+pub(super) struct Area {
+    /// Before the memory, for it is unpinned first. What could not be pinned is not tried again.
+    pub(super) pinned: Option<Option<Pinned>>,
+    pub(super) memory: Arc<Allocation>,
+    pub(super) place: usize,
+}
+
+impl Area {
+    pub(super) fn private(len: usize) -> Option<Area> {
+        let segment = Arc::new(Segment::try_heap(len)?);
+        Some(Area { pinned: None, memory: Arc::new(Allocation { segment, part: len }), place: 0 })
+    }
+
+    pub(super) fn at(&self, offset: usize) -> *mut u8 {
+        self.memory.at(self.place, offset)
+    }
+
+    /// Makes it known to a device. Without, copies stop over, but they are right.
+    pub(super) fn pin(&mut self, device: &Arc<dyn Device>) {
+        if self.pinned.is_none() {
+            // SAFETY: the memory is dropped after that.
+            let pinned = unsafe { Pinned::new(device, self.at(0), self.memory.part) };
+            let pinned = pinned.inspect_err(|error| tracing::warn!(%error, "host memory cannot be pinned: copies take longer"));
+            self.pinned = Some(pinned.ok());
+        }
+    }
+}
+
+impl OnDevices<'_> {
+    /// The call as it is, on host memory instead of the device's.
+    pub(super) unsafe fn whole(&mut self) -> Result<()> {
+        let Call { send, recv, op, .. } = *self.call;
+        let lent = self.call.lent.clone();
+        let on_device = lent.as_ref().map_or([false; 2], |lent| lent.on_device);
+        let room = |len: usize, is_on_device: bool| if is_on_device { len.next_multiple_of(64) } else { 0 };
+        let sends = room(send.len, on_device[0]);
+        let len = sends + room(recv.len, on_device[1]);
+        let is_short = len <= 4 * SHORT as usize;
+        let mut area = match self.core.devices.scratch.take().filter(|_| is_short) {
+            Some(area) => area,
+            None => Area::private(if is_short { 4 * SHORT as usize } else { len })
+                .ok_or(Error::Argument { op, problem: Argument::TooMany { count: self.call.count } })?,
+        };
+        let mut call = Call { lent: None, ..self.call.clone() };
+        // SAFETY: there is room for both, and the caller vouches for the buffers.
+        unsafe {
+            if on_device[0] {
+                let lanes = self.lanes()?;
+                if is_short {
+                    area.pin(&lanes.device);
+                }
+                lanes.device.copy_out(lanes.out.id, send.ptr.addr() as u64, area.at(0), send.len)?;
+                lanes.outs[0].record(lanes.out.id)?;
+                lanes.until_done(&lanes.outs[0])?;
+                call.send.ptr = area.at(0);
+            }
+            if on_device[1] {
+                call.recv.ptr = area.at(sends);
+            }
+            self.on_host(&call)?;
+            if on_device[1] && recv.len > 0 {
+                let lanes = self.lanes()?;
+                lanes.device.copy_in(lanes.back.id, area.at(sends), recv.ptr.addr() as u64, recv.len)?;
+                lanes.backs[0].record(lanes.back.id)?;
+                lanes.until_done(&lanes.backs[0])?;
+            }
+        }
+        if is_short {
+            self.core.devices.scratch = Some(area);
+        }
+        Ok(())
+    }
+
+    /// Piece by piece through host memory, all ranks the same.
+    pub(super) unsafe fn in_pieces(&mut self) -> Result<()> {
+        let Call { op, dtype, root, count, .. } = *self.call;
+        let cut = Cut { op, rank: self.rank, world: self.world, root, count, size: dtype.size() };
+        let slot_len = PIECE.max(cut.width());
+        self.prepare_area(SLOTS * slot_len)?;
+        let pieces: Vec<Piece> = cut.pieces(PIECE).collect();
+        // SAFETY: passed on: a slot is used for one piece after the other.
+        unsafe {
+            self.bring(&pieces[0], 0, slot_len)?;
+            for (i, piece) in pieces.iter().enumerate() {
+                if let Some(next) = pieces.get(i + 1) {
+                    let slot = (i + 1) % SLOTS;
+                    if i + 1 >= SLOTS {
+                        self.until(slot, false)?;
+                    }
+                    self.bring(next, slot, slot_len)?;
+                }
+                let slot = i % SLOTS;
+                self.until(slot, true)?;
+                self.reduce_piece(piece, slot, slot_len)?;
+                self.take_back(piece, slot, slot_len)?;
+            }
+            for slot in 0..SLOTS.min(pieces.len()) {
+                self.until(slot, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a slot's piece has come, or has gone.
+    pub(super) fn until(&mut self, slot: usize, has_come: bool) -> Result<()> {
+        let [out, back] = self.call.lent.as_ref().map_or([false; 2], |lent| lent.on_device);
+        if !(if has_come { out } else { back }) {
+            return Ok(());
+        }
+        let lanes = self.lanes()?;
+        lanes.until_done(if has_come { &lanes.outs[slot] } else { &lanes.backs[slot] })
+    }
+
+    /// Starts the copies of what a piece takes from this rank's send buffer.
+    pub(super) unsafe fn bring(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
+        let Call { send, .. } = *self.call;
+        let memory = self.slot(slot, slot_len);
+        if !self.call.lent.as_ref().is_some_and(|lent| lent.on_device[0]) {
+            for &Row { of_buffer, of_piece, len } in &piece.out {
+                // SAFETY: rows are within the buffer, and within the slot, which is apart from it.
+                unsafe { std::ptr::copy_nonoverlapping(send.skip(of_buffer).ptr, memory.add(of_piece), len) };
+            }
+            return Ok(());
+        }
+        let lanes = self.lanes()?;
+        for &Row { of_buffer, of_piece, len } in &piece.out {
+            // SAFETY: as above; the slot is not touched until the event is done.
+            unsafe { lanes.device.copy_out(lanes.out.id, send.skip(of_buffer).ptr.addr() as u64, memory.add(of_piece), len)? };
+        }
+        lanes.outs[slot].record(lanes.out.id)
+    }
+
+    pub(super) unsafe fn reduce_piece(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
+        let memory = self.slot(slot, slot_len);
+        let mut call = Call { lent: None, on_behalf_of: Some(self.call.op), count: piece.count, ..self.call.clone() };
+        // SAFETY: both are within the slot.
+        unsafe {
+            call.send = Chunk { ptr: memory.add(piece.send.start), len: piece.send.len() };
+            call.recv = ChunkMut { ptr: memory.add(piece.recv.start), len: piece.recv.len() };
+            self.on_host(&call)
+        }
+    }
+
+    /// Starts the copies of what a piece gives to this rank's receive buffer.
+    pub(super) unsafe fn take_back(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
+        let Call { recv, .. } = *self.call;
+        let memory = self.slot(slot, slot_len);
+        if !self.call.lent.as_ref().is_some_and(|lent| lent.on_device[1]) {
+            for &Row { of_buffer, of_piece, len } in &piece.back {
+                // SAFETY: rows are within the buffer, and within the slot, which is apart from it.
+                unsafe { std::ptr::copy_nonoverlapping(memory.add(of_piece), recv.skip(of_buffer).ptr, len) };
+            }
+            return Ok(());
+        }
+        let lanes = self.lanes()?;
+        for &Row { of_buffer, of_piece, len } in &piece.back {
+            // SAFETY: as above; the slot is not touched until the event is done.
+            unsafe { lanes.device.copy_in(lanes.back.id, memory.add(of_piece), recv.skip(of_buffer).ptr.addr() as u64, len)? };
+        }
+        lanes.backs[slot].record(lanes.back.id)
+    }
+
+    pub(super) fn slot(&self, slot: usize, slot_len: usize) -> *mut u8 {
+        self.core.devices.area.as_ref().expect("it was prepared").at(slot * slot_len)
+    }
+
+    /// Host memory for pieces, on all ranks.
+    pub(super) fn prepare_area(&mut self, len: usize) -> Result<()> {
+        // Whether there is enough is the same on all ranks: it depends on what they called.
+        if self.core.devices.area.as_ref().is_none_or(|area| area.memory.part < len) {
+            self.core.devices.area = None;
+            let shared = self.core.allocate(&self.shared.terms, len)?;
+            let place = self.core.place_on_host();
+            let area = match shared {
+                Some(memory) => Some(Area { pinned: None, memory, place }),
+                None => Area::private(len),
+            };
+            let problem = Argument::TooMany { count: self.call.count };
+            self.core.devices.area = Some(area.ok_or(Error::Argument { op: self.call.op, problem })?);
+        }
+        if let Some(lent) = &self.call.lent
+            && let Some(area) = &mut self.core.devices.area
+        {
+            area.pin(&lent.device);
+        }
+        Ok(())
+    }
+}
