@@ -189,7 +189,10 @@ typedef int32_t kolo_dtype_t;
 // How elements of several ranks become one. The numbers up to 4 are NCCL's.
 typedef int32_t kolo_redop_t;
 
-// Where buffers of a GPU are to be used. There are none yet: it must be NULL, and buffers are host memory.
+// A CUDA stream (`cudaStream_t` or `CUstream`; NULL is the default stream), of calls whose buffers are in the memory of a GPU. Such a
+// call takes its turn in the stream: it reads its buffers after what the stream was given before, what the stream is given
+// afterwards finds the result, and the call returns at once. That it fails is then said by the next call. (The asynchronous forms
+// have the stream go on; kolo_work_wait_on has any stream wait.) Calls on host memory that are given a stream do the same. With NULL and host memory, a call returns when it is done.
 typedef void *kolo_stream_t;
 
 typedef struct kolo_work *kolo_work_t;
@@ -366,6 +369,9 @@ typedef struct kolo_bucket_stats_t {
 
 // This process was forked from the one that made the communicator.
 #define KOLO_ERR_FORKED 21
+
+// A device, or its driver, failed.
+#define KOLO_ERR_DEVICE 22
 
 // No error: the operation has not ended yet.
 #define KOLO_IN_PROGRESS 18
@@ -679,6 +685,10 @@ kolo_result_t kolo_comm_host_count(kolo_comm_t comm, int32_t *count);
 // Through what ranks exchange data: "none" (alone), "shm", "tcp" or "shm+tcp". The text is static.
 kolo_result_t kolo_comm_transport(kolo_comm_t comm, const char **name);
 
+// Whether buffers may be in the memory of GPUs: `*has` is 1 or 0, the same on all ranks. It is what rank 0's `KOLO_DEVICES` says.
+kolo_result_t kolo_comm_has_devices(kolo_comm_t comm,
+                                    int32_t *has);
+
 // Whether the communicator still works: `*result` is KOLO_OK, or the result of the operation that ended it. Does not wait.
 kolo_result_t kolo_comm_get_async_error(kolo_comm_t comm,
                                         kolo_result_t *result);
@@ -838,6 +848,12 @@ kolo_result_t kolo_work_wait(kolo_work_t work);
 
 // As kolo_work_wait, at most for so many milliseconds: KOLO_IN_PROGRESS if it has not ended by then.
 kolo_result_t kolo_work_wait_timeout(kolo_work_t work, uint64_t timeout_ms);
+
+// Has a CUDA stream wait until an operation has ended, and returns at once, with KOLO_OK: what the stream is given from then on finds
+// the result. If the operation fails, the stream goes on as well, with anything in the buffers; kolo_work_test or kolo_work_wait tell.
+// Of operations on host memory that were given no stream, and where streams cannot wait for the host, this is kolo_work_wait.
+kolo_result_t kolo_work_wait_on(kolo_work_t work,
+                                kolo_stream_t stream);
 
 // Whether an operation has ended: `*done` is 1 or 0. Returns KOLO_OK, or why the operation failed, or what is wrong with the call
 // itself. Does not wait.
