@@ -12,6 +12,7 @@ struct Mapping {
     // What every element is multiplied by, in f64 for f64 and else in f32, before it is rounded to the target's element.
     double factor;
 };
+static_assert(sizeof(Mapping) == 32, "as in src/cuda/kernels.rs");
 
 template <class From, class To, u32 LANES> __device__ inline void map(const Mapping &m, typename To::Sum factor, u64 element) {
     // A line of the longer element; of the shorter one, half of a line.

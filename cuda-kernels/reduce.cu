@@ -19,6 +19,7 @@ struct Reduction {
     u32 divisor;
     u32 unused;
 };
+static_assert(sizeof(Reduction) == 280, "as in src/cuda/kernels.rs");
 
 // ---- What one accumulator does with another ----
 

@@ -36,6 +36,16 @@ numbered! {
     }
 }
 
+numbered! {
+    /// How data in the memory of GPUs gets from one rank to another.
+    pub enum DevicePath {
+        /// Where it is, if all ranks can reach all buffers of an operation; otherwise through pinned host memory.
+        Auto = 0, "auto";
+        /// Through pinned host memory.
+        Staged = 1, "staged";
+    }
+}
+
 /// Looks up an environment variable; tests bring their own.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -79,6 +89,7 @@ pub(crate) struct SharedSettings {
     pub(crate) sockets: u8,
     /// Whether buffers may be in the memory of devices, of whatever rank.
     pub(crate) devices: bool,
+    pub(crate) device_path: DevicePath,
     pub(crate) model: CostModel,
 }
 
@@ -92,6 +103,7 @@ impl Default for Settings {
                 reproducible: false,
                 sockets: 1,
                 devices: false,
+                device_path: DevicePath::Auto,
                 model: CostModel::default(),
             },
             timeout: Duration::from_secs(300),
@@ -116,6 +128,7 @@ impl Settings {
         shared.reproducible = parse(env, "KOLO_REPRODUCIBLE", "0 or 1", flag)?.unwrap_or(shared.reproducible);
         shared.sockets =
             parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?.unwrap_or(shared.sockets);
+        shared.device_path = named(env, "KOLO_DEVICE_PATH")?.unwrap_or(shared.device_path);
         shared.devices = match parse(env, "KOLO_DEVICES", DEVICES, devices)? {
             Some(Devices::None) => false,
             Some(Devices::Cuda) => true,
@@ -256,6 +269,7 @@ mod tests {
             ("KOLO_REPRODUCIBLE", "1"),
             ("KOLO_SOCKETS", "4"),
             ("KOLO_DEVICES", "cuda"),
+            ("KOLO_DEVICE_PATH", "staged"),
             ("KOLO_TIMEOUT", "1.5s"),
             ("KOLO_START_TIMEOUT", "2m"),
             ("KOLO_NETWORK_LATENCY", "5us"),
@@ -271,6 +285,7 @@ mod tests {
         assert!(read.shared.reproducible);
         assert_eq!(read.shared.sockets, 4);
         assert!(read.shared.devices);
+        assert_eq!(read.shared.device_path, DevicePath::Staged);
         assert!(!settings(&[("KOLO_DEVICES", "none")]).unwrap().shared.devices);
         assert_eq!(read.timeout, Duration::from_millis(1500));
         assert_eq!(read.start_timeout, Duration::from_secs(120));
@@ -290,6 +305,7 @@ mod tests {
             ("KOLO_SOCKETS", "0", "1 to 64"),
             ("KOLO_SOCKETS", "65", "1 to 64"),
             ("KOLO_DEVICES", "gpu", "none or cuda"),
+            ("KOLO_DEVICE_PATH", "ipc", "staged"),
             ("KOLO_TIMEOUT", "soon", "500ms"),
             ("KOLO_TIMEOUT", "0", "more than 0"),
             ("KOLO_TIMEOUT", "-1", "more than 0"),

@@ -323,7 +323,18 @@ fn cuda() -> Finding {
         Cuda::NoLibrary(why) => Finding::fine(SUBJECT, format!("not found: {why}")),
         Cuda::Devices(devices, version) => {
             let (major, minor) = (version / 1000, version % 1000 / 10);
-            Finding::fine(SUBJECT, format!("{devices} devices, driver for CUDA {major}.{minor}"))
+            let found = format!("{devices} devices, driver for CUDA {major}.{minor}");
+            match crate::cuda::compiler() {
+                Some(Ok(compiler)) => Finding::fine(SUBJECT, format!("{found}; {compiler} compiles the kernels")),
+                Some(Err(why)) => {
+                    let advice = "install NVRTC (pip install nvidia-cuda-nvrtc-cu12, and have LD_LIBRARY_PATH name its folder)";
+                    Finding::warning(SUBJECT, format!("{found}; the prebuilt kernels are used: {why}"), advice)
+                }
+                None => {
+                    let advice = "build it with the feature `cuda`, if buffers are to be in the memory of GPUs";
+                    Finding::warning(SUBJECT, format!("{found}; but this kolo was built without"), advice)
+                }
+            }
         }
         Cuda::Refuses(call, code) => {
             let (why, advice) = match code {

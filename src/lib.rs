@@ -60,7 +60,9 @@
 //!
 //! # Features
 //!
-//! `redis`: `redis://` as a store where ranks find each other.
+//! - `redis`: `redis://` as a store where ranks find each other.
+//! - `tls`: links between hosts encrypted by TLS 1.3; see [`settings`].
+//! - `cuda`: buffers in the memory of NVIDIA's GPUs; see `Communicator::on`. CUDA is looked for at run time.
 
 mod attempt;
 mod bootstrap;
@@ -90,7 +92,11 @@ mod window;
 mod wire;
 
 pub use comm::{Builder, Communicator, Registered, Scope};
-pub use config::{Passage, Transport};
+#[cfg(feature = "cuda")]
+pub use comm::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
+pub use config::{DevicePath, Passage, Transport};
+#[cfg(feature = "cuda")]
+pub use cudarc;
 pub use engine::progress::Work;
 pub use error::{Argument, Cause, Differs, Error, ReducerProblem, Result, StoreProblem};
 pub use half::{bf16, f16};

@@ -26,7 +26,7 @@ const MAY_IMPORT: [(&str, &[&str]); 23] = [
         ],
     ),
     ("fuzzing", &["bootstrap", "door", "engine", "health", "store", "window"]),
-    ("doctor", &["bootstrap", "config", "door", "reduce", "store", "window", "transport"]),
+    ("doctor", &["bootstrap", "config", "cuda", "door", "reduce", "store", "window", "transport"]),
     ("bootstrap", &["health", "store", "transport", "door", "config", "schedule", "wire"]),
     ("health", &["schedule", "wire"]),
     ("cuda", &["reduce"]),

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::config::{Passage, SharedSettings, Transport};
+use crate::config::{DevicePath, Passage, SharedSettings, Transport};
 use crate::door::handshake::VERSION;
 use crate::error::{Error, StoreProblem};
 use crate::schedule::Algorithm;
@@ -163,10 +163,11 @@ impl Book {
         match self {
             Book::Members { cards, settings } => {
                 writer.number(MEMBERS).list(cards, |writer, card| _ = writer.bytes(&card.encode()));
-                let SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, model } = settings;
+                let SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, device_path, model } =
+                    settings;
                 writer.number(algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u64));
                 writer.number(*transport as u64).number(*passage as u64).number((*reproducible).into()).number((*sockets).into());
-                writer.number((*devices).into());
+                writer.number((*devices).into()).number(*device_path as u64);
                 for price in prices(model) {
                     writer.number(price.to_bits());
                 }
@@ -197,11 +198,13 @@ impl Book {
                 let reproducible = reader.number()? != 0;
                 let sockets = crate::config::sockets(reader.size()?)?;
                 let devices = reader.number()? != 0;
+                let device_path = DevicePath::from_number(reader.number()?.try_into().ok()?)?;
                 let mut price = || reader.number().map(f64::from_bits);
                 let mut link = || Some(LinkCost { latency: price()?, overhead: price()?, per_byte: price()? });
                 let (network, local) = (link()?, link()?);
                 let model = CostModel { network, local, reduce: price()?, window_sync: price()?, window_per_byte: price()? };
-                let settings = SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, model };
+                let settings =
+                    SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, device_path, model };
                 Book::Members { cards, settings }
             }
             MISSING => Book::Refused(Refusal::Missing {
@@ -297,6 +300,7 @@ mod tests {
         let mut settings = Settings::default().shared;
         settings.algorithm = Some(Algorithm::DoubleTree);
         settings.devices = true;
+        settings.device_path = DevicePath::Staged;
         settings.model.local.per_byte = 0.125;
         let members = Book::Members { cards: vec![card(0), card(1)], settings };
         match Book::decode(&members.encode()) {

@@ -10,7 +10,7 @@ use crate::attempt::{Member, Terms};
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
 use crate::bootstrap::{self, Connected, Start};
-use crate::config::{self, Passage, Settings, SharedSettings, TlsFiles, Transport, process_env};
+use crate::config::{self, DevicePath, Passage, Settings, SharedSettings, TlsFiles, Transport, process_env};
 use crate::door::handshake::Identity;
 use crate::error::{Error, Result};
 use crate::health::{self, Boards, Recorder, Who};
@@ -53,6 +53,7 @@ pub struct Builder {
     reproducible: Option<bool>,
     sockets: Option<usize>,
     devices: Option<bool>,
+    device_path: Option<DevicePath>,
     model: Option<CostModel>,
     timeout: Option<Duration>,
     start_timeout: Option<Duration>,
@@ -146,6 +147,12 @@ impl Builder {
     /// which takes a microsecond or two inside a host; and calls look whose memory they are given.
     pub fn devices(mut self, devices: bool) -> Self {
         self.devices = Some(devices);
+        self
+    }
+
+    /// How data in the memory of GPUs gets from one rank to another. Rank 0's counts.
+    pub fn device_path(mut self, path: DevicePath) -> Self {
+        self.device_path = Some(path);
         self
     }
 
@@ -246,12 +253,14 @@ impl Builder {
     /// The settings: what was set here, else what the environment says.
     fn settings(&self) -> Result<Settings> {
         let mut settings = Settings::from_env(&process_env)?;
-        let SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, model } = &mut settings.shared;
+        let SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, device_path, model } =
+            &mut settings.shared;
         *algorithm = self.algorithm.or(*algorithm);
         *transport = self.transport.unwrap_or(*transport);
         *passage = self.passage.unwrap_or(*passage);
         *reproducible = self.reproducible.unwrap_or(*reproducible);
         *devices = self.devices.unwrap_or(*devices);
+        *device_path = self.device_path.unwrap_or(*device_path);
         *model = self.model.unwrap_or(*model);
         if let Some(given) = self.sockets {
             *sockets = config::sockets(given).ok_or_else(|| Error::setting("sockets", given.to_string(), config::SOCKETS))?;

@@ -1,7 +1,8 @@
 //! Collectives of which some buffers, or all, are in the memory of GPUs.
 //!
 //! Short ones pass through the host as they are. Of others, ranks first tell each other where their buffers are. If all can reach
-//! all, each does its part where the buffers are ("direct"). If not, they are cut into pieces that pass through pinned host memory:
+//! all, each does its part where the buffers are ("direct"). Where they cannot, because memory is of one of CUDA's pools, an all-reduce
+//! passes through areas on the devices that all can reach. Otherwise operations are cut into pieces that pass through pinned host memory:
 //! while one is being reduced there, the next is on its way from the device, and the one before on its way back.
 //!
 //! The host waits for devices, and ranks for each other on the host; no stream waits for another process. For what a process that
@@ -14,9 +15,10 @@ use std::time::{Duration, Instant};
 use super::call::Call;
 use super::{Communicator, Core, Shared};
 use crate::buffer::{Chunk, ChunkMut};
+use crate::config::DevicePath;
 use crate::cuda;
-use crate::cuda::device::{Device, Driver, Event, Gate, MOST_PARTS, Pinned, Reduction, Stream, StreamId};
-use crate::cuda::direct::{Buffer, Move, Plan};
+use crate::cuda::device::{Address, Device, Driver, Event, Gate, MOST_PARTS, Memory, Pinned, Reduction, Stream, StreamId};
+use crate::cuda::direct::{self, Buffer, Move, Plan};
 use crate::cuda::peers::{Peers, Place, Record};
 use crate::cuda::pieces::{Cut, Piece, Row};
 use crate::door::handshake;
@@ -31,6 +33,9 @@ const SHORT: u64 = 64 << 10;
 /// Bytes of a piece: enough that starting a copy does not count, and few enough that the first and the last, beside which nothing
 /// else goes on, do not either.
 const PIECE: usize = 2 << 20;
+
+/// Bytes of the area of a rank on its device: enough that two meetings of the ranks do not count.
+const DEVICE_AREA: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
 
 /// Pieces that are under way at once: one comes, one is reduced, one goes.
 const SLOTS: usize = 3;
@@ -81,6 +86,7 @@ pub(super) struct Devices {
     area: Option<Area>,
     /// For what is short.
     scratch: Option<Area>,
+    on_device: Option<DeviceArea>,
     peers: Peers,
     /// A number that tests have of their own.
     process: Option<u64>,
@@ -138,25 +144,41 @@ impl Area {
     }
 }
 
+/// Device memory through which passes what is in memory that others cannot reach.
+struct DeviceArea {
+    #[expect(dead_code, reason = "it is there to be held")]
+    memory: Option<Memory>,
+    /// Where each rank's is from here; `None` if not all can reach all.
+    addresses: Option<Vec<Address>>,
+}
+
 impl Communicator {
     fn driver(&self) -> Option<&Arc<dyn Driver>> {
         let devices = || if self.shared.settings.devices { cuda::driver() } else { None };
         self.shared.driver.get_or_init(devices).as_ref()
     }
 
+    /// The device of a stream.
+    #[cfg(feature = "cuda")]
+    pub(super) fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>> {
+        self.driver().ok_or_else(|| self.no_devices("device memory"))?.device_of(stream)
+    }
+
+    /// Why there are none.
+    fn no_devices(&self, what: &'static str) -> Error {
+        let why = match (cfg!(feature = "cuda"), self.shared.settings.devices) {
+            (false, _) => "this kolo was built without the feature `cuda`",
+            (true, false) => "rank 0 has no devices, or KOLO_DEVICES=none there; see Builder::devices",
+            (true, true) => "there is no CUDA driver here; `kolo doctor` says more",
+        };
+        Error::Unsupported { what, why: why.to_owned() }
+    }
+
     /// Finds out whether a call's buffers are a device's. If so, or if it has a stream, it takes its turn there.
     pub(crate) fn lend(&self, call: &mut Call, stream: StreamId) -> Result<()> {
         const NULL: StreamId = StreamId(0);
         let Some(driver) = self.driver() else {
-            if stream == NULL {
-                return Ok(());
-            }
-            let why = match (cfg!(feature = "cuda"), self.shared.settings.devices) {
-                (false, _) => "this kolo was built without the feature `cuda`",
-                (true, false) => "rank 0 has no devices, or KOLO_DEVICES=none there; see Builder::devices",
-                (true, true) => "there is no CUDA driver here; `kolo doctor` says more",
-            };
-            return Err(Error::Unsupported { what: "a stream", why: why.to_owned() });
+            return if stream == NULL { Ok(()) } else { Err(self.no_devices("a stream")) };
         };
         let locate = |ptr: *const u8, len: usize| if len > 0 { driver.locate(ptr) } else { Ok(None) };
         let send = locate(call.send.ptr, call.send.len)?;
@@ -367,6 +389,15 @@ impl<'a> OnDevices<'a> {
             if let Some(addresses) = self.reach(&records)? {
                 return self.direct(&addresses);
             }
+            let is_on_device = |place: Place| matches!(place, Place::Hidden | Place::Open { .. });
+            let all_are = || records.iter().flat_map(|record| record.places).all(is_on_device);
+            if self.call.op == Op::AllReduce
+                && self.may_be_direct()
+                && all_are()
+                && let Some(areas) = self.areas()?
+            {
+                return self.through_areas(&areas);
+            }
             match self.call.op {
                 Op::AllGatherV | Op::ReduceScatterV => self.whole(),
                 _ => self.in_pieces(),
@@ -390,7 +421,16 @@ impl<'a> OnDevices<'a> {
     /// Tells all ranks where this one's buffers are, and learns where theirs are.
     fn tell(&mut self) -> Result<Vec<Record>> {
         let words = self.call.descriptor(0, 0).encode();
-        let mine = self.record(words).encode();
+        let op = self.call.op;
+        let (call, world) = (self.call, self.world);
+        let lengths = |peer| call.lengths(peer, world).map_err(|problem| Error::Argument { op, problem });
+        self.exchange(self.record(words), |peer| lengths(peer).map(|lengths| lengths.map(|len| len as u64)))
+    }
+
+    /// Gives all ranks a record, and takes theirs, of buffers that are at least so long.
+    fn exchange(&mut self, mine: Record, needed: impl Fn(Rank) -> Result<[u64; 2]>) -> Result<Vec<Record>> {
+        let words = mine.call;
+        let mine = mine.encode();
         let mut all = vec![0; self.world * Record::LEN];
         let mut call = self.beside(Op::AllGather, DType::U8, Record::LEN);
         (call.send, call.recv) = (Chunk::of(&mine), ChunkMut::of(&mut all));
@@ -398,10 +438,9 @@ impl<'a> OnDevices<'a> {
         unsafe { self.on_host(&call)? };
         let mut records = Vec::with_capacity(self.world);
         for (peer, bytes) in all.chunks(Record::LEN).enumerate() {
-            let lengths = self.call.lengths(peer, self.world).map_err(|problem| Error::Argument { op: self.call.op, problem })?;
-            let record = Record::decode(bytes, lengths.map(|len| len as u64));
+            let record = Record::decode(bytes, needed(peer)?);
             // A call that does not match has other lengths.
-            let theirs = bytes.first_chunk::<{ Descriptor::WORDS * 8 }>().map(|bytes| words_of(bytes));
+            let theirs = bytes.first_chunk::<{ Descriptor::WORDS * 8 }>().map(words_of);
             if let Some(theirs) = theirs.filter(|theirs| *theirs != words) {
                 return Err(self.mismatch(peer, words, theirs));
             }
@@ -450,21 +489,14 @@ impl<'a> OnDevices<'a> {
     fn reach(&mut self, records: &[Record]) -> Result<Option<Vec<[u64; 2]>>> {
         let is_in_place = records.iter().any(|record| record.is_in_place);
         let is_open = |place: &Place| matches!(place, Place::Nowhere | Place::Open { .. });
-        let may = self.world <= MOST_PARTS
-            && self.shared.layout.hosts == 1
+        let may = self.may_be_direct()
             && Plan::is_possible(self.call.op, is_in_place)
             && records.iter().all(|record| record.places.iter().all(is_open));
         // What follows from the records is the same on all ranks.
-        let Some(lent) = self.call.lent.as_ref().filter(|_| may) else { return Ok(None) };
-        let news = self.core.devices.peers.news(records);
-        if !news.is_empty() {
-            let opened = self.core.devices.peers.open(&lent.device, &records[self.rank], records, &news);
-            if let Err(error) = &opened {
-                tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
-            }
-            let by_all = self.agree(opened.is_ok())?;
-            self.core.devices.peers.settle(records, &news, by_all);
+        if !may {
+            return Ok(None);
         }
+        self.open(records)?;
         let peers = &self.core.devices.peers;
         let address = |rank: Rank, place: &Place| match place {
             Place::Nowhere => Some(0),
@@ -472,6 +504,125 @@ impl<'a> OnDevices<'a> {
         };
         let both = |(rank, record): (Rank, &Record)| Some([address(rank, &record.places[0])?, address(rank, &record.places[1])?]);
         Ok(records.iter().enumerate().map(both).collect())
+    }
+
+    /// Whether ranks could reach each other's devices, as far as all of them know it without asking.
+    fn may_be_direct(&self) -> bool {
+        self.shared.settings.device_path == DevicePath::Auto && self.world <= MOST_PARTS && self.shared.layout.hosts == 1
+    }
+
+    /// Opens what is new in these records, as far as all ranks can.
+    fn open(&mut self, records: &[Record]) -> Result<()> {
+        let Some(lent) = &self.call.lent else { return Ok(()) };
+        let news = self.core.devices.peers.news(records);
+        if news.is_empty() {
+            return Ok(());
+        }
+        let opened = self.core.devices.peers.open(&lent.device, &records[self.rank], records, &news);
+        if let Err(error) = &opened {
+            tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
+        }
+        let by_all = self.agree(opened.is_ok())?;
+        self.core.devices.peers.settle(records, &news, by_all);
+        Ok(())
+    }
+
+    /// Where the areas of all ranks are, if all can reach all.
+    fn areas(&mut self) -> Result<Option<Vec<Address>>> {
+        // Whether there are any is the same on all ranks: they come and stay together.
+        if self.core.devices.on_device.is_none() {
+            let lent = self.call.lent.as_ref().expect("its buffers are on a device");
+            // Who has no memory for one says so, like who has one that others cannot reach.
+            let memory = Memory::new(&lent.device, DEVICE_AREA);
+            let place = memory.as_ref().ok().and_then(|memory| {
+                let extent = lent.device.extent(memory.address).ok()?;
+                Some(Place::Open { extent, handle: lent.device.export(&extent).ok()?, offset: memory.address - extent.base })
+            });
+            let words = self.call.descriptor(0, 0).encode();
+            let places = [place.unwrap_or(Place::Hidden), Place::Nowhere];
+            let records = self.exchange(Record { places, ..self.record(words) }, |_| Ok([DEVICE_AREA as u64, 0]))?;
+            let is_open = |record: &Record| matches!(record.places[0], Place::Open { .. });
+            let addresses = if records.iter().all(is_open) {
+                self.open(&records)?;
+                let address = |(rank, record): (Rank, &Record)| self.core.devices.peers.address(rank, &record.places[0]);
+                records.iter().enumerate().map(address).collect()
+            } else {
+                None
+            };
+            self.core.devices.on_device = match memory {
+                Ok(memory) => Some(DeviceArea { memory: Some(memory), addresses }),
+                Err(error) => {
+                    tracing::info!(%error, "there is no area on the device: its memory passes through the host");
+                    Some(DeviceArea { memory: None, addresses: None })
+                }
+            };
+        }
+        Ok(self.core.devices.on_device.as_ref().and_then(|area| area.addresses.clone()))
+    }
+
+    /// An all-reduce of buffers that only their own ranks can reach. Of each piece every rank copies into its area what others
+    /// reduce, reduces its own slice from its buffer and the others' areas into its buffer and its area, and copies the others'
+    /// slices from theirs. Each byte of a buffer moves twice as often as where all can reach it, which is the least.
+    unsafe fn through_areas(&mut self, areas: &[Address]) -> Result<()> {
+        let Call { dtype, redop, count, send, recv, .. } = *self.call;
+        let (rank, world, size) = (self.rank, self.world, dtype.size());
+        let (send, recv) = (send.ptr.addr() as u64, recv.ptr.addr() as u64);
+        let redop = redop.expect("an all-reduce reduces");
+        // Half of an area: of the piece before, others still copy this rank's slice out of the other half.
+        let per_piece = DEVICE_AREA / 2 / size;
+        for (i, start) in (0..count).step_by(per_piece).enumerate() {
+            let half = ((i % 2) * (DEVICE_AREA / 2)) as u64;
+            let area = |rank: Rank| areas[rank] + half;
+            let len = per_piece.min(count - start);
+            let slice = |rank: Rank| {
+                let (at, len) = direct::slice(len, size, world, rank);
+                ((at * size) as u64, len)
+            };
+            let others = || (1..world).map(|i| (rank + i) % world).filter(|&peer| slice(peer).1 > 0);
+            let piece = (start * size) as u64;
+            let lanes = self.lanes()?;
+            let (device, stream) = (&lanes.device, lanes.back.id);
+            for peer in others() {
+                let (at, len) = slice(peer);
+                // SAFETY: slices are within the piece, pieces within the buffer, and within half the area. Nobody reads from there:
+                // before they met for the last piece, all have done with the one before.
+                unsafe { device.copy(stream, send + piece + at, area(rank) + at, len * size)? };
+            }
+            lanes.backs[0].record(stream)?;
+            until_done(&lanes.backs[0])?;
+            self.meet()?;
+            let lanes = self.lanes()?;
+            let (device, stream) = (&lanes.device, lanes.back.id);
+            let (at, count) = slice(rank);
+            if count > 0 {
+                let own = |peer: Rank| if peer == rank { send + piece + at } else { area(peer) + at };
+                let sources: Vec<Address> = (0..world).map(own).collect();
+                let targets = [recv + piece + at, area(rank) + at];
+                let reduction = Reduction { dtype, redop, sources: &sources, targets: &targets, count, divisor: world };
+                // SAFETY: all have copied what is read. This rank's slice of its area is read by nobody yet.
+                unsafe { device.reduce(stream, &reduction)? };
+            }
+            lanes.backs[0].record(stream)?;
+            until_done(&lanes.backs[0])?;
+            self.meet()?;
+            let lanes = self.lanes()?;
+            let (device, stream) = (&lanes.device, lanes.back.id);
+            for peer in others() {
+                let (at, len) = slice(peer);
+                // SAFETY: the peer has reduced it, and writes there again when all have met after this copy is done.
+                unsafe { device.copy(stream, area(peer) + at, recv + piece + at, len * size)? };
+            }
+        }
+        let lanes = self.lanes()?;
+        lanes.backs[0].record(lanes.back.id)?;
+        until_done(&lanes.backs[0])
+    }
+
+    /// Waits for all ranks.
+    fn meet(&mut self) -> Result<()> {
+        let barrier = self.beside(Op::Barrier, DType::U8, 0);
+        // SAFETY: a barrier touches no buffer.
+        unsafe { self.on_host(&barrier) }
     }
 
     /// Whether all ranks say yes.
@@ -502,9 +653,7 @@ impl<'a> OnDevices<'a> {
             until_done(&lanes.backs[0])?;
         }
         // Nobody returns before all have read from, and written to, its buffers.
-        let barrier = self.beside(Op::Barrier, DType::U8, 0);
-        // SAFETY: a barrier touches no buffer.
-        unsafe { self.on_host(&barrier) }
+        self.meet()
     }
 
     /// The call as it is, on host memory instead of the device's.

@@ -6,6 +6,8 @@ mod call;
 mod calls;
 mod core;
 mod devices;
+#[cfg(feature = "cuda")]
+mod on_stream;
 mod queue;
 mod raw;
 mod registered;
@@ -38,6 +40,8 @@ use queue::Queue;
 pub use builder::Builder;
 pub(crate) use call::Call;
 pub(crate) use devices::Lent;
+#[cfg(feature = "cuda")]
+pub use on_stream::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 pub(crate) use raw::{Raw, own_address};
 pub use registered::Registered;
 pub use scope::Scope;

@@ -45,6 +45,7 @@ pub(crate) trait Driver: Send + Sync {
 }
 
 /// A reduction on a device: `targets[..][i] = sources[0][i] op sources[1][i] op ...`.
+#[cfg_attr(not(any(test, feature = "cuda")), expect(dead_code, reason = "only a device has a use for it"))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction<'a> {
     pub(crate) dtype: DType,
@@ -105,6 +106,10 @@ pub(crate) trait Device: Send + Sync {
     unsafe fn unpin(&self, memory: *mut u8);
 
     fn allocate(&self, len: usize) -> Result<Address>;
+
+    /// Makes an allocation zeros.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for memory that Rust programs allocate"))]
+    fn clear(&self, address: Address, len: usize) -> Result<()>;
     unsafe fn free(&self, address: Address);
 
     /// What another process opens to reach an allocation.
@@ -172,11 +177,6 @@ impl Memory {
     pub(crate) fn new(device: &Arc<dyn Device>, len: usize) -> Result<Memory> {
         Ok(Memory { address: device.allocate(len)?, device: device.clone() })
     }
-
-    #[cfg(any(test, feature = "cuda"))]
-    pub(crate) fn device(&self) -> &Arc<dyn Device> {
-        &self.device
-    }
 }
 
 impl Drop for Memory {
@@ -200,6 +200,7 @@ struct Page([AtomicU32; 1024]);
 
 impl Gates {
     /// Gates whose words `pin` makes known to the device.
+    #[cfg_attr(not(any(test, feature = "cuda")), expect(dead_code, reason = "only a device has a use for it"))]
     pub(crate) fn new(pin: impl FnOnce(*mut u8, usize) -> Result<()>) -> Result<Arc<Gates>> {
         let page: &'static Page = Box::leak(Box::new(Page(std::array::from_fn(|_| AtomicU32::new(0)))));
         pin(page.0.as_ptr().cast_mut().cast(), size_of::<Page>())?;

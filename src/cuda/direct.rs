@@ -107,8 +107,8 @@ fn in_turn(rank: Rank, world: usize) -> impl Iterator<Item = Rank> {
     (0..world).map(move |i| (rank + i) % world)
 }
 
-/// The slice of a rank: where it starts and how many elements it has.
-fn slice(count: usize, size: usize, world: usize, rank: Rank) -> (usize, usize) {
+/// The slice of a rank, in elements: where it starts and how many elements it has.
+pub(crate) fn slice(count: usize, size: usize, world: usize, rank: Rank) -> (usize, usize) {
     let grain = GRAIN / size;
     let each = count.div_ceil(world).next_multiple_of(grain);
     let start = (rank * each).min(count);

@@ -14,7 +14,7 @@ use cudarc::driver::DeviceRepr;
 
 use crate::types::{DType, ReduceOp};
 
-pub(super) use image::{compiler, image};
+pub(super) use image::{compiler, load};
 
 /// Sources, and targets, of one [`Reduction`] at most. More are reduced in several passes, which round halves each time.
 pub(super) const MOST: usize = 16;
@@ -37,11 +37,13 @@ pub(super) fn entry(dtype: DType, redop: ReduceOp) -> Option<String> {
 }
 
 /// The entry that multiplies elements in place, for floating-point elements: it takes a [`Mapping`].
+#[allow(dead_code, reason = "for averages by another count and for compressed gradients, which do without for now")]
 pub(super) fn scale_entry(dtype: DType) -> Option<String> {
     dtype.is_float().then(|| format!("kolo_scale_{dtype}"))
 }
 
 /// The entry that converts between [`DType::F32`] and a half, and multiplies: it takes a [`Mapping`].
+#[allow(dead_code, reason = "for averages by another count and for compressed gradients, which do without for now")]
 pub(super) fn cast_entry(from: DType, to: DType) -> Option<String> {
     let is_half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
     let is_there = from == DType::F32 && is_half(to) || is_half(from) && to == DType::F32;
@@ -117,6 +119,7 @@ unsafe impl DeviceRepr for Mapping {}
 
 impl Mapping {
     /// Of device pointers to `count` elements each.
+    #[allow(dead_code, reason = "for averages by another count and for compressed gradients, which do without for now")]
     pub(super) fn new(source: u64, target: u64, count: usize, factor: f64) -> Mapping {
         Mapping { source, target, count: count as u64, factor }
     }

@@ -16,6 +16,14 @@ use std::sync::Arc;
 
 use device::Driver;
 
+/// The compiler for the kernels, or why there is none, for people; `None` if kolo was built without devices.
+pub(crate) fn compiler() -> Option<Result<String, String>> {
+    #[cfg(feature = "cuda")]
+    return Some(kernels::compiler());
+    #[cfg(not(feature = "cuda"))]
+    None
+}
+
 /// The devices of this process; `None` if kolo was built without them, or if there is no driver for any.
 pub(crate) fn driver() -> Option<Arc<dyn Driver>> {
     #[cfg(feature = "cuda")]

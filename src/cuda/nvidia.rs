@@ -230,12 +230,14 @@ impl Gpu {
         let module = match &kernels.module {
             Some(module) => module.0,
             None => {
-                let image = kernels::image(self.architecture)?;
-                tracing::info!(device = self.name, origin = ?image.origin, "the kernels are loaded");
-                let mut module = std::ptr::null_mut();
-                // SAFETY: the image is a cubin, or PTX that ends with a zero.
-                self.within("loading the kernels", || unsafe {
-                    cu::cuModuleLoadData(&mut module, image.code.as_ptr().cast::<c_void>())
+                let module = kernels::load(self.architecture, |image| {
+                    let mut module = std::ptr::null_mut();
+                    // SAFETY: the image is a cubin, or PTX that ends with a zero.
+                    self.within("loading the kernels", || unsafe {
+                        cu::cuModuleLoadData(&mut module, image.code.as_ptr().cast::<c_void>())
+                    })?;
+                    tracing::info!(device = self.name, origin = ?image.origin, "the kernels are loaded");
+                    Ok(module)
                 })?;
                 kernels.module.insert(Module(module)).0
             }
@@ -422,6 +424,19 @@ impl Device for Gpu {
         // SAFETY: an address is written.
         self.within("allocating device memory", || unsafe { cu::cuMemAlloc_v2(&mut address, len) })?;
         Ok(address)
+    }
+
+    fn clear(&self, address: Address, len: usize) -> Result<()> {
+        let stream = self.new_stream()?;
+        // SAFETY: it was allocated with as many bytes.
+        let result = self.within("clearing device memory", || unsafe {
+            match cu::cuMemsetD8Async(address, 0, len, raw(stream)) {
+                CUresult::CUDA_SUCCESS => cu::cuStreamSynchronize(raw(stream)),
+                result => result,
+            }
+        });
+        self.end_stream(stream);
+        result
     }
 
     unsafe fn free(&self, address: Address) {

@@ -59,6 +59,8 @@ struct Allocation {
     memory: Box<[u64]>,
     len: usize,
     id: u64,
+    /// Others cannot reach it.
+    is_hidden: bool,
 }
 
 /// An event: how often it was recorded, and which of those are done.
@@ -153,6 +155,11 @@ impl StandIn {
     /// A new stream of a user.
     pub(crate) fn user_stream(&self) -> StreamId {
         self.new_stream().unwrap()
+    }
+
+    /// Makes an allocation one that others cannot reach, as those of CUDA's pools.
+    pub(crate) fn hide(&self, address: Address) {
+        self.state.allocations.lock().get_mut(&address).expect("it was allocated").is_hidden = true;
     }
 
     /// Waits until a stream has done all that it was given.
@@ -362,8 +369,12 @@ impl Device for StandIn {
         let mut memory = vec![0u64; len.div_ceil(8) + 1].into_boxed_slice();
         let base = memory.as_mut_ptr().addr() as u64 | OF_DEVICE;
         let id = self.next.fetch_add(1, Ordering::Relaxed) as u64;
-        self.state.allocations.lock().insert(base, Allocation { memory, len, id });
+        self.state.allocations.lock().insert(base, Allocation { memory, len, id, is_hidden: false });
         Ok(base)
+    }
+
+    fn clear(&self, _: Address, _: usize) -> Result<()> {
+        Ok(())
     }
 
     unsafe fn free(&self, address: Address) {
@@ -371,7 +382,8 @@ impl Device for StandIn {
     }
 
     fn export(&self, extent: &Extent) -> Result<Handle> {
-        if !self.exports.load(Ordering::SeqCst) {
+        let is_hidden = self.state.allocations.lock()[&extent.base].is_hidden;
+        if is_hidden || !self.exports.load(Ordering::SeqCst) {
             return Err(self.problem("making memory known to other processes", "as the test wants"));
         }
         let mut handle = [0; 64];

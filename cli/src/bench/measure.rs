@@ -9,6 +9,7 @@ use std::time::Instant;
 use kolo::{Argument, Communicator, Error, Op, ReduceOp, Registered, Result};
 
 use super::Args;
+use super::device::{OnDevice, Place};
 use super::operation::Operation;
 use super::pattern::{Pattern, STALE, is_right, reduced, small};
 
@@ -127,14 +128,21 @@ impl<T: Pattern> Buffer<T> {
 pub(crate) struct Memory<T: Pattern> {
     send: Buffer<T>,
     recv: Buffer<T>,
+    /// Where they are copied to, if it is there that the operation is measured.
+    device: Option<OnDevice<T>>,
 }
 
 impl<T: Pattern> Memory<T> {
-    pub(crate) fn new(comm: &Communicator, plans: &[Plan], registered: bool) -> Result<Memory<T>> {
+    pub(crate) fn new(comm: &Communicator, plans: &[Plan], args: &Args) -> Result<Memory<T>> {
         let most = |of: fn(&Plan) -> usize| plans.iter().map(|plan| plan.calls * of(plan)).max().unwrap_or(0);
         // In place, the buffer to receive into has all of it.
-        let send = Buffer::new(comm, most(|plan| plan.send), registered)?;
-        Ok(Memory { send, recv: Buffer::new(comm, most(|plan| plan.elements), registered)? })
+        let (sends, recvs) = (most(|plan| plan.send), most(|plan| plan.elements));
+        if args.device == Place::Cuda {
+            let device = Some(OnDevice::new(comm, sends, recvs, args.registered)?);
+            return Ok(Memory { send: Buffer::new(comm, sends, false)?, recv: Buffer::new(comm, recvs, false)?, device });
+        }
+        let send = Buffer::new(comm, sends, args.registered)?;
+        Ok(Memory { send, recv: Buffer::new(comm, recvs, args.registered)?, device: None })
     }
 }
 
@@ -164,16 +172,29 @@ pub(crate) fn measure<T: Pattern>(
         for (place, element) in filled.iter_mut().enumerate() {
             *element = T::from_small(small(redop, rank, place, iteration, ranks));
         }
+        if let Some(device) = &mut memory.device {
+            device.take(send, recv)?;
+        }
         comm.barrier()?;
         let began = Instant::now();
         for call in 0..calls {
-            let send = &send[call * send_len..(call + 1) * send_len];
-            let recv = &mut recv[call * recv_len..(call + 1) * recv_len];
-            args.op.call(comm, how, send, recv, in_place)?;
+            let (sends, recvs) = (call * send_len..(call + 1) * send_len, call * recv_len..(call + 1) * recv_len);
+            match &mut memory.device {
+                None => args.op.call(comm, how, &send[sends], &mut recv[recvs], in_place)?,
+                Some(device) => device.call(args.op, comm, how, sends, recvs, in_place)?,
+            }
+        }
+        if let Some(device) = &memory.device {
+            device.finish()?;
         }
         let seconds = began.elapsed().as_secs_f64() / calls as f64;
         if iteration >= args.warmup {
             samples.push(seconds);
+        }
+        if let Some(device) = &memory.device
+            && args.check
+        {
+            device.give(recv)?;
         }
         if args.check && iteration + 1 == args.warmup + args.iters {
             let mut count = [0u64];

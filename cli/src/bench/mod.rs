@@ -2,6 +2,7 @@
 //!
 //! The columns, the sizes and the bus bandwidth factors are those of nccl-tests.
 
+pub(crate) mod device;
 pub(crate) mod measure;
 pub(crate) mod operation;
 pub(crate) mod pattern;
@@ -18,6 +19,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kolo::{Algorithm, Builder, Communicator, DType, Passage, ReduceOp, Transport, bf16, f16};
 
 use crate::{files, units};
+use device::Place;
 use measure::{Figures, Measured, Plan};
 use operation::Operation;
 use pattern::Pattern;
@@ -61,6 +63,10 @@ pub(crate) struct Args {
     /// Use buffers that all ranks of a host map
     #[arg(long)]
     registered: bool,
+    /// Where the buffers are: cpu, or cuda, on one GPU or one for each rank of a host. There, --registered are buffers that all ranks
+    /// of the host can reach, others are of CUDA's pools
+    #[arg(long, default_value = "cpu")]
+    device: Place,
     /// Take this algorithm where the operation has it
     #[arg(long)]
     algorithm: Option<Algorithm>,
@@ -95,6 +101,9 @@ impl Args {
         if self.sizes.is_empty() && self.min > self.max {
             return Err(format!("the smallest size, {}, is larger than the largest, {}", self.min, self.max));
         }
+        if self.device == Place::Cuda {
+            device::check(self.op)?;
+        }
         files::check(self.json.as_deref(), self.plot.as_deref())
     }
 
@@ -125,6 +134,9 @@ impl Args {
         }
         if let Some(timeout) = self.timeout {
             builder = builder.timeout(timeout);
+        }
+        if self.device == Place::Cuda {
+            builder = builder.devices(true);
         }
         builder.connect()
     }
@@ -175,12 +187,12 @@ fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator) -> kolo::Result<Rep
     }
     let bar = progress_bar(sizes.len(), is_rank_0);
     let plans: Vec<Plan> = sizes.iter().map(|&bytes| Plan::new::<T>(args, comm.world_size(), bytes)).collect();
-    let mut memory = measure::Memory::<T>::new(comm, &plans, args.registered)?;
+    let mut memory = measure::Memory::<T>::new(comm, &plans, args)?;
     for plan in &plans {
         bar.set_message(units::show_bytes(plan.bytes));
         let mut figures = Figures::default();
         for in_place in [false, true] {
-            if in_place && !args.op.has_in_place() {
+            if !(if in_place { args.op.has_in_place() } else { true }) || !args.device.has(args.op, in_place) {
                 continue;
             }
             let measured: Measured = measure::measure(comm, args, plan, &mut memory, in_place)?;

@@ -3,7 +3,7 @@
 use kolo::{Element, ReduceOp, bf16, f16};
 
 /// Elements that can be made from small whole numbers.
-pub(crate) trait Pattern: Element {
+pub(crate) trait Pattern: Element + super::device::Copied {
     fn from_small(number: u32) -> Self;
     fn to_f64(self) -> f64;
     /// The relative error of one rounding.

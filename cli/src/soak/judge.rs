@@ -37,10 +37,18 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
         }
     }
     let failed = reports.iter().filter(|(_, report)| report.failure.is_some()).count();
-    // In its last operation, who goes on may find all that it needs, and never hear that the others have given it up.
-    let is_unaware = |rank: usize, report: &Report| rank == round.victim && report.failure.is_none();
+    // In the last operation, whoever is stopped may have given some of the others all that they needed, or may find all that it
+    // needs when it goes on: those come to their end, and never hear that the others have given it up.
+    let in_last = |report: &Report| match &report.failure {
+        None => true,
+        Some(failure) => reports.iter().all(|(_, other)| other.failure.is_some() || failure.after + 1 >= other.operations),
+    };
+    let mut unaware = 0;
     if round.fault == Fault::Stop && failed > 0 {
-        reports.retain(|(rank, report)| !is_unaware(*rank, report));
+        let all_others = reports.iter().filter(|(rank, _)| *rank != round.victim).all(|(_, report)| in_last(report));
+        let is_unaware = |(rank, report): &(usize, &Report)| report.failure.is_none() && (*rank == round.victim || all_others);
+        unaware = reports.iter().filter(|report| is_unaware(report) && report.0 != round.victim).count();
+        reports.retain(|report| !is_unaware(report));
     }
     // Who is stopped may be so only when all is done; nothing goes on without him before.
     let must_fail = victim_ends;
@@ -69,7 +77,7 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
         }
     }
     // The victim of a cut is as good as the others.
-    let expected = if round.fault == Fault::Cut { round.ranks } else { round.ranks - 1 };
+    let expected = if round.fault == Fault::Cut { round.ranks } else { round.ranks - 1 - unaware };
     // Where some of the ranks gave up one that was stopped, all of them may have it back when it goes on in time.
     let came_back = round.fault == Fault::Stop
         && survivors == round.ranks
@@ -132,7 +140,7 @@ mod tests {
     }
 
     fn failed(culprit: Option<usize>, on_part: bool, survivors: usize) -> Outcome {
-        let failure = Failure { text: "it failed".to_owned(), culprit, on_part };
+        let failure = Failure { text: "it failed".to_owned(), culprit, on_part, after: 9 };
         ended(Report { operations: 9, failure: Some(failure), survivors: Some(survivors), excluded: false })
     }
 
@@ -158,6 +166,23 @@ mod tests {
         judge(&round(Fault::Stop), &all).unwrap();
         let all = [failed(Some(2), false, 3), failed(Some(2), false, 3), fine(), failed(Some(2), false, 3)];
         judge(&round(Fault::Stop), &all).unwrap();
+    }
+
+    #[test]
+    fn some_may_have_come_to_their_end() {
+        let last = |survivors| {
+            let failure = Failure { text: "it failed".to_owned(), culprit: Some(2), on_part: false, after: 29 };
+            ended(Report { operations: 39, failure: Some(failure), survivors: Some(survivors), excluded: false })
+        };
+        let alone = || {
+            let failure = Failure { text: "it failed".to_owned(), culprit: Some(0), on_part: false, after: 29 };
+            ended(Report { operations: 39, failure: Some(failure), survivors: Some(1), excluded: false })
+        };
+        assert!(judge(&round(Fault::Stop), &[last(1), fine(), alone(), fine()]).unwrap().contains("1 rank went on"));
+        assert!(judge(&round(Fault::Stop), &[last(2), fine(), alone(), last(2)]).unwrap().contains("2 ranks went on"));
+        // But all that failed together go on together, and only what fails in the last operation may do so alone.
+        assert!(judge(&round(Fault::Stop), &[last(1), fine(), alone(), last(1)]).is_err());
+        assert!(judge(&round(Fault::Stop), &[failed(Some(2), false, 1), fine(), alone(), fine()]).is_err());
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(crate) struct Failure {
     pub(crate) culprit: Option<usize>,
     /// It happened on a communicator of some of the ranks, so that the others may hear of it by this rank.
     pub(crate) on_part: bool,
+    /// So many operations of this rank had come to their end before.
+    pub(crate) after: u64,
 }
 
 /// A line of its output with which a rank says that it is about to be stopped.
@@ -52,7 +54,7 @@ pub(crate) fn take_part(round: &Round, rank: usize) -> Result<Report, String> {
         Err(Missed::Wrong(what)) => return Err(what),
         Err(Missed::Failed(failure)) => failure,
     };
-    report.failure = Some(failure);
+    report.failure = Some(Failure { after: report.operations, ..failure });
     match world.shrink() {
         Ok(rest) => {
             report.survivors = Some(rest.world_size());
@@ -127,15 +129,15 @@ fn run(comm: &Communicator, call: &Call, number: u64) -> Result<(), Missed> {
 
 impl Missed {
     fn failed(error: &Error) -> Missed {
-        Missed::Failed(Failure { text: error.to_string(), culprit: error.culprit(), on_part: false })
+        Missed::Failed(Failure { text: error.to_string(), culprit: error.culprit(), on_part: false, after: 0 })
     }
 
     /// With the culprit as a rank of the job.
     fn on(self, members: &[usize], on_part: bool) -> Missed {
         match self {
-            Missed::Failed(Failure { text, culprit, .. }) => {
-                let culprit = culprit.and_then(|culprit| members.get(culprit).copied());
-                Missed::Failed(Failure { text, culprit, on_part })
+            Missed::Failed(failure) => {
+                let culprit = failure.culprit.and_then(|culprit| members.get(culprit).copied());
+                Missed::Failed(Failure { culprit, on_part, ..failure })
             }
             other => other,
         }

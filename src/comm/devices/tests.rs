@@ -13,6 +13,8 @@ enum Path {
     Same,
     /// Where it is: ranks are of different processes.
     Imported,
+    /// All-reduces through areas on the device, for buffers are hidden; others through the host.
+    Areas,
     /// Through the host.
     Staged,
 }
@@ -28,7 +30,7 @@ fn run_on(device: &Arc<StandIn>, path: Path, world: usize, body: impl Fn(&Commun
             let body = &body;
             let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
             assert!(comm.shared.driver.set(Some(machine)).is_ok());
-            if path == Path::Imported {
+            if matches!(path, Path::Imported | Path::Areas) {
                 comm.shared.core.lock().devices.process = Some(rank as u64);
             }
             scope.spawn(move || body(&comm, rank));
@@ -58,13 +60,20 @@ struct User<'a> {
     comm: &'a Communicator,
     device: &'a Arc<StandIn>,
     stream: StreamId,
+    path: Path,
 }
 
 impl User<'_> {
     /// Carries out a call on device memory as a program on its stream would, and returns what is in the receive buffer.
     fn run(&self, raw: &Raw<'_>, input: &[u8], in_place: Option<usize>) -> Vec<u8> {
         let lengths = self.lengths(raw);
-        let allocate = |len: usize| self.device.allocate(len.max(1) + 64).unwrap();
+        let allocate = |len: usize| {
+            let memory = self.device.allocate(len.max(1) + 64).unwrap();
+            if self.path == Path::Areas {
+                self.device.hide(memory);
+            }
+            memory
+        };
         let (send, recv, freed) = match in_place {
             // The one block is a part of the buffer of many.
             Some(offset) => {
@@ -128,7 +137,7 @@ fn every_collective(path: Path, world: usize, dtype: DType) {
     let plain = parking_lot::Mutex::new(Communicator::in_process(world).unwrap().into_iter().map(Some).collect::<Vec<_>>());
     run_on(&device, path, world, |comm, rank| {
         let plain = plain.lock()[rank].take().unwrap();
-        let user = User { comm, device: &device, stream: device.user_stream() };
+        let user = User { comm, device: &device, stream: device.user_stream(), path };
         for (i, op) in OPS.into_iter().enumerate() {
             for count in COUNTS {
                 let root = i % world;
@@ -164,7 +173,8 @@ fn every_collective(path: Path, world: usize, dtype: DType) {
     });
     let direct = device.reductions.load(Ordering::SeqCst);
     assert_eq!(direct > 0, path != Path::Staged, "{direct} reductions on the device, {path:?}");
-    assert_eq!(device.imports.load(Ordering::SeqCst) > 0, path == Path::Imported && world > 1);
+    let imports = device.imports.load(Ordering::SeqCst);
+    assert_eq!(imports > 0, matches!(path, Path::Imported | Path::Areas) && world > 1);
     assert_eq!(device.open(), 0, "all that was opened is closed with the communicators");
 }
 
@@ -183,6 +193,14 @@ fn every_collective_between_processes() {
 }
 
 #[test]
+fn every_collective_on_hidden_memory() {
+    for world in [2, 3] {
+        every_collective(Path::Areas, world, DType::F32);
+    }
+    every_collective(Path::Areas, 2, DType::BF16);
+}
+
+#[test]
 fn every_collective_through_the_host() {
     for world in [2, 3] {
         every_collective(Path::Staged, world, DType::F32);
@@ -198,7 +216,7 @@ fn mixed_groups() {
         let plain = parking_lot::Mutex::new(Communicator::in_process(3).unwrap().into_iter().map(Some).collect::<Vec<_>>());
         run_on(&device, path, 3, |comm, rank| {
             let plain = plain.lock()[rank].take().unwrap();
-            let user = User { comm, device: &device, stream: device.user_stream() };
+            let user = User { comm, device: &device, stream: device.user_stream(), path };
             for (i, op) in OPS.into_iter().enumerate() {
                 for count in COUNTS {
                     let raw = raw(op, DType::F32, count, i % 3);
@@ -230,7 +248,7 @@ fn without_gates_calls_wait() {
     let device = Arc::new(StandIn::new());
     device.has_gates.store(false, Ordering::SeqCst);
     run_on(&device, Path::Imported, 2, |comm, rank| {
-        let user = User { comm, device: &device, stream: device.user_stream() };
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         for count in COUNTS {
             let raw = raw(Op::AllReduce, DType::U8, count, 0);
             let got = user.run(&raw, &vec![rank as u8 + 1; count], None);
@@ -243,7 +261,7 @@ fn without_gates_calls_wait() {
 fn messages() {
     let device = Arc::new(StandIn::new());
     run_on(&device, Path::Imported, 3, |comm, rank| {
-        let user = User { comm, device: &device, stream: device.user_stream() };
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         let (next, last) = ((rank + 1) % 3, (rank + 2) % 3);
         for count in COUNTS {
             let (send, recv) = (device.allocate(count).unwrap(), device.allocate(count).unwrap());
@@ -267,7 +285,7 @@ fn messages() {
 fn what_was_freed_is_opened_anew() {
     let device = Arc::new(StandIn::new());
     run_on(&device, Path::Imported, 2, |comm, rank| {
-        let user = User { comm, device: &device, stream: device.user_stream() };
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         for round in 0..10 {
             let count = 50_000;
             let raw = raw(Op::AllReduce, DType::F32, count, 0);
@@ -281,7 +299,7 @@ fn what_was_freed_is_opened_anew() {
     // What stays where it is, is opened once: by each rank the other's send and receive buffer.
     let device = Arc::new(StandIn::new());
     run_on(&device, Path::Imported, 2, |comm, _| {
-        let user = User { comm, device: &device, stream: device.user_stream() };
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         let memory = device.allocate(400_000).unwrap();
         for _ in 0..10 {
             let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
@@ -310,7 +328,7 @@ fn graphs_are_refused() {
 /// Whatever goes wrong on a device, and whenever: all ranks fail, none hangs, and streams go on.
 #[test]
 fn failures_of_the_device() {
-    for path in [Path::Imported, Path::Staged] {
+    for path in [Path::Imported, Path::Areas, Path::Staged] {
         for op in [Op::AllReduce, Op::AllToAll, Op::Broadcast] {
             for count in COUNTS {
                 for after in [0, 1, 3] {
@@ -318,10 +336,13 @@ fn failures_of_the_device() {
                     device.fails_after.store(after, Ordering::SeqCst);
                     let failures = std::sync::atomic::AtomicUsize::new(0);
                     run_on(&device, path, 2, |comm, _| {
-                        let user = User { comm, device: &device, stream: device.user_stream() };
+                        let user = User { comm, device: &device, stream: device.user_stream(), path };
                         let raw = raw(op, DType::F32, count, 0);
                         let lengths = user.lengths(&raw);
                         let (send, recv) = (device.allocate(lengths[0] + 1).unwrap(), device.allocate(lengths[1]).unwrap());
+                        if path == Path::Areas {
+                            [send, recv].into_iter().for_each(|address| device.hide(address));
+                        }
                         let mut outcome = Ok(());
                         for _ in 0..4 {
                             let call = user.call(&raw, send, recv);
@@ -347,7 +368,7 @@ fn failures_of_the_device() {
 fn a_rank_that_leaves_is_named() {
     let device = Arc::new(StandIn::new());
     run_on(&device, Path::Imported, 3, |comm, rank| {
-        let user = User { comm, device: &device, stream: device.user_stream() };
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         if rank == 1 {
             return;
         }
@@ -365,7 +386,7 @@ fn calls_that_do_not_match() {
     for (count, other) in [(40_000, 50_000), (40_000, 3)] {
         let device = Arc::new(StandIn::new());
         run_on(&device, Path::Imported, 2, |comm, rank| {
-            let user = User { comm, device: &device, stream: device.user_stream() };
+            let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
             let memory = device.allocate(400_000).unwrap();
             let call = user.call(&raw(Op::AllReduce, DType::F32, if rank == 0 { count } else { other }, 0), memory, memory);
             // SAFETY: the memory is never freed.
@@ -382,7 +403,7 @@ fn streams_that_do_not_come() {
     for aborts in [false, true] {
         let device = Arc::new(StandIn::new());
         run_on(&device, Path::Imported, 2, |comm, _| {
-            let user = User { comm, device: &device, stream: device.user_stream() };
+            let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
             let page = device.gates().unwrap().unwrap();
             let closed = page.take().unwrap();
             closed.close(&*device, user.stream).unwrap();

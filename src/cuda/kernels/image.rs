@@ -18,7 +18,7 @@ pub(super) const SOURCE: &str = concat!(
 );
 
 /// The arithmetic of the host: see `elements.cu`.
-const OPTIONS: [&str; 5] = ["--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"];
+pub(super) const OPTIONS: [&str; 5] = ["--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"];
 
 /// The program for any GPU from [`PREBUILT_FOR`] on, which the driver compiles; with the zero that ends it.
 const PREBUILT: &str = concat!(include_str!("../../../cuda-kernels/kolo.sm_80.ptx"), "\0");
@@ -47,6 +47,25 @@ pub(in crate::cuda) enum Origin {
     },
 }
 
+/// Loads the code for GPUs of this compute capability: what `load` makes of the [`image`], or of the prebuilt code where the driver
+/// refuses what was compiled, as one does that is older than NVRTC.
+///
+/// # Errors
+///
+/// Those of [`image`], and that of `load` if neither will do.
+pub(in crate::cuda) fn load<T>(architecture: (u32, u32), load: impl Fn(&Image) -> Result<T>) -> Result<T> {
+    load_or_prebuilt(image(architecture)?, architecture, load)
+}
+
+pub(super) fn load_or_prebuilt<T>(image: Image, architecture: (u32, u32), load: impl Fn(&Image) -> Result<T>) -> Result<T> {
+    load(&image).or_else(|error| match image.origin {
+        Origin::Prebuilt { .. } => Err(error),
+        Origin::Compiled | Origin::Cached => {
+            load(&prebuilt(format!("the driver refuses what was compiled: {error}"), architecture)?)
+        }
+    })
+}
+
 /// The version of the compiler that [`image`] uses, or why there is none, for people.
 pub(in crate::cuda) fn compiler() -> Result<String, String> {
     Nvrtc::find().map(|nvrtc| name_of(nvrtc))
@@ -57,7 +76,7 @@ pub(in crate::cuda) fn compiler() -> Result<String, String> {
 /// # Errors
 ///
 /// [`Error::Unsupported`] where NVRTC cannot compile it and the GPU is older than the prebuilt code.
-pub(in crate::cuda) fn image(architecture: (u32, u32)) -> Result<Image> {
+pub(super) fn image(architecture: (u32, u32)) -> Result<Image> {
     let compiler = Nvrtc::find().map(|nvrtc| nvrtc as &dyn Compiler);
     image_by(compiler, cache::folder(|name| std::env::var_os(name)).as_deref(), architecture)
 }
@@ -75,11 +94,6 @@ pub(super) fn image_by(
 pub(super) fn options(architecture: &str) -> Vec<String> {
     let architecture = format!("--gpu-architecture={architecture}");
     OPTIONS.iter().map(|option| (*option).to_owned()).chain([architecture]).collect()
-}
-
-/// What the prebuilt PTX has in its first line.
-pub(super) fn source_hash() -> String {
-    cache::name(&[&[SOURCE], &OPTIONS[..]].concat()).trim_end_matches(".cubin").to_owned()
 }
 
 fn compiled(compiler: &dyn Compiler, folder: Option<&Path>, (major, minor): (u32, u32)) -> Result<Image, String> {

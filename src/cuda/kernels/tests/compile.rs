@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::image::{self, PREBUILT_FOR, SOURCE, image_by, options, source_hash};
+use super::super::image::{self, Image, OPTIONS, Origin, PREBUILT_FOR, SOURCE, image_by, load_or_prebuilt, options};
 use super::super::nvrtc::{Compiler, Nvrtc};
-use super::super::{BLOCKS, Grid, Origin, THREADS, cache, cast_entry, entry, grid, scale_entry};
+use super::super::{BLOCKS, Grid, THREADS, cache, cast_entry, entry, grid, scale_entry};
 use super::{every_reduction, not_run};
 use crate::error::Error;
 use crate::types::{DType, ReduceOp};
@@ -42,8 +42,8 @@ fn a_grid_is_no_larger_than_the_gpu_or_the_buffer() {
 
 // ---- NVRTC ----
 
-fn nvrtc() -> Option<&'static Nvrtc> {
-    Nvrtc::find().map_err(|why| not_run(&format!("compiling the kernels: {why}"))).ok()
+fn nvrtc(what: &str) -> Option<&'static Nvrtc> {
+    Nvrtc::find().map_err(|why| not_run(&format!("{what}: {why}"))).ok()
 }
 
 /// What machine code says of one entry.
@@ -101,9 +101,9 @@ fn needs(cubin: &[u8]) -> BTreeMap<String, Needs> {
 
 #[test]
 fn every_kernel_compiles_and_keeps_to_its_registers() {
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvrtc) = nvrtc("registers and spills of the kernels") else { return };
     let architectures = if nvrtc.version() < (12, 8) {
-        not_run("compiling the kernels for sm_100: NVRTC is older than 12.8");
+        not_run("registers and spills of the kernels for sm_100: NVRTC is older than 12.8");
         &["sm_80", "sm_90"][..]
     } else {
         &["sm_80", "sm_90", "sm_100"]
@@ -131,7 +131,7 @@ fn every_kernel_compiles_and_keeps_to_its_registers() {
 
 #[test]
 fn a_kernel_that_spills_is_seen() {
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvrtc) = nvrtc("a kernel that spills") else { return };
     let spills = "extern \"C\" __global__ void __launch_bounds__(1024, 2) spills(float *all, int n) {
         float held[64];
         for (int i = 0; i < 64; i++) held[i] = all[i * n];
@@ -146,7 +146,7 @@ fn a_kernel_that_spills_is_seen() {
 
 #[test]
 fn what_does_not_compile_says_why() {
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvrtc) = nvrtc("the log of what does not compile") else { return };
     let log = nvrtc.compile("#line 7 \"here.cu\"\nint f() { return there; }", &options("sm_90")).unwrap_err();
     assert!(log.contains("here.cu(7)") && log.contains("\"there\" is undefined"), "{log}");
     let log = nvrtc.compile("", &options("sm_1")).unwrap_err();
@@ -157,6 +157,11 @@ fn what_does_not_compile_says_why() {
 
 fn prebuilt_path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-kernels/kolo.sm_80.ptx")
+}
+
+/// What the prebuilt code has in its first line.
+fn source_hash() -> String {
+    cache::name(&[&[SOURCE], &OPTIONS[..]].concat()).trim_end_matches(".cubin").to_owned()
 }
 
 /// After a change of the kernels: `KOLO_WRITE_PTX=1 cargo test --features cuda --lib -- prebuilt`, with NVRTC 12.1 (the package
@@ -199,6 +204,22 @@ fn without_a_compiler_the_prebuilt_code_serves() {
     let Error::Unsupported { why, .. } = &error else { panic!("{error}") };
     assert!(why.contains("7.5") && why.contains("NVRTC is not found"), "{why}");
     assert_eq!(PREBUILT_FOR, (8, 0));
+}
+
+#[test]
+fn what_the_driver_refuses_is_replaced_by_the_prebuilt_code() {
+    let refused = || Error::Unsupported { what: "a program", why: "the driver is too old".to_owned() };
+    let by_driver = |takes_cubin: bool, takes_ptx: bool| {
+        let image = image_by(Ok(&Pretender::new((12, 9))), None, (9, 0)).unwrap();
+        load_or_prebuilt(image, (9, 0), |image: &Image| {
+            let takes = if image.origin == Origin::Compiled { takes_cubin } else { takes_ptx };
+            if takes { Ok(image.origin.clone()) } else { Err(refused()) }
+        })
+    };
+    assert_eq!(by_driver(true, true).unwrap(), Origin::Compiled);
+    let Origin::Prebuilt { why } = by_driver(false, true).unwrap() else { panic!("compiled code, which was refused") };
+    assert!(why.contains("too old"), "{why}");
+    assert!(by_driver(false, false).unwrap_err().to_string().contains("too old"));
 }
 
 // ---- The cache ----
@@ -346,7 +367,7 @@ fn the_folder_is_the_one_that_is_named() {
 /// The real thing, from an empty folder.
 #[test]
 fn nvrtc_fills_the_cache() {
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvrtc) = nvrtc("the cache of what NVRTC compiles") else { return };
     let folder = Folder::new("nvrtc");
     let get = || image_by(Ok(nvrtc), Some(&folder.0), (9, 0)).unwrap();
     let (first, second) = (get(), get());
