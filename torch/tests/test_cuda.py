@@ -2,16 +2,18 @@
 
 import copy
 import datetime
-import functools
+import json
 import os
 import signal
 import time
+import traceback
+from tempfile import TemporaryDirectory
 
 import checks_collectives  # noqa: F401
 import moved
 import pytest
 import torch
-from harness import CHECKS, PATIENCE, NotRun, Ranks, run_checks, start
+from harness import CHECKS, PATIENCE, NotRun, Ranks, judge, once, run_checks, start
 from torch import nn
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: CUDA tensors, there is no GPU here")
@@ -25,12 +27,20 @@ PATHS = {
     "staged": {"KOLO_DEVICES": "cuda", "KOLO_DEVICE_PATH": "staged"},
     "host": {"KOLO_DEVICES": "none"},
 }
+CASES = [(2, "direct"), (4, "direct"), (2, "staged"), (2, "host")]
 
 
 def device_of(rank):
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def note(what, seconds):
+    """For the report of scripts/gpu-check.sh."""
+    if file := os.environ.get("KOLO_GPU_FIGURES"):
+        with open(file, "a") as figures:
+            print(json.dumps({"what": what, "seconds": round(seconds, 4)}), file=figures)
 
 
 # ---- Every collective, as on the host ----
@@ -41,27 +51,17 @@ def run_moved(rank, world, names, method, on):
         return run_checks(rank, world, names, method)
 
 
-@functools.cache
+@once
 def outcomes(world, path, on):
-    from tempfile import TemporaryDirectory
-
     names = [name for name in moved.CHECKS if name in CHECKS]
     with TemporaryDirectory() as folder:
         ranks = Ranks(world, run_moved, names, f"file://{folder}/store", on, environment=PATHS[path])
         return ranks.results(patience=600)
 
 
-def judge(found, name):
-    for outcome in found.values():
-        if (outcome[name] or "").startswith("NOT RUN: "):
-            pytest.skip(outcome[name])
-    problems = [f"rank {rank}:\n{outcome[name]}" for rank, outcome in found.items() if outcome[name]]
-    assert not problems, "\n".join(problems)
-
-
 @needs_gpu
 @pytest.mark.parametrize("name", moved.CHECKS)
-@pytest.mark.parametrize("world,path", [(2, "direct"), (4, "direct"), (2, "staged"), (2, "host")])
+@pytest.mark.parametrize("world,path", CASES)
 def test_collective_on_a_gpu(world, path, name):
     judge(outcomes(world, path, "cuda"), name)
 
@@ -221,6 +221,9 @@ def the_host_goes_on(rank, world, device):
     """wait() returns while the stream still has something to do that comes before the operation."""
     import torch.distributed as dist
 
+    if not has_devices(device):
+        raise NotRun("a host that goes on: torch_kolo's own copies need it")
+
     # The first ones compile the kernels and open the others' memory.
     tensor = torch.ones(MANY, device=device)
     for is_async in (False, True):
@@ -376,23 +379,35 @@ def has_devices(device):
     return dist.group.WORLD._get_backend(device).has_devices
 
 
-def on_gpus(rank, world, method, name, path):
+def run_programs(rank, world, names, folder, path):
+    """Each in a process group of its own, in one process: starting CUDA takes longer than most. By name what went wrong, if anything."""
     import torch.distributed as dist
 
-    start("cpu:kolo,cuda:kolo", method, rank, world)
     device = device_of(rank)
-    assert has_devices(device) == (path != "host"), "kolo was built without devices, or finds no driver"
-    why = None
-    try:
-        PROGRAMS[name](rank, world, device)
-    except NotRun as not_run:
-        why = str(not_run)
-    dist.barrier()
-    dist.destroy_process_group()
-    return why
+    outcomes = {}
+    for name in names:
+        start("cpu:kolo,cuda:kolo", f"file://{folder}/{name}", rank, world, timeout=60)
+        try:
+            assert has_devices(device) == (path != "host"), "kolo was built without devices, or finds no driver"
+            PROGRAMS[name](rank, world, device)
+            dist.barrier()
+            outcomes[name] = None
+        except NotRun as why:
+            outcomes[name] = f"NOT RUN: {why}"
+        except BaseException:
+            outcomes[name] = traceback.format_exc()
+        # Ranks that wait for this one learn that it has left.
+        dist.destroy_process_group()
+    return outcomes
 
 
-# With the paths that they are about.
+@once
+def outcomes_of_programs(world, path):
+    with TemporaryDirectory() as folder:
+        ranks = Ranks(world, run_programs, list(PROGRAMS), folder, path, environment=PATHS[path])
+        return ranks.results(patience=600)
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -416,13 +431,9 @@ PROGRAMS = {
 
 @needs_gpu
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("world,path", [(2, "direct"), (4, "direct"), (2, "staged"), (2, "host")])
-def test_on_a_gpu(tmp_path, world, path, name):
-    if name == "the_host_goes_on" and path == "host":
-        pytest.skip("not of this path: the host copies")
-    reasons = Ranks(world, on_gpus, f"file://{tmp_path}/store", name, path, environment=PATHS[path]).results().values()
-    for why in filter(None, reasons):
-        pytest.skip(f"NOT RUN: {why}")
+@pytest.mark.parametrize("world,path", CASES)
+def test_on_a_gpu(world, path, name):
+    judge(outcomes_of_programs(world, path), name)
 
 
 # ---- Faults ----
@@ -467,9 +478,9 @@ def dies(rank, world, method):
 
 @needs_gpu
 @pytest.mark.parametrize("path", PATHS)
-def test_a_killed_rank_is_named_and_the_context_goes_on(tmp_path, path, record_property):
+def test_a_killed_rank_is_named_and_the_context_goes_on(tmp_path, path):
     outcomes = Ranks(2, dies, f"file://{tmp_path}/store", environment=PATHS[path]).results(expected=1)
     message, took = outcomes[0]
-    record_property("named_after_s", round(took, 4))
+    note(f"a killed rank is named, {path}", took)
     assert message and "rank 1" in message, message
     assert took < SOON
