@@ -494,3 +494,6 @@ impl Device for Gpu {
         }
     }
 }
+
+#[cfg(test)]
+mod on_a_gpu;
