@@ -41,8 +41,8 @@ class Check:
         self.figures = {}
         self.machine = {}
         self.environment = dict(os.environ, KOLO_CACHE_DIR=str(scratch / "kernels"), PYTHONDONTWRITEBYTECODE="1")
-        # Last, so that what the machine has of the same name comes first.
-        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder / "python")]))
+        # Before what the machine has of the same names, of whatever version.
+        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / "python"), os.environ.get("PYTHONPATH")]))
 
     def run(self, command, limit, what, environment=None):
         """What a command printed, standard output and errors. Ends all of it when its time is over."""

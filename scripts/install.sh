@@ -4,7 +4,7 @@
 #     scripts/install.sh PREFIX
 #
 # DESTDIR is put before the prefix where files go, but not where they say they are; PROFILE is cargo's, and release by default; so
-# are FEATURES, of which there are redis and tls, and none by default.
+# are FEATURES, of which there are cuda, redis and tls, and cuda by default: it needs nothing of CUDA to build or to start.
 set -eu
 
 if [ $# != 1 ]; then
@@ -18,7 +18,7 @@ esac
 cd "$(dirname "$0")/.."
 
 profile=${PROFILE:-release}
-cargo build --package kolo --lib --profile "$profile" --features "${FEATURES:-}"
+cargo build --package kolo --lib --profile "$profile" --features "${FEATURES-cuda}"
 case $profile in
     dev | test) built=debug ;;
     *) built=$profile ;;

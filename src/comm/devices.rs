@@ -117,8 +117,8 @@ impl Lanes {
 
 /// Host memory through which pieces pass.
 struct Area {
-    /// Before the memory, for it is unpinned first.
-    pinned: Option<Pinned>,
+    /// Before the memory, for it is unpinned first. What could not be pinned is not tried again.
+    pinned: Option<Option<Pinned>>,
     memory: Arc<Allocation>,
     place: usize,
 }
@@ -138,8 +138,8 @@ impl Area {
         if self.pinned.is_none() {
             // SAFETY: the memory is dropped after that.
             let pinned = unsafe { Pinned::new(device, self.at(0), self.memory.part) };
-            self.pinned =
-                pinned.inspect_err(|error| tracing::warn!(%error, "host memory cannot be pinned: copies take longer")).ok();
+            let pinned = pinned.inspect_err(|error| tracing::warn!(%error, "host memory cannot be pinned: copies take longer"));
+            self.pinned = Some(pinned.ok());
         }
     }
 }

@@ -54,6 +54,9 @@ fn describe(result: CUresult) -> String {
 
 const DRIVER: &str = "the CUDA driver";
 
+/// The oldest driver that has all that is called here, as 1000 major + 10 minor.
+const OLDEST_DRIVER: c_int = 12_010;
+
 impl Nvidia {
     /// A device, by the number under which this process sees it.
     fn device(&self, ordinal: c_int) -> Result<Arc<Gpu>> {
@@ -70,7 +73,7 @@ impl Nvidia {
 
 impl Driver for Nvidia {
     fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>> {
-        let mut kind = cu::CUmemorytype::CU_MEMORYTYPE_HOST;
+        let mut kind = 0u32;
         let kind_of = cu::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
         // SAFETY: the attribute is as large as what is written to. The driver looks the address up, and follows it nowhere.
         let result = unsafe { cu::cuPointerGetAttribute((&raw mut kind).cast(), kind_of, address.addr() as u64) };
@@ -82,7 +85,7 @@ impl Driver for Nvidia {
             }
             result => check(DRIVER, "looking up whose memory a buffer is", result)?,
         }
-        if kind != cu::CUmemorytype::CU_MEMORYTYPE_DEVICE {
+        if kind != cu::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 {
             return Ok(None);
         }
         let mut ordinal: c_int = 0;
@@ -171,6 +174,13 @@ impl Gpu {
         // SAFETY: each call writes what it is given room for.
         unsafe {
             check(DRIVER, "initialising CUDA", cu::cuInit(0))?;
+            let mut version = 0;
+            check(DRIVER, "asking for its version", cu::cuDriverGetVersion(&mut version))?;
+            if version < OLDEST_DRIVER {
+                let why =
+                    format!("its driver is for CUDA {}.{}; update it to 12.1 or newer", version / 1000, version % 1000 / 10);
+                return Err(Error::Unsupported { what: "device memory", why });
+            }
             check(DRIVER, doing, cu::cuDeviceGet(&mut device, ordinal))?;
             check(DRIVER, doing, cu::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, device))?;
             check(DRIVER, doing, cu::cuDeviceGetUuid_v2(&mut uuid, device))?;

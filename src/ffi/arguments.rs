@@ -85,7 +85,8 @@ const _: () = {
 /// A CUDA stream (`cudaStream_t` or `CUstream`; NULL is the default stream), of calls whose buffers are in the memory of a GPU. Such a
 /// call takes its turn in the stream: it reads its buffers after what the stream was given before, what the stream is given
 /// afterwards finds the result, and the call returns at once. That it fails is then said by the next call. (The asynchronous forms
-/// have the stream go on; kolo_work_wait_on has any stream wait.) Calls on host memory that are given a stream do the same. With NULL and host memory, a call returns when it is done.
+/// have the stream go on; kolo_work_wait_on has any stream wait.) Calls on host memory that are given a stream do the same. With NULL
+/// and host memory, a call returns when it is done.
 pub type kolo_stream_t = *mut c_void;
 
 thread_local! {

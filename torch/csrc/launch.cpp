@@ -18,7 +18,7 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
       seq_(call.is_message ? group.seq_.load() : ++group.seq_),
       stream_(
           is_on_device(like) && group.has_devices_ && !call.needs_host ? std::optional(current_stream(like.device())) : std::nullopt),
-      is_sync_(!call.is_async && !group.coalescing_ && (stream_ || !is_on_device(like))) {
+      is_sync_(!call.is_async && !group.coalescing_ && (stream_ ? !group.options_->blocking_wait : !is_on_device(like))) {
   if (is_sync_) {
     if (C10_UNLIKELY(at::hasCallbacks())) {
       profile_.emplace(at::RecordScope::USER_SCOPE);
@@ -29,6 +29,9 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
     return;
   }
   flight_ = group.coalescing_ ? group.coalescing_->flight : std::make_shared<Flight>(group.members_);
+  if (is_on_device(like) && !stream_) {
+    flight_->after_current_stream(like.device());
+  }
 }
 
 Launch::~Launch() {
@@ -55,8 +58,8 @@ void Launch::keep(const at::Tensor& memory) {
 }
 
 void Launch::copy_back(const at::Tensor& to, const at::Tensor& from) {
-  if (flight_ && copies_.empty() && is_on_device(to)) {
-    flight_->after_current_stream(to.device());
+  if (flight_ && stream_ && copies_.empty()) {
+    flight_->after_current_stream(stream_->device());
   }
   copies_.push_back({to, from});
 }

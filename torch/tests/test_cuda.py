@@ -67,9 +67,36 @@ def test_collective_on_a_gpu(world, path, name):
 
 
 @pytest.mark.parametrize("name", moved.CHECKS)
-def test_collective_with_tensors_moved_to_other_memory(name):
-    """What moves the tensors of the checks is right, also where there is no GPU."""
-    judge(outcomes(2, "host", "cpu"), name)
+@pytest.mark.parametrize("path", ["host", "direct"])
+def test_collective_with_tensors_moved_to_other_memory(path, name):
+    """What moves the tensors of the checks is right, also where there is no GPU; so are tensors on the host in a group with devices."""
+    judge(outcomes(2, path, "cpu"), name)
+
+
+def tells_of_devices(rank, world, method):
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    # Streams are nothing that tensors on the host know: wait() waits, with the option and without.
+    for is_blocking in (False, True):
+        import torch_kolo
+
+        options = torch_kolo.Options()
+        options.blocking_wait = is_blocking
+        group = dist.new_group(pg_options=options, timeout=datetime.timedelta(seconds=20))
+        tensor = torch.ones(100_000)
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        work.wait()
+        assert work.is_completed() and (tensor == world).all()
+        assert group._get_backend(torch.device("cpu")).has_devices == backend.has_devices
+    return backend.has_devices
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_rank_0_has_counts(tmp_path, path):
+    found = Ranks(2, tells_of_devices, f"file://{tmp_path}/store", environment=PATHS[path]).results()
+    assert found == dict.fromkeys(range(2), path != "host")
 
 
 # ---- Streams, and what else only devices have ----
