@@ -244,6 +244,20 @@ def memory_that_is_let_go(rank, world, device):
         assert (kept == total(world)).all()
 
 
+def memory_of_the_driver_meanwhile(rank, world, device):
+    """The driver is asked for memory, and given some back, while streams wait for operations: nobody waits for each other."""
+    import torch.distributed as dist
+
+    tensor = torch.full((MANY,), rank + 1.0, device=device)
+    for i in range(1, 11):
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        torch.empty((MANY + i * (1 << 20),), device=device).fill_(1)
+        torch.cuda.empty_cache()
+        assert (tensor == total(world)).all()
+        tensor.fill_(rank + 1.0)
+
+
 def the_host_goes_on(rank, world, device):
     """wait() returns while the stream still has something to do that comes before the operation."""
     import torch.distributed as dist
@@ -445,6 +459,7 @@ PROGRAMS = {
         side_streams,
         another_stream_waits,
         memory_that_is_let_go,
+        memory_of_the_driver_meanwhile,
         the_host_goes_on,
         barriers,
         futures,
