@@ -53,6 +53,7 @@ cp "$tests" "$folder/bin/unit-tests"
 strip "$folder/bin/kolo" "$folder/bin/unit-tests"
 cp "$built/release/libkolo.a" "$folder/lib/"
 strip --strip-debug "$folder/lib/libkolo.a"
+gzip -9n "$folder/lib/libkolo.a"
 cp include/kolo.h "$folder/include/"
 for part in csrc src tests examples setup.py pyproject.toml README.md; do
     cp -r "torch/$part" "$folder/torch/"
@@ -60,12 +61,13 @@ done
 find "$folder/torch" -name __pycache__ -prune -exec rm -rf {} + -o -name '*.so' -exec rm {} + -o -name '*.egg-info' -prune -exec rm -rf {} +
 cp benches/peers/device.py "$folder/peers/"
 cp "$here/gpu-check.sh" "$here/gpu_check.py" "$folder/"
+chmod +x "$folder/gpu-check.sh"
 git describe --always --dirty --abbrev=12 --exclude='*' >"$folder/COMMIT" 2>/dev/null || echo unknown >"$folder/COMMIT"
 # What PyTorch's backend is built and tested with.
 if ! python3 -m pip install --quiet --disable-pip-version-check --target "$folder/python" pytest ninja 'setuptools>=77' wheel; then
     echo "without pytest, ninja and setuptools: where they are missing, the PyTorch backend will not be run" >&2
 fi
-chmod +x "$folder/gpu-check.sh"
+find "$folder/python" -name __pycache__ -prune -exec rm -rf {} +
 size=$(du -sm "$folder" | cut -f 1)
 echo "$folder: $size MiB"
 if [ "$size" -gt 60 ]; then

@@ -3,6 +3,7 @@
 import ctypes
 import datetime
 import glob
+import gzip
 import importlib.util
 import json
 import os
@@ -28,6 +29,12 @@ class NotRun(Exception):
 
 class Failed(Exception):
     """What went wrong in a part."""
+
+
+def ended(what, status, text):
+    """A command that failed, with the last that it said."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return Failed(f"{what} ended with {status}{': ' if lines else ''}{lines[-1][:200] if lines else ''}\n{text}")
 
 
 class Check:
@@ -159,7 +166,7 @@ class Check:
         self.needs_gpu()
         status, text = self.run([self.kolo, "doctor"], 60, "kolo doctor")
         if status:
-            raise Failed(f"kolo doctor ended with {status}\n{text}")
+            raise ended("kolo doctor", status, text)
         return text
 
     def unit_tests(self, wrapper=(), limit=90):
@@ -167,7 +174,7 @@ class Check:
         command = [*wrapper, self.folder / "bin" / "unit-tests", "on_a_gpu", "--include-ignored", "--test-threads=4"]
         status, text = self.run(command, limit, "the unit tests", {"KOLO_TEST_GPU": "1"})
         if status:
-            raise Failed(f"the unit tests ended with {status}\n{text}")
+            raise ended("the unit tests", status, text)
         counted = re.search(r"(\d+) passed", text)
         if not counted or counted[1] == "0":
             raise NotRun("no unit test is for a GPU")
@@ -190,7 +197,7 @@ class Check:
         self.needs_gpu(torch=True)
         status, text = self.run([sys.executable, Path(__file__).resolve(), "--bounds"], 60, "measuring copies")
         if status:
-            raise Failed(f"measuring copies ended with {status}\n{text}")
+            raise ended("measuring copies", status, text)
         self.figures.update(json.loads(text.strip().splitlines()[-1]))
         return text
 
@@ -208,7 +215,7 @@ class Check:
             status, text = self.run([self.kolo, "run", "-n", ranks, "--", *bench], limit, "kolo bench", environment)
             printed += text
             if status:
-                raise Failed(f"kolo bench ended with {status}\n{printed}")
+                raise ended("kolo bench", status, printed)
             for row in json.loads(file.read_text())["rows"]:
                 for form in figures:
                     if row.get(form):
@@ -225,7 +232,7 @@ class Check:
         if status == 3:
             raise NotRun(text.strip().splitlines()[-1].removeprefix("NOT RUN: "))
         if status:
-            raise Failed(f"{backend} ended with {status}\n{text}")
+            raise ended(backend, status, text)
         found = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
         self.figures[f"{backend} under PyTorch, {ranks} ranks"] = {int(size): took for size, took in found.items()}
         return text
@@ -234,17 +241,21 @@ class Check:
         self.needs_gpu(torch=True)
         if not shutil.which("g++"):
             raise NotRun("there is no g++ to build torch_kolo with")
-        source, site = self.scratch / "torch", self.scratch / "site"
+        source, site, kolo = (self.scratch / name for name in ("torch", "site", "kolo"))
         shutil.copytree(self.folder / "torch", source)
+        shutil.copytree(self.folder / "include", kolo / "include")
+        (kolo / "lib").mkdir()
+        with gzip.open(self.folder / "lib" / "libkolo.a.gz") as packed, open(kolo / "lib" / "libkolo.a", "wb") as library:
+            shutil.copyfileobj(packed, library)
         environment = {
-            "KOLO_LIBRARY": str(self.folder / "lib" / "libkolo.a"),
+            "KOLO_LIBRARY": str(kolo / "lib" / "libkolo.a"),
             "MAX_JOBS": str(os.cpu_count()),
             "PATH": os.pathsep.join([str(self.folder / "python" / "bin"), self.environment["PATH"]]),
         }
         pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--target", site, source]
         status, text = self.run(pip, 150, "building torch_kolo", environment)
         if status:
-            raise Failed(f"torch_kolo cannot be built\n{text}")
+            raise ended("building torch_kolo", status, text)
         self.environment["PYTHONPATH"] = os.pathsep.join([str(site), self.environment["PYTHONPATH"]])
         self.backend = source
         return text
@@ -374,6 +385,7 @@ def write(report, out):
             medians[key] = {size: row["p50_us"] for size, row in figure["in_place"].items()}
         elif isinstance(figure, dict):
             medians[key] = figure
+    medians = {key: of for key, of in medians.items() if of}
     if medians:
         lines += ["", "all_reduce in place, f32, medians in microseconds:", ""]
         rows = [[key, *(of.get(size, "") for size in SIZES)] for key, of in medians.items()]
