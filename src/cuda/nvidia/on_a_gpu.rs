@@ -154,7 +154,7 @@ fn memory_is_found_and_copied() {
     let driver = driver().unwrap();
     let found = driver.locate(std::ptr::without_provenance(one.address as usize + len - 1)).unwrap();
     assert_eq!(found.expect("it is a device's").id(), gpu.id());
-    let on_host = vec![1u8; 10];
+    let on_host = [1u8; 10];
     assert!(driver.locate(on_host.as_ptr()).unwrap().is_none());
     assert_eq!(driver.device_of(stream.id).unwrap().id(), gpu.id());
     let extent = gpu.extent(one.address + 5).unwrap();
