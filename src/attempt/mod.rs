@@ -66,6 +66,14 @@ impl<'a> Attempt<'a> {
         Attempt { descriptor, words, fingerprint, terms, timeout: terms.timeout, started: Cell::new(None), note: None }
     }
 
+    /// With a time of its own, if there is one, and to be written down. At once, for small operations would notice another copy.
+    #[inline]
+    pub(crate) fn noted(descriptor: Descriptor, terms: &'a Terms, timeout: Option<Duration>, note: &'a Note<'a>) -> Attempt<'a> {
+        let words = descriptor.encode();
+        let (fingerprint, timeout) = (Descriptor::fingerprint(words), timeout.unwrap_or(terms.timeout));
+        Attempt { descriptor, words, fingerprint, terms, timeout, started: Cell::new(None), note: Some(note) }
+    }
+
     /// With a time of its own, if there is one.
     #[inline]
     pub(crate) fn within(self, timeout: Option<Duration>) -> Attempt<'a> {
@@ -78,12 +86,6 @@ impl<'a> Attempt<'a> {
         self.descriptor.seq = seq;
         self.words = self.descriptor.encode();
         self.fingerprint = Descriptor::fingerprint(self.words);
-    }
-
-    /// To be written down.
-    #[inline]
-    pub(crate) fn noted(self, note: &'a Note<'a>) -> Attempt<'a> {
-        Attempt { note: Some(note), ..self }
     }
 
     /// Writes it down, if that has not been done: to be called when others know of it already, and before it waits.

@@ -147,7 +147,7 @@ impl Core {
     fn meet(&mut self, attempt: Attempt<'_>) -> Result<()> {
         let choice = self.choose(Op::Barrier, 0);
         // SAFETY: a barrier touches no buffer.
-        unsafe { self.carry_out(attempt, &Call::new::<u8>(Op::Barrier), choice) }
+        unsafe { self.carry_out(&attempt, &Call::new::<u8>(Op::Barrier), choice) }
     }
 
     pub(super) fn fabric(&self) -> &Fabric {
@@ -202,15 +202,14 @@ impl Core {
         let (descriptor, bytes) = (call.descriptor(self.seq, 0), call.bytes(world));
         let choice = (world > 1 && !call.is_empty(world)).then(|| self.choose(call.op, bytes));
         let note = Note::new(history, bytes, health::path(choice));
-        let attempt = Attempt::new(descriptor, terms).within(call.timeout).noted(&note);
-        let words = attempt.words;
+        let attempt = Attempt::noted(descriptor, terms, call.timeout, &note);
         // Windows do so themselves, when nothing waits for this rank any more.
         if note.is_large() || choice.is_none_or(|choice| choice.algorithm != Algorithm::Window) {
             attempt.note();
         }
         // SAFETY: passed on.
-        let result = unsafe { self.collective_by(choice, attempt, call) };
-        note.end(&words, result.is_ok());
+        let result = unsafe { self.collective_by(choice, &attempt, call) };
+        note.end(&attempt.words, result.is_ok());
         result
     }
 
@@ -220,7 +219,7 @@ impl Core {
     ///
     /// As for [`Core::collective`].
     #[inline]
-    unsafe fn collective_by(&mut self, choice: Option<Choice>, attempt: Attempt<'_>, call: &Call) -> Result<()> {
+    unsafe fn collective_by(&mut self, choice: Option<Choice>, attempt: &Attempt<'_>, call: &Call) -> Result<()> {
         let Some(choice) = choice else {
             if call.send.ptr != call.recv.ptr {
                 // SAFETY: the caller vouches for both. Alone, they are equally long, and apart if they are not the same; of several
@@ -248,13 +247,13 @@ impl Core {
     ///
     /// As for [`Core::collective`].
     #[inline]
-    unsafe fn carry_out(&mut self, attempt: Attempt<'_>, call: &Call, choice: Choice) -> Result<()> {
+    unsafe fn carry_out(&mut self, attempt: &Attempt<'_>, call: &Call, choice: Choice) -> Result<()> {
         // SAFETY: passed on.
         unsafe {
             match (choice.algorithm, choice.between) {
-                (Algorithm::Window, _) => self.in_window(&attempt, call),
-                (Algorithm::Hierarchical, Some(between)) => self.in_hierarchy(&attempt, call, between),
-                (algorithm, _) => self.by_messages(attempt, call, algorithm),
+                (Algorithm::Window, _) => self.in_window(attempt, call),
+                (Algorithm::Hierarchical, Some(between)) => self.in_hierarchy(attempt, call, between),
+                (algorithm, _) => self.by_messages(attempt.clone(), call, algorithm),
             }
         }
     }

@@ -45,6 +45,14 @@ pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &Wind
     let from_root = if is_root { Sources::Nobody } else { Sources::One(call.root) };
     let to_root = if is_root { Sources::Everybody } else { Sources::Nobody };
     let memory = Memory { call, rank, ranks };
+    // What is short comes first: there, every test counts.
+    match call.op {
+        Op::Barrier => return window.meet(attempt),
+        Op::AllReduce | Op::Reduce if bytes <= size_of::<Notes>() => {
+            return inline(window, attempt, memory, call.op == Op::AllReduce || is_root);
+        }
+        _ => {}
+    }
     if reading::copy(window, attempt, memory)? {
         return Ok(());
     }
@@ -55,11 +63,6 @@ pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &Wind
     };
     let mut parts = std::mem::take(&mut window.parts);
     let result = match call.op {
-        Op::Barrier => window.pipeline(attempt, Sources::Everybody, 0, &mut Nothing),
-        Op::AllReduce | Op::Reduce if bytes <= size_of::<Notes>() => {
-            let takes = call.op == Op::AllReduce || is_root;
-            inline(window, attempt, memory, takes, &mut parts)
-        }
         Op::AllReduce | Op::Reduce if bytes * ranks <= one_shot => {
             let takes = call.op == Op::AllReduce || is_root;
             let sources = if takes { Sources::Everybody } else { Sources::Nobody };
@@ -176,23 +179,8 @@ impl Memory<'_> {
     }
 }
 
-/// A barrier: one turn and nothing in it.
-struct Nothing;
-
-impl Direct for Nothing {
-    const COMBINES: bool = false;
-
-    fn pieces(&self) -> usize {
-        1
-    }
-
-    fn stage(&mut self, _: usize, _: *mut u8) {}
-
-    fn take(&mut self, _: usize, _: &Slots<'_>) {}
-}
-
 /// Everybody says everything in its flag line, which the others read anyhow: one cache line from each.
-fn inline(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_>, takes: bool, parts: &mut Vec<*const u8>) -> Result<()> {
+fn inline(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_>, takes: bool) -> Result<()> {
     let all = 0..memory.call.count;
     let bytes = all.len() * memory.call.element;
     let mut notes: Notes = [0; NOTES];
@@ -205,11 +193,12 @@ fn inline(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_>, takes:
         return Ok(());
     }
     window.wait_for(attempt, Sources::Everybody, turn)?;
-    for rank in 0..memory.ranks {
-        window.inline[rank] = if rank == memory.rank { notes } else { window.turns.line(rank, turn).notes() };
-    }
+    let Window { inline, turns, parts, .. } = window;
     parts.clear();
-    parts.extend(window.inline.iter().map(|notes| notes.as_ptr().cast::<u8>()));
+    for (rank, place) in inline.iter_mut().enumerate() {
+        *place = if rank == memory.rank { notes } else { turns.line(rank, turn).notes() };
+        parts.push(place.as_ptr().cast());
+    }
     // SAFETY: the parts are notes, which hold so many elements; the caller of `run` vouches for the output.
     unsafe { memory.fold(parts, memory.output(&all), all.len()) };
     Ok(())
