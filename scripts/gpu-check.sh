@@ -8,6 +8,9 @@
 # compiler, the kernels CUDA's run-time compiler (PyTorch brings it; else prebuilt ones are used), races and accesses that are wrong
 # compute-sanitizer. What is missing is in the report. It takes nine minutes at most.
 #
+# Where there is no C++ compiler beside the GPU, --pack can build PyTorch's backend as well: KOLO_GPU_PYTHON is a Python of the version
+# that is there, with the PyTorch that is there.
+#
 # Ends with 0 if all that was run passed, with 1 if something failed, with 2 if it was called wrongly, with 3 if nothing was run.
 set -eu
 
@@ -36,7 +39,7 @@ if [ ! -f Cargo.toml ]; then
     echo "$0: --pack is for kolo's repository" >&2
     exit 2
 fi
-built=${CARGO_TARGET_DIR:-target}
+built=${CARGO_TARGET_DIR:-$PWD/target}
 
 cargo build --release --package kolo-cli --features cuda
 cargo build --release --package kolo --lib --features cuda
@@ -66,6 +69,12 @@ git describe --always --dirty --abbrev=12 --exclude='*' >"$folder/COMMIT" 2>/dev
 # What PyTorch's backend is built and tested with.
 if ! python3 -m pip install --quiet --disable-pip-version-check --target "$folder/python" pytest ninja 'setuptools>=77' wheel; then
     echo "without pytest, ninja and setuptools: where they are missing, the PyTorch backend will not be run" >&2
+fi
+rm -rf "$folder/site"
+if [ -n "${KOLO_GPU_PYTHON:-}" ]; then
+    KOLO_LIBRARY=$built/release/libkolo.a PYTHONPATH=$folder/python PATH=$folder/python/bin:$PATH "$KOLO_GPU_PYTHON" -m pip install --quiet \
+        --disable-pip-version-check --no-deps --no-build-isolation --target "$folder/site" ./torch
+    strip "$folder"/site/torch_kolo/*.so
 fi
 find "$folder/python" -name __pycache__ -prune -exec rm -rf {} +
 size=$(du -sm "$folder" | cut -f 1)

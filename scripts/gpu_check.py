@@ -239,8 +239,15 @@ class Check:
 
     def build_backend(self):
         self.needs_gpu(torch=True)
+        built = {"PYTHONPATH": os.pathsep.join([str(self.folder / "site"), self.environment["PYTHONPATH"]])}
+        if (self.folder / "site").is_dir():
+            status, text = self.run([sys.executable, "-c", "import torch, torch_kolo; torch_kolo.Options()"], 60, "torch_kolo", built)
+            if status == 0:
+                self.environment.update(built)
+                self.backend = self.folder / "torch"
+                return "it was packed\n"
         if not shutil.which("g++"):
-            raise NotRun("there is no g++ to build torch_kolo with")
+            raise NotRun("there is no g++ to build torch_kolo with, and none was packed that fits")
         source, site, kolo = (self.scratch / name for name in ("torch", "site", "kolo"))
         shutil.copytree(self.folder / "torch", source)
         shutil.copytree(self.folder / "include", kolo / "include")
