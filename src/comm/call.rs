@@ -35,6 +35,8 @@ pub(crate) struct Call {
     pub(crate) source: Option<Source>,
     /// How long it may take, if not as long as the communicator's calls usually may.
     pub(crate) timeout: Option<Duration>,
+    /// What it tells others that it is, if it is a part of something else. The number is its own.
+    pub(crate) described: Option<Descriptor>,
     /// If its buffers are a device's, or if it takes its turn in a stream.
     pub(crate) lent: Option<Arc<Lent>>,
 }
@@ -98,12 +100,16 @@ impl Call {
             send_counts: None,
             recv_counts: None,
             timeout: None,
+            described: None,
             lent: None,
         }
     }
 
     /// What all ranks must agree on. `seq` counts from 1.
     pub(crate) fn descriptor(&self, seq: u64, epoch: u32) -> Descriptor {
+        if let Some(described) = self.described {
+            return Descriptor { seq, epoch, ..described };
+        }
         let counts = match self.op {
             Op::AllGatherV => self.recv_counts.as_ref(),
             Op::ReduceScatterV => self.send_counts.as_ref(),

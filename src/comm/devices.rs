@@ -9,6 +9,7 @@
 //! died was to do never comes, and a stream that waited for it could never be used again. The caller's stream waits at a gate,
 //! which opens when the operation has ended, however that was.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -17,14 +18,16 @@ use super::{Communicator, Core, Shared};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::config::DevicePath;
 use crate::cuda;
-use crate::cuda::device::{Address, Device, Driver, Event, Gate, MOST_PARTS, Memory, Pinned, Reduction, Stream, StreamId};
+use crate::cuda::device::{
+    Address, Device, DeviceId, Driver, Event, Gate, MOST_PARTS, Memory, Pinned, Reduction, Stream, StreamId,
+};
 use crate::cuda::direct::{self, Buffer, Move, Plan};
 use crate::cuda::peers::{Peers, Place, Record};
 use crate::cuda::pieces::{Cut, Piece, Row};
 use crate::door::handshake;
 use crate::error::{Argument, Cause, Error, Result};
 use crate::sys::Segment;
-use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
+use crate::types::{DType, Descriptor, Op, Rank, ReduceOp, mix};
 use crate::window::heap::Allocation;
 
 /// Up to so many bytes an operation is not worth asking where the others' buffers are.
@@ -51,12 +54,27 @@ pub(crate) struct Lent {
     ready: Event,
     /// Where streams can wait for its end.
     gate: Option<Gate>,
+    /// Whether the caller's stream does.
+    is_closed: AtomicBool,
+    /// Whether the device can reduce.
+    has_kernels: bool,
 }
 
 impl Lent {
     /// Has the caller's stream wait for the end, if it can: the caller need not, then.
     pub(super) fn close(&self) -> Result<bool> {
-        self.close_on(self.stream)
+        let closed = self.close_on(self.stream)?;
+        self.is_closed.store(closed, Ordering::Relaxed);
+        Ok(closed)
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// Whether the caller's stream has come to the call, or cannot any more.
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready.is_done().unwrap_or(true)
     }
 
     /// Has a stream wait for the end, if it can.
@@ -78,6 +96,14 @@ impl std::fmt::Debug for Lent {
     }
 }
 
+/// Of a rank that has its buffers in host memory.
+const NO_DEVICE: DeviceId = [0; 16];
+
+/// How a device reduces for a call, or makes bools of bytes.
+fn reduction(call: &Call) -> Option<ReduceOp> {
+    call.redop.or((call.dtype == DType::Bool).then_some(ReduceOp::Max))
+}
+
 /// What a communicator keeps for devices.
 #[derive(Default)]
 pub(super) struct Devices {
@@ -88,8 +114,17 @@ pub(super) struct Devices {
     scratch: Option<Area>,
     on_device: Option<DeviceArea>,
     peers: Peers,
+    /// The device that each rank last had, if any.
+    of_ranks: Vec<DeviceId>,
     /// A number that tests have of their own.
     process: Option<u64>,
+}
+
+impl Devices {
+    /// An operation has failed: other ranks may not have heard of it yet, and use this one's area until they do. It is never freed.
+    pub(super) fn abandon(&mut self) {
+        std::mem::forget(self.on_device.take().and_then(|area| area.memory));
+    }
 }
 
 /// kolo's own streams on a device.
@@ -100,6 +135,8 @@ struct Lanes {
     /// For each slot, when its piece has come, and when it has gone.
     outs: [Event; SLOTS],
     backs: [Event; SLOTS],
+    /// How long what they are given may take: of the call that uses them.
+    timeout: Duration,
 }
 
 impl Lanes {
@@ -111,7 +148,12 @@ impl Lanes {
             outs: events()?,
             backs: events()?,
             device: device.clone(),
+            timeout: Duration::MAX,
         })
+    }
+
+    fn until_done(&self, event: &Event) -> Result<()> {
+        until_done(event, self.timeout)
     }
 }
 
@@ -146,7 +188,8 @@ impl Area {
 
 /// Device memory through which passes what is in memory that others cannot reach.
 struct DeviceArea {
-    #[expect(dead_code, reason = "it is there to be held")]
+    /// What makes the addresses valid.
+    _peers: Peers,
     memory: Option<Memory>,
     /// Where each rank's is from here; `None` if not all can reach all.
     addresses: Option<Vec<Address>>,
@@ -158,10 +201,10 @@ impl Communicator {
         self.shared.driver.get_or_init(devices).as_ref()
     }
 
-    /// The device of a stream.
+    /// A device, by the number under which this process sees it.
     #[cfg(feature = "cuda")]
-    pub(super) fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>> {
-        self.driver().ok_or_else(|| self.no_devices("device memory"))?.device_of(stream)
+    pub(super) fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        self.driver().ok_or_else(|| self.no_devices("device memory"))?.device(ordinal)
     }
 
     /// Why there are none.
@@ -200,7 +243,13 @@ impl Communicator {
         let ready = Event::new(&device)?;
         ready.record(stream)?;
         let gate = device.gates()?.and_then(|gates| gates.take());
-        call.lent = Some(Arc::new(Lent { device, on_device, stream, ready, gate }));
+        // On this thread, for it may wait for streams, of which none waits for this call yet.
+        let prepared = if on_device.contains(&true) { device.prepare(call.dtype, reduction(call)) } else { Ok(()) };
+        let has_kernels = prepared
+            .inspect_err(|error| tracing::warn!(%error, "there are no kernels: what is on this device passes through the host"))
+            .is_ok();
+        let is_closed = AtomicBool::new(false);
+        call.lent = Some(Arc::new(Lent { device, on_device, stream, ready, gate, is_closed, has_kernels }));
         Ok(())
     }
 
@@ -210,13 +259,34 @@ impl Communicator {
     ///
     /// What the call reads and writes stays valid until its stream has come behind it, and nobody else uses it until then.
     pub(super) unsafe fn enqueue(&self, call: &Call) -> Result<()> {
-        let is_gated = call.lent.as_ref().map_or(Ok(false), |lent| lent.close())?;
-        // Where to put who sent is the caller's only until this returns.
-        let waits = call.source.is_some() || !is_gated;
+        self.check_not_failed()?;
+        let waits = !self.close(call)?;
         let call = call.clone();
         // SAFETY: passed on.
         let work = unsafe { self.start_prepared(call)? };
         if waits { work.wait() } else { Ok(()) }
+    }
+}
+
+impl Communicator {
+    /// A call whose failure nobody will wait for says that of an earlier one.
+    pub(super) fn check_not_failed(&self) -> Result<()> {
+        match self.shared.failure.get() {
+            Some(first) => Err(Error::Revoked { first: first.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Has a call's stream wait for its end, if it can and may.
+    ///
+    /// The first call of a kind has to be waited for: memory is allocated, pinned and opened for it, and kernels are loaded. The
+    /// driver may wait for all streams of the device then, and would wait for ever for one that waits for this call.
+    pub(super) fn close(&self, call: &Call) -> Result<bool> {
+        let Some(lent) = &call.lent else { return Ok(false) };
+        let is_large = call.bytes(self.world_size()) > SHORT;
+        let is_known = !self.shared.kinds.lock().insert((call.op, call.dtype, call.redop, is_large));
+        // Where to put who sent is the caller's only until the call returns.
+        if is_known && call.source.is_none() { lent.close() } else { Ok(false) }
     }
 }
 
@@ -268,6 +338,8 @@ pub(super) struct Staged {
     /// Where it goes when it has been received.
     to: ChunkMut,
     lent: Arc<Lent>,
+    /// How long a copy may take.
+    timeout: Duration,
 }
 
 impl Staged {
@@ -282,7 +354,8 @@ impl Staged {
         let (send, recv) = (call.send, call.recv);
         let problem = Argument::TooMany { count: call.count };
         let memory = Segment::try_heap(send.len.max(recv.len).max(1)).ok_or(Error::Argument { op: call.op, problem })?;
-        let mut staged = Staged { memory, to: ChunkMut::EMPTY, lent };
+        let timeout = call.timeout.unwrap_or(shared.terms.timeout);
+        let mut staged = Staged { memory, to: ChunkMut::EMPTY, lent, timeout };
         let [sends, receives] = staged.lent.on_device;
         let there = staged.memory.at(0);
         if sends {
@@ -317,18 +390,26 @@ impl Staged {
         let (stream, event) = (Stream::new(device)?, Event::new(device)?);
         copy(&**device, stream.id)?;
         event.record(stream.id)?;
-        until_done(&event)
+        until_done(&event, self.timeout)
     }
 }
 
 /// Waits for what depends on this rank's copies and kernels only.
-fn until_done(event: &Event) -> Result<()> {
-    let mut patience = Looks::default();
+fn until_done(event: &Event, timeout: Duration) -> Result<()> {
+    let began = Instant::now();
+    let mut looks = Looks::default();
     while !event.is_done()? {
-        patience.look_again();
+        if began.elapsed() >= timeout {
+            let problem = format!("the device has not come to it after {timeout:.1?}; find out what else it does");
+            return Err(Error::Device { device: event.device().name(), doing: "copying or reducing", problem });
+        }
+        looks.look_again();
     }
     Ok(())
 }
+
+/// So long what is under way on a device is waited for when its operation has failed.
+const DRAIN: Duration = Duration::from_secs(5);
 
 /// How often it is looked whether a device is done: without pause while that may be a matter of microseconds.
 #[derive(Default)]
@@ -379,10 +460,24 @@ impl<'a> OnDevices<'a> {
         let touches_device = self.call.lent.as_ref().is_some_and(|lent| lent.on_device.contains(&true));
         // SAFETY: passed on, as below.
         unsafe {
+            if self.world == 1 && self.call.lent.as_ref().is_some_and(|lent| lent.on_device == [true; 2]) {
+                return self.alone();
+            }
             if !self.shared.asks(self.call) || self.world == 1 {
                 return if touches_device { self.whole() } else { self.on_host(self.call) };
             }
+            if !self.may_be_direct() {
+                // Where they are is of no interest, only whether all are the host's.
+                return if self.agree(!touches_device)? {
+                    self.on_host(self.call)
+                } else if matches!(self.call.op, Op::AllGatherV | Op::ReduceScatterV) {
+                    if touches_device { self.whole() } else { self.on_host(self.call) }
+                } else {
+                    self.in_pieces()
+                };
+            }
             let records = self.tell()?;
+            self.look_for_other_devices(&records);
             if records.iter().flat_map(|record| record.places).all(|place| matches!(place, Place::Nowhere | Place::Host)) {
                 return self.on_host(self.call);
             }
@@ -403,6 +498,12 @@ impl<'a> OnDevices<'a> {
                 _ => self.in_pieces(),
             }
         }
+    }
+
+    /// An error if the operation has been given up: what other ranks lent for it may be theirs again.
+    fn check_not_given_up(&self) -> Result<()> {
+        let seq = self.core.next_seq();
+        if self.shared.terms.alarm.stops(Some(seq)) { Err(Error::Aborted { op: self.call.op, seq }) } else { Ok(()) }
     }
 
     /// A part of the call, in host memory.
@@ -430,9 +531,10 @@ impl<'a> OnDevices<'a> {
     /// Gives all ranks a record, and takes theirs, of buffers that are at least so long.
     fn exchange(&mut self, mine: Record, needed: impl Fn(Rank) -> Result<[u64; 2]>) -> Result<Vec<Record>> {
         let words = mine.call;
+        let described = self.call.descriptor(0, 0);
         let mine = mine.encode();
         let mut all = vec![0; self.world * Record::LEN];
-        let mut call = self.beside(Op::AllGather, DType::U8, Record::LEN);
+        let mut call = Call { described: Some(described), ..self.beside(Op::AllGather, DType::U8, Record::LEN) };
         (call.send, call.recv) = (Chunk::of(&mine), ChunkMut::of(&mut all));
         // SAFETY: both are borrowed for the call, and as long as it says.
         unsafe { self.on_host(&call)? };
@@ -453,6 +555,7 @@ impl<'a> OnDevices<'a> {
         let lent = self.call.lent.as_ref();
         let place = |buffer: Buffer, address: *const u8, len: usize| match lent {
             _ if len == 0 => Place::Nowhere,
+            Some(lent) if lent.on_device[buffer as usize] && !lent.has_kernels => Place::Inert,
             Some(lent) if lent.on_device[buffer as usize] => {
                 let address = address.addr() as u64;
                 let open = lent.device.extent(address).and_then(|extent| Ok((extent, lent.device.export(&extent)?)));
@@ -468,8 +571,14 @@ impl<'a> OnDevices<'a> {
         };
         let Call { send, recv, .. } = *self.call;
         let places = [place(Buffer::Send, send.ptr, send.len), place(Buffer::Recv, recv.ptr, recv.len)];
-        let device = lent.map_or([0; 16], |lent| lent.device.id());
-        Record { call, process: self.core.devices.process.unwrap_or(*PROCESS), device, is_in_place: send.ptr == recv.ptr, places }
+        let device = lent.map_or(NO_DEVICE, |lent| lent.device.id());
+        Record {
+            call,
+            process: self.core.devices.process.unwrap_or_else(process),
+            device,
+            is_in_place: send.ptr == recv.ptr,
+            places,
+        }
     }
 
     fn failed(&self, peer: Rank, cause: Cause) -> Error {
@@ -485,6 +594,20 @@ impl<'a> OnDevices<'a> {
         }
     }
 
+    /// What was opened for one device is of no use to another. All ranks see the same, and forget the same.
+    fn look_for_other_devices(&mut self, records: &[Record]) {
+        let devices = &mut self.core.devices;
+        devices.of_ranks.resize(records.len(), NO_DEVICE);
+        let mut is_other = false;
+        for (known, record) in devices.of_ranks.iter_mut().zip(records).filter(|(_, record)| record.device != NO_DEVICE) {
+            is_other |= *known != NO_DEVICE && *known != record.device;
+            *known = record.device;
+        }
+        if is_other {
+            (devices.peers, devices.on_device) = (Peers::default(), None);
+        }
+    }
+
     /// Where all ranks' buffers are from here, if all of them can be reached by all.
     fn reach(&mut self, records: &[Record]) -> Result<Option<Vec<[u64; 2]>>> {
         let is_in_place = records.iter().any(|record| record.is_in_place);
@@ -496,7 +619,10 @@ impl<'a> OnDevices<'a> {
         if !may {
             return Ok(None);
         }
-        self.open(records)?;
+        let mut peers = std::mem::take(&mut self.core.devices.peers);
+        let opened = self.open(&mut peers, records);
+        self.core.devices.peers = peers;
+        opened?;
         let peers = &self.core.devices.peers;
         let address = |rank: Rank, place: &Place| match place {
             Place::Nowhere => Some(0),
@@ -512,18 +638,18 @@ impl<'a> OnDevices<'a> {
     }
 
     /// Opens what is new in these records, as far as all ranks can.
-    fn open(&mut self, records: &[Record]) -> Result<()> {
+    fn open(&mut self, peers: &mut Peers, records: &[Record]) -> Result<()> {
         let Some(lent) = &self.call.lent else { return Ok(()) };
-        let news = self.core.devices.peers.news(records);
+        let news = peers.news(records);
         if news.is_empty() {
             return Ok(());
         }
-        let opened = self.core.devices.peers.open(&lent.device, &records[self.rank], records, &news);
+        let opened = peers.open(&lent.device, &records[self.rank], records, &news);
         if let Err(error) = &opened {
             tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
         }
         let by_all = self.agree(opened.is_ok())?;
-        self.core.devices.peers.settle(records, &news, by_all);
+        peers.settle(records, &news, by_all);
         Ok(())
     }
 
@@ -542,20 +668,20 @@ impl<'a> OnDevices<'a> {
             let places = [place.unwrap_or(Place::Hidden), Place::Nowhere];
             let records = self.exchange(Record { places, ..self.record(words) }, |_| Ok([DEVICE_AREA as u64, 0]))?;
             let is_open = |record: &Record| matches!(record.places[0], Place::Open { .. });
-            let addresses = if records.iter().all(is_open) {
-                self.open(&records)?;
-                let address = |(rank, record): (Rank, &Record)| self.core.devices.peers.address(rank, &record.places[0]);
-                records.iter().enumerate().map(address).collect()
-            } else {
-                None
-            };
-            self.core.devices.on_device = match memory {
-                Ok(memory) => Some(DeviceArea { memory: Some(memory), addresses }),
-                Err(error) => {
-                    tracing::info!(%error, "there is no area on the device: its memory passes through the host");
-                    Some(DeviceArea { memory: None, addresses: None })
-                }
-            };
+            // Apart from those of users' memory, which come and go.
+            let mut peers = Peers::default();
+            let mut addresses = None;
+            if records.iter().all(is_open) {
+                self.open(&mut peers, &records)?;
+                let address = |(rank, record): (Rank, &Record)| peers.address(rank, &record.places[0]);
+                addresses = records.iter().enumerate().map(address).collect();
+            }
+            let memory = memory.inspect_err(|error| {
+                tracing::info!(%error, "there is no area on the device: its memory passes through the host");
+            });
+            // Of no use unless all have one.
+            let memory = memory.ok().filter(|_| addresses.is_some());
+            self.core.devices.on_device = Some(DeviceArea { _peers: peers, memory, addresses });
         }
         Ok(self.core.devices.on_device.as_ref().and_then(|area| area.addresses.clone()))
     }
@@ -589,8 +715,9 @@ impl<'a> OnDevices<'a> {
                 unsafe { device.copy(stream, send + piece + at, area(rank) + at, len * size)? };
             }
             lanes.backs[0].record(stream)?;
-            until_done(&lanes.backs[0])?;
+            lanes.until_done(&lanes.backs[0])?;
             self.meet()?;
+            self.check_not_given_up()?;
             let lanes = self.lanes()?;
             let (device, stream) = (&lanes.device, lanes.back.id);
             let (at, count) = slice(rank);
@@ -603,7 +730,7 @@ impl<'a> OnDevices<'a> {
                 unsafe { device.reduce(stream, &reduction)? };
             }
             lanes.backs[0].record(stream)?;
-            until_done(&lanes.backs[0])?;
+            lanes.until_done(&lanes.backs[0])?;
             self.meet()?;
             let lanes = self.lanes()?;
             let (device, stream) = (&lanes.device, lanes.back.id);
@@ -615,7 +742,9 @@ impl<'a> OnDevices<'a> {
         }
         let lanes = self.lanes()?;
         lanes.backs[0].record(lanes.back.id)?;
-        until_done(&lanes.backs[0])
+        lanes.until_done(&lanes.backs[0])?;
+        // Nobody returns, and perhaps frees its area, before all have copied from there.
+        self.meet()
     }
 
     /// Waits for all ranks.
@@ -631,6 +760,7 @@ impl<'a> OnDevices<'a> {
         let mut call = self.beside(Op::AllReduce, DType::U8, 1);
         let memory = ChunkMut::of(&mut answer);
         (call.redop, call.send, call.recv) = (Some(ReduceOp::Min), memory.as_const(), memory);
+        call.described = Some(self.call.descriptor(0, 0));
         // SAFETY: `answer` is borrowed for the call.
         unsafe { self.on_host(&call)? };
         Ok(answer[0] != 0)
@@ -643,6 +773,7 @@ impl<'a> OnDevices<'a> {
         let offsets = counts.map(super::call::Counts::offsets);
         let moves = Plan { op, dtype, rank: self.rank, world: self.world, root, count, offsets }.moves();
         if !moves.is_empty() {
+            self.check_not_given_up()?;
             let world = self.world;
             let lanes = self.lanes()?;
             for one in &moves {
@@ -650,10 +781,23 @@ impl<'a> OnDevices<'a> {
                 unsafe { give(lanes, one, addresses, (dtype, redop, world))? };
             }
             lanes.backs[0].record(lanes.back.id)?;
-            until_done(&lanes.backs[0])?;
+            lanes.until_done(&lanes.backs[0])?;
         }
         // Nobody returns before all have read from, and written to, its buffers.
         self.meet()
+    }
+
+    /// The call of the only rank: a copy.
+    unsafe fn alone(&mut self) -> Result<()> {
+        let Call { send, recv, .. } = *self.call;
+        if send.ptr == recv.ptr {
+            return Ok(());
+        }
+        let lanes = self.lanes()?;
+        // SAFETY: passed on; alone, both are equally long.
+        unsafe { lanes.device.copy(lanes.back.id, send.ptr.addr() as u64, recv.ptr.addr() as u64, recv.len)? };
+        lanes.backs[0].record(lanes.back.id)?;
+        lanes.until_done(&lanes.backs[0])
     }
 
     /// The call as it is, on host memory instead of the device's.
@@ -680,7 +824,7 @@ impl<'a> OnDevices<'a> {
                 }
                 lanes.device.copy_out(lanes.out.id, send.ptr.addr() as u64, area.at(0), send.len)?;
                 lanes.outs[0].record(lanes.out.id)?;
-                until_done(&lanes.outs[0])?;
+                lanes.until_done(&lanes.outs[0])?;
                 call.send.ptr = area.at(0);
             }
             if on_device[1] {
@@ -691,7 +835,7 @@ impl<'a> OnDevices<'a> {
                 let lanes = self.lanes()?;
                 lanes.device.copy_in(lanes.back.id, area.at(sends), recv.ptr.addr() as u64, recv.len)?;
                 lanes.backs[0].record(lanes.back.id)?;
-                until_done(&lanes.backs[0])?;
+                lanes.until_done(&lanes.backs[0])?;
             }
         }
         if is_short {
@@ -737,7 +881,7 @@ impl<'a> OnDevices<'a> {
             return Ok(());
         }
         let lanes = self.lanes()?;
-        until_done(if has_come { &lanes.outs[slot] } else { &lanes.backs[slot] })
+        lanes.until_done(if has_come { &lanes.outs[slot] } else { &lanes.backs[slot] })
     }
 
     /// Starts the copies of what a piece takes from this rank's send buffer.
@@ -803,10 +947,12 @@ impl<'a> OnDevices<'a> {
                 area.pinned = None;
             }
         }
-        if devices.lanes.is_none() {
-            devices.lanes = Some(Lanes::new(&lent.device)?);
-        }
-        Ok(devices.lanes.as_ref().expect("they were just made"))
+        let mut lanes = match devices.lanes.take() {
+            Some(lanes) => lanes,
+            None => Lanes::new(&lent.device)?,
+        };
+        lanes.timeout = self.call.timeout.unwrap_or(self.shared.terms.timeout);
+        Ok(devices.lanes.insert(lanes))
     }
 
     /// Host memory for pieces, on all ranks.
@@ -835,7 +981,7 @@ impl<'a> OnDevices<'a> {
     fn drain(&mut self) {
         let Some(lanes) = &self.core.devices.lanes else { return };
         for (stream, event) in [(&lanes.out, &lanes.outs[0]), (&lanes.back, &lanes.backs[0])] {
-            if let Err(error) = event.record(stream.id).and_then(|()| until_done(event)) {
+            if let Err(error) = event.record(stream.id).and_then(|()| until_done(event, DRAIN)) {
                 tracing::warn!(%error, "what was under way on the device has failed as well");
             }
         }
@@ -880,7 +1026,11 @@ fn words_of(bytes: &[u8; Descriptor::WORDS * 8]) -> [u64; Descriptor::WORDS] {
     std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * i + byte])))
 }
 
-/// A number of this process that no other has.
+/// A number of this process that no other has; a copy that a fork made has its own.
+fn process() -> u64 {
+    mix(*PROCESS, std::process::id().into())
+}
+
 static PROCESS: LazyLock<u64> = LazyLock::new(|| u64::from_le_bytes(std::array::from_fn(|i| handshake::random()[i])));
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::health::{self, Bulletin, Recording};
 use crate::plan::{Choice, Layout};
 use crate::sys;
-use crate::types::{Op, Rank};
+use crate::types::{DType, Op, Rank, ReduceOp};
 use core::Core;
 use queue::Queue;
 
@@ -78,6 +78,8 @@ struct Shared {
     bulletin: Arc<Bulletin>,
     /// The devices of this process, once they have been looked for.
     driver: std::sync::OnceLock<Option<Arc<dyn Driver>>>,
+    /// The kinds of calls on devices that there have been.
+    kinds: Mutex<HashSet<(Op, DType, Option<ReduceOp>, bool)>>,
     /// Of the process that made it.
     forks: u32,
 }
@@ -116,6 +118,7 @@ impl Communicator {
             recording,
             bulletin,
             driver: std::sync::OnceLock::new(),
+            kinds: Mutex::default(),
             forks: sys::forks(),
         });
         Communicator { queue: Queue::new(), shared }
@@ -275,8 +278,10 @@ impl Communicator {
         let mut works = Vec::with_capacity(checked.len());
         let mut result = Ok(());
         // Before the first is queued, for then their buffers are in use.
-        let is_gated = |call: &Call| call.lent.as_ref().map_or(Ok(false), |lent| lent.close());
-        let gated = checked.iter().map(is_gated).collect::<Result<Vec<_>>>()?;
+        if checked.iter().any(|call| call.lent.is_some()) {
+            self.check_not_failed()?;
+        }
+        let gated = checked.iter().map(|call| self.close(call)).collect::<Result<Vec<_>>>()?;
         for (call, is_gated) in checked.into_iter().zip(gated) {
             let (work, call, completion) = begin((), |()| Ok(call))?;
             result = result.and(self.queue.push(&self.shared, call, completion));
@@ -374,8 +379,9 @@ impl Drop for Communicator {
         self.queue.close(&self.shared);
         // Nobody else holds the lock now: calls borrow the communicator, and the progress thread has ended.
         let mut core = self.shared.core.lock();
-        if self.shared.failure.get().is_none() {
-            core.part(false);
+        match self.shared.failure.get() {
+            None => core.part(false),
+            Some(_) => core.devices.abandon(),
         }
     }
 }

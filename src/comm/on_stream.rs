@@ -53,7 +53,7 @@ impl Communicator {
     pub fn alloc_device<T: Element>(&self, stream: &Arc<CudaStream>, len: usize) -> Result<DeviceBuffer<T>> {
         let too_many = Error::Argument { op: Op::Alloc, problem: Argument::TooMany { count: len } };
         let bytes = len.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or(too_many)?;
-        let device = self.device_of(StreamId(stream.cu_stream().addr()))?;
+        let device = self.device(stream.context().ordinal())?;
         let memory = Memory::new(&device, bytes.max(1))?;
         device.clear(memory.address, bytes)?;
         Ok(DeviceBuffer { memory, len, stream: stream.clone(), elements: std::marker::PhantomData })
@@ -63,7 +63,7 @@ impl Communicator {
 /// A buffer in the memory of a GPU that all ranks of a host can reach; see [`Communicator::alloc_device`]. cudarc takes it as it
 /// takes its own slices.
 ///
-/// It is used in the order of the stream with which it was allocated, or of streams that wait for that one.
+/// It belongs to the stream with which it was allocated. Another one that uses it comes after that, and is waited for by the host.
 pub struct DeviceBuffer<T: Element> {
     memory: Memory,
     len: usize,
@@ -108,12 +108,23 @@ impl<T: Element> DeviceBuffer<T> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
     }
 
+    /// Has another stream than its own come after that one, and whoever uses the other wait for it: so that no use overtakes another.
+    fn in_turn<'a>(&self, stream: &'a CudaStream) -> SyncOnDrop<'a> {
+        if stream.cu_stream() == self.stream.cu_stream() {
+            return SyncOnDrop::Record(None);
+        }
+        if let Err(error) = stream.join(&self.stream) {
+            tracing::warn!(%error, "a stream does not wait for the one of a buffer");
+        }
+        SyncOnDrop::sync_stream(stream)
+    }
+
     fn at(&self, element: usize) -> Address {
         self.memory.address + (element * size_of::<T>()) as Address
     }
 }
 
-/// Parts of a buffer are to cudarc what its own views are. Nothing is recorded of who uses them: that is the streams' matter.
+/// Parts of a buffer are to cudarc what its own views are.
 macro_rules! views {
     ($($view:ident),*) => {$(
         impl<T: Element> DeviceSlice<T> for $view<'_, T> {
@@ -127,8 +138,8 @@ macro_rules! views {
         }
 
         impl<T: Element> DevicePtr<T> for $view<'_, T> {
-            fn device_ptr<'a>(&'a self, _: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
-                (self.buffer.at(self.range.start), SyncOnDrop::Record(None))
+            fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
+                (self.buffer.at(self.range.start), self.buffer.in_turn(stream))
             }
         }
     )*};
@@ -137,8 +148,8 @@ macro_rules! views {
 views!(DeviceView, DeviceViewMut);
 
 impl<T: Element> DevicePtrMut<T> for DeviceViewMut<'_, T> {
-    fn device_ptr_mut<'a>(&'a mut self, _: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
-        (self.buffer.at(self.range.start), SyncOnDrop::Record(None))
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
+        (self.buffer.at(self.range.start), self.buffer.in_turn(stream))
     }
 }
 
@@ -153,14 +164,14 @@ impl<T: Element> DeviceSlice<T> for DeviceBuffer<T> {
 }
 
 impl<T: Element> DevicePtr<T> for DeviceBuffer<T> {
-    fn device_ptr<'a>(&'a self, _: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
-        (self.memory.address, SyncOnDrop::Record(None))
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
+        (self.memory.address, self.in_turn(stream))
     }
 }
 
 impl<T: Element> DevicePtrMut<T> for DeviceBuffer<T> {
-    fn device_ptr_mut<'a>(&'a mut self, _: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
-        (self.memory.address, SyncOnDrop::Record(None))
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
+        (self.memory.address, self.in_turn(stream))
     }
 }
 

@@ -6,6 +6,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
@@ -22,6 +23,8 @@ use crate::health;
 pub(super) struct Queue {
     /// Operations that have been queued and have not ended.
     pending: Arc<AtomicUsize>,
+    /// Those of them for which only a stream waits.
+    unattended: Arc<AtomicUsize>,
     thread: Mutex<Option<Progress>>,
 }
 
@@ -37,6 +40,8 @@ struct Task {
     call: Call,
     completion: Option<Arc<dyn Completion>>,
     pending: Arc<AtomicUsize>,
+    /// Counted there, if only a stream waits for it.
+    unattended: Option<Arc<AtomicUsize>>,
 }
 
 impl Task {
@@ -51,6 +56,9 @@ impl Task {
         }
         // Before the waiter goes on: its next call shall find the queue idle.
         self.pending.fetch_sub(1, Ordering::AcqRel);
+        if let Some(unattended) = self.unattended.take() {
+            unattended.fetch_sub(1, Ordering::AcqRel);
+        }
         completion.complete(result);
         // If nobody waits, this frees the user's buffers, which may panic. That is no reason to end the other operations.
         if std::panic::catch_unwind(AssertUnwindSafe(|| drop(completion))).is_err() {
@@ -68,7 +76,7 @@ impl Drop for Task {
 
 impl Queue {
     pub(super) fn new() -> Queue {
-        Queue { pending: Arc::default(), thread: Mutex::new(None) }
+        Queue { pending: Arc::default(), unattended: Arc::default(), thread: Mutex::new(None) }
     }
 
     /// Whether all operations that were queued have ended.
@@ -82,7 +90,11 @@ impl Queue {
     pub(super) fn push(&self, shared: &Arc<Shared>, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
         let forked = shared.check_process(call.op).err();
         self.pending.fetch_add(1, Ordering::AcqRel);
-        let mut task = Task { call, completion: Some(completion), pending: self.pending.clone() };
+        let unattended = call.lent.as_ref().is_some_and(|lent| lent.is_closed()).then(|| self.unattended.clone());
+        if let Some(unattended) = &unattended {
+            unattended.fetch_add(1, Ordering::AcqRel);
+        }
+        let mut task = Task { call, completion: Some(completion), pending: self.pending.clone(), unattended };
         if let Some(forked) = forked {
             task.end(Err(forked.clone()));
             return Err(forked);
@@ -113,6 +125,10 @@ impl Queue {
     /// Gives up what has not ended, and ends the thread.
     pub(super) fn close(&self, shared: &Shared) {
         let Some(Progress { tasks, thread, .. }) = self.thread.lock().take() else { return };
+        // To the caller these have returned; each ends by its deadline.
+        while self.unattended.load(Ordering::Acquire) > 0 && !shared.terms.alarm.is_rung() {
+            std::thread::sleep(CLOSING);
+        }
         if !self.is_idle() {
             health::abort(&shared.bulletin);
         }
@@ -122,12 +138,15 @@ impl Queue {
     }
 }
 
+/// How often it is looked whether operations have ended for which only streams wait.
+const CLOSING: Duration = Duration::from_micros(200);
+
 /// What the progress thread works with.
 struct Worker {
     shared: Arc<Shared>,
     tasks: Receiver<Task>,
     waker: Arc<Mutex<Option<Arc<Waker>>>>,
-    /// A task that was taken from the queue too early.
+    /// A task that was taken from the queue too early: a collective behind messages, or a message whose stream has not come to it.
     ahead: Option<Task>,
 }
 
@@ -174,12 +193,24 @@ impl Worker {
         let next = || {
             let mut worker = worker.borrow_mut();
             loop {
-                let task = first.take().or_else(|| if worker.ahead.is_some() { None } else { worker.tasks.try_recv().ok() })?;
-                if !task.call.op.is_point_to_point() {
+                let is_message = |task: &Task| task.call.op.is_point_to_point();
+                let task = first.take().or_else(|| worker.ahead.take_if(|task| is_message(task)));
+                let task = task.or_else(|| if worker.ahead.is_some() { None } else { worker.tasks.try_recv().ok() })?;
+                if !is_message(&task) {
                     worker.ahead = Some(task);
                     return None;
                 }
                 let mut call = task.call.clone();
+                // What its stream was given before may wait for a message that is under way.
+                let is_ready = || call.lent.as_ref().is_none_or(|lent| lent.is_ready());
+                if !under_way.borrow().is_empty() && !is_ready() {
+                    worker.ahead = Some(task);
+                    // It is looked at again at once, and not when a link has something.
+                    if let Some(Err(error)) = worker.waker.lock().as_ref().map(|waker| waker.wake()) {
+                        tracing::debug!(%error, "a message starts a little later");
+                    }
+                    return None;
+                }
                 // SAFETY: whoever queued the call keeps its buffers until it completes.
                 match unsafe { Staged::begin(&shared, &mut call) } {
                     Ok(staged) => under_way.borrow_mut().push_back((task, staged)),

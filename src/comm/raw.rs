@@ -77,6 +77,7 @@ impl Communicator {
             recv_counts,
             source,
             timeout,
+            described: None,
             lent: None,
         };
         let (rank, world) = (self.rank(), self.world_size());

@@ -40,6 +40,10 @@ pub(crate) trait Driver: Send + Sync {
     /// The device in whose memory an address lies; `None` if it is the host's.
     fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>>;
 
+    /// A device, by the number under which this process sees it.
+    #[cfg(feature = "cuda")]
+    fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>>;
+
     /// The device of a stream that is not the default one.
     fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>>;
 }
@@ -101,6 +105,9 @@ pub(crate) trait Device: Send + Sync {
     unsafe fn copy(&self, stream: StreamId, from: Address, to: Address, len: usize) -> Result<()>;
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()>;
 
+    /// Makes ready what is needed later for such calls, and may wait for all streams of the device for it.
+    fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()>;
+
     /// Makes host memory known to the device, so that copies need not stop over.
     unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()>;
     unsafe fn unpin(&self, memory: *mut u8);
@@ -148,6 +155,10 @@ pub(crate) struct Event {
 }
 
 impl Event {
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
     pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Event> {
         Ok(Event { id: device.new_event()?, device: device.clone() })
     }

@@ -59,7 +59,7 @@ const OLDEST_DRIVER: c_int = 12_010;
 
 impl Nvidia {
     /// A device, by the number under which this process sees it.
-    fn device(&self, ordinal: c_int) -> Result<Arc<Gpu>> {
+    fn open(&self, ordinal: c_int) -> Result<Arc<Gpu>> {
         let mut devices = self.devices.lock();
         if let Some(device) = devices.get(&ordinal) {
             return Ok(device.clone());
@@ -80,7 +80,10 @@ impl Driver for Nvidia {
         match result {
             CUresult::CUDA_SUCCESS => {}
             // Memory that the driver does not know, or a process that has not used it yet.
-            CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_NOT_INITIALIZED | CUresult::CUDA_ERROR_INVALID_CONTEXT => {
+            CUresult::CUDA_ERROR_INVALID_VALUE
+            | CUresult::CUDA_ERROR_NOT_INITIALIZED
+            | CUresult::CUDA_ERROR_DEINITIALIZED
+            | CUresult::CUDA_ERROR_INVALID_CONTEXT => {
                 return Ok(None);
             }
             result => check(DRIVER, "looking up whose memory a buffer is", result)?,
@@ -93,7 +96,13 @@ impl Driver for Nvidia {
         // SAFETY: as above.
         let result = unsafe { cu::cuPointerGetAttribute((&raw mut ordinal).cast(), which, address.addr() as u64) };
         check(DRIVER, "looking up on which device a buffer is", result)?;
-        Ok(Some(self.device(ordinal)?))
+        Ok(Some(self.open(ordinal)?))
+    }
+
+    fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        let problem =
+            || Error::Device { device: DRIVER.to_owned(), doing: "opening a device", problem: "no such number".to_owned() };
+        Ok(self.open(c_int::try_from(ordinal).map_err(|_| problem())?)?)
     }
 
     fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>> {
@@ -109,7 +118,7 @@ impl Driver for Nvidia {
             cu::cuCtxPopCurrent_v2(&mut context);
             check(DRIVER, "looking up the device of a stream", result)?;
         }
-        Ok(self.device(ordinal)?)
+        Ok(self.open(ordinal)?)
     }
 }
 
@@ -220,11 +229,17 @@ impl Gpu {
         if pushed != CUresult::CUDA_SUCCESS {
             return pushed;
         }
-        let result = call();
+        // A graph that another thread is capturing is none of this one's business.
+        let mut mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let mut context = std::ptr::null_mut();
-        // SAFETY: what was pushed above is popped.
-        unsafe { cu::cuCtxPopCurrent_v2(&mut context) };
-        result
+        // SAFETY: the mode is this thread's, and is put back; what was pushed above is popped.
+        unsafe {
+            cu::cuThreadExchangeStreamCaptureMode(&mut mode);
+            let result = call();
+            cu::cuThreadExchangeStreamCaptureMode(&mut mode);
+            cu::cuCtxPopCurrent_v2(&mut context);
+            result
+        }
     }
 
     fn check(&self, doing: &'static str, result: CUresult) -> Result<()> {
@@ -257,14 +272,38 @@ impl Gpu {
         let mut function = std::ptr::null_mut();
         // SAFETY: the module stays loaded, and the name ends with a zero.
         self.within("looking up a kernel", || unsafe { cu::cuModuleGetFunction(&mut function, module, name.as_ptr()) })?;
+        self.load(Entry(function))?;
         kernels.entries.insert((dtype, redop), Entry(function));
         Ok(Entry(function))
+    }
+
+    /// Runs an entry on nothing: the driver loads it at its first launch, and may wait for all streams then.
+    fn load(&self, entry: Entry) -> Result<()> {
+        let mut told = kernels::Reduction::new(&[0], &[0], 0, 1);
+        let mut parameters: [*mut c_void; 1] = [(&raw mut told).cast()];
+        let stream = self.new_stream()?;
+        // SAFETY: the entry takes one such parameter, and touches no memory for no elements.
+        let result = self.within("loading a kernel", || unsafe {
+            let (parameters, none) = (parameters.as_mut_ptr(), std::ptr::null_mut());
+            match cu::cuLaunchKernel(entry.0, 1, 1, 1, 1, 1, 1, 0, raw(stream), parameters, none) {
+                CUresult::CUDA_SUCCESS => cu::cuStreamSynchronize(raw(stream)),
+                result => result,
+            }
+        });
+        self.end_stream(stream);
+        result
     }
 
     /// Gates, if a stream of this device can wait at one, which is tried.
     fn make_gates(&self) -> Result<Option<Arc<Gates>>> {
         // SAFETY: the page of the gates is never freed.
-        let gates = Gates::new(|page, len| unsafe { self.pin(page, len) })?;
+        let gates = match Gates::new(|page, len| unsafe { self.pin(page, len) }) {
+            Ok(gates) => gates,
+            Err(error) => {
+                tracing::info!(%error, "streams of this device cannot wait for the host: calls do");
+                return Ok(None);
+            }
+        };
         let stream = StreamId(self.new_stream()?.0);
         let tried = gates.take().map(|gate| {
             gate.open();
@@ -415,6 +454,10 @@ impl Device for Gpu {
         self.within("starting a reduction", || unsafe {
             cu::cuLaunchKernel(entry.0, blocks, 1, 1, threads, 1, 1, 0, raw(stream), parameters.as_mut_ptr(), none)
         })
+    }
+
+    fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()> {
+        redop.map_or(Ok(()), |redop| self.entry(dtype, redop).map(drop))
     }
 
     unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()> {

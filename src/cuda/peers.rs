@@ -17,6 +17,8 @@ pub(crate) enum Place {
     Host,
     /// In memory of a device that only this rank can reach.
     Hidden,
+    /// In memory of a device that cannot reduce.
+    Inert,
     /// In an allocation that others can open.
     Open {
         extent: Extent,
@@ -58,6 +60,7 @@ impl Record {
                 Place::Host => (1, [0; 4], [0; 64]),
                 Place::Hidden => (2, [0; 4], [0; 64]),
                 Place::Open { extent: Extent { base, size, id }, handle, offset } => (3, [base, size, id, offset], handle),
+                Place::Inert => (4, [0; 4], [0; 64]),
             };
             bytes.push(kind);
             numbers.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
@@ -93,6 +96,7 @@ impl Record {
                     let fits = offset.checked_add(needed).is_some_and(|end| end <= size) && base.checked_add(size).is_some();
                     fits.then_some(Place::Open { extent: Extent { base, size, id }, handle, offset })?
                 }
+                4 => Place::Inert,
                 _ => return None,
             };
         }
@@ -232,7 +236,7 @@ mod tests {
             assert_eq!(Record::decode(&bytes[..len], [0, 0]), None);
         }
         for at in 0..bytes.len() {
-            for value in [0, 1, 4, 255] {
+            for value in [0, 1, 5, 255] {
                 let mut bytes = bytes;
                 bytes[at] = value;
                 // It may be another record, which stays within its allocation.

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::device::{Address, Device, DeviceId, Driver, EventId, Extent, Gates, Handle, Reduction, StreamId};
 use crate::error::{Error, Result};
 use crate::reduce::Kernel;
-use crate::types::mix;
+use crate::types::{DType, ReduceOp, mix};
 
 /// Set in all addresses of the device: no host has memory there.
 const OF_DEVICE: u64 = 1 << 62;
@@ -35,6 +35,7 @@ pub(crate) struct StandIn {
     /// Whether allocations can be opened by others.
     pub(crate) exports: AtomicBool,
     pub(crate) is_capturing: AtomicBool,
+    pub(crate) has_kernels: AtomicBool,
     /// So many imports have been made.
     pub(crate) imports: AtomicUsize,
     /// So many reductions.
@@ -108,6 +109,7 @@ impl StandIn {
             has_gates: AtomicBool::new(true),
             exports: AtomicBool::new(true),
             is_capturing: AtomicBool::new(false),
+            has_kernels: AtomicBool::new(true),
             imports: AtomicUsize::new(0),
             reductions: AtomicUsize::new(0),
             copies: AtomicUsize::new(0),
@@ -206,6 +208,11 @@ impl Driver for Machine {
     fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>> {
         let is_mine = address.addr() as u64 & OF_DEVICE != 0;
         Ok(is_mine.then(|| self.0.clone() as Arc<dyn Device>))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn device(&self, _: usize) -> Result<Arc<dyn Device>> {
+        Ok(self.0.clone())
     }
 
     fn device_of(&self, _: StreamId) -> Result<Arc<dyn Device>> {
@@ -357,6 +364,14 @@ impl Device for StandIn {
             }
         });
         Ok(())
+    }
+
+    fn prepare(&self, _: DType, _: Option<ReduceOp>) -> Result<()> {
+        if self.has_kernels.load(Ordering::SeqCst) {
+            Ok(())
+        } else {
+            Err(self.problem("loading the kernels", "as the test wants"))
+        }
     }
 
     unsafe fn pin(&self, _: *mut u8, _: usize) -> Result<()> {

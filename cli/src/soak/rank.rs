@@ -26,7 +26,7 @@ pub(crate) struct Failure {
     pub(crate) text: String,
     /// The rank of the job that it names.
     pub(crate) culprit: Option<usize>,
-    /// It happened on a communicator of some of the ranks, so that the others may hear of it by this rank.
+    /// It happened on a communicator of some of the ranks, or while one was made, so that the others may hear of it by this rank.
     pub(crate) on_part: bool,
     /// So many operations of this rank had come to their end before.
     pub(crate) after: u64,
@@ -107,7 +107,7 @@ fn dance(round: &Round, rank: usize, world: &Communicator, operations: &mut u64)
                 if reverses {
                     members.reverse();
                 }
-                let part = world.split(color(rank), key).map_err(|error| Missed::failed(&error))?;
+                let part = world.split(color(rank), key).map_err(|error| Missed::failed(&error).on(&everybody, true))?;
                 others.push((part, members));
             }
             Step::Drop { which } => drop(others.remove(which)),

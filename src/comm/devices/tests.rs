@@ -422,3 +422,141 @@ fn streams_that_do_not_come() {
         });
     }
 }
+
+/// What a stream was given before may wait for a message before it.
+#[test]
+fn messages_in_a_row() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 2, |comm, rank| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+        for round in 0..3u8 {
+            let count = 1 << 20;
+            let buffers = [0, 1].map(|_| device.allocate(count).unwrap());
+            for (i, memory) in buffers.into_iter().enumerate() {
+                let (send, recv) = if rank == 0 { (memory, 0xdead) } else { (0xdead, memory) };
+                if rank == 0 {
+                    device.write(user.stream, memory, vec![2 * round + i as u8; count]);
+                }
+                let op = if rank == 0 { Op::Send } else { Op::Recv };
+                let call = user.call(&raw(op, DType::U8, count, 1 - rank), send, recv);
+                // SAFETY: the memory is never freed.
+                unsafe { comm.run_prepared(&call).unwrap() };
+            }
+            for (i, memory) in buffers.into_iter().enumerate() {
+                assert!(device.read(user.stream, memory, count).iter().all(|&byte| byte == 2 * round + i as u8));
+            }
+        }
+        assert!(comm.failure().is_none());
+    });
+}
+
+/// A call that returns at once cannot say that it fails; a later one does.
+#[test]
+fn a_later_call_says_so() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 2, |comm, _| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+        let memory = device.allocate(400_000).unwrap();
+        let go = || {
+            let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
+            // SAFETY: the memory is never freed.
+            unsafe { comm.run_prepared(&call) }
+        };
+        // The first is waited for.
+        go().unwrap();
+        device.synchronise(user.stream);
+        comm.barrier().unwrap();
+        device.fails_after.store(0, Ordering::SeqCst);
+        let outcomes: Vec<_> = (0..3)
+            .map(|_| {
+                let outcome = go();
+                device.synchronise(user.stream);
+                outcome
+            })
+            .collect();
+        assert!(matches!(outcomes[2], Err(Error::Revoked { .. })), "{outcomes:?}");
+    });
+}
+
+/// To its caller a call has returned: dropping the communicator does not take it back.
+#[test]
+fn dropping_waits_for_what_was_given_to_streams() {
+    let device = Arc::new(StandIn::new());
+    device.exports.store(false, Ordering::SeqCst);
+    let comms = Communicator::builder().devices(true).connect_in_process(2).unwrap();
+    std::thread::scope(|scope| {
+        for comm in comms {
+            let device = &device;
+            let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
+            assert!(comm.shared.driver.set(Some(machine)).is_ok());
+            scope.spawn(move || {
+                let stream = device.user_stream();
+                let count = 2_000_000;
+                let memory = device.allocate(count * 4).unwrap();
+                for _ in 0..2 {
+                    device.write(stream, memory, 1f32.to_le_bytes().repeat(count));
+                    let user = User { comm: &comm, device, stream, path: Path::Staged };
+                    let call = user.call(&raw(Op::AllReduce, DType::F32, count, 0), memory, memory);
+                    // SAFETY: the memory is never freed.
+                    unsafe { comm.run_prepared(&call).unwrap() };
+                }
+                drop(comm);
+                let got = device.read(stream, memory, count * 4);
+                assert!(got.chunks(4).all(|value| value == 2f32.to_le_bytes()));
+            });
+        }
+    });
+}
+
+/// Areas stay open, however much else is opened and forgotten.
+#[test]
+fn areas_after_many_allocations() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Areas, 2, |comm, _| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Areas };
+        let go = |memory: Address| {
+            let call = user.call(&raw(Op::AllReduce, DType::F32, 20_000, 0), memory, memory);
+            // SAFETY: the memory is never freed.
+            unsafe { comm.start_prepared(call) }.and_then(crate::Work::wait).unwrap();
+        };
+        let hidden = device.allocate(80_000).unwrap();
+        device.hide(hidden);
+        go(hidden);
+        for _ in 0..530 {
+            go(device.allocate(80_000).unwrap());
+        }
+        go(hidden);
+    });
+}
+
+/// Where one device has no kernels, all go through the host.
+#[test]
+fn without_kernels() {
+    let devices = [Arc::new(StandIn::new()), Arc::new(StandIn::new())];
+    devices[1].has_kernels.store(false, Ordering::SeqCst);
+    let comms = Communicator::builder().devices(true).connect_in_process(2).unwrap();
+    std::thread::scope(|scope| {
+        for (comm, device) in comms.into_iter().zip(&devices) {
+            let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
+            assert!(comm.shared.driver.set(Some(machine)).is_ok());
+            scope.spawn(move || {
+                let user = User { comm: &comm, device, stream: device.user_stream(), path: Path::Imported };
+                for count in COUNTS {
+                    let got = user.run(&raw(Op::AllReduce, DType::U8, count, 0), &vec![1; count], None);
+                    assert!(got.iter().all(|&sum| sum == 2), "{count}");
+                }
+            });
+        }
+    });
+    assert!(devices.iter().all(|device| device.reductions.load(Ordering::SeqCst) == 0));
+}
+
+#[test]
+fn mismatches_show_what_was_called() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 2, |comm, rank| {
+        let mut buffer = vec![1f32; if rank == 0 { 40_000 } else { 3 }];
+        let error = comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err().to_string();
+        assert!(error.contains("f32 x 40000") && error.contains("f32 x 3 "), "{error}");
+    });
+}
