@@ -384,8 +384,9 @@ def write(report, out):
     lines += [f"{report['date']}, kolo {report['kolo']}" + "".join(f", {name} {machine[name]}" for name in machine if name != "device"), ""]
     if not report["was_run"]:
         lines += [f"**NOTHING WAS RUN: {report['parts'][0]['why']}.**", ""]
-    lines += table([["goal", "wanted", "figure", ""], *([goal["what"], goal["goal"], goal["figure"] or "", goal["status"]] for goal in report["goals"])])
-    lines += ["", *table([["part", "", "seconds", "why"], *([p["name"], p["status"], p["seconds"], p["why"]] for p in report["parts"])])]
+    goals = [[goal["what"], goal["goal"], goal["figure"] or "", goal["status"]] for goal in report["goals"]]
+    parts = [[part["name"], part["status"], part["seconds"], part["why"]] for part in report["parts"]]
+    lines += [*table([["goal", "wanted", "figure", ""], *goals]), "", *table([["part", "", "seconds", "why"], *parts])]
     medians = {}
     for key, figure in report["figures"].items():
         if isinstance(figure, dict) and "in_place" in figure:

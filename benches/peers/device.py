@@ -1,4 +1,4 @@
-"""all_reduce of tensors on a GPU by a backend of PyTorch's: gloo, nccl or kolo. Starts its ranks itself, which share GPUs if there are fewer.
+"""all_reduce of tensors on a GPU by a backend of PyTorch's: gloo, nccl or kolo. Starts its ranks itself; they share GPUs if there are fewer.
 
     python3 benches/peers/device.py gloo --ranks 2 --sizes 8,65536,1048576
 
