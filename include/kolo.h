@@ -686,6 +686,10 @@ kolo_result_t kolo_comm_host_count(kolo_comm_t comm, int32_t *count);
 // Through what ranks exchange data: "none" (alone), "shm", "tcp" or "shm+tcp". The text is static.
 kolo_result_t kolo_comm_transport(kolo_comm_t comm, const char **name);
 
+// Whether buffers may be in the memory of GPUs: `*has` is 1 or 0, the same on all ranks. It is what rank 0's `KOLO_DEVICES` says.
+kolo_result_t kolo_comm_has_devices(kolo_comm_t comm,
+                                    int32_t *has);
+
 // Whether the communicator still works: `*result` is KOLO_OK, or the result of the operation that ended it. Does not wait.
 kolo_result_t kolo_comm_get_async_error(kolo_comm_t comm,
                                         kolo_result_t *result);

@@ -2,6 +2,9 @@
 
 libkolo.a is built with cargo from the repository around this folder, or taken from where KOLO_LIBRARY says, for machines without
 Rust: KOLO_LIBRARY=PREFIX/lib/libkolo.a, as scripts/install.sh installs it, with the header in PREFIX/include.
+
+KOLO_FEATURES are the features that it is built with, "cuda" unless they are given; "" is none. Without that one tensors on GPUs are
+copied to the host. Which of both it is the library says at run time.
 """
 
 import os
@@ -45,7 +48,8 @@ def library():
     if not (REPOSITORY / "Cargo.toml").is_file():
         sys.exit("torch_kolo is built inside kolo's repository; elsewhere, set KOLO_LIBRARY to a libkolo.a")
     try:
-        subprocess.run(["cargo", "build", "--release", "--package", "kolo", "--lib"], cwd=REPOSITORY, check=True)
+        features = os.environ.get("KOLO_FEATURES", "cuda")
+        subprocess.run(["cargo", "build", "--release", "--package", "kolo", "--lib", "--features", features], cwd=REPOSITORY, check=True)
     except FileNotFoundError:
         sys.exit("there is no cargo: install Rust, or set KOLO_LIBRARY to a libkolo.a that was built elsewhere")
     except subprocess.CalledProcessError as failed:

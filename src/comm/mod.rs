@@ -148,6 +148,11 @@ impl Communicator {
         self.shared.core.lock().choose(op, bytes)
     }
 
+    /// Whether buffers may be in the memory of GPUs, as rank 0 has it; see [`Builder::devices`].
+    pub fn has_devices(&self) -> bool {
+        self.shared.settings.devices
+    }
+
     /// Through what ranks exchange data: `"shm"` inside one host, `"tcp"`, or `"shm+tcp"`.
     pub fn transport_name(&self) -> &'static str {
         let Layout { ranks, hosts, .. } = self.shared.layout;

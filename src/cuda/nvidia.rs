@@ -547,3 +547,6 @@ impl Device for Gpu {
         }
     }
 }
+
+#[cfg(test)]
+mod on_a_gpu;

@@ -292,6 +292,13 @@ pub unsafe extern "C" fn kolo_comm_transport(comm: kolo_comm_t, name: *mut *cons
     unsafe { tell(comm, name, "name", text) }
 }
 
+/// Whether buffers may be in the memory of GPUs: `*has` is 1 or 0, the same on all ranks. It is what rank 0's `KOLO_DEVICES` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_comm_has_devices(comm: kolo_comm_t, has: *mut i32) -> kolo_result_t {
+    // SAFETY: the caller's pointer.
+    unsafe { tell(comm, has, "has", |comm| comm.has_devices().into()) }
+}
+
 /// Whether the communicator still works: `*result` is KOLO_OK, or the result of the operation that ended it. Does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_get_async_error(comm: kolo_comm_t, result: *mut kolo_result_t) -> kolo_result_t {

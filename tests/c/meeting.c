@@ -93,6 +93,9 @@ static void use(kolo_comm_t comm, int rank) {
   CHECK(number == 1);
   OK(kolo_comm_transport(comm, &transport));
   CHECK(strlen(transport) > 0 && (world > 1) == (strcmp(transport, "none") != 0));
+  number = -1;
+  OK(kolo_comm_has_devices(comm, &number));
+  CHECK(number == 0 || number == 1);
   OK(kolo_all_reduce(&sum, &sum, 1, KOLO_INT32, KOLO_SUM, comm, NULL));
   CHECK(sum == world * (world - 1) / 2);
 }

@@ -62,6 +62,7 @@ static void wrong_arguments(void) {
   }
   REFUSED(KOLO_ERR_ARGUMENT, "work is null", kolo_start_barrier(comm, NULL, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "rank is null", kolo_comm_rank(comm, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "has is null", kolo_comm_has_devices(comm, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "comm is null", kolo_comm_init_env(NULL, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "path is null", kolo_comm_dump_trace(comm, NULL));
   REFUSED(KOLO_ERR_SETTING, "/no/such/folder", kolo_comm_dump_trace(comm, "/no/such/folder/x"));

@@ -112,6 +112,7 @@ ProcessGroupKolo::ProcessGroupKolo(
       members_(std::make_shared<Members>(Members{{options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end()}})) {
   init();
   collectives_.comm = comm;
+  find_devices();
   connect_messages();
 }
 
@@ -132,7 +133,13 @@ void ProcessGroupKolo::connect(const c10::intrusive_ptr<c10d::Store>& store) {
     C10_THROW_ERROR(DistBackendError, c10::str("the store where the ranks were to find each other failed: ", rendezvous.problem()));
   }
   check(result, *members_);
+  find_devices();
   connect_messages();
+}
+
+void ProcessGroupKolo::find_devices() {
+  int32_t has_devices = 0;
+  has_devices_ = kolo_comm_has_devices(collectives_.comm, &has_devices) == KOLO_OK && has_devices != 0;
 }
 
 void ProcessGroupKolo::connect_messages() {
@@ -636,6 +643,11 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::alltoall(Tensors& outputs, Tensors& 
 // ---- Barriers and messages ----
 
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::barrier(const c10d::BarrierOptions& opts) {
+  // What the current stream was given is done before this is, as with NCCL.
+  if (opts.device && opts.device->is_cuda()) {
+    const c10::impl::VirtualGuardImpl impl(opts.device->type());
+    impl.synchronizeStream(impl.getStream(opts.device->has_index() ? *opts.device : impl.getDevice()));
+  }
   Launch launch(*this, {OpType::BARRIER, "barrier", "kolo:barrier", opts.asyncOp, opts.timeout}, {});
   launch.run(kolo_barrier, kolo_start_barrier);
   return launch.done({});
@@ -669,7 +681,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::message(Tensors& tensors, std::optio
   const at::Tensor& tensor = only(tensors, name);
   sends ? check_dense(tensor, name) : check_writable(tensor, name);
   const OpType type = sends ? OpType::SEND : peer ? OpType::RECV : OpType::RECVANYSOURCE;
-  Launch launch(*this, {type, name, sends ? "kolo:send" : "kolo:recv", true, c10d::kUnsetTimeout, true}, tensor);
+  Launch launch(*this, {type, name, sends ? "kolo:send" : "kolo:recv", true, c10d::kUnsetTimeout, true, tag != 0}, tensor);
   at::Tensor memory = sends ? launch.in(tensor) : launch.out(tensor);
   auto [dtype, factor] = moved(tensor.scalar_type());
   size_t count = static_cast<size_t>(tensor.numel()) * factor;
@@ -734,7 +746,11 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::endCoalescing() {
   coalescing_.reset();
   const auto& waiter = done.has_messages ? messages_.waiter : collectives_.waiter;
   const KoloWork::Call call{rank_, OpType::COALESCED, "kolo:coalesced", seq_, options_->timeout};
-  return c10::make_intrusive<KoloWork>(call, std::move(done.outputs), std::move(done.flight), waiter);
+  auto work = c10::make_intrusive<KoloWork>(call, std::move(done.outputs), std::move(done.flight), waiter);
+  if (options_->blocking_wait) {
+    work->block_host();
+  }
+  return work;
 }
 
 // ---- Memory ----

@@ -31,6 +31,8 @@ class ProcessGroupKolo final : public c10d::Backend {
     std::string transport;
     std::string algorithm;
     bool reproducible = false;
+    // wait() returns when an operation on a device's tensors is over, or fails as it did; else it has the current stream wait.
+    bool blocking_wait = false;
   };
 
   ProcessGroupKolo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options);
@@ -66,6 +68,10 @@ class ProcessGroupKolo final : public c10d::Backend {
   }
   void setSequenceNumberForGroup() override {}
   c10d::ErrorType getError() override;
+  // Whether kolo takes tensors on devices as they are.
+  bool has_devices() const {
+    return has_devices_;
+  }
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
@@ -149,10 +155,13 @@ class ProcessGroupKolo final : public c10d::Backend {
     bool is_async = true;
     std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
     bool is_message = false;
+    // The host looks at what comes: tensors of devices pass through its memory.
+    bool needs_host = false;
   };
 
   void connect(const c10::intrusive_ptr<c10d::Store>& store);
   void connect_messages();
+  void find_devices();
   c10::intrusive_ptr<Options> options_of(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void roll_call(std::chrono::milliseconds timeout);
   void close();
@@ -167,6 +176,7 @@ class ProcessGroupKolo final : public c10d::Backend {
   const std::shared_ptr<const Members> members_;
   Channel collectives_{true};
   Channel messages_{false};
+  bool has_devices_ = false;
   std::atomic<uint64_t> seq_{0};
   std::optional<Coalescing> coalescing_;
 };

@@ -1,8 +1,14 @@
 #include "launch.hpp"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 namespace torch_kolo {
+
+namespace {
+
+bool is_on_device(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.device().is_cpu();
+}
+
+} // namespace
 
 Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like)
     : group_(group),
@@ -10,7 +16,9 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
       channel_(call.is_message ? group.messages_ : group.collectives_),
       timeout_(call.timeout.count() > 0 ? call.timeout : group.options_->timeout),
       seq_(call.is_message ? group.seq_.load() : ++group.seq_),
-      is_sync_(!call.is_async && !group.coalescing_ && (!like.defined() || like.device().is_cpu())) {
+      stream_(
+          is_on_device(like) && group.has_devices_ && !call.needs_host ? std::optional(current_stream(like.device())) : std::nullopt),
+      is_sync_(!call.is_async && !group.coalescing_ && (stream_ ? !group.options_->blocking_wait : !is_on_device(like))) {
   if (is_sync_) {
     if (C10_UNLIKELY(at::hasCallbacks())) {
       profile_.emplace(at::RecordScope::USER_SCOPE);
@@ -21,7 +29,7 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
     return;
   }
   flight_ = group.coalescing_ ? group.coalescing_->flight : std::make_shared<Flight>(group.members_);
-  if (like.defined() && !like.device().is_cpu()) {
+  if (is_on_device(like) && !stream_) {
     flight_->after_current_stream(like.device());
   }
 }
@@ -32,19 +40,34 @@ Launch::~Launch() {
   }
 }
 
-at::Tensor Launch::host_memory(at::IntArrayRef sizes, const at::Tensor& like) const {
+at::Tensor Launch::memory_for(at::IntArrayRef sizes, const at::Tensor& like) const {
+  if (reaches(like)) {
+    return at::empty(sizes, like.options());
+  }
   // Copies between pageable memory and a device would not overlap with anything.
-  return at::empty(sizes, like.options().device(at::kCPU).pinned_memory(!like.device().is_cpu()));
+  return at::empty(sizes, like.options().device(at::kCPU).pinned_memory(true));
 }
 
 void Launch::keep(const at::Tensor& memory) {
   if (flight_) {
     flight_->keep(memory);
+  } else if (stream_) {
+    // This returns while kolo still uses it. What frees it waits for the stream, which waits for kolo.
+    c10::impl::VirtualGuardImpl(stream_->device_type()).recordDataPtrOnStream(memory.storage().data_ptr(), *stream_);
   }
 }
 
 void Launch::copy_back(const at::Tensor& to, const at::Tensor& from) {
+  if (flight_ && stream_ && copies_.empty()) {
+    flight_->after_current_stream(stream_->device());
+  }
   copies_.push_back({to, from});
+}
+
+void Launch::arrives_from(c10::Device device) {
+  c10::Event event(device.type());
+  event.record(current_stream(device));
+  arriving_.push_back(std::move(event));
 }
 
 void Launch::await_copies() {
@@ -56,12 +79,10 @@ void Launch::await_copies() {
 
 at::Tensor Launch::in(const at::Tensor& tensor) {
   at::Tensor memory = tensor;
-  if (!tensor.device().is_cpu()) {
-    memory = host_memory(tensor.sizes(), tensor);
+  if (!reaches(tensor)) {
+    memory = memory_for(tensor.sizes(), tensor);
     memory.copy_(tensor, /*non_blocking=*/true);
-    c10::Event event(tensor.device().type());
-    event.record(c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));
-    arriving_.push_back(std::move(event));
+    arrives_from(tensor.device());
   } else if (!is_plain(tensor)) {
     memory = tensor.resolve_conj().resolve_neg().contiguous();
   }
@@ -71,8 +92,8 @@ at::Tensor Launch::in(const at::Tensor& tensor) {
 
 at::Tensor Launch::out(const at::Tensor& tensor) {
   at::Tensor memory = tensor;
-  if (!is_plain(tensor)) {
-    memory = host_memory(tensor.sizes(), tensor);
+  if (!reaches(tensor) || !is_plain(tensor)) {
+    memory = memory_for(tensor.sizes(), tensor);
     copy_back(tensor, memory);
   }
   keep(memory);
@@ -81,7 +102,7 @@ at::Tensor Launch::out(const at::Tensor& tensor) {
 
 at::Tensor Launch::inout(const at::Tensor& tensor) {
   at::Tensor memory = in(tensor);
-  if (!is_plain(tensor)) {
+  if (!reaches(tensor) || !is_plain(tensor)) {
     copy_back(tensor, memory);
   }
   return memory;
@@ -116,19 +137,17 @@ int64_t count_of(const std::vector<at::Tensor>& tensors) {
 } // namespace
 
 at::Tensor Launch::in(const std::vector<at::Tensor>& tensors) {
-  at::Tensor memory = joined(tensors);
+  const at::Tensor& first = tensors.front();
+  at::Tensor memory = reaches(first) ? joined(tensors) : at::Tensor();
   if (!memory.defined()) {
-    memory = host_memory({count_of(tensors)}, tensors.front());
+    memory = memory_for({count_of(tensors)}, first);
     int64_t start = 0;
     for (const auto& tensor : tensors) {
       memory.narrow(0, start, tensor.numel()).view(tensor.sizes()).copy_(tensor, /*non_blocking=*/true);
       start += tensor.numel();
     }
-    const c10::Device device = tensors.front().device();
-    if (!device.is_cpu()) {
-      c10::Event event(device.type());
-      event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-      arriving_.push_back(std::move(event));
+    if (!reaches(first)) {
+      arrives_from(first.device());
     }
   }
   keep(memory);
@@ -136,9 +155,10 @@ at::Tensor Launch::in(const std::vector<at::Tensor>& tensors) {
 }
 
 at::Tensor Launch::out(const std::vector<at::Tensor>& tensors) {
-  at::Tensor memory = joined(tensors);
+  const at::Tensor& first = tensors.front();
+  at::Tensor memory = reaches(first) ? joined(tensors) : at::Tensor();
   if (!memory.defined()) {
-    memory = host_memory({count_of(tensors)}, tensors.front());
+    memory = memory_for({count_of(tensors)}, first);
     int64_t start = 0;
     for (const auto& tensor : tensors) {
       copy_back(tensor, memory.narrow(0, start, tensor.numel()).view(tensor.sizes()));
@@ -161,10 +181,10 @@ at::Tensor Launch::apart(const at::Tensor& input, const at::Tensor& output, std:
 }
 
 at::Tensor Launch::out_apart(const at::Tensor& output, const at::Tensor& input) {
-  if (!is_plain(output) || !overlap(output, input)) {
+  if (!reaches(output) || !is_plain(output) || !overlap(output, input)) {
     return out(output);
   }
-  at::Tensor memory = host_memory(output.sizes(), output);
+  at::Tensor memory = memory_for(output.sizes(), output);
   copy_back(output, memory);
   keep(memory);
   return memory;
@@ -192,6 +212,9 @@ c10::intrusive_ptr<c10d::Work> Launch::done(std::vector<at::Tensor> outputs, con
   }
   auto work = c10::make_intrusive<KoloWork>(call, std::move(outputs), std::move(flight_), channel_.waiter);
   work->set_source(source);
+  if (source.defined() || group_.options_->blocking_wait) {
+    work->block_host();
+  }
   return work;
 }
 

@@ -4,7 +4,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
@@ -23,7 +22,7 @@ class Launch {
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
-  // A tensor's elements, one after the other in host memory: the tensor itself if it is such, else a copy. What was asked for with
+  // A tensor's elements, one after the other in memory that kolo can use: the tensor itself if it is such, else a copy. What was asked for with
   // `out` and `inout` is copied back when the next operation has ended.
   at::Tensor in(const at::Tensor& tensor);
   at::Tensor out(const at::Tensor& tensor);
@@ -36,8 +35,8 @@ class Launch {
   // Memory for an output that kolo may write at any time while it reads `input`.
   at::Tensor out_apart(const at::Tensor& output, const at::Tensor& input);
 
-  // Runs `operation(memory, elements)` on a tensor that is read, written or both; of one on a device, piece by piece, so that copies
-  // to the host, operations and copies back overlap.
+  // Runs `operation(memory, elements)` on a tensor that is read, written or both; of one on a device that kolo has no way to, piece by
+  // piece, so that copies to the host, operations and copies back overlap.
   template <typename F>
   void piecewise(const at::Tensor& tensor, bool is_read, bool is_written, F&& operation);
 
@@ -56,8 +55,14 @@ class Launch {
   c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> outputs, const at::Tensor& source = {});
 
  private:
-  at::Tensor host_memory(at::IntArrayRef sizes, const at::Tensor& like) const;
+  // Whether kolo can use the memory of this tensor's device.
+  bool reaches(const at::Tensor& tensor) const {
+    return stream_.has_value() || tensor.device().is_cpu();
+  }
+  at::Tensor memory_for(at::IntArrayRef sizes, const at::Tensor& like) const;
   void copy_back(const at::Tensor& to, const at::Tensor& from);
+  // What was copied to the host is there when the current stream has come here.
+  void arrives_from(c10::Device device);
 
   // Bytes of a tensor on a device that are copied at once.
   static constexpr int64_t kPiece = 4 << 20;
@@ -67,7 +72,9 @@ class Launch {
   ProcessGroupKolo::Channel& channel_;
   const std::chrono::milliseconds timeout_;
   uint64_t seq_;
-  // On the caller's thread, before this returns.
+  // The caller's stream, if kolo takes the tensors of its device as they are: the call takes its turn there.
+  const std::optional<c10::Stream> stream_;
+  // On the caller's thread, before this returns; or in the caller's stream, before anything that it is given afterwards.
   const bool is_sync_;
   const at::AutoDispatchBelowADInplaceOrView below_autograd_;
   std::optional<at::RecordFunction> profile_;
@@ -102,12 +109,19 @@ template <typename Now, typename Start, typename... Args>
 void Launch::run(Now now, Start start, Args... args) {
   await_copies();
   const Deadline deadline(timeout_, group_.made_with_);
+  const kolo_stream_t stream = stream_ ? stream_->native_handle() : nullptr;
   if (is_sync_) {
-    check(now(args..., channel_.comm, nullptr), *group_.members_);
+    check(now(args..., channel_.comm, stream), *group_.members_);
     return;
   }
   Step step;
-  check(start(args..., channel_.comm, nullptr, &step.work), *group_.members_);
+  check(start(args..., channel_.comm, stream, &step.work), *group_.members_);
+  if (stream_) {
+    step.device = stream_->device();
+  }
+  if (!copies_.empty() || check_) {
+    flight_->needs_host();
+  }
   step.copies = std::move(copies_);
   step.check = std::move(check_);
   copies_.clear();
@@ -117,22 +131,21 @@ void Launch::run(Now now, Start start, Args... args) {
 
 template <typename F>
 void Launch::piecewise(const at::Tensor& tensor, bool is_read, bool is_written, F&& operation) {
-  if (tensor.device().is_cpu()) {
+  if (reaches(tensor)) {
     const at::Tensor memory = !is_written ? in(tensor) : is_read ? inout(tensor) : out(tensor);
     operation(memory.data_ptr(), static_cast<size_t>(memory.numel()));
     return;
   }
   const at::Tensor flat = tensor.is_contiguous() ? tensor.view({-1}) : tensor.contiguous().view({-1});
-  const at::Tensor host = host_memory(flat.sizes(), flat);
+  const at::Tensor host = memory_for(flat.sizes(), flat);
   const int64_t count = flat.numel();
   const int64_t piece = std::max<int64_t>(1, kPiece / static_cast<int64_t>(flat.element_size()));
-  c10::impl::VirtualGuardImpl impl(flat.device().type());
   std::vector<c10::Event> arrived;
   for (int64_t start = 0; is_read && start < count; start += piece) {
     const int64_t length = std::min(piece, count - start);
     host.narrow(0, start, length).copy_(flat.narrow(0, start, length), /*non_blocking=*/true);
     arrived.emplace_back(flat.device().type());
-    arrived.back().record(impl.getStream(flat.device()));
+    arrived.back().record(current_stream(flat.device()));
   }
   // An empty tensor is one operation, too: the other ranks count it.
   int64_t start = 0;

@@ -35,6 +35,7 @@ c10::intrusive_ptr<ProcessGroupKolo> create(
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("kolo_version") = kolo_version();
   py::class_<ProcessGroupKolo, c10::intrusive_ptr<ProcessGroupKolo>, c10d::Backend> group(module, "ProcessGroupKolo");
+  group.def_property_readonly("has_devices", &ProcessGroupKolo::has_devices);
   // Only groups that are made of parts of a communicator need ranks that take no part; kolo's meet at the store.
   group.def("perform_nocolor_split", [](ProcessGroupKolo&, const py::object&) {});
   using Options = ProcessGroupKolo::Options;
@@ -42,6 +43,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
       .def_readwrite("transport", &Options::transport)
       .def_readwrite("algorithm", &Options::algorithm)
-      .def_readwrite("reproducible", &Options::reproducible);
+      .def_readwrite("reproducible", &Options::reproducible)
+      .def_readwrite("blocking_wait", &Options::blocking_wait);
   module.def("create", &create, py::arg("options"), py::arg("backend_options").none(true), py::call_guard<py::gil_scoped_release>());
 }

@@ -1,4 +1,4 @@
-// Tensors as kolo sees them: elements of a type, in contiguous host memory.
+// Tensors as kolo sees them: elements of a type, in contiguous memory.
 
 #pragma once
 
@@ -24,9 +24,9 @@ struct Reduction {
 };
 Reduction reduced(at::ScalarType type, const c10d::ReduceOp& op, const char* call);
 
-// Whether kolo can read and write it where it is, in the order of its elements.
+// Whether its elements are in memory as they are, in their order.
 inline bool is_plain(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 // A ValueError unless it is a dense tensor on the host or on a CUDA device.

@@ -3,7 +3,8 @@
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
 
 namespace torch_kolo {
 
@@ -14,6 +15,18 @@ kolo_result_t wait_for(kolo_work_t work, uint64_t timeout_ms) {
     return kolo_work_wait(work);
   }
   return kolo_work_wait_timeout(work, timeout_ms);
+}
+
+// Each once.
+std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::Device> devices;
+  for (const auto& tensor : tensors) {
+    const c10::Device device = tensor.device();
+    if (!device.is_cpu() && std::find(devices.begin(), devices.end(), device) == devices.end()) {
+      devices.push_back(device);
+    }
+  }
+  return devices;
 }
 
 } // namespace
@@ -30,9 +43,8 @@ Flight::~Flight() {
 }
 
 void Flight::after_current_stream(c10::Device device) {
-  c10::impl::VirtualGuardImpl guard(device.type());
   c10::Event event(device.type());
-  event.record(guard.getStream(device));
+  event.record(current_stream(device));
   before_.push_back(std::move(event));
 }
 
@@ -80,6 +92,12 @@ bool Flight::settle(uint64_t timeout_ms) {
     if (failure_) {
       future->setError(failure_);
     } else {
+      // The future's events are recorded on the current streams, which may have much to do that has nothing to do with this.
+      std::vector<c10::Stream> streams;
+      for (const auto device : devices_of(outputs_)) {
+        streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+      }
+      const c10::MultiStreamGuard on_streams(streams);
       order_streams();
       future->markCompleted(c10::IValue(outputs_));
     }
@@ -137,9 +155,26 @@ void Flight::copy(const Copy& copy) {
 void Flight::order_streams() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto& event : after_) {
-    c10::impl::VirtualGuardImpl impl(event.device_type());
-    event.block(impl.getStream(event.device()));
+    event.block(current_stream(event.device()));
   }
+}
+
+bool Flight::await_on_streams() {
+  if (needs_host_) {
+    return false;
+  }
+  for (const auto& step : steps_) {
+    if (step.device.is_cpu()) {
+      return false;
+    }
+  }
+  // One that has failed by now is for the host, which says so.
+  for (const auto& step : steps_) {
+    if (kolo_work_wait_on(step.work, current_stream(step.device).native_handle()) != KOLO_OK) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void Flight::cancel() {
@@ -255,7 +290,12 @@ bool KoloWork::wait(std::chrono::milliseconds timeout) {
   if (!flight_) {
     return true;
   }
-  if (!flight_->settle(timeout.count() > 0 ? static_cast<uint64_t>(timeout.count()) : kForever)) {
+  const bool is_limited = timeout.count() > 0;
+  if (!is_limited && !blocks_host_ && !flight_->is_over() && flight_->await_on_streams()) {
+    end_profile();
+    return true;
+  }
+  if (!flight_->settle(is_limited ? static_cast<uint64_t>(timeout.count()) : kForever)) {
     C10_THROW_ERROR(
         DistBackendError,
         c10::str(
@@ -310,13 +350,7 @@ void KoloWork::end_profile() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> future_of(const std::vector<at::Tensor>& outputs) {
-  std::vector<c10::Device> devices;
-  for (const auto& output : outputs) {
-    if (!output.device().is_cpu()) {
-      devices.push_back(output.device());
-    }
-  }
-  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::move(devices));
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices_of(outputs));
 }
 
 } // namespace torch_kolo

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -26,9 +27,16 @@ struct Copy {
   at::Tensor from;
 };
 
+// Where this thread gives a device what it has to do.
+inline c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
 // One of kolo's operations, and what remains to be done after it.
 struct Step {
   kolo_work_t work = nullptr;
+  // Where kolo does it: streams of a device can wait for it, and the host need not.
+  c10::Device device = at::kCPU;
   // Throws if what arrived is not what it should be.
   std::function<void()> check;
   std::vector<Copy> copies;
@@ -54,6 +62,10 @@ class Flight {
   void advance();
   // Copies to this device must wait for what the calling thread's stream has been given so far.
   void after_current_stream(c10::Device device);
+  // The host has something to do when it has ended.
+  void needs_host() {
+    needs_host_ = true;
+  }
 
   bool is_over() const {
     return is_over_.load(std::memory_order_acquire);
@@ -66,6 +78,8 @@ class Flight {
   }
   // Has the current streams of the calling thread wait for what was copied to devices.
   void order_streams();
+  // Has them wait for the end, in place of the host; false if that has something to do before.
+  bool await_on_streams();
   void cancel();
 
   // A future that is completed when somebody settles this. `is_new` if nobody had asked for it before.
@@ -78,6 +92,7 @@ class Flight {
   std::shared_ptr<const Members> members_;
   c10::SmallVector<Step, 1> steps_;
   std::vector<at::Tensor> tensors_;
+  bool needs_host_ = false;
   // Where copies to a device go on, after what the caller's streams had been given at the call.
   std::optional<c10::Stream> stream_;
   std::vector<c10::Event> before_;
@@ -159,6 +174,10 @@ class KoloWork final : public c10d::Work {
     TORCH_CHECK(source_.defined(), "only what is received from anybody has a source");
     return *source_.const_data_ptr<int32_t>();
   }
+  // For whoever asked that wait() should return when all is over, also on devices.
+  void block_host() {
+    blocks_host_ = true;
+  }
   void set_source(const at::Tensor& source) {
     source_ = source;
   }
@@ -174,6 +193,7 @@ class KoloWork final : public c10d::Work {
   std::vector<at::Tensor> outputs_;
   // Whose message it was, if it might be anybody's.
   at::Tensor source_;
+  bool blocks_host_ = false;
   std::shared_ptr<Flight> flight_;
   std::shared_ptr<Waiter> waiter_;
 };

@@ -1,6 +1,7 @@
 """Ranks that are processes, which run many checks each: importing PyTorch takes longer than most of them."""
 
 import datetime
+import functools
 import multiprocessing
 import os
 import queue
@@ -9,6 +10,8 @@ import sys
 import tempfile
 import time
 import traceback
+
+import pytest
 
 # A fork server that has PyTorch already. It has no communicator yet, so forks of it may make one.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -128,3 +131,30 @@ def _run_imported(rank, world, names, method):
     import checks_training  # noqa: F401
 
     return run_checks(rank, world, names, method)
+
+
+def once(function):
+    """As functools.cache, which does not keep exceptions: what hung once is not waited for again."""
+
+    @functools.cache
+    def outcome(*args):
+        try:
+            return function(*args), None
+        except Exception as error:
+            return None, error
+
+    def cached(*args):
+        value, error = outcome(*args)
+        if error:
+            raise error
+        return value
+
+    return cached
+
+
+def judge(found, name):
+    for outcome in found.values():
+        if (outcome[name] or "").startswith("NOT RUN: "):
+            pytest.skip(outcome[name])
+    problems = [f"rank {rank}:\n{outcome[name]}" for rank, outcome in sorted(found.items()) if outcome[name]]
+    assert not problems, "\n".join(problems)

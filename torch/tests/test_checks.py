@@ -1,33 +1,12 @@
 """Every check, at 2, 3 and 4 ranks."""
 
-import functools
-
 import checks_collectives  # noqa: F401
 import checks_training  # noqa: F401
 import pytest
-from harness import CHECKS, checked
+from harness import CHECKS, checked, judge, once
 
 OF_TRAINING = [name for name, function in CHECKS.items() if function.__module__ == "checks_training"]
 OF_COLLECTIVES = [name for name in CHECKS if name not in OF_TRAINING]
-
-
-def once(function):
-    """As functools.cache, which does not keep exceptions: what hung once is not waited for again."""
-
-    @functools.cache
-    def outcome(*args):
-        try:
-            return function(*args), None
-        except Exception as error:
-            return None, error
-
-    def cached(*args):
-        value, error = outcome(*args)
-        if error:
-            raise error
-        return value
-
-    return cached
 
 
 @once
@@ -52,14 +31,6 @@ DEBUGGED = [
     "ddp_equals_gloo",
     "fsdp_equals_gloo",
 ]
-
-
-def judge(found, name):
-    for outcome in found.values():
-        if (outcome[name] or "").startswith("NOT RUN: "):
-            pytest.skip(outcome[name])
-    problems = [f"rank {rank}:\n{outcome[name]}" for rank, outcome in sorted(found.items()) if outcome[name]]
-    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

@@ -1,14 +1,33 @@
-"""Tensors on a GPU, which travel by way of the host. Ranks share GPUs if there are fewer."""
+"""Tensors on a GPU: where they are, or by way of the host. Ranks share GPUs if there are fewer."""
 
+import copy
+import datetime
+import json
+import os
+import signal
+import time
+import traceback
+from tempfile import TemporaryDirectory
+
+import checks_collectives  # noqa: F401
+import moved
 import pytest
 import torch
-from harness import Ranks, start
+from harness import CHECKS, PATIENCE, NotRun, Ranks, judge, once, run_checks, start
+from torch import nn
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: CUDA tensors, there is no GPU here")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: CUDA tensors, there is no GPU here")
 
-WORLD = 2
 # Several of the pieces of 4 MiB that are copied and reduced side by side, and a part of one.
 MANY = 3 * (1 << 20) + 12_345
+
+# How tensors get from one rank to another: where they are; through kolo's pinned memory; copied by torch_kolo.
+PATHS = {
+    "direct": {"KOLO_DEVICES": "cuda"},
+    "staged": {"KOLO_DEVICES": "cuda", "KOLO_DEVICE_PATH": "staged"},
+    "host": {"KOLO_DEVICES": "none"},
+}
+CASES = [(2, "direct"), (4, "direct"), (2, "staged"), (2, "host")]
 
 
 def device_of(rank):
@@ -17,7 +36,77 @@ def device_of(rank):
     return device
 
 
-def in_pieces(rank, world, device):
+def note(what, seconds):
+    """For the report of scripts/gpu-check.sh."""
+    if file := os.environ.get("KOLO_GPU_FIGURES"):
+        with open(file, "a") as figures:
+            print(json.dumps({"what": what, "seconds": round(seconds, 4)}), file=figures)
+
+
+# ---- Every collective, as on the host ----
+
+
+def run_moved(rank, world, names, method, on):
+    with moved.to(device_of(rank) if on == "cuda" else torch.device(on)):
+        return run_checks(rank, world, names, method)
+
+
+@once
+def outcomes(world, path, on):
+    names = [name for name in moved.CHECKS if name in CHECKS]
+    with TemporaryDirectory() as folder:
+        ranks = Ranks(world, run_moved, names, f"file://{folder}/store", on, environment=PATHS[path])
+        return ranks.results(patience=600)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", moved.CHECKS)
+@pytest.mark.parametrize("world,path", CASES)
+def test_collective_on_a_gpu(world, path, name):
+    judge(outcomes(world, path, "cuda"), name)
+
+
+@pytest.mark.parametrize("name", moved.CHECKS)
+@pytest.mark.parametrize("path", ["host", "direct"])
+def test_collective_with_tensors_moved_to_other_memory(path, name):
+    """What moves the tensors of the checks is right, also where there is no GPU; so are tensors on the host in a group with devices."""
+    judge(outcomes(2, path, "cpu"), name)
+
+
+def tells_of_devices(rank, world, method):
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    # Streams are nothing that tensors on the host know: wait() waits, with the option and without.
+    for is_blocking in (False, True):
+        import torch_kolo
+
+        options = torch_kolo.Options()
+        options.blocking_wait = is_blocking
+        group = dist.new_group(pg_options=options, timeout=datetime.timedelta(seconds=20))
+        tensor = torch.ones(100_000)
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        work.wait()
+        assert work.is_completed() and (tensor == world).all()
+        assert group._get_backend(torch.device("cpu")).has_devices == backend.has_devices
+    return backend.has_devices
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_rank_0_has_counts(tmp_path, path):
+    found = Ranks(2, tells_of_devices, f"file://{tmp_path}/store", environment=PATHS[path]).results()
+    assert found == dict.fromkeys(range(2), path != "host")
+
+
+# ---- Streams, and what else only devices have ----
+
+
+def total(world):
+    return world * (world + 1) / 2
+
+
+def large_ones(rank, world, device):
     import torch.distributed as dist
 
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
@@ -33,42 +122,67 @@ def in_pieces(rank, world, device):
     assert torch.equal(tensor.cpu(), torch.arange(float(MANY)) * 2)
     tensor = torch.full((MANY,), rank + 1.0, device=device)
     dist.reduce(tensor, dst=0)
-    assert (tensor == (3 if rank == 0 else 2)).all()
-    empty = torch.zeros(0, device=device)
-    dist.all_reduce(empty)
+    assert (tensor == (total(world) if rank == 0 else rank + 1)).all()
+    dist.all_reduce(torch.zeros(0, device=device))
 
 
 def not_contiguous(rank, world, device):
     import torch.distributed as dist
 
-    memory = torch.zeros(1000, 2000, device=device)
-    view = memory.t()[1:1999:2, ::3]
-    view.fill_(rank + 1.0)
-    dist.all_reduce(view)
-    assert (view == 3).all() and memory.sum() == 3 * view.numel()
+    for is_async in (False, True):
+        memory = torch.zeros(1000, 2000, device=device)
+        view = memory.t()[1:1999:2, ::3]
+        view.fill_(rank + 1.0)
+        work = dist.all_reduce(view, async_op=is_async)
+        if work:
+            work.wait()
+        assert (view == total(world)).all() and memory.double().sum() == total(world) * view.numel()
     outputs = [torch.zeros(4, 3, device=device).t() for _ in range(world)]
     dist.all_gather(outputs, torch.full((4, 3), float(rank), device=device).t())
     assert all((output == other).all() for other, output in enumerate(outputs))
 
 
-def other_collectives(rank, world, device):
+def coalesced(rank, world, device):
     import torch.distributed as dist
 
-    output = torch.zeros(world * 100, device=device)
-    dist.all_gather_into_tensor(output, torch.full((100,), float(rank), device=device))
-    assert torch.equal(output.cpu(), torch.arange(float(world)).repeat_interleave(100))
-    output = torch.zeros(100, device=device)
-    dist.reduce_scatter_tensor(output, torch.ones(world * 100, device=device))
-    assert (output == world).all()
-    output = torch.zeros(world, device=device)
-    dist.all_to_all_single(output, torch.full((world,), float(rank), device=device))
-    assert torch.equal(output.cpu(), torch.arange(float(world)))
-    if rank == 0:
-        dist.send(torch.ones(5000, device=device), 1)
-    else:
-        received = torch.zeros(5000, device=device)
-        dist.recv(received, 0)
-        assert (received == 1).all()
+    tensors = [torch.full((size,), rank + 1.0, device=device) for size in (1, 5, 4096, 300_001)]
+    dist.all_reduce_coalesced(tensors)
+    assert all((tensor == total(world)).all() for tensor in tensors)
+    for is_async in (False, True):
+        outputs = [torch.zeros(world * size, device=device) for size in (2, 300)]
+        with dist._coalescing_manager(async_ops=is_async) as manager:
+            for output, size in zip(outputs, (2, 300)):
+                dist.all_gather_into_tensor(output, torch.full((size,), float(rank), device=device))
+        if is_async:
+            manager.wait()
+        for output, size in zip(outputs, (2, 300)):
+            assert torch.equal(output.cpu(), torch.arange(float(world)).repeat_interleave(size))
+    one, other = torch.ones(3, device=device), torch.full((400_000,), float(rank), device=device)
+    with dist._coalescing_manager(device=device, async_ops=True) as manager:
+        dist.all_reduce(one)
+        dist.broadcast(other, src=world - 1)
+    manager.wait()
+    assert (one == world).all() and (other == world - 1).all()
+
+
+def messages(rank, world, device):
+    import torch.distributed as dist
+
+    to, come = (rank + 1) % world, (rank - 1) % world
+    for count in (1, 5000, MANY):
+        output = torch.zeros(count, device=device)
+        operations = [
+            dist.P2POp(dist.irecv, output, come),
+            dist.P2POp(dist.isend, torch.full((count,), float(rank), device=device), to),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        assert (output == come).all()
+        output = torch.zeros(count, device=device)
+        works = [dist.irecv(output, come), dist.isend(torch.full((count,), float(rank), device=device), to)]
+        for work in works:
+            work.wait()
+        assert (output == come).all()
 
 
 def side_streams(rank, world, device):
@@ -76,61 +190,339 @@ def side_streams(rank, world, device):
     import torch.distributed as dist
 
     side = torch.cuda.Stream(device)
+    for is_async in (False, True) * 3:
+        for count in (1000, MANY):
+            tensor = torch.zeros(count, device=device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                # Busy for a while, so that a call that does not wait for the stream reads zeros.
+                torch.cuda._sleep(50_000_000)
+                tensor.fill_(rank + 1.0)
+                work = dist.all_reduce(tensor, async_op=is_async)
+                if work:
+                    work.wait()
+                doubled = tensor * 2
+            side.synchronize()
+            assert (doubled == 2 * total(world)).all() and (tensor == total(world)).all()
+
+
+def another_stream_waits(rank, world, device):
+    """The stream that calls goes on, and the one that waits finds the result."""
+    import torch.distributed as dist
+
+    side = torch.cuda.Stream(device)
     for _ in range(5):
-        tensor = torch.zeros(MANY, device=device)
-        side.wait_stream(torch.cuda.current_stream(device))
+        tensor = torch.full((MANY,), rank + 1.0, device=device)
+        work = dist.all_reduce(tensor, async_op=True)
         with torch.cuda.stream(side):
-            # Busy for a while, so that a call that does not wait for the stream reads zeros.
-            torch.cuda._sleep(50_000_000)
-            tensor.fill_(rank + 1.0)
-            work = dist.all_reduce(tensor, async_op=True)
             work.wait()
             doubled = tensor * 2
         side.synchronize()
-        assert (doubled == 6).all() and (tensor == 3).all()
+        assert (doubled == 2 * total(world)).all()
+        torch.cuda.current_stream(device).wait_stream(side)
+
+
+def memory_that_is_let_go(rank, world, device):
+    """What a call uses is not given to others before it is over, though nobody holds it."""
+    import torch.distributed as dist
+
+    side = torch.cuda.Stream(device)
+    for _ in range(10):
+        kept = torch.zeros(MANY, device=device)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            tensor = torch.full((MANY,), rank + 1.0, device=device)
+            work = dist.all_reduce(tensor, async_op=True)
+            other = torch.full((MANY,), 1.0, device=device)
+            dist.all_reduce(other)
+            work.wait()
+            kept.copy_(tensor)
+            del tensor, other, work
+            # Takes the memory that was let go, if it can be had.
+            torch.full((MANY,), -1.0, device=device)
+        side.synchronize()
+        assert (kept == total(world)).all()
+
+
+def memory_of_the_driver_meanwhile(rank, world, device):
+    """The driver is asked for memory, and given some back, while streams wait for operations: nobody waits for each other."""
+    import torch.distributed as dist
+
+    tensor = torch.full((MANY,), rank + 1.0, device=device)
+    for i in range(1, 11):
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        torch.empty((MANY + i * (1 << 20),), device=device).fill_(1)
+        torch.cuda.empty_cache()
+        assert (tensor == total(world)).all()
+        tensor.fill_(rank + 1.0)
+
+
+def the_host_goes_on(rank, world, device):
+    """wait() returns while the stream still has something to do that comes before the operation."""
+    import torch.distributed as dist
+
+    if not has_devices(device):
+        raise NotRun("a host that goes on: torch_kolo's own copies need it")
+
+    # The first ones compile the kernels and open the others' memory.
+    tensor = torch.ones(MANY, device=device)
+    for is_async in (False, True):
+        work = dist.all_reduce(tensor, async_op=is_async)
+        if work:
+            work.wait()
+    torch.cuda.synchronize()
+    for is_async in (False, True):
+        tensor.fill_(rank + 1.0)
+        torch.cuda._sleep(2_000_000_000)
+        busy = torch.cuda.Event()
+        busy.record()
+        work = dist.all_reduce(tensor, async_op=is_async)
+        if work:
+            work.wait()
+            assert not work.is_completed()
+        assert not busy.query(), "the host waited for the stream"
+        assert (tensor == total(world)).all()
+    # But not where wait() is told to.
+    tensor.fill_(rank + 1.0)
+    torch.cuda._sleep(100_000_000)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait(datetime.timedelta(seconds=PATIENCE))
+    assert work.is_completed() and work.is_success()
+
+
+def barriers(rank, world, device):
+    """Everything that the current stream was given is done, as with NCCL."""
+    import torch.distributed as dist
+
+    group = dist.new_group(backend="cuda:kolo")
+    torch.cuda._sleep(200_000_000)
+    done = torch.cuda.Event()
+    done.record()
+    dist.barrier(group, device_ids=[device.index])
+    assert done.query()
 
 
 def futures(rank, world, device):
     import torch.distributed as dist
 
-    tensor = torch.full((MANY,), rank + 1.0, device=device)
-    future = dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
-    doubled = future.wait()
-    assert doubled.device == device and (doubled == 6).all()
+    for _ in range(5):
+        tensor = torch.full((MANY,), rank + 1.0, device=device)
+        future = dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+        doubled = future.wait()
+        assert doubled.device == device and (doubled == 2 * total(world)).all()
+
+
+def mixed_devices_of_one_group(rank, world, device):
+    import torch.distributed as dist
+
+    for _ in range(5):
+        on_device, on_host = torch.full((MANY,), rank + 1.0, device=device), torch.full((1000,), rank + 1.0)
+        works = [dist.all_reduce(on_device, async_op=True), dist.all_reduce(on_host, async_op=True)]
+        for work in reversed(works):
+            work.wait()
+        assert (on_device == total(world)).all() and (on_host == total(world)).all()
+
+
+def a_graph_is_refused(rank, world, device):
+    import torch.distributed as dist
+
+    if not has_devices(device):
+        raise NotRun("graphs, which torch_kolo's own copies do not know")
+    tensor = torch.ones(1000, device=device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
+            dist.all_reduce(tensor)
+    except RuntimeError as error:
+        assert "graph" in str(error).lower(), error
+    else:
+        raise AssertionError("not refused")
+    torch.cuda.synchronize()
+    dist.all_reduce(tensor)
+    assert (tensor == world).all()
 
 
 def ddp_equals_cpu(rank, world, device):
     from torch.nn.parallel import DistributedDataParallel
 
-    def train(on):
+    def train(on, **options):
         torch.manual_seed(0)
-        module = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.Tanh(), torch.nn.Linear(64, 5)).double().to(on)
-        wrapped = DistributedDataParallel(module, device_ids=None if on.type == "cpu" else [on.index])
+        module = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5)).double().to(on)
+        wrapped = DistributedDataParallel(module, device_ids=None if on.type == "cpu" else [on.index], bucket_cap_mb=0.005, **options)
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-        for step in range(3):
+        for step in range(5):
             inputs = torch.randn(8, 20, dtype=torch.double, generator=torch.Generator().manual_seed(10 * step + rank))
             optimizer.zero_grad()
             wrapped(inputs.to(on)).square().mean().backward()
             optimizer.step()
         return torch.cat([value.detach().cpu().flatten() for value in module.state_dict().values()])
 
-    torch.testing.assert_close(train(device), train(torch.device("cpu")), rtol=1e-9, atol=1e-10)
+    expected = train(torch.device("cpu"))
+    for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+        torch.testing.assert_close(train(device, **options), expected, rtol=1e-9, atol=1e-10, msg=str(options))
 
 
-def on_gpus(rank, world, method, name):
+def resnet18():
+    try:
+        from torchvision.models import resnet18
+    except ImportError:
+        import sys
+        from pathlib import Path
+
+        sys.path.append(str(Path(__file__).resolve().parent.parent / "examples" / "imagenet"))
+        from resnet import resnet18
+    return resnet18(num_classes=10)
+
+
+STEPS = 100
+
+
+def ddp_resnet_equals_one_process(rank, world, device):
+    """The same global batch, in one process and divided, gives the same model (pytorch#170812: gradients that were silently wrong).
+
+    In double precision, so that only what is wrong makes a difference; normalisation by each rank's part of a batch would make
+    one of its own, so it uses what it learnt before, which stays as it is.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.backends.cudnn.deterministic = True
+    torch.manual_seed(0)
+    alone = resnet18().double().to(device).eval()
+    model = copy.deepcopy(alone)
+    divided = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01, momentum=0.9) for each in (alone, model)]
+    generator = torch.Generator().manual_seed(1)
+    batch = 2 * world
+    for _ in range(STEPS):
+        images = torch.randn(batch, 3, 32, 32, dtype=torch.double, generator=generator).to(device)
+        labels = torch.randint(10, (batch,), generator=generator).to(device)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        nn.functional.cross_entropy(alone(images), labels).backward()
+        mine = slice(2 * rank, 2 * rank + 2)
+        nn.functional.cross_entropy(divided(images[mine]), labels[mine]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    moved_by = 0.0
+    torch.manual_seed(0)
+    for before, one, other in zip(resnet18().double().parameters(), alone.parameters(), model.parameters()):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+        moved_by = max(moved_by, (before.to(device) - one).abs().max().item())
+    assert moved_by > 1e-3, "nothing was learnt, so nothing was compared"
+
+
+def has_devices(device):
     import torch.distributed as dist
 
-    start("cpu:kolo,cuda:kolo", method, rank, world)
-    PROGRAMS[name](rank, world, device_of(rank))
-    dist.barrier()
-    dist.destroy_process_group()
+    return dist.group.WORLD._get_backend(device).has_devices
+
+
+def run_programs(rank, world, names, folder, path):
+    """Each in a process group of its own, in one process: starting CUDA takes longer than most. By name what went wrong, if anything."""
+    import torch.distributed as dist
+
+    device = device_of(rank)
+    outcomes = {}
+    for name in names:
+        start("cpu:kolo,cuda:kolo", f"file://{folder}/{name}", rank, world, timeout=60)
+        try:
+            assert has_devices(device) == (path != "host"), "kolo was built without devices, or finds no driver"
+            PROGRAMS[name](rank, world, device)
+            dist.barrier()
+            outcomes[name] = None
+        except NotRun as why:
+            outcomes[name] = f"NOT RUN: {why}"
+        except BaseException:
+            outcomes[name] = traceback.format_exc()
+        # Ranks that wait for this one learn that it has left.
+        dist.destroy_process_group()
+    return outcomes
+
+
+@once
+def outcomes_of_programs(world, path):
+    with TemporaryDirectory() as folder:
+        ranks = Ranks(world, run_programs, list(PROGRAMS), folder, path, environment=PATHS[path])
+        return ranks.results(patience=600)
 
 
 PROGRAMS = {
-    program.__name__: program for program in (in_pieces, not_contiguous, other_collectives, side_streams, futures, ddp_equals_cpu)
+    program.__name__: program
+    for program in (
+        large_ones,
+        not_contiguous,
+        coalesced,
+        messages,
+        side_streams,
+        another_stream_waits,
+        memory_that_is_let_go,
+        memory_of_the_driver_meanwhile,
+        the_host_goes_on,
+        barriers,
+        futures,
+        mixed_devices_of_one_group,
+        a_graph_is_refused,
+        ddp_equals_cpu,
+        ddp_resnet_equals_one_process,
+    )
 }
 
 
+@needs_gpu
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_on_a_gpu(tmp_path, name):
-    Ranks(WORLD, on_gpus, f"file://{tmp_path}/store", name).results()
+@pytest.mark.parametrize("world,path", CASES)
+def test_on_a_gpu(world, path, name):
+    judge(outcomes_of_programs(world, path), name)
+
+
+# ---- Faults ----
+
+# Far more than it takes; the time itself is recorded for the report.
+SOON = 20
+
+
+def dies(rank, world, method):
+    import torch.distributed as dist
+
+    start("cpu:kolo,cuda:kolo", method, rank, world)
+    device = device_of(rank)
+    tensor = torch.ones(MANY, device=device)
+    for _ in range(3):
+        dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    dist.barrier()
+    # Some are under way when it happens, and the survivor's stream waits for more that will never come.
+    tensor.fill_(1)
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
+    if rank == world - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    message = None
+    try:
+        works += [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
+        for work in works:
+            work.wait()
+        # The streams go on, whatever happened; who asks for the outcome learns of it.
+        torch.cuda.synchronize()
+        for work in works:
+            work.wait(datetime.timedelta(seconds=PATIENCE))
+    except dist.DistBackendError as error:
+        message = str(error)
+    took = time.monotonic() - began
+    torch.cuda.synchronize()
+    other = torch.arange(1000.0, device=device)
+    assert (other @ other).item() == sum(float(i) ** 2 for i in range(1000)), "the context is not usable"
+    return message, took
+
+
+@needs_gpu
+@pytest.mark.parametrize("path", PATHS)
+def test_a_killed_rank_is_named_and_the_context_goes_on(tmp_path, path):
+    outcomes = Ranks(2, dies, f"file://{tmp_path}/store", environment=PATHS[path]).results(expected=1)
+    message, took = outcomes[0]
+    note(f"a killed rank is named, {path}", took)
+    assert message and "rank 1" in message, message
+    assert took < SOON

@@ -1,0 +1,220 @@
+//! What only a GPU can show: `cargo test --features cuda --lib -- on_a_gpu`. With `KOLO_TEST_GPU=1` these tests fail where they would
+//! only say that they were not run. `scripts/gpu-check.sh` also runs them under compute-sanitizer.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+
+use super::super::device::{Event, MOST_PARTS, Memory, Pinned, Stream};
+use super::*;
+use crate::reduce::Kernel;
+use crate::types::mix;
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The first GPU.
+fn gpu() -> Option<Arc<dyn Device>> {
+    let why = match NVIDIA.as_ref() {
+        None => "there is no CUDA driver".to_owned(),
+        Some(nvidia) => match nvidia.device(0) {
+            Ok(gpu) => return Some(gpu),
+            Err(error) => error.to_string(),
+        },
+    };
+    assert!(std::env::var_os("KOLO_TEST_GPU").is_none(), "{why}, though KOLO_TEST_GPU says that there is a GPU");
+    std::io::Write::write_all(&mut std::io::stderr(), format!("NOT RUN: a test on a GPU: {why}\n").as_bytes()).unwrap();
+    None
+}
+
+fn until_done(event: &Event) {
+    let began = Instant::now();
+    while !event.is_done().unwrap() {
+        assert!(began.elapsed() < PATIENCE, "the stream does not come to its end");
+        std::thread::yield_now();
+    }
+}
+
+fn mark(gpu: &Arc<dyn Device>, stream: &Stream) -> Event {
+    let event = Event::new(gpu).unwrap();
+    event.record(stream.id).unwrap();
+    event
+}
+
+fn put(gpu: &Arc<dyn Device>, stream: &Stream, bytes: &[u8], to: Address) {
+    // SAFETY: the caller's memory has room for them; they stay until they have been copied.
+    unsafe { gpu.copy_in(stream.id, bytes.as_ptr(), to, bytes.len()).unwrap() };
+    until_done(&mark(gpu, stream));
+}
+
+fn get(gpu: &Arc<dyn Device>, stream: &Stream, from: Address, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    // SAFETY: there are as many in the caller's memory; the vector stays until they have been copied.
+    unsafe { gpu.copy_out(stream.id, from, bytes.as_mut_ptr(), len).unwrap() };
+    until_done(&mark(gpu, stream));
+    bytes
+}
+
+/// Numbers of which no reduction makes NaN: which NaN it is differs between processors.
+fn elements(dtype: DType, count: usize, seed: u64) -> Vec<u8> {
+    let of = |i| {
+        let word = mix(seed, i) >> 8;
+        let number = f64::from(word as i8) / 16.0;
+        match dtype {
+            DType::Bool => word & 1,
+            DType::F16 => f16::from_f64(number).to_bits().into(),
+            DType::BF16 => bf16::from_f64(number).to_bits().into(),
+            DType::F32 => (number as f32).to_bits().into(),
+            DType::F64 => number.to_bits(),
+            _ => word,
+        }
+    };
+    (0..count as u64).flat_map(|i| of(i).to_le_bytes()[..dtype.size()].to_vec()).collect()
+}
+
+/// Memory that begins where every element may.
+fn words(bytes: &[u8]) -> Vec<u64> {
+    let word = |chunk: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(0)));
+    bytes.chunks(8).map(word).collect()
+}
+
+/// What is there before.
+const UNTOUCHED: u8 = 0xa5;
+
+/// One reduction on both sides; each part begins `offset` elements after a line, the last `shift` elements later.
+fn reduces_as_the_host(
+    gpu: &Arc<dyn Device>,
+    (dtype, redop): (DType, ReduceOp),
+    (parts, targets, count): (usize, usize, usize),
+    (offset, shift): (usize, usize),
+) {
+    let (stream, size) = (Stream::new(gpu).unwrap(), dtype.size());
+    let len = count * size;
+    let place = |part: usize| (offset + if part + 1 == parts { shift } else { 0 }) * size;
+    // Room after the end, which nobody may write.
+    let room = |part: usize| place(part) + len + 64;
+    let inputs: Vec<Vec<u8>> = (0..parts).map(|part| elements(dtype, count, mix(parts as u64, part as u64))).collect();
+    let aligned: Vec<Vec<u64>> = inputs.iter().map(|input| words(input)).collect();
+    let pointers: Vec<*const u8> = aligned.iter().map(|words| words.as_ptr().cast()).collect();
+    let mut expected = words(&vec![0; len]);
+    // SAFETY: all are of `count` elements, and the target is apart.
+    unsafe { Kernel::new(dtype, redop).unwrap().fold(&pointers, expected.as_mut_ptr().cast(), count, Some(parts)) };
+    let expected: Vec<u8> = expected.iter().flat_map(|word| word.to_le_bytes()).take(len).collect();
+
+    let memories: Vec<Memory> = (0..parts.max(targets)).map(|part| Memory::new(gpu, room(part)).unwrap()).collect();
+    for (part, memory) in memories.iter().enumerate() {
+        let mut content = vec![UNTOUCHED; room(part)];
+        if let Some(input) = inputs.get(part) {
+            content[place(part)..][..len].copy_from_slice(input);
+        }
+        put(gpu, &stream, &content, memory.address);
+    }
+    let addresses: Vec<Address> = memories.iter().enumerate().map(|(part, memory)| memory.address + place(part) as u64).collect();
+    let (sources, targets) = (&addresses[..parts], &addresses[..targets]);
+    let reduction = Reduction { dtype, redop, sources, targets, count, divisor: parts };
+    // SAFETY: all are within their memory, which stays until it has been looked at below.
+    unsafe { gpu.reduce(stream.id, &reduction).unwrap() };
+    let what = format!("{redop} of {parts} x {count} {dtype} into {}, at {offset} and {shift}", targets.len());
+    for (part, memory) in memories.iter().enumerate() {
+        let got = get(gpu, &stream, memory.address, room(part));
+        let (before, rest) = got.split_at(place(part));
+        let (got, after) = rest.split_at(len);
+        assert!(before.iter().chain(after).all(|&byte| byte == UNTOUCHED), "{what}: beside part {part}");
+        let right = if part < targets.len() { &expected } else { &inputs[part] };
+        assert!(got == right, "{what}: part {part}");
+    }
+}
+
+fn every_reduction() -> impl Iterator<Item = (DType, ReduceOp)> {
+    let all = DType::ALL.iter().flat_map(|&dtype| ReduceOp::ALL.iter().map(move |&redop| (dtype, redop)));
+    all.filter(|&(dtype, redop)| redop.applies_to(dtype))
+}
+
+#[test]
+fn reductions_have_the_bits_of_the_host() {
+    let Some(gpu) = gpu() else { return };
+    for what in every_reduction() {
+        let lanes = 16 / what.0.size();
+        for (parts, targets) in [(1, 2), (2, 1), (3, 3)] {
+            for (count, place) in [(1, (0, 0)), (5 * lanes + 3, (1, 0)), (5 * lanes + 3, (0, 1)), (70_001, (lanes - 1, 0))] {
+                reduces_as_the_host(&gpu, what, (parts, targets, count), place);
+            }
+        }
+    }
+    reduces_as_the_host(&gpu, (DType::BF16, ReduceOp::Sum), (MOST_PARTS, MOST_PARTS, 1 << 20), (0, 0));
+    reduces_as_the_host(&gpu, (DType::F32, ReduceOp::Average), (2, 2, (8 << 20) + 1), (0, 0));
+}
+
+#[test]
+fn memory_is_found_and_copied() {
+    let Some(gpu) = gpu() else { return };
+    let (stream, len) = (Stream::new(&gpu).unwrap(), (1 << 20) + 3);
+    let [one, other] = [0, 1].map(|_| Memory::new(&gpu, len).unwrap());
+    let driver = driver().unwrap();
+    let found = driver.locate(std::ptr::without_provenance(one.address as usize + len - 1)).unwrap();
+    assert_eq!(found.expect("it is a device's").id(), gpu.id());
+    let on_host = [1u8; 10];
+    assert!(driver.locate(on_host.as_ptr()).unwrap().is_none());
+    assert_eq!(driver.device_of(stream.id).unwrap().id(), gpu.id());
+    let extent = gpu.extent(one.address + 5).unwrap();
+    assert!(extent.base <= one.address && extent.base + extent.size >= one.address + len as u64);
+    assert_ne!(extent.id, gpu.extent(other.address).unwrap().id);
+
+    let content = elements(DType::U8, len, 7);
+    put(&gpu, &stream, &content, one.address);
+    // SAFETY: both are as long, and stay until they have been copied.
+    unsafe { gpu.copy(stream.id, one.address, other.address, len).unwrap() };
+    assert!(get(&gpu, &stream, other.address, len) == content);
+    gpu.clear(other.address, len).unwrap();
+    assert!(get(&gpu, &stream, other.address, len).iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn pinned_memory_is_copied() {
+    let Some(gpu) = gpu() else { return };
+    let (stream, len) = (Stream::new(&gpu).unwrap(), 4 << 20);
+    let mut host = elements(DType::U8, len, 3);
+    let before = host.clone();
+    let memory = Memory::new(&gpu, len).unwrap();
+    let at = host.as_mut_ptr();
+    // SAFETY: the vector outlives it.
+    let pinned = unsafe { Pinned::new(&gpu, at, len).unwrap() };
+    // SAFETY: both are as long; nobody touches the vector until the copies are done.
+    unsafe {
+        gpu.copy_in(stream.id, at, memory.address, len).unwrap();
+        gpu.copy_out(stream.id, memory.address, at, len).unwrap();
+    }
+    until_done(&mark(&gpu, &stream));
+    drop(pinned);
+    assert!(host == before);
+}
+
+#[test]
+fn a_stream_waits_at_a_gate_until_it_opens() {
+    let Some(gpu) = gpu() else { return };
+    let gates = gpu.gates().unwrap().expect("streams of this GPU can wait for the host");
+    for is_dropped in [false, true] {
+        let (waiting, other) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
+        let gate = gates.take().expect("few are in use");
+        gate.close(&*gpu, waiting.id).unwrap();
+        let behind = mark(&gpu, &waiting);
+        // Other streams go on: what the gate waits for may be theirs.
+        until_done(&mark(&gpu, &other));
+        assert!(!behind.is_done().unwrap());
+        let opened = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                opened.store(true, Ordering::SeqCst);
+                if is_dropped { drop(gate) } else { gate.open() }
+            });
+            until_done(&behind);
+            assert!(opened.load(Ordering::SeqCst), "it did not wait");
+        });
+    }
+    // Streams that come later go on.
+    let (late, gate) = (Stream::new(&gpu).unwrap(), gates.take().unwrap());
+    gate.open();
+    gate.close(&*gpu, late.id).unwrap();
+    until_done(&mark(&gpu, &late));
+}
