@@ -30,7 +30,7 @@
 
 // What a kolo_config_t begins with: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0 }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL }
 
 // What a kolo_reducer_config_t begins with.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \
@@ -156,6 +156,10 @@ typedef struct kolo_config_t {
   const char *trace_dir;
   // 1: ranks that share no secret listen to other machines, too: whoever reaches them can join or disturb the job; -1: they do not.
   int32_t insecure;
+  // 1: buffers may be in the memory of GPUs; -1: they may not; 0: if kolo was built for it and this machine has a driver. Rank 0's counts.
+  int32_t devices;
+  // How data in the memory of GPUs gets from one rank to another: "auto" or "staged". Rank 0's counts.
+  const char *device_path;
 } kolo_config_t;
 
 // A key-value store that all ranks share, for kolo_comm_init_callbacks. Keys are printable ASCII of at most 256 bytes, values at most

@@ -56,6 +56,10 @@ pub struct kolo_config_t {
     pub trace_dir: *const c_char,
     /// 1: ranks that share no secret listen to other machines, too: whoever reaches them can join or disturb the job; -1: they do not.
     pub insecure: i32,
+    /// 1: buffers may be in the memory of GPUs; -1: they may not; 0: if kolo was built for it and this machine has a driver. Rank 0's counts.
+    pub devices: i32,
+    /// How data in the memory of GPUs gets from one rank to another: "auto" or "staged". Rank 0's counts.
+    pub device_path: *const c_char,
 }
 
 // SAFETY: it begins with its size; numbers may be zero, and texts null.
@@ -103,6 +107,12 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         -1 => builder.insecure(false),
         other => return Err(Fault::value("config->insecure", other, "it is 1, -1, or 0 for not set")),
     };
+    builder = match config.devices {
+        0 => builder,
+        1 => builder.devices(true),
+        -1 => builder.devices(false),
+        other => return Err(Fault::value("config->devices", other, "it is 1, -1, or 0 for not set")),
+    };
     builder = match config.trace_signal {
         0 => builder,
         1 => builder.trace_signal(true),
@@ -119,6 +129,9 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         }
         if let Some(passage) = named(config.passage, "passage")? {
             builder = builder.passage(passage);
+        }
+        if let Some(path) = named(config.device_path, "device_path")? {
+            builder = builder.device_path(path);
         }
         if let Some(algorithm) = named(config.algorithm, "algorithm")? {
             builder = builder.algorithm(algorithm);

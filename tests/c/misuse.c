@@ -285,6 +285,12 @@ static void wrong_starts(void) {
   config.sockets = 65;
   REFUSED(KOLO_ERR_SETTING, "64", kolo_comm_init_env(&other, &config));
   config.sockets = 0;
+  config.devices = 7;
+  REFUSED(KOLO_ERR_ARGUMENT, "config->devices is 7", kolo_comm_init_env(&other, &config));
+  config.devices = 0;
+  config.device_path = "wire";
+  REFUSED(KOLO_ERR_SETTING, "staged", kolo_comm_init_env(&other, &config));
+  config.device_path = NULL;
   config.secret = "short";
   REFUSED(KOLO_ERR_SETTING, "64 hexadecimal digits", kolo_comm_init_env(&other, &config));
   config.secret = NULL;
