@@ -14,6 +14,8 @@ mod areas;
 mod lend;
 mod message;
 mod staged;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -349,9 +351,6 @@ impl<'a> OnDevices<'a> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;
 
 /// Gives a device one move to do.
 ///

@@ -151,12 +151,13 @@ impl OnDevices<'_> {
 }
 
 /// A number of this process that no other has; a copy that a fork made has its own.
-pub(super) fn process() -> u64 {
+fn process() -> u64 {
     mix(*PROCESS, std::process::id().into())
 }
 
-pub(super) static PROCESS: LazyLock<u64> = LazyLock::new(|| u64::from_le_bytes(std::array::from_fn(|i| handshake::random()[i])));
+/// Of the process that first needed it.
+static PROCESS: LazyLock<u64> = LazyLock::new(|| u64::from_le_bytes(std::array::from_fn(|i| handshake::random()[i])));
 
-pub(super) fn words_of(bytes: &[u8; Descriptor::WORDS * 8]) -> [u64; Descriptor::WORDS] {
+fn words_of(bytes: &[u8; Descriptor::WORDS * 8]) -> [u64; Descriptor::WORDS] {
     std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * i + byte])))
 }
