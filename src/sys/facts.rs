@@ -39,9 +39,12 @@ pub(crate) fn clock_source() -> Option<String> {
 /// Whether kolo was built for devices and this machine seems to have some. Nothing is loaded for it: that would take a tenth of a
 /// second, of programs that need none as well.
 pub(crate) fn may_have_devices() -> bool {
+    use std::path::Path;
+
+    let on_windows = || std::env::var_os("SystemRoot").is_some_and(|root| Path::new(&root).join("System32/nvcuda.dll").exists());
     // Of NVIDIA's driver for Linux, and of that for Linux inside Windows.
-    let has_driver = || cfg!(windows) || ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| std::path::Path::new(path).exists());
-    cfg!(feature = "cuda") && has_driver()
+    let on_linux = || ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
+    cfg!(feature = "cuda") && if cfg!(windows) { on_windows() } else { on_linux() }
 }
 
 /// What can be learnt of CUDA without using it.
