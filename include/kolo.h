@@ -690,7 +690,8 @@ kolo_result_t kolo_comm_host_count(kolo_comm_t comm, int32_t *count);
 // Through what ranks exchange data: "none" (alone), "shm", "tcp" or "shm+tcp". The text is static.
 kolo_result_t kolo_comm_transport(kolo_comm_t comm, const char **name);
 
-// Whether buffers may be in the memory of GPUs: `*has` is 1 or 0, the same on all ranks. It is what rank 0's `KOLO_DEVICES` says.
+// Whether this rank's buffers may be in the memory of GPUs: `*has` is 1 or 0. They may if rank 0's `KOLO_DEVICES` says so, this kolo was
+// built with the feature `cuda`, and there is a driver here.
 kolo_result_t kolo_comm_has_devices(kolo_comm_t comm,
                                     int32_t *has);
 

@@ -21,6 +21,9 @@ usage() {
 
 here=$(cd "$(dirname "$0")" && pwd)
 
+for argument; do
+    [ -n "$argument" ] || usage
+done
 if [ $# = 4 ] && [ "$1" = --run ] && [ "$3" = --out ]; then
     if ! command -v python3 >/dev/null; then
         echo "NOTHING WAS RUN: there is no python3" >&2

@@ -7,7 +7,7 @@
 # are FEATURES, of which there are cuda, redis and tls, and cuda by default: it needs nothing of CUDA to build or to start.
 set -eu
 
-if [ $# != 1 ]; then
+if [ $# != 1 ] || [ -z "$1" ]; then
     echo "usage: $0 PREFIX" >&2
     exit 2
 fi

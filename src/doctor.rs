@@ -319,6 +319,10 @@ fn descriptors(ranks: usize, sockets: u64) -> Finding {
 fn cuda() -> Finding {
     const SUBJECT: &str = "CUDA";
     match sys::probe_cuda() {
+        Cuda::NoLibrary(why) if config::process_env("KOLO_DEVICES").is_some_and(|devices| devices.trim() == "cuda") => {
+            let advice = "unset KOLO_DEVICES, or install NVIDIA's driver";
+            Finding::warning(SUBJECT, format!("not found, though KOLO_DEVICES asks for it: {why}"), advice)
+        }
         // Who has no GPU misses nothing.
         Cuda::NoLibrary(why) => Finding::fine(SUBJECT, format!("not found: {why}")),
         Cuda::Devices(devices, version) => {

@@ -148,9 +148,10 @@ impl Communicator {
         self.shared.core.lock().choose(op, bytes)
     }
 
-    /// Whether buffers may be in the memory of GPUs, as rank 0 has it; see [`Builder::devices`].
+    /// Whether this rank's buffers may be in the memory of GPUs: rank 0 has it so (see [`Builder::devices`]), and there is a driver
+    /// here.
     pub fn has_devices(&self) -> bool {
-        self.shared.settings.devices
+        self.driver().is_some()
     }
 
     /// Through what ranks exchange data: `"shm"` inside one host, `"tcp"`, or `"shm+tcp"`.

@@ -292,7 +292,8 @@ pub unsafe extern "C" fn kolo_comm_transport(comm: kolo_comm_t, name: *mut *cons
     unsafe { tell(comm, name, "name", text) }
 }
 
-/// Whether buffers may be in the memory of GPUs: `*has` is 1 or 0, the same on all ranks. It is what rank 0's `KOLO_DEVICES` says.
+/// Whether this rank's buffers may be in the memory of GPUs: `*has` is 1 or 0. They may if rank 0's `KOLO_DEVICES` says so, this kolo was
+/// built with the feature `cuda`, and there is a driver here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_has_devices(comm: kolo_comm_t, has: *mut i32) -> kolo_result_t {
     // SAFETY: the caller's pointer.

@@ -61,7 +61,7 @@ pub(super) fn reduction(call: &Call) -> Option<ReduceOp> {
 }
 
 impl Communicator {
-    fn driver(&self) -> Option<&Arc<dyn Driver>> {
+    pub(in crate::comm) fn driver(&self) -> Option<&Arc<dyn Driver>> {
         let devices = || if self.shared.settings.devices { cuda::driver() } else { None };
         self.shared.driver.get_or_init(devices).as_ref()
     }
@@ -76,14 +76,22 @@ impl Communicator {
     fn no_devices(&self, what: &'static str) -> Error {
         let why = match (cfg!(feature = "cuda"), self.shared.settings.devices) {
             (false, _) => "this kolo was built without the feature `cuda`",
-            (true, false) => "rank 0 has no devices, or KOLO_DEVICES=none there; see Builder::devices",
+            (true, false) => "rank 0 found no driver on its machine, or KOLO_DEVICES (or the setting `devices`) is none there",
             (true, true) => "there is no CUDA driver here; `kolo doctor` says more",
         };
         Error::Unsupported { what, why: why.to_owned() }
     }
 
-    /// Finds out whether a call's buffers are a device's. If so, or if it has a stream, it takes its turn there.
+    /// Finds out whether a call's buffers are a device's. If so, or if it has a stream, it takes its turn there. A failure leaves
+    /// everything as it was: nobody has heard of the call yet.
     pub(crate) fn lend(&self, call: &mut Call, stream: StreamId) -> Result<()> {
+        self.try_to_lend(call, stream).map_err(|error| match error {
+            Error::Device { .. } => Error::Unsupported { what: "a call on a device", why: error.to_string() },
+            error => error,
+        })
+    }
+
+    fn try_to_lend(&self, call: &mut Call, stream: StreamId) -> Result<()> {
         const NULL: StreamId = StreamId(0);
         let Some(driver) = self.driver() else {
             return if stream == NULL { Ok(()) } else { Err(self.no_devices("a stream")) };
