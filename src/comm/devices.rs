@@ -113,6 +113,12 @@ impl Lanes {
     fn until_done(&self, event: &Event) -> Result<()> {
         until_done(event, self.timeout)
     }
+
+    /// Waits for all that the stream to devices was given.
+    fn finish(&self) -> Result<()> {
+        self.backs[0].record(self.back.id)?;
+        self.until_done(&self.backs[0])
+    }
 }
 
 impl Shared {
@@ -220,24 +226,17 @@ impl<'a> OnDevices<'a> {
     }
 
     unsafe fn carry_out_when_ready(&mut self) -> Result<()> {
-        let touches_device = self.call.lent.as_ref().is_some_and(|lent| lent.on_device.contains(&true));
         // SAFETY: passed on, as below.
         unsafe {
             if self.world == 1 && self.call.lent.as_ref().is_some_and(|lent| lent.on_device == [true; 2]) {
                 return self.alone();
             }
             if !self.shared.asks(self.call) || self.world == 1 {
-                return if touches_device { self.whole() } else { self.on_host(self.call) };
+                return self.whole();
             }
             if !self.may_be_direct() {
                 // Where they are is of no interest, only whether all are the host's.
-                return if self.agree(!touches_device)? {
-                    self.on_host(self.call)
-                } else if matches!(self.call.op, Op::AllGatherV | Op::ReduceScatterV) {
-                    if touches_device { self.whole() } else { self.on_host(self.call) }
-                } else {
-                    self.in_pieces()
-                };
+                return if self.agree(!self.touches_device())? { self.on_host(self.call) } else { self.through_host() };
             }
             let records = self.tell()?;
             self.look_for_other_devices(&records);
@@ -250,17 +249,18 @@ impl<'a> OnDevices<'a> {
             let is_on_device = |place: Place| matches!(place, Place::Hidden | Place::Open { .. });
             let all_are = || records.iter().flat_map(|record| record.places).all(is_on_device);
             if self.call.op == Op::AllReduce
-                && self.may_be_direct()
                 && all_are()
                 && let Some(areas) = self.areas()?
             {
                 return self.through_areas(&areas);
             }
-            match self.call.op {
-                Op::AllGatherV | Op::ReduceScatterV => self.whole(),
-                _ => self.in_pieces(),
-            }
+            self.through_host()
         }
+    }
+
+    /// Whether a buffer of this rank is a device's.
+    fn touches_device(&self) -> bool {
+        self.call.lent.as_ref().is_some_and(|lent| lent.on_device.contains(&true))
     }
 
     /// An error if the operation has been given up: what other ranks lent for it may be theirs again.
@@ -303,8 +303,7 @@ impl<'a> OnDevices<'a> {
                 // SAFETY: all parts are of buffers that their ranks have lent, and no two ranks touch what one of them writes.
                 unsafe { give(lanes, one, addresses, (dtype, redop, world))? };
             }
-            lanes.backs[0].record(lanes.back.id)?;
-            lanes.until_done(&lanes.backs[0])?;
+            lanes.finish()?;
         }
         // Nobody returns before all have read from, and written to, its buffers.
         self.meet()
@@ -319,8 +318,7 @@ impl<'a> OnDevices<'a> {
         let lanes = self.lanes()?;
         // SAFETY: passed on; alone, both are equally long.
         unsafe { lanes.device.copy(lanes.back.id, send.ptr.addr() as u64, recv.ptr.addr() as u64, recv.len)? };
-        lanes.backs[0].record(lanes.back.id)?;
-        lanes.until_done(&lanes.backs[0])
+        lanes.finish()
     }
 
     /// The streams on the call's device.

@@ -17,7 +17,7 @@ use crate::types::{DType, ReduceOp};
 pub(super) use image::{compiler, load};
 
 /// Sources, and targets, of one [`Reduction`] at most. More are reduced in several passes, which round halves each time.
-pub(super) const MOST: usize = 16;
+pub(super) const MOST: usize = super::device::MOST_PARTS;
 
 /// Threads of a block, as `cuda-kernels/elements.cu` has it.
 const THREADS: u32 = 512;

@@ -96,9 +96,7 @@ impl OnDevices<'_> {
     pub(super) fn reach(&mut self, records: &[Record]) -> Result<Option<Vec<[u64; 2]>>> {
         let is_in_place = records.iter().any(|record| record.is_in_place);
         let is_open = |place: &Place| matches!(place, Place::Nowhere | Place::Open { .. });
-        let may = self.may_be_direct()
-            && Plan::is_possible(self.call.op, is_in_place)
-            && records.iter().all(|record| record.places.iter().all(is_open));
+        let may = Plan::is_possible(self.call.op, is_in_place) && records.iter().all(|record| record.places.iter().all(is_open));
         // What follows from the records is the same on all ranks.
         if !may {
             return Ok(None);

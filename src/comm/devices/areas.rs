@@ -73,8 +73,7 @@ impl OnDevices<'_> {
                 // before they met for the last piece, all have done with the one before.
                 unsafe { device.copy(stream, send + piece + at, area(rank) + at, len * size)? };
             }
-            lanes.backs[0].record(stream)?;
-            lanes.until_done(&lanes.backs[0])?;
+            lanes.finish()?;
             self.meet()?;
             self.check_not_given_up()?;
             let lanes = self.lanes()?;
@@ -88,8 +87,7 @@ impl OnDevices<'_> {
                 // SAFETY: all have copied what is read. This rank's slice of its area is read by nobody yet.
                 unsafe { device.reduce(stream, &reduction)? };
             }
-            lanes.backs[0].record(stream)?;
-            lanes.until_done(&lanes.backs[0])?;
+            lanes.finish()?;
             self.meet()?;
             let lanes = self.lanes()?;
             let (device, stream) = (&lanes.device, lanes.back.id);
@@ -100,8 +98,7 @@ impl OnDevices<'_> {
             }
         }
         let lanes = self.lanes()?;
-        lanes.backs[0].record(lanes.back.id)?;
-        lanes.until_done(&lanes.backs[0])?;
+        lanes.finish()?;
         // Nobody returns, and perhaps frees its area, before all have copied from there.
         self.meet()
     }

@@ -4,7 +4,7 @@ use super::*;
 
 /// A message on its way through host memory, which takes the place of the device's.
 pub(in crate::comm) struct Staged {
-    pub(super) memory: Segment,
+    pub(super) memory: Arc<Segment>,
     /// Where it goes when it has been received.
     pub(super) to: ChunkMut,
     pub(super) lent: Arc<Lent>,
@@ -25,7 +25,7 @@ impl Staged {
         let problem = Argument::TooMany { count: call.count };
         let memory = Segment::try_heap(send.len.max(recv.len).max(1)).ok_or(Error::Argument { op: call.op, problem })?;
         let timeout = call.timeout.unwrap_or(shared.terms.timeout);
-        let mut staged = Staged { memory, to: ChunkMut::EMPTY, lent, timeout };
+        let mut staged = Staged { memory: Arc::new(memory), to: ChunkMut::EMPTY, lent, timeout };
         let [sends, receives] = staged.lent.on_device;
         let there = staged.memory.at(0);
         if sends {
@@ -59,7 +59,9 @@ impl Staged {
         let device = &self.lent.device;
         let (stream, event) = (Stream::new(device)?, Event::new(device)?);
         copy(&**device, stream.id)?;
-        event.record(stream.id)?;
-        until_done(&event, self.timeout)
+        event.record(stream.id).and_then(|()| until_done(&event, self.timeout)).inspect_err(|_| {
+            // The device may still be at it: the memory is never freed.
+            std::mem::forget(self.memory.clone());
+        })
     }
 }

@@ -31,47 +31,71 @@ impl Area {
     }
 }
 
+/// Bytes of host memory that stay for calls as a whole: enough for both buffers of one that is short.
+const SCRATCH: usize = 4 * SHORT as usize;
+
 impl OnDevices<'_> {
+    /// By way of the host, as all ranks do.
+    pub(super) unsafe fn through_host(&mut self) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe {
+            match self.call.op {
+                Op::AllGatherV | Op::ReduceScatterV => self.whole(),
+                _ => self.in_pieces(),
+            }
+        }
+    }
+
     /// The call as it is, on host memory instead of the device's.
     pub(super) unsafe fn whole(&mut self) -> Result<()> {
-        let Call { send, recv, op, .. } = *self.call;
-        let lent = self.call.lent.clone();
-        let on_device = lent.as_ref().map_or([false; 2], |lent| lent.on_device);
-        let room = |len: usize, is_on_device: bool| if is_on_device { len.next_multiple_of(64) } else { 0 };
-        let sends = room(send.len, on_device[0]);
-        let len = sends + room(recv.len, on_device[1]);
-        let is_short = len <= 4 * SHORT as usize;
-        let mut area = match self.core.devices.scratch.take().filter(|_| is_short) {
-            Some(area) => area,
-            None => Area::private(if is_short { 4 * SHORT as usize } else { len })
-                .ok_or(Error::Argument { op, problem: Argument::TooMany { count: self.call.count } })?,
+        let Call { send, recv, .. } = *self.call;
+        let Some(lent) = self.call.lent.clone().filter(|_| self.touches_device()) else {
+            // SAFETY: passed on.
+            return unsafe { self.on_host(self.call) };
         };
+        let [sends, receives] = lent.on_device;
+        let room = |len: usize, is_on_device: bool| if is_on_device { len.next_multiple_of(64) } else { 0 };
+        let for_send = room(send.len, sends);
+        let len = for_send + room(recv.len, receives);
+        // Where it stays if this fails, until nothing is under way there.
+        self.prepare_scratch(len)?;
+        let at = |this: &Self, offset: usize| this.core.devices.scratch.as_ref().expect("it was prepared").at(offset);
         let mut call = Call { lent: None, ..self.call.clone() };
         // SAFETY: there is room for both, and the caller vouches for the buffers.
         unsafe {
-            if on_device[0] {
+            if sends {
+                call.send.ptr = at(self, 0);
                 let lanes = self.lanes()?;
-                if is_short {
-                    area.pin(&lanes.device);
-                }
-                lanes.device.copy_out(lanes.out.id, send.ptr.addr() as u64, area.at(0), send.len)?;
+                lanes.device.copy_out(lanes.out.id, send.ptr.addr() as u64, call.send.ptr.cast_mut(), send.len)?;
                 lanes.outs[0].record(lanes.out.id)?;
                 lanes.until_done(&lanes.outs[0])?;
-                call.send.ptr = area.at(0);
             }
-            if on_device[1] {
-                call.recv.ptr = area.at(sends);
+            if receives {
+                call.recv.ptr = at(self, for_send);
             }
             self.on_host(&call)?;
-            if on_device[1] && recv.len > 0 {
+            if receives {
                 let lanes = self.lanes()?;
-                lanes.device.copy_in(lanes.back.id, area.at(sends), recv.ptr.addr() as u64, recv.len)?;
-                lanes.backs[0].record(lanes.back.id)?;
-                lanes.until_done(&lanes.backs[0])?;
+                lanes.device.copy_in(lanes.back.id, call.recv.ptr, recv.ptr.addr() as u64, recv.len)?;
+                lanes.finish()?;
             }
         }
-        if is_short {
-            self.core.devices.scratch = Some(area);
+        if len > SCRATCH {
+            self.core.devices.scratch = None;
+        }
+        Ok(())
+    }
+
+    /// Host memory for a call as a whole; what is short finds it there, and pinned.
+    fn prepare_scratch(&mut self, len: usize) -> Result<()> {
+        let device = self.lanes()?.device.clone();
+        if self.core.devices.scratch.as_ref().is_none_or(|scratch| scratch.memory.part < len) {
+            let problem = Argument::TooMany { count: self.call.count };
+            let mut scratch = Area::private(len.max(SCRATCH)).ok_or(Error::Argument { op: self.call.op, problem })?;
+            if len <= SCRATCH {
+                scratch.pin(&device);
+            }
+            self.core.devices.scratch = Some(scratch);
         }
         Ok(())
     }
