@@ -411,12 +411,14 @@ pub enum Cause {
         deadline: Duration,
     },
     /// It lives, but did not make this call before the deadline.
-    #[error("is there, but did not make this call within the deadline of {deadline:.1?}; {}", did(*last_seq))]
+    #[error("is there, but did not make this call within the deadline of {deadline:.1?}; {}{}", did(*last_seq), waits(elsewhere))]
     Absent {
         /// The deadline of one operation.
         deadline: Duration,
         /// The last collective that it completed; 0 if none.
         last_seq: u64,
+        /// What it waits for instead, if that is in another communicator.
+        elsewhere: Option<Box<Elsewhere>>,
     },
     /// Its process is stopped, by SIGSTOP or a debugger.
     #[error("is stopped, by a signal or a debugger; the deadline of {deadline:.1?} is over")]
@@ -477,6 +479,31 @@ pub enum Cause {
     /// It sent what no kolo sends.
     #[error("sent what is no part of kolo's protocol: {0}")]
     Corrupt(&'static str),
+}
+
+/// For whom a rank waits in another communicator than the one that this is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// For this rank of the job, as it was when it started.
+    pub job_rank: Rank,
+    /// Which is this rank of the communicator that this is about, if it is one of it.
+    pub rank: Option<Rank>,
+    /// What it called, if it has not just given that up.
+    pub call: Option<Descriptor>,
+}
+
+/// "rank 3 in another communicator (barrier seq=7)".
+impl fmt::Display for Elsewhere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rank {
+            Some(rank) => write!(f, "rank {rank} in another communicator")?,
+            None => write!(f, "rank {} of the job in another communicator", self.job_rank)?,
+        }
+        match &self.call {
+            Some(call) => write!(f, " ({call})"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Two calls that should have been the same.
@@ -686,6 +713,10 @@ fn shape(op: Op, dtype: DType, count: u64) -> String {
 
 fn did(last_seq: u64) -> String {
     if last_seq == 0 { "it has completed none so far".to_owned() } else { format!("its last completed seq is {last_seq}") }
+}
+
+fn waits(elsewhere: &Option<Box<Elsewhere>>) -> String {
+    elsewhere.as_ref().map_or_else(String::new, |elsewhere| format!("; it waits for {elsewhere}"))
 }
 
 fn by(holder: &Option<String>) -> String {

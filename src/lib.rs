@@ -98,7 +98,7 @@ pub use config::{DevicePath, Passage, Transport};
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use engine::progress::Work;
-pub use error::{Argument, Cause, Differs, Error, ReducerProblem, Result, StoreProblem};
+pub use error::{Argument, Cause, Differs, Elsewhere, Error, ReducerProblem, Result, StoreProblem};
 pub use half::{bf16, f16};
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;

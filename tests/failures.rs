@@ -117,6 +117,55 @@ fn at_the_deadline_all_name_the_one_who_keeps_everybody_waiting() {
     }
 }
 
+/// Rank 2 comes to no call of all, since it waits for another rank in a communicator of some.
+#[test]
+fn who_waits_in_another_communicator_is_named_with_whom_it_waits_for() {
+    let (has_failed, is_over) = (Barrier::new(3), Barrier::new(4));
+    // Rank 3 is not of the communicator in which rank 0 waits.
+    for (awaited, transport) in [(1, Transport::Tcp), (3, Transport::Auto)] {
+        let options = |rank: usize, builder: kolo::Builder| {
+            builder.transport(transport).timeout(Duration::from_secs(if rank == 0 { 3 } else { 600 }))
+        };
+        run(4, options, |comm| {
+            let me = comm.rank();
+            let part = comm.split(usize::from(me == 2 || me == awaited), 0).unwrap();
+            let three = comm.split_or_leave((me < 3).then_some(0), 0).unwrap();
+            let Some(three) = three else {
+                is_over.wait();
+                return;
+            };
+            three.barrier().unwrap();
+            let error = match me {
+                0 => soon(|| three.broadcast(&mut [0u8; 8], 2)).err(),
+                2 => std::thread::scope(|scope| {
+                    let waits = scope.spawn(|| part.barrier());
+                    has_failed.wait();
+                    part.abort();
+                    waits.join().unwrap().err()
+                }),
+                _ => None,
+            };
+            if me != 2 {
+                has_failed.wait();
+            }
+            is_over.wait();
+            // Only now, so that nobody waits for a rank that panics.
+            if me == 0 {
+                let error = error.unwrap();
+                let text = error.to_string();
+                match error {
+                    Error::Peer { rank: 2, cause: Cause::Absent { elsewhere: Some(elsewhere), .. }, .. } => {
+                        assert_eq!((elsewhere.job_rank, elsewhere.rank), (awaited, (awaited < 3).then_some(awaited)));
+                        assert_eq!(elsewhere.call.unwrap().op, kolo::Op::Barrier);
+                        assert!(text.contains("; it waits for rank ") && text.contains("(barrier seq=1)"), "{text}");
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+    }
+}
+
 /// Two ranks fail at the same time, and different ranks notice one or the other first.
 #[test]
 fn of_two_failures_all_name_the_same() {

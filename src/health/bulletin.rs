@@ -149,6 +149,21 @@ impl Bulletin {
         }
     }
 
+    /// For which rank of the job an operation waits here longest, and what it is, unless it is about to be given up.
+    fn longest_wait(&self) -> Option<(Duration, Rank, Option<Descriptor>)> {
+        let waits = self.alarm.waits().into_iter().min_by_key(|wait| wait.since);
+        let (age, peer, call) = match waits {
+            Some(wait) => (wait.since.elapsed(), wait.peer, Descriptor::decode(wait.words)),
+            None => (Duration::ZERO, self.alarm.puzzle()?.about?, None),
+        };
+        Some((age, *self.members.get(peer)?, call))
+    }
+
+    /// A rank of the job as one of this communicator.
+    pub(super) fn rank_of(&self, job_rank: Rank) -> Option<Rank> {
+        self.members.iter().position(|&member| member == job_rank)
+    }
+
     /// What this rank does, to a rank that does `theirs`.
     fn tell(&self, theirs: Option<Descriptor>) -> Answer {
         let collective = theirs.filter(|theirs| !theirs.op.is_point_to_point());
@@ -156,6 +171,7 @@ impl Bulletin {
             notices: self.notices(),
             puzzle: self.alarm.puzzle(),
             waits: self.alarm.waits().first().map(|wait| (wait.peer, wait.words)),
+            elsewhere: None,
             at_your_seq: collective.and_then(|theirs| self.recording.history.collective(theirs.seq)),
             last_seq: self.recording.history.last_completed(),
         }
@@ -239,10 +255,20 @@ impl Boards {
                 }
             }
         };
-        match bulletin.members.iter().position(|&member| member == from) {
-            Some(from) => bulletin.answer(from, question),
-            None => Answer::Unknown,
+        let Some(from) = bulletin.rank_of(from) else { return Answer::Unknown };
+        let mut answer = bulletin.answer(from, question);
+        if let Answer::Doing { waits: None, puzzle: None, elsewhere, .. } = &mut answer {
+            *elsewhere = self.waits_elsewhere(channel, to);
         }
+        answer
+    }
+
+    /// For whom a rank waits longest in other communicators than this.
+    fn waits_elsewhere(&self, channel: u64, member: Rank) -> Option<(Rank, Option<Descriptor>)> {
+        let posted = self.posted.lock();
+        let others = posted.bulletins.iter().filter(|((other, rank), _)| *other != channel && *rank == member);
+        let waits = others.filter_map(|(_, bulletin)| bulletin.longest_wait());
+        waits.max_by_key(|(age, ..)| *age).map(|(_, peer, call)| (peer, call))
     }
 }
 

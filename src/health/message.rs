@@ -35,6 +35,8 @@ pub(crate) enum Answer {
         puzzle: Option<Puzzle>,
         /// For whom it waits, and in what.
         waits: Option<(Rank, [u64; Descriptor::WORDS])>,
+        /// If it waits for nobody here: for which rank of the job it waits in another communicator, and in what.
+        elsewhere: Option<(Rank, Option<Descriptor>)>,
         /// What it called as the operation in which the asker waits, if that is a collective.
         at_your_seq: Option<Descriptor>,
         /// The last collective that it completed.
@@ -92,12 +94,16 @@ impl Answer {
         match self {
             Answer::Unknown => _ = writer.number(UNKNOWN),
             Answer::Left { last_seq } => _ = writer.number(LEFT).number(*last_seq),
-            Answer::Doing { notices, puzzle, waits, at_your_seq, last_seq } => {
+            Answer::Doing { notices, puzzle, waits, elsewhere, at_your_seq, last_seq } => {
                 writer.number(DOES).list(notices, |writer, notice| notice.write(writer));
                 writer.list(puzzle.as_slice(), |writer, puzzle| {
                     writer.list(puzzle.about.as_slice(), |writer, &rank| _ = writer.number(rank as u64));
                 });
                 writer.list(waits.as_slice(), |writer, &(peer, words)| write_words(writer.number(peer as u64), words));
+                writer.list(elsewhere.as_slice(), |writer, (peer, call)| {
+                    let writer = writer.number(*peer as u64);
+                    writer.list(call.as_slice(), |writer, call| write_words(writer, call.encode()));
+                });
                 writer.list(at_your_seq.as_slice(), |writer, call| write_words(writer, call.encode())).number(*last_seq);
             }
             Answer::Joins { shrinks, promised, decision } => {
@@ -117,6 +123,7 @@ impl Answer {
                 notices: reader.list(Notice::read)?,
                 puzzle: reader.list(|reader| Some(Puzzle { about: reader.list(Reader::size)?.pop() }))?.pop(),
                 waits: reader.list(|reader| Some((reader.size()?, read_words(reader)?)))?.pop(),
+                elsewhere: reader.list(|reader| Some((reader.size()?, reader.list(read_call)?.pop())))?.pop(),
                 at_your_seq: reader.list(read_call)?.pop(),
                 last_seq: reader.number()?,
             },
@@ -174,8 +181,15 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         Question::Prepare(17).encode(),
         Question::Decided(decision.clone(), 17).encode(),
         Answer::Left { last_seq: 9 }.encode(),
-        Answer::Doing { notices: Vec::new(), puzzle: Some(Puzzle { about: None }), waits, at_your_seq: Some(call), last_seq: 6 }
-            .encode(),
+        Answer::Doing {
+            notices: Vec::new(),
+            puzzle: Some(Puzzle { about: None }),
+            waits,
+            elsewhere: Some((3, Some(call))),
+            at_your_seq: Some(call),
+            last_seq: 6,
+        }
+        .encode(),
         Answer::Joins { shrinks: true, promised: 17, decision: Some(decision) }.encode(),
     ]
 }
@@ -208,18 +222,20 @@ mod tests {
             assert_eq!(Question::decode(&question.encode()), Some(question));
         }
         let joins = |decision| Answer::Joins { shrinks: true, promised: 3, decision };
-        let does = |waits, at_your_seq| Answer::Doing {
+        let does = |waits, elsewhere, at_your_seq| Answer::Doing {
             notices: notices.clone(),
             puzzle: Some(Puzzle { about: Some(3) }),
             waits,
+            elsewhere,
             at_your_seq,
             last_seq: 4,
         };
         for answer in [
             Answer::Unknown,
             Answer::Left { last_seq: 812 },
-            does(None, None),
-            does(Some((2, call.encode())), Some(call)),
+            does(None, None, None),
+            does(None, Some((5, None)), None),
+            does(Some((2, call.encode())), Some((1, Some(call))), Some(call)),
             joins(None),
             joins(Some(decision)),
         ] {

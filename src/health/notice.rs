@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use crate::attempt::{Member, Terms};
-use crate::error::{Cause, Differs, Error};
+use crate::error::{Cause, Differs, Elsewhere, Error};
 use crate::types::{Descriptor, Rank};
 use crate::wire::{Reader, Writer};
 
@@ -136,6 +136,9 @@ impl Notice {
         let ranks = match &self.what {
             What::Failed { culprit, cause: Cause::Mismatch(differs) } => [*culprit, differs.rank],
             What::Failed { culprit, cause: Cause::Counts { to, .. } } => [*culprit, *to],
+            What::Failed { culprit, cause: Cause::Absent { elsewhere: Some(elsewhere), .. } } => {
+                [*culprit, elsewhere.rank.unwrap_or(*culprit)]
+            }
             What::Failed { culprit, .. } => [*culprit; 2],
             What::Mismatch { ranks, .. } => *ranks,
             What::Counts { from, to, .. } => [*from, *to],
@@ -210,7 +213,13 @@ fn write_cause(writer: &mut Writer, cause: &Cause) {
         Cause::Revoked => writer.number(7),
         Cause::Diverged => writer.number(8),
         Cause::Corrupt(_) => writer.number(9),
-        Cause::Absent { deadline, last_seq } => writer.number(10).number(micros(deadline)).number(*last_seq),
+        Cause::Absent { deadline, last_seq, elsewhere } => {
+            writer.number(10).number(micros(deadline)).number(*last_seq).list(elsewhere.as_slice(), |writer, elsewhere| {
+                let Elsewhere { job_rank, rank, call } = **elsewhere;
+                writer.number(job_rank as u64).list(rank.as_slice(), |writer, &rank| _ = writer.number(rank as u64));
+                writer.list(call.as_slice(), write_call);
+            })
+        }
         Cause::Stopped { deadline } => writer.number(11).number(micros(deadline)),
         Cause::Unresponsive { deadline } => writer.number(12).number(micros(deadline)),
         Cause::Gone => writer.number(13),
@@ -239,7 +248,14 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
         7 => Cause::Revoked,
         8 => Cause::Diverged,
         9 => Cause::Corrupt("another rank has seen it"),
-        10 => Cause::Absent { deadline: micros()?, last_seq: reader.number()? },
+        10 => {
+            let (deadline, last_seq) = (micros()?, reader.number()?);
+            let elsewhere = reader.list(|reader| {
+                let (job_rank, rank) = (reader.size()?, reader.list(Reader::size)?.pop());
+                Some(Box::new(Elsewhere { job_rank, rank, call: reader.list(read_call)?.pop() }))
+            })?;
+            Cause::Absent { deadline, last_seq, elsewhere: elsewhere.into_iter().next() }
+        }
         11 => Cause::Stopped { deadline: micros()? },
         12 => Cause::Unresponsive { deadline: micros()? },
         13 => Cause::Gone,
@@ -262,6 +278,7 @@ mod tests {
     fn notices_survive_the_wire() {
         let during = Descriptor { seq: 812, count: 3, ..Descriptor::nothing() };
         let deadline = Duration::from_micros(1_500_000);
+        let elsewhere = Elsewhere { job_rank: 9, rank: Some(0), call: Some(during) };
         let (last_seq, address) = (7, "[fd00::2]:4000".to_owned());
         let causes = [
             Cause::Closed,
@@ -274,7 +291,8 @@ mod tests {
             Cause::Revoked,
             Cause::Diverged,
             Cause::Corrupt("another rank has seen it"),
-            Cause::Absent { deadline, last_seq },
+            Cause::Absent { deadline, last_seq, elsewhere: None },
+            Cause::Absent { deadline, last_seq, elsewhere: Some(Box::new(elsewhere)) },
             Cause::Stopped { deadline },
             Cause::Unresponsive { deadline },
             Cause::Gone,

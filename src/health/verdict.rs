@@ -16,7 +16,7 @@ use super::bulletin::{Bulletin, Contact, Unheard, ask_all};
 use super::message::{Answer, Question};
 use super::notice::{Notice, What};
 use crate::attempt::{Puzzle, Terms};
-use crate::error::{Cause, Error};
+use crate::error::{Cause, Elsewhere, Error};
 use crate::sys;
 use crate::types::{Descriptor, Op, Rank};
 
@@ -83,7 +83,8 @@ fn during(bulletin: &Bulletin, error: &Error) -> Option<(Descriptor, Duration)> 
 
 /// What this rank finds out, unless another has told it before.
 fn find_out(bulletin: &Bulletin, terms: &Terms, error: &Error) -> Option<Notice> {
-    bulletin.alarm.set_puzzle(Some(Puzzle { about: None }));
+    let about = if let Error::Peer { rank, .. } = error { Some(*rank) } else { None };
+    bulletin.alarm.set_puzzle(Some(Puzzle { about }));
     let found = look_into(bulletin, terms, error);
     if let Some(found) = &found {
         bulletin.find_out(found.clone());
@@ -152,12 +153,19 @@ fn explain(bulletin: &Bulletin, contact: &dyn Contact, peer: Rank, seen: &Cause)
 }
 
 /// At the deadline: from the rank that this one waits for to whom that one waits for, and so on, up to who keeps all waiting.
+///
+/// The way may lead through other communicators of the same ranks. Whom it leads to there is named if it cannot answer; if it
+/// can, it owes nothing in this communicator, and the one that should have made the call here is named, with whom it waits for.
 fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descriptor, deadline: Duration) -> Option<What> {
     let mut path = vec![bulletin.rank];
     let mut suspect = first;
     // What the one before called, as it was called.
     let mut call = if mine.op.is_point_to_point() { Some(mine) } else { bulletin.recording.history.collective(mine.seq) };
+    // Who should have made the call here, and waits in another communicator.
+    let mut busy: Option<What> = None;
+    let mut puzzled: Option<Instant> = None;
     loop {
+        bulletin.alarm.set_puzzle(Some(Puzzle { about: Some(suspect) }));
         let failed = |cause| Some(What::Failed { culprit: suspect, cause });
         if contact.is_stopped(suspect) {
             return failed(Cause::Stopped { deadline });
@@ -182,17 +190,39 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
                     // They wait for each other. If they call different things, that is why.
                     return match (call, theirs) {
                         (Some(call), Some(theirs)) if call.op != theirs.op => mismatch(call, theirs),
-                        _ => failed(Cause::Silent { deadline }),
+                        _ => busy.or(failed(Cause::Silent { deadline })),
                     };
                 }
                 (suspect, call) = (next, theirs);
             }
-            Ok(Answer::Doing { last_seq, .. }) => return failed(Cause::Absent { deadline, last_seq }),
-            Ok(Answer::Left { last_seq }) => return failed(Cause::Left { last_seq }),
-            Ok(_) => return failed(Cause::Silent { deadline }),
+            // Its deadline is over, too, and it is about to find out the same.
+            Ok(Answer::Doing { puzzle: Some(Puzzle { about: Some(next) }), .. })
+                if next < bulletin.world() && next != suspect && !path.contains(&next) =>
+            {
+                path.push(suspect);
+                (suspect, call) = (next, None);
+            }
+            Ok(Answer::Doing { puzzle: Some(_), .. }) if puzzled.get_or_insert_with(Instant::now).elapsed() < EXPLANATION => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            Ok(Answer::Doing { elsewhere: Some((job_rank, theirs)), last_seq, .. }) => {
+                let next = bulletin.rank_of(job_rank);
+                let elsewhere = Some(Box::new(Elsewhere { job_rank, rank: next, call: theirs }));
+                busy = busy.or_else(|| failed(Cause::Absent { deadline, last_seq, elsewhere }));
+                path.push(suspect);
+                match next.filter(|next| !path.contains(next)) {
+                    Some(next) => (suspect, call) = (next, None),
+                    None => return busy,
+                }
+            }
+            Ok(Answer::Doing { last_seq, .. }) => {
+                return busy.or(failed(Cause::Absent { deadline, last_seq, elsewhere: None }));
+            }
+            Ok(Answer::Left { last_seq }) => return busy.or(failed(Cause::Left { last_seq })),
+            Ok(_) => return busy.or(failed(Cause::Silent { deadline })),
             Err(Unheard::Died) => return failed(Cause::Died),
             Err(Unheard::Gone) => return failed(Cause::Gone),
-            Err(Unheard::Unasked) => return failed(Cause::Silent { deadline }),
+            Err(Unheard::Unasked) => return busy.or(failed(Cause::Silent { deadline })),
             Err(Unheard::Mute) => return failed(Cause::Unresponsive { deadline }),
             Err(Unheard::Unreachable { address, kind }) => return failed(Cause::Unreachable { address, kind }),
         }

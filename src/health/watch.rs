@@ -15,7 +15,7 @@ use super::bulletin::{Bulletin, Contact, Posted, Unheard};
 use super::message::{Answer, Question};
 use super::notice::{Notice, What};
 use crate::attempt::Wait;
-use crate::error::Cause;
+use crate::error::{Cause, Elsewhere};
 use crate::types::{Descriptor, Rank};
 
 /// How often it looks.
@@ -156,6 +156,10 @@ fn look_after(bulletin: &Bulletin, contact: &dyn Contact, wait: &Wait, case: &mu
             Ok(Answer::Doing { notices, .. }) if !notices.is_empty() => bulletin.hear(notices),
             Ok(Answer::Doing { at_your_seq: Some(theirs), .. }) if theirs != mine => {
                 find_out(What::Mismatch { ranks: [bulletin.rank, peer], calls: [mine, theirs] });
+            }
+            Ok(Answer::Doing { waits: None, elsewhere: Some((job_rank, call)), .. }) => {
+                let elsewhere = Elsewhere { job_rank, rank: bulletin.rank_of(job_rank), call };
+                speak(&format!("is there, but did not make this call yet; it waits for {elsewhere}"));
             }
             Ok(Answer::Doing { waits: None, .. }) => speak("is there, but did not make this call yet, or is busy with it"),
             Ok(Answer::Doing { waits: Some((other, _)), .. }) => speak(&format!("waits for rank {other}")),

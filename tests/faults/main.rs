@@ -25,9 +25,10 @@ fn main() {
 }
 
 #[cfg(target_os = "linux")]
-const TESTS: [runner::Test; 27] = [
+const TESTS: [runner::Test; 28] = [
     ("row_01_killed", processes::killed),
     ("row_02_stopped", processes::stopped),
+    ("row_02_stopped_in_a_part", processes::stopped_in_a_part),
     ("row_03_left_early", processes::left_early),
     ("row_04_partition", network::partition),
     ("row_05_reset", network::reset),

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::job::{Failure, Job, LATE};
-use crate::rank::now;
+use crate::rank::{DEADLINE, now};
 use crate::runner::Outcome::{self, Passed};
 
 /// How ranks can be connected, and what their environment is then.
@@ -49,6 +49,23 @@ pub(crate) fn stopped() -> Outcome {
         measured.push(format!("{name}: {after:.1?}"));
     });
     Passed(format!("deadline 3 s; {}", measured.join(", ")))
+}
+
+/// Ranks 0 and 3 wait for rank 2, which waits among some of the ranks for rank 1.
+pub(crate) fn stopped_in_a_part() -> Outcome {
+    on_every_transport(|name, more| {
+        let mut job = Job::start("parts", 4, 2000, |rank, command| {
+            more(rank, command);
+            if rank == 2 {
+                command.env(DEADLINE, "600000");
+            }
+        });
+        job.hear(1, "ready");
+        job.signal(1, libc::SIGSTOP);
+        let (texts, _) = job.all_name(&[0, 3], 1, now());
+        assert!(texts.iter().all(|text| text.contains("is stopped")), "{name}: {texts:?}");
+    });
+    Passed(String::new())
 }
 
 pub(crate) fn left_early() -> Outcome {

@@ -55,6 +55,19 @@ pub(crate) fn work(task: &str) {
             failed(&error);
             comm.abort();
         }
+        "parts" => {
+            let part = comm.split([0, 1, 1, 2][rank as usize], 0).unwrap();
+            match rank {
+                1 => {
+                    say("ready");
+                    loop {
+                        std::thread::park();
+                    }
+                }
+                2 => failed(&part.barrier().unwrap_err()),
+                _ => failed(&comm.broadcast(&mut [0u8; 8], 2).unwrap_err()),
+            }
+        }
         "fork" => fork(&comm),
         // Says nothing more, and lives.
         "late" if rank == 1 => {

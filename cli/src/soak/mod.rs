@@ -35,8 +35,11 @@ pub(crate) struct Args {
     /// How many ranks
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=64), default_value = "4")]
     ranks: u32,
+    /// Only rounds with one of these faults
+    #[arg(long, value_delimiter = ',')]
+    fault: Vec<Fault>,
     /// Only this round: replays it
-    #[arg(long)]
+    #[arg(long, conflicts_with = "fault")]
     round: Option<u64>,
     /// How long one round may take before it counts as a hang
     #[arg(long, value_parser = duration, default_value = "90s")]
@@ -71,6 +74,9 @@ pub(crate) fn soak(args: &Args) -> Result<(), String> {
     let mut tally = Tally::default();
     for number in args.round.unwrap_or(0).. {
         let round = Round::new(seed, number, ranks);
+        if !args.fault.is_empty() && !args.fault.contains(&round.fault) {
+            continue;
+        }
         let (line, operations) = arena.play(&round).map_err(|problem| {
             format!(
                 "round {number} ({}): {problem}\nreplay it with: kolo soak --seed {seed} --round {number} --ranks {ranks}\nwhat the \

@@ -62,7 +62,7 @@ pub(crate) enum Meeting {
 }
 
 /// What goes wrong in a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Fault {
     Nothing,
     /// A rank is killed while it carries out a step.
