@@ -34,7 +34,7 @@
 
 // What a kolo_reducer_config_t begins with.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \
-  { sizeof(kolo_reducer_config_t), KOLO_REDUCER_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+  { sizeof(kolo_reducer_config_t), KOLO_REDUCER_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
 
 // What a kolo_error_t begins with, before kolo_last_error.
 #define KOLO_ERROR_INITIALIZER \
@@ -214,6 +214,8 @@ typedef struct kolo_tensor_t {
   size_t ndim;
   // The type of its elements.
   kolo_dtype_t dtype;
+  // 1: it is in the memory of the reducer's device, and so is its gradient. 0: in host memory.
+  int32_t on_device;
 } kolo_tensor_t;
 
 // What becomes of parameters that get no gradient in a step.
@@ -231,12 +233,15 @@ typedef struct kolo_bucket_t {
   size_t index;
   // How many steps were reduced before this one.
   uint64_t step;
-  // Its elements, in memory that the ranks of the host share.
+  // Its elements, in memory that the ranks of the host share, or of the device.
   void *data;
   // How many there are.
   size_t count;
   // Their type.
   kolo_dtype_t dtype;
+  // Whether they are in the memory of the reducer's device. Then what streams were to write there is done, and what the hook gives
+  // to streams must be done when it returns.
+  int32_t on_device;
 } kolo_bucket_t;
 
 // Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or a number, such as the result of a
@@ -270,12 +275,15 @@ typedef struct kolo_reducer_config_t {
   uint64_t hook_start_after;
   // The rank of KOLO_HOOK_POWER_SGD. Default: 1.
   uint32_t hook_rank;
-  // Must be zero.
-  uint32_t reserved;
+  // The device of the tensors that are on one, by the number under which this process sees it (that of `cudaSetDevice`).
+  int32_t device;
   // What KOLO_HOOK_CUSTOM calls.
   kolo_hook_function_t hook_function;
   // What that is given, in every step: what it points to must live until kolo_reducer_destroy has returned.
   void *hook_context;
+  // The stream of that device in whose order gradients are written and read there; it must live until kolo_reducer_destroy has
+  // returned. NULL: the default stream.
+  kolo_stream_t stream;
 } kolo_reducer_config_t;
 
 // What the last step that was reduced cost. Set `size` to `sizeof(kolo_step_stats_t)` before kolo_reducer_stats.
@@ -286,7 +294,8 @@ typedef struct kolo_step_stats_t {
   size_t buckets;
   // Bytes of gradients in them.
   uint64_t bytes;
-  // From the begin of the step to kolo_reducer_finish, in microseconds.
+  // From the begin of the step to kolo_reducer_finish, or, where gradients are on a device, to when the last was there; in
+  // microseconds.
   uint64_t computed_us;
   // How long kolo_reducer_finish waited.
   uint64_t waited_us;
@@ -1044,8 +1053,8 @@ kolo_result_t kolo_mem_free(void *ptr);
 // the first difference. `config` may be NULL.
 //
 // A collective call. The reducer has a communicator of its own and a thread; `comm` may be destroyed before it. All that the arguments
-// point to may be freed when this returns, but for what `config->hook_context` points to: the hook is given it in every step, until
-// kolo_reducer_destroy has returned. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
+// point to may be freed when this returns, but for `config->stream`, and what `config->hook_context` points to: they are used in every
+// step, until kolo_reducer_destroy has returned. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
 kolo_result_t kolo_reducer_create(kolo_reducer_t *reducer,
                                   const struct kolo_tensor_t *parameters,
                                   size_t nparameters,
@@ -1069,6 +1078,9 @@ kolo_result_t kolo_reducer_accumulate(kolo_reducer_t reducer);
 // second kolo_reducer_begin of any rank makes the buckets anew (on a rank that has joined, kolo_reducer_join); from then on for as
 // long as the reducer lives.
 //
+// Of a parameter on the reducer's device it is an address there, for the configuration's stream: what that is given before
+// kolo_reducer_ready is in the average, and what it is given after kolo_reducer_finish has returned finds the average.
+//
 // It may be written between the begin of a step and kolo_reducer_ready, and read, and changed, from the end of the step to the next
 // begin. In between it is the reducer's. `*accumulates`, if that is not NULL, becomes 1 if the step's gradient is to be added to
 // what is there, else 0.
@@ -1087,6 +1099,9 @@ kolo_result_t kolo_reducer_unused(kolo_reducer_t reducer, size_t parameter);
 
 // Copies a gradient that lies elsewhere to its place (or adds it to what is there, if the step accumulates), and makes it ready. From
 // any thread. `gradient` lies elsewhere: what is in its place already takes kolo_reducer_ready.
+//
+// A gradient of a parameter on the reducer's device is copied in the order of the configuration's stream, after what that was given
+// before, and must stay until the stream has come to it. Its elements are one after the other: `strides` must be NULL.
 //
 // With `strides`, one for each dimension, in elements, the element of index `[i, j, ...]` is `gradient[i * strides[0] +
 // j * strides[1] + ...]`. NULL: the elements are one after the other, row-major.

@@ -623,6 +623,14 @@ pub enum ReducerProblem {
         /// What it has.
         other: String,
     },
+    /// Another rank could not do its part. The reducer was not made.
+    #[error("rank {rank} cannot make a reducer: {why}")]
+    Refused {
+        /// The lowest such rank.
+        rank: Rank,
+        /// Its own error.
+        why: String,
+    },
     /// The step was to end, but gradients are missing. The other ranks' step fails, too.
     #[error(
         "finish() was called, but {name}{} not ready; make it ready, say that it is unused, or choose Unused::Find or \
@@ -669,6 +677,14 @@ pub enum ReducerProblem {
         dtype: DType,
         /// The elements in the call.
         given: DType,
+    },
+    /// What is on the reducer's device was given, or asked for, as host memory, or the other way round.
+    #[error("{name} is in {}", if *on_device { "the memory of a device; use the calls for devices" } else { "host memory, as its description says" })]
+    Place {
+        /// The parameter or buffer.
+        name: String,
+        /// Whether it is on the device.
+        on_device: bool,
     },
     /// Another number of elements, or of tensors, was given.
     #[error("{name} has {expected}, but {given} were given")]

@@ -166,6 +166,42 @@ fn who_waits_in_another_communicator_is_named_with_whom_it_waits_for() {
     }
 }
 
+/// Rank 2 waits among some for rank 1, which waits among all for rank 3: that one keeps them all waiting.
+#[test]
+fn the_way_to_the_culprit_leads_through_other_communicators() {
+    let (is_waiting, has_failed) = (Barrier::new(2), Barrier::new(3));
+    let options = |rank: usize, builder: kolo::Builder| builder.timeout(Duration::from_secs(if rank == 0 { 3 } else { 600 }));
+    run(4, options, |comm| {
+        let part = comm.split(usize::from(matches!(comm.rank(), 1 | 2)), 0).unwrap();
+        let result = match comm.rank() {
+            0 => {
+                is_waiting.wait();
+                soon(|| comm.broadcast(&mut [0u8; 8], 2))
+            }
+            1 => std::thread::scope(|scope| {
+                let waits = scope.spawn(|| comm.recv(&mut [0u8; 8], 3));
+                has_failed.wait();
+                part.abort();
+                waits.join().unwrap()
+            }),
+            2 => {
+                is_waiting.wait();
+                part.barrier()
+            }
+            _ => Ok(()),
+        };
+        if matches!(comm.rank(), 0 | 3) {
+            has_failed.wait();
+        }
+        // Only now, so that nobody waits for a rank that panics.
+        match (comm.rank(), result) {
+            (0 | 1, Err(Error::Peer { rank: 3, cause: Cause::Absent { elsewhere: None, .. }, .. })) => {}
+            (2, Err(_)) | (3, Ok(())) => {}
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
 /// Two ranks fail at the same time, and different ranks notice one or the other first.
 #[test]
 fn of_two_failures_all_name_the_same() {

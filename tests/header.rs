@@ -31,7 +31,7 @@ const INITIALIZERS: &str = "
 
 // What a kolo_reducer_config_t begins with.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \\
-  { sizeof(kolo_reducer_config_t), KOLO_REDUCER_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+  { sizeof(kolo_reducer_config_t), KOLO_REDUCER_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
 
 // What a kolo_error_t begins with, before kolo_last_error.
 #define KOLO_ERROR_INITIALIZER \\

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// What each module of the library may import from the others. Those at the top of the list build on those below.
 const MAY_IMPORT: [(&str, &[&str]); 23] = [
     ("ffi", &["comm", "ddp"]),
-    ("ddp", &["comm"]),
+    ("ddp", &["comm", "cuda"]),
     (
         "comm",
         &[

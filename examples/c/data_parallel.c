@@ -25,7 +25,7 @@ int main(void) {
 
   /* The parameters in the order in which the forward pass uses them. */
   size_t shape[] = {1};
-  kolo_tensor_t parameters[PARAMETERS] = {{"weight", shape, 1, KOLO_FLOAT32}, {"bias", shape, 1, KOLO_FLOAT32}};
+  kolo_tensor_t parameters[PARAMETERS] = {{"weight", shape, 1, KOLO_FLOAT32, 0}, {"bias", shape, 1, KOLO_FLOAT32, 0}};
   kolo_reducer_t reducer;
   check(kolo_reducer_create(&reducer, parameters, PARAMETERS, NULL, 0, NULL, comm));
 

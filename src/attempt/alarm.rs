@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::types::{Descriptor, Rank};
 
@@ -25,7 +26,7 @@ pub(crate) struct Alarm {
     /// Of communicators of some of the ranks that are being made: who has failed here does not come there.
     parts: Mutex<Vec<Arc<Alarm>>>,
     /// The operations that wait for a peer, while or shortly before they sleep; and whether there are any.
-    waits: Mutex<Vec<Wait>>,
+    waits: Mutex<SmallVec<[Wait; 2]>>,
     any_waits: AtomicBool,
 }
 

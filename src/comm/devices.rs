@@ -22,6 +22,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use super::call::Call;
+use super::raw::Raw;
 use super::{Communicator, Core, Shared};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::config::DevicePath;
@@ -145,17 +146,21 @@ impl Shared {
 
     /// Waits until the caller's stream has come to a call.
     fn until_ready(&self, call: &Call, lent: &Lent, seq: Option<u64>) -> Result<()> {
-        let timeout = call.timeout.unwrap_or(self.terms.timeout);
+        self.until(&lent.ready, call.timeout.unwrap_or(self.terms.timeout), call.op, seq)
+    }
+
+    /// Waits for what a stream of the caller's was given.
+    fn until(&self, event: &Event, timeout: Duration, op: Op, seq: Option<u64>) -> Result<()> {
         let began = Instant::now();
         let mut looks = Looks::default();
-        while !lent.ready.is_done()? {
+        while !event.is_done()? {
             if self.terms.alarm.stops(seq) {
-                return Err(Error::Aborted { op: call.op, seq: seq.unwrap_or(0) });
+                return Err(Error::Aborted { op, seq: seq.unwrap_or(0) });
             }
             if began.elapsed() >= timeout {
                 let problem = format!("it is not done after {timeout:.1?}; give the call more time, or find out what it does");
                 let doing = "waiting for what the stream was given before";
-                return Err(Error::Device { device: lent.device.name(), doing, problem });
+                return Err(Error::Device { device: event.device().name(), doing, problem });
             }
             looks.look_again();
         }
@@ -179,6 +184,12 @@ fn until_done(event: &Event, timeout: Duration) -> Result<()> {
 
 /// So long what is under way on a device is waited for when its operation has failed.
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// Waits until a stream has done what it was given, after a failure or before the end; whether it has.
+pub(crate) fn drain(event: &Event, stream: StreamId) -> bool {
+    let drained = event.record(stream).and_then(|()| until_done(event, DRAIN));
+    drained.inspect_err(|error| tracing::warn!(%error, "what was under way on the device has failed as well")).is_ok()
+}
 
 /// How often it is looked whether a device is done: without pause while that may be a matter of microseconds.
 #[derive(Default)]
@@ -342,11 +353,8 @@ impl<'a> OnDevices<'a> {
     /// Waits until nothing of this operation is under way on the device.
     fn drain(&mut self) {
         let Some(lanes) = &self.core.devices.lanes else { return };
-        for (stream, event) in [(&lanes.out, &lanes.outs[0]), (&lanes.back, &lanes.backs[0])] {
-            if let Err(error) = event.record(stream.id).and_then(|()| until_done(event, DRAIN)) {
-                tracing::warn!(%error, "what was under way on the device has failed as well");
-            }
-        }
+        drain(&lanes.outs[0], lanes.out.id);
+        drain(&lanes.backs[0], lanes.back.id);
     }
 }
 

@@ -39,7 +39,9 @@ use queue::Queue;
 
 pub use builder::Builder;
 pub(crate) use call::Call;
-pub(crate) use devices::Lent;
+pub(crate) use devices::{Lent, drain};
+#[cfg(feature = "cuda")]
+pub(crate) use on_stream::in_turn;
 #[cfg(feature = "cuda")]
 pub use on_stream::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 pub(crate) use raw::{Raw, own_address};

@@ -55,7 +55,8 @@ impl Communicator {
         let bytes = len.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or(too_many)?;
         let device = self.device(stream.context().ordinal())?;
         let memory = Memory::new(&device, bytes.max(1))?;
-        device.clear(memory.address, bytes)?;
+        // SAFETY: it was allocated with as many bytes, and belongs to the stream.
+        unsafe { device.zero(StreamId(stream.cu_stream().addr()), memory.address, bytes)? };
         Ok(DeviceBuffer { memory, len, stream: stream.clone(), elements: std::marker::PhantomData })
     }
 }
@@ -108,20 +109,20 @@ impl<T: Element> DeviceBuffer<T> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
     }
 
-    /// Has another stream than its own come after that one, and whoever uses the other wait for it: so that no use overtakes another.
-    fn in_turn<'a>(&self, stream: &'a CudaStream) -> SyncOnDrop<'a> {
-        if stream.cu_stream() == self.stream.cu_stream() {
-            return SyncOnDrop::Record(None);
-        }
-        if let Err(error) = stream.join(&self.stream) {
-            tracing::warn!(%error, "a stream does not wait for the one of a buffer");
-        }
-        SyncOnDrop::sync_stream(stream)
-    }
-
     fn at(&self, element: usize) -> Address {
         self.memory.address + (element * size_of::<T>()) as Address
     }
+}
+
+/// Has another stream than that of a buffer come after it, and whoever uses the other wait for it: so that no use overtakes another.
+pub(crate) fn in_turn<'a>(own: &Arc<CudaStream>, stream: &'a CudaStream) -> SyncOnDrop<'a> {
+    if stream.cu_stream() == own.cu_stream() {
+        return SyncOnDrop::Record(None);
+    }
+    if let Err(error) = stream.join(own) {
+        tracing::warn!(%error, "a stream does not wait for the one of a buffer");
+    }
+    SyncOnDrop::sync_stream(stream)
 }
 
 /// Parts of a buffer are to cudarc what its own views are.
@@ -139,7 +140,7 @@ macro_rules! views {
 
         impl<T: Element> DevicePtr<T> for $view<'_, T> {
             fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
-                (self.buffer.at(self.range.start), self.buffer.in_turn(stream))
+                (self.buffer.at(self.range.start), in_turn(&self.buffer.stream, stream))
             }
         }
     )*};
@@ -149,7 +150,7 @@ views!(DeviceView, DeviceViewMut);
 
 impl<T: Element> DevicePtrMut<T> for DeviceViewMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
-        (self.buffer.at(self.range.start), self.buffer.in_turn(stream))
+        (self.buffer.at(self.range.start), in_turn(&self.buffer.stream, stream))
     }
 }
 
@@ -165,13 +166,13 @@ impl<T: Element> DeviceSlice<T> for DeviceBuffer<T> {
 
 impl<T: Element> DevicePtr<T> for DeviceBuffer<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
-        (self.memory.address, self.in_turn(stream))
+        (self.memory.address, in_turn(&self.stream, stream))
     }
 }
 
 impl<T: Element> DevicePtrMut<T> for DeviceBuffer<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
-        (self.memory.address, self.in_turn(stream))
+        (self.memory.address, in_turn(&self.stream, stream))
     }
 }
 

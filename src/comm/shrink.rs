@@ -59,7 +59,7 @@ impl Communicator {
             let left = (began + terms.start_timeout).saturating_duration_since(Instant::now());
             let starting = Terms { timeout: left.max(LEAST), ..terms.clone() };
             match next.connect(&starting, Instant::now()) {
-                Ok(()) => return Ok(Communicator::new(next, terms)),
+                Ok(()) => return Ok(self.pass_devices_on(Communicator::new(next, terms))),
                 Err(error @ Error::Peer { .. }) if !left.is_zero() => {
                     tracing::info!(%error, "survivors of a failure have failed, too");
                     let culprits: Vec<Rank> = error.culprit().into_iter().collect();

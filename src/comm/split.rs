@@ -78,7 +78,7 @@ impl Communicator {
                 let given_up = Error::Aborted { op: Op::Connect, seq: 0 };
                 Err(self.shared.fail(&mut self.shared.core.lock(), given_up))
             }
-            Ok(core) => Ok(Some(Communicator::new(core, terms))),
+            Ok(core) => Ok(Some(self.pass_devices_on(Communicator::new(core, terms)))),
             // The others may have got their part, and not come to the next call alone.
             Err(error) => Err(self.shared.fail(&mut self.shared.core.lock(), of_the_whole(error, &ranks))),
         }

@@ -41,7 +41,6 @@ pub(crate) trait Driver: Send + Sync {
     fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>>;
 
     /// A device, by the number under which this process sees it.
-    #[cfg(feature = "cuda")]
     fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>>;
 
     /// The device of a stream that is not the default one.
@@ -103,6 +102,7 @@ pub(crate) trait Device: Send + Sync {
     unsafe fn copy_out(&self, stream: StreamId, from: Address, to: *mut u8, len: usize) -> Result<()>;
     unsafe fn copy_in(&self, stream: StreamId, from: *const u8, to: Address, len: usize) -> Result<()>;
     unsafe fn copy(&self, stream: StreamId, from: Address, to: Address, len: usize) -> Result<()>;
+    unsafe fn zero(&self, stream: StreamId, address: Address, len: usize) -> Result<()>;
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()>;
 
     /// Makes ready what is needed later for such calls, and may wait for all streams of the device for it.
@@ -114,9 +114,6 @@ pub(crate) trait Device: Send + Sync {
 
     fn allocate(&self, len: usize) -> Result<Address>;
 
-    /// Makes an allocation zeros.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for memory that Rust programs allocate"))]
-    fn clear(&self, address: Address, len: usize) -> Result<()>;
     unsafe fn free(&self, address: Address);
 
     /// What another process opens to reach an allocation.

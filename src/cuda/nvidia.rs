@@ -460,6 +460,11 @@ impl Device for Gpu {
         self.within("copying between devices", || unsafe { cu::cuMemcpyAsync(to, from, len, raw(stream)) })
     }
 
+    unsafe fn zero(&self, stream: StreamId, address: Address, len: usize) -> Result<()> {
+        // SAFETY: passed on.
+        self.within("clearing device memory", || unsafe { cu::cuMemsetD8Async(address, 0, len, raw(stream)) })
+    }
+
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()> {
         let Reduction { dtype, redop, sources, targets, count, divisor } = *reduction;
         let entry = self.entry(dtype, redop)?;
@@ -494,19 +499,6 @@ impl Device for Gpu {
         // SAFETY: an address is written.
         self.within("allocating device memory", || unsafe { cu::cuMemAlloc_v2(&mut address, len) })?;
         Ok(address)
-    }
-
-    fn clear(&self, address: Address, len: usize) -> Result<()> {
-        let stream = self.new_stream()?;
-        // SAFETY: it was allocated with as many bytes.
-        let result = self.within("clearing device memory", || unsafe {
-            match cu::cuMemsetD8Async(address, 0, len, raw(stream)) {
-                CUresult::CUDA_SUCCESS => cu::cuStreamSynchronize(raw(stream)),
-                result => result,
-            }
-        });
-        self.end_stream(stream);
-        result
     }
 
     unsafe fn free(&self, address: Address) {

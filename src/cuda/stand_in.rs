@@ -44,6 +44,8 @@ pub(crate) struct StandIn {
     pub(crate) copies: AtomicUsize,
     /// After so many more pieces of work, giving one fails; never if negative.
     pub(crate) fails_after: AtomicI64,
+    /// Whether recording an event fails.
+    pub(crate) marks_fail: AtomicBool,
 }
 
 /// What the threads of streams see.
@@ -114,6 +116,7 @@ impl StandIn {
             reductions: AtomicUsize::new(0),
             copies: AtomicUsize::new(0),
             fails_after: AtomicI64::new(-1),
+            marks_fail: AtomicBool::new(false),
         };
         device.start(0);
         device
@@ -210,7 +213,6 @@ impl Driver for Machine {
         Ok(is_mine.then(|| self.0.clone() as Arc<dyn Device>))
     }
 
-    #[cfg(feature = "cuda")]
     fn device(&self, _: usize) -> Result<Arc<dyn Device>> {
         Ok(self.0.clone())
     }
@@ -262,6 +264,9 @@ impl Device for StandIn {
     }
 
     fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
+        if self.marks_fail.load(Ordering::SeqCst) {
+            return Err(self.problem("recording an event", "as the test wants"));
+        }
         let mark = self.mark(event);
         let number = mark.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         self.push(stream, move |_| mark.done.store(number, Ordering::SeqCst));
@@ -337,6 +342,15 @@ impl Device for StandIn {
         Ok(())
     }
 
+    unsafe fn zero(&self, stream: StreamId, address: Address, len: usize) -> Result<()> {
+        self.may_fail()?;
+        self.push(stream, move |state| {
+            // SAFETY: it is resolved for as many bytes.
+            unsafe { state.resolve(address, len).write_bytes(0, len) };
+        });
+        Ok(())
+    }
+
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()> {
         self.may_fail()?;
         self.reductions.fetch_add(1, Ordering::SeqCst);
@@ -386,10 +400,6 @@ impl Device for StandIn {
         let id = self.next.fetch_add(1, Ordering::Relaxed) as u64;
         self.state.allocations.lock().insert(base, Allocation { memory, len, id, is_hidden: false });
         Ok(base)
-    }
-
-    fn clear(&self, _: Address, _: usize) -> Result<()> {
-        Ok(())
     }
 
     unsafe fn free(&self, address: Address) {

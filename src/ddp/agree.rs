@@ -31,8 +31,18 @@ fn label((section, index): (u32, u32)) -> String {
 }
 
 fn listing(builder: &ReducerBuilder) -> Listing {
-    let ReducerBuilder { parameters, buffers, bucket_bytes, first_bucket_bytes, unused, uneven, overlap: _, rebuild, hook } =
-        builder;
+    let ReducerBuilder {
+        parameters,
+        buffers,
+        bucket_bytes,
+        first_bucket_bytes,
+        unused,
+        uneven,
+        overlap: _,
+        rebuild,
+        hook,
+        device: _,
+    } = builder;
     let entries = |section, list: &[super::Parameter]| {
         let texts = list.iter().enumerate().map(move |(index, entry)| ((section, index as u32), entry.to_string()));
         texts.collect::<Vec<_>>()
@@ -65,6 +75,16 @@ pub(super) fn agree(comm: &Communicator, builder: &ReducerBuilder) -> Result<()>
     let other = broadcast(comm, text(&mine).into_bytes(), rank)?;
     let other = String::from_utf8_lossy(&other).into_owned();
     Err(ReducerProblem::Differs { what: label(key), first: text(&first), rank, other }.into())
+}
+
+/// What only this rank could do and the others need: all go on, or all know which rank did not succeed, and why. A collective call.
+pub(super) fn concur<T>(comm: &Communicator, mine: Result<T>) -> Result<T> {
+    let mut all = vec![0u8; comm.world_size()];
+    comm.all_gather(&[u8::from(mine.is_err())], &mut all)?;
+    let Some(first) = all.iter().position(|&failed| failed != 0) else { return mine };
+    let text = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    let text = broadcast(comm, text.into_bytes(), first)?;
+    mine.and_then(|_| Err(ReducerProblem::Refused { rank: first, why: String::from_utf8_lossy(&text).into_owned() }.into()))
 }
 
 /// The first key under which two listings have different texts.

@@ -1,9 +1,11 @@
 //! Options of a reducer.
 
 use super::hook::{Average, Hook};
+use super::on_device::Chosen;
 use super::parameter::Parameter;
 use super::reducer::Reducer;
 use crate::comm::Communicator;
+use crate::cuda::device::StreamId;
 use crate::error::Result;
 
 /// What becomes of parameters that get no gradient in a step.
@@ -34,7 +36,7 @@ pub enum Uneven {
     ByRanksWithInput,
 }
 
-/// Options of a [`Reducer`], from [`Reducer::builder`]. All ranks must give the same.
+/// Options of a [`Reducer`], from [`Reducer::builder`]. All ranks must give the same, but each its own device.
 pub struct ReducerBuilder {
     pub(super) parameters: Vec<Parameter>,
     pub(super) buffers: Vec<Parameter>,
@@ -45,6 +47,8 @@ pub struct ReducerBuilder {
     pub(super) overlap: bool,
     pub(super) rebuild: bool,
     pub(super) hook: Box<dyn Hook>,
+    /// Where parameters are that are on a device.
+    pub(super) device: Option<Chosen>,
 }
 
 impl Default for ReducerBuilder {
@@ -59,6 +63,7 @@ impl Default for ReducerBuilder {
             overlap: true,
             rebuild: true,
             hook: Box::new(Average),
+            device: None,
         }
     }
 }
@@ -118,6 +123,18 @@ impl ReducerBuilder {
         self
     }
 
+    /// Where parameters are that are [on a device](Parameter::on_device): the device's number in this process, and a stream there.
+    pub(crate) fn on_device(mut self, ordinal: usize, stream: impl Into<StreamId>) -> Self {
+        let stream = stream.into();
+        self.device = Some(Chosen {
+            ordinal,
+            stream,
+            #[cfg(feature = "cuda")]
+            keeps: None,
+        });
+        self
+    }
+
     /// Compares the parameters, buffers and options with those of the other ranks, and allocates the buckets. The reducer
     /// communicates in a communicator of its own, with all ranks of `comm`, and makes one thread.
     ///
@@ -126,7 +143,9 @@ impl ReducerBuilder {
     /// # Errors
     ///
     /// [`ReducerProblem::Differs`](crate::ReducerProblem::Differs) on every rank if ranks differ, with the first difference;
-    /// [`crate::Error::Setting`] if a parameter is not of floating-point numbers, or there are none.
+    /// [`ReducerProblem::Refused`](crate::ReducerProblem::Refused) if another rank cannot do its part on its device;
+    /// [`crate::Error::Setting`] if a parameter is not of floating-point numbers, or there are none, or one is on a device and no
+    /// device was given; [`crate::Error::Unsupported`] if the communicator has no devices; [`crate::Error::Device`] if the device cannot.
     pub fn build(self, comm: &Communicator) -> Result<Reducer> {
         Reducer::build(self, comm)
     }

@@ -11,7 +11,7 @@ use super::state::{Gradient, Job, Phase, State, Task};
 use super::statistics::StepStatistics;
 use crate::comm::Communicator;
 use crate::error::{Error, ReducerProblem, Result};
-use crate::types::Element;
+use crate::types::DType;
 
 pub(super) struct Core {
     /// The reducer's own. Whoever calls a collective on it is either the reducer's thread, carrying out a job, or a caller of
@@ -78,17 +78,18 @@ impl Core {
         }
         if let Some(idle) = state.idle.clone() {
             for index in (0..idle.len()).filter(|&index| idle[index]) {
-                state.settle(index, Gradient::Unused);
+                state.settle(index, Gradient::Unused).map_err(|error| self.fail_with(state, error))?;
             }
         }
         self.launch(state, syncs && self.overlap);
         Ok(())
     }
 
-    /// Lends a gradient to be written. Returns its memory, and whether to add to what is there.
-    pub(super) fn lend<T: Element>(&self, index: usize) -> Result<(Arc<Buckets>, bool)> {
+    /// Lends a gradient to be written, in host memory or the device's. Returns its memory, and whether to add to what is there.
+    pub(super) fn lend(&self, index: usize, dtype: DType, on_device: bool) -> Result<(Arc<Buckets>, bool)> {
         let parameter = self.parameter(index)?;
-        parameter.expect(T::DTYPE)?;
+        parameter.expect(dtype)?;
+        parameter.expect_place(on_device)?;
         let (mut state, _) = self.within("view")?;
         match state.gradients[index] {
             Gradient::Awaited => state.gradients[index] = Gradient::Lent,
@@ -116,19 +117,20 @@ impl Core {
             Gradient::Lent => return Err(ReducerProblem::Lent { name: parameter.name.clone() }.into()),
             Gradient::Ready | Gradient::Unused => return Err(self.came_twice(&state, index)),
         }
-        state.settle(index, gradient);
+        state.settle(index, gradient)?;
         self.launch(&mut state, syncs && self.overlap);
         Ok(())
     }
 
     /// This rank has nothing to give in the step under way.
-    pub(super) fn settle_nothing(&self) {
+    pub(super) fn settle_nothing(&self) -> Result<()> {
         let mut state = self.state.lock();
         for index in 0..self.parameters.len() {
             if state.gradients[index] == Gradient::Awaited {
-                state.settle(index, Gradient::Unused);
+                state.settle(index, Gradient::Unused).map_err(|error| self.fail_with(&mut state, error))?;
             }
         }
+        Ok(())
     }
 
     fn came_twice(&self, state: &State, index: usize) -> Error {
@@ -180,14 +182,16 @@ impl Core {
             let problem = ReducerProblem::NotReady { name: self.parameters[first].name.clone(), others: missing.len() - 1 };
             return Err(self.fail_with(&mut state, problem.into()));
         }
-        missing.into_iter().for_each(|index| state.settle(index, Gradient::Unused));
+        for index in missing {
+            state.settle(index, Gradient::Unused).map_err(|error| self.fail_with(&mut state, error))?;
+        }
         state.phase = Phase::Ending;
         if !syncs {
             state.accumulated = true;
             state.phase = Phase::Between;
             return Ok(());
         }
-        state.statistics.computed = state.began.elapsed();
+        state.statistics.computed = state.began.elapsed().max(state.statistics.computed);
         self.launch(&mut state, true);
         if self.unused == Unused::Find || self.unused == Unused::Static && state.steps == 0 {
             let used = state.used.clone();
@@ -218,6 +222,7 @@ impl Core {
     fn fail_with(&self, state: &mut State, error: Error) -> Error {
         let first = state.failure.get_or_insert(error).clone();
         state.jobs.clear();
+        state.buckets.abandon();
         self.comm.abort();
         self.changed.notify_all();
         first
@@ -235,6 +240,7 @@ impl Core {
         state.is_closed = true;
         state.jobs.clear();
         if state.is_working {
+            state.buckets.abandon();
             self.comm.abort();
         }
         self.changed.notify_all();
@@ -249,13 +255,20 @@ impl Core {
             }
             if let Some(job) = state.jobs.pop_front() {
                 state.is_working = true;
-                if let Job::Bucket(index) = job {
-                    state.statistics.buckets[index].started = state.began.elapsed();
-                }
                 let active = state.active.iter().filter(|&&active| active).count();
                 return Some(Task { job, buckets: state.buckets.clone(), step: state.steps, active });
             }
             self.changed.wait(&mut state);
+        }
+    }
+
+    /// All gradients of a bucket are there, and it is about to be reduced.
+    pub(super) fn bucket_starts(&self, index: usize, on_device: bool) {
+        let mut state = self.state.lock();
+        let now = state.began.elapsed();
+        state.statistics.buckets[index].started = now;
+        if on_device {
+            state.statistics.computed = state.statistics.computed.max(now);
         }
     }
 

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use super::on_device::OnDevice;
 use super::parameter::Parameter;
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Registered};
+use crate::cuda::device::Address;
 use crate::error::{ReducerProblem, Result};
 use crate::types::{DType, Element, ReduceOp};
 
@@ -51,10 +53,69 @@ pub struct Bucket<'a> {
     pub(super) index: usize,
     pub(super) step: u64,
     pub(super) dtype: DType,
-    pub(super) elements: &'a mut [u8],
+    pub(super) elements: Elements<'a>,
     /// The members and their elements' places.
     pub(super) members: &'a [(usize, Range<usize>)],
     pub(super) parameters: &'a [Parameter],
+}
+
+/// Where a bucket's elements are.
+pub(super) enum Elements<'a> {
+    /// In memory that the ranks of the host share.
+    Host(&'a mut [u8]),
+    Device(DeviceElements<'a>),
+}
+
+/// The elements of a bucket on a device; and on the host, if they have been fetched.
+pub(super) struct DeviceElements<'a> {
+    pub(super) on: &'a OnDevice,
+    pub(super) comm: &'a Communicator,
+    pub(super) at: Address,
+    pub(super) bytes: usize,
+    /// As large as the largest bucket that was fetched so far.
+    pub(super) scratch: &'a mut Option<Registered<u8>>,
+    pub(super) is_fetched: bool,
+}
+
+impl DeviceElements<'_> {
+    /// The elements on the host, whence they go back in the end.
+    fn fetch(&mut self) -> Result<&mut [u8]> {
+        let DeviceElements { on, comm, at, bytes, ref mut scratch, .. } = *self;
+        if scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
+            **scratch = None;
+            **scratch = Some(comm.alloc(bytes)?);
+        }
+        if !self.is_fetched {
+            let scratch = self.scratch.as_mut().expect("just allocated");
+            // SAFETY: the bucket is this hook's, its gradients are there, and the host's memory has room for them.
+            let fetched = unsafe { on.fetch(comm, at, scratch.as_mut_ptr(), bytes) };
+            self.or_leak(fetched)?;
+            self.is_fetched = true;
+        }
+        Ok(&mut self.scratch.as_mut().expect("allocated")[..bytes])
+    }
+
+    /// What was fetched goes back.
+    pub(super) fn bring_back(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.is_fetched) {
+            return Ok(());
+        }
+        let scratch = self.scratch.as_ref().expect("it was fetched");
+        // SAFETY: as above, in the other direction.
+        let brought = unsafe { self.on.bring(self.comm, scratch.as_ptr(), self.at, self.bytes) };
+        self.or_leak(brought)
+    }
+
+    /// What a device may still be copying is not freed.
+    fn or_leak(&mut self, result: Result<()>) -> Result<()> {
+        result.inspect_err(|_| std::mem::forget(self.scratch.take()))
+    }
+}
+
+impl std::fmt::Debug for Elements<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if matches!(self, Elements::Host(_)) { "Host" } else { "Device" })
+    }
 }
 
 /// Runs `$body` with `$T` standing for the type of float that `$dtype` names.
@@ -101,7 +162,16 @@ impl<'a> Bucket<'a> {
 
     /// How many elements it has.
     pub fn count(&self) -> usize {
-        self.elements.len() / self.dtype.size()
+        let bytes = match &self.elements {
+            Elements::Host(bytes) => bytes.len(),
+            Elements::Device(device) => device.bytes,
+        };
+        bytes / self.dtype.size()
+    }
+
+    /// Whether its elements are in the memory of a device.
+    pub fn is_on_device(&self) -> bool {
+        matches!(self.elements, Elements::Device(_))
     }
 
     /// Its parameters: the number of each, what it is, and the place of its gradient among the elements.
@@ -110,7 +180,8 @@ impl<'a> Bucket<'a> {
         self.members.iter().map(move |(index, range)| (*index, &parameters[*index], range.clone()))
     }
 
-    /// The elements. They are in memory that the ranks of the host share: collectives on them need no staging.
+    /// The elements. They are in memory that the ranks of the host share: collectives on them need no staging. Those of a bucket on a
+    /// device are copied there by the first call, a collective one, and go back when the hook has returned.
     ///
     /// # Errors
     ///
@@ -120,18 +191,31 @@ impl<'a> Bucket<'a> {
             let name = format!("bucket {}", self.index);
             return Err(ReducerProblem::Elements { name, dtype: self.dtype, given: T::DTYPE }.into());
         }
+        let count = self.count();
+        let bytes = match &mut self.elements {
+            Elements::Host(bytes) => &mut **bytes,
+            Elements::Device(device) => device.fetch()?,
+        };
         // SAFETY: the bytes are borrowed mutably, start at a multiple of the largest element's size, and are elements of this type,
         // every pattern of whose bits is a value.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.elements.as_mut_ptr().cast(), self.count()) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), count) })
     }
 
     /// Where the elements are.
     pub(crate) fn address(&mut self) -> *mut u8 {
-        self.elements.as_mut_ptr()
+        match &mut self.elements {
+            Elements::Host(bytes) => bytes.as_mut_ptr(),
+            Elements::Device(device) => std::ptr::without_provenance_mut(device.at as usize),
+        }
     }
 
-    /// Averages it over all ranks, in place. The division is part of the reduction's pass over memory.
+    /// Averages it over all ranks, in place, and where it is. The division is part of the reduction's pass over memory.
     pub fn average(&mut self, comm: &Communicator) -> Result<()> {
+        let count = self.count();
+        if let Elements::Device(DeviceElements { on, at, is_fetched: false, .. }) = self.elements {
+            // SAFETY: the bucket is this hook's, and its gradients are there.
+            return unsafe { on.all_reduce(comm, (self.dtype, ReduceOp::Average), at, count) };
+        }
         with_float!(self.dtype, T => comm.all_reduce(self.elements::<T>()?, ReduceOp::Average))
     }
 }

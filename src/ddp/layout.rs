@@ -9,19 +9,22 @@ use crate::types::DType;
 /// Buckets start at multiples of this many bytes: a line of the cache.
 pub(super) const ALIGN: usize = 64;
 
-/// The buckets in the order in which they are launched, one after the other in one piece of memory.
+/// The buckets in the order in which they are launched, one after the other in one piece of the host's memory, or the device's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) buckets: Vec<Place>,
     /// For each parameter, its bucket and its place among the members.
     pub(super) places: Vec<(usize, usize)>,
-    /// Bytes of all buckets.
-    pub(super) bytes: usize,
+    /// Bytes of all buckets of the host.
+    pub(super) host_bytes: usize,
+    /// Bytes of all buckets of the device.
+    pub(super) device_bytes: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) dtype: DType,
+    pub(super) on_device: bool,
     /// Where it lies.
     pub(super) bytes: Range<usize>,
     /// Parameters, and where their gradients lie among its elements.
@@ -29,8 +32,9 @@ pub(super) struct Place {
 }
 
 impl Layout {
-    /// Fills buckets in the order given: a bucket takes parameters of one type until it has as many bytes as the first limit says
-    /// if it is the first of its type, or the second. They are launched in the order in which they become full if gradients arrive in that order.
+    /// Fills buckets in the order given: a bucket takes parameters of one type in the same memory until it has as many bytes as the
+    /// first limit says if it is the first of its kind, or the second. They are launched in the order in which they become full if
+    /// gradients arrive in that order.
     pub(super) fn new(parameters: &[Parameter], order: impl IntoIterator<Item = usize>, limits: [usize; 2]) -> Layout {
         let [first, rest] = limits;
         struct Filling {
@@ -39,12 +43,12 @@ impl Layout {
             limit: usize,
             last: usize,
         }
-        let mut filling: HashMap<DType, Filling> = HashMap::new();
+        let mut filling: HashMap<(DType, bool), Filling> = HashMap::new();
         let mut full: Vec<Filling> = Vec::new();
         for (arrival, index) in order.into_iter().enumerate() {
             let parameter = &parameters[index];
             let fresh = |limit| Filling { members: Vec::new(), bytes: 0, limit, last: 0 };
-            let bucket = filling.entry(parameter.dtype).or_insert_with(|| fresh(first));
+            let bucket = filling.entry((parameter.dtype, parameter.on_device)).or_insert_with(|| fresh(first));
             bucket.members.push(index);
             bucket.bytes += parameter.bytes();
             bucket.last = arrival;
@@ -55,7 +59,8 @@ impl Layout {
         full.extend(filling.into_values().filter(|bucket| !bucket.members.is_empty()));
         full.sort_by_key(|bucket| bucket.last);
 
-        let mut layout = Layout { buckets: Vec::new(), places: vec![(0, 0); parameters.len()], bytes: 0 };
+        let places = vec![(0, 0); parameters.len()];
+        let mut layout = Layout { buckets: Vec::new(), places, host_bytes: 0, device_bytes: 0 };
         for (number, bucket) in full.into_iter().enumerate() {
             let mut members = Vec::with_capacity(bucket.members.len());
             let mut count = 0;
@@ -64,21 +69,22 @@ impl Layout {
                 members.push((index, count..count + parameters[index].count()));
                 count += parameters[index].count();
             }
-            let start = layout.bytes.next_multiple_of(ALIGN);
-            layout.bytes = start + bucket.bytes;
-            let dtype = parameters[members[0].0].dtype;
-            layout.buckets.push(Place { dtype, bytes: start..layout.bytes, members });
+            let Parameter { dtype, on_device, .. } = parameters[members[0].0];
+            let end = if on_device { &mut layout.device_bytes } else { &mut layout.host_bytes };
+            let start = end.next_multiple_of(ALIGN);
+            *end = start + bucket.bytes;
+            layout.buckets.push(Place { dtype, on_device, bytes: start..*end, members });
         }
         layout
     }
 
-    /// Where a parameter's gradient lies.
-    pub(super) fn bytes_of(&self, index: usize) -> Range<usize> {
+    /// Where a parameter's gradient lies: its bucket, and its place there.
+    pub(super) fn bytes_of(&self, index: usize) -> (&Place, Range<usize>) {
         let (bucket, place) = self.places[index];
         let bucket = &self.buckets[bucket];
         let elements = &bucket.members[place].1;
         let size = bucket.dtype.size();
-        bucket.bytes.start + elements.start * size..bucket.bytes.start + elements.end * size
+        (bucket, elements.start * size..elements.end * size)
     }
 }
 
@@ -96,7 +102,7 @@ mod tests {
         let layout = Layout::new(&parameters, (0..6).rev(), [40, 80]);
         assert_eq!(members(&layout), [vec![5], vec![4, 3], vec![2, 1], vec![0]]);
         assert_eq!(layout.buckets[1].bytes, 64..144);
-        assert_eq!(layout.bytes_of(3), 104..144);
+        assert_eq!(layout.bytes_of(3), (&layout.buckets[1], 40..80));
         // A limit is exceeded by at most the parameter that fills the bucket.
         assert_eq!(members(&Layout::new(&parameters, 0..6, [41, 1000])), [vec![0, 1], vec![2, 3, 4, 5]]);
         assert_eq!(members(&Layout::new(&parameters, 0..6, [0, 0])), [[0], [1], [2], [3], [4], [5]]);
@@ -114,6 +120,18 @@ mod tests {
             assert!(bucket.bytes.start.is_multiple_of(ALIGN));
         }
         assert_eq!(layout.places, [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)]);
-        assert_eq!(Layout::new(&[], [], [1, 1]), Layout { buckets: vec![], places: vec![], bytes: 0 });
+        let empty = Layout { buckets: vec![], places: vec![], host_bytes: 0, device_bytes: 0 };
+        assert_eq!(Layout::new(&[], [], [1, 1]), empty);
+    }
+
+    #[test]
+    fn memories_are_apart() {
+        let parameter = || Parameter::new("p", [10], DType::F32);
+        let parameters: Vec<_> = (0..4).map(|i| if i % 2 == 0 { parameter() } else { parameter().on_device() }).collect();
+        let layout = Layout::new(&parameters, 0..4, [1000, 1000]);
+        assert_eq!(members(&layout), [vec![0, 2], vec![1, 3]]);
+        assert_eq!([layout.buckets[0].on_device, layout.buckets[1].on_device], [false, true]);
+        assert_eq!((layout.host_bytes, layout.device_bytes), (80, 80));
+        assert_eq!(layout.buckets[1].bytes, 0..80);
     }
 }

@@ -42,6 +42,9 @@
 //! | from `ready` to the end of [`finish`](Step::finish) | belong to the reducer: peers read and write them |
 //! | until the next `begin` | are read, and changed (as by clipping), through [`gradient`](Reducer::gradient) |
 //!
+//! Parameters that are in the memory of a GPU have their gradients there; [`Parameter::on_device`] says so, and the feature `cuda` has the
+//! calls for them. "Written" and "read" then mean by the stream that the reducer was given.
+//!
 //! Whatever a rank does wrong (another model, a gradient that does not come, a step that is given up) is an error on all ranks
 //! that names it. It leaves the communicator that the reducer was made from usable, but not the reducer.
 
@@ -55,6 +58,9 @@ mod gather;
 mod hook;
 mod layout;
 mod local_sgd;
+mod on_device;
+#[cfg(feature = "cuda")]
+mod on_stream;
 mod parameter;
 mod power_sgd;
 mod raw;
@@ -70,6 +76,8 @@ pub use compress::Compress;
 pub(crate) use hook::with_float;
 pub use hook::{Average, Bucket, Hook};
 pub use local_sgd::LocalSgd;
+#[cfg(feature = "cuda")]
+pub use on_stream::{DeviceGradient, DeviceGradientMut, DeviceGradientView};
 pub use parameter::{Parameter, TensorMut};
 pub use power_sgd::PowerSgd;
 pub(crate) use raw::Stopper;

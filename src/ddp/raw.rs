@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::core::Core;
 use super::reducer::Reducer;
 use super::state::Gradient;
+use crate::cuda::device::Address;
 use crate::error::{Error, Result};
 use crate::types::{Element, Op};
 
@@ -23,6 +24,16 @@ impl Reducer {
     /// As [`super::Step::put_strided`].
     pub(crate) fn put_strided<T: Element>(&self, parameter: usize, memory: &[T], strides: &[usize]) -> Result<()> {
         self.core.put_strided(parameter, memory, strides)
+    }
+
+    /// As [`super::Step::put`], of a gradient on the reducer's device, in the order of its stream.
+    ///
+    /// # Safety
+    ///
+    /// There are the parameter's elements, until the stream has come to it.
+    pub(crate) unsafe fn put_on_device(&self, parameter: usize, from: Address) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.core.put_on_device(parameter, from) }
     }
 
     pub(crate) fn accumulates(&self) -> bool {

@@ -4,19 +4,21 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::agree::agree;
-use super::buckets::Buckets;
+use super::agree::{agree, concur};
+use super::buckets::{Buckets, DeviceMemory};
 use super::builder::{ReducerBuilder, Uneven};
 use super::core::Core;
 use super::layout::Layout;
+use super::on_device::{Chosen, OnDevice};
 use super::parameter::{Parameter, TensorMut};
 use super::statistics::StepStatistics;
 use super::step::Step;
 use super::tensors::{Exchange, Intent, check, exchange};
 use super::worker::Worker;
 use crate::comm::Communicator;
+use crate::cuda::device::Address;
 use crate::error::{Error, ReducerProblem, Result};
-use crate::types::{Element, Rank};
+use crate::types::{DType, Element, Rank};
 
 /// Averages gradients over all ranks, bucket by bucket; see [the module](super).
 ///
@@ -26,6 +28,8 @@ pub struct Reducer {
     buffers: Vec<Parameter>,
     /// Where buffers are exchanged.
     staging: Buckets,
+    /// The device, if anything is on one.
+    pub(super) on: Option<Arc<OnDevice>>,
     bucket_bytes: [usize; 2],
     /// Whether buckets are to be made anew.
     rebuilds: bool,
@@ -51,6 +55,25 @@ pub struct Joined {
     pub last: Rank,
 }
 
+type Prepared = (Option<Arc<OnDevice>>, [Option<DeviceMemory>; 2]);
+
+/// What a rank needs on its device, for buckets that `one` of the parameters or buffers lies in, among others.
+fn prepare_device(
+    comm: &Communicator,
+    device: Option<Chosen>,
+    one: &Parameter,
+    dtypes: impl Iterator<Item = DType>,
+    layouts: [&Layout; 2],
+) -> Result<Prepared> {
+    let Some(chosen) = device else {
+        let expected = "in host memory, or a device given to the reducer's builder (with the feature `cuda`)";
+        return Err(Error::setting(&one.name, "on a device".to_owned(), expected));
+    };
+    let on = Arc::new(OnDevice::new(comm, chosen, dtypes)?);
+    let [buckets, staging] = layouts.map(|layout| DeviceMemory::allocate(Some(&on), layout));
+    Ok((Some(on), [buckets?, staging?]))
+}
+
 impl Reducer {
     /// Options for making one.
     pub fn builder() -> ReducerBuilder {
@@ -61,8 +84,18 @@ impl Reducer {
         let comm = comm.split(0, comm.rank())?;
         agree(&comm, &builder)?;
         // From here on, what one rank refuses all refuse.
-        let ReducerBuilder { parameters, buffers, bucket_bytes, first_bucket_bytes, unused, uneven, overlap, rebuild, hook } =
-            builder;
+        let ReducerBuilder {
+            parameters,
+            buffers,
+            bucket_bytes,
+            first_bucket_bytes,
+            unused,
+            uneven,
+            overlap,
+            rebuild,
+            hook,
+            device,
+        } = builder;
         let refuse = |name: &str, value: String, expected: &str| Err(Error::setting(name, value, expected));
         if parameters.is_empty() {
             return refuse("parameters", "none".to_owned(), "at least one");
@@ -74,15 +107,24 @@ impl Reducer {
         if bytes(&parameters).is_none() || bytes(&buffers).is_none() {
             return refuse("parameters", "too many elements".to_owned(), "as much as memory can hold");
         }
+        let all = || parameters.iter().chain(&buffers);
         let bucket_bytes = [first_bucket_bytes, bucket_bytes];
         let layout = Layout::new(&parameters, (0..parameters.len()).rev(), bucket_bytes);
-        let buckets = Buckets::allocate(&comm, layout)?;
-        let staging = Buckets::allocate(&comm, Layout::new(&buffers, 0..buffers.len(), [usize::MAX; 2]))?;
+        let staging = Layout::new(&buffers, 0..buffers.len(), [usize::MAX; 2]);
+        let (mut on, mut device_memory) = (None, [None, None]);
+        if let Some(one) = all().find(|one| one.on_device) {
+            let dtypes = all().filter(|one| one.on_device).map(|one| one.dtype);
+            let prepared = prepare_device(&comm, device, one, dtypes, [&layout, &staging]);
+            (on, device_memory) = concur(&comm, prepared)?;
+        }
+        let [of_buckets, of_staging] = device_memory;
+        let buckets = Buckets::allocate(&comm, layout, of_buckets)?;
+        let staging = Buckets::allocate(&comm, staging, of_staging)?;
         let core = Arc::new(Core::new(comm, parameters, (unused, uneven, overlap), buckets));
-        let worker = Worker { core: core.clone(), hook };
+        let worker = Worker { core: core.clone(), hook, scratch: None };
         let thread = std::thread::Builder::new().name("kolo-reducer".to_owned()).spawn(move || worker.work());
         let thread = Some(thread.map_err(Error::os("starting the reducer's thread"))?);
-        Ok(Reducer { core, buffers, staging, bucket_bytes, rebuilds: rebuild, thread })
+        Ok(Reducer { core, buffers, staging, on, bucket_bytes, rebuilds: rebuild, thread })
     }
 
     /// This rank.
@@ -111,7 +153,7 @@ impl Reducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Elements`] and [`ReducerProblem::Length`] if they are not the parameters that were described.
+    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] and [`ReducerProblem::Length`] if they are not the parameters that were described.
     pub fn broadcast_parameters(&mut self, values: &mut [TensorMut<'_>]) -> Result<()> {
         self.exchange_parameters(values, Exchange::Broadcast(0))
     }
@@ -130,7 +172,7 @@ impl Reducer {
 
     fn exchange_parameters(&mut self, values: &mut [TensorMut<'_>], how: Exchange) -> Result<()> {
         let intent = Intent::Parameters(how);
-        check("parameters", &self.core.parameters, values)?;
+        self.check("parameters", &self.core.parameters, values)?;
         if self.core.between(intent.call())?.accumulated {
             let why = "gradients are being accumulated where parameters would pass through; finish a step first";
             return Err(ReducerProblem::Moment { call: intent.call(), why }.into());
@@ -145,15 +187,28 @@ impl Reducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Elements`] and [`ReducerProblem::Length`] if they are not the buffers that were described.
+    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] and [`ReducerProblem::Length`] if they are not the buffers that were described.
     pub fn sync_buffers(&mut self, values: &mut [TensorMut<'_>], how: BufferSync) -> Result<()> {
-        check("buffers", &self.buffers, values)?;
+        self.check("buffers", &self.buffers, values)?;
         let how = match how {
             BufferSync::Broadcast(root) => Exchange::Broadcast(root),
             BufferSync::Average => Exchange::Average,
         };
         drop(self.core.between("sync_buffers")?);
         self.exchange(Intent::Buffers(how), values)
+    }
+
+    /// Refuses tensors that are not those described.
+    fn check(&self, what: &str, described: &[Parameter], values: &[TensorMut<'_>]) -> Result<()> {
+        check(what, described, values)?;
+        let Some(on) = &self.on else { return Ok(()) };
+        let on_device = described.iter().zip(values).filter(|(one, value)| one.on_device && value.count > 0);
+        for (one, value) in on_device {
+            on.expect_here(&self.core.comm, &one.name, value.memory.ptr.addr() as Address)?;
+            #[cfg(feature = "cuda")]
+            value.wait_for_its_stream(on)?;
+        }
+        Ok(())
     }
 
     fn exchange(&mut self, intent: Intent, values: &mut [TensorMut<'_>]) -> Result<()> {
@@ -181,7 +236,7 @@ impl Reducer {
         }
         // SAFETY: between steps nothing is in flight, and views and gradients borrow the reducer, as does this.
         let result = unsafe { exchange(&self.core.comm, buckets, values, how, active) };
-        self.or_fail(result)
+        self.or_fail(result.inspect_err(|_| buckets.abandon()))
     }
 
     /// Begins a step, at whose end all ranks have the average of their gradients. Gradients of the step before can no longer be
@@ -250,7 +305,7 @@ impl Reducer {
                 Intent::Rebuild => self.make_buckets_anew()?,
                 Intent::Step => {
                     self.core.open(true, Some(active))?;
-                    self.core.settle_nothing();
+                    self.core.settle_nothing()?;
                     self.core.close()?;
                     return Ok(true);
                 }
@@ -300,10 +355,11 @@ impl Reducer {
         if layout == old.layout {
             return Ok(None);
         }
-        let buckets = Buckets::allocate(comm, layout)?;
+        let device = DeviceMemory::allocate(self.on.as_ref(), &layout)?;
+        let buckets = Buckets::allocate(comm, layout, device)?;
         if accumulated {
             // SAFETY: between steps nothing is in flight, and views and gradients borrow the reducer, as does this.
-            unsafe { buckets.copy_from(old, parameters) };
+            unsafe { buckets.copy_from(old, parameters)? };
         }
         Ok(Some(buckets))
     }
@@ -317,7 +373,8 @@ impl Reducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::NoParameter`]; [`ReducerProblem::Elements`] if it has elements of another type.
+    /// [`ReducerProblem::NoParameter`]; [`ReducerProblem::Elements`] if it has elements of another type; [`ReducerProblem::Place`] if
+    /// it is on a device.
     pub fn gradient<T: Element>(&self, parameter: usize) -> Result<&[T]> {
         let (address, count) = self.reach::<T>(parameter)?;
         // SAFETY: between steps nothing is in flight and nobody has a view; a step, which would change that, borrows the reducer
@@ -333,7 +390,9 @@ impl Reducer {
     }
 
     fn reach<T: Element>(&self, parameter: usize) -> Result<(*mut T, usize)> {
-        self.core.parameter(parameter)?.expect(T::DTYPE)?;
+        let described = self.core.parameter(parameter)?;
+        described.expect(T::DTYPE)?;
+        described.expect_place(false)?;
         let state = self.core.between("gradient")?;
         let (address, len) = state.buckets.gradient(parameter);
         Ok((address.cast(), len / size_of::<T>()))

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::buckets::Buckets;
 use super::layout::Place;
 use super::statistics::{BucketStatistics, StepStatistics};
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 /// Where the reducer is in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,22 +126,25 @@ impl State {
     }
 
     /// A gradient is there, or there will be none.
-    pub(super) fn settle(&mut self, index: usize, gradient: Gradient) {
-        if gradient == Gradient::Unused {
-            if !self.accumulated {
-                // SAFETY: it was awaited, so nobody has a view of it, and its bucket has not been launched.
-                unsafe { self.buckets.zero(index) };
-            }
-        } else {
+    ///
+    /// An error of its device leaves everything as it was.
+    pub(super) fn settle(&mut self, index: usize, gradient: Gradient) -> Result<()> {
+        let bucket = self.buckets.layout.places[index].0;
+        if gradient == Gradient::Unused && !self.accumulated {
+            // SAFETY: it was awaited, so nobody has a view of it, and its bucket has not been launched.
+            unsafe { self.buckets.zero(index)? };
+        }
+        self.buckets.mark(bucket)?;
+        if gradient == Gradient::Ready {
             self.used[index] = true;
             self.arrivals.push(index);
         }
         self.gradients[index] = gradient;
-        let bucket = self.buckets.layout.places[index].0;
         self.awaited[bucket] -= 1;
         if self.awaited[bucket] == 0 && self.phase == (Phase::Open { syncs: true }) {
             self.statistics.buckets[bucket].ready = self.began.elapsed();
         }
+        Ok(())
     }
 
     pub(super) fn bucket_ended(&mut self, index: usize) {

@@ -10,9 +10,9 @@ use crate::types::DType;
 pub struct StepStatistics {
     /// The buckets, in the order in which they were launched.
     pub buckets: Vec<BucketStatistics>,
-    /// When `finish()` was called: how long forward and backward took.
+    /// When `finish()` was called: how long forward and backward took. Where gradients are on a device: when the last was there.
     pub computed: Duration,
-    /// How long `finish()` waited.
+    /// How long after that `finish()` returned.
     pub waited: Duration,
 }
 
@@ -26,7 +26,7 @@ pub struct BucketStatistics {
     pub dtype: DType,
     /// How many parameters it has.
     pub parameters: usize,
-    /// When its last gradient was ready.
+    /// When its last gradient was made ready.
     pub ready: Duration,
     /// When its reduction started.
     pub started: Duration,

@@ -10,12 +10,14 @@ use super::hook::with_float;
 use super::parameter::Parameter;
 use super::reducer::Reducer;
 use super::state::Gradient;
+use crate::cuda::device::Address;
 use crate::error::{ReducerProblem, Result};
 use crate::types::Element;
 
 /// A step between [`Reducer::begin`] (or [`Reducer::accumulate`]) and [`Step::finish`]. Threads may share it.
 ///
-/// Every parameter's gradient is written, by one of [`Step::view`], [`Step::put`] and [`Step::put_strided`], and made ready, once.
+/// Every parameter's gradient is written, by one of [`Step::view`], [`Step::put`] and [`Step::put_strided`] (or, with the feature
+/// `cuda`, `view_on_device` and `put_on_device`), and made ready, once.
 /// Dropping a step without finishing it ends the reducer: this rank's next `begin()` fails, and the other ranks' steps.
 #[must_use = "a step that is dropped without finish() ends the reducer"]
 #[derive(Debug)]
@@ -29,7 +31,7 @@ impl Step<'_> {
     /// # Errors
     ///
     /// [`ReducerProblem::NoParameter`], [`ReducerProblem::Elements`] if it has elements of another type,
-    /// [`ReducerProblem::Lent`] if there is a view of it, [`ReducerProblem::Twice`] if it is ready.
+    /// [`ReducerProblem::Place`] if it is on a device, [`ReducerProblem::Lent`] if there is a view of it, [`ReducerProblem::Twice`] if it is ready.
     pub fn view<T: Element>(&self, parameter: usize) -> Result<View<'_, T>> {
         self.reducer.core.view(parameter)
     }
@@ -107,7 +109,7 @@ impl Drop for Step<'_> {
 /// What threads do in a step, whoever keeps them within it.
 impl Core {
     fn view<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
-        let (buckets, accumulates) = self.lend::<T>(index)?;
+        let (buckets, accumulates) = self.lend(index, T::DTYPE, false)?;
         let (address, len) = buckets.gradient(index);
         Ok(View { core: self, index, elements: address.cast(), count: len / size_of::<T>(), accumulates, _buckets: buckets })
     }
@@ -118,6 +120,23 @@ impl Core {
         let adds = view.accumulates;
         with_float!(T::DTYPE, F => gather::contiguous(same::<T, F>(gradient), same_mut::<T, F>(&mut view), adds));
         view.ready()
+    }
+
+    /// As [`Step::put`], of a gradient on the reducer's device, in the order of its stream.
+    ///
+    /// # Safety
+    ///
+    /// There are the parameter's elements, until the stream has come to it.
+    pub(super) unsafe fn put_on_device(&self, index: usize, from: Address) -> Result<()> {
+        let (buckets, adds) = self.lend(index, self.parameter(index)?.dtype, true)?;
+        // SAFETY: passed on; the gradient is lent to this.
+        let put = unsafe { buckets.put(&self.comm, &self.parameters[index].name, index, from, adds) };
+        if put.is_err() {
+            self.take_back(index);
+            return put;
+        }
+        // It was added, and must not be again.
+        self.settle(index, Gradient::Ready, true).inspect_err(|error| self.fail(error.clone()))
     }
 
     pub(super) fn put_strided<T: Element>(&self, index: usize, memory: &[T], strides: &[usize]) -> Result<()> {

@@ -1,11 +1,16 @@
 //! Makes values equal that the reducer does not own: parameters and buffers.
 
+use std::ops::Range;
+
 use super::buckets::Buckets;
 use super::core::Core;
 use super::float::scale;
 use super::hook::with_float;
+use super::layout::Place;
+use super::on_device::OnDevice;
 use super::parameter::{Parameter, TensorMut};
 use crate::comm::Communicator;
+use crate::cuda::device::Address;
 use crate::error::{ReducerProblem, Result};
 use crate::types::{DType, Rank, ReduceOp};
 
@@ -33,8 +38,16 @@ pub(super) unsafe fn exchange(
     let contributors = active.iter().filter(|&&active| active).count();
     let lowest = active.iter().position(|&active| active).unwrap_or(0);
     for place in &buckets.layout.buckets {
+        if let Some(on) = buckets.device_of(place) {
+            let at = buckets.at(place).addr() as Address;
+            // SAFETY: passed on.
+            let result = unsafe { exchange_on_device(comm, on, place, at, tensors.as_deref(), how, active) };
+            // The tensors are about to be the caller's again.
+            result.inspect_err(|_| _ = on.drain())?;
+            continue;
+        }
         // SAFETY: within the buckets' memory, and passed on: no other reference exists. Peers write it only in the collective below.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(buckets.at(&place.bytes), place.bytes.len()) };
+        let bytes = unsafe { std::slice::from_raw_parts_mut(buckets.at(place), place.bytes.len()) };
         let size = place.dtype.size();
         match &tensors {
             None => bytes.fill(0),
@@ -82,6 +95,77 @@ pub(super) unsafe fn exchange(
     Ok(())
 }
 
+/// The same of one bucket at an address of a device: in the order of the caller's stream, which has come behind it at the end.
+///
+/// # Safety
+///
+/// As for [`exchange`].
+unsafe fn exchange_on_device(
+    comm: &Communicator,
+    on: &OnDevice,
+    place: &Place,
+    at: Address,
+    tensors: Option<&[TensorMut<'_>]>,
+    how: Exchange,
+    active: &[bool],
+) -> Result<()> {
+    let size = place.dtype.size();
+    let count = place.bytes.len() / size;
+    let contributors = active.iter().filter(|&&active| active).count();
+    let lowest = active.iter().position(|&active| active).unwrap_or(0);
+    let parts = |tensors: &[TensorMut<'_>]| {
+        let part = |(index, range): &(usize, Range<usize>)| {
+            let memory = tensors[*index].memory;
+            (memory.ptr.addr() as Address, at + (range.start * size) as Address, memory.len)
+        };
+        place.members.iter().map(part).collect::<Vec<_>>()
+    };
+    // SAFETY: within the bucket, and passed on: tensors are borrowed mutably, and were found to be of the type and length described,
+    // on the device.
+    unsafe {
+        match tensors {
+            None => on.zero(at, place.bytes.len())?,
+            Some(tensors) => parts(tensors).into_iter().try_for_each(|(tensor, own, len)| on.copy(tensor, own, len))?,
+        }
+        on.catch_up(comm)?;
+        match how {
+            Exchange::Average if place.dtype.is_float() => {
+                let redop = if contributors == comm.world_size() { ReduceOp::Average } else { ReduceOp::Sum };
+                on.all_reduce(comm, (place.dtype, redop), at, count)?;
+                if redop == ReduceOp::Sum {
+                    // Seldom, and not worth a kernel.
+                    scale_on_host(comm, on, place, at, 1.0 / contributors as f64)?;
+                }
+            }
+            Exchange::Average => on.broadcast(comm, place.dtype, at, count, lowest)?,
+            Exchange::Broadcast(root) => on.broadcast(comm, place.dtype, at, count, root)?,
+        }
+        if let Some(tensors) = tensors {
+            parts(tensors).into_iter().try_for_each(|(tensor, own, len)| on.copy(own, tensor, len))?;
+        }
+    }
+    on.catch_up(comm)
+}
+
+/// Multiplies the elements of a bucket at an address of a device.
+///
+/// # Safety
+///
+/// As for [`exchange`].
+unsafe fn scale_on_host(comm: &Communicator, on: &OnDevice, place: &Place, at: Address, factor: f64) -> Result<()> {
+    with_float!(place.dtype, T => {
+        let mut values = vec![T::default(); place.bytes.len() / size_of::<T>()];
+        // SAFETY: as many elements, of which every pattern of bits is one; the rest is passed on.
+        let result = unsafe { on.fetch(comm, at, values.as_mut_ptr().cast(), place.bytes.len()) }.and_then(|()| {
+            scale(&mut values, factor);
+            // SAFETY: as above.
+            unsafe { on.bring(comm, values.as_ptr().cast(), at, place.bytes.len()) }
+        });
+        // What a device may still be copying is not freed.
+        result.inspect_err(|_| std::mem::forget(values))
+    })
+}
+
 /// Refuses tensors that are not those described.
 pub(super) fn check(what: &str, described: &[Parameter], tensors: &[TensorMut<'_>]) -> Result<()> {
     if described.len() != tensors.len() {
@@ -90,6 +174,7 @@ pub(super) fn check(what: &str, described: &[Parameter], tensors: &[TensorMut<'_
     }
     for (parameter, tensor) in described.iter().zip(tensors) {
         parameter.expect(tensor.dtype)?;
+        parameter.expect_place(tensor.on_device)?;
         parameter.expect_count(tensor.count)?;
     }
     Ok(())

@@ -6,16 +6,19 @@ use std::sync::Arc;
 use super::builder::Uneven;
 use super::core::Core;
 use super::float::scale;
-use super::hook::{Bucket, Hook, with_float};
+use super::hook::{Bucket, DeviceElements, Elements, Hook, with_float};
 use super::state::{Job, Task};
 use super::tensors::Intent;
+use crate::comm::Registered;
+use crate::cuda::device::Address;
 use crate::error::{ReducerProblem, Result};
-
 use crate::types::ReduceOp;
 
 pub(super) struct Worker {
     pub(super) core: Arc<Core>,
     pub(super) hook: Box<dyn Hook>,
+    /// Where hooks have elements of a device on the host.
+    pub(super) scratch: Option<Registered<u8>>,
 }
 
 impl Worker {
@@ -47,9 +50,18 @@ impl Worker {
     fn reduce(&mut self, task: &Task, index: usize) -> Result<()> {
         let Task { buckets, step, active, .. } = task;
         let place = &buckets.layout.buckets[index];
-        // SAFETY: the bucket has been launched, so all its gradients are ready and nobody has a view of them; it is this thread's
-        // until the job has ended. Peers write it only in collectives that it is lent to.
-        let elements = unsafe { std::slice::from_raw_parts_mut(buckets.at(&place.bytes), place.bytes.len()) };
+        buckets.until_there(&self.core.comm, index)?;
+        self.core.bucket_starts(index, place.on_device);
+        let bytes = place.bytes.len();
+        let elements = match buckets.device_of(place) {
+            Some(on) => {
+                let (at, scratch) = (buckets.at(place).addr() as Address, &mut self.scratch);
+                Elements::Device(DeviceElements { on, comm: &self.core.comm, at, bytes, scratch, is_fetched: false })
+            }
+            // SAFETY: the bucket has been launched, so all its gradients are ready and nobody has a view of them; it is this thread's
+            // until the job has ended. Peers write it only in collectives that it is lent to.
+            None => Elements::Host(unsafe { std::slice::from_raw_parts_mut(buckets.at(place), bytes) }),
+        };
         let (members, parameters) = (&place.members[..], &self.core.parameters[..]);
         let mut bucket = Bucket { index, step: *step, dtype: place.dtype, elements, members, parameters };
         self.hook.reduce(&mut bucket, &self.core.comm)?;
@@ -57,6 +69,9 @@ impl Worker {
         if self.core.uneven == Uneven::ByRanksWithInput && *active < world && self.hook.averages(*step) {
             let factor = world as f64 / *active as f64;
             with_float!(place.dtype, T => scale(bucket.elements::<T>()?, factor));
+        }
+        if let Elements::Device(device) = &mut bucket.elements {
+            device.bring_back()?;
         }
         Ok(())
     }

@@ -75,8 +75,8 @@ fn guarded(reducer: kolo_reducer_t, call: impl FnOnce(&Held) -> Result<(), Fault
 /// the first difference. `config` may be NULL.
 ///
 /// A collective call. The reducer has a communicator of its own and a thread; `comm` may be destroyed before it. All that the arguments
-/// point to may be freed when this returns, but for what `config->hook_context` points to: the hook is given it in every step, until
-/// kolo_reducer_destroy has returned. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
+/// point to may be freed when this returns, but for `config->stream`, and what `config->hook_context` points to: they are used in every
+/// step, until kolo_reducer_destroy has returned. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_create(
     reducer: *mut kolo_reducer_t,
@@ -132,6 +132,9 @@ pub extern "C" fn kolo_reducer_accumulate(reducer: kolo_reducer_t) -> kolo_resul
 /// second kolo_reducer_begin of any rank makes the buckets anew (on a rank that has joined, kolo_reducer_join); from then on for as
 /// long as the reducer lives.
 ///
+/// Of a parameter on the reducer's device it is an address there, for the configuration's stream: what that is given before
+/// kolo_reducer_ready is in the average, and what it is given after kolo_reducer_finish has returned finds the average.
+///
 /// It may be written between the begin of a step and kolo_reducer_ready, and read, and changed, from the end of the step to the next
 /// begin. In between it is the reducer's. `*accumulates`, if that is not NULL, becomes 1 if the step's gradient is to be added to
 /// what is there, else 0.
@@ -168,6 +171,9 @@ pub extern "C" fn kolo_reducer_unused(reducer: kolo_reducer_t, parameter: usize)
 
 /// Copies a gradient that lies elsewhere to its place (or adds it to what is there, if the step accumulates), and makes it ready. From
 /// any thread. `gradient` lies elsewhere: what is in its place already takes kolo_reducer_ready.
+///
+/// A gradient of a parameter on the reducer's device is copied in the order of the configuration's stream, after what that was given
+/// before, and must stay until the stream has come to it. Its elements are one after the other: `strides` must be NULL.
 ///
 /// With `strides`, one for each dimension, in elements, the element of index `[i, j, ...]` is `gradient[i * strides[0] +
 /// j * strides[1] + ...]`. NULL: the elements are one after the other, row-major.
@@ -209,6 +215,15 @@ pub unsafe extern "C" fn kolo_reducer_put(
         if from < own + described.count() * alignment && own < from + span * alignment {
             let why = "gradient lies where kolo_reducer_gradient says; call kolo_reducer_ready for it";
             return Err(Error::from(ReducerProblem::Moment { call: "kolo_reducer_put", why }).into());
+        }
+        if described.on_device {
+            if strides.is_some() {
+                let why = "copy it to where kolo_reducer_gradient says, with what the device's library has for that";
+                return Err(Fault::Unsupported { what: "a gradient on a device with strides", why });
+            }
+            // SAFETY: the caller's memory, of the parameter's elements, until the stream has come to it.
+            unsafe { this.put_on_device(parameter, gradient.addr() as u64)? };
+            return Ok(());
         }
         with_float!(*dtype, T => {
             // SAFETY: the caller's memory, of as many elements as the shape and the strides reach over.
@@ -315,7 +330,8 @@ pub struct kolo_step_stats_t {
     pub buckets: usize,
     /// Bytes of gradients in them.
     pub bytes: u64,
-    /// From the begin of the step to kolo_reducer_finish, in microseconds.
+    /// From the begin of the step to kolo_reducer_finish, or, where gradients are on a device, to when the last was there; in
+    /// microseconds.
     pub computed_us: u64,
     /// How long kolo_reducer_finish waited.
     pub waited_us: u64,

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 
-use super::arguments::{dtype, kolo_dtype_t};
+use super::arguments::{dtype, kolo_dtype_t, kolo_stream_t};
 use super::fault::{Fault, meaning};
 use super::sized::{self, Grows, end_of};
 use super::{slice_of, text};
@@ -23,6 +23,8 @@ pub struct kolo_tensor_t {
     pub ndim: usize,
     /// The type of its elements.
     pub dtype: kolo_dtype_t,
+    /// 1: it is in the memory of the reducer's device, and so is its gradient. 0: in host memory.
+    pub on_device: i32,
 }
 
 /// What becomes of parameters that get no gradient in a step.
@@ -68,12 +70,15 @@ pub struct kolo_bucket_t {
     pub index: usize,
     /// How many steps were reduced before this one.
     pub step: u64,
-    /// Its elements, in memory that the ranks of the host share.
+    /// Its elements, in memory that the ranks of the host share, or of the device.
     pub data: *mut c_void,
     /// How many there are.
     pub count: usize,
     /// Their type.
     pub dtype: kolo_dtype_t,
+    /// Whether they are in the memory of the reducer's device. Then what streams were to write there is done, and what the hook gives
+    /// to streams must be done when it returns.
+    pub on_device: i32,
 }
 
 /// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or a number, such as the result of a
@@ -112,15 +117,18 @@ pub struct kolo_reducer_config_t {
     pub hook_start_after: u64,
     /// The rank of KOLO_HOOK_POWER_SGD. Default: 1.
     pub hook_rank: u32,
-    /// Must be zero.
-    pub reserved: u32,
+    /// The device of the tensors that are on one, by the number under which this process sees it (that of `cudaSetDevice`).
+    pub device: i32,
     /// What KOLO_HOOK_CUSTOM calls.
     pub hook_function: kolo_hook_function_t,
     /// What that is given, in every step: what it points to must live until kolo_reducer_destroy has returned.
     pub hook_context: *mut c_void,
+    /// The stream of that device in whose order gradients are written and read there; it must live until kolo_reducer_destroy has
+    /// returned. NULL: the default stream.
+    pub stream: kolo_stream_t,
 }
 
-// SAFETY: it begins with its size; numbers may be zero, and the function and its context null.
+// SAFETY: it begins with its size; numbers may be zero, and the function, its context and the stream null.
 unsafe impl Grows for kolo_reducer_config_t {
     const NAMES: (&'static str, &'static str) = ("config", "config->size");
     const FIRST: usize = end_of!(kolo_reducer_config_t, hook_context: *mut c_void);
@@ -156,7 +164,8 @@ impl Hook for Custom {
 
     fn reduce(&mut self, bucket: &mut Bucket<'_>, _: &Communicator) -> crate::Result<()> {
         let (index, step, count, dtype) = (bucket.index(), bucket.step(), bucket.count(), bucket.dtype() as u8 as kolo_dtype_t);
-        let described = kolo_bucket_t { index, step, data: bucket.address().cast(), count, dtype };
+        let on_device = bucket.is_on_device().into();
+        let described = kolo_bucket_t { index, step, data: bucket.address().cast(), count, dtype, on_device };
         IN_HOOK.set(true);
         // SAFETY: the caller's function and context, which the header says must outlive the reducer.
         let returned = unsafe { (self.function)(self.context, &raw const described) };
@@ -176,16 +185,16 @@ impl Hook for Custom {
 pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<ReducerBuilder, Fault> {
     let builder = Reducer::builder();
     if config.is_null() {
-        return Ok(builder);
+        // The default stream of the first device.
+        return Ok(builder.on_device(0, std::ptr::null_mut()));
     }
     // SAFETY: passed on.
     let config = unsafe { sized::read(config)? };
     if config.version != KOLO_REDUCER_CONFIG_VERSION {
         return Err(Fault::value("config->version", config.version, "set it to KOLO_REDUCER_CONFIG_VERSION"));
     }
-    if config.reserved != 0 {
-        return Err(Fault::value("config->reserved", config.reserved, "it must be 0"));
-    }
+    let ordinal = usize::try_from(config.device)
+        .map_err(|_| Fault::value("config->device", config.device, "devices are numbered from 0"))?;
     let unused = match config.unused {
         KOLO_UNUSED_ERROR => Unused::Error,
         KOLO_UNUSED_FIND => Unused::Find,
@@ -211,6 +220,7 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
         }
     };
     let mut builder = builder.unused(unused).uneven(uneven).overlap(config.no_overlap == 0).rebuild(config.no_rebuild == 0);
+    builder = builder.on_device(ordinal, config.stream);
     if config.bucket_bytes > 0 {
         builder = builder.bucket_bytes(config.bucket_bytes);
     }
@@ -247,7 +257,12 @@ pub(super) unsafe fn tensors(tensors: *const kolo_tensor_t, count: usize, what: 
         let name = unsafe { text(tensor.name, "name")? }.ok_or(Fault::Null { what: "name" })?;
         // SAFETY: passed on.
         let shape = unsafe { slice_of(tensor.shape, tensor.ndim, "shape")? };
-        Ok(Parameter::new(name, shape, dtype(tensor.dtype)?))
+        let parameter = Parameter::new(name, shape, dtype(tensor.dtype)?);
+        match tensor.on_device {
+            0 => Ok(parameter),
+            1 => Ok(parameter.on_device()),
+            other => Err(Fault::value("on_device of a tensor", other, "it is 0 or 1")),
+        }
     };
     tensors.iter().map(describe).collect()
 }

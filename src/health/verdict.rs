@@ -193,14 +193,15 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
                         _ => busy.or(failed(Cause::Silent { deadline })),
                     };
                 }
-                (suspect, call) = (next, theirs);
+                // Whom that one waits for owes a call here.
+                (suspect, call, busy) = (next, theirs, None);
             }
             // Its deadline is over, too, and it is about to find out the same.
             Ok(Answer::Doing { puzzle: Some(Puzzle { about: Some(next) }), .. })
                 if next < bulletin.world() && next != suspect && !path.contains(&next) =>
             {
                 path.push(suspect);
-                (suspect, call) = (next, None);
+                (suspect, call, busy) = (next, None, None);
             }
             Ok(Answer::Doing { puzzle: Some(_), .. }) if puzzled.get_or_insert_with(Instant::now).elapsed() < EXPLANATION => {
                 thread::sleep(Duration::from_millis(5));

@@ -8,8 +8,8 @@ enum { A, B, C, PARAMETERS };
 
 static const size_t matrix[] = {2, 3}, vector[] = {4};
 static const kolo_tensor_t parameters[PARAMETERS] = {
-  {"a", matrix, 2, KOLO_FLOAT32}, {"b", vector, 1, KOLO_FLOAT64}, {"c", NULL, 0, KOLO_FLOAT32}};
-static const kolo_tensor_t buffers[] = {{"mean", vector, 1, KOLO_FLOAT32}, {"seen", NULL, 0, KOLO_INT64}};
+  {"a", matrix, 2, KOLO_FLOAT32, 0}, {"b", vector, 1, KOLO_FLOAT64, 0}, {"c", NULL, 0, KOLO_FLOAT32, 0}};
+static const kolo_tensor_t buffers[] = {{"mean", vector, 1, KOLO_FLOAT32, 0}, {"seen", NULL, 0, KOLO_INT64, 0}};
 
 static kolo_reducer_config_t options(void) {
   kolo_reducer_config_t config = KOLO_REDUCER_CONFIG_INITIALIZER;
@@ -269,7 +269,7 @@ static void hooks(void) {
 static void misuse(void) {
   kolo_reducer_config_t config = options();
   kolo_reducer_t reducer = (kolo_reducer_t)&config, good;
-  kolo_tensor_t tensor = {NULL, NULL, 1, KOLO_FLOAT32};
+  kolo_tensor_t tensor = {NULL, NULL, 1, KOLO_FLOAT32, 0};
   float a[7] = {0};
   void *place, *addresses[PARAMETERS + 1];
   int more;
@@ -300,6 +300,18 @@ static void misuse(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "config is not aligned",
           kolo_reducer_create(&reducer, parameters, 3, NULL, 0, (kolo_reducer_config_t *)((char *)&config + 1), comm));
   REFUSED(KOLO_ERR_SETTING, "at least one", kolo_reducer_create(&reducer, NULL, 0, NULL, 0, NULL, comm));
+  tensor.shape = vector;
+  tensor.on_device = 2;
+  REFUSED(KOLO_ERR_ARGUMENT, "on_device of a tensor is 2", kolo_reducer_create(&reducer, &tensor, 1, NULL, 0, NULL, comm));
+  OK(kolo_comm_has_devices(comm, &more));
+  if (!more) {
+    tensor.on_device = 1;
+    REFUSED(KOLO_ERR_UNSUPPORTED, "device", kolo_reducer_create(&reducer, &tensor, 1, NULL, 0, NULL, comm));
+    REFUSED(KOLO_ERR_UNSUPPORTED, "device", kolo_reducer_create(&reducer, parameters, 3, &tensor, 1, NULL, comm));
+  }
+  config.device = -1;
+  REFUSED(KOLO_ERR_ARGUMENT, "config->device is -1", kolo_reducer_create(&reducer, parameters, 3, NULL, 0, &config, comm));
+  config.device = 0;
   config.hook = 6;
   REFUSED(KOLO_ERR_ARGUMENT, "config->hook is 6", kolo_reducer_create(&reducer, parameters, 3, NULL, 0, &config, comm));
   config.hook = KOLO_HOOK_CUSTOM;

@@ -27,7 +27,7 @@ static kolo_result_t step(kolo_reducer_t reducer) {
 }
 
 int main(void) {
-  const kolo_tensor_t parameter = {"a", NULL, 0, KOLO_FLOAT32};
+  const kolo_tensor_t parameter = {"a", NULL, 0, KOLO_FLOAT32, 0};
   kolo_comm_t fewer = NULL;
   kolo_reducer_t reducer;
   kolo_work_t work;

@@ -66,9 +66,16 @@ impl Communicator {
         self.shared.driver.get_or_init(devices).as_ref()
     }
 
+    /// Another communicator of this process need not look for the devices again.
+    pub(in crate::comm) fn pass_devices_on(&self, other: Communicator) -> Communicator {
+        if let Some(driver) = self.shared.driver.get() {
+            let _ = other.shared.driver.set(driver.clone());
+        }
+        other
+    }
+
     /// A device, by the number under which this process sees it.
-    #[cfg(feature = "cuda")]
-    pub(in crate::comm) fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+    pub(crate) fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
         self.driver().ok_or_else(|| self.no_devices("device memory"))?.device(ordinal)
     }
 
@@ -124,6 +131,48 @@ impl Communicator {
         let is_closed = AtomicBool::new(false);
         call.lent = Some(Arc::new(Lent { device, on_device, stream, ready, gate, is_closed, has_kernels }));
         Ok(())
+    }
+
+    /// Carries out a call on the buffers of a device, in the order of a stream that waits for nothing else, and waits for it.
+    ///
+    /// # Safety
+    ///
+    /// What the call reads and writes is valid until this returns, and nobody else uses it.
+    pub(crate) unsafe fn run_on_device(&self, raw: &Raw<'_>, stream: StreamId) -> Result<()> {
+        let mut call = self.prepare(raw)?;
+        self.lend(&mut call, stream)?;
+        self.shared.check_process(call.op)?;
+        if self.queue.is_idle()
+            && let Some(mut core) = self.shared.core.try_lock()
+        {
+            // SAFETY: passed on.
+            return unsafe { self.shared.carry_out(&mut core, &call) };
+        }
+        // Behind what was started before.
+        // SAFETY: passed on; it is waited for.
+        unsafe { self.start_prepared(call)?.wait() }
+    }
+
+    /// Waits for what a stream of the caller's was given, as an operation of this communicator would: not longer than those may take,
+    /// nor beyond its end. To be called where no operation is under way.
+    pub(crate) fn until_done(&self, event: &Event) -> Result<()> {
+        let result = self.shared.until(event, self.shared.terms.timeout, Op::AllReduce, None);
+        result.map_err(|error| match error {
+            Error::Aborted { .. } => self.shared.fail(&mut self.shared.core.lock(), error),
+            error => error,
+        })
+    }
+
+    /// On which device memory is.
+    pub(crate) fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>> {
+        self.driver().map_or(Ok(None), |driver| driver.locate(address))
+    }
+
+    /// Has other devices than those of the machine.
+    #[cfg(test)]
+    pub(crate) fn with_driver(self, driver: Arc<dyn Driver>) -> Communicator {
+        assert!(self.shared.driver.set(Some(driver)).is_ok(), "the devices have been looked for");
+        self
     }
 
     /// Queues a call that is lent, and waits for its end only if its stream does not.

@@ -1,7 +1,6 @@
 use std::sync::atomic::Ordering;
 
 use super::*;
-use crate::comm::Raw;
 use crate::cuda::device::Address;
 use crate::cuda::stand_in::{Machine, StandIn};
 use crate::types::mix;
@@ -29,7 +28,7 @@ fn run_on(device: &Arc<StandIn>, path: Path, world: usize, body: impl Fn(&Commun
         for (rank, comm) in comms.into_iter().enumerate() {
             let body = &body;
             let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
-            assert!(comm.shared.driver.set(Some(machine)).is_ok());
+            let comm = comm.with_driver(machine);
             if matches!(path, Path::Imported | Path::Areas) {
                 comm.shared.core.lock().devices.process = Some(rank as u64);
             }
@@ -488,7 +487,7 @@ fn dropping_waits_for_what_was_given_to_streams() {
         for comm in comms {
             let device = &device;
             let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
-            assert!(comm.shared.driver.set(Some(machine)).is_ok());
+            let comm = comm.with_driver(machine);
             scope.spawn(move || {
                 let stream = device.user_stream();
                 let count = 2_000_000;
@@ -538,7 +537,7 @@ fn without_kernels() {
     std::thread::scope(|scope| {
         for (comm, device) in comms.into_iter().zip(&devices) {
             let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
-            assert!(comm.shared.driver.set(Some(machine)).is_ok());
+            let comm = comm.with_driver(machine);
             scope.spawn(move || {
                 let user = User { comm: &comm, device, stream: device.user_stream(), path: Path::Imported };
                 for count in COUNTS {

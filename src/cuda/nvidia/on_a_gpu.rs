@@ -166,7 +166,8 @@ fn memory_is_found_and_copied() {
     // SAFETY: both are as long, and stay until they have been copied.
     unsafe { gpu.copy(stream.id, one.address, other.address, len).unwrap() };
     assert!(get(&gpu, &stream, other.address, len) == content);
-    gpu.clear(other.address, len).unwrap();
+    // SAFETY: it was allocated with as many bytes.
+    unsafe { gpu.zero(stream.id, other.address, len).unwrap() };
     assert!(get(&gpu, &stream, other.address, len).iter().all(|&byte| byte == 0));
 }
 
