@@ -42,6 +42,8 @@ pub(crate) use call::Call;
 pub(crate) use devices::{Lent, drain};
 #[cfg(feature = "cuda")]
 pub(crate) use on_stream::in_turn;
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use on_stream::on_one_gpu;
 #[cfg(feature = "cuda")]
 pub use on_stream::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 pub(crate) use raw::{Raw, own_address};

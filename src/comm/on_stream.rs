@@ -1,9 +1,15 @@
 //! Collectives on the memory of GPUs, from Rust: on slices of cudarc, in the order of a stream.
 
+#[cfg(test)]
+mod on_a_gpu;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+
+#[cfg(test)]
+pub(crate) use on_a_gpu::on_one_gpu;
 
 use super::raw::Raw;
 use super::{Call, Communicator};
@@ -234,6 +240,17 @@ impl OnStream<'_> {
         if given.is_multiple_of(world_size) { Ok(given / world_size) } else { Err(Error::Argument { op, problem }) }
     }
 
+    /// Elements of one rank's block, and of all.
+    fn counted(&self, op: Op, counts: &[usize]) -> Result<(usize, usize)> {
+        let refuse = |problem| Error::Argument { op, problem };
+        let (given, world_size) = (counts.len(), self.comm.world_size());
+        if given != world_size {
+            return Err(refuse(Argument::Counts { given, world_size }));
+        }
+        let all = counts.iter().try_fold(0usize, |sum, &count| sum.checked_add(count));
+        Ok((counts[self.comm.rank()], all.ok_or(refuse(Argument::TooMany { count: usize::MAX }))?))
+    }
+
     /// As [`Communicator::all_reduce`].
     pub fn all_reduce<T: Element>(&self, buf: &mut impl DevicePtrMut<T>, op: ReduceOp) -> Result<()> {
         self.within(Raw { redop: Some(op), ..Self::raw::<T>(Op::AllReduce, buf.len()) }, buf)
@@ -266,6 +283,34 @@ impl OnStream<'_> {
         self.between(Self::raw::<T>(Op::AllGather, send.len()), send, recv)
     }
 
+    /// As [`Communicator::all_gather_v`].
+    pub fn all_gather_v<T: Element>(
+        &self,
+        send: &impl DevicePtr<T>,
+        recv: &mut impl DevicePtrMut<T>,
+        counts: &[usize],
+    ) -> Result<()> {
+        let (own, all) = self.counted(Op::AllGatherV, counts)?;
+        Self::expect(Op::AllGatherV, "send", own, send.len())?;
+        Self::expect(Op::AllGatherV, "receive", all, recv.len())?;
+        self.between(Raw { recv_counts: Some(counts), ..Self::raw::<T>(Op::AllGatherV, 0) }, send, recv)
+    }
+
+    /// As [`Communicator::reduce_scatter_v`].
+    pub fn reduce_scatter_v<T: Element>(
+        &self,
+        send: &impl DevicePtr<T>,
+        recv: &mut impl DevicePtrMut<T>,
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (own, all) = self.counted(Op::ReduceScatterV, counts)?;
+        Self::expect(Op::ReduceScatterV, "send", all, send.len())?;
+        Self::expect(Op::ReduceScatterV, "receive", own, recv.len())?;
+        let raw = Raw { redop: Some(op), send_counts: Some(counts), ..Self::raw::<T>(Op::ReduceScatterV, 0) };
+        self.between(raw, send, recv)
+    }
+
     /// As [`Communicator::reduce_scatter`].
     pub fn reduce_scatter<T: Element>(
         &self,
@@ -283,6 +328,20 @@ impl OnStream<'_> {
         let count = self.block(Op::AllToAll, "send", send.len())?;
         Self::expect(Op::AllToAll, "receive", send.len(), recv.len())?;
         self.between(Self::raw::<T>(Op::AllToAll, count), send, recv)
+    }
+
+    /// As [`Communicator::all_to_all_v`].
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        send: &impl DevicePtr<T>,
+        send_counts: &[usize],
+        recv: &mut impl DevicePtrMut<T>,
+        recv_counts: &[usize],
+    ) -> Result<()> {
+        Self::expect(Op::AllToAllV, "send", self.counted(Op::AllToAllV, send_counts)?.1, send.len())?;
+        Self::expect(Op::AllToAllV, "receive", self.counted(Op::AllToAllV, recv_counts)?.1, recv.len())?;
+        let counts = (Some(send_counts), Some(recv_counts));
+        self.between(Raw { send_counts: counts.0, recv_counts: counts.1, ..Self::raw::<T>(Op::AllToAllV, 0) }, send, recv)
     }
 
     /// As [`Communicator::gather`]: of the root, `recv` has a block for each rank; of others, none.
@@ -348,6 +407,27 @@ impl OnStream<'_> {
         let (to, _until_written) = buf.device_ptr_mut(self.stream);
         // SAFETY: as above, and nothing is sent.
         unsafe { self.run(&Raw { recv: ptr(to), ..raw }) }
+    }
+
+    /// As [`Communicator::send_recv`].
+    pub fn send_recv<T: Element, U: Element>(
+        &self,
+        send: &impl DevicePtr<T>,
+        to: Rank,
+        recv: &mut impl DevicePtrMut<U>,
+        from: Rank,
+    ) -> Result<()> {
+        let (source, _until_read) = send.device_ptr(self.stream);
+        let raw = Raw { send: ptr(source), root: to, ..Self::raw::<T>(Op::Send, send.len()) };
+        let mut sends = self.comm.prepare(&raw)?;
+        let count = recv.len();
+        let (target, _until_written) = recv.device_ptr_mut(self.stream);
+        let mut receives = self.comm.prepare(&Raw { recv: ptr(target), root: from, ..Self::raw::<U>(Op::Recv, count) })?;
+        let stream = StreamId(self.stream.cu_stream().addr());
+        self.comm.lend(&mut sends, stream)?;
+        self.comm.lend(&mut receives, stream)?;
+        // SAFETY: two buffers of as many elements, which cudarc orders by streams.
+        unsafe { self.comm.run_prepared_together(vec![sends, receives]) }
     }
 
     /// As [`Communicator::barrier`]: the stream goes on when those of all ranks have come to it.

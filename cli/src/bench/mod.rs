@@ -182,12 +182,12 @@ fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator) -> kolo::Result<Rep
     let mut report = Report::new(args, comm);
     let is_rank_0 = comm.rank() == 0;
     let sizes = args.sizes();
+    let plans: Vec<Plan> = sizes.iter().map(|&bytes| Plan::new::<T>(args, comm.world_size(), bytes)).collect();
+    let mut memory = measure::Memory::<T>::new(comm, &plans, args)?;
     if is_rank_0 {
         table::head(&report, args);
     }
     let bar = progress_bar(sizes.len(), is_rank_0);
-    let plans: Vec<Plan> = sizes.iter().map(|&bytes| Plan::new::<T>(args, comm.world_size(), bytes)).collect();
-    let mut memory = measure::Memory::<T>::new(comm, &plans, args)?;
     for plan in &plans {
         bar.set_message(units::show_bytes(plan.bytes));
         let mut figures = Figures::default();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 
-use crate::comm::Communicator;
+use crate::comm::{Communicator, on_one_gpu};
 use crate::ddp::{Parameter, Reducer, TensorMut};
 use crate::error::Result;
 use crate::types::DType;
@@ -18,19 +18,7 @@ fn read(stream: &Arc<CudaStream>, slice: &impl DevicePtr<f32>) -> Vec<f32> {
 
 #[test]
 fn gradients_of_cudarc_are_averaged() -> Result<()> {
-    let comms = Communicator::builder().devices(true).connect_in_process(2)?;
-    if !comms[0].has_devices() {
-        assert!(
-            std::env::var_os("KOLO_TEST_GPU").is_none(),
-            "there is no CUDA driver, though KOLO_TEST_GPU says that there is a GPU"
-        );
-        std::io::Write::write_all(&mut std::io::stderr(), b"NOT RUN: a test on a GPU: there is no CUDA driver\n").unwrap();
-        return Ok(());
-    }
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = comms.iter().map(|comm| scope.spawn(|| train(comm))).collect();
-        ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
-    })
+    on_one_gpu(train)
 }
 
 fn train(comm: &Communicator) -> Result<()> {
