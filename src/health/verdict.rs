@@ -206,6 +206,10 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
             Ok(Answer::Doing { puzzle: Some(_), .. }) if puzzled.get_or_insert_with(Instant::now).elapsed() < EXPLANATION => {
                 thread::sleep(Duration::from_millis(5));
             }
+            // It has made the call, and neither ends it nor waits.
+            Ok(Answer::Doing { at_your_seq: Some(_), .. }) if call.is_some() => {
+                return busy.or(failed(Cause::Silent { deadline }));
+            }
             Ok(Answer::Doing { elsewhere: Some((job_rank, theirs)), last_seq, .. }) => {
                 let next = bulletin.rank_of(job_rank);
                 let elsewhere = Some(Box::new(Elsewhere { job_rank, rank: next, call: theirs }));
