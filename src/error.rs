@@ -679,7 +679,7 @@ pub enum ReducerProblem {
         given: DType,
     },
     /// What is on the reducer's device was given, or asked for, as host memory, or the other way round.
-    #[error("{name} is in {}", if *on_device { "the memory of a device; use the calls for devices" } else { "host memory, as its description says" })]
+    #[error("{name} was described as in {0} memory, but {1} memory was given or asked for", place(*on_device), place(!on_device))]
     Place {
         /// The parameter or buffer.
         name: String,
@@ -733,6 +733,10 @@ fn did(last_seq: u64) -> String {
 
 fn waits(elsewhere: &Option<Box<Elsewhere>>) -> String {
     elsewhere.as_ref().map_or_else(String::new, |elsewhere| format!("; it waits for {elsewhere}"))
+}
+
+fn place(on_device: bool) -> &'static str {
+    if on_device { "the device's" } else { "host" }
 }
 
 fn by(holder: &Option<String>) -> String {

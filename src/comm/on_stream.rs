@@ -61,8 +61,8 @@ impl Communicator {
         let bytes = len.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or(too_many)?;
         let device = self.device(stream.context().ordinal())?;
         let memory = Memory::new(&device, bytes.max(1))?;
-        // SAFETY: it was allocated with as many bytes, and belongs to the stream.
-        unsafe { device.zero(StreamId(stream.cu_stream().addr()), memory.address, bytes)? };
+        // SAFETY: it was allocated with as many bytes at least, and belongs to the stream.
+        unsafe { device.zero(StreamId(stream.cu_stream().addr()), memory.address, bytes.max(1))? };
         Ok(DeviceBuffer { memory, len, stream: stream.clone(), elements: std::marker::PhantomData })
     }
 }

@@ -114,18 +114,18 @@ impl Buckets {
 
     /// A gradient of a bucket is there when the caller's stream has come here.
     pub(super) fn mark(&self, bucket: usize) -> Result<()> {
-        match &self.device {
-            Some(device) if self.layout.buckets[bucket].on_device => device.on.mark(&device.marks[bucket]),
-            _ => Ok(()),
-        }
+        self.mark_of(bucket).map_or(Ok(()), |(on, mark)| on.mark(mark))
     }
 
     /// Waits until all gradients of a bucket that were made ready are there.
     pub(super) fn until_there(&self, comm: &Communicator, bucket: usize) -> Result<()> {
-        match &self.device {
-            Some(device) if self.layout.buckets[bucket].on_device => comm.until_done(&device.marks[bucket]),
-            _ => Ok(()),
-        }
+        self.mark_of(bucket).map_or(Ok(()), |(_, mark)| comm.until_done(mark))
+    }
+
+    /// Of a bucket that is on a device.
+    fn mark_of(&self, bucket: usize) -> Option<(&OnDevice, &Event)> {
+        let device = self.device.as_ref().filter(|_| self.layout.buckets[bucket].on_device)?;
+        Some((&device.on, &device.marks[bucket]))
     }
 
     /// Takes over gradients that lie elsewhere in another layout of the same parameters.

@@ -156,10 +156,8 @@ impl OnDevice {
         at: Address,
         count: usize,
     ) -> Result<()> {
-        let buffer = std::ptr::without_provenance_mut(at as usize);
-        let raw = Raw { redop: Some(redop), count, send: buffer, recv: buffer, ..Raw::new(Op::AllReduce, dtype) };
         // SAFETY: passed on.
-        unsafe { comm.run_on_device(&raw, self.own.id) }
+        unsafe { self.in_place(comm, at, Raw { redop: Some(redop), count, ..Raw::new(Op::AllReduce, dtype) }) }
     }
 
     pub(super) unsafe fn broadcast(
@@ -170,9 +168,13 @@ impl OnDevice {
         count: usize,
         root: Rank,
     ) -> Result<()> {
-        let buffer = std::ptr::without_provenance_mut(at as usize);
-        let raw = Raw { root, count, send: buffer, recv: buffer, ..Raw::new(Op::Broadcast, dtype) };
         // SAFETY: passed on.
-        unsafe { comm.run_on_device(&raw, self.own.id) }
+        unsafe { self.in_place(comm, at, Raw { root, count, ..Raw::new(Op::Broadcast, dtype) }) }
+    }
+
+    unsafe fn in_place(&self, comm: &Communicator, at: Address, raw: Raw<'_>) -> Result<()> {
+        let buffer = std::ptr::without_provenance_mut(at as usize);
+        // SAFETY: passed on.
+        unsafe { comm.run_on_device(&Raw { send: buffer, recv: buffer, ..raw }, self.own.id) }
     }
 }

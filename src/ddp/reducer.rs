@@ -153,7 +153,8 @@ impl Reducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] and [`ReducerProblem::Length`] if they are not the parameters that were described.
+    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] and [`ReducerProblem::Length`] if they are not the parameters that were
+    /// described.
     pub fn broadcast_parameters(&mut self, values: &mut [TensorMut<'_>]) -> Result<()> {
         self.exchange_parameters(values, Exchange::Broadcast(0))
     }
@@ -172,7 +173,7 @@ impl Reducer {
 
     fn exchange_parameters(&mut self, values: &mut [TensorMut<'_>], how: Exchange) -> Result<()> {
         let intent = Intent::Parameters(how);
-        self.check("parameters", &self.core.parameters, values)?;
+        self.accept("parameters", &self.core.parameters, values)?;
         if self.core.between(intent.call())?.accumulated {
             let why = "gradients are being accumulated where parameters would pass through; finish a step first";
             return Err(ReducerProblem::Moment { call: intent.call(), why }.into());
@@ -187,9 +188,10 @@ impl Reducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] and [`ReducerProblem::Length`] if they are not the buffers that were described.
+    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] and [`ReducerProblem::Length`] if they are not the buffers that were
+    /// described.
     pub fn sync_buffers(&mut self, values: &mut [TensorMut<'_>], how: BufferSync) -> Result<()> {
-        self.check("buffers", &self.buffers, values)?;
+        self.accept("buffers", &self.buffers, values)?;
         let how = match how {
             BufferSync::Broadcast(root) => Exchange::Broadcast(root),
             BufferSync::Average => Exchange::Average,
@@ -198,8 +200,8 @@ impl Reducer {
         self.exchange(Intent::Buffers(how), values)
     }
 
-    /// Refuses tensors that are not those described.
-    fn check(&self, what: &str, described: &[Parameter], values: &[TensorMut<'_>]) -> Result<()> {
+    /// Refuses tensors that are not those described, and has the reducer's stream come after those to which they belong.
+    fn accept(&self, what: &str, described: &[Parameter], values: &[TensorMut<'_>]) -> Result<()> {
         check(what, described, values)?;
         let Some(on) = &self.on else { return Ok(()) };
         let on_device = described.iter().zip(values).filter(|(one, value)| one.on_device && value.count > 0);

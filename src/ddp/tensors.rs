@@ -41,7 +41,7 @@ pub(super) unsafe fn exchange(
         if let Some(on) = buckets.device_of(place) {
             let at = buckets.at(place).addr() as Address;
             // SAFETY: passed on.
-            let result = unsafe { exchange_on_device(comm, on, place, at, tensors.as_deref(), how, active) };
+            let result = unsafe { exchange_on_device(comm, on, place, at, tensors.as_deref(), how, (contributors, lowest)) };
             // The tensors are about to be the caller's again.
             result.inspect_err(|_| _ = on.drain())?;
             continue;
@@ -95,7 +95,8 @@ pub(super) unsafe fn exchange(
     Ok(())
 }
 
-/// The same of one bucket at an address of a device: in the order of the caller's stream, which has come behind it at the end.
+/// The same of one bucket at an address of a device, given by so many ranks, of which this is the lowest: in the order of the
+/// caller's stream, which has come behind it at the end.
 ///
 /// # Safety
 ///
@@ -107,12 +108,10 @@ unsafe fn exchange_on_device(
     at: Address,
     tensors: Option<&[TensorMut<'_>]>,
     how: Exchange,
-    active: &[bool],
+    (contributors, lowest): (usize, Rank),
 ) -> Result<()> {
     let size = place.dtype.size();
     let count = place.bytes.len() / size;
-    let contributors = active.iter().filter(|&&active| active).count();
-    let lowest = active.iter().position(|&active| active).unwrap_or(0);
     let parts = |tensors: &[TensorMut<'_>]| {
         let part = |(index, range): &(usize, Range<usize>)| {
             let memory = tensors[*index].memory;

@@ -39,6 +39,10 @@ fn elements(dtype: DType, count: usize, seed: u64) -> Vec<u8> {
     (0..count).flat_map(bytes).collect()
 }
 
+fn number(bytes: &[u8]) -> f32 {
+    f32::from_le_bytes(bytes.try_into().unwrap())
+}
+
 /// A reducer, and what a training program knows of it.
 struct Model<'a> {
     device: &'a Arc<StandIn>,
@@ -220,7 +224,6 @@ fn hooks_find_gradients_of_a_device_on_the_host() {
         let power = || Reducer::builder().hook(PowerSgd::new(2));
         assert_eq!(train(true, power()), train(false, power()));
         let doubled = train(true, Reducer::builder().hook(Doubled));
-        let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
         for (twice, once) in doubled.iter().zip(&plain) {
             assert!(twice.chunks(4).zip(once.chunks(4)).all(|(twice, once)| number(twice) == 2.0 * number(once)));
         }
@@ -237,7 +240,6 @@ fn who_has_no_more_input_gives_zeros_on_its_device() {
             let builder = Reducer::builder().parameters([parameter]).uneven(uneven);
             let mut model = Model::new(&device, stream, builder, comm);
             let content = elements(DType::F32, 30_000, 3);
-            let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
             for step in 0..if comm.rank() == 0 { 3 } else { 1 } {
                 model.reducer.start(true).unwrap();
                 model.put(0, &content, step == 1).unwrap();
@@ -293,14 +295,9 @@ fn values_on_a_device_become_equal() {
         let average = |one: &Parameter, index: usize| {
             let [a, b] = [0, 1].map(|rank| of(300, rank)(one, index));
             match one.dtype {
-                DType::F32 => a
-                    .chunks(4)
-                    .zip(b.chunks(4))
-                    .flat_map(|(a, b)| {
-                        let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
-                        (0.5 * (number(a) + number(b))).to_le_bytes()
-                    })
-                    .collect(),
+                DType::F32 => {
+                    a.chunks(4).zip(b.chunks(4)).flat_map(|(a, b)| (0.5 * (number(a) + number(b))).to_le_bytes()).collect()
+                }
                 DType::BF16 => a
                     .chunks(2)
                     .zip(b.chunks(2))
@@ -433,7 +430,6 @@ fn what_was_added_is_not_added_again() {
             let again = unsafe { model.reducer.put_on_device(0, at) }.and_then(|()| model.reducer.finish());
             assert_eq!(again.is_ok(), may_retry, "{again:?}");
             if may_retry {
-                let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
                 let (one, other) = (elements(DType::F32, 7, 1), elements(DType::F32, 7, 2));
                 let sums = one.chunks(4).zip(other.chunks(4)).map(|(one, other)| number(one) + number(other));
                 assert!(model.gradient(0).chunks(4).map(number).eq(sums));
