@@ -22,6 +22,22 @@ mod shim {
         word.fetch_add(value, Ordering::SeqCst);
     }
 
+    /// Has a cache line brought here that will be written soon: those who have read it give it up meanwhile, and the write does not
+    /// wait for them.
+    #[inline]
+    pub(crate) fn fetch<T>(_line: *const T) {
+        // SAFETY: a hint. It changes no memory, and fails on no address and on no processor: those without it do nothing.
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        unsafe {
+            core::arch::asm!("prefetchw [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
+        }
+        // SAFETY: as above.
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        unsafe {
+            core::arch::asm!("prfm pstl1keep, [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
+        }
+    }
+
     /// Looks at a word after what was announced before; acquires what was written before it was announced.
     #[inline]
     pub(crate) fn look(word: &AtomicU32) -> u32 {
@@ -37,6 +53,8 @@ mod shim {
         word.store(value, Ordering::Release);
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
+
+    pub(crate) fn fetch<T>(_: *const T) {}
 
     pub(crate) fn announce_add(word: &AtomicU32, value: u32) {
         word.fetch_add(value, Ordering::AcqRel);

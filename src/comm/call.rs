@@ -248,8 +248,20 @@ impl Call {
 }
 
 /// The part of a buffer that is needed, if it is fit for it.
+#[inline]
 fn check_buffer(buffer: &'static str, chunk: Chunk, needed: Option<usize>, dtype: DType) -> Result<Chunk, Argument> {
     let Some(needed) = needed else { return Ok(Chunk::EMPTY) };
+    let size = dtype.size();
+    let is_fit = needed as u64 <= MOST_BYTES / size as u64
+        && chunk.len == needed * size
+        && !chunk.ptr.is_null()
+        && chunk.ptr.addr().is_multiple_of(size);
+    if is_fit && needed > 0 { Ok(chunk) } else { check_unfit_buffer(buffer, chunk, needed, dtype) }
+}
+
+/// One that may be empty; then where it is is of no interest.
+#[cold]
+fn check_unfit_buffer(buffer: &'static str, chunk: Chunk, needed: usize, dtype: DType) -> Result<Chunk, Argument> {
     let bytes = needed.checked_mul(dtype.size()).filter(|&bytes| bytes as u64 <= MOST_BYTES);
     let bytes = bytes.ok_or(Argument::TooMany { count: needed })?;
     if chunk.len != bytes {

@@ -22,7 +22,7 @@ use super::DialError;
 use crate::types::Rank;
 
 /// Changes with every change of what goes over sockets or through shared memory.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 
 const MAGIC: [u8; 4] = *b"kolo";
 const NONCE: usize = 16;

@@ -18,7 +18,7 @@ use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::error::{Cause, Error, Result};
 use crate::reduce::Kernel;
 use crate::schedule::{Place, Span, Step};
-use crate::sys::Patience;
+use crate::sys::{Patience, Waiting};
 use crate::transport::{ALIGN, Link, Mesh, NoLink};
 use crate::types::{Descriptor, Op, Rank};
 use frame::{Frame, HEADER, Kind};
@@ -235,8 +235,7 @@ impl Engine {
         mut finished: impl FnMut(usize),
     ) -> Result<()> {
         let mut active: Vec<Active<'a>> = Vec::with_capacity(1);
-        let patience = self.patience.clone();
-        let mut waiting = patience.start();
+        let mut waiting = Waiting::default();
         let result = loop {
             while let Some(job) = next() {
                 self.jobs += 1;
@@ -247,14 +246,14 @@ impl Engine {
             }
             match self.turn(&mut active, &mut finished) {
                 Ok(true) => {
-                    std::mem::replace(&mut waiting, patience.start()).done();
+                    self.patience.done(&std::mem::take(&mut waiting));
                     continue;
                 }
                 Ok(false) => {}
                 Err(error) => break Err(self.without_a_word(error)),
             }
             if !active.is_empty()
-                && waiting.pause()
+                && self.patience.pause(&mut waiting)
                 && let Err(error) = self.sleep(&active)
             {
                 break Err(error);

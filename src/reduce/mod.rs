@@ -171,7 +171,7 @@ pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
 
 /// Bytes that are copied quicker by vectors than by the processor's own instruction for copying (`rep movsb`), which libc uses
 /// from 2 KiB on, and which takes a tenth of a microsecond to begin.
-const SHORT: usize = 4 << 10;
+pub(crate) const SHORT: usize = 4 << 10;
 
 /// Copies bytes that another core is about to read, or has just written.
 ///
@@ -181,13 +181,25 @@ const SHORT: usize = 4 << 10;
 #[inline]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     if (SHORT / 2..=SHORT).contains(&len) {
-        let copy = Kernel::new(DType::U8, ReduceOp::Max).expect("bytes have a largest");
-        // SAFETY: passed on; every address is aligned to bytes.
-        unsafe { copy.fold(&[from], to, len, None) }
+        // SAFETY: passed on.
+        unsafe { copy_by_vectors(from, to, len) }
     } else {
         // SAFETY: passed on.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
     }
+}
+
+/// As [`copy`], to where this core may write already: the processor's instruction for copying is ahead only where that has to be
+/// asked for line by line.
+///
+/// # Safety
+///
+/// As for [`copy_streaming`].
+#[inline]
+pub(crate) unsafe fn copy_by_vectors(from: *const u8, to: *mut u8, len: usize) {
+    let copy = Kernel::new(DType::U8, ReduceOp::Max).expect("bytes have a largest");
+    // SAFETY: passed on; every address is aligned to bytes.
+    unsafe { copy.fold(&[from], to, len, None) }
 }
 
 /// Makes every byte of a `bool` buffer 0 or 1: what came from a peer may be neither.

@@ -32,7 +32,7 @@ pub(crate) use platform::{
 pub(crate) use segment::Segment;
 pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{PARTS, is_want, listen, own_loopback, receive, send, send_unpaced, want};
-pub(crate) use wait::Patience;
+pub(crate) use wait::{Patience, Waiting};
 
 /// Whether a process that this one sees has ended, as far as the system says.
 pub(crate) fn has_ended(pid: u32) -> bool {

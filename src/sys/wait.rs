@@ -22,6 +22,24 @@ pub(crate) struct Patience {
     waits: AtomicU32,
 }
 
+/// One wait under way.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    checks: u32,
+    yields: u32,
+    slept: bool,
+    spinning_since: Option<Instant>,
+    yielding_since: Option<Instant>,
+}
+
+impl Waiting {
+    /// Whether it has taken so long already that reading the clock costs little beside it.
+    #[inline]
+    pub(crate) fn is_long(&self) -> bool {
+        self.checks >= CHECKS || self.yields > 0
+    }
+}
+
 const LEAST_SPIN: u32 = 2;
 const MOST_SPIN: u32 = 50;
 /// A wait of so many microseconds would have been spun in vain; a shorter one not, even if it slept. Two ranks that both sleep
@@ -45,9 +63,54 @@ impl Patience {
         Patience { spin: AtomicU32::new(most_spin), most_spin, yields: AtomicU32::new(YIELDS), waits: AtomicU32::new(0) }
     }
 
-    /// A wait that starts now.
-    pub(crate) fn start(&self) -> Waiting<'_> {
-        Waiting { patience: self, checks: 0, yields: 0, slept: false, spinning_since: None, yielding_since: None }
+    /// Call between two checks of what is waited for. True when it is time to sleep, from then on always.
+    #[inline]
+    pub(crate) fn pause(&self, waiting: &mut Waiting) -> bool {
+        if self.most_spin > 0 && waiting.yields == 0 {
+            waiting.checks += 1;
+            if !waiting.checks.is_multiple_of(CHECKS) || self.still_spins(waiting) {
+                hint::spin_loop();
+                return false;
+            }
+        }
+        if !waiting.slept && waiting.yields < self.yields.load(Ordering::Relaxed) {
+            waiting.yielding_since.get_or_insert_with(Instant::now);
+            waiting.yields += 1;
+            thread::yield_now();
+            return false;
+        }
+        if !waiting.slept {
+            waiting.slept = true;
+            if let Some(since) = waiting.yielding_since.take() {
+                self.yielded(since);
+            }
+        }
+        true
+    }
+
+    #[cold]
+    fn still_spins(&self, waiting: &mut Waiting) -> bool {
+        let since = *waiting.spinning_since.get_or_insert_with(Instant::now);
+        since.elapsed() < Duration::from_micros(self.spin.load(Ordering::Relaxed).into())
+    }
+
+    /// What was waited for has happened.
+    #[inline]
+    pub(crate) fn done(&self, waiting: &Waiting) {
+        if waiting.slept {
+            self.slept();
+        }
+        if let Some(since) = waiting.yielding_since {
+            self.yielded(since);
+        }
+        let Some(since) = waiting.spinning_since else { return };
+        // What happened as soon as this thread yielded was kept from happening by its spinning.
+        let is_helped_by_yielding = waiting.yields > 0 && !waiting.slept;
+        if is_helped_by_yielding || (waiting.slept && since.elapsed() >= Duration::from_micros(IN_VAIN.into())) {
+            self.spun_in_vain();
+        } else {
+            self.spun_enough();
+        }
     }
 
     /// A wait was short: spinning pays.
@@ -83,74 +146,6 @@ impl Patience {
     }
 }
 
-/// One wait under way.
-pub(crate) struct Waiting<'a> {
-    patience: &'a Patience,
-    checks: u32,
-    yields: u32,
-    slept: bool,
-    spinning_since: Option<Instant>,
-    yielding_since: Option<Instant>,
-}
-
-impl Waiting<'_> {
-    /// Call between two checks of what is waited for. True when it is time to sleep, from then on always.
-    #[inline]
-    pub(crate) fn pause(&mut self) -> bool {
-        if self.patience.most_spin > 0 && self.yields == 0 {
-            self.checks += 1;
-            if !self.checks.is_multiple_of(CHECKS) || self.still_spinning() {
-                hint::spin_loop();
-                return false;
-            }
-        }
-        if !self.slept && self.yields < self.patience.yields.load(Ordering::Relaxed) {
-            self.yielding_since.get_or_insert_with(Instant::now);
-            self.yields += 1;
-            thread::yield_now();
-            return false;
-        }
-        if !self.slept {
-            self.slept = true;
-            if let Some(since) = self.yielding_since.take() {
-                self.patience.yielded(since);
-            }
-        }
-        true
-    }
-
-    #[cold]
-    fn still_spinning(&mut self) -> bool {
-        let since = *self.spinning_since.get_or_insert_with(Instant::now);
-        since.elapsed() < Duration::from_micros(self.patience.spin.load(Ordering::Relaxed).into())
-    }
-
-    /// Whether it has taken so long already that reading the clock costs little beside it.
-    #[inline]
-    pub(crate) fn is_long(&self) -> bool {
-        self.checks >= CHECKS || self.yields > 0
-    }
-
-    /// What was waited for has happened.
-    #[inline]
-    pub(crate) fn done(self) {
-        if self.slept {
-            self.patience.slept();
-        }
-        if let Some(since) = self.yielding_since {
-            self.patience.yielded(since);
-        }
-        let Some(since) = self.spinning_since else { return };
-        // What happened as soon as this thread yielded was kept from happening by its spinning.
-        let is_helped_by_yielding = self.yields > 0 && !self.slept;
-        if is_helped_by_yielding || (self.slept && since.elapsed() >= Duration::from_micros(IN_VAIN.into())) {
-            self.patience.spun_in_vain();
-        } else {
-            self.patience.spun_enough();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,10 +153,10 @@ mod tests {
     #[test]
     fn an_oversubscribed_wait_sleeps_after_a_few_yields() {
         let patience = Patience::new(usize::MAX);
-        let mut waiting = patience.start();
-        let pauses = (0..).take_while(|_| !waiting.pause()).count();
+        let mut waiting = Waiting::default();
+        let pauses = (0..).take_while(|_| !patience.pause(&mut waiting)).count();
         assert_eq!(pauses, YIELDS as usize);
-        assert!(waiting.pause());
+        assert!(patience.pause(&mut waiting));
     }
 
     #[test]
@@ -171,11 +166,11 @@ mod tests {
         // Found by the wait that yielded, whether it slept or not.
         for sleeps in [true, false] {
             let before = yields();
-            let mut waiting = patience.start();
-            assert!(!waiting.pause());
+            let mut waiting = Waiting::default();
+            assert!(!patience.pause(&mut waiting));
             waiting.yielding_since = Instant::now().checked_sub(TAKEN);
-            while sleeps && !waiting.pause() {}
-            waiting.done();
+            while sleeps && !patience.pause(&mut waiting) {}
+            patience.done(&waiting);
             assert!(yields() < before, "{sleeps}");
         }
         // Not at once, but soon.
@@ -190,10 +185,9 @@ mod tests {
     fn long_waits_make_later_waits_spin_less_and_the_other_way_round() {
         let patience = Patience::new(1);
         let wait = |so_far| {
-            let mut waiting = patience.start();
-            waiting.spinning_since = Instant::now().checked_sub(so_far);
-            while !waiting.pause() {}
-            waiting.done();
+            let mut waiting = Waiting { spinning_since: Instant::now().checked_sub(so_far), ..Waiting::default() };
+            while !patience.pause(&mut waiting) {}
+            patience.done(&waiting);
         };
         for _ in 0..20 {
             wait(Duration::from_secs(1));
@@ -209,11 +203,11 @@ mod tests {
     #[test]
     fn a_wait_that_ended_with_a_yield_counts_as_one_that_was_spun_in_vain() {
         let patience = Patience::new(1);
-        let mut waiting = patience.start();
+        let mut waiting = Waiting::default();
         while waiting.yields == 0 {
-            assert!(!waiting.pause());
+            assert!(!patience.pause(&mut waiting));
         }
-        waiting.done();
+        patience.done(&waiting);
         assert!(patience.spin.load(Ordering::Relaxed) < MOST_SPIN);
     }
 
@@ -223,9 +217,9 @@ mod tests {
         patience.spin.store(LEAST_SPIN, Ordering::Relaxed);
         // A processor may be taken away from a thread at any time, so not every attempt is short.
         let grew = (0..1000).any(|_| {
-            let mut waiting = patience.start();
-            while !waiting.pause() {}
-            waiting.done();
+            let mut waiting = Waiting::default();
+            while !patience.pause(&mut waiting) {}
+            patience.done(&waiting);
             patience.spin.load(Ordering::Relaxed) > LEAST_SPIN
         });
         assert!(grew);

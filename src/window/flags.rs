@@ -16,7 +16,7 @@
 //! Turns are 32-bit and wrap; they are compared by difference. A peer that publishes nonsense can make this rank read
 //! nonsense, but not read or write outside the shared memory.
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering, announce, announce_add, look};
+use crate::sync::{self, AtomicU32, AtomicU64, Ordering, announce, announce_add, look};
 use crate::types::Descriptor;
 
 /// Slots of each rank.
@@ -152,6 +152,8 @@ impl<L: Lines> Turns<L> {
             self.lines.wake(&line.turn);
         }
         self.seen[self.rank] = turn;
+        // While there is nothing to do but to wait for the others, who read the next line when it was last used.
+        sync::fetch(self.line(self.rank, self.next()));
     }
 
     /// Whether a rank has published a turn. If so, acquires what it wrote before.

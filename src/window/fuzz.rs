@@ -13,7 +13,7 @@ use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sync::Ordering;
 use crate::sys::{Patience, Segment};
-use crate::types::{DType, Descriptor, Op, ReduceOp, mix};
+use crate::types::{DType, Descriptor, Op, ReduceOp};
 
 const OPS: [Op; 8] =
     [Op::AllReduce, Op::AllReduce, Op::Reduce, Op::Broadcast, Op::Barrier, Op::AllGather, Op::ReduceScatter, Op::AllToAll];
@@ -54,7 +54,7 @@ pub(crate) fn fuzz(bytes: &[u8]) {
             line.turn.store(turn + (1 << 20) * SLOTS as u32, Ordering::Relaxed);
         }
         if keeps & 2 != 0 {
-            line.agree(mix(0, attempt.fingerprint));
+            line.agree(Descriptor::chained(0, attempt.fingerprint));
         }
     }
     let is_registered = keeps & 4 != 0;

@@ -26,8 +26,8 @@ use crate::error::{Cause, Error, Result};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
-use crate::sys::{self, Patience, ProcessWatch, Segment};
-use crate::types::{Descriptor, Op, Rank, mix};
+use crate::sys::{self, Patience, ProcessWatch, Segment, Waiting};
+use crate::types::{Descriptor, Op, Rank};
 use flags::{Line, Lines, NOTES, Notes, SLOTS, Turns};
 use heap::Heap;
 use trial::Passages;
@@ -169,6 +169,9 @@ pub(crate) trait Direct {
     /// Writes a piece of this rank's input to its slot.
     fn stage(&mut self, piece: usize, mine: *mut u8);
 
+    /// Has fetched what will be written to the next turn's slot, while there is nothing to do but to wait for the others.
+    fn foresee(&self, _next: *mut u8) {}
+
     /// Reduces this rank's share of a piece that everybody has staged, into its slot or its output.
     fn combine(&mut self, _piece: usize, _slots: &Slots<'_>) {}
 
@@ -269,7 +272,7 @@ impl Window {
     /// `call.input` is readable and `call.output` writable until this returns, aligned to the element, and nobody else writes
     /// either or reads the output. They are apart or in place as [`crate::schedule`] says.
     pub(crate) unsafe fn run(&mut self, attempt: &Attempt<'_>, call: &WindowCall<'_>) -> Result<()> {
-        self.chain = mix(self.chain, attempt.fingerprint);
+        self.chain = Descriptor::chained(self.chain, attempt.fingerprint);
         // A rank that failed may have got as far as this one needs it to, but its memory is its own again.
         self.check_nobody_failed(attempt)?;
         // SAFETY: passed on.
@@ -373,6 +376,7 @@ impl Window {
             }
             if publishes && !D::COMBINES {
                 self.turns.publish();
+                direct.foresee(self.turns.lines.slot(self.rank, Turns::<Shared>::slot(turn_of(i + 1))));
             }
             if i >= 1 {
                 self.wait_for(attempt, sources, turn_of(i - 1))?;
@@ -476,12 +480,11 @@ impl Window {
     }
 
     fn wait_long(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
-        let patience = self.patience.clone();
-        let mut waiting = patience.start();
+        let mut waiting = Waiting::default();
         // While there is nothing else to do.
         attempt.note();
         while !self.turns.has_reached(peer, turn) {
-            if waiting.pause() {
+            if self.patience.pause(&mut waiting) {
                 let nap = attempt.patience_with(self.members[peer])?;
                 self.look_after_peers(attempt, peer, turn)?;
                 self.turns.sleep(peer, turn, nap.min(NAP));
@@ -490,7 +493,7 @@ impl Window {
         if waiting.is_long() {
             attempt.waits();
         }
-        waiting.done();
+        self.patience.done(&waiting);
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use crate::rank::now;
 use crate::runner::Outcome::{self, Passed};
 
 /// The protocol's version.
-const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 
 /// How many connections; CI makes do with fewer.
 const COUNT: &str = "KOLO_TEST_GARBAGE";
