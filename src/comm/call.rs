@@ -106,6 +106,7 @@ impl Call {
     }
 
     /// What all ranks must agree on. `seq` counts from 1.
+    #[inline]
     pub(crate) fn descriptor(&self, seq: u64, epoch: u32) -> Descriptor {
         if let Some(described) = self.described {
             return Descriptor { seq, epoch, ..described };
@@ -149,6 +150,7 @@ impl Call {
     }
 
     /// Elements of the send and the receive buffer that this rank needs; `None` for a buffer that is of no interest.
+    #[inline]
     fn needs(&self, rank: Rank, world: usize) -> Result<[Option<usize>; 2], Argument> {
         let is_root = rank == self.root;
         let count = Some(self.count);

@@ -196,6 +196,7 @@ impl Core {
     /// # Safety
     ///
     /// The call was checked; its buffers are valid until this returns, and nobody else uses them.
+    #[inline]
     pub(super) unsafe fn collective(&mut self, terms: &Terms, history: &History, call: &Call) -> Result<()> {
         self.seq += 1;
         let world = self.layout.ranks;
@@ -259,6 +260,7 @@ impl Core {
     }
 
     /// A collective of ranks that are all on this host.
+    #[inline]
     unsafe fn in_window(&mut self, attempt: &Attempt<'_>, call: &Call) -> Result<()> {
         let counts = call.recv_counts.as_ref().or(call.send_counts.as_ref());
         let window_call = WindowCall {

@@ -131,6 +131,7 @@ impl<L: Lines> Turns<L> {
     /// Before a turn is published: says to what operation it belongs, to those who compare. `notes` ride along.
     ///
     /// May be called for a turn only when the one that used its slot before is retired.
+    #[inline]
     pub(crate) fn announce(&mut self, turn: u32, fingerprint: u64, descriptor: [u64; Descriptor::WORDS], notes: Notes) {
         let line = self.line(self.rank, turn);
         line.fingerprint.store(fingerprint, Ordering::Relaxed);
@@ -143,6 +144,7 @@ impl<L: Lines> Turns<L> {
     }
 
     /// Publishes the next turn.
+    #[inline]
     pub(crate) fn publish(&mut self) {
         let turn = self.next();
         let line = self.line(self.rank, turn);
@@ -153,7 +155,9 @@ impl<L: Lines> Turns<L> {
         }
         self.seen[self.rank] = turn;
         // While there is nothing to do but to wait for the others, who read the next line when it was last used.
-        sync::fetch(self.line(self.rank, self.next()));
+        let next = self.line(self.rank, self.next());
+        sync::fetch(next);
+        sync::fetch(&next.descriptor);
     }
 
     /// Whether a rank has published a turn. If so, acquires what it wrote before.

@@ -405,11 +405,13 @@ impl Window {
     }
 
     /// One turn with nothing in it: returns when everybody has come to it.
+    #[inline]
     fn meet(&mut self, attempt: &Attempt<'_>) -> Result<()> {
         self.exchange(attempt, [0; NOTES]).map(drop)
     }
 
     /// One turn with nothing but notes in it; returns its number, with which everybody's can be read.
+    #[inline]
     fn exchange(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<u32> {
         let turn = self.turns.next();
         self.begin_turn(attempt, notes)?;
