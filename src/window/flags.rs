@@ -154,7 +154,8 @@ impl<L: Lines> Turns<L> {
             self.lines.wake(&line.turn);
         }
         self.seen[self.rank] = turn;
-        // While there is nothing to do but to wait for the others, who read the next line when it was last used.
+        // While there is nothing to do but to wait for the others, who read the next line when it was last used. Of its two cache
+        // lines the second came to them unasked, for processors fetch lines in pairs.
         let next = self.line(self.rank, self.next());
         sync::fetch(next);
         sync::fetch(&next.descriptor);
