@@ -25,13 +25,14 @@ mod shim {
     /// Has a cache line brought here that will be written soon: those who have read it give it up meanwhile, and the write does not
     /// wait for them.
     #[inline]
-    pub(crate) fn fetch<T>(_line: *const T) {
-        // SAFETY: a hint. It changes no memory, and fails on no address and on no processor: those without it do nothing.
+    pub(crate) fn prefetch_to_write<T>(_line: *const T) {
+        // SAFETY: a hint, which changes neither memory nor registers and fails on no address. AMD's 64-bit processors have it from
+        // the first one on; Intel's have it or take it for nothing.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         unsafe {
             core::arch::asm!("prefetchw [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
         }
-        // SAFETY: as above.
+        // SAFETY: a hint, too, of which the architecture says that it never ends in an abort.
         #[cfg(all(target_arch = "aarch64", not(miri)))]
         unsafe {
             core::arch::asm!("prfm pstl1keep, [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
@@ -54,7 +55,7 @@ mod shim {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 
-    pub(crate) fn fetch<T>(_: *const T) {}
+    pub(crate) fn prefetch_to_write<T>(_: *const T) {}
 
     pub(crate) fn announce_add(word: &AtomicU32, value: u32) {
         word.fetch_add(value, Ordering::AcqRel);

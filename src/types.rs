@@ -299,9 +299,10 @@ impl Descriptor {
         folded(a ^ SECRETS[0], b ^ SECRETS[1]) ^ folded(c ^ SECRETS[2], d ^ SECRETS[3])
     }
 
-    /// The fingerprint of an operation and all before it, of which `before` is the one.
+    /// The fingerprint of an operation and all before it; `before` is that of those. Ranks that once differ do so for ever, as long as
+    /// they do the same: no two values of `before` give the same.
     pub(crate) const fn chained(before: u64, fingerprint: u64) -> u64 {
-        folded(before ^ SECRETS[0], fingerprint ^ SECRETS[1])
+        (before.rotate_left(23) ^ fingerprint).wrapping_mul(SECRETS[1])
     }
 }
 
@@ -411,6 +412,9 @@ mod tests {
         let mut seen: Vec<u64> =
             (0..most).flat_map(|seq| (0..most).map(move |count| Descriptor::fingerprint(call(seq, count)))).collect();
         let prints = seen.clone();
+        // Once different, always different.
+        let all_chained = |first| prints.iter().fold(first, |before, &print| Descriptor::chained(before, print));
+        assert!((0..64).all(|bit| all_chained(1 << bit) != all_chained(0)));
         seen.extend(prints.iter().map(|&print| Descriptor::chained(0, print)));
         seen.extend(prints.windows(2).map(|two| Descriptor::chained(two[0], two[1])));
         seen.extend(prints.windows(2).map(|two| Descriptor::chained(two[1], two[0])));

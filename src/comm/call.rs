@@ -254,8 +254,9 @@ impl Call {
 fn check_buffer(buffer: &'static str, chunk: Chunk, needed: Option<usize>, dtype: DType) -> Result<Chunk, Argument> {
     let Some(needed) = needed else { return Ok(Chunk::EMPTY) };
     let size = dtype.size();
-    let is_fit = needed as u64 <= MOST_BYTES / size as u64
-        && chunk.len == needed * size
+    let is_fit = chunk.len as u64 <= MOST_BYTES
+        && chunk.len.is_multiple_of(size)
+        && chunk.len / size == needed
         && !chunk.ptr.is_null()
         && chunk.ptr.addr().is_multiple_of(size);
     if is_fit && needed > 0 { Ok(chunk) } else { check_unfit_buffer(buffer, chunk, needed, dtype) }

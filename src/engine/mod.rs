@@ -246,7 +246,7 @@ impl Engine {
             }
             match self.turn(&mut active, &mut finished) {
                 Ok(true) => {
-                    self.patience.done(&std::mem::take(&mut waiting));
+                    self.patience.done(std::mem::take(&mut waiting));
                     continue;
                 }
                 Ok(false) => {}

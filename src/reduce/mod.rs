@@ -170,8 +170,8 @@ pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
 }
 
 /// Bytes that are copied quicker by vectors than by the processor's own instruction for copying (`rep movsb`), which libc uses
-/// from 2 KiB on, and which takes a tenth of a microsecond to begin.
-pub(crate) const SHORT: usize = 4 << 10;
+/// from so many on, and which takes a tenth of a microsecond to begin.
+const SHORT: std::ops::RangeInclusive<usize> = 2 << 10..=4 << 10;
 
 /// Copies bytes that another core is about to read, or has just written.
 ///
@@ -180,26 +180,26 @@ pub(crate) const SHORT: usize = 4 << 10;
 /// As for [`copy_streaming`].
 #[inline]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    if (SHORT / 2..=SHORT).contains(&len) {
-        // SAFETY: passed on.
-        unsafe { copy_by_vectors(from, to, len) }
-    } else {
-        // SAFETY: passed on.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
-    }
+    // SAFETY: passed on.
+    unsafe { copy_up_to(*SHORT.end(), from, to, len) }
 }
 
-/// As [`copy`], to where this core may write already: the processor's instruction for copying is ahead only where that has to be
-/// asked for line by line.
+/// As [`copy`], but up to another length by vectors: where this core holds the destination's lines already, the processor's own
+/// instruction loses its advantage, which is not to load them.
 ///
 /// # Safety
 ///
 /// As for [`copy_streaming`].
 #[inline]
-pub(crate) unsafe fn copy_by_vectors(from: *const u8, to: *mut u8, len: usize) {
-    let copy = Kernel::new(DType::U8, ReduceOp::Max).expect("bytes have a largest");
-    // SAFETY: passed on; every address is aligned to bytes.
-    unsafe { copy.fold(&[from], to, len, None) }
+pub(crate) unsafe fn copy_up_to(most: usize, from: *const u8, to: *mut u8, len: usize) {
+    if (*SHORT.start()..=most).contains(&len) {
+        let copy = Kernel::new(DType::U8, ReduceOp::Max).expect("bytes have a largest");
+        // SAFETY: passed on; every address is aligned to bytes.
+        unsafe { copy.fold(&[from], to, len, None) }
+    } else {
+        // SAFETY: passed on.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
+    }
 }
 
 /// Makes every byte of a `bool` buffer 0 or 1: what came from a peer may be neither.

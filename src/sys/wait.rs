@@ -96,7 +96,7 @@ impl Patience {
 
     /// What was waited for has happened.
     #[inline]
-    pub(crate) fn done(&self, waiting: &Waiting) {
+    pub(crate) fn done(&self, waiting: Waiting) {
         if waiting.slept {
             self.slept();
         }
@@ -170,7 +170,7 @@ mod tests {
             assert!(!patience.pause(&mut waiting));
             waiting.yielding_since = Instant::now().checked_sub(TAKEN);
             while sleeps && !patience.pause(&mut waiting) {}
-            patience.done(&waiting);
+            patience.done(waiting);
             assert!(yields() < before, "{sleeps}");
         }
         // Not at once, but soon.
@@ -187,7 +187,7 @@ mod tests {
         let wait = |so_far| {
             let mut waiting = Waiting { spinning_since: Instant::now().checked_sub(so_far), ..Waiting::default() };
             while !patience.pause(&mut waiting) {}
-            patience.done(&waiting);
+            patience.done(waiting);
         };
         for _ in 0..20 {
             wait(Duration::from_secs(1));
@@ -207,7 +207,7 @@ mod tests {
         while waiting.yields == 0 {
             assert!(!patience.pause(&mut waiting));
         }
-        patience.done(&waiting);
+        patience.done(waiting);
         assert!(patience.spin.load(Ordering::Relaxed) < MOST_SPIN);
     }
 
@@ -219,7 +219,7 @@ mod tests {
         let grew = (0..1000).any(|_| {
             let mut waiting = Waiting::default();
             while !patience.pause(&mut waiting) {}
-            patience.done(&waiting);
+            patience.done(waiting);
             patience.spin.load(Ordering::Relaxed) > LEAST_SPIN
         });
         assert!(grew);

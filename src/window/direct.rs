@@ -23,7 +23,7 @@ use super::{Direct, SLOT, Slots, Sources, Window, WindowCall, reading};
 use crate::attempt::Attempt;
 use crate::config::Passage;
 use crate::error::{Cause, Result};
-use crate::reduce::{self, SHORT, copy_by_vectors, copy_streaming};
+use crate::reduce::{self, copy_streaming};
 use crate::schedule::chunk;
 use crate::sync;
 use crate::types::Op;
@@ -34,8 +34,8 @@ const _: () = assert!(trial::ONE_SHOT.end / 2 <= SLOT, "in one shot, two ranks s
 /// two cores with 2 MiB of second-level cache each: out of place, 64 MiB then take 0.8 of the time.
 const STREAM: usize = 32 << 20;
 
-/// The most bytes of its next slot that a rank fetches ahead. Of 16 KiB, where cores are far from each other, fetching takes longer
-/// than it saves.
+/// Up to so many bytes, a rank fetches its next slot ahead. Of 16 KiB, where cores are far from each other, that takes longer than
+/// it saves.
 const FORESEEN: usize = 8 << 10;
 
 /// See [`Window::run`].
@@ -232,15 +232,16 @@ impl Direct for OneShot<'_> {
     fn stage(&mut self, _: usize, mine: *mut u8) {
         let all = 0..self.memory.call.count;
         let (input, bytes) = (self.memory.input(&all), self.bytes());
-        let copy = if (SHORT..=FORESEEN).contains(&bytes) { copy_by_vectors } else { reduce::copy };
         // SAFETY: a slot holds what is reduced in one shot, and the caller of `run` vouches for the input.
-        unsafe { copy(input, mine, bytes) };
+        unsafe { reduce::copy_up_to(FORESEEN, input, mine, bytes) };
     }
 
     /// The next operation is often as large as this one.
     fn foresee(&self, next: *mut u8) {
-        for line in (0..self.bytes().min(FORESEEN)).step_by(64) {
-            sync::fetch(next.wrapping_add(line));
+        if self.takes && self.bytes() <= FORESEEN {
+            for line in (0..self.bytes()).step_by(64) {
+                sync::prefetch_to_write(next.wrapping_add(line));
+            }
         }
     }
 

@@ -157,8 +157,8 @@ impl<L: Lines> Turns<L> {
         // While there is nothing to do but to wait for the others, who read the next line when it was last used. Of its two cache
         // lines the second came to them unasked, for processors fetch lines in pairs.
         let next = self.line(self.rank, self.next());
-        sync::fetch(next);
-        sync::fetch(&next.descriptor);
+        sync::prefetch_to_write(next);
+        sync::prefetch_to_write(&next.descriptor);
     }
 
     /// Whether a rank has published a turn. If so, acquires what it wrote before.

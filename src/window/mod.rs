@@ -169,7 +169,7 @@ pub(crate) trait Direct {
     /// Writes a piece of this rank's input to its slot.
     fn stage(&mut self, piece: usize, mine: *mut u8);
 
-    /// Has fetched what will be written to the next turn's slot, while there is nothing to do but to wait for the others.
+    /// Fetches the lines of the next turn's slot that will probably be written, while this rank waits for the others.
     fn foresee(&self, _next: *mut u8) {}
 
     /// Reduces this rank's share of a piece that everybody has staged, into its slot or its output.
@@ -495,7 +495,7 @@ impl Window {
         if waiting.is_long() {
             attempt.waits();
         }
-        self.patience.done(&waiting);
+        self.patience.done(waiting);
         Ok(())
     }
 
