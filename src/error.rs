@@ -544,9 +544,9 @@ pub enum StoreProblem {
     #[error("{0}; it is not a store of kolo")]
     Foreign(String),
     /// The store belongs to another job.
-    #[error("it belongs to job {theirs:?}, this process to job {mine:?}; give each job its own store")]
+    #[error("it belongs to {}, this process to job {mine:?}; give each job its own store", name_of(theirs))]
     OtherJob {
-        /// The store's job.
+        /// The store's job; empty if that is not told, because the jobs have no secret.
         theirs: String,
         /// This process's job.
         mine: String,
@@ -592,6 +592,10 @@ pub enum StoreProblem {
         /// What it said.
         source: Arc<io::Error>,
     },
+}
+
+fn name_of(job: &str) -> String {
+    if job.is_empty() { "another job".to_owned() } else { format!("job {job:?}") }
 }
 
 impl StoreProblem {

@@ -242,6 +242,10 @@ fn unreachable(address: String, error: &DialError) -> Cause {
     match error {
         DialError::Connect(error) | DialError::Io(error) => Cause::Unreachable { address, kind: error.kind() },
         DialError::Refused(Refusal::Secret) => Cause::Secret,
+        DialError::Refused(Refusal::Run) => {
+            tracing::warn!(address, "the process that listens there now belongs to another run of the job");
+            Cause::Gone
+        }
         DialError::Refused(refusal) => {
             tracing::warn!(?refusal, address, "a rank of this job turned this one away");
             Cause::Unreachable { address, kind: io::ErrorKind::PermissionDenied }

@@ -529,7 +529,10 @@ fn connect(address: SocketAddr, identity: &Identity, deadline: Instant) -> Resul
     let stream = door::dial(address, identity, &hello, deadline).map_err(|error| match error {
         DialError::Connect(error) | DialError::Io(error) => Attempt::Again(error),
         DialError::Refused(Refusal::Job { theirs }) => {
-            Attempt::Final(StoreProblem::OtherJob { theirs, mine: identity.job().to_owned() })
+            Attempt::Final(StoreProblem::OtherJob { theirs: theirs.unwrap_or_default(), mine: identity.job().to_owned() })
+        }
+        DialError::Refused(Refusal::Run) => {
+            Attempt::Final(StoreProblem::Foreign(format!("a rank of a job answers at {address}")))
         }
         DialError::Refused(Refusal::Secret) => Attempt::Final(StoreProblem::Secret),
         DialError::Refused(Refusal::Foreign) => {

@@ -151,15 +151,21 @@ fn a_taken_port_and_another_job_are_told_apart() {
         }
         other => panic!("{other:?}"),
     }
-    let zero = open(&Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
-    let place = Place::parse(&zero.url()).unwrap();
-    for owner in [false, true] {
-        let result = open(&place, owner, &Identity::new("second", None), late());
-        match result.err() {
-            Some(Error::Store { problem: StoreProblem::OtherJob { theirs, .. }, .. }) => assert_eq!(theirs, "job"),
-            other => panic!("{other:?}"),
+    // Its job is named to those who know the secret: without any, that would be everybody.
+    for (secret, name) in [(Some([1; 32]), "job"), (None, "")] {
+        let place = Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+        let zero = open(&place, true, &Identity::new("job", secret), late()).unwrap();
+        let place = Place::parse(&zero.url()).unwrap();
+        for owner in [false, true] {
+            let result = open(&place, owner, &Identity::new("second", secret), late());
+            match result.err() {
+                Some(Error::Store { problem: StoreProblem::OtherJob { theirs, .. }, .. }) => assert_eq!(theirs, name),
+                other => panic!("{other:?}"),
+            }
         }
     }
+    let zero = open(&Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
+    let place = Place::parse(&zero.url()).unwrap();
     let result = open(&place, false, &Identity::new("job", Some([1; 32])), late());
     assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Secret, .. })));
 }

@@ -4,14 +4,36 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
 use crate::job::{Job, fresh, rank};
 use crate::rank::now;
 use crate::runner::Outcome::{self, Passed};
 
-/// The protocol's version.
-const VERSION: u8 = 6;
+/// The protocol's version, the length of what a listener answers to a hello, and its answer to a stranger.
+const VERSION: u8 = 7;
+const REPLY: usize = 84;
+const REFUSES: u8 = 1;
+
+fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).unwrap();
+    parts.iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().into()
+}
+
+/// What a rank says first to the next at its port, if this is the secret, and in no run in particular.
+fn hello(job: &str, secret: &[u8]) -> Vec<u8> {
+    let mut hello = vec![0; 80];
+    hello[..4].copy_from_slice(b"kolo");
+    hello[4] = VERSION;
+    hello[6..9].copy_from_slice(&[1, 0, 1]);
+    hello[16..32].copy_from_slice(&Sha256::digest(job.as_bytes())[..16]);
+    // From rank 1.
+    hello[56] = 1;
+    let signature = mac(&mac(secret, &[b"kolo handshake in the network"]), &[b"hello", &hello]);
+    [hello, signature.to_vec()].concat()
+}
 
 /// How many connections; CI makes do with fewer.
 const COUNT: &str = "KOLO_TEST_GARBAGE";
@@ -88,7 +110,7 @@ const JOB: &str = "no secret";
 
 /// Returns how many got through.
 fn strangers(doors: &[SocketAddr], count: u32) -> u32 {
-    let (mut came, mut challenged) = (0, 0);
+    let (mut came, mut refused) = (0, 0);
     // Silent ones, and those who drip, stay for a while.
     let mut staying: std::collections::VecDeque<TcpStream> = Default::default();
     for i in 0..count {
@@ -107,21 +129,14 @@ fn strangers(doors: &[SocketAddr], count: u32) -> u32 {
                 let _ = stream.write_all(b"kolo");
                 staying.push_back(stream);
             }
-            // All is right but the proof.
+            // A hello like a rank's, with a key that is none.
             _ => {
-                let mut hello = [0u8; 64];
-                hello[..4].copy_from_slice(b"kolo");
-                hello[4] = VERSION;
-                hello[6..9].copy_from_slice(&[1, 0, 1]);
-                hello[16..32].copy_from_slice(&Sha256::digest(JOB.as_bytes())[..16]);
-                hello[40] = 1;
-                let _ = stream.write_all(&hello);
+                let _ = stream.write_all(&hello(JOB, &[]));
                 let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
-                let mut challenge = [0; 52];
-                if stream.read_exact(&mut challenge).is_ok() {
-                    let _ = stream.write_all(&[7; 32]);
-                    let mut status = [0];
-                    challenged += u32::from(stream.read_exact(&mut status).is_ok());
+                let mut reply = [0; REPLY];
+                if stream.read_exact(&mut reply).is_ok() {
+                    assert_eq!(reply[1..], [0; REPLY - 1], "a stranger is told something");
+                    refused += u32::from(reply[0] == REFUSES);
                 }
             }
         }
@@ -134,7 +149,7 @@ fn strangers(doors: &[SocketAddr], count: u32) -> u32 {
             staying.pop_front();
         }
     }
-    assert!(challenged > 0, "no stranger came as far as to be asked for a proof");
+    assert!(refused > 0, "no stranger came as far as to be refused");
     came
 }
 
