@@ -281,6 +281,40 @@ fn whoever_receives_from_anybody_learns_that_nobody_sends() {
     assert_eq!(argument(alone.recv_any(&mut [0u8]).map(drop)), Argument::Oneself { rank: 0 });
 }
 
+/// More than any link holds at once, so that headers come to lie at the end of its buffers, and cross it.
+#[test]
+fn messages_are_received_past_the_end_of_every_buffer() {
+    const MESSAGES: u64 = 14_000;
+    on_every_transport(2, |comm| {
+        for number in 0..MESSAGES {
+            if comm.rank() == 0 {
+                comm.send(&[number as f32; 8], 1).unwrap();
+                continue;
+            }
+            let mut got = [0.0f32; 8];
+            match number % 3 {
+                0 => comm.recv(&mut got, 0).unwrap(),
+                _ => assert_eq!(comm.recv_any(&mut got).unwrap(), 0),
+            }
+            assert_eq!(got, [number as f32; 8]);
+        }
+        for number in 0..1000 {
+            let bytes = vec![number as u8; 1 + number * 37 % 900];
+            if comm.rank() == 0 {
+                comm.send(&bytes, 1).unwrap();
+            } else {
+                let mut got = vec![0; bytes.len()];
+                assert_eq!(comm.recv_any(&mut got).unwrap(), 0);
+                assert_eq!(got, bytes);
+            }
+        }
+        if comm.rank() == 1 {
+            let error = comm.recv_any(&mut [0u8; 4]).unwrap_err();
+            assert!(matches!(error, Error::Peer { rank: 0, cause: Cause::Left { .. }, .. }), "{error}");
+        }
+    });
+}
+
 #[test]
 fn scopes_lend_buffers_and_wait() {
     on_every_transport(3, |comm| {

@@ -9,6 +9,9 @@
 //!
 //! Little-endian, whatever the machine. The padding, too, makes every payload start at a multiple of 16 in its stream.
 
+use crate::buffer::ChunkMut;
+use crate::error::Cause;
+use crate::transport::Link;
 use crate::types::Descriptor;
 
 /// Bytes of a header.
@@ -61,6 +64,65 @@ impl Frame {
         let mut descriptor = [0; Descriptor::WORDS];
         descriptor.iter_mut().zip(words).for_each(|(to, word)| *to = word);
         Some(Frame { kind, len, descriptor })
+    }
+
+    /// Why a peer takes part no more, if that is what it says.
+    pub(super) fn parting(&self) -> Option<Cause> {
+        match self.kind {
+            Kind::Data => None,
+            Kind::Revoked => Some(Cause::Revoked),
+            Kind::Goodbye => Some(Cause::Left { last_seq: Descriptor::decode(self.descriptor).map_or(0, |left| left.seq) }),
+        }
+    }
+}
+
+/// What comes from one peer: headers, each with its payload behind it.
+///
+/// A link may hand out a header in two parts: at the end of its ring, or when the rest is still under way. They are put together
+/// here, so the rest of the engine sees whole headers only.
+pub(super) struct Inbox {
+    header: [u8; HEADER],
+    /// Bytes of the header that have come.
+    len: usize,
+    /// An operation takes in the payload behind the header.
+    is_taken: bool,
+}
+
+impl Inbox {
+    pub(super) const EMPTY: Inbox = Inbox { header: [0; HEADER], len: 0, is_taken: false };
+
+    /// The header of the next message, once all of it has come; the same until [`Inbox::take`]. `moved` is set if more of it came.
+    pub(super) fn header(&mut self, link: &mut dyn Link, moved: &mut bool) -> Result<Option<&[u8; HEADER]>, Cause> {
+        if self.is_taken {
+            return Ok(None);
+        }
+        while self.len < HEADER {
+            // SAFETY: the header is this inbox's own.
+            let count = unsafe { link.receive(ChunkMut::of(&mut self.header[self.len..]))? };
+            if count == 0 {
+                return Ok(None);
+            }
+            self.len += count;
+            *moved = true;
+        }
+        Ok(Some(&self.header))
+    }
+
+    /// An operation takes the message in: what follows on the link is its payload, until [`Inbox::end`].
+    pub(super) fn take(&mut self) {
+        debug_assert_eq!(self.len, HEADER);
+        self.is_taken = true;
+    }
+
+    /// The payload and its padding have been taken in: the next message follows.
+    pub(super) fn end(&mut self) {
+        (self.len, self.is_taken) = (0, false);
+    }
+
+    /// Why the peer takes part no more, if that is what it says next.
+    pub(super) fn farewell(&mut self, link: &mut dyn Link) -> Option<Cause> {
+        let header = self.header(link, &mut false).ok().flatten()?;
+        Frame::decode(header)?.parting()
     }
 }
 

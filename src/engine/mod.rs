@@ -21,7 +21,7 @@ use crate::schedule::{Place, Span, Step};
 use crate::sys::{Patience, Waiting};
 use crate::transport::{ALIGN, Link, Mesh, NoLink};
 use crate::types::{Descriptor, Op, Rank};
-use frame::{Frame, HEADER, Kind};
+use frame::{Frame, HEADER, Inbox, Kind};
 
 /// Bytes of a step that are reduced at once, before what they make ready is sent on: they stay in the cache meanwhile.
 const SLICE: usize = 128 << 10;
@@ -69,6 +69,8 @@ pub(crate) struct Engine {
     scratch: Scratch,
     /// The addresses of a fold's parts; kept for its memory.
     parts: Vec<*const u8>,
+    /// What comes from each peer.
+    inboxes: Vec<Inbox>,
     /// Messages received from each peer that were no part of a collective.
     received: Vec<u64>,
     /// From whom any message has come.
@@ -129,9 +131,8 @@ struct Active<'a> {
     number: u64,
     job: Job<'a>,
     step: Option<Step>,
-    /// The header of the message that the step waits for, and how much of it has come.
-    header: [u8; HEADER],
-    header_len: usize,
+    /// Whether the step has taken its message's header, so that the payload is next.
+    has_header: bool,
     /// Bytes of the payload that have been taken in.
     done: usize,
     /// Bytes of the padding that have been taken in.
@@ -152,8 +153,7 @@ impl<'a> Active<'a> {
             number,
             job,
             step: None,
-            header: [0; HEADER],
-            header_len: 0,
+            has_header: false,
             done: 0,
             padding: 0,
             forward: None,
@@ -196,6 +196,7 @@ impl Engine {
             jobs: 0,
             scratch: Scratch::default(),
             parts: Vec::new(),
+            inboxes: (0..world).map(|_| Inbox::EMPTY).collect(),
             received: vec![0; world],
             heard: vec![false; world],
             drained: vec![0; world],
@@ -326,7 +327,8 @@ impl Engine {
             let fail = |cause| attempt.failed(out.to, cause);
             let no_link = |why| no_link(attempt, out.to, why);
             let Some(link) = self.mesh.link(out.to, || attempt.left()).map_err(no_link)? else { continue };
-            let fail = |link: &mut dyn Link, cause| fail(farewell(link).unwrap_or(cause));
+            let inbox = &mut self.inboxes[out.to];
+            let mut fail = |link: &mut dyn Link, cause| fail(inbox.farewell(link).unwrap_or(cause));
             let rest = out.rest();
             if rest.iter().all(|part| part.len == 0) {
                 continue;
@@ -425,7 +427,7 @@ impl Engine {
             Step::RecvSend { to, dst, .. } | Step::RecvReduceSend { to, dst, .. } => (Some(to), dst, 0),
             _ => (None, Place::Scratch.span(0..0), 0),
         };
-        (active.header_len, active.done, active.padding, active.forward) = (0, 0, 0, None);
+        (active.has_header, active.done, active.padding, active.forward) = (false, 0, 0, None);
         let Some(to) = to else { return };
         let payload = self.memory(job, span);
         let frame = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: job.attempt.words };
@@ -530,18 +532,18 @@ impl Engine {
                 }
                 Err(why) => return Err(no_link(attempt, peer, why)),
             };
-            if link.peek(HEADER).map_err(fail)?.len < HEADER {
+            let Some(header) = self.inboxes[peer].header(link, &mut false).map_err(fail)? else {
                 all_gone = false;
                 continue;
-            }
-            let frame = first_frame(link);
+            };
+            let frame = Frame::decode(header);
             match frame.and_then(|frame| Some((frame.kind, Descriptor::decode(frame.descriptor)?))) {
                 None => return Err(fail(Cause::Corrupt("a message without a header of this version"))),
                 Some((Kind::Data, descriptor)) if descriptor.op == Op::Send => return Ok(Some(peer)),
                 // It is ahead, in a collective.
                 Some((Kind::Data, _)) => all_gone = false,
                 // The others may still send.
-                Some((Kind::Goodbye, _)) => gone = frame.as_ref().and_then(parting).map(|cause| (peer, cause)),
+                Some((Kind::Goodbye, _)) => gone = frame.as_ref().and_then(Frame::parting).map(|cause| (peer, cause)),
                 Some((Kind::Revoked, _)) => return Err(fail(Cause::Revoked)),
             }
         }
@@ -564,23 +566,20 @@ impl Engine {
         let dst = self.memory_mut(&active.job, dst);
         let own = reduce.map(|(own, finish)| (self.memory(&active.job, own), finish));
         let free = self.free(dst, active.forward);
-        let Active { job, header, header_len, done, padding, .. } = active;
-        if *header_len == 0 && job.attempt.descriptor.op == Op::Send {
+        let Active { job, has_header, done, padding, .. } = active;
+        if !*has_header && job.attempt.descriptor.op == Op::Send {
             job.attempt.number(self.received[peer] + 1);
         }
         let fail = |cause| job.attempt.failed(peer, cause);
         let no_link = |why| no_link(&job.attempt, peer, why);
         let Some(link) = self.mesh.link(peer, || job.attempt.left()).map_err(no_link)? else { return Ok(false) };
-        if *header_len < HEADER {
-            // SAFETY: the header is the job's own.
-            let count = unsafe { link.receive(ChunkMut::of(&mut header[*header_len..])) }.map_err(fail)?;
-            *header_len += count;
-            *moved |= count > 0;
-            if *header_len < HEADER {
-                return Ok(false);
-            }
+        let inbox = &mut self.inboxes[peer];
+        if !*has_header {
+            let Some(header) = inbox.header(link, moved).map_err(fail)? else { return Ok(false) };
             self.heard[peer] = true;
             check(header, &job.attempt, peer, dst.len as u64)?;
+            inbox.take();
+            *has_header = true;
             if job.attempt.descriptor.op == Op::Send {
                 self.received[peer] += 1;
                 if let Some(source) = job.source {
@@ -633,7 +632,11 @@ impl Engine {
         {
             out.ready = active.done;
         }
-        Ok(active.done == dst.len && dst.len + active.padding == dst.len.next_multiple_of(ALIGN))
+        let has_ended = active.done == dst.len && dst.len + active.padding == dst.len.next_multiple_of(ALIGN);
+        if has_ended {
+            self.inboxes[peer].end();
+        }
+        Ok(has_ended)
     }
 
     /// Tells all peers with which there is a link that this rank will take part no more: because it leaves in good order
@@ -657,35 +660,12 @@ fn no_link(attempt: &Attempt<'_>, peer: Rank, why: NoLink) -> Error {
     }
 }
 
-/// What a peer that has closed its link said last, if that is what comes next on it.
-fn farewell(link: &mut dyn Link) -> Option<Cause> {
-    parting(&first_frame(link)?)
-}
-
-/// What begins with the bytes that come next on a link, if all of its header has come.
-fn first_frame(link: &mut dyn Link) -> Option<Frame> {
-    let mut header = [0; HEADER];
-    let said = link.peek(HEADER).ok().filter(|said| said.len >= HEADER)?;
-    // SAFETY: the link shows so many bytes; a peer that changes them meanwhile makes them mean nothing.
-    unsafe { std::ptr::copy_nonoverlapping(said.ptr, header.as_mut_ptr(), HEADER) };
-    Frame::decode(&header)
-}
-
-/// Why a peer takes part no more, if that is what it says.
-fn parting(frame: &Frame) -> Option<Cause> {
-    match frame.kind {
-        Kind::Data => None,
-        Kind::Revoked => Some(Cause::Revoked),
-        Kind::Goodbye => Some(Cause::Left { last_seq: Descriptor::decode(frame.descriptor).map_or(0, |left| left.seq) }),
-    }
-}
-
 /// Checks the header of a message before any of it is taken in.
 fn check(header: &[u8; HEADER], attempt: &Attempt<'_>, peer: Rank, expected: u64) -> Result<()> {
     let Some(frame) = Frame::decode(header) else {
         return Err(attempt.failed(peer, Cause::Corrupt("a message without a header of this version")));
     };
-    if let Some(cause) = parting(&frame) {
+    if let Some(cause) = frame.parting() {
         return Err(attempt.failed(peer, cause));
     }
     match Descriptor::decode(frame.descriptor) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::frame::{Frame, HEADER, Kind};
 use super::{Engine, Job};
 use crate::attempt::{Attempt, Member, Terms};
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::error::{Cause, Error, Result};
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
 use crate::sys::Patience;
@@ -27,8 +27,48 @@ fn engine_and_peer() -> (Engine, Box<dyn Link>) {
     (Engine::new(mesh, 2, Arc::new(Patience::new(1))), opener(1).open(0, Duration::ZERO).unwrap().unwrap())
 }
 
+/// The engines of two ranks, whose links are rings of so many bytes.
+fn engines(capacity: usize) -> [Engine; 2] {
+    let hub = Arc::new(Hub::with_rings(capacity));
+    [0, 1].map(|rank| {
+        let mesh = Mesh::new(2, Box::new(MemoryOpener { hub: hub.clone(), channel: 0, rank })).unwrap();
+        Engine::new(mesh, 2, Arc::new(Patience::new(1)))
+    })
+}
+
 fn descriptor(count: u64) -> Descriptor {
     Descriptor { op: Op::Send, dtype: DType::U8, count, seq: 1, ..Descriptor::nothing() }
+}
+
+/// The job of `rank` that sends `bytes`, its `seq`-th message to the other.
+fn sends<'a>(terms: &'a Terms, seq: u64, bytes: &'a [u8]) -> Job<'a> {
+    let count = bytes.len() as u64;
+    job(terms, Descriptor { seq, ..descriptor(count) }, Op::Send, Chunk::of(bytes), ChunkMut::EMPTY, None)
+}
+
+/// The job of `rank` that receives from the other, or from any rank if it is given where to put the sender.
+fn receives<'a>(terms: &'a Terms, into: &mut [u8], source: Option<Source>) -> Job<'a> {
+    let message = Descriptor { seq: 0, ..descriptor(into.len() as u64) };
+    job(terms, message, Op::Recv, Chunk::EMPTY, ChunkMut::of(into), source)
+}
+
+fn job<'a>(terms: &'a Terms, message: Descriptor, op: Op, input: Chunk, output: ChunkMut, source: Option<Source>) -> Job<'a> {
+    let (rank, none) = (terms.rank, Blocks::Even(0));
+    let count = message.count as usize;
+    let problem = Problem { op, rank, world: 2, root: 1 - rank, count, sends: none, recvs: none, piece: 1 };
+    Job {
+        attempt: Attempt::new(message, terms),
+        steps: steps(Algorithm::Direct, problem),
+        ranks: None,
+        rank,
+        world: 2,
+        input,
+        output,
+        element: 1,
+        kernel: None,
+        parts: 1,
+        source,
+    }
 }
 
 /// Rank 0 receives four bytes from rank 1.
@@ -178,4 +218,72 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
     };
     assert_eq!(end, Cause::Closed);
     assert!(taken > HEADER && taken < payload.len());
+}
+
+/// The bytes of the `number`-th message. Lengths are odd, so that headers come to lie everywhere.
+fn message(number: u64) -> Vec<u8> {
+    vec![number as u8; 1 + (number * 37 % 90) as usize]
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no poll")]
+fn a_header_in_two_parts_is_read_as_one() {
+    const MESSAGES: u64 = 600;
+    let terms = [0, 1].map(|rank| terms(rank, LATE));
+    let [mut sender, mut receiver] = engines(384);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1..=MESSAGES {
+                let bytes = message(number);
+                // SAFETY: `bytes` is borrowed for the call; so are all buffers below.
+                unsafe { sender.run(sends(&terms[0], number, &bytes)) }.unwrap();
+            }
+        });
+        for number in 1..=MESSAGES {
+            let expected = message(number);
+            let mut got = vec![0; expected.len()];
+            let mut from = [usize::MAX];
+            let source = (number % 3 > 0).then(|| Source::Rank(from.as_mut_ptr()));
+            // SAFETY: as above.
+            let received = unsafe { receiver.run(receives(&terms[1], &mut got, source)) };
+            assert!(received.is_ok(), "message {number}: {received:?}");
+            assert_eq!(got, expected, "message {number}");
+            assert!(source.is_none() || from == [0]);
+        }
+    });
+}
+
+/// How rank 1 learns that rank 0 has left, when the header of the goodbye lies anywhere in the ring.
+fn farewells(learn: impl Fn(&mut Engine, &Terms) -> Result<()>) {
+    const CAPACITY: usize = 256;
+    let terms = [0, 1].map(|rank| terms(rank, LATE));
+    for before in 0..2 * CAPACITY as u64 / 64 {
+        let [mut leaver, mut other] = engines(CAPACITY);
+        for number in 1..=before {
+            let (bytes, mut got) = ([3u8; 7], [0u8; 7]);
+            // SAFETY: both are borrowed for the calls.
+            unsafe { leaver.run(sends(&terms[0], number, &bytes)) }.unwrap();
+            unsafe { other.run(receives(&terms[1], &mut got, None)) }.unwrap();
+        }
+        // SAFETY: nothing is read.
+        unsafe { leaver.run(sends(&terms[0], before + 1, &[])) }.unwrap();
+        unsafe { other.run(receives(&terms[1], &mut [], None)) }.unwrap();
+        leaver.part(before, false);
+        drop(leaver);
+        match learn(&mut other, &terms[1]) {
+            Err(Error::Peer { rank: 0, cause: Cause::Left { last_seq }, .. }) => assert_eq!(last_seq, before),
+            other => panic!("after {before} messages: {other:?}"),
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no poll")]
+fn a_goodbye_in_two_parts_is_read_by_whoever_receives_or_sends() {
+    // SAFETY: all buffers are borrowed for the calls.
+    farewells(|engine, terms| unsafe { engine.run(receives(terms, &mut [0; 4], None)) });
+    let mut from = [usize::MAX];
+    let source = Source::Rank(from.as_mut_ptr());
+    farewells(|engine, terms| unsafe { engine.run(receives(terms, &mut [0; 4], Some(source))) });
+    farewells(|engine, terms| unsafe { engine.run(sends(terms, 1, &[1; 4 << 10])) });
 }

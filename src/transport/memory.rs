@@ -19,8 +19,9 @@ use crate::types::Rank;
 const CAPACITY: usize = 256 << 10;
 
 /// What the ranks of one process share: where they find each other's links and memory.
-#[derive(Default)]
 pub(crate) struct Hub {
+    /// Bytes of one ring.
+    capacity: usize,
     /// Segments of which one user has come and the others not yet, by name, with how many are still to come.
     segments: Mutex<HashMap<Name, (Arc<Segment>, usize)>>,
     wakers: Mutex<HashMap<(u64, Rank), Arc<Waker>>>,
@@ -29,7 +30,19 @@ pub(crate) struct Hub {
 /// A communicator, and what in it: the two ranks of a link, or a window.
 type Name = (u64, [u64; 2]);
 
+impl Default for Hub {
+    fn default() -> Hub {
+        Hub { capacity: CAPACITY, segments: Mutex::default(), wakers: Mutex::default() }
+    }
+}
+
 impl Hub {
+    /// With rings of `capacity` bytes, so that a test reaches their end soon.
+    #[cfg(test)]
+    pub(crate) fn with_rings(capacity: usize) -> Hub {
+        Hub { capacity, ..Hub::default() }
+    }
+
     /// Memory of `len` bytes that `users` share under a name.
     pub(crate) fn segment(&self, name: Name, len: usize, users: usize) -> Arc<Segment> {
         let mut segments = self.segments.lock();
@@ -61,7 +74,7 @@ pub(crate) struct MemoryOpener {
 impl Opener for MemoryOpener {
     fn open(&mut self, peer: Rank, _: Duration) -> Result<Option<Box<dyn Link>>, NoLink> {
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
-        let segment = self.hub.segment((self.channel, [low as u64, high as u64]), ring::pair_size(CAPACITY), 2);
+        let segment = self.hub.segment((self.channel, [low as u64, high as u64]), ring::pair_size(self.hub.capacity), 2);
         let bell = Peer { hub: self.hub.clone(), channel: self.channel, peer };
         Ok(Some(Box::new(RingLink::new(segment, usize::from(self.rank > peer), bell))))
     }
