@@ -34,6 +34,7 @@ use crate::health::{self, Bulletin, Recording};
 use crate::plan::{Choice, Layout};
 use crate::sys;
 use crate::types::{Op, Rank};
+use crate::window::MOST_RANKS;
 use core::Core;
 use queue::Queue;
 
@@ -160,10 +161,13 @@ impl Communicator {
 
     /// Through what ranks exchange data: `"shm"` inside one host, `"tcp"`, or `"shm+tcp"`.
     pub fn transport_name(&self) -> &'static str {
-        let Layout { ranks, hosts, .. } = self.shared.layout;
+        let Layout { ranks, hosts, windows, .. } = self.shared.layout;
+        // More ranks than a window has places for share memory all the same, each pair for its messages.
+        let shares_memory = windows || ranks > MOST_RANKS;
         match (self.shared.settings.transport, ranks, hosts) {
             (_, 1, _) => "none",
             (crate::Transport::Tcp, ..) => "tcp",
+            _ if !shares_memory => "tcp",
             (_, _, 1) => "shm",
             (_, ranks, hosts) if ranks == hosts => "tcp",
             _ => "shm+tcp",
