@@ -379,6 +379,8 @@ impl Window {
                 direct.foresee(self.turns.lines.slot(self.rank, Turns::<Shared>::slot(turn_of(i + 1))));
             }
             if i >= 1 {
+                // Nothing is taken before all have agreed, those from which nothing comes included.
+                let sources = if i == 1 && matches!(sources, Sources::One(_)) { Sources::Everybody } else { sources };
                 self.wait_for(attempt, sources, turn_of(i - 1))?;
             }
             if D::COMBINES && (1..=pieces).contains(&i) {
