@@ -127,7 +127,7 @@ impl Mailbox {
     }
 
     /// Takes out all connections of one link, once they have all come.
-    fn link_streams(&self, channel: u64, from: Rank) -> Option<Vec<Stream>> {
+    pub(super) fn link_streams(&self, channel: u64, from: Rank) -> Option<Vec<Stream>> {
         let mut arrived = self.arrived.lock();
         let waiting = arrived.get_mut(&(channel, from as u32))?;
         let (first, is_local) = waiting.iter().find_map(|(hello, stream)| {
@@ -146,7 +146,13 @@ impl Mailbox {
         Some(link.into_iter().map(|(_, stream)| stream).collect())
     }
 
-    fn forget(&self, channel: u64) {
+    /// How many connections wait.
+    #[cfg(any(fuzzing, test))]
+    pub(super) fn waiting(&self) -> usize {
+        self.arrived.lock().values().map(Vec::len).sum()
+    }
+
+    pub(super) fn forget(&self, channel: u64) {
         self.wakers.lock().remove(&channel);
         self.arrived.lock().retain(|&(other, _), _| other != channel);
     }
