@@ -1,4 +1,4 @@
-//! Imports go one way, and the settings are documented: what no compiler checks.
+//! Imports go one way, and what the documents say of settings and tests is so: what no compiler checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -193,4 +193,64 @@ fn all_variables_are_in_the_table() {
         let name = line.split('`').nth(1).unwrap();
         assert!(names.contains(name), "{name} is in docs/settings.md, but nothing reads it");
     }
+}
+
+/// The names of all tests: functions with that attribute, and the entries of lists such as `("row_01_killed", processes::killed)`.
+fn tests() -> BTreeSet<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut names = BTreeSet::new();
+    for file in ["src", "tests", "cli/src", "cli/tests"].iter().flat_map(|folder| sources(&root.join(folder))) {
+        let source = fs::read_to_string(&file).unwrap();
+        let mut lines = source.lines().map(str::trim).peekable();
+        let mut is_test = false;
+        while let Some(line) = lines.next() {
+            is_test |= line == "#[test]";
+            if let Some((_, function)) = line.split_once("fn ").filter(|_| is_test) {
+                names.extend(function.split(['(', '<']).next().map(str::to_owned));
+                is_test = false;
+            }
+            // A test that is ignored is not run.
+            is_test &= !line.starts_with("#[ignore");
+            if let Some(entry) = line.strip_prefix("(\"").and_then(|rest| rest.split_once("\", ")) {
+                names.insert(entry.0.to_owned());
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn the_table_of_faults_names_tests_that_exist() {
+    let table = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/faults.md")).unwrap();
+    let tests = tests();
+    let mut named = BTreeSet::new();
+    for line in table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| #")) {
+        let fields: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [number, _, _, shown_by] = fields[..] else { panic!("not a row of four fields: {line}") };
+        let is_name = |word: &&str| {
+            word.contains('_') && word.chars().all(|letter| letter.is_ascii_lowercase() || "_0123456789".contains(letter))
+        };
+        let names: Vec<&str> = shown_by.split('`').skip(1).step_by(2).filter(is_name).collect();
+        for name in &names {
+            assert!(tests.contains(*name), "row {number} of docs/faults.md is shown by {name}, which is no test");
+        }
+        assert!(!names.is_empty() || shown_by.starts_with("not shown"), "row {number} of docs/faults.md is shown by nothing");
+        named.extend(names.into_iter().map(str::to_owned));
+    }
+    assert!(named.len() > 40, "only {named:?} were found: the test looks in the wrong place");
+    let is_row = |name: &&String| name.starts_with("row_");
+    let forgotten: Vec<_> = tests.iter().filter(is_row).filter(|name| !named.contains(*name)).collect();
+    assert!(forgotten.is_empty(), "docs/faults.md does not name {forgotten:?}");
+}
+
+#[test]
+fn only_reports_read_the_wall_clock() {
+    let mut readers = BTreeSet::new();
+    for file in sources(&library()) {
+        let source = fs::read_to_string(&file).unwrap();
+        if source.contains("SystemTime") || source.contains("sys::wall") {
+            readers.insert(file.strip_prefix(library()).unwrap().display().to_string());
+        }
+    }
+    assert_eq!(readers.into_iter().collect::<Vec<_>>(), ["health/report.rs", "sys/clock.rs"]);
 }

@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         work(&task);
         return ExitCode::SUCCESS;
     }
-    runner::run(&TESTS)
+    runner::run(&TESTS, 1)
 }
 
 // ---- What ranks do ----

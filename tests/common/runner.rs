@@ -1,6 +1,7 @@
 //! A runner for tests that start their own program as the ranks they need. What cannot run is printed and counted.
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// How a test ended, unless it panicked.
@@ -13,8 +14,8 @@ pub(crate) enum Outcome {
 
 pub(crate) type Test = (&'static str, fn() -> Outcome);
 
-/// Runs those tests that the arguments ask for, and says how they ended as cargo's own runner would.
-pub(crate) fn run(tests: &[Test]) -> ExitCode {
+/// Runs those tests that the arguments ask for, so many at a time, and says how they ended as cargo's own runner would.
+pub(crate) fn run(tests: &[Test], at_once: usize) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--list") {
         tests.iter().for_each(|(name, _)| println!("{name}: test"));
@@ -22,24 +23,29 @@ pub(crate) fn run(tests: &[Test]) -> ExitCode {
     }
     let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     let chosen = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
-    let (mut passed, mut failed, mut not_run) = (0, 0, 0);
-    for (name, test) in tests.iter().filter(|(name, _)| chosen(name)) {
-        let began = Instant::now();
-        match std::panic::catch_unwind(test) {
-            Ok(Outcome::Passed(measured)) => {
-                passed += 1;
-                println!("test {name} ... ok ({:.1} s) {measured}", began.elapsed().as_secs_f64());
-            }
-            Ok(Outcome::NotRun(why)) => {
-                not_run += 1;
-                println!("test {name} ... NOT RUN: {why}");
-            }
-            Err(_) => {
-                failed += 1;
-                println!("test {name} ... FAILED");
+    let chosen: Vec<&Test> = tests.iter().filter(|(name, _)| chosen(name)).collect();
+    let [next, passed, failed, not_run] = [0; 4].map(AtomicUsize::new);
+    let work = || {
+        while let Some((name, test)) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let began = Instant::now();
+            match std::panic::catch_unwind(test) {
+                Ok(Outcome::Passed(measured)) => {
+                    passed.fetch_add(1, Ordering::Relaxed);
+                    println!("test {name} ... ok ({:.1} s) {measured}", began.elapsed().as_secs_f64());
+                }
+                Ok(Outcome::NotRun(why)) => {
+                    not_run.fetch_add(1, Ordering::Relaxed);
+                    println!("test {name} ... NOT RUN: {why}");
+                }
+                Err(_) => {
+                    failed.fetch_add(1, Ordering::Relaxed);
+                    println!("test {name} ... FAILED");
+                }
             }
         }
-    }
+    };
+    std::thread::scope(|scope| (0..at_once).for_each(|_| _ = scope.spawn(work)));
+    let [passed, failed, not_run] = [passed, failed, not_run].map(AtomicUsize::into_inner);
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
     println!("\ntest result: {verdict}. {passed} passed; {failed} failed; {not_run} ignored; 0 measured; 0 filtered out\n");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

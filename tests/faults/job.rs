@@ -1,40 +1,47 @@
-//! Starts ranks, injects faults into them, and hears what they say.
+//! Starts ranks, injects faults into them, hears what they say, and checks what all of them owe after a failure.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use crate::failure::Failure;
 use crate::rank::{DEADLINE, WORKER};
 
-/// Far more than anything here takes.
-pub(crate) const LATE: Duration = Duration::from_secs(60);
+/// When a test gives up: far more than anything here takes.
+pub(crate) const LATE: Duration = Duration::from_secs(120);
 
 pub(crate) const SECRET: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 
 /// The processes of one test, which end with it.
 pub(crate) struct Job {
-    ranks: Vec<Child>,
+    ranks: Vec<Process>,
     lines: Receiver<(usize, String)>,
     sender: Sender<(usize, String)>,
     /// What was heard and not asked for yet.
     heard: Vec<(usize, String)>,
 }
 
-/// What one rank said of a failure.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    /// Microseconds on the clock that all processes share.
-    pub(crate) at: u64,
-    pub(crate) culprit: i64,
+struct Process {
+    child: Child,
+    /// What the others call its host.
+    host: String,
+}
+
+/// What all survivors say of a failure.
+pub(crate) struct Told {
+    pub(crate) cause: String,
+    /// Of one of them.
     pub(crate) text: String,
+    /// How long after the fault the last of them knew.
+    pub(crate) after: Duration,
 }
 
 /// A place for a store's file, and a name for its job.
 pub(crate) fn fresh() -> (String, String) {
-    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-    let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let name = format!("kolo-faults-{}-{number}", std::process::id());
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("kolo-faults-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     (format!("file://{}", std::env::temp_dir().join(&name).display()), name)
 }
 
@@ -51,9 +58,39 @@ pub(crate) fn configured(mut command: Command, task: &str, rank: usize, world: u
         .env("KOLO_STORE", store)
         .env("KOLO_JOB_ID", job)
         .env("KOLO_SECRET", SECRET)
-        .env("KOLO_START_TIMEOUT", "20s")
+        .env("KOLO_START_TIMEOUT", "60s")
         .stdin(Stdio::null());
     command
+}
+
+/// How long this machine takes, just now, to start a process and to hear of its end: the slowest of several. What kolo does at
+/// once is measured by it.
+pub(crate) fn pace() -> Duration {
+    let start = || {
+        let began = Instant::now();
+        let ended = Command::new(std::env::current_exe().unwrap()).arg("--list").stdout(Stdio::null()).status();
+        assert!(ended.unwrap().success());
+        began.elapsed()
+    };
+    (0..5).map(|_| start()).max().unwrap()
+}
+
+/// How long something may take that takes `usual` at most on a machine that does nothing else. No machine is that slow that it
+/// starts two hundred processes meanwhile.
+pub(crate) fn at_most(usual: Duration) -> Duration {
+    usual.max(200 * pace())
+}
+
+/// What is known at once, since a connection ends or a process does, is known in less than this.
+pub(crate) const AT_ONCE: Duration = Duration::from_millis(500);
+
+/// What a rank finds out by asking others is known in less than this: it waits for 150 ms before it asks, and asks twice.
+pub(crate) const ASKED: Duration = Duration::from_secs(1);
+
+/// Checks that something took no longer than it usually does at most.
+pub(crate) fn in_time(what: &str, took: Duration, usual: Duration) {
+    let most = at_most(usual);
+    assert!(took < most, "{what}: it took {took:?}, and {most:?} is long, as busy as this machine is");
 }
 
 impl Job {
@@ -78,6 +115,9 @@ impl Job {
 
     /// Starts one more.
     pub(crate) fn add(&mut self, mut command: Command) {
+        let declared = command.get_envs().find(|(name, _)| *name == "KOLO_HOST").and_then(|(_, value)| value);
+        let declared = declared.map(|host| host.to_str().unwrap().to_owned());
+        let host = declared.unwrap_or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let (number, sender) = (self.ranks.len(), self.sender.clone());
         let output = BufReader::new(child.stdout.take().unwrap());
@@ -89,11 +129,11 @@ impl Job {
             }
             let _ = sender.send((number, "end".to_owned()));
         });
-        self.ranks.push(child);
+        self.ranks.push(Process { child, host });
     }
 
     pub(crate) fn pid(&self, rank: usize) -> u32 {
-        self.ranks[rank].id()
+        self.ranks[rank].child.id()
     }
 
     pub(crate) fn signal(&self, rank: usize, signal: i32) {
@@ -103,21 +143,32 @@ impl Job {
 
     /// Waits until a rank says something that begins so, and returns the rest of it.
     pub(crate) fn hear(&mut self, rank: usize, start: &str) -> String {
+        self.hear_all(rank, &[start], start.len())
+    }
+
+    /// Waits until a rank logs a line with all of these.
+    pub(crate) fn hear_log(&mut self, rank: usize, parts: &[&str]) -> String {
+        let parts: Vec<&str> = ["log "].iter().chain(parts).copied().collect();
+        self.hear_all(rank, &parts, 4)
+    }
+
+    /// Waits for a line that begins with the first of `parts` and has all others; returns what comes after `skip` letters.
+    fn hear_all(&mut self, rank: usize, parts: &[&str], skip: usize) -> String {
         let deadline = Instant::now() + LATE;
+        let is_it = |line: &str| line.starts_with(parts[0]) && parts.iter().all(|part| line.contains(part));
+        let mut has_ended = false;
         loop {
-            if let Some(at) = self.heard.iter().position(|(from, line)| *from == rank && line.starts_with(start)) {
-                return self.heard.remove(at).1[start.len()..].trim().to_owned();
+            if let Some(at) = self.heard.iter().position(|(from, line)| *from == rank && is_it(line)) {
+                return self.heard.remove(at).1[skip..].trim().to_owned();
             }
+            assert!(!has_ended, "rank {rank} ended and did not say {parts:?}; what was said: {:#?}", self.heard);
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.heard.push(line),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    panic!("rank {rank} did not say {start:?}; what was said: {:#?}", self.heard)
+                    panic!("rank {rank} did not say {parts:?}; what was said: {:#?}", self.heard)
                 }
             }
-            let has_ended = |(from, line): &(usize, String)| *from == rank && line == "end";
-            if start != "end" && self.heard.iter().any(has_ended) && !self.said(rank, start) {
-                panic!("rank {rank} ended and did not say {start:?}; what was said: {:#?}", self.heard);
-            }
+            has_ended = parts[0] != "end" && self.said(rank, "end");
         }
     }
 
@@ -140,41 +191,78 @@ impl Job {
         }
     }
 
-    /// What a rank says of its failure.
-    pub(crate) fn failure(&mut self, rank: usize) -> Failure {
-        let line = self.hear(rank, "failed");
-        let mut parts = line.splitn(3, ' ');
-        let mut next = || parts.next().unwrap();
-        Failure { at: next().parse().unwrap(), culprit: next().parse().unwrap(), text: next().to_owned() }
-    }
-
-    /// These ranks fail because of that one, say all the same of it, lose nothing, and leave nothing behind. Returns the texts, and
-    /// how long after `since` the last of them failed.
-    pub(crate) fn all_name(&mut self, ranks: &[usize], culprit: usize, since: u64) -> (Vec<String>, Duration) {
-        let mut last = 0;
-        let mut texts = Vec::new();
-        for &rank in ranks {
-            let failure = self.failure(rank);
-            assert_eq!(failure.culprit, culprit as i64, "rank {rank}: {}", failure.text);
-            last = failure.at.max(last);
-            texts.push(failure.text);
-        }
-        for &rank in ranks {
-            self.hear(rank, "clean");
-            assert!(!self.said(rank, "usable"), "rank {rank} went on with a communicator that had failed");
-        }
-        (texts, Duration::from_micros(last.saturating_sub(since)))
-    }
-
     /// Waits until all have said something that begins so.
     pub(crate) fn all_say(&mut self, start: &str) -> Vec<String> {
         (0..self.ranks.len()).map(|rank| self.hear(rank, start)).collect()
+    }
+
+    /// What a rank says of its failure.
+    pub(crate) fn failure(&mut self, rank: usize) -> Failure {
+        Failure::parse(&self.hear(rank, "failed"))
+    }
+
+    /// The same, and keeps it for later.
+    pub(crate) fn peek_failure(&mut self, rank: usize) -> Failure {
+        let line = self.hear(rank, "failed");
+        self.heard.push((rank, format!("failed {line}")));
+        Failure::parse(&line)
+    }
+
+    /// Whether a rank logs a line with all of these before it says that it has failed.
+    pub(crate) fn hears_log_before_failing(&mut self, rank: usize, parts: &[&str]) -> bool {
+        let failure = self.hear(rank, "failed");
+        let is_it = |(from, line): &(usize, String)| {
+            *from == rank && line.starts_with("log ") && parts.iter().all(|part| line.contains(part))
+        };
+        // A rank's lines come in the order in which it says them.
+        let is_logged = self.heard.iter().any(is_it);
+        self.heard.push((rank, format!("failed {failure}")));
+        is_logged
+    }
+
+    /// What the table of faults calls F: each of these ranks gets an error that names the rank at fault, its host and process, the
+    /// operation as this rank called it, its number, and the cause, which is the same for all and one of `causes`; see also
+    /// [`Job::lives_on`].
+    pub(crate) fn all_name(&mut self, ranks: &[usize], culprit: usize, causes: &[&str], since: u64) -> Told {
+        let failures: Vec<Failure> = ranks.iter().map(|&rank| self.failure(rank)).collect();
+        for (failure, rank) in failures.iter().zip(ranks) {
+            let Failure { kind, operation, called, cause, text, .. } = failure;
+            let Process { child, host } = &self.ranks[culprit];
+            let name = cause.split([' ', '(']).next().unwrap();
+            assert_eq!((kind.as_str(), failure.culprit), ("Peer", Some(culprit)), "rank {rank}: {text}");
+            assert_eq!((&failure.host, failure.pid), (host, child.id()), "rank {rank}: {text}");
+            assert!(called.is_empty() || operation == called, "rank {rank} called {called}: {text}");
+            assert!(causes.contains(&name), "rank {rank}, {cause}: {text}");
+            assert_eq!(*cause, failures[0].cause, "ranks {ranks:?} give different causes");
+            let named = format!("rank {culprit} ({host}, pid {})", child.id());
+            assert!(text.starts_with(operation.as_str()) && text.contains(&named), "rank {rank}: {text}");
+        }
+        ranks.iter().for_each(|&rank| self.lives_on(rank));
+        let last = failures.iter().map(|failure| failure.at).max().unwrap();
+        let after = Duration::from_micros(last.saturating_sub(since));
+        Told { cause: failures[0].cause.clone(), text: failures[0].text.clone(), after }
+    }
+
+    /// A rank after a failure: every later call says that the communicator is revoked, and why; no thread, descriptor or segment is
+    /// left when it has dropped it; and the process ends by itself, in good order.
+    pub(crate) fn lives_on(&mut self, rank: usize) {
+        self.hear(rank, "revoked");
+        assert!(!self.said(rank, "usable"), "rank {rank}: {:#?}", self.heard);
+        self.ends_clean(rank);
+    }
+
+    /// A rank leaves nothing behind, and ends in good order.
+    pub(crate) fn ends_clean(&mut self, rank: usize) {
+        self.hear(rank, "clean");
+        self.hear(rank, "end");
+        let status = self.ranks[rank].child.wait().unwrap();
+        assert!(status.success(), "rank {rank}: {status}");
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
-        for child in &mut self.ranks {
+        for Process { child, .. } in &mut self.ranks {
             let _ = child.kill();
             let _ = child.wait();
         }

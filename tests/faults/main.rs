@@ -4,7 +4,11 @@
 //! here is printed and counted.
 
 #[cfg(target_os = "linux")]
+mod failure;
+#[cfg(target_os = "linux")]
 mod job;
+#[cfg(target_os = "linux")]
+mod log;
 #[cfg(target_os = "linux")]
 mod network;
 #[cfg(target_os = "linux")]
@@ -18,6 +22,8 @@ mod runner;
 mod starts;
 #[cfg(target_os = "linux")]
 mod strangers;
+#[cfg(target_os = "linux")]
+mod wire;
 
 #[cfg(not(target_os = "linux"))]
 fn main() {
@@ -25,7 +31,7 @@ fn main() {
 }
 
 #[cfg(target_os = "linux")]
-const TESTS: [runner::Test; 28] = [
+const TESTS: [runner::Test; 39] = [
     ("row_01_killed", processes::killed),
     ("row_02_stopped", processes::stopped),
     ("row_02_stopped_in_a_part", processes::stopped_in_a_part),
@@ -40,17 +46,28 @@ const TESTS: [runner::Test; 28] = [
     ("row_11_missing_rank", starts::missing_rank),
     ("row_12_world_sizes", starts::world_sizes),
     ("row_13_to_15_different_calls", processes::different_calls),
+    ("row_13_to_15_between_hosts", network::different_calls),
+    ("row_24_dropped_with_work", processes::dropped_with_work),
     ("row_25_fork", processes::forked),
     ("row_25_killed_with_a_child", processes::killed_with_a_child),
+    ("row_25_killed_with_a_child_elsewhere", network::killed_with_a_child),
     ("row_27_signals", processes::signals),
     ("row_28_no_descriptors", processes::no_descriptors),
     ("row_29_no_shared_memory", processes::no_shared_memory),
     ("row_30_nothing_left_over", processes::nothing_left_over),
+    ("row_31_other_version", strangers::other_version),
+    ("row_31_two_builds", strangers::two_builds),
+    ("row_34_own_name_on_loopback", network::own_name_on_loopback),
+    ("row_34_ipv6_only", network::ipv6_only),
     ("row_36_other_world_size", starts::other_world_size),
     ("row_37_garbage_connections", strangers::garbage),
+    ("row_37_garbage_before_the_secret", strangers::garbage_before_the_secret),
     ("row_37_silent_strangers", strangers::silent),
     ("row_38_wrong_secret", strangers::wrong_secret),
+    ("row_38_replayed_handshake", strangers::replayed),
+    ("row_38_another_user", strangers::another_user),
     ("row_39_store_ends", starts::store_ends),
+    ("row_40_uneven", processes::uneven),
     ("survivors_go_on", processes::survivors_go_on),
     ("killed_while_splitting", processes::killed_while_splitting),
     ("two_killed_at_once", processes::two_killed),
@@ -59,8 +76,12 @@ const TESTS: [runner::Test; 28] = [
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
     if let Ok(task) = std::env::var(rank::WORKER) {
-        rank::work(&task);
+        match task.as_str() {
+            "stranger" => strangers::be_a_stranger(),
+            task => rank::work(task),
+        }
         return std::process::ExitCode::SUCCESS;
     }
-    runner::run(&TESTS)
+    // Most of them wait most of the time.
+    runner::run(&TESTS, 4)
 }

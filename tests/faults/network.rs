@@ -1,16 +1,25 @@
-//! Faults of the network, between network namespaces of this machine: rows 4 to 6.
+//! Faults between hosts, which are network namespaces of this machine: rows 4 to 6, and of 13 to 15, 25 and 34 what needs hosts.
 
+use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use crate::job::{Job, LATE, configured, fresh};
+use crate::job::{ASKED, AT_ONCE, Job, at_most, configured, fresh, in_time};
+use crate::processes::show_both_sides;
 use crate::rank::{DEADLINE, now};
 use crate::runner::Outcome::{self, NotRun, Passed};
+use crate::wire::{Weather, Wire};
 
 /// Two hosts on one machine, each a namespace with an address of its own, with a wire between them.
-struct Hosts {
+pub(crate) struct Hosts {
     names: [String; 2],
+    addresses: [&'static str; 2],
+    pub(crate) wire: Wire,
 }
+
+pub(crate) const V4: [&str; 2] = ["10.213.78.1", "10.213.78.2"];
+const V6: [&str; 2] = ["fd00:213::1", "fd00:213::2"];
 
 fn run(program: &str, arguments: &str) -> Result<String, String> {
     let output = Command::new(program).args(arguments.split(' ')).stdin(Stdio::null()).output();
@@ -23,41 +32,61 @@ fn run(program: &str, arguments: &str) -> Result<String, String> {
     }
 }
 
+/// Where ranks 0, 1 and 2 are.
+pub(crate) type Layout = [usize; 3];
+
 impl Hosts {
-    fn new() -> Result<Hosts, String> {
-        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let id = format!("kf{}x{}", std::process::id() % 10_000, COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
-        let hosts = Hosts { names: [0, 1].map(|host| format!("{id}n{host}")) };
-        let [a, b] = &hosts.names;
-        run("ip", &format!("netns add {a}"))?;
-        run("ip", &format!("netns add {b}"))?;
-        run("ip", &format!("link add eth0 netns {a} type veth peer name eth0 netns {b}"))?;
-        for (host, name) in hosts.names.iter().enumerate() {
-            run("ip", &format!("-n {name} addr add {} dev eth0", Hosts::address(host) + "/24"))?;
-            run("ip", &format!("-n {name} link set eth0 up"))?;
+    pub(crate) fn new(addresses: [&'static str; 2]) -> Result<Hosts, String> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("kf{}x{}", std::process::id() % 100_000, COUNT.fetch_add(1, Ordering::Relaxed));
+        let names = [0, 1].map(|host| format!("{id}n{host}"));
+        let wire = Wire::new([&names[0], &names[1]])?;
+        let hosts = Hosts { names, addresses, wire };
+        let bits = if addresses == V4 { 24 } else { 64 };
+        for (name, address) in hosts.names.iter().zip(addresses) {
+            run("ip", &format!("netns add {name}"))?;
+            run("ip", &format!("link set {name} netns {name} name eth0"))?;
+            run("ip", &format!("-n {name} addr add {address}/{bits} dev eth0 nodad"))?;
+            run("ip", &format!("-n {name} link set eth0 up mtu 16000"))?;
             run("ip", &format!("-n {name} link set lo up"))?;
         }
         Ok(hosts)
     }
 
-    fn address(host: usize) -> String {
-        format!("10.213.78.{}", host + 1)
+    /// A program on a host.
+    fn command(&self, host: usize) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[host]]);
+        command
     }
 
-    /// Runs a program on a host.
-    fn on(&self, host: usize, arguments: &str) -> Result<String, String> {
-        run("ip", &format!("netns exec {} {arguments}", self.names[host]))
+    /// Does something on the host at the other end of this one's wire.
+    pub(crate) fn within<T: Send>(&self, called: usize, work: impl FnOnce() -> T + Send) -> T {
+        let namespace = std::fs::File::open(format!("/run/netns/{}", self.names[1 - called])).unwrap();
+        // A thread has a namespace of its own, if it asks for one.
+        let work = move || {
+            // SAFETY: the file is open, and of a namespace.
+            assert_eq!(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap())
     }
 
-    /// Ranks 0 and 1 on the first host, 2 on the second.
-    fn start(&self, deadline: u64) -> Job {
+    /// Ranks on these hosts, which meet at the first of the hosts.
+    pub(crate) fn start(&self, task: &str, layout: Layout, deadline: u64) -> Job {
+        let address = self.addresses[layout[0]];
+        self.start_at(&format!("tcp://{address}:29778"), task, layout, deadline, |host| {
+            let mut command = self.command(host);
+            command.arg(std::env::current_exe().unwrap());
+            command
+        })
+    }
+
+    fn start_at(&self, store: &str, task: &str, layout: Layout, deadline: u64, command: impl Fn(usize) -> Command) -> Job {
         let mut job = Job::empty();
         let (_, name) = fresh();
-        for (rank, host) in [0, 0, 1].into_iter().enumerate() {
-            let mut command = Command::new("ip");
-            command.args(["netns", "exec", &self.names[host]]).arg(std::env::current_exe().unwrap());
-            let store = format!("tcp://{}:29778", Hosts::address(0));
-            let mut command = configured(command, "work", rank, 3, &store, &name);
+        for (rank, host) in layout.into_iter().enumerate() {
+            let mut command = configured(command(host), task, rank, 3, store, &name);
             command.env(DEADLINE, deadline.to_string());
             job.add(command);
         }
@@ -73,64 +102,158 @@ impl Drop for Hosts {
     }
 }
 
-/// The wire is cut: no packet comes through any more, and nobody is told.
+/// Ranks 0 and 1 share a host.
+pub(crate) const PAIR: Layout = [0, 0, 1];
+/// Rank 1 is on another host than the others.
+const APART: Layout = [0, 1, 0];
+
+/// The wire is cut: no packet comes through any more, and nobody is told. Then each side goes on by itself.
 pub(crate) fn partition() -> Outcome {
-    let hosts = match Hosts::new() {
+    let hosts = match Hosts::new(V4) {
         Ok(hosts) => hosts,
         Err(why) => return NotRun(why),
     };
-    let mut job = hosts.start(120_000);
+    let mut job = hosts.start("shrink", PAIR, 600_000);
     job.all_work();
-    if let Err(why) = hosts.on(1, "tc qdisc add dev eth0 root netem loss 100%") {
-        // Silence in one direction is silence all the same: what comes goes nowhere.
-        if let Err(other) = hosts.on(1, "ip route add blackhole 10.213.78.1/32") {
-            return NotRun(format!("{why}; {other}"));
-        }
-    }
+    hosts.wire.set(Weather::Cut);
     let since = now();
-    let (texts, after) = job.all_name(&[0, 1], 2, since);
-    assert!(after < LATE / 2, "{after:?}");
-    assert!(texts.iter().all(|text| text.contains("rank 2 (")), "{texts:?}");
     // The other side notices as well, of whomever it waits for.
-    assert!([0, 1].contains(&job.failure(2).culprit));
-    Passed(format!("{after:.1?}: {}", texts[0]))
+    let other = job.failure(2);
+    assert!(matches!(other.culprit, Some(0 | 1)) && other.cause.starts_with("Unreachable"), "{other}");
+    assert_eq!(other.operation, other.called, "{other}");
+    let said = [0, 1, 2].map(|rank| job.hear(rank, "shrunk"));
+    let sizes = said.map(|said| said.split_once(' ').unwrap().0.to_owned());
+    assert_eq!(sizes, ["2", "2", "1"], "ranks that go on with each");
+    let told = job.all_name(&[0, 1], 2, &["Unreachable"], since);
+    job.lives_on(2);
+    let last = told.after.max(Duration::from_micros(other.at.saturating_sub(since)));
+    let late = Duration::from_secs(5) + at_most(ASKED);
+    assert!(last < late, "after {last:?}; {late:?} is late");
+    Passed(format!("{last:.1?}: {}", told.text))
 }
 
-/// The system closes a connection under both ends, which live on.
+/// Connections end under both ends, which live on.
 pub(crate) fn reset() -> Outcome {
-    let hosts = match Hosts::new() {
+    let hosts = match Hosts::new(V4) {
         Ok(hosts) => hosts,
         Err(why) => return NotRun(why),
     };
-    let mut job = hosts.start(120_000);
+    let mut job = hosts.start("work", PAIR, 600_000);
     job.all_work();
+    hosts.wire.set(Weather::Resetting);
     let since = now();
-    match hosts.on(0, &format!("ss -K dst {}", Hosts::address(1))) {
-        Ok(killed) if killed.contains(&Hosts::address(1)) => {}
-        Ok(_) => return NotRun("this kernel does not let connections be closed from outside (ss -K)".to_owned()),
-        Err(why) => return NotRun(why),
-    }
-    let failures = [0, 1, 2].map(|rank| job.failure(rank));
-    let culprit = failures[0].culprit;
-    let after = Duration::from_micros(failures.iter().map(|failure| failure.at).max().unwrap().saturating_sub(since));
-    assert!(failures.iter().all(|failure| failure.culprit == culprit), "{failures:?}");
-    assert!(failures[0].text.contains("connection"), "{failures:?}");
-    assert!(after < LATE / 2, "{after:?}");
-    job.all_say("clean");
-    Passed(format!("{after:.0?}: {}", failures[0].text))
+    // Each end may name the other; then all agree on one.
+    let culprit = job.peek_failure(0).culprit.unwrap();
+    let others: Vec<usize> = (0..3).filter(|rank| *rank != culprit).collect();
+    let told = job.all_name(&others, culprit, &["Broken"], since);
+    let own = job.failure(culprit);
+    assert_eq!((own.culprit, &own.cause), (Some(culprit), &told.cause), "{own}");
+    job.lives_on(culprit);
+    assert!(told.text.contains("lost its connection"), "{}", told.text);
+    in_time("all know of it", told.after, AT_ONCE);
+    Passed(format!("{:.0?}: {}", told.after, told.text))
 }
 
 pub(crate) fn slow_and_lossy() -> Outcome {
-    let hosts = match Hosts::new() {
+    let hosts = match Hosts::new(V4) {
         Ok(hosts) => hosts,
         Err(why) => return NotRun(why),
     };
-    if let Err(why) = hosts.on(1, "tc qdisc add dev eth0 root netem delay 5ms loss 1%") {
-        return NotRun(why);
-    }
-    let mut job = hosts.start(60_000);
-    for _ in 0..2 {
+    let mut job = hosts.start("work", PAIR, 600_000);
+    job.all_work();
+    hosts.wire.set(Weather::Bad);
+    let (_, before) = hosts.wire.counts();
+    while hosts.wire.counts().1 < before + 10 {
         job.all_work();
+    }
+    job.all_work();
+    let (carried, lost) = hosts.wire.counts();
+    Passed(format!("{carried} packets carried, {lost} lost"))
+}
+
+/// As [`crate::processes::different_calls`], with nothing but a network between the odd rank and the others.
+pub(crate) fn different_calls() -> Outcome {
+    let hosts = match Hosts::new(V4) {
+        Ok(hosts) => hosts,
+        Err(why) => return NotRun(why),
+    };
+    for layout in [APART, PAIR] {
+        show_both_sides("hosts", &mut hosts.start("differ", layout, 600_000));
+    }
+    Passed(String::new())
+}
+
+/// A child of a killed rank keeps its connections open: from another host it looks as if nothing had happened.
+pub(crate) fn killed_with_a_child() -> Outcome {
+    let hosts = match Hosts::new(V4) {
+        Ok(hosts) => hosts,
+        Err(why) => return NotRun(why),
+    };
+    let deadline = Duration::from_secs(6);
+    let mut job = hosts.start("parent", APART, deadline.as_millis() as u64);
+    let child: i32 = job.hear(1, "child").parse().unwrap();
+    job.all_work();
+    let since = now();
+    job.signal(1, libc::SIGKILL);
+    let told = job.all_name(&[0, 2], 1, &["Unresponsive"], since);
+    // SAFETY: it is there until it is ended here: it does nothing else.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    let late = deadline + at_most(ASKED);
+    assert!(told.after >= deadline / 2 && told.after < late, "after {:?}; {late:?} is late", told.after);
+    Passed(format!("deadline 6 s; {:.1?}", told.after))
+}
+
+/// The name of rank 0's host means 127.0.1.1 there, as Debian has it, and its address elsewhere.
+pub(crate) fn own_name_on_loopback() -> Outcome {
+    let hosts = match Hosts::new(V4) {
+        Ok(hosts) => hosts,
+        Err(why) => return NotRun(why),
+    };
+    let folder = std::env::temp_dir().join(format!("kolo-faults-{}-hosts", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for host in 0..2 {
+        let lines = (0..2).map(|other| match other == host {
+            true => format!("127.0.1.1 kolo-host{other}\n"),
+            false => format!("{} kolo-host{other}\n", V4[other]),
+        });
+        std::fs::write(folder.join(host.to_string()), lines.collect::<String>()).unwrap();
+    }
+    let mut job = hosts.start_at("tcp://kolo-host0:29778", "work", PAIR, 600_000, |host| {
+        let mut command = hosts.command(host);
+        let own = format!("hostname kolo-host{host} && mount --bind {}/{host} /etc/hosts && exec \"$0\"", folder.display());
+        command.args(["unshare", "--uts", "--mount", "sh", "-c", &own]).arg(std::env::current_exe().unwrap());
+        command
+    });
+    job.all_work();
+    is_told(&mut job, PAIR, V4);
+    drop(job);
+    std::fs::remove_dir_all(&folder).unwrap();
+    Passed(String::new())
+}
+
+/// Every rank logs its address, and why it is that.
+fn is_told(job: &mut Job, layout: Layout, addresses: [&str; 2]) {
+    for (rank, host) in layout.into_iter().enumerate() {
+        let said = job.hear_log(rank, &["INFO", "this rank's address", "why="]);
+        assert!(said.contains(&format!("address={} ", addresses[host])), "rank {rank}: {said}");
+    }
+}
+
+/// There is no address of IPv4 but loopback.
+pub(crate) fn ipv6_only() -> Outcome {
+    let hosts = match Hosts::new(V6) {
+        Ok(hosts) => hosts,
+        Err(why) => return NotRun(why),
+    };
+    let mut job = hosts.start_at(&format!("tcp://[{}]:29778", V6[0]), "work", PAIR, 600_000, |host| {
+        let mut command = hosts.command(host);
+        command.arg(std::env::current_exe().unwrap());
+        command
+    });
+    job.all_work();
+    is_told(&mut job, PAIR, V6);
+    for said in job.all_say("connected") {
+        assert!(said.starts_with("shm+tcp "), "{said}");
     }
     Passed(String::new())
 }

@@ -1,9 +1,13 @@
 //! What the ranks do. They write lines: what happens to them, and when, on the clock that all processes of a machine share.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kolo::{Communicator, Error, ReduceOp};
+use kolo::{Communicator, Error, Op, ReduceOp, Result};
+
+use crate::failure::{Failure, kind};
+use crate::log;
 
 /// What a rank is told to do.
 pub(crate) const WORKER: &str = "KOLO_TEST_WORKER";
@@ -11,145 +15,302 @@ pub(crate) const WORKER: &str = "KOLO_TEST_WORKER";
 /// The deadline of its operations, in milliseconds.
 pub(crate) const DEADLINE: &str = "KOLO_TEST_DEADLINE";
 
+/// Elements of the registered buffer that the task `registered` keeps: large beside what else the machine may do meanwhile.
+pub(crate) const REGISTERED: usize = 8 << 20;
+
+/// How a task ended, if not in good order.
+enum End {
+    /// This call failed.
+    Failed(Failed),
+    /// This rank has nothing more to do, and ends the communicator; what it looks at then.
+    Leaves(Box<dyn FnOnce()>),
+}
+
+/// A call that failed, as this rank made it; `None` where the library makes calls of its own.
+struct Failed {
+    error: Error,
+    call: Option<(Op, u64)>,
+}
+
+impl From<Error> for End {
+    fn from(error: Error) -> End {
+        End::Failed(Failed { error, call: None })
+    }
+}
+
+fn leaves() -> End {
+    End::Leaves(Box::new(|| {}))
+}
+
+/// What becomes of a task; ranks that stay to the end return `Ok`.
+type Task = Result<(), End>;
+
 pub(crate) fn work(task: &str) {
+    log::say_all();
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let rank = number("KOLO_RANK").unwrap();
     let deadline = Duration::from_millis(number(DEADLINE).unwrap_or(60_000));
     let before = Belongings::count();
     prepare(task);
-    let connected = Communicator::builder().timeout(deadline).connect();
-    let comm = match connected {
+    let comm = match Communicator::builder().timeout(deadline).connect() {
         Ok(comm) => comm,
-        Err(error) => {
-            say(&format!("refused {error}"));
-            return;
-        }
+        Err(error) => return say(&format!("refused {}: {error}", kind(&error))),
     };
-    match task {
-        "threads" => {
-            // More of what takes descriptors than there are.
-            let mut parts = Vec::new();
-            let error = loop {
-                match comm.split(0, 0) {
-                    Ok(part) => match part.send_recv(&[1u8], (comm.rank() + 1) % 2, &mut [0u8], (comm.rank() + 1) % 2) {
-                        Ok(()) => parts.push(part),
-                        Err(error) => break error,
-                    },
-                    Err(error) => break error,
-                }
-            };
-            failed(&error);
-        }
-        "split" => {
-            let mut is_ready = false;
-            // Ranks count the same in the parts.
-            let error = loop {
-                match comm.split(0, 0) {
-                    Ok(part) => drop(part),
-                    Err(error) => break error,
-                }
-                if !std::mem::replace(&mut is_ready, true) {
-                    say("ready");
-                }
-            };
-            failed(&error);
-            comm.abort();
-        }
-        "parts" => {
-            let part = comm.split([0, 1, 1, 2][rank as usize], 0).unwrap();
-            match rank {
-                1 => {
-                    say("ready");
-                    loop {
-                        std::thread::park();
-                    }
-                }
-                2 => failed(&part.barrier().unwrap_err()),
-                _ => failed(&comm.broadcast(&mut [0u8; 8], 2).unwrap_err()),
+    say(&format!("connected {} {}", comm.transport_name(), Belongings::count().segments));
+    let mut look: Box<dyn FnOnce()> = Box::new(|| {});
+    match carry_out(task, &comm) {
+        Ok(()) => return say("done"),
+        Err(End::Leaves(then)) => look = then,
+        Err(End::Failed(Failed { error, call })) => {
+            say(&format!("failed {}", Failure::of(&error, call)));
+            check_revoked(&comm, &error);
+            if task == "shrink" {
+                shrink(&comm);
             }
         }
-        "fork" => fork(&comm),
-        // Says nothing more, and lives.
-        "late" if rank == 1 => {
-            assert!(collectives(&comm, u64::MAX, 20).is_none());
-            say("late");
-            loop {
-                std::thread::park();
-            }
-        }
-        "differ" => {
-            let mut buf = vec![1i32; 1000];
-            let error = match rank {
-                1 => comm.all_reduce(&mut buf, ReduceOp::Max),
-                _ => comm.all_reduce(&mut buf, ReduceOp::Sum),
-            };
-            // Between hosts, what came from ranks that agreed may be there already.
-            assert!(comm.transport_name() != "shm" || buf.iter().all(|&x| x == 1), "memory was written");
-            failed(&error.unwrap_err());
-        }
-        "once" => {
-            comm.barrier().unwrap();
-            say("done");
-        }
-        "leave" if rank == 2 => {
-            assert!(collectives(&comm, u64::MAX, 20).is_none());
-            drop(comm);
-            return leftovers(&before);
-        }
-        _ => {
-            if task == "parent" && rank == 1 {
-                leave_a_child();
-            }
-            let error = collectives(&comm, if task == "signals" { 3000 } else { u64::MAX }, usize::MAX);
-            let Some(error) = error else { return say("done") };
-            failed(&error);
-        }
     }
-    if !matches!(comm.barrier(), Err(Error::Revoked { .. })) {
-        say("usable");
-    }
-    if task == "shrink" {
-        let began = Instant::now();
-        let fewer = comm.shrink().unwrap();
-        let took = began.elapsed();
-        let mut sum = vec![1u64; 100_000];
-        fewer.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-        assert!(sum.iter().all(|&sum| sum == fewer.world_size() as u64));
-        say(&format!("shrunk {} {}", fewer.world_size(), took.as_micros()));
-        fewer.barrier().unwrap();
-    }
+    let began = Instant::now();
     drop(comm);
+    say(&format!("dropped {}", began.elapsed().as_micros()));
+    look();
     leftovers(&before);
 }
 
-/// All-reduces of changing sizes until one fails, or for so many milliseconds; this rank leaves after so many rounds.
-fn collectives(comm: &Communicator, milliseconds: u64, rounds: usize) -> Option<Error> {
-    let began = Instant::now();
-    let world = comm.world_size() as u64;
-    for round in 0..rounds {
-        let len = [1, 1000, 300_000][round % 3];
-        let mut buf = vec![comm.rank() as u64 + round as u64; len];
-        if let Err(error) = comm.all_reduce(&mut buf, ReduceOp::Sum) {
-            return Some(error);
+fn carry_out(task: &str, comm: &Communicator) -> Task {
+    let rank = comm.rank();
+    let calls = Calls::of(comm);
+    match task {
+        "once" => Ok(comm.barrier()?),
+        "fork" => fork(comm),
+        "differ" => differ(comm),
+        "drop" => drop_with_work(comm),
+        "no descriptors" => without_descriptors(comm),
+        "registered" => registered(comm),
+        "split" => split(comm),
+        "parts" => {
+            let part = comm.split([0, 1, 1, 2][rank], 0)?;
+            match rank {
+                1 => {
+                    say("ready");
+                    sleep()
+                }
+                2 => Calls::of(&part).call(Op::Barrier, |part| part.barrier()),
+                // A split begins with one collective.
+                _ => Calls { comm, seq: 1 }.call(Op::Broadcast, |comm| comm.broadcast(&mut [0u8; 8], 2)),
+            }
         }
+        // Says nothing more, and lives.
+        "late" if rank == 1 => {
+            collectives(calls, Duration::MAX, 20)?;
+            say("late");
+            sleep()
+        }
+        "leave" if rank == 2 => {
+            collectives(calls, Duration::MAX, 20)?;
+            Err(leaves())
+        }
+        "signals" => {
+            collectives(calls, Duration::from_secs(3), usize::MAX)?;
+            say(&format!("signals {}", SIGNALS.load(Ordering::Relaxed)));
+            Ok(())
+        }
+        "parent" if rank == 1 => {
+            leave_a_child();
+            collectives(calls, Duration::MAX, usize::MAX)
+        }
+        "work" | "pipe" | "late" | "leave" | "parent" | "shrink" | "no shared memory" | "no memfd" | "no memory" => {
+            collectives(calls, Duration::MAX, usize::MAX)
+        }
+        other => panic!("there is no task {other:?}"),
+    }
+}
+
+/// The collectives of one communicator, counted.
+struct Calls<'a> {
+    comm: &'a Communicator,
+    seq: u64,
+}
+
+impl<'a> Calls<'a> {
+    fn of(comm: &'a Communicator) -> Calls<'a> {
+        Calls { comm, seq: 0 }
+    }
+
+    fn call(&mut self, op: Op, call: impl FnOnce(&Communicator) -> Result<()>) -> Task {
+        self.seq += 1;
+        let call = call(self.comm);
+        call.map_err(|error| End::Failed(Failed { error, call: Some((op, self.seq)) }))
+    }
+}
+
+/// All-reduces of changing sizes until one fails, or for so long; this rank leaves after so many rounds.
+fn collectives(mut calls: Calls<'_>, duration: Duration, rounds: usize) -> Task {
+    let began = Instant::now();
+    let (rank, world) = (calls.comm.rank() as u64, calls.comm.world_size() as u64);
+    for round in 0..rounds {
+        let mut buf = vec![rank + round as u64; [1, 1000, 300_000][round % 3]];
+        calls.call(Op::AllReduce, |comm| comm.all_reduce(&mut buf, ReduceOp::Sum))?;
         let expected = world * (world - 1) / 2 + world * round as u64;
         assert!(buf.iter().all(|&x| x == expected), "a wrong result in round {round}");
         if round % 16 == 5 {
             say(&format!("ready {round}"));
         }
         // All end with the same round.
-        let mut is_over = [u8::from(began.elapsed() >= Duration::from_millis(milliseconds))];
-        match comm.all_reduce(&mut is_over, ReduceOp::Max) {
-            Err(error) => return Some(error),
-            Ok(()) if is_over[0] != 0 => return None,
-            Ok(()) => {}
+        let mut is_over = [u8::from(began.elapsed() >= duration)];
+        calls.call(Op::AllReduce, |comm| comm.all_reduce(&mut is_over, ReduceOp::Max))?;
+        if is_over[0] != 0 {
+            return Ok(());
         }
     }
-    None
+    Ok(())
 }
 
-fn failed(error: &Error) {
-    say(&format!("failed {} {} {error}", now(), error.culprit().map_or(-1, |rank| rank as i64)));
+/// Makes parts of all ranks until one cannot be made.
+fn split(comm: &Communicator) -> Task {
+    let mut is_ready = false;
+    loop {
+        drop(comm.split(0, 0)?);
+        if !std::mem::replace(&mut is_ready, true) {
+            say("ready");
+        }
+    }
+}
+
+/// What rank 1 adds where the others have something else in mind: no sum of others has its bits.
+const FOREIGN: i32 = 1 << 24;
+
+/// Rank 1 makes another call than the others, in one way after another, each among ranks that have not failed yet.
+fn differ(comm: &Communicator) -> Task {
+    let is_odd = comm.rank() == 1;
+    let mine = if is_odd { FOREIGN } else { 1 + comm.rank() as i32 };
+    let sum = |comm: &Communicator, buf: &mut [i32]| comm.all_reduce(buf, ReduceOp::Sum);
+    type Differing<'a> = &'a dyn Fn(&Communicator, &mut [i32]) -> (Op, Result<()>);
+    let ways: [(&str, Differing); 5] = [
+        ("operation", &|comm, buf| match is_odd {
+            true => (Op::Broadcast, comm.broadcast(buf, 1)),
+            false => (Op::AllReduce, sum(comm, buf)),
+        }),
+        ("count", &|comm, buf| match is_odd {
+            true => (Op::AllReduce, sum(comm, &mut buf[1..])),
+            false => (Op::AllReduce, sum(comm, buf)),
+        }),
+        ("element", &|comm, buf| match is_odd {
+            true => (Op::AllReduce, comm.all_reduce(as_unsigned(buf), ReduceOp::Sum)),
+            false => (Op::AllReduce, sum(comm, buf)),
+        }),
+        ("reduction", &|comm, buf| match is_odd {
+            true => (Op::AllReduce, comm.all_reduce(buf, ReduceOp::Max)),
+            false => (Op::AllReduce, sum(comm, buf)),
+        }),
+        // Not the odd one's own: it would have to send.
+        ("root", &|comm, buf| match is_odd {
+            true => (Op::Broadcast, comm.broadcast(buf, 0)),
+            false => (Op::Broadcast, comm.broadcast(buf, 2)),
+        }),
+    ];
+    for (way, call) in ways {
+        let part = comm.split(0, 0)?;
+        let mut buf = vec![mine; 1000];
+        let (op, result) = call(&part, &mut buf);
+        // A rank that only sends may notice at the next call.
+        let (error, call) = match result {
+            Err(error) => (error, (op, 1)),
+            Ok(()) => (part.barrier().expect_err("the calls differ"), (Op::Barrier, 2)),
+        };
+        // In shared memory nothing is written. Else what came from ranks that agreed may be there, and nothing of the others.
+        let is_untouched = buf.iter().all(|&x| x == mine);
+        let is_of_others = buf.iter().any(|&x| if is_odd { x != mine } else { x >= FOREIGN });
+        let is_right = if part.transport_name() == "shm" { is_untouched } else { !is_of_others };
+        say(&format!("{way} {} {}", if is_right { "kept" } else { "written" }, Failure::of(&error, Some(call))));
+        check_revoked(&part, &error);
+    }
+    Err(leaves())
+}
+
+fn as_unsigned(buf: &mut [i32]) -> &mut [u32] {
+    // SAFETY: the same memory; all bits are right for both.
+    unsafe { std::slice::from_raw_parts_mut(buf.as_mut_ptr().cast(), buf.len()) }
+}
+
+/// Rank 1 drops the communicator while a collective waits for rank 3, which makes no call.
+fn drop_with_work(comm: &Communicator) -> Task {
+    let mut calls = Calls::of(comm);
+    calls.call(Op::Barrier, |comm| comm.barrier())?;
+    match comm.rank() {
+        1 => {
+            let work = comm.start_all_reduce(vec![1u64; 1000], ReduceOp::Sum)?;
+            let work = work.wait_timeout(Duration::from_millis(50)).expect_err("rank 3 does not take part");
+            let look = || match work.wait() {
+                Err(Error::Aborted { op: Op::AllReduce, seq: 2 }) => say("given up"),
+                other => say(&format!("the work ended: {:?}", other.map(|_| ()))),
+            };
+            Err(End::Leaves(Box::new(look)))
+        }
+        3 => sleep(),
+        _ => calls.call(Op::AllReduce, |comm| comm.all_reduce(&mut [1u64; 1000], ReduceOp::Sum)),
+    }
+}
+
+/// The rank that `KOLO_TEST_LACKS` names has no descriptor left, and needs one for a link: to or from a rank with which it has
+/// none. Of six ranks, that meet in steps of 1, 2 and 4, rank 0 and rank 3 have none.
+fn without_descriptors(comm: &Communicator) -> Task {
+    let mut calls = Calls::of(comm);
+    calls.call(Op::Barrier, |comm| comm.barrier())?;
+    let lacks = std::env::var("KOLO_TEST_LACKS").is_ok_and(|rank| rank == comm.rank().to_string());
+    let mut held = Vec::new();
+    if lacks {
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            held.push(file);
+        }
+    }
+    let message = |result: Result<()>| result.map_err(|error| End::Failed(Failed { error, call: Some((Op::Send, 1)) }));
+    match comm.rank() {
+        0 => message(comm.send(&[1u8; 8], 3)),
+        3 => message(comm.recv(&mut [1u8; 8], 0)),
+        _ => calls.call(Op::Barrier, |comm| comm.barrier()),
+    }
+}
+
+/// All-reduces in registered memory.
+fn registered(comm: &Communicator) -> Task {
+    let mut buf = comm.alloc::<u64>(REGISTERED)?;
+    buf.fill(1);
+    let mut calls = Calls::of(comm);
+    loop {
+        calls.call(Op::AllReduce, |comm| comm.all_reduce(&mut buf, ReduceOp::Max))?;
+        say("ready");
+    }
+}
+
+/// The survivors go on.
+fn shrink(comm: &Communicator) {
+    let began = Instant::now();
+    let fewer = comm.shrink().unwrap();
+    let took = began.elapsed();
+    let mut sum = vec![1u64; 100_000];
+    fewer.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    assert!(sum.iter().all(|&sum| sum == fewer.world_size() as u64));
+    say(&format!("shrunk {} {}", fewer.world_size(), took.as_micros()));
+    fewer.barrier().unwrap();
+}
+
+/// Calls of every kind say that the communicator is revoked, and why.
+fn check_revoked(comm: &Communicator, first: &Error) {
+    let other = (comm.rank() + 1) % comm.world_size();
+    let calls = [
+        ("barrier", comm.barrier()),
+        ("all_reduce", comm.all_reduce(&mut [1u8], ReduceOp::Sum)),
+        ("send", comm.send(&[1u8], other)),
+        ("recv", comm.recv(&mut [1u8], other)),
+        ("start_barrier", comm.start_barrier().and_then(|work| work.wait())),
+        ("split", comm.split(0, 0).map(drop)),
+    ];
+    for (name, result) in calls {
+        match result {
+            Err(Error::Revoked { first: why }) if why.to_string() == first.to_string() => {}
+            other => say(&format!("usable {name}: {other:?} after {first}")),
+        }
+    }
+    say("revoked");
 }
 
 /// What a process may leak.
@@ -157,17 +318,21 @@ fn failed(error: &Error) {
 struct Belongings {
     threads: usize,
     descriptors: usize,
+    /// Mapped, or open.
     segments: usize,
 }
 
 impl Belongings {
     fn count() -> Belongings {
-        let entries = |folder: &str| std::fs::read_dir(folder).map_or(0, Iterator::count);
+        let entries = |folder: &str| std::fs::read_dir(folder).into_iter().flatten().flatten();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let is_segment = |name: &str| name.contains("memfd:kolo");
+        let names = entries("/proc/self/fd").filter_map(|file| std::fs::read_link(file.path()).ok());
+        let open = names.filter(|name| name.to_str().is_some_and(is_segment)).count();
         Belongings {
-            threads: entries("/proc/self/task"),
-            descriptors: entries("/proc/self/fd"),
-            segments: maps.lines().filter(|line| line.contains("memfd:kolo")).count(),
+            threads: entries("/proc/self/task").count(),
+            descriptors: entries("/proc/self/fd").count(),
+            segments: maps.lines().filter(|line| is_segment(line)).count() + open,
         }
     }
 }
@@ -175,7 +340,7 @@ impl Belongings {
 /// Says whether this process has what it had before.
 fn leftovers(before: &Belongings) {
     // A thread that was joined may take a moment to vanish from the list.
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(20);
     let mut after = Belongings::count();
     while after != *before && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
@@ -190,11 +355,20 @@ pub(crate) fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
 }
 
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     // In one piece, whatever a signal does; and nobody may listen any more.
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
     let _ = std::io::stdout().flush();
 }
+
+fn sleep() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// How many signals have come.
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 /// What makes the process unlike others, before it connects.
 fn prepare(task: &str) {
@@ -205,17 +379,22 @@ fn prepare(task: &str) {
     };
     match task {
         "few descriptors" => limit(libc::RLIMIT_NOFILE, 8),
-        "threads" => limit(libc::RLIMIT_NOFILE, 64),
+        "no descriptors" => limit(libc::RLIMIT_NOFILE, 64),
         "no shared memory" => {
             // SAFETY: to ignore a signal calls nothing.
             unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
             limit(libc::RLIMIT_FSIZE, 64 << 10);
         }
+        // A container may forbid it; and there may be no memory: as the calls that reserve it say.
+        "no memfd" => forbid(libc::SYS_memfd_create, libc::EPERM),
+        "no memory" => forbid(libc::SYS_fallocate, libc::ENOSPC),
         "signals" => {
-            extern "C" fn handler(_: i32) {}
+            extern "C" fn handler(_: i32) {
+                SIGNALS.fetch_add(1, Ordering::Relaxed);
+            }
             let every = libc::timeval { tv_sec: 0, tv_usec: 500 };
             let timer = libc::itimerval { it_interval: every, it_value: every };
-            // SAFETY: the handler does nothing; without SA_RESTART, system calls are interrupted. SIGPIPE would end the process.
+            // SAFETY: the handler counts; without SA_RESTART, system calls are interrupted. SIGPIPE would end the process.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = handler as extern "C" fn(i32) as usize;
@@ -230,6 +409,24 @@ fn prepare(task: &str) {
     }
 }
 
+/// From now on a system call fails so in this process.
+fn forbid(call: libc::c_long, error: i32) {
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    // Loads the number of the call; if it is that one, the error, else what it would do.
+    let mut steps = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | error as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: the program is valid while it is handed over; the system keeps a copy.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+    }
+}
+
 /// A process that keeps open what this one has open now, and does nothing.
 fn leave_a_child() {
     // SAFETY: the child makes system calls only.
@@ -238,7 +435,7 @@ fn leave_a_child() {
         0 => unsafe {
             // But nobody shall wait for what it might say.
             (0..3).for_each(|file| _ = libc::close(file));
-            libc::alarm(120);
+            libc::alarm(300);
             loop {
                 libc::pause();
             }
@@ -248,23 +445,29 @@ fn leave_a_child() {
 }
 
 /// A child that uses the communicator gets an error, and its parent and the peers go on.
-fn fork(comm: &Communicator) {
-    comm.barrier().unwrap();
+fn fork(comm: &Communicator) -> Task {
+    comm.barrier()?;
     // SAFETY: the child calls what it may break its teeth on, and ends without running destructors of others.
     match unsafe { libc::fork() } {
         0 => {
-            let error = comm.barrier().unwrap_err().to_string();
-            let is_told = error.contains("fork");
+            let results = [
+                comm.barrier(),
+                comm.all_reduce(&mut [1u8], ReduceOp::Sum),
+                comm.send(&[1u8], 1 - comm.rank()),
+                comm.start_barrier().map(drop),
+                comm.split(0, 0).map(drop),
+            ];
+            let are_told = results.iter().all(|result| matches!(result, Err(Error::Forked { .. })));
             // SAFETY: ends this process.
-            unsafe { libc::_exit(if is_told { 0 } else { 1 }) };
+            unsafe { libc::_exit(i32::from(!are_told)) };
         }
         child => {
             let mut status = 0;
             // SAFETY: the pointer is to a valid number.
             unsafe { libc::waitpid(child, &mut status, 0) };
-            comm.barrier().unwrap();
-            say(if status == 0 { "done" } else { "the child was not told" });
+            assert_eq!(status, 0, "the child was not told");
+            comm.barrier()?;
         }
     }
-    comm.abort();
+    Ok(())
 }

@@ -1,9 +1,11 @@
 //! Mistakes at the start, and stores: rows 7 to 12, 36 and 39.
 
 use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::job::{Job, LATE, SECRET, fresh, rank};
+use crate::job::{ASKED, Job, LATE, SECRET, fresh, in_time, rank};
+use crate::processes::GONE;
 use crate::rank::now;
 use crate::runner::Outcome::{self, Passed};
 
@@ -11,13 +13,18 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A job of ranks with these numbers and world sizes.
+/// A job of ranks with these numbers and world sizes. They wait for each other much longer than a mistake needs to be found.
 fn job(store: &str, name: &str, ranks: &[(usize, usize)]) -> Job {
     let mut job = Job::empty();
     for &(number, world) in ranks {
-        job.add(rank("once", number, world, store, name));
+        job.add(patient(rank("once", number, world, store, name)));
     }
     job
+}
+
+fn patient(mut command: Command) -> Command {
+    command.env("KOLO_START_TIMEOUT", "10m");
+    command
 }
 
 pub(crate) fn port_taken() -> Outcome {
@@ -26,8 +33,11 @@ pub(crate) fn port_taken() -> Outcome {
     let began = Instant::now();
     let mut job = job(&format!("tcp://127.0.0.1:{port}"), "port", &[(0, 2)]);
     let text = job.hear(0, "refused");
-    assert!(text.contains(&format!("port {port} is taken by process {}", std::process::id())), "{text}");
-    assert!(began.elapsed() < LATE / 2);
+    let took = began.elapsed();
+    let holder = format!("port {port} is taken by process {}", std::process::id());
+    assert!(text.starts_with("Store: ") && text.contains(&holder) && text.contains("choose another"), "{text}");
+    // It asks first, for a second, whether what is there is a store, and of which job.
+    in_time("to be refused", took, 2 * ASKED);
     Passed(String::new())
 }
 
@@ -45,11 +55,11 @@ pub(crate) fn stale_store() -> Outcome {
     crashed.hear(0, "end");
     let began = Instant::now();
     // The guest comes first, and finds what is left.
-    let mut next = Job::empty();
-    next.add(rank("once", 1, 2, &store, &name));
-    next.add(rank("once", 0, 2, &store, &name));
+    let mut next = job(&store, &name, &[(1, 2), (0, 2)]);
     next.all_say("done");
     let took = began.elapsed();
+    next.hear_log(1, &["INFO", "what a former run left in the store is replaced"]);
+    in_time("to replace what is left", took, ASKED);
     assert!(!std::path::Path::new(path).exists(), "the store's file is left");
     let _ = std::fs::remove_file(format!("{path}.lock"));
     Passed(format!("connected after {took:.0?}"))
@@ -63,11 +73,14 @@ pub(crate) fn two_jobs() -> Outcome {
     while TcpStream::connect(address).is_err() {
         assert!(Instant::now() < deadline, "rank 0 does not serve the store");
     }
+    let began = Instant::now();
     let mut second = job(&store, "second", &[(0, 2), (1, 2)]);
     for text in second.all_say("refused") {
+        assert!(text.starts_with("Store: "), "{text}");
         assert!(text.contains("\"first\"") && text.contains("\"second\""), "{text}");
     }
-    first.add(rank("once", 1, 2, &store, "first"));
+    in_time("to be refused", began.elapsed(), ASKED);
+    first.add(patient(rank("once", 1, 2, &store, "first")));
     first.all_say("done");
     Passed(String::new())
 }
@@ -76,15 +89,23 @@ pub(crate) fn rank_twice() -> Outcome {
     let (store, name) = fresh();
     let mut job = job(&store, &name, &[(0, 3), (1, 3), (1, 3)]);
     // One of the two is refused, whichever came second; it names both.
+    let began = Instant::now();
     let deadline = Instant::now() + LATE;
     let mut refused = None;
     while refused.is_none() && Instant::now() < deadline {
         refused = [1, 2].into_iter().find(|&rank| job.has_said(rank, "refused"));
     }
     let refused = refused.expect("neither is refused");
+    let took = began.elapsed();
     let text = job.hear(refused, "refused");
-    let pids = [job.pid(1), job.pid(2)].map(|pid| format!("process {pid} "));
-    assert!(text.contains("started twice") && pids.iter().all(|pid| text.contains(pid)), "{text}");
+    let pids = [job.pid(1), job.pid(2)].map(|pid| format!("process {pid} on "));
+    assert!(text.starts_with("RankTaken: rank 1 was started twice"), "{text}");
+    assert!(pids.iter().all(|pid| text.contains(pid)), "{text}");
+    // The one who came second gives the first 700 ms to end, if it is about to.
+    in_time("to be refused", took.saturating_sub(Duration::from_millis(700)), ASKED);
+    // The other two lack one rank, and start when it comes.
+    job.add(patient(rank("once", 2, 3, &store, &name)));
+    [0, 3 - refused, 3].into_iter().for_each(|rank| _ = job.hear(rank, "done"));
     Passed(String::new())
 }
 
@@ -97,17 +118,20 @@ pub(crate) fn missing_rank() -> Outcome {
         job.add(command);
     }
     for text in job.all_say("refused") {
-        assert!(text.contains("missing 1, 3, 4"), "{text}");
+        assert!(text.starts_with("Missing: 3 of 5 ranks") && text.contains("missing 1, 3, 4"), "{text}");
     }
     Passed(String::new())
 }
 
 pub(crate) fn world_sizes() -> Outcome {
     let (store, name) = fresh();
+    let began = Instant::now();
     let mut job = job(&store, &name, &[(0, 3), (1, 2), (2, 3)]);
     for text in job.all_say("refused") {
-        assert!(text.contains("world sizes differ") && text.contains('2') && text.contains('3'), "{text}");
+        assert!(text.starts_with("WorldSize: world sizes differ: rank 1 ("), "{text}");
+        assert!(text.contains(") was started with 2, rank 0 with 3;"), "{text}");
     }
+    in_time("to be refused", began.elapsed(), ASKED);
     Passed(String::new())
 }
 
@@ -122,7 +146,7 @@ pub(crate) fn other_world_size() -> Outcome {
         let mut first = job(3, "work");
         first.all_work();
         first.signal(1, libc::SIGKILL);
-        first.all_name(&[0, 2], 1, now());
+        first.all_name(&[0, 2], 1, &GONE, now());
         job(2, "once").all_say("done");
         job(4, "once").all_say("done");
     }
@@ -146,6 +170,6 @@ pub(crate) fn store_ends() -> Outcome {
     }
     // Nor is it needed to find out who failed.
     job.signal(0, libc::SIGKILL);
-    job.all_name(&[1, 2], 0, now());
+    job.all_name(&[1, 2], 0, &GONE, now());
     Passed(String::new())
 }

@@ -1,20 +1,28 @@
 //! Strangers at the ports of a running job: rows 37 and 38.
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as LocalAddr, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use crate::job::{Job, fresh, rank};
-use crate::rank::now;
-use crate::runner::Outcome::{self, Passed};
+use crate::job::{ASKED, Job, LATE, SECRET, configured, fresh, in_time, rank};
+use crate::network::{Hosts, PAIR, V4};
+use crate::processes::GONE;
+use crate::rank::{WORKER, now, say};
+use crate::runner::Outcome::{self, NotRun, Passed};
 
 /// The protocol's version, the length of what a listener answers to a hello, and its answer to a stranger.
-const VERSION: u8 = 7;
+const VERSION: u16 = 7;
 const REPLY: usize = 84;
 const REFUSES: u8 = 1;
+const REFUSES_VERSION: u8 = 2;
 
 fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).unwrap();
@@ -26,7 +34,7 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
 fn hello(job: &str, secret: &[u8]) -> Vec<u8> {
     let mut hello = vec![0; 80];
     hello[..4].copy_from_slice(b"kolo");
-    hello[4] = VERSION;
+    hello[4..6].copy_from_slice(&VERSION.to_le_bytes());
     hello[6..9].copy_from_slice(&[1, 0, 1]);
     hello[16..32].copy_from_slice(&Sha256::digest(job.as_bytes())[..16]);
     // From rank 1.
@@ -38,22 +46,86 @@ fn hello(job: &str, secret: &[u8]) -> Vec<u8> {
 /// How many connections; CI makes do with fewer.
 const COUNT: &str = "KOLO_TEST_GARBAGE";
 
+/// Where somebody listens.
+#[derive(Clone, Debug, PartialEq)]
+enum Place {
+    Network(SocketAddr),
+    /// A name that only this machine knows.
+    Local(String),
+}
+
+/// What is heard and said there.
+trait Stream: Read + Write + Send {
+    fn set_patience(&self, patience: Duration) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(patience))
+    }
+}
+
+impl Stream for UnixStream {
+    fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(patience))
+    }
+}
+
+impl Place {
+    /// A connection, which is heard for 20 s at most.
+    fn connect(&self) -> io::Result<Box<dyn Stream>> {
+        let stream: Box<dyn Stream> = match self {
+            Place::Network(address) => Box::new(TcpStream::connect_timeout(address, Duration::from_secs(20))?),
+            Place::Local(name) => Box::new(UnixStream::connect_addr(&LocalAddr::from_abstract_name(name)?)?),
+        };
+        stream.set_patience(Duration::from_secs(20))?;
+        Ok(stream)
+    }
+
+    fn parse(text: &str) -> Place {
+        match text.strip_prefix('@') {
+            Some(name) => Place::Local(name.to_owned()),
+            None => Place::Network(text.parse().unwrap()),
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Network(address) => address.fmt(f),
+            Place::Local(name) => write!(f, "@{name}"),
+        }
+    }
+}
+
 /// Where a process listens.
-fn doors(pid: u32) -> Vec<SocketAddr> {
-    let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
-        .unwrap()
-        .flatten()
+fn places(pid: u32) -> Vec<Place> {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let sockets: Vec<String> = files
         .filter_map(|file| {
             std::fs::read_link(file.path()).ok()?.to_str()?.strip_prefix("socket:[")?.strip_suffix(']').map(str::to_owned)
         })
         .collect();
-    let tables = ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default());
-    let listens = |line: &str| {
+    let is_its = |inode: Option<&&str>| inode.is_some_and(|inode| sockets.iter().any(|socket| socket == inode));
+    let table = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
+    let mut places = Vec::new();
+    for line in [table("tcp"), table("tcp6")].iter().flat_map(|table| table.lines().skip(1)) {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let is_its = fields.get(3) == Some(&"0A") && sockets.iter().any(|inode| fields.get(9) == Some(&inode.as_str()));
-        is_its.then(|| address(fields[1])).flatten()
-    };
-    tables.iter().flat_map(|table| table.lines().skip(1).filter_map(listens)).collect()
+        if fields.get(3) == Some(&"0A") && is_its(fields.get(9)) {
+            places.extend(address(fields[1]).map(Place::Network));
+        }
+    }
+    // Those on whose name others call have a flag; the name begins with the sign that stands for a zero.
+    for line in table("unix").lines().skip(1) {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        if let (Some(&"00010000"), Some(name)) = (fields.get(3), fields.get(7).and_then(|name| name.strip_prefix('@')))
+            && is_its(fields.get(6))
+        {
+            places.push(Place::Local(name.to_owned()));
+        }
+    }
+    places
 }
 
 /// An address as the system's tables have it: words of four bytes as a little-endian machine reads them, and the port.
@@ -79,18 +151,17 @@ fn memory(pid: u32) -> i64 {
 
 pub(crate) fn garbage() -> Outcome {
     let count: u32 = std::env::var(COUNT).ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
-    // No operation takes longer than 10 s.
-    let mut job = Job::start("work", 2, 10_000, |_, command| {
-        command.env("KOLO_TRANSPORT", "tcp").env("KOLO_JOB_ID", JOB);
-    });
+    let mut job = Job::start("work", 2, 600_000, |_, command| _ = command.env("KOLO_JOB_ID", JOB));
     job.all_work();
-    let doors = doors(job.pid(0));
-    assert!(!doors.is_empty(), "rank 0 listens nowhere");
+    let places = places(job.pid(0));
+    let [network, local] =
+        [0, 1].map(|local| places.iter().filter(|place| matches!(place, Place::Local(_)) == (local == 1)).count());
+    assert!(network == 1 && local == 1, "rank 0 listens at {places:?}");
     // What is said first warms up what is kept.
-    strangers(&doors, 200);
+    strangers(&places, 200);
     let before = memory(job.pid(0));
     let began = Instant::now();
-    let came = strangers(&doors, count);
+    let came = strangers(&places, count);
     assert!(came >= count / 10 * 9, "only {came} of {count} strangers got through");
     let took = began.elapsed();
     let grown = memory(job.pid(0)) - before;
@@ -101,7 +172,7 @@ pub(crate) fn garbage() -> Outcome {
     }
     // And it still lets in whom it should: the peer asks at the door who has failed.
     job.signal(1, libc::SIGKILL);
-    job.all_name(&[0], 1, now());
+    job.all_name(&[0], 1, &GONE, now());
     Passed(format!("{came} connections in {took:.1?}, grown by {grown} KiB"))
 }
 
@@ -109,36 +180,22 @@ pub(crate) fn garbage() -> Outcome {
 const JOB: &str = "no secret";
 
 /// Returns how many got through.
-fn strangers(doors: &[SocketAddr], count: u32) -> u32 {
+fn strangers(places: &[Place], count: u32) -> u32 {
     let (mut came, mut refused) = (0, 0);
     // Silent ones, and those who drip, stay for a while.
-    let mut staying: std::collections::VecDeque<TcpStream> = Default::default();
+    let mut staying: VecDeque<Box<dyn Stream>> = VecDeque::new();
     for i in 0..count {
-        let door = &doors[i as usize % doors.len()];
-        let Ok(mut stream) = TcpStream::connect_timeout(door, Duration::from_secs(30)) else { continue };
+        // Each says all that it can at each place.
+        let place = &places[(i / 4) as usize % places.len()];
+        let Ok(mut stream) = place.connect() else { continue };
         came += 1;
-        let random = |at: u32| (i.wrapping_mul(0x9e37_79b9) ^ at.wrapping_mul(0x85eb_ca6b)).to_le_bytes()[at as usize % 4];
         match i % 4 {
-            // Random bytes, of any length.
-            0 => {
-                let bytes: Vec<u8> = (0..i % 400).map(random).collect();
-                let _ = stream.write_all(&bytes);
-            }
             1 => staying.push_back(stream),
             2 => {
                 let _ = stream.write_all(b"kolo");
                 staying.push_back(stream);
             }
-            // A hello like a rank's, with a key that is none.
-            _ => {
-                let _ = stream.write_all(&hello(JOB, &[]));
-                let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
-                let mut reply = [0; REPLY];
-                if stream.read_exact(&mut reply).is_ok() {
-                    assert_eq!(reply[1..], [0; REPLY - 1], "a stranger is told something");
-                    refused += u32::from(reply[0] == REFUSES);
-                }
-            }
+            kind => refused += u32::from(speak(&mut *stream, kind == 0, i)),
         }
         // One that stays says a little more.
         let speaker = i as usize % staying.len().max(1);
@@ -153,21 +210,85 @@ fn strangers(doors: &[SocketAddr], count: u32) -> u32 {
     came
 }
 
+/// A stranger says something: random bytes, or a hello like a rank's with a key that is none. Whether it was refused in so many
+/// words, which are always the same.
+fn speak(stream: &mut dyn Stream, is_noise: bool, i: u32) -> bool {
+    if is_noise {
+        let random = |at: u32| (i.wrapping_mul(0x9e37_79b9) ^ at.wrapping_mul(0x85eb_ca6b)).to_le_bytes()[at as usize % 4];
+        let bytes: Vec<u8> = (0..i % 400).map(random).collect();
+        let _ = stream.write_all(&bytes);
+        return false;
+    }
+    let _ = stream.write_all(&hello(JOB, &[]));
+    let mut reply = [0; REPLY];
+    if stream.read_exact(&mut reply).is_err() {
+        return false;
+    }
+    assert_eq!(reply[1..], [0; REPLY - 1], "a stranger is told something");
+    assert_eq!(reply[0], REFUSES, "a stranger is not refused");
+    true
+}
+
+/// Strangers call from the first moment on, before there is a secret: rank 0, which makes it, comes last.
+pub(crate) fn garbage_before_the_secret() -> Outcome {
+    let (store, _) = fresh();
+    let mut job = Job::empty();
+    let add = |job: &mut Job, number| {
+        let mut command = rank("work", number, 3, &store, JOB);
+        command.env_remove("KOLO_SECRET");
+        job.add(command);
+    };
+    add(&mut job, 1);
+    add(&mut job, 2);
+    let is_over = AtomicBool::new(false);
+    let pids = [job.pid(0), job.pid(1)];
+    let came = std::thread::scope(|scope| {
+        let strangers = scope.spawn(|| {
+            let mut came = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                for place in pids.iter().flat_map(|&pid| places(pid)) {
+                    let Ok(mut stream) = place.connect() else { continue };
+                    speak(&mut *stream, came % 2 == 0, came);
+                    came += 1;
+                }
+                std::thread::yield_now();
+            }
+            came
+        });
+        job.hear_log(0, &["INFO", "this rank's address"]);
+        add(&mut job, 0);
+        for _ in 0..3 {
+            job.all_work();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        strangers.join().unwrap()
+    });
+    assert!(came > 0, "no stranger got through");
+    // Number 2 of the processes is rank 0.
+    job.signal(2, libc::SIGKILL);
+    for process in [0, 1] {
+        let failure = job.failure(process);
+        assert_eq!(failure.culprit, Some(0), "{failure}");
+        job.lives_on(process);
+    }
+    Passed(format!("{came} strangers"))
+}
+
 /// Strangers who say nothing do not make a rank that is merely late look dead, however many they are.
 pub(crate) fn silent() -> Outcome {
     let mut job = Job::start("late", 2, 6_000, |_, command| _ = command.env("KOLO_TRANSPORT", "tcp"));
     job.hear(1, "late");
-    let doors: Vec<SocketAddr> = (0..2).flat_map(|rank| doors(job.pid(rank))).collect();
-    assert_eq!(doors.len(), 2, "a rank has one door");
+    let places: Vec<Place> = (0..2).flat_map(|rank| places(job.pid(rank))).collect();
+    assert_eq!(places.len(), 4, "a rank listens at two places");
     let since = now();
-    let is_over = std::sync::atomic::AtomicBool::new(false);
-    let (text, count) = std::thread::scope(|scope| {
+    let is_over = AtomicBool::new(false);
+    let (failure, count) = std::thread::scope(|scope| {
         let strangers = scope.spawn(|| {
-            let mut staying: std::collections::VecDeque<TcpStream> = Default::default();
+            let mut staying = VecDeque::new();
             let mut count = 0;
-            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
-                for door in &doors {
-                    let stranger = TcpStream::connect_timeout(door, Duration::from_secs(1));
+            while !is_over.load(Ordering::Relaxed) {
+                for place in &places {
+                    let stranger = place.connect();
                     count += usize::from(stranger.is_ok());
                     staying.extend(stranger.ok());
                 }
@@ -180,11 +301,12 @@ pub(crate) fn silent() -> Outcome {
             count
         });
         let failure = job.failure(0);
-        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(failure.culprit, 1, "{}", failure.text);
-        (failure.text, strangers.join().unwrap())
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(failure.culprit, Some(1), "{}", failure.text);
+        (failure, strangers.join().unwrap())
     });
-    assert!(text.contains("is there, but did not make this call"), "{text}");
+    assert!(failure.cause.starts_with("Absent "), "{failure}");
+    job.lives_on(0);
     assert!(count > 500, "only {count} strangers got through");
     Passed(format!("{count} strangers in {:.1?}", Duration::from_micros(now() - since)))
 }
@@ -205,4 +327,182 @@ pub(crate) fn wrong_secret() -> Outcome {
     job.hear(0, "done");
     job.hear(2, "done");
     Passed(String::new())
+}
+
+fn secret() -> Vec<u8> {
+    SECRET.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+}
+
+/// What somebody overheard of a rank's handshake does not let him in, neither where it was said nor elsewhere.
+pub(crate) fn replayed() -> Outcome {
+    let hosts = match Hosts::new(V4) {
+        Ok(hosts) => hosts,
+        Err(why) => return NotRun(why),
+    };
+    let mut job = hosts.start("work", PAIR, 600_000);
+    job.all_work();
+    let overheard = hosts.wire.overheard();
+    let calls = overheard.iter().filter(|said| said.bytes.starts_with(b"kolo") && said.bytes.len() == hello("", &[]).len());
+    let mut replayed = 0;
+    for call in calls {
+        let proof = overheard.iter().find(|said| (said.from, said.to) == (call.from, call.to) && said.bytes.len() == 32);
+        let Some(proof) = proof else { continue };
+        let IpAddr::V4(target) = call.to.ip() else { continue };
+        // The store's port is closed by now.
+        if call.to.port() == 29778 {
+            continue;
+        }
+        let is_challenged = hosts.within(V4.iter().position(|ip| *ip == target.to_string()).unwrap(), || {
+            let mut stream = Place::Network(call.to).connect().unwrap();
+            stream.write_all(&call.bytes).unwrap();
+            let mut reply = [0; REPLY];
+            // It is a hello of this run, and answered with another challenge than the proof was for.
+            let is_challenged = stream.read_exact(&mut reply).is_ok() && reply[0] == 0;
+            let _ = stream.write_all(&proof.bytes);
+            let mut status = Vec::new();
+            let _ = stream.read_to_end(&mut status);
+            assert!(status.is_empty(), "who repeats what he heard is answered with {status:?}");
+            is_challenged
+        });
+        replayed += u32::from(is_challenged);
+    }
+    assert!(replayed > 0, "nothing was overheard that could be repeated");
+    for _ in 0..3 {
+        job.all_work();
+    }
+    job.signal(1, libc::SIGKILL);
+    job.all_name(&[0, 2], 1, &GONE, now());
+    Passed(format!("{replayed} handshakes repeated"))
+}
+
+/// Where the stranger of another user is to call.
+const PLACES: &str = "KOLO_TEST_PLACES";
+
+/// Nobody.
+const ANOTHER_USER: u32 = 65534;
+
+/// Another user of the machine calls at all places of a rank.
+pub(crate) fn another_user() -> Outcome {
+    let mut job = Job::start("work", 2, 600_000, |_, command| _ = command.env("KOLO_JOB_ID", JOB));
+    job.all_work();
+    let places: Vec<String> = [0, 1].iter().flat_map(|&rank| places(job.pid(rank))).map(|place| place.to_string()).collect();
+    let mut stranger = std::process::Command::new(std::env::current_exe().unwrap());
+    stranger.env(WORKER, "stranger").env(PLACES, places.join(" ")).uid(ANOTHER_USER).gid(ANOTHER_USER);
+    match stranger.output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.trim() == "refused 4", "{said}{}", String::from_utf8_lossy(&output.stderr));
+        }
+        Err(error) => return NotRun(format!("a process of another user: {error}")),
+    }
+    for _ in 0..3 {
+        job.all_work();
+    }
+    job.signal(1, libc::SIGKILL);
+    job.all_name(&[0], 1, &GONE, now());
+    Passed(String::new())
+}
+
+/// What that stranger does: it calls at each place, and is refused without a word, or in the one that all hear.
+pub(crate) fn be_a_stranger() {
+    let places: Vec<Place> = std::env::var(PLACES).unwrap().split_whitespace().map(Place::parse).collect();
+    for (i, place) in (0..).zip(&places) {
+        speak(&mut *place.connect().unwrap(), true, i);
+        let mut stream = place.connect().unwrap();
+        speak(&mut *stream, false, i);
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert!(rest.is_empty(), "{place} says {rest:?}");
+    }
+    say(&format!("refused {}", places.len()));
+}
+
+/// Of a version that is not this one's: a process that says so is told both, and a rank that hears it refuses with both.
+pub(crate) fn other_version() -> Outcome {
+    // A number of this version in the other byte order is another version.
+    for version in [VERSION + 1, VERSION.swap_bytes()] {
+        calls_at_a_store(version);
+        is_told_by_a_store(version);
+    }
+    Passed(String::new())
+}
+
+/// The `kolo` program as it is built with `--cfg kolo_next_version`.
+const OTHER_BUILD: &str = "KOLO_TEST_OTHER_BUILD";
+
+/// Ranks of two builds refuse each other, and name both versions; at a store that has a protocol, and at one that has none.
+pub(crate) fn two_builds() -> Outcome {
+    let Ok(other) = std::env::var(OTHER_BUILD) else {
+        return NotRun(format!("{OTHER_BUILD} names no `kolo` that was built with --cfg kolo_next_version"));
+    };
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    for store in [fresh().0, format!("tcp://127.0.0.1:{port}")] {
+        let (_, name) = fresh();
+        let mut job = Job::empty();
+        let mut command = rank("once", 0, 2, &store, &name);
+        // At a store with a protocol the other is turned away, so this one waits in vain.
+        command.env("KOLO_START_TIMEOUT", "10s");
+        job.add(command);
+        let mut command = std::process::Command::new(&other);
+        command.args(["bench", "barrier"]);
+        let output = configured(command, "bench", 1, 2, &store, &name).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let has_both = |text: &str| [VERSION, VERSION + 1].iter().all(|version| text.contains(&format!(" {version}")));
+        assert!(!output.status.success() && said.contains("version") && has_both(&said), "{said}");
+        let text = job.hear(0, "refused");
+        let is_named = text.starts_with("Version: ") && has_both(&text);
+        assert!(is_named || store.starts_with("tcp") && text.starts_with("Missing: "), "{text}");
+    }
+    Passed(String::new())
+}
+
+/// A caller of another version at the store of rank 0, which starts all the same when its own come.
+fn calls_at_a_store(version: u16) {
+    let key = mac(&secret(), &[b"kolo handshake in the network"]);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (store, (_, name)) = (format!("tcp://127.0.0.1:{port}"), fresh());
+    let mut job = Job::empty();
+    job.add(rank("once", 0, 2, &store, &name));
+    let deadline = Instant::now() + LATE;
+    let mut stream = loop {
+        match Place::parse(&format!("127.0.0.1:{port}")).connect() {
+            Ok(stream) => break stream,
+            Err(error) => assert!(Instant::now() < deadline, "rank 0 serves no store: {error}"),
+        }
+    };
+    let mut hello = hello(&name, &secret());
+    hello[4..6].copy_from_slice(&version.to_le_bytes());
+    let claims = hello.len() - 32;
+    let signature = mac(&key, &[b"hello", &hello[..claims]]);
+    hello[claims..].copy_from_slice(&signature);
+    stream.write_all(&hello).unwrap();
+    let mut reply = [0; REPLY];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[0], REFUSES_VERSION, "{reply:?}");
+    assert_eq!(reply[2..4], VERSION.to_le_bytes(), "{reply:?}");
+    job.add(rank("once", 1, 2, &store, &name));
+    job.all_say("done");
+}
+
+/// A store of another version, at which a rank calls.
+fn is_told_by_a_store(version: u16) {
+    let key = mac(&secret(), &[b"kolo handshake in the network"]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let store = format!("tcp://{}", listener.local_addr().unwrap());
+    let mut command = rank("once", 1, 2, &store, JOB);
+    command.env("KOLO_START_TIMEOUT", "10m");
+    let mut job = Job::empty();
+    let began = Instant::now();
+    job.add(command);
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut heard = vec![0; hello("", &[]).len()];
+    stream.read_exact(&mut heard).unwrap();
+    let mut reply = vec![0; REPLY - 32];
+    reply[0] = REFUSES_VERSION;
+    reply[2..4].copy_from_slice(&version.to_le_bytes());
+    let signature = mac(&key, &[b"listener", &heard, &reply]);
+    stream.write_all(&[reply, signature.to_vec()].concat()).unwrap();
+    let text = job.hear(0, "refused");
+    assert!(text.contains(&format!("version {version}")) && text.contains(&format!("{VERSION}")), "{text}");
+    in_time("to be refused", began.elapsed(), ASKED);
 }
