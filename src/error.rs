@@ -566,6 +566,15 @@ pub enum StoreProblem {
     /// The two ends do not share a secret.
     #[error("the job secret is not the same on both ends; check KOLO_SECRET")]
     Secret,
+    /// A value was not put there by the rank that it should be of.
+    #[error(
+        "the value of {key:?} has no valid signature of this job's secret; another job uses this store, ranks have different \
+         secrets (KOLO_SECRET), or somebody else changes what is in it"
+    )]
+    Forged {
+        /// The key.
+        key: String,
+    },
     /// A key did not appear.
     #[error("nobody set {key:?} within {waited:.1?}")]
     Timeout {

@@ -1,7 +1,7 @@
 //! Everything that reads bytes from outside, for `fuzz/` to feed with whatever it likes. Not part of the library: it is there
 //! only when the crate is compiled for fuzzing.
 
-use crate::bootstrap::{card, fuzz as bootstrap};
+use crate::bootstrap::{announcement, card, fuzz as bootstrap, key_exchange};
 use crate::door::handshake;
 use crate::engine::frame;
 use crate::health::message;
@@ -20,13 +20,15 @@ pub struct Target {
 }
 
 /// All there are in the library. `kolo trace` has one more.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "handshake_door", feed: handshake_door, samples: || vec![[&[7][..], &handshake::samples()[0]].concat()] },
     Target { name: "handshake_caller", feed: handshake::fuzz_caller, samples: || vec![handshake::samples()[1].clone()] },
     Target { name: "listener", feed: bootstrap::listener, samples: bootstrap::samples },
     Target { name: "frame", feed: frame::fuzz, samples: || vec![frame::sample()] },
     Target { name: "descriptor", feed: descriptor, samples: || vec![frame::sample()[16..].to_vec()] },
     Target { name: "message", feed: message::fuzz, samples: message::samples },
+    Target { name: "announcement", feed: announcement::fuzz, samples: announcement::samples },
+    Target { name: "key_exchange", feed: key_exchange::fuzz, samples: key_exchange::samples },
     Target { name: "card", feed: card::fuzz, samples: card::samples },
     Target { name: "file_store", feed: file::fuzz, samples: || vec![file::sample()] },
     Target { name: "window", feed: window::fuzz, samples: window::samples },

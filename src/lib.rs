@@ -116,6 +116,9 @@ pub mod settings {
     pub(crate) use crate::config::secret;
 }
 
+#[doc = include_str!("../docs/security.md")]
+pub mod security {}
+
 // The programs in the README and in the documents compile and run.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

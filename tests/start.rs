@@ -232,6 +232,95 @@ fn what_a_crashed_run_left_in_a_store_does_not_matter() {
     assert!(second.gets.load(Ordering::Relaxed) >= 150, "rank 1 did not wait for rank 0");
 }
 
+/// Whoever can write to a store and does not know the secret is noticed, whatever it changes.
+#[test]
+fn what_somebody_changes_in_a_store_is_noticed() {
+    /// Changes what is read of keys that end so.
+    struct Relaying {
+        store: Memory,
+        end: &'static str,
+        change: fn(&Memory, &str, Vec<u8>) -> Vec<u8>,
+    }
+    impl Store for Relaying {
+        fn url(&self) -> String {
+            "relaying".to_owned()
+        }
+        fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+            self.store.set(key, value, timeout)
+        }
+        fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+            let change = |value| if key.ends_with(self.end) { (self.change)(&self.store, key, value) } else { value };
+            Ok(self.store.get(key, timeout)?.map(change))
+        }
+        fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+            self.store.claim(key, value, timeout)
+        }
+    }
+    // A relay has another address in place of a rank's.
+    fn address(_: &Memory, _: &str, mut value: Vec<u8>) -> Vec<u8> {
+        let at =
+            value.windows(9).position(|text| text == b"127.0.0.1").or_else(|| value.windows(3).position(|text| text == b"10."));
+        value[at.unwrap_or(40)] ^= 1;
+        value
+    }
+    // What another rank wrote.
+    fn of_another(store: &Memory, key: &str, _: Vec<u8>) -> Vec<u8> {
+        let other = key.replace("rank/1", "rank/0");
+        store.get(&other, Duration::ZERO).unwrap().unwrap()
+    }
+    fn nothing(_: &Memory, _: &str, _: Vec<u8>) -> Vec<u8> {
+        Vec::new()
+    }
+    // All by rank 0 alone, or by the others, or by all of them together.
+    let cases: [(&'static str, fn(&Memory, &str, Vec<u8>) -> Vec<u8>); 5] =
+        [("/rank/1", address), ("/rank/1", of_another), ("/rank/1", nothing), ("/book", address), ("/hosts", address)];
+    for (end, change) in cases {
+        let store = Arc::new(Relaying { store: Memory::default(), end, change });
+        let results = connect(3, |rank, builder| {
+            let builder = builder.store_object(store.clone()).secret([7; 32]).host(["a", "b", "a"][rank]);
+            builder.start_timeout(Duration::from_secs(5))
+        });
+        let mut noticed = 0;
+        for result in results {
+            match result {
+                Err(Error::Store { problem: StoreProblem::Forged { key }, store }) => {
+                    assert!(key.ends_with(end) && store == "relaying", "{key}");
+                    noticed += 1;
+                }
+                // Rank 0 reads neither its own book nor its own list of hosts, and misses those who do not go on.
+                Err(Error::Peer { .. }) if end != "/rank/1" => {}
+                other => panic!("{end}: {other:?}"),
+            }
+        }
+        assert!(noticed >= if end == "/rank/1" { 3 } else { 2 }, "{end} was noticed by {noticed}");
+    }
+}
+
+/// Ranks of one job with different secrets, or of which some have none, do not meet, and say so at their deadline.
+#[test]
+fn ranks_with_different_secrets_say_so() {
+    for (secrets, others_say) in [
+        ([Some([7; 32]), Some([8; 32])], "has no valid signature"),
+        ([Some([7; 32]), None], "not the same"),
+        ([None, Some([8; 32])], "not the same"),
+    ] {
+        let store = Arc::new(Memory::default());
+        let results = connect(2, |rank, builder| {
+            let builder = builder.store_object(store.clone()).start_timeout(Duration::from_millis(500));
+            match secrets[rank] {
+                Some(secret) => builder.secret(secret),
+                None => builder,
+            }
+        });
+        match &results[0] {
+            Err(Error::Missing { ranks, .. }) => assert_eq!(ranks, &[1]),
+            other => panic!("{other:?}"),
+        }
+        let text = results[1].as_ref().unwrap_err().to_string();
+        assert!(text.contains(others_say) && text.contains("KOLO_SECRET"), "{text}");
+    }
+}
+
 /// The plainest store.
 #[derive(Default)]
 struct Memory {

@@ -74,11 +74,6 @@ impl Card {
         self.neighbourhood.rsplit_once(' ').map(|(machine, _)| machine)
     }
 
-    /// Whether it is on another machine, or in another network of the same, as far as one can tell.
-    pub(crate) fn is_elsewhere(&self, other: &Card) -> bool {
-        matches!((self.machine(), other.machine()), (Some(mine), Some(theirs)) if mine != theirs)
-    }
-
     /// The other's process, if this one can see it, whatever hosts were declared.
     pub(crate) fn sees(&self, other: &Card) -> Option<u32> {
         let is_same_machine = self.machine().is_some() && self.machine() == other.machine();
@@ -132,8 +127,10 @@ pub(crate) enum Refusal {
         other: Box<Card>,
         zero: Box<Card>,
     },
-    /// There are several machines and no secret.
-    NoSecret,
+    /// A value in the store is not of the rank that it should be of.
+    Forged {
+        key: String,
+    },
 }
 
 impl Refusal {
@@ -142,7 +139,7 @@ impl Refusal {
             Refusal::Missing { ranks, world_size, waited } => {
                 Error::Missing { ranks: ranks.clone(), world_size: *world_size, store: store.to_owned(), waited: *waited }
             }
-            Refusal::NoSecret => StoreProblem::NoSecret.at(store),
+            Refusal::Forged { key } => StoreProblem::Forged { key: key.clone() }.at(store),
             Refusal::Disagrees { other, zero } => zero.disagreement(other).unwrap_or_else(|| Error::Store {
                 store: store.to_owned(),
                 problem: StoreProblem::Foreign("it holds a refusal without a reason".to_owned()),
@@ -154,7 +151,7 @@ impl Refusal {
 const MEMBERS: u64 = 0;
 const MISSING: u64 = 1;
 const DISAGREES: u64 = 2;
-const NO_SECRET: u64 = 3;
+const FORGED: u64 = 3;
 const NO_ALGORITHM: u64 = u64::MAX;
 
 impl Book {
@@ -176,7 +173,7 @@ impl Book {
                 writer.number(MISSING).list(ranks, |writer, &rank| _ = writer.number(rank as u64));
                 writer.number(*world_size as u64).number(waited.as_millis() as u64);
             }
-            Book::Refused(Refusal::NoSecret) => _ = writer.number(NO_SECRET),
+            Book::Refused(Refusal::Forged { key }) => _ = writer.number(FORGED).text(key),
             Book::Refused(Refusal::Disagrees { other, zero }) => {
                 writer.number(DISAGREES).bytes(&other.encode()).bytes(&zero.encode());
             }
@@ -216,7 +213,7 @@ impl Book {
                 other: Box::new(Card::decode(reader.bytes()?)?),
                 zero: Box::new(Card::decode(reader.bytes()?)?),
             }),
-            NO_SECRET => Book::Refused(Refusal::NoSecret),
+            FORGED => Book::Refused(Refusal::Forged { key: reader.text()? }),
             _ => return None,
         })
     }
@@ -309,7 +306,7 @@ mod tests {
         }
         for refusal in [
             Refusal::Missing { ranks: vec![1, 5], world_size: 8, waited: Duration::from_secs(30) },
-            Refusal::NoSecret,
+            Refusal::Forged { key: "run/rank/1".to_owned() },
             Refusal::Disagrees { other: Box::new(Card { world_size: 3, ..card(1) }), zero: Box::new(card(0)) },
         ] {
             match Book::decode(&Book::Refused(refusal.clone()).encode()) {

@@ -1,30 +1,70 @@
-//! How ranks meet in a store: cards, the book, and which ranks share a host. See [`super`] for the protocol.
+//! How ranks meet in a store: the announcement, the secret, cards, the book, and which ranks share a host. See [`super`] for the
+//! protocol.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::Start;
+use super::announcement::{self, Announcement, Source};
 use super::card::{Book, Card, Refusal};
-use crate::config::{self, SharedSettings};
-use crate::door::handshake::{Hello, Purpose, random};
-use crate::door::{self, Door};
+use super::key_exchange::{Exchange, KeyPair, Offer};
+use super::listener::Listener;
+use super::signed::{SignedStore, in_run};
+use crate::config::SharedSettings;
+use crate::door;
+use crate::door::handshake::{Hello, Identity, Purpose, Run, random, random_secret};
 use crate::error::{Error, Result, StoreProblem};
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
-/// How long to wait for one key before looking whether the generation has changed.
+/// How long to wait for one key before looking whether there is a new announcement.
 const GLANCE: Duration = Duration::from_millis(300);
 
 /// How much later than rank 0 the others give up, so that they hear its reason.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Exchanges cards: returns the generation, all cards, and the settings of rank 0.
-pub(super) fn meet(start: &Start<'_>, door: &Door, card: &Card, began: Instant) -> Result<(String, Vec<Card>, SharedSettings)> {
-    let (generation, book) = if start.rank == 0 { collect(start, door, card, began)? } else { join(start, door, card, began)? };
+/// The key of the book.
+const BOOK: &str = "book";
+
+/// The keys of a rank's card, of its public key, of the secret for it, of the ranks on its host, and of its having read a refusal.
+fn card_of(rank: Rank) -> String {
+    format!("rank/{rank}")
+}
+
+fn offer_of(rank: Rank) -> String {
+    format!("offer/{rank}")
+}
+
+fn secret_for(rank: Rank) -> String {
+    format!("secret/{rank}")
+}
+
+fn host_of(rank: Rank) -> String {
+    format!("host/{rank}")
+}
+
+fn heard_by(rank: Rank) -> String {
+    format!("heard/{rank}")
+}
+
+/// What a rank knows when all have met.
+pub(super) struct Met {
+    pub(super) listener: Listener,
+    /// With the run and its secret.
+    pub(super) identity: Identity,
+    pub(super) cards: Vec<Card>,
+    /// Rank 0's.
+    pub(super) settings: SharedSettings,
+}
+
+/// Meets the other ranks, and listens to them at `ip` from when it knows the secret.
+pub(super) fn meet(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<Met> {
+    let (listener, identity, book) = if start.rank == 0 { collect(start, ip, began)? } else { join(start, ip, began)? };
     if let (Book::Refused(_), true) = (&book, start.rank != 0) {
-        store_error(start, start.store.set(&format!("{generation}/heard/{}", start.rank), &[], GRACE))?;
+        store_error(start, SignedStore::new(start.store, &identity).set(&heard_by(start.rank), start.rank, &[], GRACE))?;
     }
     match book {
-        Book::Members { cards, settings } => Ok((generation, cards, settings)),
+        Book::Members { cards, settings } => Ok(Met { listener, identity, cards, settings }),
         Book::Refused(refusal) => Err(refusal.error(&start.store.url())),
     }
 }
@@ -38,21 +78,34 @@ fn left(start: &Start<'_>) -> Duration {
 }
 
 /// What rank 0 does.
-fn collect(start: &Start<'_>, door: &Door, mine: &Card, began: Instant) -> Result<(String, Book)> {
-    let generation = format!("{:016x}", u128::from_le_bytes(random()) as u64);
-    let announced = match start.store.is_private() && !start.identity.has_secret() {
-        true => {
-            let secret = super::random_secret();
-            door.share_secret(secret);
-            secret.iter().fold(format!("{generation}."), |text, byte| text + &format!("{byte:02x}"))
+fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Identity, Book)> {
+    let run = random();
+    let keys = KeyPair::random();
+    let secret = start.identity.secret();
+    let identity = start.identity.clone().of_run(run, secret.unwrap_or_else(random_secret));
+    let known = identity.secret().unwrap_or_default();
+    let announcement = match (secret, start.store.is_private()) {
+        (Some(_), _) => Announcement::of_given(start.store, &identity),
+        (None, true) => Announcement { run, secret: Source::Shared { secret: known } },
+        (None, false) => {
+            tracing::warn!(
+                store = start.store.url(),
+                "no secret was given, so the ranks agree on one through the store; who can write to the store can take part in the \
+                 job (KOLO_SECRET_FILE keeps everybody out)"
+            );
+            Announcement { run, secret: Source::Agreed { public: keys.public } }
         }
-        false => generation.clone(),
     };
+    let is_agreed = matches!(announcement.secret, Source::Agreed { .. });
+    let listener = Listener::open(start, ip, &identity)?;
+    let mine = listener.card(start)?;
+    let signed = SignedStore::new(start.store, &identity);
     let patience = left(start).max(GLANCE);
-    store_error(start, start.store.set("generation", announced.as_bytes(), patience))?;
-    store_error(start, start.store.claim(&format!("{generation}/rank/0"), &mine.encode(), patience))?;
+    store_error(start, start.store.set(announcement::NAME, &announcement.encode(), patience))?;
+    store_error(start, signed.claim(&card_of(0), 0, &mine.encode(), patience))?;
     let mut cards: Vec<Option<Card>> = vec![None; start.world_size];
     cards[0] = Some(mine.clone());
+    let mut has_secret = vec![!is_agreed; start.world_size];
     let book = 'book: loop {
         let missing: Vec<Rank> = (0..start.world_size).filter(|&rank| cards[rank].is_none()).collect();
         let Some(&first) = missing.first() else {
@@ -66,157 +119,279 @@ fn collect(start: &Start<'_>, door: &Door, mine: &Card, began: Instant) -> Resul
         // The first is waited for; what of the others is there is taken along, so that disagreements show at once.
         for &rank in &missing {
             let patience = if rank == first { GLANCE.min(left(start)) } else { Duration::ZERO };
-            let bytes = store_error(start, start.store.get(&format!("{generation}/rank/{rank}"), patience))?;
-            let card = bytes.and_then(|bytes| Card::decode(&bytes)).filter(|card| card.rank == rank);
-            if card.as_ref().is_some_and(|card| !door.identity().may_listen() && card.is_elsewhere(mine)) {
-                break 'book Book::Refused(Refusal::NoSecret);
+            if !has_secret[rank] {
+                has_secret[rank] = hand_out(start, &identity, &keys, rank, patience)?;
             }
+            if !has_secret[rank] {
+                continue;
+            }
+            let bytes = match signed.get(&card_of(rank), rank, patience) {
+                Err(StoreProblem::Forged { key }) => break 'book Book::Refused(Refusal::Forged { key }),
+                other => store_error(start, other)?,
+            };
+            let card = bytes.and_then(|bytes| Card::decode(&bytes)).filter(|card| card.rank == rank);
             if let Some(other) = card.as_ref().filter(|card| mine.disagreement(card).is_some()) {
                 break 'book Book::Refused(Refusal::Disagrees { other: Box::new(other.clone()), zero: Box::new(mine.clone()) });
             }
             cards[rank] = card;
         }
-        let current = store_error(start, start.store.get("generation", Duration::ZERO))?;
-        if let Some(other) = current.filter(|current| *current != announced.as_bytes()) {
-            let (other, _) = parse(&other);
-            let second = store_error(start, start.store.get(&format!("{other}/rank/0"), GLANCE))?;
-            let second =
-                second.and_then(|bytes| Card::decode(&bytes)).map_or_else(|| "another process".to_owned(), |card| card.who());
-            return Err(Error::RankTaken { rank: 0, first: mine.who(), second });
+        let current = store_error(start, start.store.get(announcement::NAME, Duration::ZERO))?;
+        if let Some(other) = current.filter(|current| *current != announcement.encode()) {
+            return Err(second_rank_0(start, &mine, &other)?);
         }
     };
-    store_error(start, start.store.set(&format!("{generation}/book"), &book.encode(), GRACE))?;
+    store_error(start, signed.set(BOOK, 0, &book.encode(), GRACE))?;
     if let Book::Refused(refusal) = &book {
         // The store may end with this process: the others shall read why before it does.
-        let absent = if let Refusal::Missing { ranks, .. } = refusal { &ranks[..] } else { &[] };
+        let absent = match refusal {
+            Refusal::Missing { ranks, .. } => &ranks[..],
+            _ => &[],
+        };
         let until = Instant::now() + GRACE;
         for rank in (1..start.world_size).filter(|rank| !absent.contains(rank)) {
             let patience = until.saturating_duration_since(Instant::now());
-            store_error(start, start.store.get(&format!("{generation}/heard/{rank}"), patience))?;
+            // Whether it is theirs does not matter: nothing is believed.
+            store_error(start, start.store.get(&signed.name(&heard_by(rank)), patience))?;
         }
     }
-    Ok((generation, book))
+    Ok((listener, identity, book))
+}
+
+/// Gives the secret to a rank that has put its public key into the store; whether it has.
+fn hand_out(start: &Start<'_>, identity: &Identity, keys: &KeyPair, rank: Rank, patience: Duration) -> Result<bool> {
+    let (run, key) = (identity.run(), |name: String| in_run(&identity.run(), &name));
+    let offer = store_error(start, start.store.get(&key(offer_of(rank)), patience))?;
+    let Some(offer) = offer.and_then(|bytes| Offer::decode(&bytes)) else { return Ok(false) };
+    let exchange = Exchange { job: identity.job(), run, rank, publics: [keys.public, offer.public] };
+    let wrapped = exchange.wrap(keys, &identity.secret().unwrap_or_default());
+    let forged = || StoreProblem::Forged { key: key(offer_of(rank)) }.at(start.store.url());
+    let wrapped = wrapped.ok_or_else(forged)?;
+    store_error(start, start.store.set(&key(secret_for(rank)), &wrapped, left(start).max(GLANCE)))?;
+    Ok(true)
+}
+
+/// Another process has announced a run while this one collected cards.
+fn second_rank_0(start: &Start<'_>, mine: &Card, announced: &[u8]) -> Result<Error> {
+    let forged = || StoreProblem::Forged { key: announcement::NAME.to_owned() }.at(start.store.url());
+    let Some(Announcement { run, secret }) = Announcement::decode(announced) else { return Ok(forged()) };
+    let known = match secret {
+        Source::Given { .. } => start.identity.secret(),
+        Source::Shared { secret } => Some(secret).filter(|_| !start.identity.has_secret()),
+        Source::Agreed { .. } => None,
+    };
+    let other = known.map(|secret| start.identity.clone().of_run(run, secret));
+    if other
+        .as_ref()
+        .is_some_and(|other| start.identity.has_secret() && !(Announcement { run, secret }).is_of(start.store, other))
+    {
+        return Ok(forged());
+    }
+    let card = other.map(|other| SignedStore::new(start.store, &other).get(&card_of(0), 0, GLANCE));
+    let card = card.and_then(|card| Card::decode(&card.ok()??));
+    let second = card.map_or_else(|| "another process".to_owned(), |card| card.who());
+    Ok(Error::RankTaken { rank: 0, first: mine.who(), second })
+}
+
+/// How far another rank than 0 has come in a run.
+enum Stage {
+    /// It has found no announcement.
+    Nothing,
+    /// It does not believe the one that it has found. It may be a former run's; at the deadline this is what went wrong.
+    Unbelieved(StoreProblem),
+    /// It waits for rank 0 to hand it the secret.
+    Secretless { run: Run, keys: KeyPair, theirs: [u8; 32], conflict: Option<Offer> },
+    /// It knows the secret, listens, and waits for the book.
+    Listening { listener: Listener, identity: Identity, mine: Box<Card>, conflict: Option<(Card, Instant)> },
 }
 
 /// What the others do.
-fn join(start: &Start<'_>, door: &Door, mine: &Card, began: Instant) -> Result<(String, Book)> {
+fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Identity, Book)> {
     let deadline = start.deadline + GRACE;
-    let is_late = || Instant::now() >= deadline;
-    let mut generation: Option<String> = None;
-    let mut conflict: Option<(Card, Instant)> = None;
+    let mut announced: Option<Vec<u8>> = None;
+    let mut stage = Stage::Nothing;
     loop {
-        let current = match start.store.get("generation", GLANCE) {
+        let is_late = Instant::now() >= deadline;
+        let current = match start.store.get(announcement::NAME, GLANCE) {
             // A file that another job has left: rank 0 will make it this job's.
-            Err(StoreProblem::OtherJob { .. }) if !is_late() => continue,
+            Err(StoreProblem::OtherJob { .. }) if !is_late => continue,
             current => store_error(start, current)?,
         };
-        let current = current.map(|bytes| parse(&bytes));
-        if let Some((found, secret)) = current.filter(|(found, _)| generation.as_ref() != Some(found)) {
-            if let Some(secret) = secret.filter(|_| !start.identity.has_secret()) {
-                door.share_secret(secret);
-            }
-            let key = format!("{found}/rank/{}", start.rank);
-            let holder = store_error(start, start.store.claim(&key, &mine.encode(), left(start).max(GLANCE)))?;
-            let holder = Card::decode(&holder).filter(|holder| holder.instance != mine.instance);
-            conflict = holder.map(|holder| (holder, Instant::now()));
-            generation = Some(found);
+        if let Some(current) = current.filter(|current| announced.as_ref() != Some(current)) {
+            // What a former run's processes may have sent here goes with its listener.
+            drop(std::mem::replace(&mut stage, Stage::Nothing));
+            stage = begin(start, ip, &current)?;
+            announced = Some(current);
         }
-        if let Some((holder, since)) = &conflict {
-            // Either a living process has this rank, or the generation is a former run's and will change when rank 0 comes.
-            if is_late() || since.elapsed() >= CONFLICT_PATIENCE && answers(start, door, holder) {
-                return Err(Error::RankTaken { rank: start.rank, first: holder.who(), second: mine.who() });
+        stage = match stage {
+            Stage::Secretless { run, keys, theirs, conflict: None } => learn(start, ip, run, keys, theirs)?,
+            Stage::Listening { listener, identity, mine, conflict } => {
+                match listen(start, &identity, &mine, conflict.as_ref(), is_late)? {
+                    Some(book) => return Ok((listener, identity, book)),
+                    None => Stage::Listening { listener, identity, mine, conflict },
+                }
             }
-            std::thread::sleep(Duration::from_millis(10));
-            continue;
-        }
-        if let Some(generation) = &generation {
-            let bytes = store_error(start, start.store.get(&format!("{generation}/book"), GLANCE))?;
-            match bytes.and_then(|bytes| Book::decode(&bytes)) {
-                Some(Book::Members { cards, .. }) if cards.len() != start.world_size => {
-                    let theirs = cards.len();
-                    let host = cards.first().map_or_else(String::new, |card| card.host.clone());
-                    return Err(Error::WorldSize { rank: 0, host, theirs, my_rank: start.rank, mine: start.world_size });
-                }
-                Some(Book::Members { cards, settings }) if cards[start.rank].instance == mine.instance => {
-                    return Ok((generation.clone(), Book::Members { cards, settings }));
-                }
-                Some(Book::Refused(Refusal::Disagrees { other, zero }))
-                    if zero.disagreement(mine).is_some() || zero.world_size == mine.world_size =>
-                {
-                    return Ok((generation.clone(), Book::Refused(Refusal::Disagrees { other, zero })));
-                }
-                Some(book @ Book::Refused(Refusal::Missing { .. } | Refusal::NoSecret)) => return Ok((generation.clone(), book)),
-                // A former run's.
-                _ => {}
+            // The announcement has to change.
+            other => {
+                std::thread::sleep(Duration::from_millis(10));
+                other
             }
-        }
-        if is_late() {
-            return Err(Error::Missing {
-                ranks: missing(start, generation.as_deref()),
-                world_size: start.world_size,
-                store: start.store.url(),
-                waited: began.elapsed(),
-            });
+        };
+        if is_late {
+            return Err(too_late(start, stage, began));
         }
     }
 }
 
-/// The name of a generation, and the secret of its ranks if they were given none, as rank 0 announces them.
-fn parse(announced: &[u8]) -> (String, Option<[u8; 32]>) {
-    let text = String::from_utf8_lossy(announced);
-    match text.split_once('.') {
-        Some((generation, secret)) => (generation.to_owned(), config::secret(secret)),
-        None => (text.into_owned(), None),
+/// An announcement is there: does what can be done without waiting.
+fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<Stage> {
+    let Some(announcement) = Announcement::decode(announced) else {
+        let what = format!("what it holds as {:?} is no announcement that this version of kolo knows", announcement::NAME);
+        return Ok(Stage::Unbelieved(StoreProblem::Foreign(what)));
+    };
+    let run = announcement.run;
+    match (announcement.secret, start.identity.secret()) {
+        (Source::Given { .. }, Some(secret)) => {
+            let identity = start.identity.clone().of_run(run, secret);
+            if announcement.is_of(start.store, &identity) {
+                return announce_self(start, ip, identity);
+            }
+            Ok(Stage::Unbelieved(StoreProblem::Forged { key: announcement::NAME.to_owned() }))
+        }
+        (Source::Shared { secret }, None) => announce_self(start, ip, start.identity.clone().of_run(run, secret)),
+        (Source::Agreed { public: theirs }, None) => {
+            let keys = KeyPair::random();
+            let mine = Offer { public: keys.public, who: format!("process {} on {}", std::process::id(), start.host()) };
+            let key = in_run(&run, &offer_of(start.rank));
+            let holder = store_error(start, start.store.claim(&key, &mine.encode(), left(start).max(GLANCE)))?;
+            let conflict = Offer::decode(&holder).filter(|holder| holder.public != mine.public);
+            Ok(Stage::Secretless { run, keys, theirs, conflict })
+        }
+        // One of the two was given a secret, and the other was not.
+        (Source::Given { .. }, None) | (_, Some(_)) => Ok(Stage::Unbelieved(StoreProblem::Secret)),
     }
+}
+
+/// Looks whether rank 0 has handed out the secret.
+fn learn(start: &Start<'_>, ip: IpAddr, run: Run, keys: KeyPair, theirs: [u8; 32]) -> Result<Stage> {
+    let key = in_run(&run, &secret_for(start.rank));
+    let Some(wrapped) = store_error(start, start.store.get(&key, GLANCE))? else {
+        return Ok(Stage::Secretless { run, keys, theirs, conflict: None });
+    };
+    let exchange = Exchange { job: start.identity.job(), run, rank: start.rank, publics: [theirs, keys.public] };
+    let secret = exchange.unwrap(&keys, &wrapped);
+    let secret = secret.ok_or_else(|| StoreProblem::Forged { key }.at(start.store.url()))?;
+    announce_self(start, ip, start.identity.clone().of_run(run, secret))
+}
+
+/// Opens the listener, and says where it is.
+fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity) -> Result<Stage> {
+    let listener = Listener::open(start, ip, &identity)?;
+    let mine = listener.card(start)?;
+    let signed = SignedStore::new(start.store, &identity);
+    let patience = left(start).max(GLANCE);
+    let holder = store_error(start, signed.claim(&card_of(start.rank), start.rank, &mine.encode(), patience))?;
+    let holder = Card::decode(&holder).filter(|holder| holder.instance != mine.instance);
+    let conflict = holder.map(|holder| (holder, Instant::now()));
+    Ok(Stage::Listening { listener, identity, mine: Box::new(mine), conflict })
+}
+
+/// Looks for a book with this rank in it.
+fn listen(
+    start: &Start<'_>,
+    identity: &Identity,
+    mine: &Card,
+    conflict: Option<&(Card, Instant)>,
+    is_late: bool,
+) -> Result<Option<Book>> {
+    if let Some((holder, since)) = conflict {
+        // Either a living process has this rank, or the run is a former one and rank 0 will announce another.
+        if is_late || since.elapsed() >= CONFLICT_PATIENCE && answers(start, identity, holder) {
+            return Err(Error::RankTaken { rank: start.rank, first: holder.who(), second: mine.who() });
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        return Ok(None);
+    }
+    let bytes = store_error(start, SignedStore::new(start.store, identity).get(BOOK, 0, GLANCE))?;
+    match bytes.and_then(|bytes| Book::decode(&bytes)) {
+        Some(Book::Members { cards, .. }) if cards.len() != start.world_size => {
+            let theirs = cards.len();
+            let host = cards.first().map_or_else(String::new, |card| card.host.clone());
+            Err(Error::WorldSize { rank: 0, host, theirs, my_rank: start.rank, mine: start.world_size })
+        }
+        Some(Book::Members { cards, settings }) if cards[start.rank].instance == mine.instance => {
+            Ok(Some(Book::Members { cards, settings }))
+        }
+        Some(Book::Refused(Refusal::Disagrees { other, zero }))
+            if zero.disagreement(mine).is_some() || zero.world_size == mine.world_size =>
+        {
+            Ok(Some(Book::Refused(Refusal::Disagrees { other, zero })))
+        }
+        Some(book @ Book::Refused(Refusal::Missing { .. } | Refusal::Forged { .. })) => Ok(Some(book)),
+        // A former run's.
+        _ => Ok(None),
+    }
+}
+
+/// What kept a rank from meeting the others until the deadline.
+fn too_late(start: &Start<'_>, stage: Stage, began: Instant) -> Error {
+    let ranks = match stage {
+        Stage::Unbelieved(problem) => return problem.at(start.store.url()),
+        Stage::Secretless { conflict: Some(holder), .. } => {
+            let second = format!("process {} on {}", std::process::id(), start.host());
+            return Error::RankTaken { rank: start.rank, first: holder.who, second };
+        }
+        Stage::Nothing | Stage::Secretless { conflict: None, .. } => vec![0],
+        Stage::Listening { identity, .. } => missing(start, &identity),
+    };
+    Error::Missing { ranks, world_size: start.world_size, store: start.store.url(), waited: began.elapsed() }
 }
 
 /// How long a rank that finds its place taken waits before it looks who holds it: a former run may be about to end.
 const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
 
-/// Whether the process that wrote a card lives: its door opens for this job.
-fn answers(start: &Start<'_>, own: &Door, holder: &Card) -> bool {
+/// Whether the process that wrote a card lives: its listener lets in ranks of this run.
+fn answers(start: &Start<'_>, identity: &Identity, holder: &Card) -> bool {
     let hello = Hello::new(Purpose::Probe, 0, start.rank, holder.rank);
-    door::dial(holder.address, &own.identity(), &hello, Instant::now() + GLANCE).is_ok()
+    door::dial(holder.address, identity, &hello, Instant::now() + GLANCE).is_ok()
 }
 
 /// The ranks without a card, as far as another than rank 0 can tell.
-fn missing(start: &Start<'_>, generation: Option<&str>) -> Vec<Rank> {
-    let Some(generation) = generation else { return vec![0] };
+fn missing(start: &Start<'_>, identity: &Identity) -> Vec<Rank> {
     let has_card = |rank: &Rank| {
-        let found = start.store.get(&format!("{generation}/rank/{rank}"), Duration::ZERO);
+        let found = start.store.get(&in_run(&identity.run(), &card_of(*rank)), Duration::ZERO);
         !matches!(found, Ok(None))
     };
     let missing: Vec<Rank> = (0..start.world_size.min(1024)).filter(|rank| !has_card(rank)).collect();
-    // All cards are there, but no book: rank 0 has ended, or this generation is a former run's.
+    // All cards are there, but no book: rank 0 has ended, or this is a former run.
     if missing.is_empty() { vec![0] } else { missing }
 }
 
 /// Learns which ranks share memory, when not all do: the lowest rank of each host says who its ranks are, and rank 0 puts
 /// it together.
-pub(super) fn exchange_hosts(start: &Start<'_>, generation: &str, together: &[Rank]) -> Result<Vec<usize>> {
+pub(super) fn exchange_hosts(start: &Start<'_>, identity: &Identity, together: &[Rank]) -> Result<Vec<usize>> {
+    let signed = SignedStore::new(start.store, identity);
     let patience = left(start).max(GLANCE);
-    let key = |rank: Rank| format!("{generation}/host/{rank}");
     if together[0] == start.rank {
         let mut writer = Writer::default();
         writer.list(together, |writer, &rank| _ = writer.number(rank as u64));
-        store_error(start, start.store.set(&key(start.rank), &writer.0, patience))?;
+        store_error(start, signed.set(&host_of(start.rank), start.rank, &writer.0, patience))?;
     }
-    let all = format!("{generation}/hosts");
+    let all = "hosts";
     let silent = |what: &str| {
-        let problem = StoreProblem::Timeout { key: what.to_owned(), waited: patience };
+        let problem = StoreProblem::Timeout { key: signed.name(what), waited: patience };
         problem.at(start.store.url())
     };
     if start.rank != 0 {
-        let bytes = store_error(start, start.store.get(&all, left(start).max(GLANCE) + GRACE))?.ok_or_else(|| silent(&all))?;
+        let bytes = store_error(start, signed.get(all, 0, left(start).max(GLANCE) + GRACE))?.ok_or_else(|| silent(all))?;
         let hosts = Reader::new(&bytes).list(Reader::size).filter(|hosts| hosts.len() == start.world_size);
-        return hosts.ok_or_else(|| silent(&all));
+        return hosts.ok_or_else(|| silent(all));
     }
     let mut hosts: Vec<Option<usize>> = vec![None; start.world_size];
     for rank in 0..start.world_size {
         // A rank that nobody before it has named is the lowest of its host.
         if hosts[rank].is_none() {
-            let bytes =
-                store_error(start, start.store.get(&key(rank), left(start).max(GLANCE)))?.ok_or_else(|| silent(&key(rank)))?;
+            let bytes = store_error(start, signed.get(&host_of(rank), rank, left(start).max(GLANCE)))?;
+            let bytes = bytes.ok_or_else(|| silent(&host_of(rank)))?;
             for member in Reader::new(&bytes).list(Reader::size).unwrap_or_default() {
                 if let Some(host) = hosts.get_mut(member) {
                     *host = Some(rank);
@@ -227,6 +402,108 @@ pub(super) fn exchange_hosts(start: &Start<'_>, generation: &str, together: &[Ra
     let hosts: Vec<usize> = hosts.into_iter().enumerate().map(|(rank, host)| host.unwrap_or(rank)).collect();
     let mut writer = Writer::default();
     writer.list(&hosts, |writer, &host| _ = writer.number(host as u64));
-    store_error(start, start.store.set(&all, &writer.0, patience))?;
+    store_error(start, signed.set(all, 0, &writer.0, patience))?;
     Ok(hosts)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::config::Settings;
+    use crate::store::{self, Place, Store};
+
+    /// A store, and all that was put into it.
+    struct Recording {
+        store: Box<dyn Store>,
+        is_private: bool,
+        values: Mutex<Vec<(String, Vec<u8>)>>,
+    }
+
+    impl Recording {
+        fn new(name: &str, is_private: bool) -> Recording {
+            let place = Place::Hash(name.to_owned());
+            let store = store::open(&place, true, &Identity::new("job", None), late()).unwrap();
+            Recording { store, is_private, values: Mutex::default() }
+        }
+    }
+
+    impl Store for Recording {
+        fn url(&self) -> String {
+            self.store.url()
+        }
+        fn is_private(&self) -> bool {
+            self.is_private
+        }
+        fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+            self.values.lock().unwrap().push((key.to_owned(), value.to_vec()));
+            self.store.set(key, value, timeout)
+        }
+        fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+            self.store.get(key, timeout)
+        }
+        fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+            self.values.lock().unwrap().push((key.to_owned(), value.to_vec()));
+            self.store.claim(key, value, timeout)
+        }
+    }
+
+    fn late() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    /// Three ranks meet; returns the secret that all of them know.
+    fn secret_of(store: &Recording, given: Option<[u8; 32]>) -> [u8; 32] {
+        let settings = Settings::default();
+        let secrets: Vec<_> = std::thread::scope(|scope| {
+            let meet = |rank| {
+                let identity = Identity::new("job", given);
+                let start = Start { rank, world_size: 3, identity, store, place: None, settings: &settings, deadline: late() };
+                let met = super::meet(&start, [127, 0, 0, 1].into(), Instant::now()).unwrap();
+                exchange_hosts(&start, &met.identity, &[rank]).unwrap();
+                met.identity.secret().unwrap()
+            };
+            let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || meet(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(secrets.iter().all(|secret| *secret == secrets[0]));
+        secrets[0]
+    }
+
+    fn holds(store: &Recording, secret: &[u8; 32]) -> bool {
+        let hexadecimal: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        // Not even a part of it.
+        let parts: Vec<&[u8]> = secret.windows(8).chain(hexadecimal.as_bytes().windows(16)).collect();
+        let values = store.values.lock().unwrap();
+        assert!(values.len() > 8, "the ranks did not meet here");
+        values.iter().any(|(_, value)| parts.iter().any(|part| value.windows(part.len()).any(|bytes| bytes == *part)))
+    }
+
+    #[test]
+    fn no_secret_stands_in_a_store_that_others_read() {
+        let store = Recording::new("no secret, agreed", false);
+        let agreed = secret_of(&store, None);
+        assert!(!holds(&store, &agreed), "the agreed secret stands in the store");
+        let store = Recording::new("no secret, given", false);
+        assert_eq!(secret_of(&store, Some([7; 32])), [7; 32]);
+        assert!(!holds(&store, &[7; 32]), "the given secret stands in the store");
+        // What the test would see.
+        let store = Recording::new("secret, shared", true);
+        let shared = secret_of(&store, None);
+        assert!(holds(&store, &shared) && shared != agreed);
+    }
+
+    /// The test of a promise that holds between processes is `row_37_before_the_secret`; this is about the order.
+    #[test]
+    fn a_rank_publishes_its_address_after_it_has_learned_the_secret() {
+        let store = Recording::new("order", false);
+        secret_of(&store, None);
+        let values = store.values.lock().unwrap();
+        let position = |end: &str| values.iter().position(|(key, _)| key.ends_with(end)).unwrap();
+        for rank in 1..3 {
+            assert!(position(&offer_of(rank)) < position(&secret_for(rank)));
+            assert!(position(&secret_for(rank)) < position(&format!("/{}", card_of(rank))));
+        }
+    }
 }

@@ -78,14 +78,17 @@ impl Identity {
         Identity { insecure, ..self }
     }
 
-    pub(crate) fn with_secret(self, secret: [u8; 32]) -> Identity {
-        Identity { secret: Some(secret), ..self }
+    /// The same in one run of the job, whose ranks share this secret.
+    pub(crate) fn of_run(self, run: Run, secret: [u8; 32]) -> Identity {
+        Identity { run, secret: Some(secret), ..self }
     }
 
-    /// The same in one run of the job.
-    #[cfg_attr(not(test), expect(dead_code, reason = "ranks learn the run before they listen, soon"))]
-    pub(crate) fn of_run(self, run: Run) -> Identity {
-        Identity { run, ..self }
+    pub(crate) fn run(&self) -> Run {
+        self.run
+    }
+
+    pub(crate) fn secret(&self) -> Option<[u8; 32]> {
+        self.secret
     }
 
     pub(crate) fn has_secret(&self) -> bool {
@@ -102,6 +105,11 @@ impl Identity {
 
     pub(crate) fn job(&self) -> &str {
         &self.job
+    }
+
+    /// The key for what ranks put into a store.
+    pub(crate) fn store_key(&self) -> Key {
+        Key::derive(self.secret.as_ref(), "kolo store")
     }
 
     fn key(&self, medium: Medium) -> Key {
@@ -145,6 +153,13 @@ pub(crate) fn random() -> [u8; NONCE] {
     let mut bytes = [0; NONCE];
     getrandom::fill(&mut bytes).expect("the system has random numbers");
     bytes
+}
+
+/// A secret for a run whose ranks were given none.
+pub(crate) fn random_secret() -> [u8; 32] {
+    let mut secret = [0; 32];
+    getrandom::fill(&mut secret).expect("the system has random numbers");
+    secret
 }
 
 /// What a caller wants.
@@ -488,7 +503,8 @@ mod tests {
 
     use super::*;
 
-    const SECRET: Option<[u8; 32]> = Some([1; 32]);
+    const GIVEN: [u8; 32] = [1; 32];
+    const SECRET: Option<[u8; 32]> = Some(GIVEN);
 
     fn hello() -> Hello {
         Hello::new(Purpose::Link, 1, 1, 0)
@@ -517,7 +533,7 @@ mod tests {
 
     #[test]
     fn processes_of_one_run_meet() {
-        let identity = Identity::new("job", SECRET).of_run([3; 16]);
+        let identity = Identity::new("job", SECRET).of_run([3; 16], GIVEN);
         for medium in [Medium::Network, Medium::Local] {
             assert_eq!(meet((&identity, medium), (&identity, medium)), (Some(Ok(())), Some(Ok(hello()))));
         }
@@ -526,7 +542,7 @@ mod tests {
     #[test]
     fn a_process_of_another_run_is_refused_and_told_so() {
         let job = Identity::new("job", SECRET);
-        let (now, before) = (job.clone().of_run([3; 16]), job.of_run([2; 16]));
+        let (now, before) = (job.clone().of_run([3; 16], GIVEN), job.of_run([2; 16], GIVEN));
         let network = Medium::Network;
         assert_eq!(meet((&before, network), (&now, network)), (Some(Err(Refusal::Run)), Some(Err(Refusal::Run))));
     }
@@ -545,10 +561,10 @@ mod tests {
 
     #[test]
     fn strangers_learn_nothing_but_that_they_are_refused() {
-        let mine = Identity::new("mine", SECRET).of_run([3; 16]);
+        let mine = Identity::new("mine", SECRET).of_run([3; 16], GIVEN);
         let mut replies = Vec::new();
         for (job, secret, run) in [("mine", None, 3), ("mine", Some([2; 32]), 3), ("other", None, 0)] {
-            let stranger = Identity::new(job, secret).of_run([run; 16]);
+            let stranger = Identity { run: [run; 16], ..Identity::new(job, secret) };
             let introduction = Introduction::new(&stranger, Medium::Network, &hello());
             let answer = Acceptor::new(Medium::Network).hear(&mine, introduction.hello());
             assert_eq!(answer.outcome, Some(Err(Refusal::Secret)));

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
-use parking_lot::Mutex;
 
 use crate::sys::{LocalListener, LocalStream};
 use crate::transport::tcp;
@@ -72,7 +71,6 @@ impl<F: FnMut(Hello, Stream) + Send + 'static> Host for F {
 pub(crate) struct Door {
     address: Option<SocketAddr>,
     name: Option<String>,
-    identity: Arc<Mutex<Identity>>,
     stop: Arc<AtomicBool>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
@@ -100,13 +98,11 @@ impl Door {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let identity = Arc::new(Mutex::new(identity));
-        let known = identity.clone();
         let mut porter = Porter {
             poll,
             tcp,
             local,
-            identity: known,
+            identity,
             callers: HashMap::new(),
             next: 0,
             waiting: Waiting::Nobody,
@@ -118,17 +114,7 @@ impl Door {
                 tracing::error!(%error, "no more connections are accepted");
             }
         })?;
-        Ok(Door { address, name, identity, stop, waker, thread: Some(thread) })
-    }
-
-    /// What those who come in have to share, which may be more from now on.
-    pub(crate) fn identity(&self) -> Identity {
-        self.identity.lock().clone()
-    }
-
-    pub(crate) fn share_secret(&self, secret: [u8; 32]) {
-        let mut identity = self.identity.lock();
-        *identity = identity.clone().with_secret(secret);
+        Ok(Door { address, name, stop, waker, thread: Some(thread) })
     }
 
     /// Where the door is in the network.
@@ -166,7 +152,7 @@ struct Porter<H> {
     poll: Poll,
     tcp: Option<TcpListener>,
     local: Option<LocalListener>,
-    identity: Arc<Mutex<Identity>>,
+    identity: Identity,
     /// Those who shake hands.
     callers: HashMap<usize, Caller>,
     next: usize,
@@ -323,7 +309,7 @@ impl<H: Host> Porter<H> {
                 Err(error) => break error.kind() == io::ErrorKind::WouldBlock,
             };
             let answer = match &mut caller.stage {
-                Stage::Shaking(acceptor) => acceptor.hear(&self.identity.lock(), &bytes[..count]),
+                Stage::Shaking(acceptor) => acceptor.hear(&self.identity, &bytes[..count]),
                 Stage::Asking(hello, heard) => {
                     heard.extend_from_slice(&bytes[..count]);
                     if missing(heard) == Some(0) {
@@ -560,6 +546,19 @@ mod tests {
         for secret in [None, Some([8; 32])] {
             assert!(matches!(dial(Identity::new("job", secret)), Err(DialError::Refused(Refusal::Secret))));
         }
+        assert!(admitted.try_recv().is_err());
+    }
+
+    /// A process of an earlier run calls at a port that has been used again.
+    #[test]
+    fn processes_of_an_earlier_run_have_no_effect() {
+        let job = Identity::new("job", None);
+        let (earlier, now) = (job.clone().of_run([1; 16], [7; 32]), job.of_run([2; 16], [7; 32]));
+        let (door, admitted) = door(now.clone());
+        let dial = |identity| dial(door.address().unwrap(), identity, &hello(), soon()).map(drop);
+        assert!(matches!(dial(&earlier), Err(DialError::Refused(Refusal::Run))));
+        dial(&now).unwrap();
+        assert_eq!(admitted.recv().unwrap(), hello());
         assert!(admitted.try_recv().is_err());
     }
 

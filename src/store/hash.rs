@@ -35,6 +35,10 @@ impl HashStore {
 }
 
 impl Store for HashStore {
+    fn is_private(&self) -> bool {
+        true
+    }
+
     fn url(&self) -> String {
         format!("hash://{}", self.name)
     }

@@ -38,10 +38,10 @@ pub trait Store: Send + Sync {
     /// What to call the store in messages.
     fn url(&self) -> String;
 
-    /// Whether only the ranks of the job can read it: then they share a secret through it, if they were given none. Of a store
-    /// of your own kolo takes it that you saw to that, unless this says otherwise.
+    /// Whether nobody but the ranks of the job can read or write it. Then ranks that were given no secret share one through it.
+    /// Otherwise they agree on one that nobody who only reads the store can learn; see [`crate::security`]. Rank 0's counts.
     fn is_private(&self) -> bool {
-        true
+        false
     }
 
     /// Sets a key, whether it was there or not.

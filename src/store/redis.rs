@@ -51,10 +51,6 @@ fn problem(doing: &'static str) -> impl FnOnce(RedisError) -> StoreProblem {
 }
 
 impl Store for RedisStore {
-    fn is_private(&self) -> bool {
-        false
-    }
-
     fn url(&self) -> String {
         self.url.clone()
     }

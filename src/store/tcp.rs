@@ -553,10 +553,6 @@ fn blocking(stream: mio::net::TcpStream) -> io::Result<TcpStream> {
 }
 
 impl Store for TcpStore {
-    fn is_private(&self) -> bool {
-        false
-    }
-
     fn url(&self) -> String {
         self.url.clone()
     }

@@ -1,0 +1,101 @@
+//! What rank 0 says first: which run this is, and how the others learn its secret.
+//!
+//! ```text
+//! "kolo-run", run (16), how the others learn the secret (1), then 32 bytes:
+//!     0  they were given it         MAC, which only a rank with the same secret can have made
+//!     1  it follows                 the secret; in stores that nobody but the ranks reads
+//!     2  they agree on it           rank 0's public key, see `key_exchange`
+//! ```
+
+use super::signed::SignedStore;
+use crate::door::handshake::{Identity, Run};
+use crate::store::Store;
+
+/// The announcement's key, the only one in a store that does not begin with a run.
+pub(super) const NAME: &str = "run";
+
+const MAGIC: &[u8; 8] = b"kolo-run";
+const GIVEN: u8 = 0;
+const SHARED: u8 = 1;
+const AGREED: u8 = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Announcement {
+    pub(super) run: Run,
+    pub(super) secret: Source,
+}
+
+/// Where the ranks of a run have their secret from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// They were given it before they started. The MAC shows that rank 0 was given the same.
+    Given { mac: [u8; 32] },
+    /// The store, which nobody else reads.
+    Shared { secret: [u8; 32] },
+    /// They agree on it through the store; rank 0's part.
+    Agreed { public: [u8; 32] },
+}
+
+impl std::fmt::Debug for Source {
+    /// Without the secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Source::Given { .. } => "given",
+            Source::Shared { .. } => "shared",
+            Source::Agreed { .. } => "agreed",
+        })
+    }
+}
+
+impl Announcement {
+    /// The announcement of a rank 0 that was given its secret.
+    pub(super) fn of_given(store: &dyn Store, identity: &Identity) -> Announcement {
+        let signed = SignedStore::new(store, identity).sign(NAME, 0, &[]);
+        let mac = signed.try_into().expect("of nothing, the MAC is all that stands in a store");
+        Announcement { run: identity.run(), secret: Source::Given { mac } }
+    }
+
+    /// Whether it was made by a rank 0 that was given the same secret, of the job and run of `identity`.
+    pub(super) fn is_of(&self, store: &dyn Store, identity: &Identity) -> bool {
+        let Source::Given { mac } = &self.secret else { return false };
+        SignedStore::new(store, identity).open(NAME, 0, mac).is_some()
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (kind, rest) = match &self.secret {
+            Source::Given { mac } => (GIVEN, mac),
+            Source::Shared { secret } => (SHARED, secret),
+            Source::Agreed { public } => (AGREED, public),
+        };
+        [&MAGIC[..], &self.run, &[kind], rest].concat()
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Announcement> {
+        let rest = bytes.strip_prefix(MAGIC)?;
+        let (run, rest) = rest.split_first_chunk()?;
+        let (&kind, rest) = rest.split_first()?;
+        let rest: [u8; 32] = rest.try_into().ok()?;
+        let secret = match kind {
+            GIVEN => Source::Given { mac: rest },
+            SHARED => Source::Shared { secret: rest },
+            AGREED => Source::Agreed { public: rest },
+            _ => return None,
+        };
+        Some(Announcement { run: *run, secret })
+    }
+}
+
+/// Whatever a store holds where the announcement should be.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(announcement) = Announcement::decode(bytes) {
+        assert_eq!(announcement.encode(), bytes, "an announcement is read as another");
+    }
+}
+
+/// Announcements of every kind.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    let sources = [Source::Given { mac: [1; 32] }, Source::Shared { secret: [2; 32] }, Source::Agreed { public: [9; 32] }];
+    sources.map(|secret| Announcement { run: [3; 16], secret }.encode()).to_vec()
+}

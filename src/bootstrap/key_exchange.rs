@@ -1,0 +1,157 @@
+//! How ranks agree on a secret through a store that others can read: X25519 (RFC 7748), with a key pair of each rank for this
+//! run only.
+//!
+//! Rank 0 makes up the secret, and announces its public key. Each other rank puts its own public key into the store ([`Offer`]),
+//! and rank 0 answers with the secret, encrypted and signed with a key that only these two ranks can compute. Who only reads the
+//! store learns nothing. Who can write to it can put a public key of its own in the place of a rank's: nothing tells ranks from
+//! others but that they were here first.
+
+use crate::door::handshake::{Key, Run, random_secret};
+use crate::types::Rank;
+use crate::wire::{Reader, Writer};
+
+/// A rank's keys for one run.
+pub(super) struct KeyPair {
+    private: [u8; 32],
+    pub(super) public: [u8; 32],
+}
+
+impl KeyPair {
+    pub(super) fn random() -> KeyPair {
+        KeyPair::of(random_secret())
+    }
+
+    fn of(private: [u8; 32]) -> KeyPair {
+        KeyPair { private, public: x25519_dalek::x25519(private, x25519_dalek::X25519_BASEPOINT_BYTES) }
+    }
+
+    /// What this rank and the owner of a public key can compute, and nobody else; `None` if the key is none of a rank.
+    fn shared(&self, theirs: &[u8; 32]) -> Option<Key> {
+        let shared = x25519_dalek::x25519(self.private, *theirs);
+        // Some keys lead to zeros whatever the other end's is.
+        (shared != [0; 32]).then(|| Key::derive(Some(&shared), "kolo key exchange"))
+    }
+}
+
+/// What a rank puts into the store: its public key, and what it is for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Offer {
+    pub(super) public: [u8; 32],
+    pub(super) who: String,
+}
+
+impl Offer {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.bytes(&self.public).text(&self.who);
+        writer.0
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Offer> {
+        let mut reader = Reader::new(bytes);
+        Some(Offer { public: reader.bytes()?.try_into().ok()?, who: reader.text()? })
+    }
+}
+
+/// Which exchange of keys this is.
+#[derive(Clone, Copy)]
+pub(super) struct Exchange<'a> {
+    pub(super) job: &'a str,
+    pub(super) run: Run,
+    /// The rank that learns the secret from rank 0.
+    pub(super) rank: Rank,
+    /// The public keys of rank 0 and of that rank.
+    pub(super) publics: [[u8; 32]; 2],
+}
+
+impl Exchange<'_> {
+    /// The secret, for the eyes of one rank; `None` if its public key is none.
+    pub(super) fn wrap(&self, zero: &KeyPair, secret: &[u8; 32]) -> Option<Vec<u8>> {
+        let key = zero.shared(&self.publics[1])?;
+        let hidden = self.masked(&key, secret);
+        Some([hidden, self.mac(&key, &hidden)].concat())
+    }
+
+    /// The secret, from what rank 0 has put into the store.
+    pub(super) fn unwrap(&self, own: &KeyPair, wrapped: &[u8]) -> Option<[u8; 32]> {
+        let (hidden, mac) = wrapped.split_first_chunk().filter(|(_, mac)| mac.len() == 32)?;
+        let key = own.shared(&self.publics[0])?;
+        key.is_signed(&[b"mac", &self.context(), hidden], mac).then(|| self.masked(&key, hidden))
+    }
+
+    /// Of 32 bytes, 32 others, and back. A key hides one secret only.
+    fn masked(&self, key: &Key, bytes: &[u8; 32]) -> [u8; 32] {
+        let mask = key.sign(&[b"mask", &self.context()]);
+        std::array::from_fn(|i| bytes[i] ^ mask[i])
+    }
+
+    fn mac(&self, key: &Key, hidden: &[u8; 32]) -> [u8; 32] {
+        key.sign(&[b"mac", &self.context(), hidden])
+    }
+
+    fn context(&self) -> Vec<u8> {
+        let mut context = Writer::default();
+        context.text(self.job).bytes(&self.run).number(self.rank as u64);
+        context.bytes(&self.publics[0]).bytes(&self.publics[1]);
+        context.0
+    }
+}
+
+/// Whatever a store holds where a public key or the wrapped secret should be.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(offer) = Offer::decode(bytes) {
+        assert_eq!(Offer::decode(&offer.encode()), Some(offer), "a public key is read as another");
+    }
+    let own = KeyPair { private: [5; 32], public: [6; 32] };
+    let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [[9; 32], own.public] };
+    assert_eq!(exchange.unwrap(&own, bytes), None, "a secret is learned from somebody who does not know it");
+}
+
+/// A public key, and a secret for somebody else.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    let (zero, other) = (KeyPair::of([1; 32]), KeyPair::of([2; 32]));
+    let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [zero.public, other.public] };
+    let offer = Offer { public: other.public, who: "process 7 on node1".to_owned() };
+    vec![offer.encode(), exchange.wrap(&zero, &[4; 32]).unwrap_or_default()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_reaches_the_rank_that_it_is_for_and_no_other() {
+        let (zero, one, two) = (KeyPair::random(), KeyPair::random(), KeyPair::random());
+        let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [zero.public, one.public] };
+        let wrapped = exchange.wrap(&zero, &[4; 32]).unwrap();
+        assert_eq!(exchange.unwrap(&one, &wrapped), Some([4; 32]));
+        assert!(!wrapped.windows(8).any(|bytes| bytes == [4; 8]), "the secret stands in the store");
+        assert_eq!(exchange.unwrap(&two, &wrapped), None);
+        for other in [
+            Exchange { job: "other", ..exchange },
+            Exchange { run: [4; 16], ..exchange },
+            Exchange { rank: 2, ..exchange },
+            Exchange { publics: [two.public, one.public], ..exchange },
+            Exchange { publics: [zero.public, two.public], ..exchange },
+        ] {
+            assert_eq!(other.unwrap(&one, &wrapped), None);
+        }
+        for at in 0..wrapped.len() {
+            let mut changed = wrapped.clone();
+            changed[at] ^= 1;
+            assert_eq!(exchange.unwrap(&one, &changed), None, "changed at {at}");
+        }
+    }
+
+    /// Points of small order lead to a key that everybody knows.
+    #[test]
+    fn public_keys_that_are_none_are_refused() {
+        let zero = KeyPair::random();
+        for public in [[0; 32], std::array::from_fn(|i| u8::from(i == 0))] {
+            let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [zero.public, public] };
+            assert_eq!(exchange.wrap(&zero, &[4; 32]), None);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Values in a store that nobody but the ranks of one run can have put there.
+//!
+//! Before each value stands an HMAC-SHA256, with a key that is derived from the secret, over the job, the run, the name of the
+//! value, the rank that wrote it and the value. So a value of another run, of another name or of another rank is none. What a
+//! store can still do is to lose values, or to show an older one where a rank wrote the same name twice, which ranks never do.
+
+use std::time::Duration;
+
+use crate::door::handshake::{Identity, Key, Run};
+use crate::error::StoreProblem;
+use crate::store::Store;
+use crate::types::Rank;
+use crate::wire::Writer;
+
+const MAC: usize = 32;
+
+/// A store as the ranks of one run use it.
+pub(super) struct SignedStore<'a> {
+    store: &'a dyn Store,
+    job: String,
+    run: Run,
+    key: Key,
+}
+
+impl<'a> SignedStore<'a> {
+    pub(super) fn new(store: &'a dyn Store, identity: &Identity) -> SignedStore<'a> {
+        SignedStore { store, job: identity.job().to_owned(), run: identity.run(), key: identity.store_key() }
+    }
+
+    /// Puts this rank's value there.
+    pub(super) fn set(&self, name: &str, writer: Rank, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+        self.store.set(&self.name(name), &self.sign(name, writer, value), timeout)
+    }
+
+    /// Waits for a rank's value; `None` if it is not there by the timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreProblem::Forged`] if there is a value that this rank of this run has not put there.
+    pub(super) fn get(&self, name: &str, writer: Rank, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+        let stored = self.store.get(&self.name(name), timeout)?;
+        stored.map(|stored| self.checked(name, writer, &stored)).transpose()
+    }
+
+    /// Puts a value there unless there is one; returns the one that is there afterwards. Errors as for [`SignedStore::get`].
+    pub(super) fn claim(&self, name: &str, writer: Rank, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+        let stored = self.store.claim(&self.name(name), &self.sign(name, writer, value), timeout)?;
+        self.checked(name, writer, &stored)
+    }
+
+    /// What stands in the store for a value.
+    pub(super) fn sign(&self, name: &str, writer: Rank, value: &[u8]) -> Vec<u8> {
+        [&self.key.sign(&[&self.about(name, writer), value])[..], value].concat()
+    }
+
+    /// The value for which this stands in the store, if that rank of this run has put it there.
+    pub(super) fn open(&self, name: &str, writer: Rank, stored: &[u8]) -> Option<Vec<u8>> {
+        let (mac, value) = stored.split_at_checked(MAC)?;
+        self.key.is_signed(&[&self.about(name, writer), value], mac).then(|| value.to_vec())
+    }
+
+    fn checked(&self, name: &str, writer: Rank, stored: &[u8]) -> Result<Vec<u8>, StoreProblem> {
+        self.open(name, writer, stored).ok_or_else(|| StoreProblem::Forged { key: self.name(name) })
+    }
+
+    fn about(&self, name: &str, writer: Rank) -> Vec<u8> {
+        let mut about = Writer::default();
+        about.text(&self.job).bytes(&self.run).text(name).number(writer as u64);
+        about.0
+    }
+
+    /// The key in the store, where values of several runs may be.
+    pub(super) fn name(&self, name: &str) -> String {
+        in_run(&self.run, name)
+    }
+}
+
+/// The key of a run's value in a store.
+pub(super) fn in_run(run: &Run, name: &str) -> String {
+    format!("{:032x}/{name}", u128::from_be_bytes(*run))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Place;
+
+    const NOW: Duration = Duration::ZERO;
+
+    fn hash_store(name: &str) -> Box<dyn Store> {
+        let late = std::time::Instant::now() + Duration::from_secs(60);
+        crate::store::open(&Place::Hash(name.to_owned()), true, &Identity::new("job", None), late).unwrap()
+    }
+
+    fn identity(job: &str, run: u8, secret: u8) -> Identity {
+        Identity::new(job, None).of_run([run; 16], [secret; 32])
+    }
+
+    #[test]
+    fn a_value_is_of_one_job_run_name_rank_and_secret() {
+        let store = hash_store("signed values");
+        let signed = SignedStore::new(&*store, &identity("job", 1, 7));
+        signed.set("rank/3", 3, b"here", NOW).unwrap();
+        assert_eq!(signed.get("rank/3", 3, NOW).unwrap().unwrap(), b"here");
+        assert_eq!(signed.claim("rank/3", 3, b"there", NOW).unwrap(), b"here");
+        let stored = store.get(&signed.name("rank/3"), NOW).unwrap().unwrap();
+        for (other, name, writer) in [
+            (identity("other", 1, 7), "rank/3", 3),
+            (identity("job", 2, 7), "rank/3", 3),
+            (identity("job", 1, 8), "rank/3", 3),
+            (identity("job", 1, 7), "rank/4", 3),
+            (identity("job", 1, 7), "rank/3", 4),
+        ] {
+            let other = SignedStore::new(&*store, &other);
+            assert_eq!(other.open(name, writer, &stored), None, "{name} of {writer}");
+            store.set(&other.name(name), &stored, NOW).unwrap();
+            let error = other.get(name, writer, NOW).unwrap_err();
+            assert!(matches!(&error, StoreProblem::Forged { key } if *key == other.name(name)), "{error}");
+        }
+        for at in 0..stored.len() {
+            let mut changed = stored.clone();
+            changed[at] ^= 1;
+            assert_eq!(signed.open("rank/3", 3, &changed), None, "changed at {at}");
+            assert_eq!(signed.open("rank/3", 3, &stored[..at]), None, "cut at {at}");
+        }
+    }
+}
