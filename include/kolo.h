@@ -1025,12 +1025,15 @@ kolo_result_t kolo_start_recv_any(void *recv,
 
 // Begins a group: until kolo_group_end, this thread's blocking collectives, sends and receives are held back. They return at once, and
 // use their buffers until kolo_group_end returns. Groups may be nested; the outermost counts.
+//
+// If a call fails, the group is given up: its buffers are the caller's again, and further calls fail until kolo_group_end.
 kolo_result_t kolo_group_start(void);
 
 // Ends a group: carries out what was held back, and returns when all of it is done. Sends and receives go on side by side, so that
 // none waits for one before it; so do the calls of different communicators. Collectives of one communicator take effect in order.
 //
-// If any call of this thread has failed since kolo_group_start, whatever it was and whatever handle it was given, none is carried out.
+// If any call of this thread has failed since kolo_group_start, whatever it was and whatever handle it was given, none is carried out,
+// and this returns KOLO_ERR_ARGUMENT.
 // If several fail when they are carried out, this returns the first failure.
 kolo_result_t kolo_group_end(void);
 

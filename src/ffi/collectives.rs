@@ -19,8 +19,7 @@ unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) ->
         // SAFETY: passed on.
         let call = unsafe { arguments.prepare(&this.comm, stream)? };
         if group::is_open() {
-            group::hold(comm, call);
-            return Ok(());
+            return group::hold(comm, [call]);
         }
         // SAFETY: passed on.
         unsafe { this.comm.run_prepared(&call) }.map_err(Fault::from)
@@ -290,8 +289,7 @@ pub unsafe extern "C" fn kolo_send_recv(
         // SAFETY: no counts are read.
         let calls = unsafe { [sends.prepare(&this.comm, stream)?, receives.prepare(&this.comm, stream)?] };
         if group::is_open() {
-            calls.into_iter().for_each(|call| group::hold(comm, call));
-            return Ok(());
+            return group::hold(comm, calls);
         }
         // SAFETY: the caller's buffers.
         unsafe { this.comm.run_prepared_together(calls.into()) }.map_err(Fault::from)

@@ -32,20 +32,28 @@ pub(super) fn refuse(what: &'static str) -> Result<(), Fault> {
     }
 }
 
-/// Holds a call back.
-pub(super) fn hold(comm: kolo_comm_t, call: Call) {
-    HELD.with_borrow_mut(|held| held.push((comm.addr(), call)));
+/// Holds calls back. After a failure the group carries out nothing, and a call that is not carried out does not succeed: the
+/// kolo_group_end of a caller that has left the group may never come.
+pub(super) fn hold<const N: usize>(comm: kolo_comm_t, calls: [Call; N]) -> Result<(), Fault> {
+    if FAILED.get() > 0 {
+        return Err(Fault::Group { what: "a call", why: "an earlier call of this group has failed; call kolo_group_end first" });
+    }
+    HELD.with_borrow_mut(|held| held.extend(calls.map(|call| (comm.addr(), call))));
+    Ok(())
 }
 
-/// A call of this thread has failed.
+/// A call of this thread has failed. Its group is given up, and with it what was held back.
 pub(super) fn note_failure() {
     if is_open() {
         FAILED.set(FAILED.get() + 1);
+        HELD.take();
     }
 }
 
 /// Begins a group: until kolo_group_end, this thread's blocking collectives, sends and receives are held back. They return at once, and
 /// use their buffers until kolo_group_end returns. Groups may be nested; the outermost counts.
+///
+/// If a call fails, the group is given up: its buffers are the caller's again, and further calls fail until kolo_group_end.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_group_start() -> kolo_result_t {
     boundary(|| {
@@ -57,7 +65,8 @@ pub extern "C" fn kolo_group_start() -> kolo_result_t {
 /// Ends a group: carries out what was held back, and returns when all of it is done. Sends and receives go on side by side, so that
 /// none waits for one before it; so do the calls of different communicators. Collectives of one communicator take effect in order.
 ///
-/// If any call of this thread has failed since kolo_group_start, whatever it was and whatever handle it was given, none is carried out.
+/// If any call of this thread has failed since kolo_group_start, whatever it was and whatever handle it was given, none is carried out,
+/// and this returns KOLO_ERR_ARGUMENT.
 /// If several fail when they are carried out, this returns the first failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_group_end() -> kolo_result_t {

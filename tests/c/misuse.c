@@ -185,9 +185,11 @@ static void wrong_groups(void) {
   OK(kolo_group_start());
   REFUSED(KOLO_ERR_HANDLE, "not alive", kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, (kolo_comm_t)&part, NULL));
   OK(kolo_group_end());
+  /* What the group does not carry out does not succeed: a caller that has left it would take the buffer for the sum. */
   a[0] = 1;
-  OK(kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, comm, NULL));
-  REFUSED(KOLO_ERR_ARGUMENT, "is 1; so none of them", kolo_group_end());
+  REFUSED(KOLO_ERR_ARGUMENT, "call kolo_group_end first", kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, comm, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "call kolo_group_end first", kolo_barrier(comm, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "is 3; so none of them", kolo_group_end());
   CHECK(a[0] == 1);
   /* The next group knows nothing of it. */
   OK(kolo_group_start());
