@@ -167,7 +167,7 @@ void ProcessGroupKolo::close() {
     if (const kolo_comm_t comm = std::exchange(channel->comm, nullptr)) {
       kolo_comm_destroy(comm);
     }
-    channel->waiter->close();
+    channel->waiter->close(options_->timeout);
   }
 }
 
@@ -308,7 +308,6 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_sparse(Tensors& tensors, c
   if (is_average) {
     reduced(tensor.scalar_type(), opts.reduceOp, name);
   }
-  TORCH_CHECK_VALUE(!coalescing_, name, ": it cannot be coalesced with other calls");
   Launch launch(*this, {OpType::_ALLREDUCE_SPARSE, name, "kolo:sparse_all_reduce", false, opts.timeout}, {});
   const at::Tensor mine = tensor.cpu().coalesce();
   const auto longs = at::TensorOptions(at::kLong);
@@ -656,7 +655,6 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::barrier(const c10d::BarrierOptions& 
 // Every barrier of kolo's names who did not come, the first of them; a roll call names all.
 void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   if (wait_all_ranks) {
-    TORCH_CHECK_VALUE(!coalescing_, "monitored_barrier: it cannot be coalesced with other calls");
     roll_call(opts.timeout.count() > 0 ? opts.timeout : options_->timeout);
     return;
   }
@@ -736,14 +734,29 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::recvAnysource(Tensors& tensors, int 
 // ---- Several calls as one ----
 
 void ProcessGroupKolo::startCoalescing() {
-  TORCH_CHECK_VALUE(!coalescing_, "calls are being coalesced already");
-  coalescing_.emplace(Coalescing{std::make_shared<Flight>(members_), {}, false});
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  TORCH_CHECK_VALUE(!coalescing_, "calls are being coalesced already: groups of them are not nested; _end_coalescing ends one");
+  coalescing_.emplace(Coalescing{std::this_thread::get_id(), std::make_shared<Flight>(members_), {}, false});
+}
+
+bool ProcessGroupKolo::collect(const std::shared_ptr<Flight>& flight, const Tensors& outputs, bool is_message) {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  // Calls of other threads, such as those of callbacks, are not part of the group.
+  if (!coalescing_ || coalescing_->thread != std::this_thread::get_id()) {
+    return false;
+  }
+  coalescing_->flight->add(flight);
+  coalescing_->outputs.insert(coalescing_->outputs.end(), outputs.begin(), outputs.end());
+  coalescing_->has_messages |= is_message;
+  return true;
 }
 
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::endCoalescing() {
+  std::unique_lock<std::mutex> lock(coalescing_mutex_);
   TORCH_CHECK_VALUE(coalescing_.has_value(), "no calls are being coalesced");
   Coalescing done = std::move(*coalescing_);
   coalescing_.reset();
+  lock.unlock();
   const auto& waiter = done.has_messages ? messages_.waiter : collectives_.waiter;
   const KoloWork::Call call{rank_, OpType::COALESCED, "kolo:coalesced", seq_, options_->timeout};
   auto work = c10::make_intrusive<KoloWork>(call, std::move(done.outputs), std::move(done.flight), waiter);

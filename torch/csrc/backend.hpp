@@ -8,7 +8,9 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "error.hpp"
@@ -139,8 +141,10 @@ class ProcessGroupKolo final : public c10d::Backend {
     kolo_comm_t comm = nullptr;
     std::shared_ptr<Waiter> waiter;
   };
-  // What is launched between startCoalescing and endCoalescing.
+  // The calls that a thread makes between startCoalescing and endCoalescing, if they do not end before they return. They are like other
+  // calls: they start at once, and each has a Work that can be waited for. So nothing is left undone if the end never comes.
   struct Coalescing {
+    std::thread::id thread;
     std::shared_ptr<Flight> flight;
     Tensors outputs;
     bool has_messages = false;
@@ -163,6 +167,8 @@ class ProcessGroupKolo final : public c10d::Backend {
   void connect_messages();
   void find_devices();
   c10::intrusive_ptr<Options> options_of(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
+  // Adds a call to those that the Work of endCoalescing stands for. False if this thread coalesces none.
+  bool collect(const std::shared_ptr<Flight>& flight, const Tensors& outputs, bool is_message);
   void roll_call(std::chrono::milliseconds timeout);
   void close();
   void gather_lists(Launch& launch, const char* name, const Lists& outputs, const Tensors& inputs, Tensors& flat);
@@ -178,6 +184,7 @@ class ProcessGroupKolo final : public c10d::Backend {
   Channel messages_{false};
   bool has_devices_ = false;
   std::atomic<uint64_t> seq_{0};
+  std::mutex coalescing_mutex_;
   std::optional<Coalescing> coalescing_;
 };
 

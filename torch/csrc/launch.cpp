@@ -18,7 +18,7 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
       seq_(call.is_message ? group.seq_.load() : ++group.seq_),
       stream_(
           is_on_device(like) && group.has_devices_ && !call.needs_host ? std::optional(current_stream(like.device())) : std::nullopt),
-      is_sync_(!call.is_async && !group.coalescing_ && (stream_ ? !group.options_->blocking_wait : !is_on_device(like))) {
+      is_sync_(!call.is_async && (stream_ ? !group.options_->blocking_wait : !is_on_device(like))) {
   if (is_sync_) {
     if (C10_UNLIKELY(at::hasCallbacks())) {
       profile_.emplace(at::RecordScope::USER_SCOPE);
@@ -28,15 +28,15 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
     }
     return;
   }
-  flight_ = group.coalescing_ ? group.coalescing_->flight : std::make_shared<Flight>(group.members_);
+  flight_ = std::make_shared<Flight>(group.members_);
   if (is_on_device(like) && !stream_) {
     flight_->after_current_stream(like.device());
   }
 }
 
 Launch::~Launch() {
-  if (!is_done_ && flight_ && !group_.coalescing_) {
-    channel_.waiter->push(std::move(flight_));
+  if (!is_done_ && flight_ && !flight_->settle(0)) {
+    hand_over(*channel_.waiter, seq_, flight_);
   }
 }
 
@@ -197,20 +197,17 @@ void Launch::then(std::function<void()> check) {
 c10::intrusive_ptr<c10d::Work> Launch::done(std::vector<at::Tensor> outputs, const at::Tensor& source) {
   is_done_ = true;
   const KoloWork::Call call{group_.getRank(), call_.type, call_.title, seq_, timeout_};
-  if (group_.coalescing_) {
-    // Whoever waits, waits for the whole: endCoalescing returns it.
-    auto& coalescing = *group_.coalescing_;
-    coalescing.has_messages |= call_.is_message;
-    coalescing.outputs.insert(coalescing.outputs.end(), outputs.begin(), outputs.end());
-    return c10::make_intrusive<KoloWork>(call, std::move(outputs), nullptr, nullptr);
-  }
   if (is_sync_) {
     for (const auto& copy : copies_) {
       copy.to.copy_(copy.from);
     }
     return c10::make_intrusive<KoloWork>(call, std::move(outputs), nullptr, nullptr);
   }
+  const bool is_collected = group_.collect(flight_, outputs, call_.is_message);
   auto work = c10::make_intrusive<KoloWork>(call, std::move(outputs), std::move(flight_), channel_.waiter);
+  if (is_collected) {
+    work->leave_flight();
+  }
   work->set_source(source);
   if (source.defined() || group_.options_->blocking_wait) {
     work->block_host();

@@ -5,6 +5,11 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <set>
+#include <system_error>
+#include <thread>
 
 namespace torch_kolo {
 
@@ -66,41 +71,32 @@ bool Flight::settle(uint64_t timeout_ms) {
     return true;
   }
   const auto began = std::chrono::steady_clock::now();
-  for (auto& step : steps_) {
-    uint64_t left = timeout_ms;
-    if (timeout_ms != kForever) {
-      const auto spent = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - began).count();
-      left -= std::min<uint64_t>(timeout_ms, spent);
+  const auto left = [&] {
+    if (timeout_ms == kForever) {
+      return kForever;
     }
+    const auto spent = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - began).count();
+    return timeout_ms - std::min<uint64_t>(timeout_ms, spent);
+  };
+  for (auto& step : steps_) {
     // Several threads may wait for one operation; the handle lives as long as this.
-    const kolo_result_t result = wait_for(step.work, left);
+    const kolo_result_t result = wait_for(step.work, left());
     if (result == KOLO_IN_PROGRESS) {
       return false;
     }
     finish(step, result);
   }
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (is_over()) {
-      return true;
+  for (auto& part : parts_) {
+    if (!part->settle(left())) {
+      return false;
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!is_over()) {
+    for (auto& part : parts_) {
+      failure_ = failure_ ? failure_ : part->failure();
     }
     is_over_.store(true, std::memory_order_release);
-    future.swap(future_);
-  }
-  if (future) {
-    if (failure_) {
-      future->setError(failure_);
-    } else {
-      // The future's events are recorded on the current streams, which may have much to do that has nothing to do with this.
-      std::vector<c10::Stream> streams;
-      for (const auto device : devices_of(outputs_)) {
-        streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
-      }
-      const c10::MultiStreamGuard on_streams(streams);
-      order_streams();
-      future->markCompleted(c10::IValue(outputs_));
-    }
   }
   return true;
 }
@@ -157,6 +153,9 @@ void Flight::order_streams() {
   for (auto& event : after_) {
     event.block(current_stream(event.device()));
   }
+  for (auto& part : parts_) {
+    part->order_streams();
+  }
 }
 
 bool Flight::await_on_streams() {
@@ -174,12 +173,15 @@ bool Flight::await_on_streams() {
       return false;
     }
   }
-  return true;
+  return std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->await_on_streams(); });
 }
 
 void Flight::cancel() {
   for (auto& step : steps_) {
     kolo_work_cancel(step.work);
+  }
+  for (auto& part : parts_) {
+    part->cancel();
   }
 }
 
@@ -193,63 +195,177 @@ c10::intrusive_ptr<c10::ivalue::Future> Flight::future(const std::vector<at::Ten
   return future_;
 }
 
-// ---- Waiter ----
-
-void Waiter::push(std::shared_ptr<Flight> flight) {
-  std::lock_guard<std::mutex> starting(mutex_);
-  {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->flights.push_back(std::move(flight));
-  }
-  if (!thread_.joinable()) {
-    thread_ = std::thread([state = state_] { run(*state); });
-  }
-  state_->changed.notify_one();
+c10::intrusive_ptr<c10::ivalue::Future> Flight::future() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return future_;
 }
 
-void Waiter::close() {
-  std::lock_guard<std::mutex> starting(mutex_);
-  {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->is_closed = true;
-  }
-  state_->changed.notify_one();
-  if (!thread_.joinable()) {
+void Flight::complete_future() {
+  const auto future = this->future();
+  if (!future) {
     return;
   }
-  // A callback of a future may hold the last reference to the process group.
-  if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();
-  } else {
-    thread_.join();
+  if (failure_) {
+    future->setError(failure_);
+    return;
+  }
+  try {
+    // The future's events are recorded on the current streams, which may have much to do that has nothing to do with this.
+    std::vector<c10::Stream> streams;
+    for (const auto device : devices_of(outputs_)) {
+      streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+    }
+    const c10::MultiStreamGuard on_streams(streams);
+    order_streams();
+    future->markCompleted(c10::IValue(outputs_));
+  } catch (...) {
+    future->setErrorIfNeeded(std::current_exception());
   }
 }
 
-void Waiter::run(State& state) {
-  std::unique_lock<std::mutex> lock(state.mutex);
-  while (true) {
-    state.changed.wait(lock, [&] { return state.is_closed || !state.flights.empty(); });
-    if (state.flights.empty()) {
-      return;
+// ---- Waiter ----
+
+struct Waiter::State {
+  explicit State(bool in_order) : in_order(in_order) {}
+
+  // Whether no thread waits for the first flight or an earlier one.
+  bool needs_thread() const {
+    return !flights.empty() && (awaited.empty() || flights.begin()->first < *awaited.begin());
+  }
+  // Wakes or starts a thread if one is needed. The caller holds the mutex.
+  static void provide_thread(const std::shared_ptr<State>& state);
+  void join_ended() {
+    for (auto& thread : ended) {
+      if (thread.joinable()) {
+        thread.join();
+      }
     }
-    auto flight = std::move(state.flights.front());
-    state.flights.pop_front();
-    // Messages that wait for different ranks take turns.
-    const bool is_alone = state.in_order || state.flights.empty();
-    const uint64_t patience = state.in_order ? kForever : is_alone ? 20 : 1;
-    lock.unlock();
-    const bool is_over = flight->settle(patience);
-    if (is_over) {
-      flight.reset();
-    }
-    lock.lock();
-    if (!is_over) {
-      state.flights.push_back(std::move(flight));
+    ended.clear();
+  }
+
+  const bool in_order;
+  std::mutex mutex;
+  // By number: threads wait for them in this order.
+  std::multimap<uint64_t, std::shared_ptr<Flight>> flights;
+  // The numbers of the flights that threads wait for.
+  std::multiset<uint64_t> awaited;
+  // Numbers messages.
+  uint64_t last_number = 0;
+  std::condition_variable changed;
+  size_t idle = 0;
+  bool is_closed = false;
+  std::list<std::thread> threads;
+  // Threads that touch none of this any more.
+  std::list<std::thread> ended;
+  std::condition_variable thread_ended;
+};
+
+void Waiter::State::provide_thread(const std::shared_ptr<State>& state) {
+  if (!state->needs_thread()) {
+    return;
+  }
+  if (state->idle > 0) {
+    state->changed.notify_one();
+    return;
+  }
+  state->join_ended();
+  const auto self = state->threads.emplace(state->threads.end());
+  try {
+    *self = std::thread([state, self] { run(state, self); });
+  } catch (const std::system_error&) {
+    state->threads.erase(self);
+    // Those that run callbacks come back.
+    if (state->threads.empty()) {
+      throw;
     }
   }
+}
+
+Waiter::Waiter(bool in_order) : state_(std::make_shared<State>(in_order)) {}
+
+void Waiter::push(uint64_t number, std::shared_ptr<Flight> flight) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  const auto place = state_->flights.emplace(state_->in_order ? number : ++state_->last_number, std::move(flight));
+  try {
+    State::provide_thread(state_);
+  } catch (...) {
+    state_->flights.erase(place);
+    throw;
+  }
+}
+
+void Waiter::close(std::chrono::milliseconds patience) {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  state_->is_closed = true;
+  state_->changed.notify_all();
+  // A callback of a future may hold the last reference to the process group.
+  const auto is_other = [](const std::thread& thread) { return thread.joinable() && thread.get_id() != std::this_thread::get_id(); };
+  auto& threads = state_->threads;
+  const auto runs = [&] { return std::count_if(threads.begin(), threads.end(), is_other); };
+  state_->thread_ended.wait_for(lock, std::min<std::chrono::milliseconds>(patience, std::chrono::hours(24)), [&] { return runs() == 0; });
+  if (runs() > 0 && patience.count() > 0) {
+    TORCH_WARN(
+        runs(), " callbacks of futures have not returned ", patience.count(), " ms after the end of their process group; it ends without them");
+  }
+  state_->join_ended();
+  for (auto& thread : threads) {
+    if (thread.joinable()) {
+      thread.detach();
+    }
+  }
+}
+
+void Waiter::run(const std::shared_ptr<State>& state, std::list<std::thread>::iterator self) {
+  std::unique_lock<std::mutex> lock(state->mutex);
+  while (true) {
+    if (!state->needs_thread()) {
+      if (state->idle > 0 || (state->is_closed && state->flights.empty())) {
+        break;
+      }
+      ++state->idle;
+      state->changed.wait(lock);
+      --state->idle;
+      continue;
+    }
+    const auto first = state->flights.begin();
+    const auto awaited = state->awaited.insert(first->first);
+    auto flight = std::move(first->second);
+    state->flights.erase(first);
+    // Messages that wait for different ranks take turns.
+    const uint64_t patience = state->in_order ? kForever : state->flights.empty() ? 20 : 1;
+    lock.unlock();
+    const bool is_over = flight->settle(patience);
+    lock.lock();
+    state->awaited.erase(awaited);
+    if (!is_over) {
+      state->flights.emplace(++state->last_number, std::move(flight));
+      continue;
+    }
+    if (flight->future()) {
+      State::provide_thread(state);
+    }
+    lock.unlock();
+    flight->complete_future();
+    flight.reset();
+    lock.lock();
+  }
+  if (state->is_closed) {
+    state->changed.notify_all();
+  }
+  state->ended.splice(state->ended.end(), state->threads, self);
+  state->thread_ended.notify_all();
 }
 
 // ---- Work ----
+
+void hand_over(Waiter& waiter, uint64_t number, const std::shared_ptr<Flight>& flight) {
+  try {
+    waiter.push(number, flight);
+  } catch (const std::system_error&) {
+    // The system has no more threads. Kolo uses the tensors until this returns, at the latest by the operation's deadline.
+    flight->settle(kForever);
+  }
+}
 
 KoloWork::KoloWork(const Call& call, std::vector<at::Tensor> outputs, std::shared_ptr<Flight> flight, std::shared_ptr<Waiter> waiter)
     : Work(call.rank, call.type, flight && at::hasCallbacks() ? call.title : nullptr),
@@ -261,9 +377,9 @@ KoloWork::KoloWork(const Call& call, std::vector<at::Tensor> outputs, std::share
 
 KoloWork::~KoloWork() {
   end_profile();
-  // After the end of the process group everything is over, and nobody must be left to a thread that nobody joins.
-  if (flight_ && !flight_->settle(0)) {
-    waiter_->push(std::move(flight_));
+  // After the end of the process group everything is over, and nothing must be left to a thread that nobody joins.
+  if (flight_ && !is_left_ && !flight_->settle(0)) {
+    hand_over(*waiter_, seq_, flight_);
   }
 }
 
@@ -302,6 +418,10 @@ bool KoloWork::wait(std::chrono::milliseconds timeout) {
             c10d::opTypeToString(opType_), " seq=", seq_, " has not ended after ", timeout.count(),
             " ms, as long as wait() was told to wait. It goes on: wait again, or abort the process group."));
   }
+  // After wait(), the future is completed, also if its callbacks still run.
+  if (const auto future = flight_->future()) {
+    future->wait();
+  }
   end_profile();
   if (flight_->failure()) {
     std::rethrow_exception(flight_->failure());
@@ -321,7 +441,12 @@ c10::intrusive_ptr<c10::ivalue::Future> KoloWork::getFuture() {
     bool is_new = false;
     if (auto future = flight_->future(outputs_, is_new)) {
       if (is_new) {
-        waiter_->push(flight_);
+        try {
+          waiter_->push(seq_, flight_);
+          is_left_ = true;
+        } catch (const std::exception&) {
+          future->setError(std::current_exception());
+        }
       }
       return future;
     }

@@ -9,9 +9,9 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
-#include <condition_variable>
-#include <deque>
+#include <chrono>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -43,7 +43,8 @@ struct Step {
   bool is_over = false;
 };
 
-// What one call of PyTorch has in flight. It outlives the Work if nobody waited: kolo uses the tensors until it has ended.
+// What one call of PyTorch has in flight, or several that were coalesced. It outlives a Work that was not waited for: kolo uses the tensors
+// until the operations have ended.
 class Flight {
  public:
   explicit Flight(std::shared_ptr<const Members> members) : members_(std::move(members)) {}
@@ -57,6 +58,10 @@ class Flight {
   }
   void add(Step step) {
     steps_.push_back(std::move(step));
+  }
+  // This flight stands for `part`, too: it is over when all parts are.
+  void add(std::shared_ptr<Flight> part) {
+    parts_.push_back(std::move(part));
   }
   // Does what remains to be done for steps that have ended by now; for overlap.
   void advance();
@@ -82,8 +87,13 @@ class Flight {
   bool await_on_streams();
   void cancel();
 
-  // A future that is completed when somebody settles this. `is_new` if nobody had asked for it before.
+  // Returns a future, which a Waiter completes: if `is_new`, the caller pushes this flight to one. Returns none if the flight is over and has
+  // no future yet.
   c10::intrusive_ptr<c10::ivalue::Future> future(const std::vector<at::Tensor>& outputs, bool& is_new);
+  // Returns the future if there is one.
+  c10::intrusive_ptr<c10::ivalue::Future> future();
+  // Once it is over: completes the future. This runs the callbacks, which may take any time.
+  void complete_future();
 
  private:
   void finish(Step& step, kolo_result_t result);
@@ -91,6 +101,7 @@ class Flight {
 
   std::shared_ptr<const Members> members_;
   c10::SmallVector<Step, 1> steps_;
+  std::vector<std::shared_ptr<Flight>> parts_;
   std::vector<at::Tensor> tensors_;
   bool needs_host_ = false;
   // Where copies to a device go on, after what the caller's streams had been given at the call.
@@ -107,35 +118,32 @@ class Flight {
 
 constexpr uint64_t kForever = UINT64_MAX;
 
-// A thread that settles flights that nobody else waits for: those with a future, and those whose Work was dropped. Started with the
-// first of them.
+// Threads that settle flights without a caller that waits (the Work was dropped, or has a future), and complete the futures.
+//
+// A callback of a future may wait for anything, also for a later flight. So one thread waits for flights, and before it completes a
+// future, another thread takes its place: there is a thread for each callback that runs, and one that waits. The first starts with the
+// first flight; of idle threads, one stays.
 class Waiter {
  public:
-  // Collectives end in order; messages do not.
-  explicit Waiter(bool in_order) : state_(std::make_shared<State>()) {
-    state_->in_order = in_order;
-  }
+  // Collectives end in the order of their calls; messages do not.
+  explicit Waiter(bool in_order);
   ~Waiter() {
-    close();
+    close(std::chrono::milliseconds(0));
   }
-  void push(std::shared_ptr<Flight> flight);
-  // Returns when all flights are over, which somebody else has to see to.
-  void close();
+  // `number`: the call's place in the order of the group's calls.
+  void push(uint64_t number, std::shared_ptr<Flight> flight);
+  // Waits until the callbacks have returned, at most for `patience`. The caller has ended all flights.
+  void close(std::chrono::milliseconds patience);
 
  private:
-  struct State {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::deque<std::shared_ptr<Flight>> flights;
-    bool in_order = true;
-    bool is_closed = false;
-  };
-  static void run(State& state);
+  struct State;
+  static void run(const std::shared_ptr<State>& state, std::list<std::thread>::iterator self);
 
   std::shared_ptr<State> state_;
-  std::mutex mutex_;
-  std::thread thread_;
 };
+
+// Leaves a flight that goes on without its Work to a Waiter.
+void hand_over(Waiter& waiter, uint64_t number, const std::shared_ptr<Flight>& flight);
 
 // What a call returns. Without a flight, one that has ended well.
 class KoloWork final : public c10d::Work {
@@ -165,6 +173,10 @@ class KoloWork final : public c10d::Work {
   uint64_t getSequencenumber() const override {
     return seq_;
   }
+  // The flight of a group of coalesced calls keeps this one until it is over.
+  void leave_flight() {
+    is_left_ = true;
+  }
   // Not marked as an override: older versions of PyTorch do not have it.
   virtual std::chrono::milliseconds getTimeout() const {
     return timeout_;
@@ -181,9 +193,6 @@ class KoloWork final : public c10d::Work {
   void set_source(const at::Tensor& source) {
     source_ = source;
   }
-  void add_outputs(const std::vector<at::Tensor>& outputs) {
-    outputs_.insert(outputs_.end(), outputs.begin(), outputs.end());
-  }
 
  private:
   void end_profile();
@@ -194,6 +203,8 @@ class KoloWork final : public c10d::Work {
   // Whose message it was, if it might be anybody's.
   at::Tensor source_;
   bool blocks_host_ = false;
+  // Another flight or the Waiter keeps the flight until it is over.
+  bool is_left_ = false;
   std::shared_ptr<Flight> flight_;
   std::shared_ptr<Waiter> waiter_;
 };

@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 from harness import NotRun, check
 
+# As programs do that import it before they make a group.
+from torch.distributed import _coalescing_manager
+
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
 EIGHTS = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -316,6 +319,171 @@ def coalesced_forms(group):
     manager.wait()
     same(one, torch.full((3,), float(world)))
     same(other, torch.full((4,), float(world - 1)))
+
+
+def refused(group):
+    """A call that cannot be right: its elements share memory."""
+    dist.irecv(torch.ones(1).expand(4), group_src=0, group=group)
+
+
+class Own(Exception):
+    pass
+
+
+def raises(group):
+    raise Own
+
+
+@check
+def groups_that_an_exception_leaves(group):
+    """What is called afterwards is carried out, and the calls that were made before go on."""
+    _, world = of(group)
+    cpu = torch.device("cpu")
+    for device, is_async, problem, fails in [
+        (device, is_async, problem, fails)
+        for device in (None, cpu)
+        for is_async in (False, True)
+        for problem, fails in ((ValueError, refused), (Own, raises))
+    ]:
+        what = (device, is_async, problem)
+        before, captured = torch.ones(3), torch.ones(3)
+        try:
+            with _coalescing_manager(group, device, async_ops=is_async):
+                # Of these, the first starts at once, and the second is kept by PyTorch for the end.
+                group.allreduce([before])
+                dist.all_reduce(captured, group=group)
+                fails(group)
+        except problem:
+            pass
+        else:
+            raise AssertionError(f"not refused: {what}")
+        for later_is_async in (False, True):
+            after = torch.ones(5)
+            work = dist.all_reduce(after, group=group, async_op=later_is_async)
+            if later_is_async:
+                work.wait()
+            same(after, torch.full((5,), float(world)), what)
+        same(before, torch.full((3,), float(world)), what)
+        same(captured, torch.ones(3), what)
+        # The next group is a group like any other.
+        with _coalescing_manager(group, device, async_ops=True) as manager:
+            dist.all_reduce(after, group=group)
+        manager.wait()
+        same(after, torch.full((5,), float(world * world)), what)
+
+
+@check
+def groups_that_fail_at_their_end(group):
+    _, world = of(group)
+    for device in (None, torch.device("cpu")):
+        try:
+            with _coalescing_manager(group, device):
+                dist.all_reduce(torch.ones(3, dtype=torch.int32), OPS.AVG, group)
+        except ValueError as error:
+            assert "AVG is for floating point" in str(error), error
+        else:
+            raise AssertionError("not refused")
+        after = torch.ones(5)
+        dist.all_reduce(after, group=group)
+        same(after, torch.full((5,), float(world)))
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, after, group=group, group_peer=0)]) if dist.get_rank(group) == 1 else None
+        if dist.get_rank(group) == 0:
+            dist.recv(after, group_src=1, group=group)
+
+
+@check
+def a_batch_of_messages_that_is_refused(group):
+    rank, world = of(group)
+    to, come = (rank + 1) % world, (rank - 1) % world
+    for _ in range(2):
+        wrong = [dist.P2POp(dist.irecv, torch.ones(1).expand(4), group=group, group_peer=come)]
+        try:
+            dist.batch_isend_irecv(wrong)
+        except ValueError as error:
+            assert "share memory" in str(error), error
+        else:
+            raise AssertionError("not refused")
+        after = torch.ones(5)
+        dist.all_reduce(after, group=group)
+        same(after, torch.full((5,), float(world)))
+        output = torch.zeros(9)
+        operations = [
+            dist.P2POp(dist.irecv, output, group=group, group_peer=come),
+            dist.P2POp(dist.isend, torch.full((9,), float(rank)), group=group, group_peer=to),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        same(output, torch.full((9,), float(come)))
+
+
+@check
+def groups_in_groups(group):
+    _, world = of(group)
+    cpu = torch.device("cpu")
+    other = dist.new_group(timeout=datetime.timedelta(seconds=20))
+    tensors = [torch.ones(3) for _ in range(4)]
+    try:
+        with _coalescing_manager(group, cpu):
+            dist.broadcast(tensors[0], group_src=0, group=group)
+            with _coalescing_manager(other, cpu, async_ops=True):
+                other.allreduce([tensors[1]])
+                refused(other)
+    except ValueError as error:
+        assert "share memory" in str(error), error
+    else:
+        raise AssertionError("not refused")
+    # One in itself is refused, and the outer goes on.
+    with _coalescing_manager(group, cpu):
+        try:
+            with _coalescing_manager(group, cpu):
+                raise AssertionError("not refused")
+        except ValueError as error:
+            assert "already" in str(error), error
+        dist.all_reduce(tensors[2], group=group)
+    same(tensors[2], torch.full((3,), float(world)))
+    for which in (group, other):
+        after = torch.ones(5)
+        dist.all_reduce(after, group=which)
+        same(after, torch.full((5,), float(world)))
+    dist.destroy_process_group(other)
+
+
+@check
+def a_group_that_never_ends(group):
+    """Of PyTorch's own functions, without its manager: calls are carried out all the same, and wait() waits for them."""
+    _, world = of(group)
+    cpu = torch.device("cpu")
+    group._start_coalescing(cpu)
+    for is_async in (False, True):
+        tensor = torch.ones(100_000)
+        work = dist.all_reduce(tensor, group=group, async_op=is_async)
+        if is_async:
+            work.wait()
+        same(tensor, torch.full((100_000,), float(world)))
+    same(group.allreduce([torch.ones(9)]).get_future().wait()[0], torch.full((9,), float(world)))
+    collected = torch.ones(9)
+    group.allreduce([collected])
+    group._end_coalescing(cpu).wait()
+    same(collected, torch.full((9,), float(world)))
+
+
+@check
+def other_threads_take_no_part_in_a_group(group):
+    import threading
+
+    rank, world = of(group)
+    cpu = torch.device("cpu")
+    other = dist.new_group(timeout=datetime.timedelta(seconds=20))
+    outputs = [torch.ones(10), torch.full((10,), float(rank))]
+    works = []
+    other._start_coalescing(cpu)
+    thread = threading.Thread(target=lambda: works.append(other.allreduce([outputs[0]])))
+    thread.start()
+    thread.join()
+    other._end_coalescing(cpu).wait()
+    works[0].wait()
+    same(outputs[0], torch.full((10,), float(world)))
+    dist.destroy_process_group(other)
 
 
 @check

@@ -83,23 +83,6 @@ def memory_of_kolo(group):
 
 
 @check
-def ddp_with_hooks(group):
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    def train(which, hook):
-        module = model()
-        wrapped = DistributedDataParallel(module, process_group=which)
-        wrapped.register_comm_hook(which, hook)
-        steps(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1))
-        return state_of(module)
-
-    # Sums of more than two ranks are rounded to 16 bits on the way, and not everywhere in the same order.
-    hooks = [(default_hooks.allreduce_hook, 1e-6), (default_hooks.fp16_compress_hook, 1e-4), (default_hooks.bf16_compress_hook, 1e-3)]
-    for hook, tolerance in hooks:
-        torch.testing.assert_close(train(group, hook), train(gloo(), hook), rtol=tolerance, atol=tolerance, msg=hook.__name__)
-
-
-@check
 def ddp_with_sparse_gradients(group):
     def train(which):
         torch.manual_seed(0)

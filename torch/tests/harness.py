@@ -8,6 +8,7 @@ import queue
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -19,6 +20,9 @@ PROCESSES.set_forkserver_preload(["torch.distributed"])
 
 # Only what hangs takes so long.
 PATIENCE = 120
+
+# Where the ranks of this process answer.
+ANSWERS = []
 
 
 def free_port():
@@ -41,6 +45,7 @@ def _rank(program, rank, world, answers, environment, args):
     import torch
 
     torch.set_num_threads(1)
+    ANSWERS.append((rank, answers))
     try:
         answers.put((rank, None, program(rank, world, *args)))
     except BaseException:
@@ -108,6 +113,8 @@ def run_checks(rank, world, names, method):
     outcomes = {}
     for name in names:
         group = dist.new_group(timeout=datetime.timedelta(seconds=20))
+        hung = threading.Timer(PATIENCE, give_up, (name, names, outcomes))
+        hung.start()
         try:
             CHECKS[name](group)
             outcomes[name] = None
@@ -117,8 +124,21 @@ def run_checks(rank, world, names, method):
             outcomes[name] = traceback.format_exc()
         dist.barrier()
         dist.destroy_process_group(group)
+        hung.cancel()
     dist.destroy_process_group()
     return outcomes
+
+
+def give_up(name, names, outcomes):
+    """Answers in place of a check that hangs, with what each thread does, and ends the process."""
+    stacks = ["".join(traceback.format_stack(frame)) for frame in sys._current_frames().values()]
+    hung = f"it has not ended after {PATIENCE} s:\n" + "\n".join(stacks)
+    rest = {other: f"it was not reached: {name} hung" for other in names}
+    rank, answers = ANSWERS[-1]
+    answers.put((rank, None, {**rest, **outcomes, name: hung}))
+    answers.close()
+    answers.join_thread()
+    os._exit(1)
 
 
 def checked(world, names, environment=None):
@@ -128,6 +148,7 @@ def checked(world, names, environment=None):
 
 def _run_imported(rank, world, names, method):
     import checks_collectives  # noqa: F401
+    import checks_hooks  # noqa: F401
     import checks_training  # noqa: F401
 
     return run_checks(rank, world, names, method)

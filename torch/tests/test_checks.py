@@ -1,11 +1,12 @@
 """Every check, at 2, 3 and 4 ranks."""
 
 import checks_collectives  # noqa: F401
+import checks_hooks  # noqa: F401
 import checks_training  # noqa: F401
 import pytest
 from harness import CHECKS, checked, judge, once
 
-OF_TRAINING = [name for name, function in CHECKS.items() if function.__module__ == "checks_training"]
+OF_TRAINING = [name for name, function in CHECKS.items() if function.__module__ in ("checks_hooks", "checks_training")]
 OF_COLLECTIVES = [name for name in CHECKS if name not in OF_TRAINING]
 
 

@@ -10,10 +10,11 @@ import traceback
 from tempfile import TemporaryDirectory
 
 import checks_collectives  # noqa: F401
+import checks_hooks
 import moved
 import pytest
 import torch
-from harness import CHECKS, PATIENCE, NotRun, Ranks, judge, once, run_checks, start
+from harness import CHECKS, PATIENCE, NotRun, Ranks, checked, judge, once, run_checks, start
 from torch import nn
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: CUDA tensors, there is no GPU here")
@@ -71,6 +72,23 @@ def test_collective_on_a_gpu(world, path, name):
 def test_collective_with_tensors_moved_to_other_memory(path, name):
     """What moves the tensors of the checks is right, also where there is no GPU; so are tensors on the host in a group with devices."""
     judge(outcomes(2, path, "cpu"), name)
+
+
+# ---- Callbacks and hooks ----
+
+OF_HOOKS = [name for name, function in CHECKS.items() if function.__module__ == "checks_hooks"]
+
+
+@once
+def outcomes_of_hooks(world, path):
+    return checked(world, OF_HOOKS, {**PATHS[path], checks_hooks.DEVICE: "cuda"})
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", OF_HOOKS)
+@pytest.mark.parametrize("world,path", CASES)
+def test_hook_on_a_gpu(world, path, name):
+    judge(outcomes_of_hooks(world, path), name)
 
 
 def tells_of_devices(rank, world, method):

@@ -41,6 +41,9 @@ def register():
     import torch.distributed as dist
 
     if dist.is_available() and "KOLO" not in dist.Backend._plugins:
+        from ._coalescing import end_groups_on_exceptions
+
+        end_groups_on_exceptions()
         dist.Backend.register_backend("kolo", _create, extended_api=True, devices=["cpu", "cuda"])
 
 
