@@ -30,7 +30,7 @@
 
 // What a kolo_config_t begins with: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL }
 
 // What a kolo_reducer_config_t begins with.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \
@@ -154,12 +154,20 @@ typedef struct kolo_config_t {
   double network_gigabytes_per_s;
   // A folder where a rank leaves its last operations, for `kolo trace`, when one of them fails.
   const char *trace_dir;
-  // 1: ranks that share no secret listen to other machines, too: whoever reaches them can join or disturb the job; -1: they do not.
+  // 1: a tcp:// store listens to other machines even if the ranks were given no secret: whoever reaches it can join or disturb the
+  // job; -1: it does not.
   int32_t insecure;
   // 1: buffers may be in the memory of GPUs; -1: they may not; 0: if kolo was built for it and this machine has a driver. Rank 0's counts.
   int32_t devices;
   // How data in the memory of GPUs gets from one rank to another: "auto" or "staged". Rank 0's counts.
   const char *device_path;
+  // A file with a secret, as 64 hexadecimal digits, which belongs to the process's user and which nobody else may open. `secret` wins.
+  const char *secret_file;
+  // PEM files with which links between hosts are encrypted, all three or none: the certificate of the job's authority, this rank's,
+  // which the authority has signed for the name `kolo`, and the latter's private key.
+  const char *tls_ca;
+  const char *tls_cert;
+  const char *tls_key;
 } kolo_config_t;
 
 // A key-value store that all ranks share, for kolo_comm_init_callbacks. Keys are printable ASCII of at most 256 bytes, values at most
@@ -185,6 +193,9 @@ typedef struct kolo_store_t {
                    size_t length,
                    uint64_t timeout_ms,
                    kolo_reply_t reply);
+  // 1: nobody but the ranks of the job can read or write the store, so ranks that were given no secret share one through it.
+  // 0: others may; then the ranks agree on a secret that nobody who only reads the store can learn. Rank 0's counts.
+  int32_t is_private;
 } kolo_store_t;
 
 // The type of an element. The numbers up to 9 are NCCL's.

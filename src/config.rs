@@ -1,6 +1,6 @@
 //! The settings of a communicator, from options and environment variables. `docs/settings.md` lists them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -244,10 +244,28 @@ pub(crate) fn secret(text: &str) -> Option<[u8; 32]> {
     Some(secret)
 }
 
+/// The secret that the environment of this process holds or names: that of `KOLO_SECRET`, else that in the file `KOLO_SECRET_FILE`.
+///
+/// # Errors
+///
+/// What is set is no secret, or the file cannot be read or may be read by others.
+pub fn secret_of_environment() -> Result<Option<[u8; 32]>> {
+    secret_of(&process_env)
+}
+
 /// The secret in the environment. What is wrong there is not shown: it may be nearly right.
 pub(crate) fn secret_of(env: Env<'_>) -> Result<Option<[u8; 32]>> {
-    let read = |text: String| secret(text.trim()).ok_or_else(|| Error::setting("KOLO_SECRET", "(not shown)", SECRET));
-    env("KOLO_SECRET").map(read).transpose()
+    if let Some(text) = env("KOLO_SECRET") {
+        return secret(text.trim()).map(Some).ok_or_else(|| Error::setting("KOLO_SECRET", "(not shown)", SECRET));
+    }
+    env("KOLO_SECRET_FILE").map(|path| secret_in("KOLO_SECRET_FILE", Path::new(&path))).transpose()
+}
+
+/// The secret in a file that a setting names.
+pub(crate) fn secret_in(setting: &'static str, path: &Path) -> Result<[u8; 32]> {
+    let wrong = |why: String| Error::setting(setting, path.display().to_string(), format!("a file with {SECRET}: {why}"));
+    let text = sys::read_secret_file(path).map_err(|error| wrong(error.to_string()))?;
+    secret(text.trim()).ok_or_else(|| wrong("it holds something else".to_owned()))
 }
 
 pub(crate) const SECRET: &str = "64 hexadecimal digits";
@@ -319,12 +337,38 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no files")]
+    fn secrets_in_files() {
+        let path = std::env::temp_dir().join(format!("kolo-secret-{}", std::process::id()));
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let file = path.display().to_string();
+            secret_of(&|name| (name == "KOLO_SECRET_FILE").then(|| file.clone())).map_err(|error| error.to_string())
+        };
+        // Others may read what is written without care.
+        if cfg!(unix) {
+            let refused = read(&"0f".repeat(32)).unwrap_err();
+            assert!(
+                refused.contains("KOLO_SECRET_FILE") && refused.contains("chmod 600") && !refused.contains("0f0f"),
+                "{refused}"
+            );
+        }
+        sys::make_private(&std::fs::File::open(&path).unwrap());
+        assert_eq!(read(&format!("{}\n", "0f".repeat(32))), Ok(Some([15; 32])));
+        let wrong = read("swordfish").unwrap_err();
+        assert!(wrong.contains("64 hexadecimal digits") && !wrong.contains("swordfish"), "{wrong}");
+        std::fs::remove_file(&path).unwrap();
+        assert!(secret_in("secret_file", &path).unwrap_err().to_string().contains("secret_file"));
+        assert!(secret_in("secret_file", &std::env::temp_dir()).is_err());
+    }
+
+    #[test]
     fn secrets() {
         assert_eq!(secret(&"0f".repeat(32)), Some([15; 32]));
         assert_eq!(secret("0f"), None);
         assert_eq!(secret(&"zz".repeat(32)), None);
         assert_eq!(secret(&"é".repeat(32)), None);
-        let error = secret_of(&|_| Some("ab".repeat(31))).unwrap_err().to_string();
+        let error = secret_of(&|name| (name == "KOLO_SECRET").then(|| "ab".repeat(31))).unwrap_err().to_string();
         assert!(error.contains("KOLO_SECRET") && !error.contains("abab"), "{error}");
     }
 }

@@ -102,14 +102,15 @@ fn of_settings(settings: &Result<Settings>) -> Finding {
 fn secret(is_insecure: bool) -> Finding {
     const SUBJECT: &str = "secret";
     const ADVICE: &str =
-        "between hosts, give all ranks the same KOLO_SECRET (openssl rand -hex 32); kolo run makes one for each job";
-    if process_env("KOLO_SECRET").is_some() {
+        "between hosts, give all ranks the same in KOLO_SECRET_FILE (openssl rand -hex 32); kolo run makes one for each job";
+    if ["KOLO_SECRET", "KOLO_SECRET_FILE"].iter().any(|name| process_env(name).is_some()) {
         Finding::fine(SUBJECT, "there is one; all ranks need the same")
     } else if is_insecure {
         let what = "none, and KOLO_INSECURE is set: whoever reaches this machine's ports may join a job, or disturb it";
         Finding::warning(SUBJECT, what, ADVICE)
     } else {
-        Finding::warning(SUBJECT, "none: ranks that are not given one otherwise listen only to their own machine", ADVICE)
+        let what = "none: a tcp:// store listens only to its own machine; at other stores, the ranks make one";
+        Finding::warning(SUBJECT, what, ADVICE)
     }
 }
 

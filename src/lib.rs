@@ -112,8 +112,8 @@ pub mod plan {
 
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {
-    pub use crate::config::duration;
     pub(crate) use crate::config::secret;
+    pub use crate::config::{duration, secret_of_environment};
 }
 
 #[doc = include_str!("../docs/security.md")]

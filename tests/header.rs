@@ -27,7 +27,7 @@ const SOURCES: [&str; 14] = [
 const INITIALIZERS: &str = "
 // What a kolo_config_t begins with: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \\
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL }
 
 // What a kolo_reducer_config_t begins with.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \\

@@ -113,6 +113,34 @@ fn a_certificate_of_another_authority_is_not_believed() {
     });
 }
 
+/// Whether the rank that shows it calls or is called.
+#[test]
+fn a_certificate_for_another_name_is_not_believed() {
+    let Some(folder) = certificates("names") else { return };
+    let commands = r#"
+        openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "/CN=kolo" -keyout other.key -out other.csr
+        printf "subjectAltName=DNS:elsewhere" > other.ext
+        openssl x509 -req -in other.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 365 -extfile other.ext -out other.pem"#;
+    let output = Command::new("sh").args(["-e", "-c", commands]).current_dir(&folder).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for misnamed in 0..2 {
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let builder = Communicator::builder().rank(rank).world_size(2).store(format!("hash://names-{misnamed}"));
+                let file = |name| folder.join(name);
+                let builder = match rank == misnamed {
+                    true => builder.host(format!("host{rank}")).tls(file("ca.pem"), file("other.pem"), file("other.key")),
+                    false => apart(&folder, rank, builder),
+                };
+                scope.spawn(move || match builder.connect() {
+                    Err(Error::Peer { cause: Cause::Tls(_), .. }) => {}
+                    other => panic!("rank {rank}, misnamed {misnamed}: {other:?}"),
+                });
+            }
+        });
+    }
+}
+
 #[test]
 fn all_ranks_encrypt_or_none() {
     let Some(folder) = certificates("some") else { return };

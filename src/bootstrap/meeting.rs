@@ -82,12 +82,13 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
     let run = random();
     let keys = KeyPair::random();
     let secret = start.identity.secret();
-    let identity = start.identity.clone().of_run(run, secret.unwrap_or_else(random_secret));
+    let mut identity = start.identity.clone().of_run(run, secret.unwrap_or_else(random_secret));
     let known = identity.secret().unwrap_or_default();
     let announcement = match (secret, start.store.is_private()) {
         (Some(_), _) => Announcement::of_given(start.store, &identity),
         (None, true) => Announcement { run, secret: Source::Shared { secret: known } },
         (None, false) => {
+            identity = identity.agreed();
             tracing::warn!(
                 store = start.store.url(),
                 "no secret was given, so the ranks agree on one through the store; who can write to the store can take part in the \
@@ -280,7 +281,7 @@ fn learn(start: &Start<'_>, ip: IpAddr, run: Run, keys: KeyPair, theirs: [u8; 32
     let exchange = Exchange { job: start.identity.job(), run, rank: start.rank, publics: [theirs, keys.public] };
     let secret = exchange.unwrap(&keys, &wrapped);
     let secret = secret.ok_or_else(|| StoreProblem::Forged { key }.at(start.store.url()))?;
-    announce_self(start, ip, start.identity.clone().of_run(run, secret))
+    announce_self(start, ip, start.identity.clone().of_run(run, secret).agreed())
 }
 
 /// Opens the listener, and says where it is.

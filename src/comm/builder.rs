@@ -47,6 +47,7 @@ pub struct Builder {
     store_is_served: bool,
     job: Option<String>,
     secret: Option<[u8; 32]>,
+    secret_file: Option<PathBuf>,
     algorithm: Option<Algorithm>,
     transport: Option<Transport>,
     passage: Option<Passage>,
@@ -108,6 +109,13 @@ impl Builder {
     /// What all ranks know and strangers do not.
     pub fn secret(mut self, secret: [u8; 32]) -> Self {
         self.secret = Some(secret);
+        self
+    }
+
+    /// A file with what all ranks know and strangers do not, as 64 hexadecimal digits. It belongs to this process's user, and nobody
+    /// else may open it. [`Builder::secret`] wins.
+    pub fn secret_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.secret_file = Some(path.into());
         self
     }
 
@@ -180,8 +188,8 @@ impl Builder {
         self
     }
 
-    /// Whether ranks that share no secret may listen to other machines: then anybody who reaches them can join, or disturb, the
-    /// job.
+    /// Whether a `tcp://` store listens to other machines even if the ranks were given no secret: then anybody who reaches it can
+    /// join, or disturb, the job.
     pub fn insecure(mut self, insecure: bool) -> Self {
         self.insecure = Some(insecure);
         self
@@ -227,9 +235,10 @@ impl Builder {
         let began = Instant::now();
         let settings = self.settings()?;
         let launch = self.launch()?;
-        let secret = match self.secret {
-            Some(secret) => Some(secret),
-            None => config::secret_of(&process_env)?,
+        let secret = match (self.secret, &self.secret_file) {
+            (Some(secret), _) => Some(secret),
+            (None, Some(path)) => Some(config::secret_in("secret_file", path)?),
+            (None, None) => config::secret_of(&process_env)?,
         };
         if launch.world_size == 1 {
             return Communicator::alone(settings);

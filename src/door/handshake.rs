@@ -55,6 +55,8 @@ pub(crate) struct Identity {
     digest: [u8; 16],
     run: Run,
     secret: Option<[u8; 32]>,
+    /// Ranks agreed on the secret through a store where others could write.
+    is_agreed: bool,
     insecure: bool,
 }
 
@@ -70,7 +72,7 @@ impl Identity {
     pub(crate) fn new(job: &str, secret: Option<[u8; 32]>) -> Identity {
         let mut digest = [0; 16];
         digest.copy_from_slice(&Sha256::digest(job.as_bytes())[..16]);
-        Identity { job: job.to_owned(), digest, run: [0; 16], secret, insecure: false }
+        Identity { job: job.to_owned(), digest, run: [0; 16], secret, is_agreed: false, insecure: false }
     }
 
     /// Whether a process without a secret may listen to other machines.
@@ -81,6 +83,16 @@ impl Identity {
     /// The same in one run of the job, whose ranks share this secret.
     pub(crate) fn of_run(self, run: Run, secret: [u8; 32]) -> Identity {
         Identity { run, secret: Some(secret), ..self }
+    }
+
+    /// The same where ranks agreed on their secret through a store where others could write.
+    pub(crate) fn agreed(self) -> Identity {
+        Identity { is_agreed: true, ..self }
+    }
+
+    /// Whether processes of other users of this host are strangers even if they know the secret: it may have been told them.
+    pub(crate) fn is_of_one_user(&self) -> bool {
+        self.secret.is_none() || self.is_agreed
     }
 
     pub(crate) fn run(&self) -> Run {

@@ -256,6 +256,13 @@ impl<H: Host> Porter<H> {
                     return Waiting::InVain;
                 }
             };
+            if let Stream::Local(stream) = &stream
+                && self.identity.is_of_one_user()
+                && !stream.is_of_this_user()
+            {
+                tracing::debug!("a caller of another user was turned away");
+                continue;
+            }
             if self.callers.len() >= PENDING && !self.make_room() {
                 return Waiting::InVain;
             }
@@ -453,9 +460,18 @@ impl Write for Until<'_> {
 
 /// Calls at a door of this host.
 pub(crate) fn dial_local(name: &str, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<LocalStream, DialError> {
-    let stream = LocalStream::connect(name, deadline).map_err(DialError::Connect)?;
+    let stream = connect_local(name, identity, deadline)?;
     handshake::introduce(&mut stream.until(deadline), identity, Medium::Local, hello)?;
     Ok(stream)
+}
+
+/// Connects to a name of this host, where another user may have taken the name of a rank that has ended.
+fn connect_local(name: &str, identity: &Identity, deadline: Instant) -> Result<LocalStream, DialError> {
+    let stream = LocalStream::connect(name, deadline).map_err(DialError::Connect)?;
+    match identity.is_of_one_user() && !stream.is_of_this_user() {
+        true => Err(DialError::Refused(Refusal::Foreign)),
+        false => Ok(stream),
+    }
 }
 
 /// Asks a question at a door in the network.
@@ -480,7 +496,7 @@ pub(crate) fn ask_local(
     question: &[u8],
     deadline: Instant,
 ) -> Result<Vec<u8>, DialError> {
-    let stream = LocalStream::connect(name, deadline).map_err(DialError::Connect)?;
+    let stream = connect_local(name, identity, deadline)?;
     converse(&mut stream.until(deadline), identity, Medium::Local, hello, question)
 }
 
@@ -560,6 +576,36 @@ mod tests {
         dial(&now).unwrap();
         assert_eq!(admitted.recv().unwrap(), hello());
         assert!(admitted.try_recv().is_err());
+    }
+
+    /// Who agreed on a secret through a store where others could write lets in no other user of the machine, whatever it knows.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn another_user_is_a_stranger_unless_the_secret_was_given() {
+        // SAFETY: it has no arguments, and cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            println!("NOT RUN: another user calls at a local socket; only root can become one");
+            return;
+        }
+        for (is_agreed, is_let_in) in [(false, true), (true, false)] {
+            let identity = Identity::new("job", None).of_run([1; 16], [7; 32]);
+            let identity = if is_agreed { identity.agreed() } else { identity };
+            let name = random_name();
+            let local = (name.clone(), LocalListener::bind(&name).unwrap());
+            let (send, admitted) = mpsc::channel();
+            let _door = Door::open(None, Some(local), identity.clone(), move |hello: Hello, _: Stream| send.send(hello).unwrap());
+            dial_local(&name, &identity, &hello(), soon()).unwrap();
+            assert_eq!(admitted.recv().unwrap(), hello());
+            let (another, stranger) = (name.clone(), identity.clone());
+            let called = std::thread::spawn(move || {
+                // Of this thread only: the system keeps users for each, and only the C library makes them one.
+                // SAFETY: numbers; nothing of this thread needs root.
+                assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
+                dial_local(&another, &stranger, &hello(), soon()).is_ok()
+            });
+            assert_eq!(called.join().unwrap(), is_let_in, "agreed: {is_agreed}");
+            assert_eq!(admitted.try_recv().is_ok(), is_let_in);
+        }
     }
 
     /// Answers a question with itself, twice.

@@ -54,12 +54,20 @@ pub struct kolo_config_t {
     pub network_gigabytes_per_s: f64,
     /// A folder where a rank leaves its last operations, for `kolo trace`, when one of them fails.
     pub trace_dir: *const c_char,
-    /// 1: ranks that share no secret listen to other machines, too: whoever reaches them can join or disturb the job; -1: they do not.
+    /// 1: a tcp:// store listens to other machines even if the ranks were given no secret: whoever reaches it can join or disturb the
+    /// job; -1: it does not.
     pub insecure: i32,
     /// 1: buffers may be in the memory of GPUs; -1: they may not; 0: if kolo was built for it and this machine has a driver. Rank 0's counts.
     pub devices: i32,
     /// How data in the memory of GPUs gets from one rank to another: "auto" or "staged". Rank 0's counts.
     pub device_path: *const c_char,
+    /// A file with a secret, as 64 hexadecimal digits, which belongs to the process's user and which nobody else may open. `secret` wins.
+    pub secret_file: *const c_char,
+    /// PEM files with which links between hosts are encrypted, all three or none: the certificate of the job's authority, this rank's,
+    /// which the authority has signed for the name `kolo`, and the latter's private key.
+    pub tls_ca: *const c_char,
+    pub tls_cert: *const c_char,
+    pub tls_key: *const c_char,
 }
 
 // SAFETY: it begins with its size; numbers may be zero, and texts null.
@@ -144,6 +152,19 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
                 settings::secret(secret).ok_or_else(|| Error::setting("secret", "(not shown)", "64 hexadecimal digits"))?;
             builder = builder.secret(secret);
         }
+        if let Some(path) = text(config.secret_file, "config->secret_file")? {
+            builder = builder.secret_file(path);
+        }
+        let tls = [
+            text(config.tls_ca, "config->tls_ca")?,
+            text(config.tls_cert, "config->tls_cert")?,
+            text(config.tls_key, "config->tls_key")?,
+        ];
+        builder = match tls {
+            [None, None, None] => builder,
+            [Some(authority), Some(certificate), Some(key)] => builder.tls(authority, certificate, key),
+            _ => return Err(Error::setting("tls_ca", "", "give tls_ca, tls_cert and tls_key, or none of them").into()),
+        };
         if let Some(host) = text(config.host, "config->host")? {
             builder = builder.host(host);
         }

@@ -53,6 +53,9 @@ pub struct kolo_store_t {
             reply: kolo_reply_t,
         ) -> i32,
     >,
+    /// 1: nobody but the ranks of the job can read or write the store, so ranks that were given no secret share one through it.
+    /// 0: others may; then the ranks agree on a secret that nobody who only reads the store can learn. Rank 0's counts.
+    pub is_private: i32,
 }
 
 // SAFETY: it begins with its size; its functions and their context may be null.
@@ -94,6 +97,7 @@ pub unsafe extern "C" fn kolo_store_reply(reply: kolo_reply_t, value: *const c_v
 
 /// A store of the caller's functions.
 pub(super) struct Callbacks {
+    is_private: bool,
     context: *mut c_void,
     set: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, usize, u64) -> i32,
     get: unsafe extern "C" fn(*mut c_void, *const c_char, u64, kolo_reply_t) -> i32,
@@ -112,9 +116,14 @@ impl Callbacks {
     /// this lives.
     pub(super) unsafe fn new(store: *const kolo_store_t) -> Result<Callbacks, Fault> {
         // SAFETY: passed on.
-        let kolo_store_t { context, set, get, claim, .. } = unsafe { sized::read(store)? };
+        let kolo_store_t { context, set, get, claim, is_private, .. } = unsafe { sized::read(store)? };
+        let is_private = match is_private {
+            0 => false,
+            1 => true,
+            other => return Err(Fault::value("store->is_private", other, "it is 0 or 1")),
+        };
         let set = set.ok_or(Fault::Null { what: "store->set" })?;
-        Ok(Callbacks { context, set, get: get.ok_or(Fault::Null { what: "store->get" })?, claim })
+        Ok(Callbacks { is_private, context, set, get: get.ok_or(Fault::Null { what: "store->get" })?, claim })
     }
 }
 
@@ -149,6 +158,10 @@ fn zero_ended(key: &str) -> CString {
 }
 
 impl Store for Callbacks {
+    fn is_private(&self) -> bool {
+        self.is_private
+    }
+
     fn url(&self) -> String {
         "<functions of the program>".to_owned()
     }

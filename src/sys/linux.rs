@@ -189,6 +189,11 @@ impl LocalStream {
         }
     }
 
+    /// Whether the other end is a process of this one's user: the one that called, or the one that listens.
+    pub(crate) fn is_of_this_user(&self) -> bool {
+        rustix::net::sockopt::socket_peercred(&self.0).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+    }
+
     /// For I/O that waits, until the deadline.
     pub(crate) fn until(&self, deadline: Instant) -> LocalUntil<'_> {
         LocalUntil { stream: self, deadline }

@@ -6,6 +6,7 @@
 
 mod clock;
 mod facts;
+mod secret;
 mod segment;
 mod signal;
 mod socket;
@@ -29,6 +30,7 @@ pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_stopped, port_holder,
     process_namespace, read_process, sleep_on, wake_all,
 };
+pub(crate) use secret::read_secret_file;
 pub(crate) use segment::Segment;
 pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{PARTS, is_want, listen, own_loopback, receive, send, send_unpaced, want};

@@ -62,6 +62,10 @@ impl LocalStream {
         unsupported()
     }
 
+    pub(crate) fn is_of_this_user(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(crate) fn until(&self, _: Instant) -> LocalUntil {
         match self.0 {}
     }

@@ -9,11 +9,18 @@ use std::sync::Arc;
 
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::client::verify_server_name;
 use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::UnixTime;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection, version};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
+    ServerConnection, SignatureScheme, version,
+};
 
 use super::tcp::{Arrived, BUFFER};
 use super::{Link, cause_of};
@@ -79,7 +86,7 @@ impl Tls {
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&version::TLS13])
             .map_err(|error| unusable(error.to_string()))?
-            .with_client_cert_verifier(guard)
+            .with_client_cert_verifier(Arc::new(Named(guard)))
             .with_single_cert(own, private)
             .map_err(mismatch)?;
         // Links are not resumed.
@@ -99,6 +106,49 @@ impl Tls {
         };
         session.set_buffer_limit(Some(2 * AHEAD));
         Ok(Box::new(TlsLink { stream, session, between, arrived: Arrived::new(), clear: Vec::new(), taken: 0 }))
+    }
+}
+
+/// Believes a caller's certificate if its authority is believed and it is made out for [`NAME`], as callers do of whom they call.
+#[derive(Debug)]
+struct Named(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for Named {
+    fn verify_client_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> std::result::Result<ClientCertVerified, rustls::Error> {
+        let verified = self.0.verify_client_cert(own, others, now)?;
+        let name = ServerName::try_from(NAME).expect("it is a name");
+        verify_server_name(&ParsedCertificate::try_from(own)?, &name).map(|()| verified)
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
     }
 }
 

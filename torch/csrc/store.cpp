@@ -14,7 +14,9 @@ std::vector<uint8_t> bytes(const void* value, size_t length) {
 } // namespace
 
 kolo_store_t Rendezvous::callbacks() {
-  return kolo_store_t{sizeof(kolo_store_t), this, set, get, claim};
+  // Every process that reaches PyTorch's store reads and writes it.
+  const int32_t is_private = 0;
+  return kolo_store_t{sizeof(kolo_store_t), this, set, get, claim, is_private};
 }
 
 // Exceptions must not leave a callback: what they say is kept.

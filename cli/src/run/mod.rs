@@ -81,7 +81,10 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     };
     let arguments = if is_built_in { &args.program[..] } else { arguments };
 
-    let (job, secret) = (hexadecimal(&random::<8>()), random::<32>());
+    let job = hexadecimal(&random::<8>());
+    // One that the environment has reaches the ranks there.
+    let given = kolo::settings::secret_of_environment().map_err(|error| failed(error.to_string()))?;
+    let secret = given.unwrap_or_else(random::<32>);
     let address = ([127, 0, 0, 1], 0).into();
     let server = TcpStoreServer::bind(address, &job, Some(secret)).map_err(|error| failed(error.to_string()))?;
     let (events, event) = unbounded();
@@ -101,12 +104,14 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
             .env("KOLO_STORE", server.url())
             .env("KOLO_STORE_SERVED", "1")
             .env("KOLO_JOB_ID", &job)
-            .env("KOLO_SECRET", hexadecimal(&secret))
             .stdin(if rank == 0 && !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
                 Stdio::inherit()
             } else {
                 Stdio::null()
             });
+        if given.is_none() {
+            command.env("KOLO_SECRET", hexadecimal(&secret));
+        }
         // Of a built-in command, rank 0 reports: it has the terminal to itself.
         let has_terminal = is_built_in && rank == 0;
         if !has_terminal {
