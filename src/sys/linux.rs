@@ -12,12 +12,13 @@ use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use mio::{Interest, Registry, Token};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
@@ -27,7 +28,8 @@ use rustix::thread::futex;
 
 /// A memfd, mapped whole.
 pub(super) struct Mapping {
-    file: OwnedFd,
+    /// `None` once nothing is to be reserved or handed over any more.
+    file: Mutex<Option<OwnedFd>>,
     base: NonNull<u8>,
     len: usize,
 }
@@ -48,7 +50,7 @@ impl Mapping {
         // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
         let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Mapping { file, base, len })
+        Ok(Mapping { file: Mutex::new(Some(file)), base, len })
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {
@@ -63,14 +65,22 @@ impl Mapping {
         if available_memory().is_some_and(|available| range.len() as u64 > available) {
             return Err(Errno::NOMEM.into());
         }
+        let file = self.file.lock();
+        let file = file.as_ref().ok_or(Errno::BADF)?;
         Ok(rustix::io::retry_on_intr(|| {
-            fallocate(&self.file, FallocateFlags::KEEP_SIZE, range.start as u64, range.len() as u64)
+            fallocate(file, FallocateFlags::KEEP_SIZE, range.start as u64, range.len() as u64)
         })?)
     }
 
+    pub(super) fn close(&self) {
+        *self.file.lock() = None;
+    }
+
     pub(super) fn release(&self, range: Range<usize>) {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if let Err(error) = fallocate(&self.file, flags, range.start as u64, range.len() as u64) {
+        assert!(range.end <= self.len);
+        // SAFETY: within this mapping. What is there reads as zeros afterwards, which the caller asks for.
+        let released = unsafe { madvise(self.base.as_ptr().add(range.start).cast(), range.len(), Advice::LinuxRemove) };
+        if let Err(error) = released {
             tracing::debug!(%error, "memory could not be given back early");
         }
     }
@@ -91,7 +101,8 @@ impl Mapping {
     }
 
     pub(super) fn hand_over(&self, to: &LocalStream) -> io::Result<()> {
-        let files = [self.file.as_fd()];
+        let file = self.file.lock();
+        let files = [file.as_ref().ok_or(Errno::BADF)?.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&files));
@@ -383,7 +394,7 @@ mod tests {
     /// Two mappings of the same memory, as two processes have them.
     fn twice(len: usize) -> [Mapping; 2] {
         let one = Mapping::create(len).unwrap();
-        let other = Mapping::map(one.file.try_clone().unwrap(), len).unwrap();
+        let other = Mapping::map(one.file.lock().as_ref().unwrap().try_clone().unwrap(), len).unwrap();
         [one, other]
     }
 

@@ -33,6 +33,10 @@ impl Mapping {
         match self.0 {}
     }
 
+    pub(super) fn close(&self) {
+        match self.0 {}
+    }
+
     pub(super) fn release(&self, _: Range<usize>) {
         match self.0 {}
     }

@@ -78,6 +78,13 @@ impl Segment {
         }
     }
 
+    /// Closes the descriptor; the memory stays. From now on nothing can be reserved or handed over.
+    pub(crate) fn close(&self) {
+        if let Kind::Mapped(mapping) = &self.kind {
+            mapping.close();
+        }
+    }
+
     /// Gives the memory of this part back to the system; it reads as zeros from now on.
     pub(crate) fn release(&self, range: Range<usize>) {
         assert!(range.end <= self.len);

@@ -20,12 +20,14 @@ pub(crate) fn offer(stream: LocalStream) -> io::Result<Box<dyn Link>> {
     let segment = Segment::create(ring::pair_size(CAPACITY))?;
     segment.reserve(0..segment.len())?;
     segment.hand_over(&stream)?;
+    segment.close();
     Ok(link(segment, 0, stream))
 }
 
 /// The other side of [`offer`].
 pub(crate) fn accept(stream: LocalStream, deadline: Instant) -> io::Result<Box<dyn Link>> {
     let segment = Segment::take_over(&stream, ring::pair_size(CAPACITY), deadline)?;
+    segment.close();
     Ok(link(segment, 1, stream))
 }
 
