@@ -8,11 +8,13 @@ use crate::bootstrap::address::{self, Chosen};
 use crate::bootstrap::launcher::{self, Launch, Rendezvous};
 use crate::config::{self, Settings, process_env};
 use crate::error::{Error, Result};
+use crate::host::HOME;
+use crate::host::area::{AREA, slabs_for};
+use crate::host::stage::{KEPT, STAGE};
 use crate::reduce;
 use crate::store::Place;
 use crate::sys::{self, Cuda, LocalListener, Segment};
 use crate::transport::tls::Tls;
-use crate::window::PART;
 
 /// How much it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,6 +249,26 @@ fn local_connections() -> Finding {
     }
 }
 
+/// What a job costs the system; see [`cost`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Descriptors that a rank holds at most, without links between ranks and what the program opens itself.
+    pub descriptors: u64,
+    /// Bytes of shared memory that the ranks of a host take together at most, without registered buffers and links, as long as no
+    /// rank has operations in flight on more than three communicators at once.
+    pub shared_memory: u64,
+}
+
+/// What `ranks` on one host and `communicators` of all of them cost, the first one included. `docs/costs.md` has the table.
+pub fn cost(ranks: usize, communicators: usize) -> Cost {
+    let (ranks, communicators) = (ranks as u64, communicators as u64);
+    let of_areas = ranks * communicators * AREA as u64;
+    let stages = KEPT as u64;
+    // Every rank may lead communicators, and its slabs grow up to a size.
+    let slabs = ranks * slabs_for(of_areas / ranks.max(1)) as u64;
+    Cost { descriptors: FILES + ranks + stages + slabs, shared_memory: of_areas + ranks * stages * STAGE as u64 }
+}
+
 /// Ranks for which there should be shared memory.
 const RANKS: usize = 4;
 
@@ -259,9 +281,10 @@ fn shared_memory() -> Finding {
         Some(bytes) => format!("{} MiB could be had{limit}", mebibytes(bytes)),
         None => format!("how much could be had is unknown{limit}"),
     };
-    let len = RANKS * PART;
+    let len = RANKS * HOME;
     let made = Segment::create(len).and_then(|segment| segment.reserve(0..len));
-    let per_rank = format!("{:.1} MiB for each rank of a communicator", PART as f64 / f64::from(1 << 20));
+    let per_rank =
+        format!("{} MiB for each rank, and {} KiB for each rank of a further communicator,", KEPT * STAGE >> 20, AREA >> 10);
     match made {
         Ok(()) => Finding::fine(SUBJECT, format!("{available}; {per_rank} are needed")),
         Err(error) => Finding::warning(

@@ -81,6 +81,7 @@ mod ffi;
 pub mod fuzzing;
 mod health;
 mod history;
+mod host;
 mod reduce;
 mod schedule;
 mod store;

@@ -5,13 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module of the library may import from the others. Those at the top of the list build on those below.
-const MAY_IMPORT: [(&str, &[&str]); 23] = [
+const MAY_IMPORT: [(&str, &[&str]); 24] = [
     ("ffi", &["comm", "ddp"]),
     ("ddp", &["comm", "cuda"]),
     (
         "comm",
         &[
             "bootstrap",
+            "host",
             "cuda",
             "window",
             "engine",
@@ -26,12 +27,13 @@ const MAY_IMPORT: [(&str, &[&str]); 23] = [
         ],
     ),
     ("fuzzing", &["bootstrap", "door", "engine", "health", "store", "window"]),
-    ("doctor", &["bootstrap", "config", "cuda", "door", "reduce", "store", "window", "transport"]),
-    ("bootstrap", &["health", "store", "transport", "door", "config", "schedule", "wire"]),
+    ("doctor", &["bootstrap", "config", "cuda", "door", "host", "reduce", "store", "transport"]),
+    ("bootstrap", &["health", "host", "store", "transport", "door", "config", "schedule", "wire"]),
     ("health", &["schedule", "wire"]),
     ("cuda", &["reduce"]),
     ("engine", &["schedule", "transport", "reduce"]),
-    ("window", &["config", "schedule", "reduce", "sync"]),
+    ("window", &["config", "host", "schedule", "reduce", "sync"]),
+    ("host", &[]),
     ("store", &["door", "wire"]),
     ("door", &["transport"]),
     ("transport", &["sync"]),

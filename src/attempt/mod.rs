@@ -128,6 +128,15 @@ impl<'a> Attempt<'a> {
         self.timeout.saturating_sub(self.started().elapsed())
     }
 
+    /// An error if the communicator has been revoked meanwhile.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Descriptor { op, seq, .. } = self.descriptor;
+        match self.terms.alarm.stops((!op.is_point_to_point()).then_some(seq)) {
+            true => Err(Error::Aborted { op, seq }),
+            false => Ok(()),
+        }
+    }
+
     /// How long to wait for `peer` before asking again: an error if the deadline has passed or the communicator is dropped.
     pub(crate) fn patience_with(&self, peer: Rank) -> Result<Duration> {
         let is_collective = !self.descriptor.op.is_point_to_point();

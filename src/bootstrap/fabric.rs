@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::host::{Failed, Star};
+use super::lending::{NetworkLender, ProcessLender};
 use super::network::{Network, NetworkContact, NetworkOpener};
 use crate::health::{Answer, Boards, Bulletin, Contact, Question, Recorder, Recording, Unheard};
-use crate::sys::Segment;
+use crate::host::area::{AREA, Area};
+use crate::host::{HOME, HostGroup, Lender};
 use crate::transport::Opener;
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::types::Rank;
@@ -22,10 +24,11 @@ pub(crate) struct Fabric {
     members: Arc<[Rank]>,
     /// For each rank, the lowest one that can share memory with it.
     hosts: Arc<[usize]>,
+    /// Until memory is shared first.
     star: Option<Star>,
+    /// What this process shares with the other ranks of its host; `None` if they share nothing.
+    host: Option<Arc<HostGroup>>,
     recorder: Arc<Recorder>,
-    /// How often memory was shared.
-    shares: u64,
     /// What the others may know of this rank.
     bulletin: Arc<Bulletin>,
 }
@@ -77,7 +80,7 @@ impl Fabric {
     ) -> Fabric {
         let recording = recorder.open(channel, rank, members.clone());
         let bulletin = Arc::new(Bulletin::new(rank, members.clone(), recording));
-        let fabric = Fabric { ground, channel, rank, members, hosts, star: None, recorder, shares: 0, bulletin };
+        let fabric = Fabric { ground, channel, rank, members, hosts, star: None, host: None, recorder, bulletin };
         if let Some(contact) = fabric.contact() {
             fabric.bulletin.reach(contact);
         }
@@ -155,41 +158,61 @@ impl Fabric {
         }
     }
 
-    /// Memory with a part of `part` bytes for each of the neighbours, in their order; `None`, on all of them, if one of them
-    /// cannot have it. All of them call this together.
-    pub(crate) fn share(&mut self, part: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
+    /// The area of this communicator on this host, which has at least two of its ranks; `None`, on all of them, if one of them
+    /// cannot have it. All of them call this together, once.
+    pub(crate) fn share(&mut self, deadline: Instant) -> Result<Option<Area>, Failed> {
         let neighbours = self.neighbours();
-        self.shares += 1;
-        match &self.ground {
+        let place = neighbours.iter().position(|&rank| rank == self.rank).expect("a rank is its own neighbour");
+        // The first communicator brings the first stages.
+        let part = if self.host.is_none() { HOME } else { AREA };
+        let segment = match &self.ground {
             Ground::Network(network) => {
-                if neighbours.len() == 1 {
-                    return Ok(Some(Arc::new(Segment::heap(part))));
+                let alarm = Some(&*self.bulletin.alarm);
+                let star = match self.star.take() {
+                    Some(star) => star,
+                    None => Star::form(network, self.channel, self.rank, &self.members, &neighbours, alarm, deadline)?,
+                };
+                // If somebody could not come, all know it.
+                if star.members() != &*neighbours {
+                    return Ok(None);
                 }
-                if self.star.is_none() {
-                    self.star = Some(Star::form(
-                        network,
-                        self.channel,
-                        self.rank,
-                        &self.members,
-                        &neighbours,
-                        Some(&*self.bulletin.alarm),
-                        deadline,
-                    )?);
-                }
-                match &self.star {
-                    // Who fails at it hangs up, so that no other waits for what will not come.
-                    Some(star) if star.members() == &*neighbours => star.share(part, deadline).inspect_err(|_| self.star = None),
-                    // Somebody could not come, and all know it.
-                    _ => Ok(None),
-                }
+                star.share(part, deadline)?
             }
             Ground::Process(hub, _) => {
-                let users = self.world();
+                let users = neighbours.len();
                 // Links are named by two ranks; no rank is as large as this.
-                Ok(Some(hub.segment((self.channel, [u64::MAX, self.shares]), part * users, users)))
+                Some(hub.segment((self.channel, [u64::MAX, 0]), part * users, users))
             }
-            Ground::Nothing => Ok(Some(Arc::new(Segment::heap(part)))),
+            Ground::Nothing => None,
+        };
+        let Some(segment) = segment else { return Ok(None) };
+        if self.host.is_none() {
+            let lender: Arc<dyn Lender> = match &self.ground {
+                Ground::Network(network) => Arc::new(NetworkLender { network: network.clone() }),
+                Ground::Process(hub, _) => Arc::new(ProcessLender { hub: hub.clone(), rank: self.members[self.rank] }),
+                Ground::Nothing => return Ok(None),
+            };
+            let members = neighbours.iter().map(|&rank| self.members[rank]).collect();
+            self.host = Some(Arc::new(HostGroup::new(self.members[self.rank], members, segment.clone(), lender)));
         }
+        // All have reserved their parts and mapped the others'.
+        segment.close();
+        Ok(Some(Area::new(segment, part, place, neighbours.len())))
+    }
+
+    /// What this process shares with the other ranks of its host.
+    pub(crate) fn host(&self) -> Option<&Arc<HostGroup>> {
+        self.host.as_ref()
+    }
+
+    /// Does without shared memory, and so will the parts that this is divided into.
+    pub(crate) fn leave_host(&mut self) {
+        self.host = None;
+    }
+
+    /// The ranks of the communicator as ranks of the job.
+    pub(crate) fn members(&self) -> &Arc<[Rank]> {
+        &self.members
     }
 
     /// The fabric of some of the ranks, in the order given, of which this rank is one.
@@ -198,7 +221,9 @@ impl Fabric {
         let members = ranks.iter().map(|&rank| self.members[rank]).collect();
         let same_host = |rank: Rank| ranks.iter().position(|&other| self.hosts[other] == self.hosts[rank]);
         let hosts = ranks.iter().map(|&rank| same_host(rank).unwrap_or(0)).collect();
-        Fabric::new(self.ground.clone(), channel, rank, members, hosts, self.recorder.clone())
+        let mut part = Fabric::new(self.ground.clone(), channel, rank, members, hosts, self.recorder.clone());
+        part.host = self.host.clone();
+        part
     }
 }
 

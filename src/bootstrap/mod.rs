@@ -26,6 +26,7 @@ pub(crate) mod fuzz;
 mod host;
 pub(crate) mod key_exchange;
 pub(crate) mod launcher;
+mod lending;
 mod listener;
 mod meeting;
 mod network;

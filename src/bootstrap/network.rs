@@ -10,6 +10,7 @@ use mio::net::TcpStream;
 use parking_lot::{Condvar, Mutex};
 
 use super::card::Card;
+use super::lending::Lent;
 use crate::door::handshake::{Hello, Identity, Purpose, Refusal};
 use crate::door::{self, DialError, Door, Host, Stream};
 use crate::error::Cause;
@@ -73,6 +74,8 @@ pub(crate) struct Mailbox {
     changed: Condvar,
     /// Who to wake when something arrives for a communicator.
     wakers: Mutex<HashMap<u64, Arc<Waker>>>,
+    /// What the other ranks of this host may come for.
+    lent: Lent,
 }
 
 type Arrival = (Hello, Stream);
@@ -175,8 +178,12 @@ impl Reception {
 
 impl Host for Reception {
     fn admit(&mut self, hello: Hello, stream: Stream) {
-        if self.is_for_this_rank(&hello) {
-            self.mailbox.admit(hello, stream);
+        if !self.is_for_this_rank(&hello) {
+            return;
+        }
+        match hello.purpose {
+            Purpose::Segment => self.mailbox.lent.hand_over(hello.channel, &stream),
+            _ => self.mailbox.admit(hello, stream),
         }
     }
 
@@ -208,6 +215,15 @@ impl Network {
 
     pub(super) fn boards(&self) -> &Boards {
         &self.boards
+    }
+
+    pub(super) fn lent(&self) -> &Lent {
+        &self.mailbox.lent
+    }
+
+    /// How to call at a rank's local listener.
+    pub(super) fn local(&self, purpose: Purpose, channel: u64, to: Rank) -> (&str, &Identity, Hello) {
+        (&self.cards[to].local_name, &self.identity, self.hello(purpose, channel, to))
     }
 
     fn hello(&self, purpose: Purpose, channel: u64, to: Rank) -> Hello {

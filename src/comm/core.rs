@@ -18,6 +18,7 @@ use crate::engine::{Engine, Job};
 use crate::error::{Error, Result};
 use crate::health::{self, Recording, settle};
 use crate::history::{self, History, Note};
+use crate::host::area::Area;
 use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::{Choice, Layout, has_window, piece_bytes, select};
 use crate::schedule::{Algorithm, Blocks, Problem, chunk, steps};
@@ -25,7 +26,15 @@ use crate::sys::{Patience, Segment};
 use crate::transport::Mesh;
 use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
 use crate::window::heap::Allocation;
-use crate::window::{self, Window, WindowCall};
+use crate::window::{self, Passages, Window, WindowCall};
+
+/// How the ranks of a part share memory.
+pub(super) enum Agreed {
+    /// By windows; in this area, with what they have measured before, if there are several of them on this host.
+    Windows(Option<Area>, Option<u64>),
+    /// Not at all.
+    Messages,
+}
 
 pub(super) struct Core {
     fabric: Fabric,
@@ -50,6 +59,24 @@ impl Core {
     pub(super) fn start(fabric: Fabric, settings: SharedSettings, terms: &Terms, began: Instant) -> Result<Core> {
         let mut core = Core::new(fabric, settings);
         core.connect(terms, began)?;
+        Ok(core)
+    }
+
+    /// The ranks of `fabric`, which is a part of a communicator and has agreed through it on how its ranks share memory.
+    pub(super) fn start_part(fabric: Fabric, settings: SharedSettings, terms: &Terms, agreed: Agreed) -> Result<Core> {
+        let mut core = Core::new(fabric, settings);
+        match agreed {
+            Agreed::Windows(area, tuning) => {
+                if let Some(area) = area {
+                    core.enter(terms, area, tuning);
+                }
+            }
+            Agreed::Messages => core.leave_windows(),
+        }
+        // Between hosts no rank opens links before it needs them.
+        if core.layout.windows && core.layout.hosts == 1 {
+            core.finish_connecting(terms, |core| core.meet_first(terms))?;
+        }
         Ok(core)
     }
 
@@ -85,7 +112,11 @@ impl Core {
 
     /// Connects with the others, which do the same. Nothing may come before it.
     pub(super) fn connect(&mut self, terms: &Terms, began: Instant) -> Result<()> {
-        self.try_to_connect(terms, began).map_err(|error| {
+        self.finish_connecting(terms, |core| core.try_to_connect(terms, began))
+    }
+
+    fn finish_connecting(&mut self, terms: &Terms, connect: impl FnOnce(&mut Core) -> Result<()>) -> Result<()> {
+        connect(self).map_err(|error| {
             let error = settle(self.fabric.bulletin(), terms, error);
             self.part(true);
             self.recording.failed(&error);
@@ -99,7 +130,11 @@ impl Core {
         }
         let neighbours = self.fabric.neighbours();
         self.open_window(terms, &neighbours, began)?;
-        // Who has connected can rely on all the others having done so.
+        self.meet_first(terms)
+    }
+
+    /// Who has connected can rely on all the others having done so.
+    fn meet_first(&mut self, terms: &Terms) -> Result<()> {
         let descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
         let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
         let met = self.meet(Attempt::new(descriptor, terms));
@@ -114,14 +149,11 @@ impl Core {
         }
         let mut has_window = neighbours.len() <= window::MOST_RANKS;
         if neighbours.len() > 1 && has_window {
-            let shared = self.fabric.share(window::PART, began + terms.timeout);
-            let segment = shared.map_err(|failed| peer_failed(failed, &terms.members, began))?;
-            has_window = segment.is_some();
-            let place = neighbours.iter().position(|&rank| rank == terms.rank).expect("a rank is its own neighbour");
-            self.window = segment
-                .map(|segment| Window::new(segment, place, neighbours.clone(), self.patience.clone(), self.settings.passage));
-            if let Some(window) = &self.window {
-                terms.alarm.attach(window.waker());
+            let shared = self.fabric.share(began + terms.timeout);
+            let area = shared.map_err(|failed| peer_failed(failed, &terms.members, began))?;
+            has_window = area.is_some();
+            if let Some(area) = area {
+                self.enter(terms, area, None);
             }
         }
         if self.layout.hosts > 1 {
@@ -136,11 +168,28 @@ impl Core {
             has_window = everybody[0] != 0;
         }
         if !has_window {
-            tracing::warn!("ranks of a host cannot share memory; they exchange messages instead");
-            self.window = None;
-            self.layout.windows = false;
+            self.leave_windows();
         }
         Ok(())
+    }
+
+    /// Uses a window in this area from now on; `tuning` is what all its ranks have measured before.
+    fn enter(&mut self, terms: &Terms, area: Area, tuning: Option<u64>) {
+        let host = self.fabric.host().expect("there is no area without a host group").clone();
+        let neighbours = self.fabric.neighbours();
+        let jobs = neighbours.iter().map(|&rank| self.fabric.members()[rank]).collect();
+        let passages = Passages::with_tuning(self.settings.passage, tuning);
+        let window = Window::new(area, neighbours, jobs, host, self.patience.clone(), passages);
+        terms.alarm.attach(window.waker());
+        self.window = Some(window);
+    }
+
+    /// Some rank has no window: all exchange messages instead.
+    fn leave_windows(&mut self) {
+        tracing::warn!("ranks of a host cannot share memory; they exchange messages instead");
+        self.window = None;
+        self.layout.windows = false;
+        self.fabric.leave_host();
     }
 
     /// Waits for everybody to come to the same point.
@@ -597,7 +646,6 @@ impl Core {
 
     /// Memory with a part of `part` bytes for each rank of this host, mapped by all of them; `None` if they cannot share any.
     pub(super) fn allocate(&mut self, terms: &Terms, part: usize) -> Result<Option<Arc<Allocation>>> {
-        let began = Instant::now();
         self.seq += 1;
         let Some(window) = &mut self.window else { return Ok(None) };
         // What everybody has dropped is unmapped now.
@@ -620,13 +668,46 @@ impl Core {
         agreed?;
         window.heap().forget(&dropped);
         let part = part.max(1).next_multiple_of(Segment::PAGE);
-        let shared = self.fabric.share(part, began + terms.timeout);
-        let segment = shared.map_err(|failed| peer_failed(failed, &terms.members, began))?;
+        let segment = self.share(terms, descriptor, part)?;
         let registered = segment.map(|segment| Arc::new(Allocation { segment, part }));
         if let (Some(window), Some(registered)) = (&mut self.window, &registered) {
             window.heap().add(registered.clone());
         }
         Ok(registered)
+    }
+
+    /// A segment with a part for each rank of this host, which their leader makes; `None` if one of them cannot have it.
+    fn share(&mut self, terms: &Terms, descriptor: Descriptor, part: usize) -> Result<Option<Arc<Segment>>> {
+        let (Some(host), Some(window)) = (self.fabric.host().cloned(), &mut self.window) else { return Ok(None) };
+        let (place, ranks) = (window.rank(), window.members().len());
+        let attempt = Attempt::new(descriptor, terms);
+        let made = (place == 0).then(|| host.create(ranks * part)).transpose();
+        let mine = made.inspect_err(|error| tracing::warn!(%error, "no shared memory")).ok().flatten();
+        let lent = mine.as_ref().map_or(0, |segment| host.lend(segment));
+        let shared = (|| {
+            let id = window.tell(&attempt, [lent.into(), 0, 0, 0, 0, 0])?[0][0];
+            let found = match u32::try_from(id) {
+                Ok(0) | Err(_) => None,
+                Ok(_) if place == 0 => mine,
+                Ok(id) => window.fetch(&attempt, 0, id)?.inspect_err(|error| tracing::warn!(%error, "no shared memory")).ok(),
+            };
+            let mine = place * part..(place + 1) * part;
+            let found = found.filter(|segment| segment.len() == ranks * part && segment.reserve(mine).is_ok());
+            let have = window.tell(&attempt, [found.is_some().into(), 0, 0, 0, 0, 0])?;
+            Ok(found.filter(|_| have.iter().all(|notes| notes[0] != 0)))
+        })();
+        if lent != 0 {
+            host.withdraw(lent);
+        }
+        if let Ok(Some(segment)) = &shared {
+            segment.close();
+        }
+        shared
+    }
+
+    /// This rank's window, if it has one.
+    pub(super) fn window(&mut self) -> Option<&mut Window> {
+        self.window.as_mut()
     }
 
     /// Tells the others that this rank takes part no more.

@@ -21,7 +21,8 @@ mod start;
 use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -31,6 +32,8 @@ use crate::cuda::device::Driver;
 use crate::engine::progress::{Work, begin};
 use crate::error::{Error, Result};
 use crate::health::{self, Bulletin, Recording};
+use crate::host::HostGroup;
+use crate::host::stage::{Holder, Stage};
 use crate::plan::{Choice, Layout};
 use crate::sys;
 use crate::types::{Op, Rank};
@@ -81,6 +84,8 @@ struct Shared {
     settings: SharedSettings,
     recording: Arc<Recording>,
     bulletin: Arc<Bulletin>,
+    /// What this process shares with the other ranks of its host, and how many of them there are, if they share memory.
+    host: Option<(Arc<HostGroup>, usize)>,
     /// The devices of this process, once they have been looked for.
     driver: std::sync::OnceLock<Option<Arc<dyn Driver>>>,
     /// The kinds of calls on devices that there have been.
@@ -88,6 +93,9 @@ struct Shared {
     /// Of the process that made it.
     forks: u32,
 }
+
+/// Longer than anything holds the core but an operation.
+const MOMENT: Duration = Duration::from_millis(20);
 
 impl Communicator {
     /// The communicator of all ranks that a launcher started, or of this process alone if none did.
@@ -114,6 +122,7 @@ impl Communicator {
         sys::count_forks();
         let failure = std::sync::OnceLock::new();
         let bulletin = core.fabric().bulletin().clone();
+        let host = core.fabric().host().filter(|_| layout.windows).map(|host| (host.clone(), core.fabric().neighbours().len()));
         let shared = Arc::new(Shared {
             core: Mutex::new(core),
             terms,
@@ -122,10 +131,15 @@ impl Communicator {
             settings,
             recording,
             bulletin,
+            host,
             driver: std::sync::OnceLock::new(),
             kinds: Mutex::default(),
             forks: sys::forks(),
         });
+        if let Some(window) = shared.core.lock().window() {
+            let holder: Weak<dyn Holder> = Arc::downgrade(&shared) as _;
+            window.set_holder(holder);
+        }
         Communicator { queue: Queue::new(), shared }
     }
 
@@ -191,7 +205,8 @@ impl Communicator {
         if self.shared.check_process(Op::Connect).is_err() {
             return;
         }
-        match self.shared.core.try_lock() {
+        // Whoever takes this communicator's stage holds the core for a moment.
+        match self.shared.core.try_lock_for(MOMENT) {
             Some(mut core) => _ = self.shared.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 }),
             // The call that holds the core sees to the rest.
             None => health::abort(&self.shared.bulletin),
@@ -375,6 +390,12 @@ impl Shared {
             core.part(true);
             self.recording.failed(error);
         }
+    }
+}
+
+impl Holder for Shared {
+    fn give_up(&self) -> Option<Stage> {
+        self.core.try_lock()?.window()?.give_up_stage()
     }
 }
 

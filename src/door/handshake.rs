@@ -189,6 +189,8 @@ pub(crate) enum Purpose {
     Probe = 5,
     /// To ask one question about a communicator, which the door answers.
     Ask = 6,
+    /// To map a segment of memory that the listener's rank lends.
+    Segment = 7,
 }
 
 /// What a caller says first.
@@ -198,7 +200,7 @@ pub(crate) struct Hello {
     /// Which connection of a link this is, of how many.
     pub(crate) lane: u8,
     pub(crate) lanes: u8,
-    /// The communicator.
+    /// The communicator, or the segment.
     pub(crate) channel: u64,
     /// The caller, and who it wants; ranks of the job.
     pub(crate) from: u32,
@@ -270,7 +272,8 @@ impl Hello {
         if bytes[32..48] != identity.run {
             return Err(Refusal::Run);
         }
-        let purposes = [Purpose::Link, Purpose::Window, Purpose::Apart, Purpose::Store, Purpose::Probe, Purpose::Ask];
+        let purposes =
+            [Purpose::Link, Purpose::Window, Purpose::Apart, Purpose::Store, Purpose::Probe, Purpose::Ask, Purpose::Segment];
         let purpose = purposes.into_iter().find(|&purpose| purpose as u8 == bytes[6]).ok_or(Refusal::Foreign)?;
         let [lane, lanes] = [bytes[7], bytes[8]];
         if lane >= lanes || bytes[9..16] != [0; 7] {

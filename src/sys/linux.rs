@@ -67,9 +67,7 @@ impl Mapping {
         }
         let file = self.file.lock();
         let file = file.as_ref().ok_or(Errno::BADF)?;
-        Ok(rustix::io::retry_on_intr(|| {
-            fallocate(file, FallocateFlags::KEEP_SIZE, range.start as u64, range.len() as u64)
-        })?)
+        Ok(rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::KEEP_SIZE, range.start as u64, range.len() as u64))?)
     }
 
     pub(super) fn close(&self) {

@@ -55,6 +55,14 @@ impl Segment {
         Ok(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
+    /// Memory for the same ranks as another segment's.
+    pub(crate) fn create_like(other: &Segment, len: usize) -> io::Result<Segment> {
+        match other.kind {
+            Kind::Heap => Segment::try_heap(len).ok_or_else(|| io::ErrorKind::OutOfMemory.into()),
+            Kind::Mapped(_) => Segment::create(len),
+        }
+    }
+
     /// Sends the memory's descriptor to the process at the other end.
     pub(crate) fn hand_over(&self, to: &LocalStream) -> io::Result<()> {
         match &self.kind {

@@ -25,6 +25,8 @@ pub(crate) struct Hub {
     /// Segments of which one user has come and the others not yet, by name, with how many are still to come.
     segments: Mutex<HashMap<Name, (Arc<Segment>, usize)>>,
     wakers: Mutex<HashMap<(u64, Rank), Arc<Waker>>>,
+    /// Segments that ranks lend each other, by owner and number.
+    lent: Mutex<HashMap<(Rank, u32), Arc<Segment>>>,
 }
 
 /// A communicator, and what in it: the two ranks of a link, or a window.
@@ -32,7 +34,7 @@ type Name = (u64, [u64; 2]);
 
 impl Default for Hub {
     fn default() -> Hub {
-        Hub { capacity: CAPACITY, segments: Mutex::default(), wakers: Mutex::default() }
+        Hub { capacity: CAPACITY, segments: Mutex::default(), wakers: Mutex::default(), lent: Mutex::default() }
     }
 }
 
@@ -53,6 +55,18 @@ impl Hub {
             segments.remove(&name);
         }
         segment
+    }
+
+    pub(crate) fn lend(&self, name: (Rank, u32), segment: Arc<Segment>) {
+        self.lent.lock().insert(name, segment);
+    }
+
+    pub(crate) fn withdraw(&self, name: (Rank, u32)) {
+        self.lent.lock().remove(&name);
+    }
+
+    pub(crate) fn lent(&self, name: (Rank, u32)) -> Option<Arc<Segment>> {
+        self.lent.lock().get(&name).cloned()
     }
 
     fn wake(&self, channel: u64, rank: Rank) {

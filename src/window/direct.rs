@@ -377,6 +377,10 @@ impl Spread<'_> {
 impl Direct for Spread<'_> {
     const COMBINES: bool = false;
 
+    fn stages(&self) -> bool {
+        self.memory.rank == self.memory.call.root
+    }
+
     fn pieces(&self) -> usize {
         if self.blocks {
             self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.share())
@@ -387,7 +391,7 @@ impl Direct for Spread<'_> {
 
     fn stage(&mut self, piece: usize, mine: *mut u8) {
         let memory = self.memory;
-        if memory.rank != memory.call.root {
+        if !self.stages() {
             return;
         }
         for rank in 0..if self.blocks { memory.ranks } else { 1 } {
@@ -439,6 +443,10 @@ impl Collect<'_> {
 impl Direct for Collect<'_> {
     const COMBINES: bool = false;
 
+    fn stages(&self) -> bool {
+        self.memory.call.op != Op::Gather || !self.takes
+    }
+
     fn pieces(&self) -> usize {
         self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.slot())
     }
@@ -452,7 +460,7 @@ impl Direct for Collect<'_> {
             // SAFETY: the caller of `run` vouches for both buffers.
             unsafe { memory.copy(input, memory.output(&elements), elements.len()) };
         }
-        if memory.call.op != Op::Gather || !self.takes {
+        if self.stages() {
             // SAFETY: a piece fits a slot, and the caller of `run` vouches for the input.
             unsafe { memory.copy(input, mine, elements.len()) };
         }
@@ -569,6 +577,9 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
     let passage = window.passages.known(Traffic::Reduced, bytes);
     let stages = matches!(passage, Some(Passage::Staged | Passage::Streamed));
     two_shot.streams = passage == Some(Passage::Streamed);
+    if mine.is_none() && stages {
+        window.hold_stage(attempt)?;
+    }
     let turn = window.turns.next();
     window.begin_turn(attempt, Places::notes(mine))?;
     if mine.is_none() && stages {

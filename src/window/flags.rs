@@ -9,6 +9,8 @@
 //! - *Retired*: no rank reads the slots of a turn any more. A rank that publishes turn t promises to be done with turns up to
 //!   t - [`LAG`]. So turn t of a slot may be overwritten in turn t + `SLOTS` by a rank that has seen everybody publish turn
 //!   t + `LAG`.
+//! - *Finished*: a rank that will read no slot of the turns so far says so when its operation is over. When all readers have
+//!   finished, the memory of a rank's slots may be given to another communicator.
 //! - *Sleeping*: a rank that has waited long adds itself to `line.sleepers`, looks at `line.turn` once more, and sleeps on it.
 //!   The publisher stores `line.turn` and then looks at `line.sleepers`. All four are sequentially consistent, so the
 //!   sleeper sees the turn or the publisher sees the sleeper: no wake is lost.
@@ -94,11 +96,20 @@ pub(crate) trait Lines {
     /// The line of a rank's slot.
     fn line(&self, rank: usize, slot: usize) -> &Line;
 
+    /// The last turn up to which a rank has finished reading.
+    fn finished(&self, rank: usize) -> &AtomicU32;
+
     /// Sleeps while `word` holds `value`, for some time at most. May return early.
     fn sleep(&self, word: &AtomicU32, value: u32, nap: std::time::Duration);
 
     /// Wakes all who sleep on `word`.
     fn wake(&self, word: &AtomicU32);
+}
+
+/// Whether a rank reads the slots of turns up to `turn` no more.
+pub(crate) fn has_finished(lines: &impl Lines, rank: usize, turn: u32) -> bool {
+    // Acquires that its reads are over.
+    is_reached(lines.finished(rank).load(Ordering::Acquire), turn)
 }
 
 /// One rank's view of everybody's turns.
@@ -161,6 +172,15 @@ impl<L: Lines> Turns<L> {
         sync::prefetch_to_write(&next.descriptor);
     }
 
+    /// Says that this rank reads the slots of all turns so far no more; returns the last of them.
+    #[inline]
+    pub(crate) fn finish(&self) -> u32 {
+        let turn = self.seen[self.rank];
+        // Releases what was read there to who writes it next.
+        self.lines.finished(self.rank).store(turn, Ordering::Release);
+        turn
+    }
+
     /// Whether a rank has published a turn. If so, acquires what it wrote before.
     pub(crate) fn has_reached(&mut self, rank: usize, turn: u32) -> bool {
         if is_reached(self.seen[rank], turn) {
@@ -213,6 +233,7 @@ mod tests {
     struct Memory {
         lines: Vec<[Line; SLOTS]>,
         slots: Vec<[UnsafeCell<u32>; SLOTS]>,
+        finished: Vec<AtomicU32>,
         futex: Mutex<()>,
         woken: Condvar,
     }
@@ -227,6 +248,7 @@ mod tests {
             Arc::new(Memory {
                 lines: (0..ranks).map(|_| std::array::from_fn(|_| Line::new())).collect(),
                 slots: (0..ranks).map(|_| std::array::from_fn(|_| UnsafeCell::new(0))).collect(),
+                finished: (0..ranks).map(|_| AtomicU32::new(0)).collect(),
                 futex: Mutex::new(()),
                 woken: Condvar::new(),
             })
@@ -236,6 +258,10 @@ mod tests {
     impl Lines for Arc<Memory> {
         fn line(&self, rank: usize, slot: usize) -> &Line {
             &self.lines[rank][slot]
+        }
+
+        fn finished(&self, rank: usize) -> &AtomicU32 {
+            &self.finished[rank]
         }
 
         fn sleep(&self, word: &AtomicU32, value: u32, _: std::time::Duration) {
@@ -316,6 +342,21 @@ mod tests {
         }
     }
 
+    /// Rank 0 stages something, and gives its slots to another communicator as soon as the others have finished.
+    fn give_up(dancer: &mut Dancer, first: u32, _: u32) {
+        if dancer.rank > 0 {
+            dancer.read(0, first);
+            dancer.turns.finish();
+            return;
+        }
+        dancer.write(first);
+        if (1..dancer.ranks).all(|other| has_finished(&dancer.memory, other, first)) {
+            let slot = Turns::<Arc<Memory>>::slot(first);
+            // SAFETY: loom checks that nobody reads the slot.
+            dancer.memory.slots[0][slot].with_mut(|to| unsafe { *to = 0 });
+        }
+    }
+
     fn model(ranks: usize, first: u32, count: u32, preemptions: usize, steps: fn(&mut Dancer, u32, u32)) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(preemptions);
@@ -345,6 +386,12 @@ mod tests {
     #[test]
     fn two_ranks_sleep_and_wake() {
         model(2, 1, 2, 3, exchange);
+    }
+
+    #[test]
+    fn a_stage_that_is_given_up_is_not_read() {
+        model(2, 1, 1, 3, give_up);
+        model(3, 1, 1, 2, give_up);
     }
 
     #[test]

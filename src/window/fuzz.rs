@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use super::flags::{SLOTS, Turns};
 use super::heap::Allocation;
-use super::{Card, FLAGS, Line, PART, Shared, Window, WindowCall};
+use super::{Line, Lines, Passages, Shared, Window, WindowCall};
 use crate::attempt::{Attempt, Member, Terms};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::config::Passage;
+use crate::host;
+use crate::host::area::{AREA, Area, USABLE};
+use crate::host::stage::FIRST;
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sync::Ordering;
@@ -26,13 +29,21 @@ const COUNTS: [usize; 4] = [1, 6, 500, 40_000];
 pub(crate) fn fuzz(bytes: &[u8]) {
     let Some((&[what, keeps, count], written)) = bytes.split_first_chunk::<3>() else { return };
     let (op, count) = (OPS[usize::from(what) % OPS.len()], COUNTS[usize::from(count) % COUNTS.len()]);
-    let segment = Arc::new(Segment::heap(2 * PART));
-    let mut window = Window::new(segment.clone(), 0, [0, 1].into(), Arc::new(Patience::new(usize::MAX)), Passage::Staged);
+    let segment = Arc::new(Segment::heap(2 * AREA));
+    let host = host::fuzz::of_threads(2).remove(0);
+    let (area, members) = (Area::new(segment.clone(), AREA, 0, 2), Arc::<[usize]>::from([0, 1]));
+    let peer = Shared { parts: area.parts().clone() };
+    let patience = Arc::new(Patience::new(usize::MAX));
+    let mut window = Window::new(area, members.clone(), members, host, patience, Passages::new(Passage::Staged));
     let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(2 * BUFFER)), part: BUFFER });
     window.heap().add(registered.clone());
 
     // SAFETY: the peer's card and lines, which consist of words that are valid whatever they hold; nobody else knows of them.
-    unsafe { std::ptr::copy_nonoverlapping(written.as_ptr(), segment.at(PART), written.len().min(FLAGS)) };
+    unsafe { std::ptr::copy_nonoverlapping(written.as_ptr(), segment.at(AREA), written.len().min(USABLE)) };
+    if keeps & 16 == 0 {
+        // It stages data where others find it.
+        peer.card(1).stage.store(FIRST, Ordering::Relaxed);
+    }
     let descriptor = Descriptor {
         op,
         dtype: DType::U64,
@@ -45,10 +56,8 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     let terms =
         Terms { rank: 0, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, alarm: Arc::default() };
     let attempt = Attempt::new(descriptor, &terms);
-    let peer = Shared { segment };
     for turn in 1..=SLOTS as u32 {
-        // SAFETY: within the peer's part, as in `Shared`; see there.
-        let line: &Line = unsafe { &*peer.segment.at(line_of(turn)).cast::<Line>() };
+        let line: &Line = peer.line(1, Turns::<Shared>::slot(turn));
         if keeps & 1 != 0 {
             // It has come as far as anybody needs it to.
             line.turn.store(turn + (1 << 20) * SLOTS as u32, Ordering::Relaxed);
@@ -94,12 +103,8 @@ pub(crate) fn fuzz(bytes: &[u8]) {
 /// Bytes of a registered buffer's part.
 const BUFFER: usize = 64 << 10;
 
-fn line_of(turn: u32) -> usize {
-    PART + size_of::<Card>() + Turns::<Shared>::slot(turn) * size_of::<Line>()
-}
-
 /// A peer that keeps to the protocol, and one whose lines are full.
 pub(crate) fn samples() -> Vec<Vec<u8>> {
-    let full: Vec<u8> = (0..FLAGS).map(|at| (at % 251) as u8).collect();
+    let full: Vec<u8> = (0..USABLE).map(|at| (at % 251) as u8).collect();
     (0..OPS.len() as u8).flat_map(|op| [vec![op, 7, op], [&[op, 3, 1][..], &full].concat()]).collect()
 }

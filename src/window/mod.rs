@@ -1,7 +1,8 @@
 //! Collectives of ranks that share memory: no messages, one or two synchronisations, every byte moved as rarely as can be.
 //!
-//! A [`Window`] is memory that all ranks of one host map. Each rank has a part of it: flags, and slots through which its
-//! data passes. [`flags`] is how ranks wait for each other, [`direct`] what they do in between.
+//! A [`Window`] is memory that all ranks of one host map. Each rank has a part of the communicator's area, with its flags, and a
+//! stage with the slots through which its data passes. [`flags`] is how ranks wait for each other, [`direct`] what they do in
+//! between. Areas and stages are the host group's, see [`crate::host`].
 //!
 //! Everything here runs on the caller's thread. The short path of a small collective takes no lock, allocates nothing and calls
 //! nothing in the system.
@@ -16,21 +17,24 @@ mod reading;
 mod tests;
 mod trial;
 
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::attempt::Attempt;
 use crate::buffer::{Chunk, ChunkMut};
-use crate::config::Passage;
 use crate::error::{Cause, Error, Result};
+use crate::host::HostGroup;
+use crate::host::area::{Area, Parts, USABLE};
+use crate::host::stage::{Holder, STAGE, Stage};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
-use crate::sys::{self, Patience, ProcessWatch, Segment, Waiting};
+use crate::sys::{self, Patience, Segment, Waiting};
 use crate::types::{Descriptor, Op, Rank};
 use flags::{Line, Lines, NOTES, Notes, SLOTS, Turns};
 use heap::Heap;
-use trial::Passages;
+pub(crate) use trial::Passages;
 
 /// Bytes of one slot. Larger data goes through in pieces.
 const SLOT: usize = 128 << 10;
@@ -38,17 +42,23 @@ const SLOT: usize = 128 << 10;
 /// The most ranks of a host that share a window: each has a line of every slot to itself.
 pub(crate) const MOST_RANKS: usize = SLOT / 64;
 
-/// Bytes before the slots: the card and the lines, up to the next page.
-const FLAGS: usize = (size_of::<Card>() + SLOTS * size_of::<Line>()).next_multiple_of(Segment::PAGE);
+const _: () = assert!(LINES + SLOTS * size_of::<Line>() <= USABLE, "a rank's flags fit its part of an area");
+const _: () = assert!(SLOTS * SLOT == STAGE, "a stage has room for a rank's slots");
 
-/// Bytes of one rank's part.
-pub(crate) const PART: usize = FLAGS + SLOTS * SLOT;
+/// Where a rank's lines begin in its part of the area: after the card and the progress.
+const LINES: usize = size_of::<Card>() + size_of::<Progress>();
 
 /// How long a rank that has failed waits for those that write into its registered buffers.
 const PATIENCE_WITH_WRITERS: Duration = Duration::from_millis(100);
 
 /// How long it waits beyond that, if its buffers cannot become private memory.
 const LAST_PATIENCE_WITH_WRITERS: Duration = Duration::from_secs(10);
+
+/// How long a rank waits for its peers to finish with a stage before it makes another one.
+const PATIENCE_WITH_READERS: Duration = Duration::from_millis(1);
+
+/// How long a rank tries to map another's stage before it is checked again whether to go on.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// The longest sleep, after which it is checked again whether to go on.
 const NAP: Duration = Duration::from_millis(50);
@@ -65,6 +75,15 @@ struct Card {
     last_seq: AtomicU64,
     /// 1 while the rank writes into others' registered buffers.
     borrows: AtomicU32,
+    /// The number of the stage in which the rank stages data; 0 for none. Stays the same as long as a peer may read there.
+    stage: AtomicU32,
+}
+
+/// How far a rank is with reading. Apart from the card, which all ranks read in every operation.
+#[repr(C, align(128))]
+struct Progress {
+    /// The last turn of the last operation in which the rank has read others' slots: it reads those of earlier turns no more.
+    finished: AtomicU32,
 }
 
 /// Not written yet.
@@ -78,18 +97,14 @@ const REVOKED: u32 = 3;
 
 /// The lines and cards in shared memory.
 struct Shared {
-    segment: Arc<Segment>,
+    parts: Parts,
 }
 
 impl Shared {
     fn card(&self, rank: usize) -> &Card {
-        // SAFETY: `Window::new` checked that the segment has a part for every rank. Parts start at multiples of the page; the
-        // memory started zeroed, which is a valid card, and is touched only through its atomics.
-        unsafe { &*self.segment.at(rank * PART).cast::<Card>() }
-    }
-
-    fn slot(&self, rank: usize, slot: usize) -> *mut u8 {
-        self.segment.at(rank * PART + FLAGS + slot * SLOT)
+        // SAFETY: an area has a part for every rank, aligned to more than a card. The memory started zeroed, which is a valid card,
+        // and is touched only through its atomics.
+        unsafe { &*self.parts.at(rank).cast::<Card>() }
     }
 }
 
@@ -97,8 +112,14 @@ impl Lines for Shared {
     #[inline]
     fn line(&self, rank: usize, slot: usize) -> &Line {
         debug_assert!(slot < SLOTS);
-        // SAFETY: as for `card`; the lines follow the card, which is as aligned as they are.
-        unsafe { &*self.segment.at(rank * PART + size_of::<Card>() + slot * size_of::<Line>()).cast::<Line>() }
+        // SAFETY: as for `card`; the lines follow card and progress, which are as aligned as they are.
+        unsafe { &*self.parts.at(rank).add(LINES + slot * size_of::<Line>()).cast::<Line>() }
+    }
+
+    #[inline]
+    fn finished(&self, rank: usize) -> &AtomicU32 {
+        // SAFETY: as for `card`, which the progress follows.
+        unsafe { &(*self.parts.at(rank).add(size_of::<Card>()).cast::<Progress>()).finished }
     }
 
     fn sleep(&self, word: &AtomicU32, value: u32, nap: Duration) {
@@ -119,9 +140,20 @@ pub(crate) struct Window {
     rank: usize,
     /// The communicator's ranks of all on this host, in their order.
     members: Arc<[Rank]>,
+    /// The same as ranks of the job.
+    jobs: Arc<[Rank]>,
     patience: Arc<Patience>,
-    /// Watches over the processes of the others, opened when a wait gets long.
-    watches: Vec<Watch>,
+    host: Arc<HostGroup>,
+    /// `None` once it is left to the readers of a stage.
+    area: Option<Area>,
+    /// Where this rank stages data, if it holds a stage.
+    stage: Option<Stage>,
+    /// The last turn in which it staged something.
+    staged: u32,
+    /// Where the slots of every rank are, and the number of the stage that they are in, as last seen.
+    slots: Vec<Place>,
+    /// Who is asked to give up the stage.
+    holder: Weak<dyn Holder>,
     heap: Heap,
     /// The fingerprint of all operations so far, in their order. Not every operation has every rank compare: a root of a
     /// broadcast reads nobody's flags. Chained, what it did not see shows in the next comparison, whoever makes it.
@@ -138,16 +170,15 @@ pub(crate) struct Window {
     reads: u64,
 }
 
-// SAFETY: `parts` is used only within a call; the rest may be used by any one thread at a time.
+// SAFETY: `parts` is used only within a call, and `slots` are addresses in memory that the host group keeps mapped; the rest may be
+// used by any one thread at a time.
 unsafe impl Send for Window {}
 
-enum Watch {
-    NotOpened,
-    /// The process cannot be watched: it is this one, or its number means nothing here.
-    Blind,
-    Open(ProcessWatch),
-    /// It had ended before it could be watched.
-    Ended,
+/// Where a rank's slots are.
+#[derive(Clone, Copy)]
+struct Place {
+    stage: u32,
+    base: *mut u8,
 }
 
 /// Whose turns a rank waits for.
@@ -166,6 +197,11 @@ pub(crate) trait Direct {
     /// How many pieces there are.
     fn pieces(&self) -> usize;
 
+    /// Whether this rank stages any.
+    fn stages(&self) -> bool {
+        true
+    }
+
     /// Writes a piece of this rank's input to its slot.
     fn stage(&mut self, piece: usize, mine: *mut u8);
 
@@ -181,13 +217,13 @@ pub(crate) trait Direct {
 
 /// Everybody's slots of one turn.
 pub(crate) struct Slots<'a> {
-    turns: &'a Turns<Shared>,
-    slot: usize,
+    places: &'a [Place],
+    offset: usize,
 }
 
 impl Slots<'_> {
     pub(crate) fn of(&self, rank: usize) -> *mut u8 {
-        self.turns.lines.slot(rank, self.slot)
+        self.places[rank].base.wrapping_add(self.offset)
     }
 }
 
@@ -216,17 +252,19 @@ impl WindowCall<'_> {
 }
 
 impl Window {
-    /// The window in a segment of `members.len()` parts, of which this rank's has been reserved.
+    /// The window in an area of these ranks, which are the ranks `jobs` of the job.
     pub(crate) fn new(
-        segment: Arc<Segment>,
-        rank: usize,
+        mut area: Area,
         members: Arc<[Rank]>,
+        jobs: Arc<[Rank]>,
+        host: Arc<HostGroup>,
         patience: Arc<Patience>,
-        passage: Passage,
+        passages: Passages,
     ) -> Window {
-        let ranks = members.len();
-        assert!(segment.len() >= ranks * PART && rank < ranks);
-        let shared = Shared { segment };
+        let (rank, ranks) = (area.rank(), members.len());
+        assert!(area.ranks() == ranks && jobs.len() == ranks);
+        area.enter();
+        let shared = Shared { parts: area.parts().clone() };
         let card = shared.card(rank);
         card.pid.store(std::process::id(), Ordering::Relaxed);
         let namespace = sys::process_namespace().unwrap_or(0);
@@ -237,11 +275,17 @@ impl Window {
             namespace,
             rank,
             members,
+            jobs,
             patience,
-            watches: std::iter::repeat_with(|| Watch::NotOpened).take(ranks).collect(),
+            host,
+            area: Some(area),
+            stage: None,
+            staged: 0,
+            slots: vec![Place { stage: 0, base: std::ptr::null_mut() }; ranks],
+            holder: Weak::<NoHolder>::new(),
             heap: Heap::default(),
             chain: 0,
-            passages: Passages::new(passage),
+            passages,
             parts: Vec::with_capacity(ranks),
             inline: vec![[0; NOTES]; ranks],
             noted: vec![[0; NOTES]; ranks],
@@ -279,14 +323,18 @@ impl Window {
         let result = unsafe { direct::run(self, attempt, call) };
         match &result {
             Ok(()) => attempt.rest(),
-            Err(_) => attempt.give_up(),
+            Err(_) => {
+                // Peers may read whatever has been published.
+                self.staged = self.turns.next().wrapping_sub(1);
+                attempt.give_up();
+            }
         }
         result
     }
 
     /// Ends the sleep of whoever waits in this window, in whatever process: for another thread.
     pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + use<> {
-        let shared = Shared { segment: self.turns.lines.segment.clone() };
+        let shared = Shared { parts: self.turns.lines.parts.clone() };
         let ranks = self.members.len();
         move || {
             for (rank, slot) in (0..ranks).flat_map(|rank| (0..SLOTS).map(move |slot| (rank, slot))) {
@@ -354,6 +402,134 @@ impl Window {
         }
     }
 
+    /// Has `holder` asked when another communicator of the process needs this one's stage.
+    pub(crate) fn set_holder(&mut self, holder: Weak<dyn Holder>) {
+        self.holder = holder;
+    }
+
+    /// Keeps what has been tried for other communicators of the same ranks.
+    fn keep_tuning(&self) {
+        self.host.set_tuning(&self.jobs, self.passages.encode());
+    }
+
+    /// Tells every rank of this host what each of them notes. Returns everybody's notes, in the order of ranks.
+    pub(crate) fn tell(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<Vec<Notes>> {
+        self.chain = Descriptor::chained(self.chain, attempt.fingerprint);
+        let told = self.check_nobody_failed(attempt).and_then(|()| self.exchange(attempt, notes));
+        match told {
+            Ok(turn) => {
+                attempt.rest();
+                Ok((0..self.members.len()).map(|rank| self.turns.line(rank, turn).notes()).collect())
+            }
+            Err(error) => {
+                attempt.give_up();
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives the stage up, if every peer has finished with it.
+    pub(crate) fn give_up_stage(&mut self) -> Option<Stage> {
+        self.stage.take_if(|_| have_read(&self.turns.lines, self.rank, &self.jobs, self.staged, &self.host))
+    }
+
+    /// Makes sure that this rank has a stage before it stages anything in an operation.
+    #[inline]
+    fn hold_stage(&mut self, attempt: &Attempt<'_>) -> Result<()> {
+        if self.stage.is_some() { Ok(()) } else { self.take_stage(attempt) }
+    }
+
+    #[cold]
+    fn take_stage(&mut self, attempt: &Attempt<'_>) -> Result<()> {
+        let began = Instant::now();
+        let stage = loop {
+            // Peers are about to finish with what was staged last: that is sooner done than memory is made and mapped.
+            let is_long = began.elapsed() >= PATIENCE_WITH_READERS;
+            match self.host.take_stage(&self.holder, is_long) {
+                Ok(Some(stage)) => break stage,
+                Err(error) if attempt.left().is_zero() => {
+                    return Err(Error::os("reserving shared memory to stage data: free some, or raise the limit")(error));
+                }
+                Ok(None) | Err(_) => {
+                    if is_long {
+                        attempt.check()?;
+                        std::thread::sleep(PATIENCE_WITH_READERS);
+                    }
+                    std::thread::yield_now();
+                }
+            }
+        };
+        self.slots[self.rank] = Place { stage: stage.id, base: stage.base() };
+        // Released with the turn in which something is staged there first.
+        self.turns.lines.card(self.rank).stage.store(stage.id, Ordering::Relaxed);
+        self.stage = Some(stage);
+        Ok(())
+    }
+
+    /// Finds the stages of those whose slots are read, after they have published the first turn of an operation.
+    #[inline]
+    fn find_stages(&mut self, attempt: &Attempt<'_>, sources: Sources) -> Result<()> {
+        match sources {
+            Sources::Everybody => self.peers().try_for_each(|peer| self.find_stage(attempt, peer)),
+            Sources::One(peer) => self.find_stage(attempt, peer),
+            Sources::Nobody => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn find_stage(&mut self, attempt: &Attempt<'_>, peer: usize) -> Result<()> {
+        let stage = self.turns.lines.card(peer).stage.load(Ordering::Relaxed);
+        if stage == self.slots[peer].stage && stage != 0 { Ok(()) } else { self.map_stage(attempt, peer, stage) }
+    }
+
+    #[cold]
+    fn map_stage(&mut self, attempt: &Attempt<'_>, peer: usize, stage: u32) -> Result<()> {
+        let member = self.members[peer];
+        if stage == 0 {
+            return Err(attempt.failed(member, Cause::Corrupt("no stage where data is staged")));
+        }
+        match self.try_until(attempt, peer, |host, owner, until| host.stage_of(owner, stage, until))? {
+            Ok(base) => {
+                self.slots[peer] = Place { stage, base };
+                Ok(())
+            }
+            Err(error) if sys::is_want(&error) || error.kind() == io::ErrorKind::OutOfMemory => {
+                Err(Error::os("mapping the memory in which a rank of this host stages data")(error))
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
+                Err(attempt.failed(member, Cause::Corrupt("the number of a stage that is not there")))
+            }
+            Err(error) => Err(attempt.failed(member, Cause::Broken(error.kind()))),
+        }
+    }
+
+    /// A segment that a rank of this host lends; an error inside if this process cannot have it.
+    pub(crate) fn fetch(&mut self, attempt: &Attempt<'_>, peer: usize, id: u32) -> Result<io::Result<Arc<Segment>>> {
+        self.try_until(attempt, peer, |host, owner, until| host.fetch_once(owner, id, until))
+    }
+
+    /// Asks for something of a peer until the operation's deadline, and as long as there is a chance.
+    fn try_until<T>(
+        &mut self,
+        attempt: &Attempt<'_>,
+        peer: usize,
+        ask: impl Fn(&HostGroup, Rank, Instant) -> io::Result<T>,
+    ) -> Result<io::Result<T>> {
+        loop {
+            let until = Instant::now() + attempt.patience_with(self.members[peer])?.min(LOOK);
+            match ask(&self.host, self.jobs[peer], until) {
+                Ok(found) => return Ok(Ok(found)),
+                Err(error) => {
+                    // A turn to which the peer cannot have come.
+                    self.look_after_peers(attempt, peer, self.turns.next().wrapping_add(1))?;
+                    if error.kind() != io::ErrorKind::TimedOut {
+                        return Ok(Err(error));
+                    }
+                }
+            }
+        }
+    }
+
     /// Runs the turns of one operation.
     ///
     /// In iteration i a rank stages piece i, combines piece i-1 and takes what is complete: piece i-1, or i-2 if pieces are
@@ -366,22 +542,28 @@ impl Window {
         let lag = 1 + usize::from(D::COMBINES);
         let first = self.turns.next().wrapping_sub(from as u32);
         let turn_of = |iteration: usize| first.wrapping_add(iteration as u32);
+        if direct.stages() {
+            self.hold_stage(attempt)?;
+        }
         for i in from..pieces + lag {
             let publishes = i + 1 < pieces + lag;
             if publishes {
                 self.begin_turn(attempt, [0; NOTES])?;
             }
             if i < pieces {
-                direct.stage(i, self.turns.lines.slot(self.rank, Turns::<Shared>::slot(turn_of(i))));
+                direct.stage(i, self.slots(turn_of(i)).of(self.rank));
             }
             if publishes && !D::COMBINES {
                 self.turns.publish();
-                direct.foresee(self.turns.lines.slot(self.rank, Turns::<Shared>::slot(turn_of(i + 1))));
+                direct.foresee(self.slots(turn_of(i + 1)).of(self.rank));
             }
             if i >= 1 {
                 // Nothing is taken before all have agreed, those from which nothing comes included.
                 let sources = if i == 1 && matches!(sources, Sources::One(_)) { Sources::Everybody } else { sources };
                 self.wait_for(attempt, sources, turn_of(i - 1))?;
+            }
+            if i == 1 {
+                self.find_stages(attempt, sources)?;
             }
             if D::COMBINES && (1..=pieces).contains(&i) {
                 direct.combine(i - 1, &self.slots(turn_of(i - 1)));
@@ -393,6 +575,7 @@ impl Window {
                 direct.take(i - lag, &self.slots(turn_of(i - lag)));
             }
         }
+        self.staged = self.turns.finish();
         Ok(())
     }
 
@@ -403,7 +586,7 @@ impl Window {
     }
 
     fn slots(&self, turn: u32) -> Slots<'_> {
-        Slots { turns: &self.turns, slot: Turns::<Shared>::slot(turn) }
+        Slots { places: &self.slots, offset: Turns::<Shared>::slot(turn) * SLOT }
     }
 
     /// One turn with nothing in it: returns when everybody has come to it.
@@ -531,24 +714,43 @@ impl Window {
 
     /// Whether the process of a rank has ended.
     fn has_ended(&mut self, peer: usize) -> bool {
-        let card = self.turns.lines.card(peer);
-        if matches!(self.watches[peer], Watch::NotOpened) && card.state.load(Ordering::Acquire) != ABSENT {
-            self.watches[peer] = match self.process(peer).filter(|&pid| pid != std::process::id()) {
-                None => Watch::Blind,
-                Some(pid) => match ProcessWatch::open(pid) {
-                    Ok(Some(watch)) => Watch::Open(watch),
-                    Ok(None) => Watch::Ended,
-                    Err(error) => {
-                        tracing::debug!(%error, pid, "a process cannot be watched");
-                        Watch::Blind
-                    }
-                },
-            };
-        }
-        match &self.watches[peer] {
-            Watch::Open(watch) => watch.has_ended(),
-            Watch::Ended => true,
-            Watch::NotOpened | Watch::Blind => false,
-        }
+        let is_there = self.turns.lines.card(peer).state.load(Ordering::Acquire) != ABSENT;
+        is_there && self.process(peer).is_some_and(|process| self.host.process_has_ended(process))
+    }
+}
+
+/// Whether every peer has finished with what `rank` staged up to a turn: has read it, or reads nothing in this area any more.
+fn have_read(shared: &Shared, rank: usize, jobs: &[Rank], turn: u32, host: &HostGroup) -> bool {
+    let is_done = |peer: usize| {
+        flags::has_finished(shared, peer, turn)
+            || matches!(shared.card(peer).state.load(Ordering::Acquire), LEFT | REVOKED)
+            || host.has_ended(jobs[peer])
+    };
+    (0..jobs.len()).filter(|&peer| peer != rank).all(is_done)
+}
+
+/// A communicator that keeps its stage.
+struct NoHolder;
+
+impl Holder for NoHolder {
+    fn give_up(&self) -> Option<Stage> {
+        None
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        let Some(stage) = self.stage.take() else { return };
+        let (rank, jobs, turn) = (self.rank, self.jobs.clone(), self.staged);
+        let shared = Shared { parts: self.turns.lines.parts.clone() };
+        // The area stays this rank's until its peers have read.
+        let area = self.area.take();
+        self.host.park_stage(
+            stage,
+            Box::new(move |host| {
+                let _ = &area;
+                have_read(&shared, rank, &jobs, turn, host)
+            }),
+        );
     }
 }

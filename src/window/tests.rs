@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use super::heap::Allocation;
 use super::trial::{LARGE, Traffic};
-use super::{PART, SLOT, Window, WindowCall};
+use super::{Passages, SLOT, Window, WindowCall};
 use crate::attempt::{Attempt, Member, Terms};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::config::Passage;
 use crate::error::{Cause, Error, Result};
+use crate::host;
+use crate::host::area::{AREA, Area};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sys::{Patience, Segment};
@@ -48,13 +50,15 @@ fn dance(ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sy
 }
 
 fn dance_with(passage: Passage, ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
-    let segment = Arc::new(Segment::heap(ranks * PART));
+    let hosts = host::fuzz::of_threads(ranks);
     let members: Arc<[usize]> = (0..ranks).collect();
+    let area = Arc::new(Segment::heap(ranks * AREA));
     std::thread::scope(|scope| {
-        for rank in 0..ranks {
-            let (segment, members, body) = (segment.clone(), members.clone(), &body);
+        for (rank, host) in hosts.into_iter().enumerate() {
+            let (area, members, body) = (Area::new(area.clone(), AREA, rank, ranks), members.clone(), &body);
             scope.spawn(move || {
-                let window = Window::new(segment, rank, members, Arc::new(Patience::new(ranks)), passage);
+                let patience = Arc::new(Patience::new(ranks));
+                let window = Window::new(area, members.clone(), members, host, patience, Passages::new(passage));
                 body(&mut Dancer { window, terms: terms(rank, ranks, timeout), seq: 0 }, rank);
             });
         }

@@ -54,7 +54,7 @@ pub(super) enum Traffic {
 }
 
 /// What is known of how large private buffers pass.
-pub(super) struct Passages {
+pub(crate) struct Passages {
     /// What the settings say.
     wanted: Passage,
     /// What the trials have said, by traffic and size; `Auto` until then.
@@ -66,8 +66,30 @@ pub(super) struct Passages {
 }
 
 impl Passages {
-    pub(super) fn new(wanted: Passage) -> Passages {
+    pub(crate) fn new(wanted: Passage) -> Passages {
         Passages { wanted, tried: [[Passage::Auto; TRIED.len()]; 2], may_read: None, one_shot: None }
+    }
+
+    /// The same, with what the same ranks have found out before, as [`Passages::encode`] says it.
+    pub(crate) fn with_tuning(wanted: Passage, tuning: Option<u64>) -> Passages {
+        let mut passages = Passages::new(wanted);
+        let Some(word) = tuning else { return passages };
+        let mut bits = (0..).step_by(2).map(|shift| (word >> shift & 3) as u8);
+        let mut next = || bits.next().unwrap_or_default();
+        for tried in passages.tried.iter_mut().flatten() {
+            *tried = Passage::from_number(next()).unwrap_or(Passage::Auto);
+        }
+        passages.may_read = next().checked_sub(1).map(|may| may != 0);
+        passages.one_shot = usize::try_from(word >> 32).ok().filter(|&limit| limit > 0);
+        passages
+    }
+
+    /// What is known, in one word.
+    pub(crate) fn encode(&self) -> u64 {
+        let may_read = self.may_read.map_or(0, |may| 1 + u64::from(may));
+        let bits = self.tried.iter().flatten().map(|&tried| tried as u64).chain([may_read]);
+        let one_shot = (self.one_shot.unwrap_or(0) as u64) << 32;
+        bits.enumerate().fold(one_shot, |word, (at, bits)| word | bits << (2 * at))
     }
 
     /// How a buffer passes, if that need not be tried.
@@ -99,6 +121,7 @@ pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traff
         None => reading::is_allowed(window, attempt)?,
     };
     window.passages.may_read = Some(may_read);
+    window.keep_tuning();
     if window.passages.wanted != Passage::Auto {
         // Once for a host.
         if !may_read && window.rank == 0 {
@@ -110,6 +133,7 @@ pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traff
     let passage = quickest(window, attempt, traffic, size(bytes))?;
     tracing::info!(?traffic, bytes, %passage, took = ?began.elapsed(), "tried how large buffers pass");
     window.passages.tried[traffic as usize][size(bytes)] = passage;
+    window.keep_tuning();
     Ok(passage)
 }
 
@@ -149,6 +173,7 @@ pub(super) fn one_shot(window: &mut Window, attempt: &Attempt<'_>) -> Result<usi
     }
     tracing::info!(limit, took = ?began.elapsed(), "tried up to which size one turn is quicker than two");
     window.passages.one_shot = Some(limit);
+    window.keep_tuning();
     Ok(limit)
 }
 

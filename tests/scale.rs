@@ -1,0 +1,125 @@
+//! What communicators cost: descriptors and shared memory, counted in the processes that hold them.
+#![cfg(target_os = "linux")]
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use kolo::doctor::{Cost, cost};
+use kolo::{Communicator, ReduceOp};
+
+const RANKS: usize = 8;
+const SPLITS: usize = 1000;
+
+/// The variable that makes this program a rank, with the rank in it.
+const RANK: &str = "KOLO_TEST_SCALE_RANK";
+const STORE: &str = "KOLO_TEST_SCALE_STORE";
+
+/// The open descriptors of this process.
+fn descriptors() -> usize {
+    // Without the one with which they are listed.
+    std::fs::read_dir("/proc/self/fd").unwrap().count() - 1
+}
+
+/// The memory files of this process: for each, its inode, its length, and the bytes that it takes if it is open.
+fn segments() -> BTreeMap<u64, (u64, Option<u64>)> {
+    let mut found = BTreeMap::new();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    for line in maps.lines().filter(|line| line.contains("/memfd:kolo")) {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (from, to) = fields[0].split_once('-').unwrap();
+        let address = |text| u64::from_str_radix(text, 16).unwrap();
+        let entry = found.entry(fields[4].parse().unwrap()).or_insert((0, None));
+        entry.0 += address(to) - address(from);
+    }
+    for file in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        let is_ours = std::fs::read_link(file.path()).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:kolo"));
+        if let (true, Ok(data)) = (is_ours, std::fs::metadata(file.path())) {
+            found.entry(data.ino()).or_insert((data.len(), None)).1 = Some(data.blocks() * 512);
+        }
+    }
+    found
+}
+
+/// One rank: makes the communicators, uses each of them, and prints what they cost.
+fn be_a_rank(rank: usize) {
+    let builder = Communicator::builder().rank(rank).world_size(RANKS).store(std::env::var(STORE).unwrap());
+    let comm = builder.start_timeout(Duration::from_secs(120)).timeout(Duration::from_secs(600)).connect().unwrap();
+    let mut data = vec![0.0f32; 1 << 18];
+    let mut use_it = |comm: &Communicator| {
+        let mut word = [comm.rank() as u64];
+        comm.all_reduce(&mut word, ReduceOp::Sum).unwrap();
+        assert_eq!(word[0], (RANKS * (RANKS - 1) / 2) as u64);
+        data.fill(rank as f32 + 1.0);
+        comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert!(data.iter().all(|&sum| sum == (RANKS * (RANKS + 1) / 2) as f32));
+    };
+    use_it(&comm);
+    let before = descriptors();
+    let mut parts = Vec::new();
+    for number in 0..SPLITS {
+        // In turns, another rank is the first of its part.
+        let part = comm.split(0, (rank + number) % RANKS).unwrap();
+        use_it(&part);
+        parts.push(part);
+    }
+    // All of them still work.
+    parts.iter().rev().step_by(SPLITS / 10).for_each(use_it);
+    comm.barrier().unwrap();
+    println!("DESCRIPTORS {before} {}", descriptors());
+    for (inode, (len, taken)) in segments() {
+        println!("SEGMENT {inode} {len} {}", taken.map_or(-1, |taken| taken as i64));
+    }
+    comm.barrier().unwrap();
+}
+
+/// Not a test of its own: what the ranks of the tests below run.
+#[test]
+fn rank() {
+    if let Ok(rank) = std::env::var(RANK) {
+        be_a_rank(rank.parse().unwrap());
+    }
+}
+
+#[test]
+fn a_thousand_communicators_of_eight_ranks_fit_1024_descriptors_and_256_mebibytes() {
+    let store = std::env::temp_dir().join(format!("kolo-scale-{}", std::process::id()));
+    let start = |rank: usize| {
+        Command::new("sh")
+            .args(["-c", "ulimit -n 1024; exec \"$0\" --exact rank --nocapture --test-threads 1"])
+            .arg(std::env::current_exe().unwrap())
+            .env(RANK, rank.to_string())
+            .env(STORE, format!("file://{}", store.display()))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let children: Vec<_> = (0..RANKS).map(start).collect();
+    let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    _ = std::fs::remove_file(&store);
+
+    let Cost { descriptors, shared_memory } = cost(RANKS, SPLITS + 1);
+    let mut segments: BTreeMap<u64, (u64, Option<u64>)> = BTreeMap::new();
+    for (rank, output) in outputs.iter().enumerate() {
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "rank {rank}: {said}");
+        let words = |name: &'static str| {
+            let lines = said.lines().filter_map(move |line| line.split_once(name).map(|(_, rest)| rest.to_owned()));
+            lines.map(|rest| rest.split_whitespace().map(|word| word.parse::<i64>().unwrap()).collect::<Vec<_>>())
+        };
+        let counted = words("DESCRIPTORS ").next().unwrap();
+        println!("rank {rank}: {counted:?} descriptors");
+        assert!(counted[1] as u64 <= descriptors, "rank {rank} has {} descriptors, and should have {descriptors}", counted[1]);
+        for words in words("SEGMENT ") {
+            let entry = segments.entry(words[0] as u64).or_insert((words[1] as u64, None));
+            entry.1 = entry.1.or(u64::try_from(words[2]).ok());
+        }
+    }
+    // No more than their lengths; where one of the ranks has the file open, what it takes.
+    let most: u64 = segments.values().map(|(len, _)| len).sum();
+    let taken: u64 = segments.values().map(|(len, taken)| taken.unwrap_or(*len)).sum();
+    println!("{} segments of {most} bytes take {taken} of at most {shared_memory}", segments.len());
+    assert!(most <= 256 << 20, "{most} bytes");
+    assert!(taken <= shared_memory && taken >= (SPLITS * RANKS * 4096) as u64, "{taken} of {shared_memory} bytes");
+}
