@@ -4,7 +4,8 @@
 #     scripts/install.sh PREFIX
 #
 # DESTDIR is put before the prefix where files go, but not where they say they are; PROFILE is cargo's, and release by default; so
-# are FEATURES, of which there are cuda, redis and tls, and cuda by default: it needs nothing of CUDA to build or to start.
+# are FEATURES, of which there are cuda, redis and tls, and cuda by default: it needs nothing of CUDA to build or to start. BUILT is
+# a folder where cargo has built the libraries already, which are then installed as they are.
 set -eu
 
 if [ $# != 1 ] || [ -z "$1" ]; then
@@ -18,12 +19,12 @@ esac
 cd "$(dirname "$0")/.."
 
 profile=${PROFILE:-release}
-cargo build --package kolo --lib --profile "$profile" --features "${FEATURES-cuda}"
 case $profile in
     dev | test) built=debug ;;
     *) built=$profile ;;
 esac
-built=${CARGO_TARGET_DIR:-target}/$built
+built=${BUILT:-${CARGO_TARGET_DIR:-target}/$built}
+[ -n "${BUILT:-}" ] || cargo build --package kolo --lib --profile "$profile" --features "${FEATURES-cuda}"
 version=$(cargo pkgid --package kolo | sed 's/.*[#@]//')
 case $version in
     0.*) abi=${version%.*} ;;

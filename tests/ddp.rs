@@ -8,16 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::{Value, random, run};
+use common::{PATIENCE, Value, random, run};
 use kolo::ddp::{Bucket, BufferSync, Compress, Hook, Parameter, Reducer, ReducerBuilder, TensorMut, Uneven, Unused};
 use kolo::{Cause, Communicator, DType, Error, ReduceOp, ReducerProblem, Transport, bf16, f16};
-
-const LATE: Duration = Duration::from_secs(60);
 
 /// Runs `body` on every rank, and returns what they return, by rank.
 fn on_ranks<R: Send>(world: usize, body: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
-        let comms = Communicator::builder().timeout(LATE).connect_in_process(world).unwrap();
+        let comms = Communicator::builder().timeout(PATIENCE).connect_in_process(world).unwrap();
         let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| body(&{ comm }))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -484,10 +482,10 @@ fn full_buckets_are_reduced_while_others_are_being_written() {
             let mut view = step.view::<f32>(0).unwrap();
             step.put(1, &[comm.rank() as f32; 5]).unwrap();
             // The first bucket has been reduced, and the second is still being written.
-            assert_eq!(hears.recv_timeout(LATE).unwrap(), (at, 0));
+            assert_eq!(hears.recv_timeout(PATIENCE).unwrap(), (at, 0));
             view.fill(3.0);
             view.ready().unwrap();
-            assert_eq!(hears.recv_timeout(LATE).unwrap(), (at, 1));
+            assert_eq!(hears.recv_timeout(PATIENCE).unwrap(), (at, 1));
             step.finish().unwrap();
             assert_eq!(reducer.gradient::<f32>(0).unwrap(), [3.0; 3]);
             assert_eq!(reducer.gradient::<f32>(1).unwrap(), [0.5; 5]);

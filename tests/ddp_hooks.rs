@@ -2,18 +2,14 @@
 
 mod common;
 
-use std::time::Duration;
-
-use common::random;
+use common::{PATIENCE, random};
 use kolo::ddp::{Compress, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven};
 use kolo::{Communicator, DType, bf16, f16};
-
-const LATE: Duration = Duration::from_secs(60);
 
 /// Runs `body` on every rank, and returns what they return, by rank.
 fn on_ranks<R: Send>(world: usize, body: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
-        let comms = Communicator::builder().timeout(LATE).connect_in_process(world).unwrap();
+        let comms = Communicator::builder().timeout(PATIENCE).connect_in_process(world).unwrap();
         let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| body(&{ comm }))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })

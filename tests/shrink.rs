@@ -3,9 +3,8 @@
 mod common;
 
 use std::sync::{Barrier, Mutex};
-use std::time::Duration;
 
-use common::run;
+use common::{DEADLINE, run};
 use kolo::{Communicator, Error, ReduceOp, Transport};
 
 /// Every transport that threads of one process can use.
@@ -86,7 +85,8 @@ fn who_is_at_fault_and_comes_too_late_is_told_so() {
     let left = Mutex::new(0);
     let went_on = Barrier::new(3);
     let asked = Barrier::new(3);
-    let options = |_, builder: kolo::Builder| builder.timeout(Duration::from_millis(300));
+    // The survivors have the same deadline for what they do afterwards.
+    let options = |_, builder: kolo::Builder| builder.timeout(DEADLINE);
     run(3, options, |comm| {
         if comm.rank() != 1 {
             // Rank 1 does not come, and is there all the same.

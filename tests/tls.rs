@@ -6,9 +6,8 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Barrier;
-use std::time::Duration;
 
-use common::{Case, check, run};
+use common::{Case, DEADLINE, PATIENCE, check, run};
 use kolo::{Builder, Cause, Communicator, DType, Error, Op, ReduceOp};
 
 /// A folder with an authority, a certificate and its key; `None` where they cannot be made.
@@ -80,7 +79,7 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
     let has_failed = Barrier::new(2);
     run(
         2,
-        |rank, builder| apart(&folder, rank, builder).timeout(Duration::from_millis(if rank == 0 { 500 } else { 60_000 })),
+        |rank, builder| apart(&folder, rank, builder).timeout(if rank == 0 { DEADLINE } else { PATIENCE }),
         |comm| {
             comm.barrier().unwrap();
             if comm.rank() == 0 {

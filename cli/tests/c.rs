@@ -20,7 +20,7 @@ fn folder() -> PathBuf {
 }
 
 fn run(command: &mut Command) -> Output {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let output = common::patient(command).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
     output
@@ -52,10 +52,8 @@ fn prefix() -> &'static Path {
         let lock = File::create(folder().join("lock")).unwrap();
         lock.lock().unwrap();
         let prefix = folder().join("prefix");
-        let target = Path::new(env!("CARGO_BIN_EXE_kolo")).parent().unwrap();
-        let profile = if target.ends_with("release") { "release" } else { "dev" };
-        let mut script = Command::new(root().join("scripts/install.sh"));
-        run(script.arg(&prefix).env("PROFILE", profile).env("CARGO_TARGET_DIR", target.parent().unwrap()));
+        let built = Path::new(env!("CARGO_BIN_EXE_kolo")).parent().unwrap().join("deps");
+        run(Command::new(root().join("scripts/install.sh")).arg(&prefix).env("BUILT", built));
         prefix
     })
 }
@@ -117,12 +115,16 @@ const VALGRIND: [&str; 6] = [
     "--errors-for-leak-kinds=definite,indirect",
 ];
 
-const ALL: [(Language, Linking); 4] = [
-    (Language::C, Linking::Static),
-    (Language::C, Linking::Dynamic),
-    (Language::Cpp, Linking::Static),
-    (Language::Cpp, Linking::Dynamic),
-];
+/// How programs are built: each language and each library, and, where all cases are tried, each with each.
+fn ways() -> &'static [(Language, Linking)] {
+    const WAYS: [(Language, Linking); 4] = [
+        (Language::C, Linking::Dynamic),
+        (Language::Cpp, Linking::Static),
+        (Language::C, Linking::Static),
+        (Language::Cpp, Linking::Dynamic),
+    ];
+    if common::all() { &WAYS } else { &WAYS[..2] }
+}
 
 fn meeting_folder(name: &str) -> String {
     let folder = folder().join(name);
@@ -137,7 +139,7 @@ fn every_collective() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for (language, linking) in ALL {
+    for &(language, linking) in ways() {
         let program = compile("tests/c/collectives.c", language, linking);
         for world in [1, 2, 4] {
             // Four ranks on few processors take their time: once is enough.
@@ -153,7 +155,7 @@ fn misuse_is_refused() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for (language, linking) in ALL {
+    for &(language, linking) in ways() {
         let program = compile("tests/c/misuse.c", language, linking);
         for world in [1, 2, 4] {
             let said = ranks(world, &[], &program, &[]);
@@ -168,7 +170,7 @@ fn ranks_meet() {
         return;
     }
     let folder = meeting_folder("meeting");
-    for (language, linking) in ALL {
+    for &(language, linking) in ways() {
         let program = compile("tests/c/meeting.c", language, linking);
         for world in ["1", "2", "4"] {
             run(Command::new(&program).args([world, &folder]));
@@ -181,7 +183,7 @@ fn failures_are_errors() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for (language, linking) in ALL {
+    for &(language, linking) in ways() {
         let program = compile("tests/c/failures.c", language, linking);
         let said = ranks(2, &[], &program, &[]);
         assert_eq!(said.matches("failures are errors").count(), 2, "{said}");
@@ -193,7 +195,7 @@ fn those_that_are_left_go_on() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for (language, linking) in ALL {
+    for &(language, linking) in ways() {
         let program = compile("tests/c/shrink.c", language, linking);
         let said = ranks(3, &[], &program, &[]);
         assert_eq!(said.matches("goes on").count(), 2, "{said}");
@@ -205,7 +207,7 @@ fn the_reducer() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for (language, linking) in ALL {
+    for &(language, linking) in ways() {
         let program = compile("tests/c/reducer.c", language, linking);
         for world in [1, 2, 4] {
             let said = ranks(world, &[], &program, &[]);
@@ -214,9 +216,10 @@ fn the_reducer() {
     }
 }
 
+/// Only where all cases are tried: programs are some fifty times as slow there.
 #[test]
 fn valgrind_finds_nothing() {
-    if !have(&["gcc", "valgrind"]) {
+    if !common::all() || !have(&["gcc", "valgrind"]) {
         return;
     }
     let compile = |name: &str| compile(&format!("tests/c/{name}.c"), Language::C, Linking::Dynamic);

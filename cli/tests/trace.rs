@@ -13,13 +13,15 @@ use kolo::{Communicator, ReduceOp};
 const TASK: &str = "KOLO_TEST_TASK";
 
 /// Generous: only a defect takes so long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 #[test]
 fn be_a_rank() {
     let Ok(task) = std::env::var(TASK) else { return };
-    let timeout = if task == "late" { Duration::from_secs(1) } else { PATIENCE };
-    let builder = Communicator::builder().timeout(timeout);
+    // What comes before the rank that is late has to succeed within the same deadline.
+    let timeout = if task == "late" { Duration::from_secs(5) } else { PATIENCE };
+    let began = Instant::now();
+    let builder = Communicator::builder().timeout(timeout).start_timeout(PATIENCE);
     let comm = if task == "tcp" { builder.transport(kolo::Transport::Tcp) } else { builder }.connect().unwrap();
     let folder = PathBuf::from(std::env::var_os("KOLO_TRACE_DIR").unwrap());
     let mut buf = vec![1.0f32; 1000];
@@ -31,9 +33,9 @@ fn be_a_rank() {
     let rank = comm.rank();
     match &*task {
         "together" | "tcp" => {
-            // Late by more than anything that a busy machine does to the others.
+            // Later than all that the machine has kept anybody waiting until now, and has in what follows.
             if rank == 1 {
-                std::thread::sleep(Duration::from_millis(700));
+                std::thread::sleep(Duration::from_millis(700).max(2 * began.elapsed()));
             }
             comm.all_reduce(&mut [1u64], ReduceOp::Sum).unwrap();
             comm.send_recv(&[rank as u32], (rank + 1) % 3, &mut [0u32], (rank + 2) % 3).unwrap();
@@ -113,7 +115,7 @@ fn text(output: &Output) -> String {
 /// Three ranks.
 fn job(task: &str, folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
-    command.args(["run", "-n", "3", "--grace", "60s", "--"]).arg(std::env::current_exe().unwrap());
+    command.args(["run", "-n", "3", "--grace", "240s", "--"]).arg(std::env::current_exe().unwrap());
     command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env("KOLO_TRACE_DIR", folder);
     command.stdin(Stdio::null());
     command
@@ -203,7 +205,7 @@ fn a_rank_that_is_late_beyond_the_deadline_is_named() {
         "{all}"
     );
     assert!(all.contains("  rank 2 has not come: its last is seq 6, split, done"), "{all}");
-    assert!(all.contains("  the others waited for rank 2 at least for 1.0"), "{all}");
+    assert!(all.contains("  the others waited for rank 2 at least for 5.0"), "{all}");
 }
 
 #[test]

@@ -72,7 +72,14 @@ struct Reading {
 
 impl Reading {
     fn now() -> Reading {
-        Reading { ticks: ticks(), time: monotonic() }
+        // The thread may lose its processor between the counter and the clock. Of several readings the quickest is right.
+        let once = || {
+            let before = monotonic();
+            let reading = Reading { ticks: ticks(), time: monotonic() };
+            (reading.time.saturating_sub(before), reading)
+        };
+        let (_, quickest) = std::iter::repeat_with(once).take(5).min_by_key(|(took, _)| *took).expect("there are five");
+        quickest
     }
 }
 

@@ -2,7 +2,29 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::process::Command;
+use std::time::Duration;
+
 use kolo::{Communicator, DType, Element, Op, ReduceOp, Result, bf16, f16};
+
+/// Only a defect takes so long, however busy the machine is. Shorter than the deadline that operations have by default.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+
+/// How long ranks may take to connect: programs under valgrind on a busy machine take minutes.
+const START: Duration = Duration::from_secs(900);
+
+/// A deadline that a test waits for. Operations that should succeed before are long done by then, on a busy machine, too.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Gives the ranks that a command starts as long to connect as a busy machine may need.
+pub(crate) fn patient(command: &mut Command) -> &mut Command {
+    command.env("KOLO_START_TIMEOUT", START.as_secs().to_string())
+}
+
+/// Whether every case of a matrix is tried, and not only one of each kind: `KOLO_TEST_ALL=1`. `.ci/run` and `.ci/long` do.
+pub(crate) fn all() -> bool {
+    std::env::var_os("KOLO_TEST_ALL").is_some()
+}
 
 /// SplitMix64: the tests' random numbers.
 pub(crate) fn random(seed: u64, what: u64) -> u64 {
@@ -367,6 +389,7 @@ pub(crate) fn run(
             let (options, body) = (&options, &body);
             scope.spawn(move || {
                 let builder = Communicator::builder().rank(rank).world_size(world).store(format!("hash://test-{number}"));
+                let builder = builder.start_timeout(START);
                 body(options(rank, builder).connect().unwrap());
             });
         }

@@ -656,8 +656,8 @@ def barriers(group):
     calls = [
         lambda: dist.barrier(group),
         lambda: dist.barrier(group, async_op=True).wait(),
-        lambda: backend.monitored_barrier(datetime.timedelta(seconds=20), False),
-        lambda: backend.monitored_barrier(datetime.timedelta(seconds=20), True),
+        lambda: backend.monitored_barrier(datetime.timedelta(seconds=240), False),
+        lambda: backend.monitored_barrier(datetime.timedelta(seconds=240), True),
     ]
     for number, call in enumerate(calls):
         for late in range(world):
@@ -695,7 +695,7 @@ def objects(group):
 def groups_of_some_ranks(group):
     rank, world = dist.get_rank(), dist.get_world_size()
     for members in ([0], [world - 1, 0], list(range(world))):
-        part = dist.new_group(members, timeout=datetime.timedelta(seconds=20))
+        part = dist.new_group(members, timeout=datetime.timedelta(seconds=240))
         if rank in members:
             tensor = torch.tensor([float(rank)])
             dist.all_reduce(tensor, group=part)
@@ -785,7 +785,7 @@ def options(group):
     options = torch_kolo.Options()
     options.transport = "tcp"
     options.reproducible = True
-    over_tcp = dist.new_group(pg_options=options, timeout=datetime.timedelta(seconds=20))
+    over_tcp = dist.new_group(pg_options=options, timeout=datetime.timedelta(seconds=240))
     rank, world = of(over_tcp)
     assert not over_tcp._get_backend(torch.device("cpu")).supports_tensor_alloc(torch.device("cpu"))
     tensor = torch.ones(1000)

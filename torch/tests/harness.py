@@ -19,7 +19,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["torch.distributed"])
 
 # Only what hangs takes so long.
-PATIENCE = 120
+PATIENCE = 300
 
 # Where the ranks of this process answer.
 ANSWERS = []
@@ -112,7 +112,7 @@ def run_checks(rank, world, names, method):
     start("kolo", method, rank, world)
     outcomes = {}
     for name in names:
-        group = dist.new_group(timeout=datetime.timedelta(seconds=20))
+        group = dist.new_group(timeout=datetime.timedelta(seconds=240))
         hung = threading.Timer(PATIENCE, give_up, (name, names, outcomes))
         hung.start()
         try:

@@ -57,7 +57,7 @@ CHECKS = [
     "several_threads",
 ]
 
-PATIENCE = 60
+PATIENCE = 240
 
 
 class Memory:

@@ -102,7 +102,7 @@ def tells_of_devices(rank, world, method):
 
         options = torch_kolo.Options()
         options.blocking_wait = is_blocking
-        group = dist.new_group(pg_options=options, timeout=datetime.timedelta(seconds=20))
+        group = dist.new_group(pg_options=options, timeout=datetime.timedelta(seconds=240))
         tensor = torch.ones(100_000)
         work = dist.all_reduce(tensor, group=group, async_op=True)
         work.wait()

@@ -12,7 +12,7 @@ import torch
 from harness import PATIENCE, Ranks, start
 
 # Sooner than every deadline here by far, and later than any machine needs.
-SOON = 20
+SOON = 240
 
 
 def error_of(call):
@@ -183,7 +183,7 @@ def answers_a_roll_call(rank, world, method, missing):
     # A roll call of all is none of the others' business.
     monitored_barrier(datetime.timedelta(seconds=PATIENCE), wait_all_ranks=True)
     if rank not in missing:
-        found = error_of(lambda: monitored_barrier(datetime.timedelta(seconds=2), wait_all_ranks=True))
+        found = error_of(lambda: monitored_barrier(datetime.timedelta(seconds=10), wait_all_ranks=True))
     else:
         # Whoever did not come learns of it in the next call.
         found = error_of(lambda: dist.recv(torch.ones(1), src=0))
@@ -200,7 +200,7 @@ def test_a_monitored_barrier_names_all_who_do_not_come(tmp_path, missing):
         assert took < SOON, outcomes
         if rank not in missing:
             assert named in message, outcomes
-            assert "deadline of 2.0s" in message, outcomes
+            assert "deadline of 10.0s" in message, outcomes
             assert took > 1.9 or rank != 0, outcomes
 
 

@@ -25,7 +25,7 @@ PROGRAM = """
 def torchrun(*arguments, environment=None):
     command = [sys.executable, "-m", "torch.distributed.run", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(environment or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
 
 
 def write(folder, program, **values):
@@ -93,7 +93,7 @@ def test_init_methods(tmp_path, kind):
 
 def test_one_rank_alone(tmp_path):
     program = write(tmp_path, PROGRAM, arguments=f'"kolo", init_method="file://{tmp_path}/store", rank=0, world_size=1')
-    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -108,6 +108,6 @@ def test_another_version_of_pytorch_is_refused(tmp_path):
         else:
             raise SystemExit("it was loaded")
     """
-    ran = subprocess.run([sys.executable, write(tmp_path, program)], capture_output=True, text=True, timeout=300)
+    ran = subprocess.run([sys.executable, write(tmp_path, program)], capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr
     assert torch.__version__

@@ -4,8 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Nothing here takes so long; a machine may be busy.
-const LONG: Duration = Duration::from_secs(120);
+/// Only a defect takes so long, however busy the machine is.
+const LONG: Duration = Duration::from_secs(1200);
+
+/// Whether all cases are tried, and not only as many as one has the patience for.
+fn all() -> bool {
+    std::env::var_os("KOLO_TEST_ALL").is_some()
+}
 
 /// A small net's small run: twelve steps an epoch, each with a checkpoint.
 const SMALL: &str =
@@ -39,6 +44,7 @@ fn resnet(line: &str) -> Command {
     for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_STORE", "KOLO_STORE_SERVED"] {
         command.env_remove(name);
     }
+    command.env("KOLO_START_TIMEOUT", "15m");
     command
 }
 
@@ -396,16 +402,13 @@ mod killed {
     }
 
     #[test]
-    fn a_run_killed_twenty_times_has_the_losses_of_one_that_was_not() {
-        const KILLS: usize = 20;
+    fn a_run_killed_many_times_has_the_losses_of_one_that_was_not() {
         const EPOCHS: usize = 30;
+        let kills_wanted = if all() { 20 } else { 6 };
         let folder = Folder::new("killed");
         let (whole, run) = (folder.join("whole"), folder.join("run"));
         let line = format!("{SMALL} --epochs {EPOCHS} --nproc 2 --checkpoint-every 1");
-        let began = Instant::now();
         succeed(&format!("{line} --output {whole}"));
-        // All are killed long before it is done, however fast the machine becomes.
-        let span = (began.elapsed().as_millis() as u64 / (2 * KILLS as u64)).max(10);
         let mut kills = 0;
         for attempt in 0.. {
             let before = checkpoint(&run);
@@ -415,7 +418,7 @@ mod killed {
                 let _ = std::fs::remove_dir_all(&run);
             }
             let mut command = resnet(&format!("{line} {place}"));
-            if kills == KILLS {
+            if kills == kills_wanted {
                 let output = finish(command);
                 assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
                 break;
@@ -424,12 +427,20 @@ mod killed {
             // Now and then while it still begins, which is none of the twenty.
             let counts = attempt % 5 != 4;
             let started = Instant::now();
-            while counts && checkpoint(&run) == before {
+            if !counts {
+                std::thread::sleep(Duration::from_millis(random(300)));
+            }
+            // A few steps of 360, each of which leaves a checkpoint: all are killed long before it is done.
+            let (mut last, mut steps) = (before, if counts { 1 + random(8) } else { 0 });
+            while steps > 0 {
                 assert!(started.elapsed() < LONG, "no checkpoint in {LONG:?}");
                 assert!(launcher.try_wait().unwrap().is_none(), "it ended by itself after {kills} kills");
                 std::thread::sleep(Duration::from_millis(1));
+                let now = checkpoint(&run);
+                if now != last {
+                    (last, steps) = (now, steps - 1);
+                }
             }
-            std::thread::sleep(Duration::from_millis(random(span)));
             assert!(launcher.try_wait().unwrap().is_none(), "it ended by itself after {kills} kills");
             let ranks = ranks(launcher.id());
             if counts && attempt % 2 == 0 {
