@@ -12,13 +12,13 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use kolo::TcpStoreServer;
 
 use crate::complain;
 use crate::units::duration;
 use output::{Palette, forward};
-use process::{Process, Signal};
+use process::{OUTPUT_PATIENCE, Process, RankOutput, Signal};
 
 /// Arguments of `kolo run`.
 #[derive(ClapArgs)]
@@ -93,6 +93,8 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     let palette = Palette::new(args.ranks as usize, !args.no_prefix);
     let began = Instant::now();
     let mut ranks = Ranks { processes: Vec::new(), began, grace: args.grace };
+    // Nothing is sent: it ends when all that the ranks wrote has been passed on.
+    let (unread, all_read) = bounded(0);
     for rank in 0..args.ranks as usize {
         let mut command = Command::new(&program);
         command
@@ -117,7 +119,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         if !has_terminal {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
-        match start(&mut command, rank, &palette, &events) {
+        match start(&mut command, rank, &palette, &events, &unread) {
             Ok(process) => ranks.processes.push(Some(process)),
             Err(error) => {
                 ranks.stop_all(&event);
@@ -126,8 +128,21 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
             }
         }
     }
-    let failure = ranks.wait(&event);
+    drop(unread);
+    let mut failure = ranks.wait(&event);
     drop(server);
+    // All that the ranks wrote comes before the news of their end, however slow the reader of this program's output is.
+    let patience = OUTPUT_PATIENCE.unwrap_or(Duration::MAX);
+    while failure.as_ref().is_none_or(|failure| !matches!(failure, Failure::Stopped(_))) {
+        select! {
+            recv(all_read) -> _ => break,
+            recv(event) -> event => match event {
+                Ok(Event::Signalled(signal)) if signal.ends() => failure = Some(Failure::Stopped(signal)),
+                _ => {}
+            },
+            default(patience) => break,
+        }
+    }
     palette.finish();
     Ok(match failure {
         None => ExitCode::SUCCESS,
@@ -142,21 +157,29 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
 }
 
 /// Starts one rank, with threads that pass its output on and wait for its end.
-fn start(command: &mut Command, rank: usize, palette: &Palette, events: &Sender<Event>) -> std::io::Result<Process> {
+fn start(
+    command: &mut Command,
+    rank: usize,
+    palette: &Palette,
+    events: &Sender<Event>,
+    unread: &Sender<()>,
+) -> std::io::Result<Process> {
     process::prepare(command);
+    let (rank_of_errors, runs) = std::io::pipe()?;
+    let rank_of_output = rank_of_errors.try_clone()?;
     let mut child = command.spawn()?;
     let process = Process::new(&child);
-    let output = [
-        child.stdout.take().map(|pipe| forward(pipe, palette, rank, false)),
-        child.stderr.take().map(|pipe| forward(pipe, palette, rank, true)),
-    ];
+    let unread = Some(unread.clone());
+    if let Some(pipe) = child.stdout.take() {
+        forward(RankOutput { pipe, rank: rank_of_output, unread: unread.clone() }, palette, rank, false);
+    }
+    if let Some(pipe) = child.stderr.take() {
+        forward(RankOutput { pipe, rank: rank_of_errors, unread }, palette, rank, true);
+    }
     let events = events.clone();
     std::thread::Builder::new().name(format!("rank-{rank}")).spawn(move || {
         let status = child.wait();
-        // All that the rank wrote comes before the news of its end, unless others hold its output open.
-        for reader in output.into_iter().flatten() {
-            reader.wait(Duration::from_millis(200));
-        }
+        drop(runs);
         if let Ok(status) = status {
             // Nobody listens any more when the launcher is ending.
             let _ = events.send(Event::Ended(rank, status));

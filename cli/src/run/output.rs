@@ -2,8 +2,6 @@
 
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 
@@ -49,25 +47,12 @@ impl Palette {
     }
 }
 
-/// The thread that passes one stream on.
-pub(super) struct Reader {
-    done: Receiver<()>,
-}
-
-impl Reader {
-    /// Waits for the end of the stream: a program that the rank left behind may keep it open.
-    pub(super) fn wait(&self, patience: Duration) {
-        let _ = self.done.recv_timeout(patience);
-    }
-}
-
 /// The longest line that is kept whole.
 const LONGEST: u64 = 64 << 10;
 
-/// Passes a stream on, line by line.
-pub(super) fn forward(pipe: impl Read + Send + 'static, palette: &Palette, rank: usize, is_error: bool) -> Reader {
+/// Passes a stream on, line by line, on a thread of its own.
+pub(super) fn forward(pipe: impl Read + Send + 'static, palette: &Palette, rank: usize, is_error: bool) {
     let palette = palette.clone();
-    let (sender, done) = channel();
     let thread = std::thread::Builder::new().name(format!("output-{rank}"));
     let copy = move || {
         let mut reader = BufReader::new(pipe);
@@ -88,10 +73,8 @@ pub(super) fn forward(pipe: impl Read + Send + 'static, palette: &Palette, rank:
                 break;
             }
         }
-        drop(sender);
     };
     if let Err(error) = thread.spawn(copy) {
         complain(&format!("kolo run: output of rank {rank} is lost: {error}"));
     }
-    Reader { done }
 }

@@ -3,12 +3,15 @@
 #[cfg(unix)]
 mod platform {
     use std::fmt;
-    use std::io;
+    use std::io::{self, PipeReader, Read};
+    use std::os::fd::AsFd;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     use std::process::{Command, ExitStatus};
     use std::sync::Arc;
 
     use crossbeam_channel::Sender;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::io::retry_on_intr;
     use rustix::process::{Pid, Signal as Number, kill_process_group};
     use signal_hook::consts::{SIGABRT, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     use signal_hook::iterator::Signals;
@@ -64,6 +67,35 @@ mod platform {
         }
     }
 
+    /// What a rank writes. A program that it has started may keep the pipe open after the rank has ended, so the end of the pipe
+    /// is not the only sign that all that the rank wrote has been read.
+    pub(crate) struct RankOutput<P> {
+        pub(crate) pipe: P,
+        /// Ends with the rank.
+        pub(crate) rank: PipeReader,
+        /// Dropped when all that the rank wrote has been read.
+        pub(crate) unread: Option<Sender<()>>,
+    }
+
+    impl<P: Read + AsFd> Read for RankOutput<P> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+            if self.unread.is_some() {
+                let mut either = [PollFd::new(&self.pipe, PollFlags::IN), PollFd::new(&self.rank, PollFlags::IN)];
+                retry_on_intr(|| poll(&mut either, None))?;
+                let has_ended = !either[1].revents().is_empty();
+                // Whether anything is left is asked after the end: it may have been written just before.
+                if has_ended && retry_on_intr(|| poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&NOW)))? == 0 {
+                    self.unread = None;
+                }
+            }
+            self.pipe.read(into)
+        }
+    }
+
+    /// How long to wait until all that a rank wrote has been read: that is known here.
+    pub(crate) const OUTPUT_PATIENCE: Option<std::time::Duration> = None;
+
     /// Passes signals to whoever waits for events, from a thread of its own.
     pub(crate) fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
         // Whoever started the launcher may have left it ignored, and then the end of a child is never told.
@@ -102,8 +134,9 @@ mod platform {
 #[cfg(not(unix))]
 mod platform {
     use std::fmt;
-    use std::io;
+    use std::io::{self, PipeReader, Read};
     use std::process::{Command, ExitStatus};
+    use std::time::Duration;
 
     use crossbeam_channel::Sender;
 
@@ -139,6 +172,24 @@ mod platform {
 
     pub(crate) fn prepare(_: &mut Command) {}
 
+    /// What a rank writes.
+    pub(crate) struct RankOutput<P> {
+        pub(crate) pipe: P,
+        /// Ends with the rank.
+        pub(crate) rank: PipeReader,
+        /// Dropped at the end of the pipe.
+        pub(crate) unread: Option<Sender<()>>,
+    }
+
+    impl<P: Read> Read for RankOutput<P> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.pipe.read(into)
+        }
+    }
+
+    /// How long to wait for the end of the pipe, which a program that the rank has started may keep open.
+    pub(crate) const OUTPUT_PATIENCE: Option<Duration> = Some(Duration::from_secs(2));
+
     /// Nothing comes: see [`Event::Signalled`].
     pub(crate) fn watch_signals(_: &Sender<Event>) -> io::Result<()> {
         Ok(())
@@ -160,6 +211,7 @@ mod platform {
 
 use std::process::Child;
 
+pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
 pub(crate) use platform::{Signal, describe, exit_code, prepare, was_killed, watch_signals};
 
 /// A rank's process, as long as nobody has been told of its end.
