@@ -543,6 +543,14 @@ pub enum StoreProblem {
     /// Somebody answered, or a file is there, but it is no store of kolo.
     #[error("{0}; it is not a store of kolo")]
     Foreign(String),
+    /// The store is served by a version of kolo that does not understand this one.
+    #[error("it speaks version {theirs} of kolo's protocol, this process speaks {mine}; install the same kolo everywhere")]
+    Version {
+        /// The store's protocol version.
+        theirs: u32,
+        /// This process's protocol version.
+        mine: u32,
+    },
     /// The store belongs to another job.
     #[error("it belongs to {}, this process to job {mine:?}; give each job its own store", name_of(theirs))]
     OtherJob {

@@ -53,16 +53,20 @@ const MAY_IMPORT: [(&str, &[&str]); 24] = [
 const BASE: [&str; 6] = ["sys", "buffer", "attempt", "history", "error", "types"];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
+    files(folder, "rs")
+}
+
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            files.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|its| its == extension) {
+            found.push(path);
         }
     }
-    files
+    found
 }
 
 fn library() -> PathBuf {
@@ -198,10 +202,15 @@ fn all_variables_are_in_the_table() {
     }
 }
 
-/// The names of all tests: functions with that attribute, and the entries of lists such as `("row_01_killed", processes::killed)`.
+/// The names of all tests: functions with that attribute, those of pytest, and the entries of lists such as `("row_01_killed", processes::killed)`.
 fn tests() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut names = BTreeSet::new();
+    for file in files(&root.join("torch"), "py") {
+        let source = fs::read_to_string(&file).unwrap();
+        let functions = source.lines().filter_map(|line| line.trim().strip_prefix("def test_")?.split('(').next());
+        names.extend(functions.map(|name| format!("test_{name}")));
+    }
     for file in ["src", "tests", "cli/src", "cli/tests"].iter().flat_map(|folder| sources(&root.join(folder))) {
         let source = fs::read_to_string(&file).unwrap();
         let mut lines = source.lines().map(str::trim).peekable();

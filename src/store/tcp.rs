@@ -17,7 +17,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use parking_lot::Mutex;
 
 use super::{LARGEST_VALUE, LONGEST_KEY, Store, check};
-use crate::door::handshake::{Hello, Identity, Purpose, Refusal};
+use crate::door::handshake::{self, Hello, Identity, Purpose, Refusal};
 use crate::door::{self, DialError, Door, Stream};
 use crate::error::{Result, StoreProblem};
 use crate::sys;
@@ -539,7 +539,7 @@ fn connect(address: SocketAddr, identity: &Identity, deadline: Instant) -> Resul
             Attempt::Final(StoreProblem::Foreign(format!("somebody else answers at {address}")))
         }
         DialError::Refused(Refusal::Version { theirs }) => {
-            Attempt::Final(StoreProblem::Foreign(format!("a kolo of protocol version {theirs} answers at {address}")))
+            Attempt::Final(StoreProblem::Version { theirs: theirs.into(), mine: handshake::VERSION.into() })
         }
     })?;
     blocking(stream).map_err(Attempt::Again)

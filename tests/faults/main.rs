@@ -31,7 +31,7 @@ fn main() {
 }
 
 #[cfg(target_os = "linux")]
-const TESTS: [runner::Test; 39] = [
+const TESTS: &[runner::Test] = &[
     ("row_01_killed", processes::killed),
     ("row_02_stopped", processes::stopped),
     ("row_02_stopped_in_a_part", processes::stopped_in_a_part),
@@ -83,5 +83,5 @@ fn main() -> std::process::ExitCode {
         return std::process::ExitCode::SUCCESS;
     }
     // Most of them wait most of the time.
-    runner::run(&TESTS, 4)
+    runner::run(TESTS, 4)
 }

@@ -255,7 +255,12 @@ pub(crate) fn garbage_before_the_secret() -> Outcome {
             }
             came
         });
-        job.hear_log(0, &["INFO", "this rank's address"]);
+        // Who knows no secret lets nobody in.
+        for (process, &pid) in pids.iter().enumerate() {
+            job.hear_log(process, &["INFO", "this rank's address"]);
+            let places = places(pid);
+            assert!(places.is_empty(), "before there is a secret, process {process} listens at {places:?}");
+        }
         add(&mut job, 0);
         for _ in 0..3 {
             job.all_work();
@@ -447,10 +452,14 @@ pub(crate) fn two_builds() -> Outcome {
         command.args(["bench", "barrier"]);
         let output = configured(command, "bench", 1, 2, &store, &name).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        let has_both = |text: &str| [VERSION, VERSION + 1].iter().all(|version| text.contains(&format!(" {version}")));
-        assert!(!output.status.success() && said.contains("version") && has_both(&said), "{said}");
+        let next = VERSION + 1;
+        // Whoever finds out says it for both.
+        let has_both = |text: &str, theirs: u16, mine: u16| {
+            text.contains(&format!("speaks version {theirs} of kolo's protocol, this process speaks {mine};"))
+        };
+        assert!(!output.status.success() && (has_both(&said, VERSION, next) || has_both(&said, next, VERSION)), "{said}");
         let text = job.hear(0, "refused");
-        let is_named = text.starts_with("Version: ") && has_both(&text);
+        let is_named = text.starts_with("Version: ") && has_both(&text, next, VERSION);
         assert!(is_named || store.starts_with("tcp") && text.starts_with("Missing: "), "{text}");
     }
     Passed(String::new())
@@ -503,6 +512,6 @@ fn is_told_by_a_store(version: u16) {
     let signature = mac(&key, &[b"listener", &heard, &reply]);
     stream.write_all(&[reply, signature.to_vec()].concat()).unwrap();
     let text = job.hear(0, "refused");
-    assert!(text.contains(&format!("version {version}")) && text.contains(&format!("{VERSION}")), "{text}");
+    assert!(text.contains(&format!("speaks version {version} of")) && text.contains(&format!("speaks {VERSION};")), "{text}");
     in_time("to be refused", began.elapsed(), ASKED);
 }
