@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::heap::Allocation;
-use super::trial::{LARGE, Traffic};
+use super::trial::{self, LARGE, ROOM, Traffic};
 use super::{Passages, SLOT, Window, WindowCall};
 use crate::attempt::{Attempt, Member, Terms};
 use crate::buffer::{Chunk, ChunkMut};
@@ -288,4 +288,42 @@ fn a_rank_that_stays_away_leaves_or_fails_is_named() {
             }
         });
     }
+}
+
+/// Trials of a healthy communicator may take longer than a short deadline: then nothing is tried, and every rank knows.
+#[test]
+fn nothing_is_tried_where_a_deadline_leaves_no_room() {
+    dance(3, LATE, |dancer, rank| {
+        let all_reduce =
+            |dancer: &mut Dancer, seed| [1000, LARGE / 8].map(|count| dancer.check(Op::AllReduce, count, 0, true, seed));
+        let tried = |dancer: &Dancer| {
+            let passages = &dancer.window.passages;
+            [passages.has_tried_one_shot(), passages.known(Traffic::Reduced, LARGE).is_some()]
+        };
+        // One short deadline is enough. What the others say is the same.
+        dancer.terms.timeout = if rank == 1 { ROOM * 3 / 4 } else { LATE };
+        all_reduce(dancer, 1);
+        assert_eq!(tried(dancer), [false; 2]);
+        dancer.terms.timeout = LATE;
+        all_reduce(dancer, 2);
+        assert_eq!(tried(dancer), [true; 2]);
+    });
+}
+
+/// However many tries are wanted, and however slow one rank is.
+#[test]
+fn a_trial_ends_long_before_the_deadline() {
+    dance(2, LATE, |dancer, rank| {
+        let terms = Terms { timeout: 2 * ROOM, ..dancer.terms.clone() };
+        let attempt = Attempt::new(Descriptor { op: Op::Barrier, seq: 1, ..Descriptor::nothing() }, &terms);
+        let tries = std::cell::Cell::new(0u64);
+        let slow = |_: &mut Window, _| {
+            tries.set(tries.get() + 1);
+            std::thread::sleep(Duration::from_millis(5 * rank as u64));
+            Ok(())
+        };
+        let times = trial::race(&mut dancer.window, &attempt, usize::MAX, [true, false], slow).unwrap();
+        assert!(times[0] >= 5e6 && times[1] > 1e18, "{times:?}");
+        assert!(tries.get() > 0 && !attempt.left().is_zero());
+    });
 }

@@ -36,6 +36,12 @@ const TRIES: [usize; 2] = [12, 5];
 /// tried, from size to size, twice as large each.
 pub(super) const ONE_SHOT: Range<usize> = (8 << 10) + 1..(64 << 10) + 1;
 
+/// A trial takes some ten milliseconds, and many times that where ranks share processors. It runs inside the deadline of a user's
+/// operation: it begins only if every rank has this much time left, and goes on only while no rank has used more than this
+/// share of its time.
+pub(super) const ROOM: Duration = Duration::from_secs(4);
+const SHARE: u32 = 4;
+
 /// Of what takes microseconds, so many in a row are timed, so many times.
 const SHORT_RUN: usize = 8;
 const SHORT_TRIES: usize = 8;
@@ -92,6 +98,12 @@ impl Passages {
         bits.enumerate().fold(one_shot, |word, (at, bits)| word | bits << (2 * at))
     }
 
+    /// Whether it is known up to which size one turn is quicker than two.
+    #[cfg(test)]
+    pub(super) fn has_tried_one_shot(&self) -> bool {
+        self.one_shot.is_some()
+    }
+
     /// How a buffer passes, if that need not be tried.
     pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<Passage> {
         let passage = match (self.wanted, self.may_read) {
@@ -130,15 +142,16 @@ pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traff
         return Ok(if may_read { Passage::Read } else { Passage::Staged });
     }
     let began = Instant::now();
-    let passage = quickest(window, attempt, traffic, size(bytes))?;
+    let Some(passage) = quickest(window, attempt, traffic, size(bytes))? else { return Ok(Passage::Staged) };
     tracing::info!(?traffic, bytes, %passage, took = ?began.elapsed(), "tried how large buffers pass");
     window.passages.tried[traffic as usize][size(bytes)] = passage;
     window.keep_tuning();
     Ok(passage)
 }
 
-fn quickest(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, size: usize) -> Result<Passage> {
-    let Some(mut bytes) = scratch(window, attempt, TRIED[size])? else { return Ok(Passage::Staged) };
+/// The quickest way; `None` if a rank's deadline leaves no room to find out.
+fn quickest(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, size: usize) -> Result<Option<Passage>> {
+    let Some(mut bytes) = scratch(window, attempt, TRIED[size])? else { return Ok(None) };
     let buffer = ChunkMut::of(&mut bytes);
     let possible = WAYS.map(|way| match way {
         Passage::Read => window.passages.may_read == Some(true),
@@ -147,7 +160,7 @@ fn quickest(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, size: 
     });
     let times = race(window, attempt, TRIES[size], possible, |window, way| run(window, attempt, traffic, WAYS[way], buffer))?;
     let quickest = (1..WAYS.len()).fold(0, |best, way| if times[way] < CLEARLY * times[best] { way } else { best });
-    Ok(WAYS[quickest])
+    Ok(Some(WAYS[quickest]))
 }
 
 /// Bytes over all ranks up to which everybody reduces everything: one turn saved is worth more than what that takes.
@@ -158,18 +171,17 @@ pub(super) fn one_shot(window: &mut Window, attempt: &Attempt<'_>) -> Result<usi
     let began = Instant::now();
     let (least, most) = (ONE_SHOT.start - 1, ONE_SHOT.end - 1);
     let mut limit = least;
-    if let Some(mut bytes) = scratch(window, attempt, most)? {
-        let ranks = window.members.len();
-        for size in std::iter::successors(Some(2 * least), |size| Some(2 * size)).take_while(|&size| size <= most) {
-            let buffer = ChunkMut::of(&mut bytes).take(size / ranks / DTYPE.size() * DTYPE.size());
-            let [one, two] = race(window, attempt, SHORT_TRIES, [true; 2], |window, way| {
-                (0..SHORT_RUN).try_for_each(|_| reduce(window, attempt, 1 + way, false, buffer))
-            })?;
-            if two < CLEARLY * one {
-                break;
-            }
-            limit = size;
+    let Some(mut bytes) = scratch(window, attempt, most)? else { return Ok(limit) };
+    let ranks = window.members.len();
+    for size in std::iter::successors(Some(2 * least), |size| Some(2 * size)).take_while(|&size| size <= most) {
+        let buffer = ChunkMut::of(&mut bytes).take(size / ranks / DTYPE.size() * DTYPE.size());
+        let [one, two] = race(window, attempt, SHORT_TRIES, [true; 2], |window, way| {
+            (0..SHORT_RUN).try_for_each(|_| reduce(window, attempt, 1 + way, false, buffer))
+        })?;
+        if two < CLEARLY * one {
+            break;
         }
+        limit = size;
     }
     tracing::info!(limit, took = ?began.elapsed(), "tried up to which size one turn is quicker than two");
     window.passages.one_shot = Some(limit);
@@ -177,14 +189,13 @@ pub(super) fn one_shot(window: &mut Window, attempt: &Attempt<'_>) -> Result<usi
     Ok(limit)
 }
 
-/// Zeros to try things on, which stay zeros however often they are added; `None` on all ranks if one has no memory for them.
+/// Zeros to try things on, which stay zeros however often they are added; `None` on all ranks if one has no memory for them, or
+/// no time: then a later operation tries.
 fn scratch(window: &mut Window, attempt: &Attempt<'_>, bytes: usize) -> Result<Option<Vec<u64>>> {
     let words = bytes / size_of::<u64>();
     let mut zeros: Vec<u64> = Vec::new();
-    let mut notes = [0; NOTES];
-    notes[0] = zeros.try_reserve_exact(words).is_ok().into();
-    let turn = window.exchange(attempt, notes)?;
-    if (0..window.members.len()).any(|rank| window.turns.line(rank, turn).notes()[0] == 0) {
+    let is_ready = attempt.left() >= ROOM && zeros.try_reserve_exact(words).is_ok();
+    if !all(window, attempt, is_ready)? {
         return Ok(None);
     }
     // Memory that was never written is not there.
@@ -192,8 +203,16 @@ fn scratch(window: &mut Window, attempt: &Attempt<'_>, bytes: usize) -> Result<O
     Ok(Some(zeros))
 }
 
+/// Whether all ranks say yes. All ranks get the same.
+fn all(window: &mut Window, attempt: &Attempt<'_>, mine: bool) -> Result<bool> {
+    let mut notes = [0; NOTES];
+    notes[0] = mine.into();
+    let turn = window.exchange(attempt, notes)?;
+    Ok((0..window.members.len()).all(|rank| window.turns.line(rank, turn).notes()[0] == 1))
+}
+
 /// Nanoseconds of each possible way: of the quickest of its tries, on the slowest rank. All ranks get the same.
-fn race<const WAYS: usize>(
+pub(super) fn race<const WAYS: usize>(
     window: &mut Window,
     attempt: &Attempt<'_>,
     tries: usize,
@@ -201,7 +220,11 @@ fn race<const WAYS: usize>(
     mut run: impl FnMut(&mut Window, usize) -> Result<()>,
 ) -> Result<[f64; WAYS]> {
     let mut mine = [Duration::MAX; WAYS];
-    for _ in 0..tries {
+    let (began, budget) = (Instant::now(), attempt.left() / SHARE);
+    for round in 0..tries {
+        if round > 0 && !all(window, attempt, began.elapsed() < budget)? {
+            break;
+        }
         for way in (0..WAYS).filter(|&way| possible[way]) {
             window.meet(attempt)?;
             let began = Instant::now();
