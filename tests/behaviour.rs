@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::{Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, run};
@@ -645,4 +645,43 @@ fn alone_everything_works_without_a_store() {
     assert_eq!(comm.alloc::<bool>(3).unwrap()[..], [false; 3]);
     assert_eq!(comm.split(0, 0).unwrap().world_size(), 1);
     assert_eq!(comm.start_all_reduce([2.0f64], ReduceOp::Sum).unwrap().wait().unwrap(), [2.0]);
+}
+
+/// A buffer that keeps its communicator alive.
+struct Keeper {
+    words: Vec<u64>,
+    _comm: Arc<Communicator>,
+}
+
+impl AsMut<[u64]> for Keeper {
+    fn as_mut(&mut self) -> &mut [u64] {
+        &mut self.words
+    }
+}
+
+/// The end of a communicator waits for its progress thread, which therefore cannot be what frees the last reference.
+#[test]
+fn an_abandoned_operation_may_hold_the_last_reference_to_its_communicator() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        on_every_transport(2, |comm| {
+            let comm = Arc::new(comm);
+            let keeper = Keeper { words: vec![1; 100_000], _comm: comm.clone() };
+            let work = comm.start_all_reduce(keeper, ReduceOp::Sum).unwrap();
+            if comm.rank() == 0 {
+                // Queued, and not ended: rank 1 has not been asked yet what it thinks of it.
+                drop(work);
+                drop(comm);
+            } else {
+                assert_eq!(work.wait().unwrap().words, vec![2; 100_000]);
+                // Rank 0 has closed its communicator in good order.
+                match comm.barrier().unwrap_err() {
+                    Error::Peer { rank: 0, cause: Cause::Left { .. }, .. } => {}
+                    other => panic!("{other}"),
+                }
+            }
+        });
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(PATIENCE).expect("the communicator of an abandoned operation does not end");
 }

@@ -11,8 +11,8 @@ use crate::error::Result;
 
 /// An operation in flight, which owns its buffers: [`Work::wait`] gives them back.
 ///
-/// Dropping it lets the operation go on; the buffers are freed when it ends. So no buffer can be freed, read or written
-/// while it is in flight.
+/// Dropping it lets the operation go on; the buffers are freed when it ends, on a thread of their own. So no buffer can be freed,
+/// read or written while it is in flight.
 #[must_use = "the operation goes on, but its buffers and its outcome are lost"]
 #[derive(Debug)]
 pub struct Work<B> {
@@ -36,15 +36,15 @@ impl<B> Work<B> {
 
     /// Waits until the operation has ended, or until a deadline, and says how it ended; leaves the buffers where they are.
     pub(crate) fn outcome(&self, deadline: Option<Instant>) -> Option<Result<()>> {
-        let mut outcome = self.shared.outcome.lock();
-        while outcome.is_none() {
+        let mut state = self.shared.state.lock();
+        while state.outcome.is_none() {
             match deadline {
-                Some(deadline) if self.shared.ended.wait_until(&mut outcome, deadline).timed_out() => break,
+                Some(deadline) if self.shared.ended.wait_until(&mut state, deadline).timed_out() => break,
                 Some(_) => {}
-                None => self.shared.ended.wait(&mut outcome),
+                None => self.shared.ended.wait(&mut state),
             }
         }
-        outcome.clone()
+        state.outcome.clone()
     }
 
     /// Whether the operation has ended, so that [`Work::wait`] returns at once.
@@ -53,7 +53,7 @@ impl<B> Work<B> {
     }
 
     fn take(self) -> Result<B> {
-        let outcome = self.shared.outcome.lock().clone();
+        let outcome = self.shared.state.lock().outcome.clone();
         outcome.expect("only called when the operation has ended")?;
         // SAFETY: the operation has ended, so the progress thread does not touch the buffers any more; this handle is the only
         // one, and it is used up here.
@@ -62,13 +62,35 @@ impl<B> Work<B> {
     }
 }
 
+impl<B> Drop for Work<B> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        if state.outcome.is_none() {
+            state.is_abandoned = true;
+            return;
+        }
+        drop(state);
+        // SAFETY: the operation has ended, so the progress thread does not touch the buffers any more; this handle is the only
+        // one. It was not abandoned before the end, so the operation has left the buffers where they are.
+        drop(unsafe { (*self.shared.buffers.get()).take() });
+    }
+}
+
 /// What the handle and the progress thread share. Lives until both are done with it.
 #[derive(Debug)]
 pub(crate) struct Shared<B> {
     buffers: UnsafeCell<Option<B>>,
-    outcome: Mutex<Option<Result<()>>>,
+    state: Mutex<State>,
     ended: Condvar,
     has_ended: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// How the operation ended.
+    outcome: Option<Result<()>>,
+    /// The handle was dropped before that.
+    is_abandoned: bool,
 }
 
 // SAFETY: the buffers are reached by one side at a time: through addresses by the operation until it has ended, by the handle
@@ -81,11 +103,25 @@ pub(crate) trait Completion: Send + Sync {
     fn complete(&self, outcome: Result<()>);
 }
 
-impl<B: Send> Completion for Shared<B> {
+impl<B: Send + 'static> Completion for Shared<B> {
     fn complete(&self, outcome: Result<()>) {
-        *self.outcome.lock() = Some(outcome);
+        let mut state = self.state.lock();
+        state.outcome = Some(outcome);
         self.has_ended.store(true, Ordering::Release);
         self.ended.notify_all();
+        if state.is_abandoned && std::mem::needs_drop::<B>() {
+            // SAFETY: the operation has ended, and there is no handle any more.
+            free_elsewhere(unsafe { (*self.buffers.get()).take() });
+        }
+    }
+}
+
+/// Frees the buffers of an abandoned operation. That runs code of the user, which may wait for the thread that ends operations: a
+/// buffer may hold the last reference to a communicator, whose end waits for its progress thread. So a thread of its own does it.
+fn free_elsewhere(buffers: impl Send + 'static) {
+    let spawned = std::thread::Builder::new().name("kolo-free".to_owned()).spawn(move || drop(buffers));
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "no thread could be started that frees the buffers of an operation");
     }
 }
 
@@ -96,7 +132,7 @@ pub(crate) fn begin<B: Send + 'static, C>(
 ) -> Result<(Work<B>, C, Arc<dyn Completion>)> {
     let shared = Arc::new(Shared {
         buffers: UnsafeCell::new(Some(buffers)),
-        outcome: Mutex::new(None),
+        state: Mutex::default(),
         ended: Condvar::new(),
         has_ended: AtomicBool::new(false),
     });
