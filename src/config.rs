@@ -353,7 +353,8 @@ mod tests {
                 "{refused}"
             );
         }
-        sys::make_private(&std::fs::File::open(&path).unwrap());
+        #[cfg(unix)]
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         assert_eq!(read(&format!("{}\n", "0f".repeat(32))), Ok(Some([15; 32])));
         let wrong = read("swordfish").unwrap_err();
         assert!(wrong.contains("64 hexadecimal digits") && !wrong.contains("swordfish"), "{wrong}");

@@ -66,7 +66,7 @@ pub fn examine() -> Vec<Finding> {
     let settings = settings.unwrap_or_default();
     findings.extend([secret(settings.insecure), of_launcher(&launch)]);
     findings.push(interfaces());
-    let chosen = address::choose(place.as_ref(), settings.interface.as_deref());
+    let chosen = address::choose(place.as_ref(), settings.interface.as_deref(), Instant::now() + settings.start_timeout);
     findings.push(of_address(&chosen));
     if let Ok(chosen) = &chosen {
         findings.push(ports(chosen));

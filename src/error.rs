@@ -522,7 +522,7 @@ pub struct Differs {
 #[non_exhaustive]
 pub enum StoreProblem {
     /// The URL names no store that kolo knows.
-    #[error("{0}; a store is file:///path, tcp://host:port, redis://host:port or env://")]
+    #[error("{0}; a store is file:///path, tcp://host:port, redis://host:port, rediss://host:port or env://")]
     Url(String),
     /// Nobody answered.
     #[error("nobody answered within {waited:.1?} ({last}); is rank 0 running, and is the address right?")]
@@ -550,6 +550,20 @@ pub enum StoreProblem {
         theirs: u32,
         /// This process's protocol version.
         mine: u32,
+    },
+    /// Its file may have been written by another user.
+    #[error(
+        "{0}; ranks believe a file only if it belongs to the user that all of them run as, and others cannot open it: remove it, or \
+         choose another path"
+    )]
+    Untrusted(String),
+    /// The file system of its file does not answer.
+    #[error(
+        "its file system has not answered for {waited:.1?}; check the mount and the server behind it, or choose another store"
+    )]
+    Hung {
+        /// How long it was waited for.
+        waited: Duration,
     },
     /// The store belongs to another job.
     #[error("it belongs to {}, this process to job {mine:?}; give each job its own store", name_of(theirs))]

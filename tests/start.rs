@@ -442,3 +442,124 @@ fn a_large_world_starts() {
         },
     );
 }
+
+/// Whether this process is root, which some tests need.
+#[cfg(target_os = "linux")]
+fn is_root() -> bool {
+    // SAFETY: it only asks.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// A file system that answers nothing: everything that is asked of it waits for its server, which is this test.
+#[cfg(target_os = "linux")]
+struct SilentFiles {
+    path: PathBuf,
+    _server: std::fs::File,
+}
+
+#[cfg(target_os = "linux")]
+impl SilentFiles {
+    fn mount() -> Option<SilentFiles> {
+        use std::os::fd::AsRawFd;
+
+        let server = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
+        let path = temporary();
+        std::fs::create_dir(&path).unwrap();
+        let text = |text: &str| std::ffi::CString::new(text).unwrap();
+        let (name, kind, target) = (text("silent"), text("fuse"), text(path.to_str().unwrap()));
+        let options = text(&format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd()));
+        // SAFETY: all texts end with a zero and live until the call returns.
+        let result = unsafe { libc::mount(name.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) };
+        if result != 0 {
+            std::fs::remove_dir(&path).unwrap();
+            return None;
+        }
+        Some(SilentFiles { path, _server: server })
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for SilentFiles {
+    fn drop(&mut self) {
+        let path = std::ffi::CString::new(self.path.to_str().unwrap()).unwrap();
+        // SAFETY: the path ends with a zero. What waits for the file system is answered with an error when its server is closed.
+        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+        let _ = std::fs::remove_dir(&self.path);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_hung_file_system_ends_the_start_at_its_deadline() {
+    let Some(files) = SilentFiles::mount().filter(|_| is_root()) else {
+        return common::not_run("a_hung_file_system_ends_the_start_at_its_deadline; it needs root and /dev/fuse");
+    };
+    let builder = |rank| Communicator::builder().rank(rank).world_size(2).start_timeout(Duration::from_millis(300));
+    for rank in [0, 1] {
+        match builder(rank).store(file_url(&files.path.join("store"))).connect().unwrap_err() {
+            Error::Store { problem: StoreProblem::Hung { .. }, store } => assert!(store.ends_with("/store"), "{store}"),
+            other => panic!("{other}"),
+        }
+    }
+    let error =
+        builder(1).store(format!("hash://{}", fresh())).trace_dir(files.path.join("traces")).connect().unwrap_err().to_string();
+    assert!(error.contains("KOLO_TRACE_DIR") && error.contains("did not answer in time"), "{error}");
+    let error =
+        builder(1).store(format!("hash://{}", fresh())).secret_file(files.path.join("secret")).connect().unwrap_err().to_string();
+    assert!(error.contains("the secret") && error.contains("did not answer in time"), "{error}");
+    if cfg!(feature = "tls") {
+        let [ca, certificate, key] = ["ca.pem", "rank.pem", "rank.key"].map(|name| files.path.join(name));
+        let error = builder(1).store(format!("hash://{}", fresh())).tls(ca, certificate, key).connect().unwrap_err().to_string();
+        assert!(error.contains("did not answer in time"), "{error}");
+    }
+}
+
+/// Says to the test that it runs inside, where the name server is silent.
+#[cfg(target_os = "linux")]
+const SILENT_NAMES: &str = "KOLO_START_TEST_SILENT_NAMES";
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_silent_name_server_ends_the_start_at_its_deadline() {
+    if std::env::var_os(SILENT_NAMES).is_some() {
+        return resolve_in_silence();
+    }
+    if !is_root() {
+        return common::not_run("a_silent_name_server_ends_the_start_at_its_deadline; it needs root");
+    }
+    let configuration = temporary();
+    // Of its own accord the resolver would give up after two and a half minutes.
+    std::fs::write(&configuration, "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n").unwrap();
+    let script = "ip link set lo up && mount --bind \"$1\" /etc/resolv.conf && exec \"$0\" --exact \
+                  a_silent_name_server_ends_the_start_at_its_deadline --nocapture";
+    let output = std::process::Command::new("unshare")
+        .args(["--mount", "--net", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .arg(&configuration)
+        .env(SILENT_NAMES, "1")
+        .output();
+    std::fs::remove_file(&configuration).unwrap();
+    let output = match output {
+        Ok(output) => output,
+        Err(error) => return common::not_run(&format!("a_silent_name_server_ends_the_start_at_its_deadline; unshare: {error}")),
+    };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    if said.contains("unshare failed") || said.contains("mount:") || said.contains("ip: not found") {
+        return common::not_run(&format!("a_silent_name_server_ends_the_start_at_its_deadline; {said}"));
+    }
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[cfg(target_os = "linux")]
+fn resolve_in_silence() {
+    let server = std::net::UdpSocket::bind("127.0.0.1:53").unwrap();
+    for rank in [0, 1] {
+        let began = Instant::now();
+        let builder = Communicator::builder().rank(rank).world_size(2).start_timeout(Duration::from_secs(1));
+        let error = builder.store("tcp://nowhere.invalid-name.example:29500").connect().unwrap_err().to_string();
+        assert!(error.contains("no name server answered in time"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(100), "the resolver has given up by itself");
+    }
+    server.set_nonblocking(true).unwrap();
+    server.recv(&mut [0; 512]).expect("the resolver has asked");
+}

@@ -3,12 +3,14 @@
 //! The address from which the store is reached is one that the others can most likely reach: it is found by asking the system
 //! for the route, not by resolving the machine's own name, which on many systems yields 127.0.1.1.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::Instant;
 
 use if_addrs::Interface;
 
 use crate::error::{Error, Result};
 use crate::store::Place;
+use crate::sys;
 
 /// An address, and why it was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,14 +19,14 @@ pub(crate) struct Chosen {
     pub(crate) why: String,
 }
 
-/// Chooses for ranks that meet at `store`, as far as a filter for interfaces allows.
-pub(crate) fn choose(store: Option<&Place>, filter: Option<&str>) -> Result<Chosen> {
+/// Chooses for ranks that meet at `store`, as far as a filter for interfaces allows. Waits for a name server until the deadline.
+pub(crate) fn choose(store: Option<&Place>, filter: Option<&str>, deadline: Instant) -> Result<Chosen> {
     if let Some(filter) = filter {
         let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
         return filtered(filter, &interfaces);
     }
     if let Some(Place::Tcp { host, port }) = store
-        && let Some(chosen) = towards(host, *port)
+        && let Some(chosen) = towards(host, *port, deadline)
     {
         return Ok(chosen);
     }
@@ -44,9 +46,9 @@ pub(crate) fn choose(store: Option<&Place>, filter: Option<&str>) -> Result<Chos
 }
 
 /// The address from which a store is reached.
-fn towards(host: &str, port: u16) -> Option<Chosen> {
+fn towards(host: &str, port: u16, deadline: Instant) -> Option<Chosen> {
     let is_literal = host.parse::<IpAddr>().is_ok() || host == "localhost";
-    let target = (host, if port == 0 { 9 } else { port }).to_socket_addrs().ok()?.next()?;
+    let target = sys::resolve(host, if port == 0 { 9 } else { port }, deadline).ok()?.into_iter().next()?;
     if target.ip().is_loopback() && !is_literal {
         // This machine's own name, most likely: others resolve it to another address.
         return None;
@@ -165,6 +167,6 @@ mod tests {
     #[test]
     fn a_store_on_loopback_is_reached_from_loopback() {
         let place = Place::Tcp { host: "127.0.0.1".to_owned(), port: 1 };
-        assert_eq!(choose(Some(&place), None).unwrap().ip, IpAddr::from([127, 0, 0, 1]));
+        assert_eq!(choose(Some(&place), None, Instant::now()).unwrap().ip, IpAddr::from([127, 0, 0, 1]));
     }
 }

@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::attempt::Member;
-use crate::config::{Settings, SharedSettings, Transport};
+use crate::config::{Settings, SharedSettings, TlsFiles, Transport};
 use crate::door::handshake::Identity;
 use crate::error::{Cause, Error, Result};
 use crate::health::{Recorder, Who};
@@ -83,9 +83,14 @@ pub(crate) struct Connected {
 /// Meets the others.
 pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let began = Instant::now();
-    let chosen = address::choose(start.place.as_ref(), start.settings.interface.as_deref())?;
+    let chosen = address::choose(start.place.as_ref(), start.settings.interface.as_deref(), start.deadline)?;
     tracing::info!(address = %chosen.ip, why = chosen.why, "this rank's address");
-    let tls = start.settings.tls.as_ref().map(|files| Tls::load(&files.authority, &files.certificate, &files.key)).transpose()?;
+    let load = |files: TlsFiles| {
+        let kind = format!("read {} {} {}", files.authority.display(), files.certificate.display(), files.key.display());
+        let load = move || Tls::load(&files.authority, &files.certificate, &files.key);
+        sys::by_deadline(kind, start.deadline, sys::SILENT_FILE, load, Error::os("reading the files of KOLO_TLS_*"))
+    };
+    let tls = start.settings.tls.clone().map(load).transpose()?;
     let Met { listener: Listener { door, mailbox, boards }, identity, cards, settings } = meeting::meet(start, chosen.ip, began)?;
     let members = cards.iter().map(|card| Member { host: card.host.as_str().into(), pid: card.pid }).collect::<Vec<_>>();
     let candidates = candidates(&cards, start.rank, settings.transport);

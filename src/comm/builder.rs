@@ -82,7 +82,7 @@ impl Builder {
         self
     }
 
-    /// The URL of the store where ranks find each other: `file:///path`, `tcp://host:port`, `redis://host:port`, `env://`.
+    /// The URL of the store where ranks find each other: `file:///path`, `tcp://host:port`, `redis://host:port`, `rediss://host:port`, `env://`.
     pub fn store(mut self, url: impl Into<String>) -> Self {
         self.store = Some(url.into());
         self
@@ -94,8 +94,21 @@ impl Builder {
         self
     }
 
-    /// Somebody else than rank 0 serves the store.
-    pub(crate) fn store_is_served(mut self) -> Self {
+    /// Rank 0 does not serve the `tcp://` store, because a [`TcpStoreServer`](crate::TcpStoreServer) does. The program that binds
+    /// one to port 0 learns the port before any rank connects.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// let server = kolo::TcpStoreServer::bind("127.0.0.1:0".parse().unwrap(), "job", None)?;
+    /// println!("start the other ranks with KOLO_STORE={}", server.url());
+    /// let rank = |rank: usize| kolo::Communicator::builder().store(server.url()).store_is_served().job("job").rank(rank).world_size(2);
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| rank(1).connect().unwrap().barrier().unwrap());
+    ///     rank(0).connect()?.barrier()
+    /// })
+    /// # }
+    /// ```
+    pub fn store_is_served(mut self) -> Self {
         self.store_is_served = true;
         self
     }
@@ -235,17 +248,20 @@ impl Builder {
         let began = Instant::now();
         let settings = self.settings()?;
         let launch = self.launch()?;
-        let secret = match (self.secret, &self.secret_file) {
-            (Some(secret), _) => Some(secret),
-            (None, Some(path)) => Some(config::secret_in("secret_file", path)?),
-            (None, None) => config::secret_of(&process_env)?,
+        let deadline = began + settings.start_timeout;
+        let (given, file) = (self.secret, self.secret_file.clone());
+        let secret = move || match (given, file) {
+            (Some(secret), _) => Ok(Some(secret)),
+            (None, Some(path)) => config::secret_in("secret_file", &path).map(Some),
+            (None, None) => config::secret_of(&process_env),
         };
+        let failed = Error::os("reading the file with the secret");
+        let secret = sys::by_deadline("read the secret", deadline, sys::SILENT_FILE, secret, failed)?;
         if launch.world_size == 1 {
             return Communicator::alone(settings);
         }
         let job = self.job.clone().or_else(|| process_env("KOLO_JOB_ID")).unwrap_or_else(|| launch.job.clone());
         let identity = Identity::new(&job, secret).insecure(settings.insecure);
-        let deadline = began + settings.start_timeout;
         let (store, place) = self.open_store(&launch, &identity, deadline)?;
         let Launch { launcher, rank, world_size, .. } = launch;
         tracing::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
@@ -283,7 +299,7 @@ impl Builder {
         settings.trace_dir = self.trace_dir.clone().or(settings.trace_dir);
         settings.trace_signal = self.trace_signal.unwrap_or(settings.trace_signal);
         settings.tls = self.tls.clone().or(settings.tls);
-        health::prepare(settings.trace_dir.as_ref(), settings.trace_signal)?;
+        health::prepare(settings.trace_dir.as_ref(), settings.trace_signal, Instant::now() + settings.start_timeout)?;
         Ok(settings)
     }
 

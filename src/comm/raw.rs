@@ -1,7 +1,7 @@
 //! Calls on raw memory: what the C ABI is made of.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Communicator;
 use super::call::{Call, Counts};
@@ -128,5 +128,5 @@ impl Communicator {
 /// The address under which this process is reached from other hosts.
 pub(crate) fn own_address() -> Result<IpAddr> {
     let settings = Settings::from_env(&process_env)?;
-    address::choose(None, settings.interface.as_deref()).map(|chosen| chosen.ip)
+    address::choose(None, settings.interface.as_deref(), Instant::now()).map(|chosen| chosen.ip)
 }

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -120,11 +121,13 @@ impl Recorder {
 }
 
 /// Makes sure that files can be left in a folder, and has them left at SIGUSR1 if that is wanted.
-pub(crate) fn prepare(folder: Option<&PathBuf>, on_signal: bool) -> Result<()> {
+pub(crate) fn prepare(folder: Option<&PathBuf>, on_signal: bool, deadline: Instant) -> Result<()> {
     if let Some(folder) = folder {
         let refuse =
             |error| Error::setting("KOLO_TRACE_DIR", folder.display().to_string(), format!("a folder to write to: {error}"));
-        std::fs::create_dir_all(folder).map_err(refuse)?;
+        let (kind, path) = (format!("create {}", folder.display()), folder.clone());
+        let create = move || std::fs::create_dir_all(path);
+        sys::by_deadline(kind, deadline, sys::SILENT_FILE, create, |error| error).map_err(refuse)?;
     }
     if !on_signal {
         return Ok(());

@@ -1,35 +1,47 @@
-//! A store in one file that all ranks reach: a header, then records, appended under a lock.
+//! A store in one file that all ranks reach: a header, then records, each appended under a lock.
 //!
 //! ```text
 //! header   "kolo-store 1\n", generation (16 bytes), the job's name, hash of all this
 //! record   hash of the rest, key, value; the name, keys and values each preceded by their length
 //! ```
 //!
-//! Rank 0 starts a new generation, so what a former run left is gone. Beside the file there is a lock that rank 0 holds while
-//! the ranks connect: two jobs that start with one file at the same time are told so. When the ranks have connected, both
-//! files are removed; a crash before that leaves them, and the next run replaces them.
+//! Readers take no lock: records are only appended, and a hash tells whole records from others. A reader keeps what it has read
+//! and reads only what was appended since. A writer that is killed leaves a torn record at the end, where readers stop; the next
+//! writer, which has the lock, overwrites it.
 //!
-//! Nobody but the user can read the file, where the system has such permissions: ranks share their secret through it.
+//! Rank 0 replaces what a former run left by a new file with a new generation. Beside the file there is a lock that rank 0 holds
+//! while the ranks connect: two jobs that start with one file at the same time are told so. When the ranks have connected, rank 0
+//! removes both files; a crash before that leaves them for the next run to replace.
 //!
-//! A record that was cut off by a crash fails its hash: readers stop there, and the next writer overwrites it.
+//! Ranks share their secret through the file. So only its owner can read and write it, and ranks believe a file only if its owner
+//! is the user that they run as.
+//!
+//! A file system may be on a network and may not answer. Therefore a helper thread makes all calls to it.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Store, check, poll};
+use parking_lot::Mutex;
+
+use super::{Store, check};
 use crate::door::handshake::random;
 use crate::error::StoreProblem;
-use crate::sys;
+use crate::sys::{self, Helper, NotOpened};
 use crate::types::mix;
 use crate::wire::{Reader, Writer};
 
 const MAGIC: &[u8] = b"kolo-store 1\n";
 
-/// How long a file may be locked by another rank: locks last for one append, but file systems across hosts are slow.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// The largest file that is read, in bytes.
+const LARGEST_FILE: u64 = 256 << 20;
+
+/// How long a call to a file system may take in any case: those across hosts are slow.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The path in `file://<rest>`.
 pub(super) fn path(rest: &str) -> Result<PathBuf, String> {
@@ -46,157 +58,115 @@ pub(super) fn path(rest: &str) -> Result<PathBuf, String> {
     Ok(PathBuf::from(path))
 }
 
+/// How long a rank waits before it looks into the file again: longer each time, so that many ranks that wait for rank 0 do not
+/// take its processor.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// A rank's access to the file. Its thread waits and counts the time; the helper calls the file system.
 pub(super) struct FileStore {
-    path: PathBuf,
-    job: String,
-    /// Held by rank 0 while the ranks connect.
-    owner: Option<Ownership>,
-    /// Nobody but this user can read the file.
-    is_private: bool,
+    url: String,
+    is_owner: bool,
+    log: Arc<Mutex<Log>>,
+    helper: Arc<Helper>,
+    /// When the start ends: until then the file system may be silent.
+    deadline: Instant,
+    /// The file system has let a deadline pass: later calls do not wait for it again.
+    is_hung: AtomicBool,
+    pause: Mutex<Duration>,
 }
 
-struct Ownership {
-    path: PathBuf,
-    /// The store's file is this job's, to be removed in the end.
-    has_started: bool,
-    // Closing it unlocks it.
-    _lock: File,
+/// What a look into the file brings.
+enum Look<T> {
+    Found(T),
+    /// Nothing yet, and what to report if that stays so.
+    NotYet(Option<StoreProblem>),
 }
 
 impl FileStore {
     pub(super) fn open(path: &Path, owner: bool, job: &str, deadline: Instant) -> Result<FileStore, StoreProblem> {
-        let mut store = FileStore { path: path.to_owned(), job: job.to_owned(), owner: None, is_private: false };
+        let url = format!("file://{}", path.display());
+        let helper = Helper::of(&url).map_err(StoreProblem::io("starting a helper thread"))?;
+        let log = Log { path: path.to_owned(), job: job.to_owned(), view: View::default(), ownership: None };
+        let store = FileStore {
+            url,
+            is_owner: owner,
+            log: Arc::new(Mutex::new(log)),
+            helper,
+            deadline,
+            is_hung: AtomicBool::new(false),
+            pause: Mutex::new(SHORTEST_PAUSE),
+        };
         if owner {
-            store.owner = Some(store.own(deadline)?);
-            let mut file = store.lock(true, deadline)?;
-            let mut old = Vec::new();
-            file.read_to_end(&mut old).map_err(StoreProblem::io("reading it"))?;
-            if !old.is_empty() && !old.starts_with(MAGIC) {
-                return Err(StoreProblem::Foreign("the file holds something else, which is left as it is".to_owned()));
-            }
-            if let Some(left) = Contents::parse(&old) {
-                tracing::info!(path = %path.display(), job = left.job, "what a former run left in the store is replaced");
-            }
-            if sys::is_open_to_others(&file) {
-                // Somebody may have opened it before, and would read on.
-                std::fs::remove_file(path).map_err(StoreProblem::io("replacing it"))?;
-                file = store.lock(true, deadline)?;
-            }
-            store.is_private = sys::make_private(&file);
-            let header = header(random(), job);
-            replace(&mut file, 0, &header).map_err(StoreProblem::io("starting it"))?;
-            if let Some(owner) = &mut store.owner {
-                owner.has_started = true;
-            }
+            store.call(Duration::ZERO, Log::start)?;
         }
         Ok(store)
     }
 
-    /// Makes sure that no other rank 0 is starting a job with this file.
-    fn own(&self, deadline: Instant) -> Result<Ownership, StoreProblem> {
-        let mut path = self.path.clone().into_os_string();
-        path.push(".lock");
-        let path = PathBuf::from(path);
-        loop {
-            let file = sys::private(OpenOptions::new().read(true).write(true).create(true).truncate(false)).open(&path);
-            let file = file.map_err(StoreProblem::io("creating its lock"))?;
-            match file.try_lock() {
-                // Whoever held it before may have removed it meanwhile; then it is nobody's lock any more.
-                Ok(()) if sys::is_still_at(&file, &path) => {
-                    return Ok(Ownership { path, has_started: false, _lock: file });
-                }
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => {
-                    let theirs = self.read(deadline).ok().flatten().map_or_else(|| "?".to_owned(), |contents| contents.job);
-                    return Err(StoreProblem::InUse { job: theirs });
-                }
-                Err(TryLockError::Error(error)) => return Err(StoreProblem::io("locking it")(error)),
-            }
-        }
-    }
-
-    /// Opens and locks the file; for the owner, creates it.
-    fn lock(&self, exclusively: bool, deadline: Instant) -> Result<File, StoreProblem> {
-        let is_owner = self.owner.is_some();
-        let file = sys::private(OpenOptions::new().read(true).write(true).create(is_owner).truncate(false)).open(&self.path);
-        let file = file.map_err(StoreProblem::io("opening it"))?;
-        let patience = LOCK_PATIENCE.max(deadline.saturating_duration_since(Instant::now()));
-        let locked = poll(patience, || {
-            let result = if exclusively { file.try_lock() } else { file.try_lock_shared() };
-            match result {
-                Ok(()) => Ok(Some(())),
-                Err(TryLockError::WouldBlock) => Ok(None),
-                Err(TryLockError::Error(error)) => Err(StoreProblem::io("locking it")(error)),
-            }
-        })?;
-        locked.map(|()| file).ok_or_else(|| StoreProblem::io("locking it")(io::ErrorKind::TimedOut.into()))
-    }
-
-    /// What the file holds now, if it is a store at all yet.
-    fn read(&self, deadline: Instant) -> Result<Option<Contents>, StoreProblem> {
-        let mut file = match self.lock(false, deadline) {
-            Ok(file) => file,
-            Err(StoreProblem::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(problem) => return Err(problem),
+    /// Calls the file system.
+    fn call<T: Send + 'static>(
+        &self,
+        timeout: Duration,
+        call: impl FnOnce(&mut Log) -> Result<T, StoreProblem> + Send + 'static,
+    ) -> Result<T, StoreProblem> {
+        let began = Instant::now();
+        let deadline = match self.is_hung.load(Ordering::Relaxed) {
+            true => began,
+            false => self.deadline.max(began + timeout.max(PATIENCE)),
         };
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(StoreProblem::io("reading it"))?;
-        if !bytes.is_empty() && !bytes.starts_with(&MAGIC[..bytes.len().min(MAGIC.len())]) {
-            return Err(StoreProblem::Foreign("the file holds something else".to_owned()));
-        }
-        Ok(Contents::parse(&bytes))
+        let log = self.log.clone();
+        let result = self.helper.call(deadline, move || call(&mut log.lock()));
+        self.is_hung.store(result.is_none(), Ordering::Relaxed);
+        result.unwrap_or_else(|| Err(StoreProblem::Hung { waited: began.elapsed() }))
     }
 
-    /// Waits until the file belongs to this job, and there is an answer in it.
-    fn ask<T>(&self, timeout: Duration, answer: impl Fn(Contents) -> Option<T>) -> Result<Option<T>, StoreProblem> {
+    /// Looks until there is an answer or the timeout is over; less often the longer it takes.
+    fn ask<T: Send + 'static>(
+        &self,
+        timeout: Duration,
+        look: impl Fn(&mut Log) -> Result<Look<T>, StoreProblem> + Clone + Send + 'static,
+    ) -> Result<Option<T>, StoreProblem> {
         let deadline = Instant::now() + timeout;
-        let mut theirs = None;
-        let found = poll(timeout, || {
-            let Some(contents) = self.read(deadline)? else { return Ok(None) };
-            if contents.job == self.job {
-                theirs = None;
-                return Ok(answer(contents));
+        let mut has_waited = false;
+        loop {
+            let problem = match self.call(timeout, look.clone())? {
+                Look::Found(answer) => {
+                    if has_waited {
+                        *self.pause.lock() = SHORTEST_PAUSE;
+                    }
+                    return Ok(Some(answer));
+                }
+                Look::NotYet(problem) => problem,
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return problem.map_or(Ok(None), Err);
             }
-            // Perhaps a former run's, which rank 0 will replace.
-            theirs = Some(contents.job);
-            Ok(None)
-        })?;
-        match theirs {
-            Some(theirs) => Err(StoreProblem::OtherJob { theirs, mine: self.job.clone() }),
-            None => Ok(found),
+            let mut pause = self.pause.lock();
+            // Ranks that were started together do not come back together.
+            std::thread::sleep(pause.mul_f64(0.5 + f64::from(random()[0]) / 256.0).min(left));
+            *pause = (*pause * 3 / 2).min(LONGEST_PAUSE);
+            has_waited = true;
         }
     }
 
     /// Appends a record, unless `keep` and the key is there; returns the key's value afterwards.
     fn append(&self, key: &str, value: &[u8], keep: bool, timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
         check(key, value)?;
-        // Rank 0 starts the file; until then there is nothing to append to.
-        let started = self.ask(timeout, Some)?;
-        if started.is_none() {
-            return Err(StoreProblem::Unreachable { waited: timeout, last: "rank 0 has not started the file".to_owned() });
-        }
-        let mut file = self.lock(true, Instant::now() + timeout)?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(StoreProblem::io("reading it"))?;
-        let contents = Contents::parse(&bytes).filter(|contents| contents.job == self.job);
-        let Some(contents) = contents else {
-            return Err(StoreProblem::Foreign("another job took the file while this one used it".to_owned()));
-        };
-        if let Some(there) = contents.values.get(key).filter(|_| keep) {
-            return Ok(there.clone());
-        }
-        replace(&mut file, contents.end as u64, &record(key, value)).map_err(StoreProblem::io("writing to it"))?;
-        Ok(value.to_vec())
+        let (key, value): (Arc<str>, Arc<[u8]>) = (key.into(), value.into());
+        let appended = self.ask(timeout, move |log| log.append(&key, &value, keep))?;
+        appended.ok_or_else(|| StoreProblem::Unreachable { waited: timeout, last: "rank 0 has not started the file".to_owned() })
     }
 }
 
 impl Store for FileStore {
+    /// Only the user that the ranks run as can read it, where the system has permissions of files.
     fn is_private(&self) -> bool {
-        self.is_private
+        sys::has_file_permissions()
     }
 
     fn url(&self) -> String {
-        format!("file://{}", self.path.display())
+        self.url.clone()
     }
 
     fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
@@ -204,7 +174,8 @@ impl Store for FileStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
-        self.ask(timeout, |mut contents| contents.values.remove(key))
+        let key: Arc<str> = key.into();
+        self.ask(timeout, move |log| log.value(&key))
     }
 
     fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
@@ -214,22 +185,185 @@ impl Store for FileStore {
 
 impl Drop for FileStore {
     fn drop(&mut self) {
-        if let Some(owner) = &self.owner {
-            for path in [&self.path, &owner.path].into_iter().skip(usize::from(!owner.has_started)) {
-                if let Err(error) = std::fs::remove_file(path) {
-                    tracing::debug!(%error, path = %path.display(), "a store's file is left over");
+        if !self.is_owner {
+            return;
+        }
+        let log = self.log.clone();
+        let patience = if self.is_hung.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
+        if self.helper.call(Instant::now() + patience, move || log.lock().finish()).is_none() {
+            tracing::warn!(store = self.url, "the file system does not answer; the store's file may be left over");
+        }
+    }
+}
+
+/// The file, as the helper's thread sees it.
+struct Log {
+    path: PathBuf,
+    job: String,
+    view: View,
+    /// Of rank 0, while the ranks connect.
+    ownership: Option<Ownership>,
+}
+
+/// No other rank 0 starts a job with the file.
+struct Ownership {
+    path: PathBuf,
+    /// The store's file is this job's, to be removed in the end.
+    has_started: bool,
+    // Closing it unlocks it.
+    _lock: File,
+}
+
+impl Log {
+    /// Replaces what a former run left by a file of this job.
+    fn start(&mut self) -> Result<(), StoreProblem> {
+        let ownership = self.own()?;
+        // From now on `finish` removes the lock.
+        self.ownership = Some(ownership);
+        if let Some(mut file) = open(OpenOptions::new().read(true), &self.path)? {
+            let mut former = View::default();
+            former.read(&mut file)?;
+            tracing::info!(path = %self.path.display(), job = former.job, "what a former run left in the store is replaced");
+            std::fs::remove_file(&self.path).map_err(StoreProblem::io("removing what a former run left"))?;
+        }
+        let created = sys::open_own(OpenOptions::new().write(true).create_new(true), &self.path);
+        let is_kept = created.as_ref().is_ok_and(|file| sys::is_open_to_others(file).is_ok_and(|open| !open));
+        let mut file = match created {
+            Ok(file) if is_kept => file,
+            Err(why @ NotOpened::System(_)) => return Err(not_opened("creating it")(why)),
+            _ => {
+                _ = std::fs::remove_file(&self.path);
+                let why = "its file system does not keep permissions, so other users could read the secret of the job";
+                return Err(StoreProblem::Untrusted(why.to_owned()));
+            }
+        };
+        if let Some(ownership) = &mut self.ownership {
+            ownership.has_started = true;
+        }
+        let written = file.write_all(&header(random(), &self.job)).and_then(|()| sys::close(file));
+        written.map_err(StoreProblem::io("starting it"))
+    }
+
+    /// Makes sure that no other rank 0 is starting a job with this file.
+    fn own(&mut self) -> Result<Ownership, StoreProblem> {
+        let mut path = self.path.clone().into_os_string();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        loop {
+            let file = sys::open_own(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path);
+            let file = file.map_err(not_opened("creating its lock"))?;
+            match file.try_lock() {
+                // The rank 0 that held it before may have removed it meanwhile; then it locks nothing any more.
+                Ok(()) if sys::is_still_at(&file, &path) => {
+                    return Ok(Ownership { path, has_started: false, _lock: file });
                 }
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    let known = self.look().is_ok() && self.view.is_started();
+                    return Err(StoreProblem::InUse { job: if known { self.view.job.clone() } else { "?".to_owned() } });
+                }
+                Err(TryLockError::Error(error)) => return Err(StoreProblem::io("locking it")(error)),
+            }
+        }
+    }
+
+    /// Brings the view up to date. The file is opened anew each time: that is when network file systems ask their server.
+    fn look(&mut self) -> Result<(), StoreProblem> {
+        match open(OpenOptions::new().read(true), &self.path)? {
+            Some(mut file) => match self.view.read(&mut file) {
+                // On some systems the lock of a writer keeps readers out for a moment.
+                Err(StoreProblem::Io { source, .. }) if sys::is_locked_out(&source) => Ok(()),
+                result => result,
+            },
+            None => {
+                self.view = View::default();
+                Ok(())
+            }
+        }
+    }
+
+    /// Why the view is not of use, if so: there is no file yet, or it is another job's, perhaps a former run's that rank 0 will
+    /// replace.
+    fn not_ours<T>(&self) -> Option<Look<T>> {
+        if !self.view.is_started() {
+            return Some(Look::NotYet(None));
+        }
+        let other = || StoreProblem::OtherJob { theirs: self.view.job.clone(), mine: self.job.clone() };
+        (self.view.job != self.job).then(|| Look::NotYet(Some(other())))
+    }
+
+    fn value(&mut self, key: &str) -> Result<Look<Vec<u8>>, StoreProblem> {
+        self.look()?;
+        let found = || self.view.values.get(key).map_or(Look::NotYet(None), |value| Look::Found(value.clone()));
+        Ok(self.not_ours().unwrap_or_else(found))
+    }
+
+    fn append(&mut self, key: &str, value: &[u8], keep: bool) -> Result<Look<Vec<u8>>, StoreProblem> {
+        let Some(mut file) = open(OpenOptions::new().read(true).write(true), &self.path)? else {
+            return Ok(Look::NotYet(None));
+        };
+        // Only a store of this job is locked, and most of it is read before.
+        self.view.read(&mut file)?;
+        if let Some(not_ours) = self.not_ours() {
+            return Ok(not_ours);
+        }
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let doing = "waiting for its lock, which another process holds; is a rank stopped?";
+                return Ok(Look::NotYet(Some(StoreProblem::io(doing)(io::ErrorKind::TimedOut.into()))));
+            }
+            Err(TryLockError::Error(error)) => return Err(StoreProblem::io("locking it")(error)),
+        }
+        if !sys::is_still_at(&file, &self.path) {
+            return Ok(Look::NotYet(None));
+        }
+        self.view.read(&mut file)?;
+        if let Some(there) = self.view.values.get(key).filter(|_| keep) {
+            return Ok(Look::Found(there.clone()));
+        }
+        let record = record(key, value);
+        let written = write(&mut file, self.view.end, &record).and_then(|()| sys::close(file));
+        written.map_err(StoreProblem::io("writing to it"))?;
+        self.view.take_in(&record);
+        Ok(Look::Found(value.to_vec()))
+    }
+
+    /// Removes what rank 0 has made.
+    fn finish(&mut self) {
+        let Some(ownership) = self.ownership.take() else { return };
+        for path in [&self.path, &ownership.path].into_iter().skip(usize::from(!ownership.has_started)) {
+            if let Err(error) = std::fs::remove_file(path) {
+                tracing::debug!(%error, path = %path.display(), "a store's file is left over");
             }
         }
     }
 }
 
-/// Writes at an offset, cuts off the rest, and makes sure that other hosts can see it.
-fn replace(file: &mut File, at: u64, bytes: &[u8]) -> io::Result<()> {
-    file.set_len(at)?;
+/// Opens a file that no other user can have written; `None` if there is none, or if another host is about to give it up.
+fn open(options: &mut OpenOptions, path: &Path) -> Result<Option<File>, StoreProblem> {
+    match sys::open_own(options, path) {
+        Ok(file) => Ok(Some(file)),
+        Err(NotOpened::System(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) => Ok(None),
+        Err(why) => Err(not_opened("opening it")(why)),
+    }
+}
+
+fn not_opened(doing: &'static str) -> impl FnOnce(NotOpened) -> StoreProblem {
+    move |why| match why {
+        NotOpened::System(error) => StoreProblem::io(doing)(error),
+        NotOpened::Untrusted(why) => StoreProblem::Untrusted(why),
+    }
+}
+
+/// Writes a record at the end of the last whole one, in place of a torn one that may follow. Not synchronised with a disk: no
+/// run needs what a crashed one has written, and network file systems write back when the file is closed.
+fn write(file: &mut File, at: u64, record: &[u8]) -> io::Result<()> {
+    if file.metadata()?.len() > at {
+        file.set_len(at)?;
+    }
     file.seek(SeekFrom::Start(at))?;
-    file.write_all(bytes)?;
-    file.sync_all()
+    file.write_all(record).inspect_err(|_| _ = file.set_len(at))
 }
 
 fn hash(bytes: &[u8]) -> u64 {
@@ -253,32 +387,79 @@ fn record(key: &str, value: &[u8]) -> Vec<u8> {
     record.0
 }
 
-/// What a file holds.
-struct Contents {
+/// What has been read of a file.
+#[derive(Debug, Default, PartialEq)]
+struct View {
+    /// Its bytes tell this file from one that replaces it; empty until it has been read.
+    header: Vec<u8>,
     job: String,
     values: HashMap<String, Vec<u8>>,
     /// Where the last whole record ends.
-    end: usize,
+    end: u64,
 }
 
-impl Contents {
-    /// `None` without a whole header. A record that is not whole ends the rest.
-    fn parse(bytes: &[u8]) -> Option<Contents> {
-        let mut reader = Reader::new(bytes);
-        reader.take(MAGIC.len()).filter(|&magic| magic == MAGIC)?;
-        reader.take(16)?;
-        let job = reader.text()?;
-        let hashed = hash(&bytes[..reader.at()]);
-        if reader.number()? != hashed {
-            return None;
-        }
-        let mut contents = Contents { job, values: HashMap::new(), end: reader.at() };
-        while let Some((key, value)) = next_record(bytes, &mut reader) {
-            contents.values.insert(key, value);
-            contents.end = reader.at();
-        }
-        Some(contents)
+impl View {
+    fn is_started(&self) -> bool {
+        !self.header.is_empty()
     }
+
+    /// Reads what was appended since the last time; everything, if this is another file now.
+    fn read(&mut self, file: &mut File) -> Result<(), StoreProblem> {
+        let failed = || StoreProblem::io("reading it");
+        let len = file.metadata().map_err(failed())?.len();
+        if len > LARGEST_FILE {
+            return Err(StoreProblem::Foreign(format!("the file has {len} bytes")));
+        }
+        // What others could read is no store of kolo's yet: rank 0 replaces it.
+        let is_open = sys::is_open_to_others(file).map_err(failed())?;
+        if is_open || len < self.end || !self.is_of(file).map_err(failed())? {
+            *self = View::default();
+        }
+        if is_open && len == 0 {
+            return Ok(());
+        }
+        let mut bytes = Vec::new();
+        let appended = file.seek(SeekFrom::Start(self.end)).and_then(|_| file.take(LARGEST_FILE).read_to_end(&mut bytes));
+        appended.map_err(failed())?;
+        if !self.is_started() && !bytes.starts_with(&MAGIC[..bytes.len().min(MAGIC.len())]) {
+            return Err(StoreProblem::Foreign("the file holds something else, which is left as it is".to_owned()));
+        }
+        if !is_open {
+            self.take_in(&bytes);
+        }
+        Ok(())
+    }
+
+    /// Whether a file begins with the header that was read before.
+    fn is_of(&self, file: &mut File) -> io::Result<bool> {
+        let mut header = Vec::new();
+        file.seek(SeekFrom::Start(0))?;
+        file.take(self.header.len() as u64).read_to_end(&mut header)?;
+        Ok(header == self.header)
+    }
+
+    /// Takes in what follows [`View::end`]. Something that is not whole ends it.
+    fn take_in(&mut self, bytes: &[u8]) {
+        let mut reader = Reader::new(bytes);
+        if !self.is_started() {
+            let Some(job) = next_header(bytes, &mut reader) else { return };
+            (self.job, self.header) = (job, bytes[..reader.at()].to_vec());
+        }
+        let mut whole = reader.at();
+        while let Some((key, value)) = next_record(bytes, &mut reader) {
+            self.values.insert(key, value);
+            whole = reader.at();
+        }
+        self.end += whole as u64;
+    }
+}
+
+fn next_header(bytes: &[u8], reader: &mut Reader<'_>) -> Option<String> {
+    reader.take(MAGIC.len()).filter(|&magic| magic == MAGIC)?;
+    reader.take(16)?;
+    let job = reader.text()?;
+    let hashed = hash(&bytes[..reader.at()]);
+    (reader.number()? == hashed).then_some(job)
 }
 
 fn next_record(bytes: &[u8], reader: &mut Reader<'_>) -> Option<(String, Vec<u8>)> {
@@ -288,13 +469,18 @@ fn next_record(bytes: &[u8], reader: &mut Reader<'_>) -> Option<(String, Vec<u8>
     (hash(&bytes[start..reader.at()]) == expected).then(|| (key, value.to_vec()))
 }
 
-/// Whatever a file holds: what is read of it is in it.
+/// Whatever a file holds, and however much of it is read at first: what is read of it is in it, and is the same in the end.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz(bytes: &[u8]) {
-    let Some(contents) = Contents::parse(bytes) else { return };
-    assert!(contents.end <= bytes.len(), "a record reaches beyond the file");
-    let held: usize = contents.values.iter().map(|(key, value)| key.len() + value.len()).sum();
-    assert!(held + contents.job.len() <= bytes.len(), "more is read than there is");
+    let mut view = View::default();
+    view.take_in(bytes);
+    assert!(view.end <= bytes.len() as u64, "a record reaches beyond the file");
+    let held: usize = view.values.iter().map(|(key, value)| key.len() + value.len()).sum();
+    assert!(held + view.job.len() <= bytes.len(), "more is read than there is");
+    let mut in_two = View::default();
+    in_two.take_in(&bytes[..bytes.len() / 2]);
+    in_two.take_in(&bytes[in_two.end as usize..]);
+    assert_eq!(in_two, view, "what is read depends on when it is read");
 }
 
 /// A store with a record.
@@ -316,10 +502,12 @@ mod tests {
         let whole = bytes.len();
         bytes.extend(record("b", b"22"));
         for cut in whole..bytes.len() {
-            let contents = Contents::parse(&bytes[..cut]).unwrap();
-            assert_eq!((contents.end, contents.values.len()), (whole, 1), "cut at {cut}");
+            let mut view = View::default();
+            view.take_in(&bytes[..cut]);
+            assert_eq!((view.end, view.values.len()), (whole as u64, 1), "cut at {cut}");
+            view.take_in(&bytes[whole..]);
+            assert_eq!(view.values["b"], b"22", "cut at {cut}");
         }
-        assert_eq!(Contents::parse(&bytes).unwrap().values["b"], b"22");
     }
 
     proptest! {
@@ -336,9 +524,7 @@ mod tests {
                 whole[at] ^= flip.1;
                 bytes = whole;
             }
-            if let Some(contents) = Contents::parse(&bytes) {
-                prop_assert!(contents.end <= bytes.len());
-            }
+            fuzz(&bytes);
         }
     }
 }

@@ -3,9 +3,9 @@
 //! | URL | what it is |
 //! |---|---|
 //! | `file:///path` | a file that all ranks reach, local or shared; `file:///D:/path` on Windows |
-//! | `tcp://host:port` | rank 0 serves it from its own process; port 0 picks one and prints it |
+//! | `tcp://host:port` | rank 0 serves it from its own process; port 0 picks one and logs it |
 //! | `env://` | `tcp://` at `MASTER_ADDR` and `MASTER_PORT` |
-//! | `redis://host:port` | a Redis server (feature `redis`) |
+//! | `redis://host:port`, `rediss://host:port` | a Redis server (feature `redis`), by TLS with the second s |
 //! | `hash://name` | inside one process |
 //!
 //! A store is needed only while ranks connect. What is in it is small and short-lived; keys of former runs do no harm, see
@@ -19,6 +19,7 @@ pub(crate) mod tcp;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -63,14 +64,41 @@ pub trait Store: Send + Sync {
 pub(crate) enum Place {
     File(PathBuf),
     Tcp { host: String, port: u16 },
-    Redis(String),
+    Redis(RedisUrl),
     Env,
     Hash(String),
 }
 
+/// A URL of a Redis server. Only the connection gets to see the password in it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct RedisUrl(String);
+
+impl fmt::Display for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&masked(&self.0))
+    }
+}
+
+impl fmt::Debug for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A URL without the user, the password and the parameters that it may have. A file's path is shown as it is.
+fn masked(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (&url[..scheme.len() + 3], rest));
+    if scheme == "file://" {
+        return url.to_owned();
+    }
+    let (rest, parameters) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?***"));
+    let (user, place) = rest.rsplit_once('@').map_or(("", rest), |(_, place)| ("***@", place));
+    format!("{scheme}{user}{place}{parameters}")
+}
+
 impl Place {
     pub(crate) fn parse(url: &str) -> Result<Place> {
-        Place::try_parse(url).map_err(|problem| StoreProblem::Url(problem).at(url))
+        Place::try_parse(url).map_err(|problem| StoreProblem::Url(problem).at(masked(url)))
     }
 
     fn try_parse(url: &str) -> Result<Place, String> {
@@ -81,12 +109,14 @@ impl Place {
                 let (host, port) = split_port(rest)?;
                 Ok(Place::Tcp { host, port })
             }
-            "redis" if rest.is_empty() => Err("it names no host".to_owned()),
-            "redis" => Ok(Place::Redis(url.to_owned())),
+            "redis" | "rediss" if rest.is_empty() => Err("it names no host".to_owned()),
+            "redis" | "rediss" => Ok(Place::Redis(RedisUrl(url.to_owned()))),
             "env" if rest.is_empty() => Ok(Place::Env),
             "env" => Err("nothing may follow env://".to_owned()),
             "hash" if !rest.is_empty() => Ok(Place::Hash(rest.to_owned())),
             "hash" => Err("it has no name".to_owned()),
+            // What stands in place of a scheme may be a part of a password.
+            _ if scheme.contains('@') => Err("it has no scheme".to_owned()),
             _ => Err(format!("there is no store {scheme}://")),
         }
     }
@@ -96,7 +126,7 @@ impl Place {
 fn split_port(text: &str) -> Result<(String, u16), String> {
     let text = text.strip_suffix('/').unwrap_or(text);
     let (host, port) = text.rsplit_once(':').ok_or_else(|| "it has no port".to_owned())?;
-    let port = port.parse().map_err(|_| format!("{port:?} is not a port"))?;
+    let port = port.parse().map_err(|_| "what follows its last colon is not a port".to_owned())?;
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let host = bare.unwrap_or(host);
     if host.is_empty() {
@@ -121,7 +151,7 @@ pub(crate) fn open(place: &Place, owner: bool, identity: &Identity, deadline: In
         #[cfg(feature = "redis")]
         Place::Redis(url) => {
             let store = redis::RedisStore::open(url, identity.job(), deadline);
-            store.map(|store| Box::new(store) as _).map_err(|problem| problem.at(url))
+            store.map(|store| Box::new(store) as _).map_err(|problem| problem.at(url.to_string()))
         }
         #[cfg(not(feature = "redis"))]
         Place::Redis(_) => Err(Error::Unsupported {

@@ -1,37 +1,48 @@
 //! A store on a Redis server. Keys carry the job's name, and expire: nothing has to be cleared.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::{Client, Connection, RedisError};
 
-use super::{Store, check, poll};
+use super::{RedisUrl, Store, check, poll};
 use crate::error::StoreProblem;
+use crate::sys;
 
 /// How long keys are kept after they were set.
 const LIFETIME: Duration = Duration::from_secs(3600);
 
 pub(super) struct RedisStore {
+    /// Without the password.
     url: String,
     prefix: String,
     connection: Mutex<Connection>,
 }
 
 impl RedisStore {
-    pub(super) fn open(url: &str, job: &str, deadline: Instant) -> Result<RedisStore, StoreProblem> {
-        let client = Client::open(url).map_err(|error| StoreProblem::Url(error.to_string()))?;
+    pub(super) fn open(url: &RedisUrl, job: &str, deadline: Instant) -> Result<RedisStore, StoreProblem> {
+        if url.0.starts_with("rediss://") {
+            // The client takes the process's provider of cryptography. If the program has chosen one, it stays.
+            _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        // The parser's own error may quote the URL, and the password with it.
+        let client = Client::open(&*url.0).map_err(|_| StoreProblem::Url("it is no URL of a Redis server".to_owned()))?;
         let waited = deadline.saturating_duration_since(Instant::now());
         let mut last = String::new();
-        let connection = poll(waited, || match client.get_connection_with_timeout(Duration::from_secs(2)) {
+        let connection = poll(waited, || match connect(&client, url, deadline) {
             Ok(connection) => Ok(Some(connection)),
             Err(error) if error.is_io_error() => {
-                last = error.to_string();
+                // The deadline ends the last attempt; why the one before failed says more.
+                if last.is_empty() || !error.is_timeout() {
+                    last = error.to_string();
+                }
                 Ok(None)
             }
             Err(error) => Err(problem("connecting")(error)),
         })?;
         let connection = connection.ok_or(StoreProblem::Unreachable { waited, last })?;
-        Ok(RedisStore { url: url.to_owned(), prefix: format!("kolo:{job}:"), connection: Mutex::new(connection) })
+        Ok(RedisStore { url: url.to_string(), prefix: format!("kolo:{job}:"), connection: Mutex::new(connection) })
     }
 
     fn ask<T: redis::FromRedisValue>(&self, command: &redis::Cmd, timeout: Duration) -> Result<T, StoreProblem> {
@@ -46,8 +57,16 @@ impl RedisStore {
     }
 }
 
+/// Resolves the server's name, reads the certificates of the system's authorities, connects and logs in: all this may block.
+fn connect(client: &Client, url: &RedisUrl, deadline: Instant) -> Result<Connection, RedisError> {
+    let client = client.clone();
+    let connect = move || client.get_connection_with_timeout(Duration::from_secs(2));
+    let advice = "neither a name server nor the Redis server answered in time";
+    sys::by_deadline(format!("connect {url}"), deadline, advice, connect, RedisError::from)
+}
+
 fn problem(doing: &'static str) -> impl FnOnce(RedisError) -> StoreProblem {
-    move |error| StoreProblem::io(doing)(std::io::Error::other(error))
+    move |error| StoreProblem::io(doing)(io::Error::other(error))
 }
 
 impl Store for RedisStore {

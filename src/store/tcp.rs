@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -43,7 +43,8 @@ const WAKER: Token = Token(usize::MAX);
 
 /// Serves a `tcp://` store until it is dropped.
 ///
-/// Rank 0 does so by itself; a launcher may do it instead.
+/// Rank 0 does so by itself. A launcher, or a program that needs to know the port, does it instead: see
+/// [`Builder::store_is_served`](crate::Builder::store_is_served).
 pub struct TcpStoreServer {
     // Dropped first: no caller comes any more.
     door: Door,
@@ -323,7 +324,8 @@ impl TcpStore {
         let url = if host.contains(':') { format!("tcp://[{host}]:{port}") } else { format!("tcp://{host}:{port}") };
         if !owner {
             if port == 0 {
-                let problem = "only rank 0 can use port 0; it prints the port that it got, which the others need".to_owned();
+                let problem =
+                    "only rank 0 can use port 0; the other ranks need the port that it picked, which it logs".to_owned();
                 return Err(StoreProblem::Url(problem).at(url));
             }
             return TcpStore::call(host, &[port], identity, deadline).map_err(|problem| problem.at(url));
@@ -331,7 +333,10 @@ impl TcpStore {
         let server = serve_at(host, port, identity, deadline).map_err(|problem| problem.at(&url))?;
         if port == 0 {
             let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-            eprintln!("kolo: rank 0 serves the store at tcp://{host}:{}", server.address().port());
+            tracing::warn!(
+                url = format!("tcp://{host}:{}", server.address().port()),
+                "rank 0 serves the store at a port that it picked"
+            );
         }
         TcpStore::of_server(server, identity, deadline)
     }
@@ -375,10 +380,10 @@ impl TcpStore {
             let mut last = String::new();
             for &port in ports {
                 // Resolved anew each time: in clusters, names appear with their hosts.
-                let addresses = match (host, port).to_socket_addrs() {
+                let addresses = match sys::resolve(host, port, deadline) {
                     Ok(addresses) => addresses,
                     Err(error) => {
-                        last = format!("{host} cannot be resolved: {error}");
+                        last = format!("cannot resolve {host}: {error}");
                         continue;
                     }
                 };
@@ -469,7 +474,7 @@ pub(crate) fn sample() -> Vec<u8> {
 
 /// Serves at a name or an address of this machine.
 fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Result<TcpStoreServer, StoreProblem> {
-    let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(StoreProblem::io("resolving its host"))?.collect();
+    let addresses = sys::resolve(host, port, deadline).map_err(StoreProblem::io("resolving its host"))?;
     let is_name = host.parse::<IpAddr>().is_err() && !host.eq_ignore_ascii_case("localhost");
     let mut last = None;
     for mut address in addresses {

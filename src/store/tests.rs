@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Place, Store, open};
+use super::{Place, RedisUrl, Store, masked, open};
 use crate::door::handshake::Identity;
 use crate::error::{Error, StoreProblem};
 
@@ -72,6 +72,156 @@ fn file_stores() {
     assert!(!path.exists(), "the file is removed when rank 0 is done");
 }
 
+/// A guest that has come first, and what it gets: it looks before rank 0 does.
+#[cfg(unix)]
+fn refused(path: &std::path::Path) -> [String; 2] {
+    let place = Place::File(path.to_owned());
+    let guest = open(&place, false, &identity(), late()).unwrap().get("a", SOON).unwrap_err();
+    assert!(matches!(guest, StoreProblem::Untrusted(_)), "{guest}");
+    let zero = open(&place, true, &identity(), late()).err().expect("rank 0 refuses the file");
+    assert!(matches!(zero, Error::Store { problem: StoreProblem::Untrusted(_), .. }), "{zero}");
+    assert!(path.symlink_metadata().is_ok(), "it is left as it is");
+    [guest.to_string(), zero.to_string()]
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_that_others_may_have_written_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let path = temporary();
+    let former = || {
+        std::fs::write(&path, super::file::sample()).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    former();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
+    for text in refused(&path) {
+        assert!(
+            text.contains("users other than its owner") && text.contains("mode 0622") && text.contains("remove it"),
+            "{text}"
+        );
+    }
+    if rustix::process::geteuid().is_root() {
+        former();
+        std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        for text in refused(&path) {
+            assert!(text.contains("belongs to user 65534 (mode 0600), and this process runs as user 0"), "{text}");
+        }
+    } else {
+        not_run("a store's file of another user; only root can give files away");
+    }
+    former();
+    let link = temporary();
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    refused(&link).iter().for_each(|text| assert!(text.contains("symbolic link"), "{text}"));
+    std::fs::remove_file(&link).unwrap();
+    // So is a lock that another user may have made.
+    let lock = std::path::PathBuf::from(format!("{}.lock", path.display()));
+    std::os::unix::fs::symlink(&path, &lock).unwrap();
+    let result = open(&Place::File(path.clone()), true, &identity(), late());
+    assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Untrusted(_), .. })));
+    std::fs::remove_file(&lock).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    // A pipe has nobody at its other end, and is not waited for.
+    let pipe = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the path ends with a zero.
+    assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);
+    refused(&path).iter().for_each(|text| assert!(text.contains("not a regular file"), "{text}"));
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn only_its_user_can_open_a_file_store() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let path = temporary();
+    // What others could read, and may have opened, is not written to.
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let former = std::fs::File::open(&path).unwrap();
+    let zero = open(&Place::File(path.clone()), true, &identity(), late()).unwrap();
+    assert!(zero.is_private());
+    zero.set("secret", b"1", LATE).unwrap();
+    for path in [path.clone(), format!("{}.lock", path.display()).into()] {
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600, "{}", path.display());
+    }
+    assert_eq!(former.metadata().unwrap().len(), 0);
+}
+
+/// A writer that was killed in the middle of a record, at any byte of it.
+#[test]
+fn the_next_writer_overwrites_a_torn_record() {
+    let place = file_place();
+    let Place::File(path) = &place else { unreachable!() };
+    let zero = open(&place, true, &identity(), late()).unwrap();
+    zero.set("first", &[1; 100], LATE).unwrap();
+    let whole = std::fs::read(path).unwrap();
+    zero.set("second", &[2; 100], LATE).unwrap();
+    let torn = std::fs::read(path).unwrap()[whole.len()..].to_vec();
+    for cut in (1..torn.len()).step_by(7) {
+        std::fs::write(path, [&whole[..], &torn[..cut]].concat()).unwrap();
+        let [reader, writer] = [0; 2].map(|_| open(&place, false, &identity(), late()).unwrap());
+        assert_eq!(reader.get("first", LATE).unwrap().unwrap(), [1; 100]);
+        assert_eq!(reader.get("second", Duration::ZERO).unwrap(), None);
+        writer.set("third", &[cut as u8], LATE).unwrap();
+        let late_reader = open(&place, false, &identity(), late()).unwrap();
+        for store in [reader, writer, late_reader] {
+            assert_eq!(store.get("third", LATE).unwrap().unwrap(), [cut as u8], "cut at {cut}");
+        }
+    }
+}
+
+/// A process that is stopped in the middle of a record holds the lock.
+#[test]
+fn a_locked_file_is_read_and_writers_say_that_it_is_locked() {
+    let place = file_place();
+    let Place::File(path) = &place else { unreachable!() };
+    let zero = open(&place, true, &identity(), late()).unwrap();
+    let other = open(&place, false, &identity(), late()).unwrap();
+    zero.set("a", b"1", LATE).unwrap();
+    let lock = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    lock.lock().unwrap();
+    if !cfg!(windows) {
+        assert_eq!(other.get("a", LATE).unwrap().unwrap(), b"1");
+    }
+    let error = other.set("b", b"2", SOON).unwrap_err().to_string();
+    assert!(error.contains("its lock, which another process holds"), "{error}");
+    drop(lock);
+    other.set("b", b"2", LATE).unwrap();
+}
+
+#[test]
+fn many_writers_and_readers_of_one_file_lose_nothing() {
+    const RANKS: usize = 64;
+    let place = file_place();
+    let zero = open(&place, true, &identity(), late()).unwrap();
+    std::thread::scope(|scope| {
+        for rank in 0..RANKS {
+            let place = &place;
+            scope.spawn(move || {
+                let store = open(place, false, &identity(), late()).unwrap();
+                let mine = rank.to_le_bytes();
+                assert_eq!(store.claim(&format!("rank/{rank}"), &mine, LATE).unwrap(), mine);
+                assert_eq!(store.claim("first", &mine, LATE).unwrap().len(), mine.len());
+                assert_eq!(store.get("book", LATE).unwrap().unwrap(), b"all");
+            });
+        }
+        for rank in 0..RANKS {
+            assert_eq!(zero.get(&format!("rank/{rank}"), LATE).unwrap().unwrap(), rank.to_le_bytes());
+        }
+        zero.set("book", b"all", LATE).unwrap();
+    });
+    let first = zero.get("first", LATE).unwrap();
+    assert_eq!(zero.claim("first", b"too late", LATE).unwrap(), first.unwrap());
+}
+
+/// What passing tests print is not shown; this is.
+fn not_run(why: &str) {
+    std::io::Write::write_all(&mut std::io::stderr(), format!("NOT RUN: {why}\n").as_bytes()).unwrap();
+}
+
 #[test]
 fn tcp_stores() {
     let zero = open(&Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
@@ -83,13 +233,138 @@ fn tcp_stores() {
 #[test]
 fn redis_stores() {
     let Ok(url) = std::env::var("KOLO_TEST_REDIS") else {
-        // What passing tests print is not shown; this is.
-        std::io::Write::write_all(&mut std::io::stderr(), b"NOT RUN: redis_stores; KOLO_TEST_REDIS names no server\n").unwrap();
-        return;
+        return not_run("redis_stores; KOLO_TEST_REDIS names no server");
     };
     let identity = Identity::new(&format!("test-{}-{:?}", std::process::id(), Instant::now()), None);
     let open = || open(&Place::parse(&url).unwrap(), false, &identity, late()).unwrap();
     promises(&*open(), &*open());
+    // Of a URL with a password, nothing shows it.
+    let Some((password, _)) = url.rsplit_once('@').and_then(|(user, host)| Some((user.rsplit_once(':')?.1, host))) else {
+        return;
+    };
+    assert!(!open().url().contains(password), "{}", open().url());
+    let wrong = url.replace(password, "not-that-one");
+    let error = super::open(&Place::parse(&wrong).unwrap(), false, &identity, late()).err().expect("refused").to_string();
+    assert!(error.contains("***@") && !error.contains("not-that-one"), "{error}");
+}
+
+/// A server of Redis, which ends with the test.
+#[cfg(feature = "redis")]
+struct RedisServer {
+    process: std::process::Child,
+    folder: std::path::PathBuf,
+    port: u16,
+    tls_port: u16,
+}
+
+#[cfg(feature = "redis")]
+impl RedisServer {
+    const PASSWORD: &'static str = "open-sesame";
+
+    /// With a password, and with certificates for `localhost`; `None` without the programs for it.
+    fn start() -> Option<RedisServer> {
+        use std::process::{Command, Stdio};
+
+        let folder = temporary();
+        std::fs::create_dir(&folder).unwrap();
+        let make_certificates = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem && \
+             openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr && \
+             printf subjectAltName=DNS:localhost > server.ext && \
+             openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile server.ext -out server.pem";
+        let openssl = Command::new("sh").args(["-c", make_certificates]).current_dir(&folder).stderr(Stdio::null()).status();
+        if !openssl.is_ok_and(|status| status.success()) {
+            return None;
+        }
+        let listeners = [0; 2].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let [port, tls_port] = listeners.map(|listener| listener.local_addr().unwrap().port());
+        let process = Command::new("redis-server")
+            .args(["--bind", "127.0.0.1", "--save", "", "--requirepass", RedisServer::PASSWORD, "--tls-auth-clients", "no"])
+            .args(["--tls-cert-file", "server.pem", "--tls-key-file", "server.key", "--tls-ca-cert-file", "ca.pem"])
+            .args(["--port", &port.to_string(), "--tls-port", &tls_port.to_string()])
+            .current_dir(&folder)
+            .stdout(Stdio::null())
+            .spawn();
+        let server = RedisServer { process: process.ok()?, folder, port, tls_port };
+        let deadline = late();
+        while std::net::TcpStream::connect(("127.0.0.1", tls_port)).is_err() {
+            assert!(Instant::now() < deadline, "redis-server does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(server)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn redis_stores_with_a_password_and_by_tls() {
+    let Some(server) = RedisServer::start() else {
+        return not_run("redis_stores_with_a_password_and_by_tls; it needs redis-server and openssl");
+    };
+    let RedisServer { port, tls_port, folder, .. } = &server;
+    for url in [
+        format!("redis://:{}@127.0.0.1:{port}", RedisServer::PASSWORD),
+        format!("rediss://:{}@localhost:{tls_port}", RedisServer::PASSWORD),
+    ] {
+        // The authorities that a process trusts are read from its environment.
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "store::tests::redis_stores", "--nocapture"])
+            .env("KOLO_TEST_REDIS", &url)
+            .env("SSL_CERT_FILE", folder.join("ca.pem"))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("1 passed"), "{url}: {said}");
+        assert!(!said.contains(RedisServer::PASSWORD), "{said}");
+    }
+    // A server whose certificate nobody has signed whom this process trusts.
+    let place = Place::parse(&format!("rediss://:{}@localhost:{tls_port}", RedisServer::PASSWORD)).unwrap();
+    let error = open(&place, false, &identity(), Instant::now() + Duration::from_secs(5)).err().expect("refused").to_string();
+    assert!(error.contains("certificate") && !error.contains(RedisServer::PASSWORD), "{error}");
+}
+
+/// A server that takes connections and says nothing.
+#[cfg(feature = "redis")]
+#[test]
+fn a_silent_redis_server_is_given_up_at_the_deadline() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    for scheme in ["redis", "rediss"] {
+        let place = Place::parse(&format!("{scheme}://:pass-word@127.0.0.1:{port}")).unwrap();
+        let result = open(&place, false, &identity(), Instant::now() + SOON);
+        let Some(Error::Store { store, problem: StoreProblem::Unreachable { last, .. } }) = result.err() else {
+            panic!("opened")
+        };
+        assert!(store == format!("{scheme}://***@127.0.0.1:{port}"), "{store}");
+        assert!(!last.contains("pass-word"), "{last}");
+    }
+}
+
+#[test]
+fn no_password_is_shown() {
+    for (url, shown) in [
+        ("redis://:open-sesame@host:1/2", "redis://***@host:1/2"),
+        ("rediss://me:open-sesame@host", "rediss://***@host"),
+        ("redis://me:open-@sesame@host?password=open-sesame", "redis://***@host?***"),
+        ("http://me:open-sesame@host", "http://***@host"),
+        ("tcp://me:open-sesame@host", "tcp://***@host"),
+        ("me:open-sesame@host", "***@host"),
+        ("file:///home/me@here", "file:///home/me@here"),
+        ("tcp://10.0.0.1:29500", "tcp://10.0.0.1:29500"),
+    ] {
+        assert_eq!(masked(url), shown);
+        let place = Place::parse(url);
+        let texts = [format!("{place:?}"), place.map_or_else(|error| error.to_string(), |_| String::new())];
+        assert!(texts.iter().all(|text| !text.contains("sesame")), "{texts:?}");
+    }
 }
 
 #[test]
@@ -187,7 +462,7 @@ fn urls() {
         ("tcp://node7:0", tcp("node7", 0)),
         ("env://", Place::Env),
         ("hash://a", Place::Hash("a".to_owned())),
-        ("redis://localhost:6379/1", Place::Redis("redis://localhost:6379/1".to_owned())),
+        ("redis://localhost:6379/1", Place::Redis(RedisUrl("redis://localhost:6379/1".to_owned()))),
         ("file:///tmp/pg", Place::File("/tmp/pg".into())),
         ("file:///D:/pg", Place::File(if cfg!(windows) { "D:/pg" } else { "/D:/pg" }.into())),
     ] {

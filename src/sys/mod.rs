@@ -6,6 +6,8 @@
 
 mod clock;
 mod facts;
+mod file;
+mod helper;
 mod secret;
 mod segment;
 mod signal;
@@ -26,6 +28,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
 pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, may_have_devices, probe_cuda, reading_policy};
+pub(crate) use file::{NotOpened, close, has_file_permissions, is_locked_out, is_open_to_others, is_still_at, open_own};
+pub(crate) use helper::{Helper, by_deadline, resolve};
 pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_stopped, port_holder,
     process_namespace, read_process, sleep_on, wake_all,
@@ -35,6 +39,9 @@ pub(crate) use segment::Segment;
 pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{PARTS, is_want, listen, own_loopback, receive, send, send_unpaced, want};
 pub(crate) use wait::{Patience, Waiting};
+
+/// What to do about a file that is not read or written in time.
+pub(crate) const SILENT_FILE: &str = "its file system did not answer in time; check the mount and the server behind it";
 
 /// Whether a process that this one sees has ended, as far as the system says.
 pub(crate) fn has_ended(pid: u32) -> bool {
@@ -80,57 +87,5 @@ pub(crate) fn count_forks() {
                 tracing::warn!("a forked child will not be told that it cannot use its communicators");
             }
         });
-    }
-}
-
-/// A file that these options create nobody but this user can open, where the system has such permissions.
-pub(crate) fn private(options: &mut std::fs::OpenOptions) -> &mut std::fs::OpenOptions {
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
-    options
-}
-
-/// Whether others than this user can open a file.
-pub(crate) fn is_open_to_others(file: &std::fs::File) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        file.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o077 != 0)
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = file;
-        false
-    }
-}
-
-/// Lets nobody but this user read or write a file; false where that cannot be had.
-pub(crate) fn make_private(file: &std::fs::File) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // Some file systems take the permissions and do not keep them.
-        file.set_permissions(std::fs::Permissions::from_mode(0o600)).is_ok() && !is_open_to_others(file)
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = file;
-        false
-    }
-}
-
-/// Whether an open file is still the one at a path, and not one that was removed or replaced.
-pub(crate) fn is_still_at(file: &std::fs::File, path: &std::path::Path) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let id = |metadata: &std::fs::Metadata| (metadata.dev(), metadata.ino());
-        matches!((file.metadata(), std::fs::metadata(path)), (Ok(file), Ok(path)) if id(&file) == id(&path))
-    }
-    // Elsewhere a file that is open cannot be removed.
-    #[cfg(not(unix))]
-    {
-        let _ = (file, path);
-        true
     }
 }

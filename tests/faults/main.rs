@@ -68,6 +68,8 @@ const TESTS: &[runner::Test] = &[
     ("row_38_another_user", strangers::another_user),
     ("row_39_store_ends", starts::store_ends),
     ("row_40_uneven", processes::uneven),
+    ("file_store_keeps_up", starts::file_keeps_up),
+    ("missing_of_many_at_a_file", starts::missing_of_many),
     ("survivors_go_on", processes::survivors_go_on),
     ("killed_while_splitting", processes::killed_while_splitting),
     ("two_killed_at_once", processes::two_killed),

@@ -153,6 +153,41 @@ pub(crate) fn other_world_size() -> Outcome {
     Passed(String::new())
 }
 
+/// At a file where many ranks look and wait, those that did not come are told from those that did.
+pub(crate) fn missing_of_many() -> Outcome {
+    const CAME: usize = 24;
+    let (store, name) = fresh();
+    let mut job = Job::empty();
+    for number in (0..CAME).rev() {
+        let mut command = rank("once", number, CAME + 2, &store, &name);
+        command.env("KOLO_START_TIMEOUT", "8s");
+        job.add(command);
+    }
+    for text in job.all_say("refused") {
+        assert!(text.contains("2 of 26 ranks did not join") && text.contains("missing 24, 25;"), "{text}");
+    }
+    Passed(String::new())
+}
+
+/// As many ranks as a busy machine has start at a file about as fast as at a server.
+pub(crate) fn file_keeps_up() -> Outcome {
+    const RANKS: usize = 48;
+    let start = |store: String| {
+        let began = Instant::now();
+        let mut job = Job::empty();
+        (0..RANKS).for_each(|number| job.add(rank("once", number, RANKS, &store, "many")));
+        job.all_say("done");
+        began.elapsed()
+    };
+    let mut ratios: Vec<f64> = (0..3)
+        .map(|_| start(fresh().0).as_secs_f64() / start(format!("tcp://127.0.0.1:{}", free_port())).as_secs_f64())
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    // Others share the machine. Where every rank reads the whole file again and again, the ratio is that of the ranks.
+    assert!(ratios[0] < 3.0, "times of a file over those of a server: {ratios:.2?}");
+    Passed(format!("{RANKS} ranks: times of a file over those of a server {ratios:.2?}"))
+}
+
 /// The server of the store is another process, this one, as under `kolo run`.
 pub(crate) fn store_ends() -> Outcome {
     let secret = std::array::from_fn(|i| u8::from_str_radix(&SECRET[2 * i..2 * i + 2], 16).unwrap());

@@ -1,0 +1,115 @@
+//! Files whose contents kolo believes because nobody but this user can have written them.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::path::Path;
+
+/// Why a file was not opened.
+pub(crate) enum NotOpened {
+    System(io::Error),
+    /// Another user may have written it. The text says what the file is, and whose.
+    Untrusted(String),
+}
+
+/// Opens a file that this user owns and others cannot write; does not follow a symbolic link, nor wait for a pipe. What these
+/// options create, others cannot open.
+pub(crate) fn open_own(options: &mut OpenOptions, path: &Path) -> Result<File, NotOpened> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC);
+    }
+    let file = options.open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => NotOpened::System(error),
+        // What lies there explains the error better: a link, or a file of another user.
+        _ => match path.symlink_metadata().ok().and_then(|metadata| distrust(&metadata)) {
+            Some(why) => NotOpened::Untrusted(why),
+            None => NotOpened::System(error),
+        },
+    })?;
+    match distrust(&file.metadata().map_err(NotOpened::System)?) {
+        Some(why) => Err(NotOpened::Untrusted(why)),
+        None => Ok(file),
+    }
+}
+
+/// Why another user may have written a file, if so.
+fn distrust(metadata: &Metadata) -> Option<String> {
+    if metadata.is_symlink() {
+        return Some("it is a symbolic link".to_owned());
+    }
+    if !metadata.is_file() {
+        return Some("it is not a regular file".to_owned());
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let (owner, user, mode) = (metadata.uid(), rustix::process::geteuid().as_raw(), metadata.mode() & 0o7777);
+        if owner != user {
+            return Some(format!("it belongs to user {owner} (mode {mode:04o}), and this process runs as user {user}"));
+        }
+        if mode & 0o022 != 0 {
+            return Some(format!("users other than its owner {owner} can write to it (mode {mode:04o})"));
+        }
+    }
+    None
+}
+
+/// Whether files have owners and permissions on this system.
+pub(crate) fn has_file_permissions() -> bool {
+    cfg!(unix)
+}
+
+/// Whether users other than its owner can read or write a file, where the system has such permissions.
+pub(crate) fn is_open_to_others(file: &File) -> io::Result<bool> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        Ok(file.metadata()?.permissions().mode() & 0o077 != 0)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        Ok(false)
+    }
+}
+
+/// Whether a file could not be read because another process has locked it, which only Windows' locks prevent.
+pub(crate) fn is_locked_out(error: &io::Error) -> bool {
+    const ERROR_LOCK_VIOLATION: i32 = 33;
+    cfg!(windows) && error.raw_os_error() == Some(ERROR_LOCK_VIOLATION)
+}
+
+/// Whether an open file is still the one at a path, and not one that was removed or replaced.
+pub(crate) fn is_still_at(file: &File, path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let id = |metadata: &Metadata| (metadata.dev(), metadata.ino());
+        matches!((file.metadata(), path.symlink_metadata()), (Ok(file), Ok(path)) if id(&file) == id(&path))
+    }
+    // Elsewhere a file that is open cannot be removed.
+    #[cfg(not(unix))]
+    {
+        let _ = (file, path);
+        true
+    }
+}
+
+/// Closes a file. Network file systems write back what was written to it before, and report errors of that here.
+pub(crate) fn close(file: File) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::fd::IntoRawFd;
+        // SAFETY: the descriptor was owned by `file`, which has given it up.
+        match unsafe { libc::close(file.into_raw_fd()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+    #[cfg(not(unix))]
+    {
+        drop(file);
+        Ok(())
+    }
+}
