@@ -252,7 +252,8 @@ fn local_connections() -> Finding {
 /// What a job costs the system; see [`cost`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Descriptors that a rank holds at most, without links between ranks and what the program opens itself.
+    /// Descriptors that a rank holds at most: watches over the other processes and its and their segments. Without links, and what
+    /// the program and its listener have open.
     pub descriptors: u64,
     /// Bytes of shared memory that the ranks of a host take together at most, without registered buffers and links, as long as no
     /// rank has operations in flight on more than three communicators at once.
@@ -266,7 +267,7 @@ pub fn cost(ranks: usize, communicators: usize) -> Cost {
     let stages = KEPT as u64;
     // Every rank may lead communicators, and its slabs grow up to a size.
     let slabs = ranks * slabs_for(of_areas / ranks.max(1)) as u64;
-    Cost { descriptors: FILES + ranks + stages + slabs, shared_memory: of_areas + ranks * stages * STAGE as u64 }
+    Cost { descriptors: ranks + stages + slabs, shared_memory: of_areas + ranks * stages * STAGE as u64 }
 }
 
 /// Ranks for which there should be shared memory.
@@ -326,7 +327,7 @@ fn descriptors(ranks: usize, sockets: u64) -> Finding {
     let Some([now, most]) = sys::descriptor_limit() else {
         return Finding::fine(SUBJECT, "not limited");
     };
-    let needed = FILES + ranks as u64 * sockets;
+    let needed = FILES + cost(ranks, 1).descriptors + ranks as u64 * sockets;
     let number = |limit: u64| if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
     let found = format!("{} may be open; {} of {ranks} ranks needs up to {needed}", number(now), "a rank");
     if now >= needed {

@@ -44,21 +44,33 @@ fn slab_size(slabs: usize) -> usize {
 /// Parts at equal distances in a segment, one for each rank of a communicator on this host.
 #[derive(Clone)]
 pub(crate) struct Parts {
-    segment: Arc<Segment>,
-    base: usize,
+    /// Keeps the memory mapped.
+    _segment: Arc<Segment>,
+    start: *mut u8,
     stride: usize,
     ranks: usize,
 }
 
+// SAFETY: an address in a segment, which is used as the segment's is.
+unsafe impl Send for Parts {}
+// SAFETY: as above.
+unsafe impl Sync for Parts {}
+
 impl Parts {
+    fn new(segment: Arc<Segment>, base: usize, stride: usize, ranks: usize) -> Parts {
+        assert!(stride >= AREA && ranks > 0 && base + (ranks - 1) * stride + AREA <= segment.len());
+        Parts { start: segment.at(base), _segment: segment, stride, ranks }
+    }
+
     /// The start of a rank's part: [`AREA`] bytes, aligned to as many.
     #[inline]
     pub(crate) fn at(&self, rank: usize) -> *mut u8 {
         debug_assert!(rank < self.ranks);
-        self.segment.at(self.base + rank * self.stride)
+        self.start.wrapping_add(rank * self.stride)
     }
 
     fn departed(&self, rank: usize) -> &AtomicU32 {
+        assert!(rank < self.ranks);
         // SAFETY: within the part, which lives as long as the segment; aligned, zeroed in the beginning, and used through atomics
         // only.
         unsafe { &*self.at(rank).add(DEPARTED).cast() }
@@ -80,8 +92,8 @@ impl Area {
     }
 
     fn within(segment: Arc<Segment>, base: usize, stride: usize, rank: usize, ranks: usize) -> Area {
-        assert!(rank < ranks && stride >= AREA && base + (ranks - 1) * stride + AREA <= segment.len());
-        Area { parts: Parts { segment, base, stride, ranks }, rank, is_entered: false }
+        assert!(rank < ranks);
+        Area { parts: Parts::new(segment, base, stride, ranks), rank, is_entered: false }
     }
 
     /// From now on this rank uses the area, until it drops this.
@@ -199,7 +211,7 @@ impl HostGroup {
         let Slab { segment, used, .. } = &mut slabs.all[slab];
         used[first + count..first + ranks].fill(false);
         if count > 0 {
-            let parts = Parts { segment: segment.clone(), base: first * AREA, stride: AREA, ranks: count };
+            let parts = Parts::new(segment.clone(), first * AREA, AREA, count);
             slabs.leases.push(Lease { slab, parts, first, members: members.to_vec() });
         }
     }

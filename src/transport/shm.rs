@@ -12,8 +12,9 @@ use super::memory::{Bell, RingLink};
 use super::ring;
 use crate::sys::{LocalStream, Segment};
 
-/// Bytes of one ring: enough that neither side of a stream waits for the other's every step, little enough for the caches.
-const CAPACITY: usize = 512 << 10;
+/// Bytes of one ring: enough that neither side of a stream waits for the other's every step, little enough for the caches and for
+/// many links.
+const CAPACITY: usize = 128 << 10;
 
 /// Makes the memory of a link, and hands it to the peer at the other end of `stream`.
 pub(crate) fn offer(stream: LocalStream) -> io::Result<Box<dyn Link>> {
