@@ -113,6 +113,15 @@ pub enum Error {
         seq: u64,
     },
 
+    /// A call panicked, and the communicator has ended. A program that catches the panic finds this as what revoked it.
+    #[error(
+        "{op} panicked, which has ended the communicator; this is a defect of kolo: please report it with the panic's message"
+    )]
+    Panicked {
+        /// What was called.
+        op: Op,
+    },
+
     /// This process was forked from the one that made the communicator.
     #[error(
         "{op}: this process was forked after the communicator was made; use it in the process that made it, and connect anew here"

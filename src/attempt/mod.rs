@@ -41,6 +41,12 @@ impl Terms {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Has an operation of this thread panic when it waits for a peer.
+    pub(crate) static PANICS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// One operation under way. Its parts share one deadline, which a clone keeps from its first wait on.
 #[derive(Clone)]
 pub(crate) struct Attempt<'a> {
@@ -139,6 +145,8 @@ impl<'a> Attempt<'a> {
 
     /// How long to wait for `peer` before asking again: an error if the deadline has passed or the communicator is dropped.
     pub(crate) fn patience_with(&self, peer: Rank) -> Result<Duration> {
+        #[cfg(test)]
+        assert!(!PANICS.take(), "a panic that a test asked for");
         let is_collective = !self.descriptor.op.is_point_to_point();
         if self.terms.alarm.stops(is_collective.then_some(self.descriptor.seq)) {
             return Err(Error::Aborted { op: self.descriptor.op, seq: self.descriptor.seq });

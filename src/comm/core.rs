@@ -710,6 +710,18 @@ impl Core {
         self.window.as_mut()
     }
 
+    /// A call has panicked, and whoever lent it buffers may free them: no message refers to them any more.
+    pub(super) fn forget_buffers(&mut self) {
+        if let Some(engine) = &mut self.engine {
+            engine.forget_messages();
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn refers_to_buffers(&self) -> bool {
+        self.engine.as_ref().is_some_and(Engine::has_messages)
+    }
+
     /// Tells the others that this rank takes part no more.
     pub(super) fn part(&mut self, failed: bool) {
         self.fabric.bulletin().last_seq.store(self.seq, Ordering::Relaxed);

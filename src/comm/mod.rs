@@ -17,6 +17,7 @@ mod shrink;
 mod simulation;
 mod split;
 mod start;
+mod unwinding;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -330,7 +331,7 @@ impl Shared {
         }
         self.check_not_revoked(core, call.op)?;
         // SAFETY: passed on.
-        let result = unsafe { self.collective(core, call) };
+        let result = self.unless_it_panics(core, call.op, |core| unsafe { self.collective(core, call) });
         result.map_err(|error| self.fail(core, error))
     }
 
@@ -338,10 +339,14 @@ impl Shared {
     ///
     /// As for [`Communicator::run_together`].
     unsafe fn point_to_point(&self, core: &mut Core, calls: Vec<Call>) -> Result<()> {
-        self.check_not_revoked(core, calls.first().map_or(Op::Send, |call| call.op))?;
+        let op = calls.first().map_or(Op::Send, |call| call.op);
+        self.check_not_revoked(core, op)?;
         let mut calls = calls.into_iter();
-        // SAFETY: passed on.
-        let result = unsafe { core.point_to_point(&self.terms, || calls.next(), |_| {}) };
+        let run = |core: &mut Core| {
+            // SAFETY: passed on.
+            unsafe { core.point_to_point(&self.terms, || calls.next(), |_| {}) }
+        };
+        let result = self.unless_it_panics(core, op, run);
         result.map_err(|error| self.fail(core, error))
     }
 

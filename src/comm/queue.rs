@@ -173,7 +173,8 @@ impl Worker {
     /// behind it up to the next collective, also such as are queued meanwhile.
     fn point_to_point(&mut self, core: &mut super::Core, first: Task) {
         let shared = self.shared.clone();
-        match shared.check_not_revoked(core, first.call.op).and_then(|()| core.waker()) {
+        let op = first.call.op;
+        match shared.check_not_revoked(core, op).and_then(|()| core.waker()) {
             // From now on, whoever queues a task ends this thread's sleep on links.
             Ok(waker) => *self.waker.lock() = Some(waker),
             Err(error) => return first.complete(Err(error)),
@@ -226,8 +227,11 @@ impl Worker {
                 Err(error) => give_up(task, error),
             }
         };
-        // SAFETY: whoever queued the calls keeps their buffers until they complete.
-        let result = unsafe { core.point_to_point(&shared.terms, next, finished) };
+        let run = |core: &mut super::Core| {
+            // SAFETY: whoever queued the calls keeps their buffers until they complete.
+            unsafe { core.point_to_point(&shared.terms, next, finished) }
+        };
+        let result = shared.unless_it_panics(core, op, run);
         if let Err(error) = result {
             let error = shared.fail(core, error);
             for (task, _) in under_way.into_inner() {

@@ -291,6 +291,18 @@ impl Engine {
         }
     }
 
+    /// Whoever lent memory takes it back, and it is not known how much of a message has left: the peers see the links close.
+    pub(crate) fn forget_messages(&mut self) {
+        for out in self.outgoing.drain(..) {
+            self.mesh.close(out.to);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_messages(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
     /// Does what can be done now, on all jobs; whether that was anything.
     fn turn(&mut self, active: &mut Vec<Active<'_>>, finished: &mut impl FnMut(usize)) -> Result<bool> {
         let mut moved = false;

@@ -265,6 +265,7 @@ pub(super) fn code(error: &Error) -> kolo_result_t {
         Error::Os { .. } => KOLO_ERR_OS,
         Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
         Error::Forked { .. } => KOLO_ERR_FORKED,
+        Error::Panicked { .. } => KOLO_ERR_INTERNAL,
     }
 }
 
@@ -273,7 +274,9 @@ fn culprit(described: &mut kolo_error_t, error: &Error) {
     let kolo_error_t { rank, op, seq, pid, cause, after_us, host, .. } = described;
     let operation = |it: &Op| *it as u8 as kolo_op_t;
     match error {
-        Error::Argument { op: called, .. } | Error::Forked { op: called } => *op = operation(called),
+        Error::Argument { op: called, .. } | Error::Forked { op: called } | Error::Panicked { op: called } => {
+            *op = operation(called)
+        }
         Error::Aborted { op: called, seq: number } => (*op, *seq) = (operation(called), *number),
         Error::Peer { rank: peer, host: name, pid: process, op: called, seq: number, after, cause: did, .. } => {
             (*rank, *op, *seq, *pid, *cause) = (*peer as i32, operation(called), *number, *process, cause_number(did));
