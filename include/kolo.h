@@ -1059,7 +1059,7 @@ kolo_result_t kolo_mem_alloc(void **ptr,
                              kolo_comm_t comm);
 
 // Frees what kolo_mem_alloc allocated; of NULL, nothing. Not a collective call, and the communicator may be gone. Operations on the
-// memory must have ended.
+// memory must have ended. In a forked child it leaves the memory, which is the parent's, as it is.
 kolo_result_t kolo_mem_free(void *ptr);
 
 // Makes a reducer of all ranks of `comm`, for the `nparameters` parameters of a model in the order in which its forward pass uses

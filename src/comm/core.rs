@@ -1,6 +1,7 @@
 //! What carries out calls: one at a time, by whichever thread holds it.
 
 use std::cell::RefCell;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -644,7 +645,8 @@ impl Core {
         self.place().0
     }
 
-    /// Memory with a part of `part` bytes for each rank of this host, mapped by all of them; `None` if they cannot share any.
+    /// Memory with a part of `part` bytes, whole pages, for each rank of this host, mapped by all of them; `None` if they cannot share
+    /// any.
     pub(super) fn allocate(&mut self, terms: &Terms, part: usize) -> Result<Option<Arc<Allocation>>> {
         self.seq += 1;
         let Some(window) = &mut self.window else { return Ok(None) };
@@ -667,7 +669,6 @@ impl Core {
         self.recording.history.end(entry, agreed.is_ok());
         agreed?;
         window.heap().forget(&dropped);
-        let part = part.max(1).next_multiple_of(Segment::PAGE);
         let segment = self.share(terms, descriptor, part)?;
         let registered = segment.map(|segment| Arc::new(Allocation { segment, part }));
         if let (Some(window), Some(registered)) = (&mut self.window, &registered) {
@@ -681,6 +682,7 @@ impl Core {
         let (Some(host), Some(window)) = (self.fabric.host().cloned(), &mut self.window) else { return Ok(None) };
         let (place, ranks) = (window.rank(), window.members().len());
         let attempt = Attempt::new(descriptor, terms);
+        let deadline = Instant::now() + terms.timeout;
         let made = (place == 0).then(|| host.create(ranks * part)).transpose();
         let mine = made.inspect_err(|error| tracing::warn!(%error, "no shared memory")).ok().flatten();
         let lent = mine.as_ref().map_or(0, |segment| host.lend(segment));
@@ -692,16 +694,23 @@ impl Core {
                 Ok(id) => window.fetch(&attempt, 0, id)?.inspect_err(|error| tracing::warn!(%error, "no shared memory")).ok(),
             };
             let mine = place * part..(place + 1) * part;
-            let found = found.filter(|segment| segment.len() == ranks * part && segment.reserve(mine).is_ok());
+            let found = found.filter(|segment| segment.len() == ranks * part);
+            let found = match found.map(|segment| segment.reserve_by(mine, deadline).map(|()| segment)).transpose() {
+                // It is this rank that the others wait for.
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    let what = "reserving shared memory is not done by the deadline; ask for less memory or set a longer timeout";
+                    let Descriptor { op, seq, .. } = descriptor;
+                    return Err(Error::os(format!("{op} seq={seq}: {what}"))(error));
+                }
+                found => found.inspect_err(|error| tracing::warn!(%error, "no shared memory")).ok().flatten(),
+            };
             let have = window.tell(&attempt, [found.is_some().into(), 0, 0, 0, 0, 0])?;
             Ok(found.filter(|_| have.iter().all(|notes| notes[0] != 0)))
         })();
         if lent != 0 {
             host.withdraw(lent);
         }
-        if let Ok(Some(segment)) = &shared {
-            segment.close();
-        }
+        // The descriptor stays open: it takes one to make memory private that a peer may write into after a failure.
         shared
     }
 

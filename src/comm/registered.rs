@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::Communicator;
 use super::call::Call;
 use crate::error::{Argument, Error, Result};
-use crate::sys::Segment;
+use crate::sys::{PageSize, Segment};
 use crate::types::{Element, Op};
 use crate::window::heap::Allocation;
 
@@ -27,16 +27,20 @@ impl Communicator {
     /// buffers reads and writes them where they are, and needs no staging. Where ranks cannot share memory it is ordinary
     /// memory, and everything works as well.
     ///
-    /// A collective call: all ranks allocate the same length. Ranks may drop their buffers whenever they like.
+    /// A collective call: all ranks allocate the same length. Ranks may drop their buffers whenever they like. A forked child shares
+    /// the memory with its parent, and frees nothing when it drops the buffer.
     ///
-    /// When an operation has failed, nobody else writes into them any more.
+    /// Peers use a buffer only while an operation does. When an operation has failed they do not use its buffer any more; others
+    /// are not touched.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there cannot be so much memory, [`Error::Mismatch`] if ranks ask for different lengths.
+    /// [`Error::Argument`] if there cannot be so much memory, [`Error::Mismatch`] if ranks ask for different lengths, [`Error::Os`] if
+    /// the system has not found so much memory by the deadline of operations.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Registered<T>> {
         let too_many = || Error::Argument { op: Op::Alloc, problem: Argument::TooMany { count: len } };
-        let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_next_multiple_of(Segment::PAGE));
+        // Also none is some, so that there is a page to share.
+        let bytes = len.max(1).checked_mul(size_of::<T>()).and_then(|bytes| PageSize::system().round_up(bytes));
         let whole = bytes.and_then(|bytes| bytes.checked_mul(self.world_size()));
         let bytes = bytes.filter(|_| whole.is_some_and(|whole| whole <= isize::MAX as usize)).ok_or_else(too_many)?;
         // All ranks ask for the same, after what they started before.
@@ -88,7 +92,7 @@ impl<T: Element> AsMut<[T]> for Registered<T> {
 
 impl<T: Element> Drop for Registered<T> {
     fn drop(&mut self) {
-        // The address stays taken until all ranks have dropped theirs; the memory itself is free now.
+        // The address stays taken until all ranks have dropped theirs; the memory itself is free now, unless this is a forked child.
         self.memory.segment.release(self.place * self.memory.part..(self.place + 1) * self.memory.part);
     }
 }

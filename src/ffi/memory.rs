@@ -36,7 +36,7 @@ pub unsafe extern "C" fn kolo_mem_alloc(ptr: *mut *mut c_void, bytes: usize, com
 }
 
 /// Frees what kolo_mem_alloc allocated; of NULL, nothing. Not a collective call, and the communicator may be gone. Operations on the
-/// memory must have ended.
+/// memory must have ended. In a forked child it leaves the memory, which is the parent's, as it is.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_mem_free(ptr: *mut c_void) -> kolo_result_t {
     boundary(|| {

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use mio::{Interest, Registry, Token};
@@ -18,12 +18,12 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
 use rustix::thread::futex;
 
 /// A memfd, mapped whole.
@@ -32,12 +32,19 @@ pub(super) struct Mapping {
     file: Mutex<Option<OwnedFd>>,
     base: NonNull<u8>,
     len: usize,
+    /// The process that mapped it. A child that was forked has this value, too, and shares the memory; to give it back is the
+    /// parent's.
+    owner: u32,
 }
 
 impl Mapping {
     pub(super) fn create(len: usize) -> io::Result<Mapping> {
         if available_memory().is_some_and(|available| len as u64 > available) {
             return Err(Errno::NOMEM.into());
+        }
+        // Who makes a file larger than allowed gets SIGXFSZ, which ends the process.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| len as u64 > limit) {
+            return Err(Errno::FBIG.into());
         }
         let file = memfd_create("kolo", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
@@ -50,24 +57,29 @@ impl Mapping {
         // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
         let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Mapping { file: Mutex::new(Some(file)), base, len })
+        Ok(Mapping { file: Mutex::new(Some(file)), base, len, owner: std::process::id() })
+    }
+
+    #[cfg(test)]
+    pub(super) fn again(&self) -> io::Result<Mapping> {
+        let file = self.file.lock();
+        Mapping::map(file.as_ref().ok_or(Errno::BADF)?.try_clone()?, self.len)
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    pub(super) fn reserve(&self, range: Range<usize>) -> io::Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
+    pub(super) fn reserve(&self, range: Range<usize>, deadline: Instant) -> io::Result<()> {
         // Asked for more than there is, the system may kill processes rather than refuse.
         if available_memory().is_some_and(|available| range.len() as u64 > available) {
             return Err(Errno::NOMEM.into());
         }
         let file = self.file.lock();
         let file = file.as_ref().ok_or(Errno::BADF)?;
-        Ok(rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::KEEP_SIZE, range.start as u64, range.len() as u64))?)
+        reserve_in_pieces(range, deadline, |piece| {
+            fallocate(file, FallocateFlags::KEEP_SIZE, piece.start as u64, piece.len() as u64)
+        })
     }
 
     pub(super) fn close(&self) {
@@ -76,6 +88,9 @@ impl Mapping {
 
     pub(super) fn release(&self, range: Range<usize>) {
         assert!(range.end <= self.len);
+        if !self.is_own() {
+            return;
+        }
         // SAFETY: within this mapping. What is there reads as zeros afterwards, which the caller asks for.
         let released = unsafe { madvise(self.base.as_ptr().add(range.start).cast(), range.len(), Advice::LinuxRemove) };
         if let Err(error) = released {
@@ -83,17 +98,24 @@ impl Mapping {
         }
     }
 
-    pub(super) fn detach(&self, range: Range<usize>) -> io::Result<()> {
-        let mut copy = Vec::new();
-        copy.try_reserve_exact(range.len()).map_err(|_| Errno::NOMEM)?;
-        // SAFETY: the range is of this mapping, whose other writers leave whole words behind, whatever they mean. The new mapping
-        // takes the place of a part of this one, with the same content, and is unmapped with it.
-        unsafe {
-            let at = self.base.as_ptr().add(range.start);
-            std::ptr::copy_nonoverlapping(at, copy.as_mut_ptr(), range.len());
-            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
-            mmap_anonymous(at.cast(), range.len(), access, flags)?;
-            std::ptr::copy_nonoverlapping(copy.as_ptr(), at, range.len());
+    fn is_own(&self) -> bool {
+        self.owner == std::process::id()
+    }
+
+    pub(super) fn make_private(&self, pages: Range<usize>) -> io::Result<()> {
+        let file = self.file.lock();
+        let file = file.as_ref().ok_or(Errno::BADF)?;
+        let at = self.base.as_ptr().wrapping_add(pages.start);
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: whole pages of this mapping. The new mapping takes their place at once (a thread that touches them meanwhile
+        // waits), shows the same bytes of the same file, and is unmapped with the rest.
+        unsafe { mmap(at.cast(), pages.len(), access, flags, file, pages.start as u64)? };
+        // A page stays the file's until it is written; then the system copies it, and no write of another thread is lost. (Mapped a
+        // second time it would lose what was written since.)
+        // SAFETY: populating changes no byte.
+        match rustix::io::retry_on_intr(|| unsafe { madvise(at.cast(), pages.len(), Advice::LinuxPopulateWrite) }) {
+            Err(Errno::INVAL) => write_every_page(at, pages.len()),
+            populated => populated?,
         }
         Ok(())
     }
@@ -133,6 +155,50 @@ impl Mapping {
     }
 }
 
+/// The most that is reserved by one call, after which the deadline is looked at.
+const MOST_RESERVED: usize = 16 << 20;
+
+/// Reserves a range piece by piece, until the deadline. Before Linux 6.10 a signal undoes the call that it interrupts: with a timer
+/// that is quicker than a piece, none would ever be reserved. So pieces get smaller when calls are interrupted.
+fn reserve_in_pieces(
+    range: Range<usize>,
+    deadline: Instant,
+    mut reserve: impl FnMut(Range<usize>) -> rustix::io::Result<()>,
+) -> io::Result<()> {
+    let (mut at, mut most) = (range.start, MOST_RESERVED);
+    while at < range.end {
+        let piece = at..range.end.min(at + most);
+        match reserve(piece.clone()) {
+            Ok(()) => (at, most) = (piece.end, MOST_RESERVED.min(2 * most)),
+            Err(Errno::INTR) => most = page_size().max(most / 2),
+            Err(error) => return Err(error.into()),
+        }
+        if at < range.end && Instant::now() >= deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    Ok(())
+}
+
+/// Writes to every page what is there, for kernels before 5.14, which cannot be asked to do so.
+fn write_every_page(at: *mut u8, len: usize) {
+    for offset in (0..len).step_by(page_size()) {
+        // SAFETY: within a mapping of the caller's, which other threads may be using: the exchange changes no byte and loses none
+        // of their writes.
+        let byte = unsafe { AtomicU8::from_ptr(at.add(offset)) };
+        let mut seen = byte.load(Ordering::Relaxed);
+        while let Err(other) = byte.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed) {
+            seen = other;
+        }
+    }
+}
+
+/// Bytes of one of the system's pages.
+pub(super) fn page_size() -> usize {
+    // SAFETY: a question with a number.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("every system has pages")
+}
+
 /// Bytes that could be allocated now, as far as the system and the limits of this process's control group say.
 pub(crate) fn available_memory() -> Option<u64> {
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
@@ -152,6 +218,10 @@ pub(crate) fn available_memory() -> Option<u64> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // A child that shares its parent's address space, as one of vfork does, would unmap the parent's.
+        if !self.is_own() {
+            return;
+        }
         // SAFETY: mapped in `map` with this length; whoever holds an address into it also holds the segment.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::debug!(%error, "munmap");
@@ -387,12 +457,14 @@ pub(crate) fn port_holder(port: u16) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+
     use super::*;
 
     /// Two mappings of the same memory, as two processes have them.
     fn twice(len: usize) -> [Mapping; 2] {
         let one = Mapping::create(len).unwrap();
-        let other = Mapping::map(one.file.lock().as_ref().unwrap().try_clone().unwrap(), len).unwrap();
+        let other = one.again().unwrap();
         [one, other]
     }
 
@@ -428,25 +500,113 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri has no shared mappings")]
-    fn detached_memory_keeps_its_content_and_hears_of_nobody() {
-        const PAGE: usize = 4096;
-        let [mine, theirs] = twice(3 * PAGE);
-        (0..3).for_each(|page| write(&theirs, page * PAGE, 1));
-        mine.detach(PAGE..2 * PAGE).unwrap();
-        assert_eq!([0, 1, 2].map(|page| read(&mine, page * PAGE)), [1; 3]);
-        (0..3).for_each(|page| write(&theirs, page * PAGE, 2));
-        assert_eq!([0, 1, 2].map(|page| read(&mine, page * PAGE)), [2, 1, 2]);
-        write(&mine, PAGE, 3);
-        assert_eq!(read(&theirs, PAGE), 2);
+    fn private_memory_keeps_its_content_and_others_do_not_reach_it() {
+        let page = page_size();
+        let [mine, theirs] = twice(3 * page);
+        (0..3).for_each(|n| write(&theirs, n * page, 1));
+        mine.make_private(page..2 * page).unwrap();
+        assert_eq!([0, 1, 2].map(|n| read(&mine, n * page)), [1; 3]);
+        (0..3).for_each(|n| write(&theirs, n * page, 2));
+        assert_eq!([0, 1, 2].map(|n| read(&mine, n * page)), [2, 1, 2]);
+        write(&mine, page, 3);
+        assert_eq!(read(&theirs, page), 2);
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri has no shared mappings")]
+    fn writing_every_page_copies_it_where_populating_cannot() {
+        let page = page_size();
+        let [mine, theirs] = twice(2 * page);
+        write(&theirs, page, 7);
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: as in `make_private`.
+        unsafe { mmap(mine.base.as_ptr().cast(), 2 * page, access, flags, mine.file.lock().as_ref().unwrap(), 0).unwrap() };
+        write_every_page(mine.base.as_ptr(), 2 * page);
+        (0..2).for_each(|n| write(&theirs, n * page, 9));
+        assert_eq!([0, 1].map(|n| read(&mine, n * page)), [0, 7]);
+    }
+
+    /// A thread loses no write, and sees no other value than its own.
+    #[test]
+    fn other_threads_use_memory_while_it_is_made_private() {
+        let page = page_size();
+        let len = 512 * page;
+        let [mine, _theirs] = twice(len);
+        // SAFETY: within the mapping, which outlives the scope; only the bystander uses what it holds.
+        let memory = unsafe { std::slice::from_raw_parts(mine.base.as_ptr().cast::<AtomicU64>(), len / 8) };
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let bystander = scope.spawn(|| {
+                let (mut wrong, mut rounds) = (0, 0);
+                while !is_over.load(Ordering::Relaxed) || rounds < 2 {
+                    rounds += 1;
+                    memory.iter().for_each(|word| word.store(rounds, Ordering::Relaxed));
+                    wrong += memory.iter().filter(|word| word.load(Ordering::Relaxed) != rounds).count();
+                }
+                wrong
+            });
+            (0..len).step_by(page).for_each(|at| mine.make_private(at..at + page).unwrap());
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(bystander.join().unwrap(), 0);
+        });
+    }
+
+    /// As before Linux 6.10: a call that a signal interrupts has reserved nothing.
+    #[test]
+    fn reserving_goes_on_when_signals_interrupt_and_ends_at_the_deadline() {
+        let (page, late) = (page_size(), Instant::now() + Duration::from_secs(600));
+        let range = 3 * page..MOST_RESERVED * 5 / 2 + 7;
+        for longest in [page, 10 * page, usize::MAX] {
+            let mut end = range.start;
+            let reserved = reserve_in_pieces(range.clone(), late, |piece| {
+                assert!(piece.start == end && piece.len() <= MOST_RESERVED);
+                if piece.len() > longest {
+                    return Err(Errno::INTR);
+                }
+                end = piece.end;
+                Ok(())
+            });
+            assert!(reserved.is_ok() && end == range.end, "{reserved:?}, {end}");
+        }
+        let mut calls = 0;
+        let mut now = |outcome: rustix::io::Result<()>| {
+            reserve_in_pieces(range.clone(), Instant::now(), |_| {
+                calls += 1;
+                outcome
+            })
+        };
+        assert_eq!(now(Err(Errno::INTR)).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(now(Ok(())).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(now(Err(Errno::NOSPC)).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        assert_eq!(calls, 3);
+    }
+
+    /// A copy of the value in another process, as a fork makes one, neither empties the memory nor unmaps it.
+    #[test]
+    fn only_the_process_that_mapped_memory_gives_it_back() {
+        let page = page_size();
+        let [mine, theirs] = twice(page);
+        write(&mine, 0, 5);
+        let mut of_a_child = mine.again().unwrap();
+        of_a_child.owner += 1;
+        let at = of_a_child.base;
+        of_a_child.release(0..page);
+        drop(of_a_child);
+        assert_eq!(read(&theirs, 0), 5);
+        // SAFETY: it is still mapped, which is what is tested, and is unmapped once.
+        unsafe {
+            assert_eq!(at.as_ptr().read_volatile(), 5);
+            munmap(at.as_ptr().cast(), page).unwrap();
+        }
+        mine.release(0..page);
+        assert_eq!(read(&theirs, 0), 0);
+    }
+
+    #[test]
     fn more_than_there_is_is_refused() {
         assert!(available_memory().unwrap() > 1 << 20);
         let error = Mapping::create(1 << 50).err().expect("nobody has a pebibyte");
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
-        assert!(twice(4096)[0].reserve(0..4096).is_ok());
+        let page = page_size();
+        assert!(twice(page)[0].reserve(0..page, Instant::now()).is_ok());
     }
 }

@@ -35,7 +35,7 @@ pub(crate) use platform::{
     process_namespace, read_process, sleep_on, wake_all,
 };
 pub(crate) use secret::read_secret_file;
-pub(crate) use segment::Segment;
+pub(crate) use segment::{PageSize, Segment};
 pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{PARTS, is_want, listen, own_loopback, receive, send, send_unpaced, want};
 pub(crate) use wait::{Patience, Waiting};

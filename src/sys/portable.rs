@@ -25,11 +25,16 @@ impl Mapping {
         unsupported()
     }
 
+    #[cfg(test)]
+    pub(super) fn again(&self) -> io::Result<Mapping> {
+        match self.0 {}
+    }
+
     pub(super) fn base(&self) -> NonNull<u8> {
         match self.0 {}
     }
 
-    pub(super) fn reserve(&self, _: Range<usize>) -> io::Result<()> {
+    pub(super) fn reserve(&self, _: Range<usize>, _: Instant) -> io::Result<()> {
         match self.0 {}
     }
 
@@ -41,13 +46,18 @@ impl Mapping {
         match self.0 {}
     }
 
-    pub(super) fn detach(&self, _: Range<usize>) -> io::Result<()> {
+    pub(super) fn make_private(&self, _: Range<usize>) -> io::Result<()> {
         match self.0 {}
     }
 
     pub(super) fn hand_over(&self, _: &LocalStream) -> io::Result<()> {
         match self.0 {}
     }
+}
+
+/// Nothing is mapped here, so this is no more than an alignment.
+pub(super) fn page_size() -> usize {
+    4096
 }
 
 /// Without a way to sleep on memory, naps: short ones, since nobody can end them early.

@@ -4,9 +4,41 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::platform::{LocalStream, Mapping};
+use super::platform::{self, LocalStream, Mapping};
+
+/// The size of the system's pages: memory is mapped, and made private, in whole ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PageSize(usize);
+
+impl PageSize {
+    /// The one of this machine.
+    pub(crate) fn system() -> PageSize {
+        PageSize(platform::page_size())
+    }
+
+    /// One that this machine need not have.
+    #[cfg(test)]
+    pub(crate) fn of(bytes: usize) -> PageSize {
+        assert!(bytes.is_power_of_two());
+        PageSize(bytes)
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        self.0
+    }
+
+    /// The next multiple of the size; `None` beyond the address space.
+    pub(crate) fn round_up(self, bytes: usize) -> Option<usize> {
+        bytes.checked_next_multiple_of(self.0)
+    }
+
+    /// The whole pages that hold the bytes of a range.
+    pub(crate) fn holding(self, range: Range<usize>) -> Range<usize> {
+        range.start / self.0 * self.0..range.end.next_multiple_of(self.0)
+    }
+}
 
 /// Zeroed memory that several ranks reach, in one process or in several. It is gone when the last of them drops it,
 /// whatever happens to the others.
@@ -30,9 +62,6 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// What every rank's part is aligned to, so that each can be placed near its rank: the usual page.
-    pub(crate) const PAGE: usize = 4096;
-
     /// Memory for the ranks of this process.
     pub(crate) fn heap(len: usize) -> Segment {
         Segment::try_heap(len).unwrap_or_else(|| handle_alloc_error(Segment::layout(len)))
@@ -46,7 +75,7 @@ impl Segment {
     }
 
     fn layout(len: usize) -> Layout {
-        Layout::from_size_align(len.max(1), Segment::PAGE).expect("segments are smaller than the address space")
+        Layout::from_size_align(len.max(1), PageSize::system().bytes()).expect("segments are smaller than the address space")
     }
 
     /// Memory that [`Segment::hand_over`] gives to other processes. It has no name and leaves nothing behind.
@@ -77,11 +106,18 @@ impl Segment {
         Ok(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
-    /// Makes sure that this part exists, near the calling thread, so that touching it later cannot fail.
+    /// Makes sure that this part, of a size of the library's own, exists near the calling thread, so that touching it later cannot fail.
     pub(crate) fn reserve(&self, range: Range<usize>) -> io::Result<()> {
+        /// Far more than it takes.
+        const LONG: Duration = Duration::from_secs(60);
+        self.reserve_by(range, Instant::now() + LONG)
+    }
+
+    /// As [`Segment::reserve`] for any size; `TimedOut` if it is not done by the deadline.
+    pub(crate) fn reserve_by(&self, range: Range<usize>, deadline: Instant) -> io::Result<()> {
         assert!(range.end <= self.len);
         match &self.kind {
-            Kind::Mapped(mapping) => mapping.reserve(range),
+            Kind::Mapped(mapping) => mapping.reserve(range, deadline),
             Kind::Heap => Ok(()),
         }
     }
@@ -93,7 +129,8 @@ impl Segment {
         }
     }
 
-    /// Gives the memory of this part back to the system; it reads as zeros from now on.
+    /// Gives the memory of this part back to the system; it reads as zeros from now on. Does nothing in a child of the process that
+    /// mapped it, whose memory it is.
     pub(crate) fn release(&self, range: Range<usize>) {
         assert!(range.end <= self.len);
         if let Kind::Mapped(mapping) = &self.kind {
@@ -101,16 +138,22 @@ impl Segment {
         }
     }
 
-    /// Replaces this part by private memory of the same content, for this process alone; false if it is memory of this process
-    /// anyhow, or the system refuses.
-    pub(crate) fn detach(&self, range: Range<usize>) -> bool {
-        assert!(range.end <= self.len);
+    /// Makes whole pages private to this process: they keep their bytes, and what other processes write from now on does not reach
+    /// them. Other threads of this process may use them meanwhile. `Unsupported` for memory of ranks of one process.
+    pub(crate) fn make_private(&self, pages: Range<usize>) -> io::Result<()> {
+        assert!(pages.start <= pages.end && pages.end <= self.len);
         match &self.kind {
-            Kind::Mapped(mapping) => {
-                mapping.detach(range).inspect_err(|error| tracing::error!(%error, "memory stays shared")).is_ok()
-            }
-            Kind::Heap => false,
+            Kind::Mapped(mapping) => mapping.make_private(pages),
+            Kind::Heap => Err(io::ErrorKind::Unsupported.into()),
         }
+    }
+
+    /// Another mapping of the same memory, as another process has one; `None` where memory is not mapped.
+    #[cfg(test)]
+    pub(crate) fn mapped_again(&self) -> Option<Segment> {
+        let Kind::Mapped(mapping) = &self.kind else { return None };
+        let again = mapping.again().expect("there is room for it");
+        Some(Segment { base: again.base(), len: self.len, kind: Kind::Mapped(again) })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -130,5 +173,23 @@ impl Drop for Segment {
             // SAFETY: allocated in `heap` with the same layout, and nobody refers to it any more.
             unsafe { dealloc(self.base.as_ptr(), Segment::layout(self.len)) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_ranges_are_whole_pages_of_the_system() {
+        let page = PageSize::of(64 << 10);
+        assert_eq!([0, 1, 4096, 65_536, 65_537].map(|bytes| page.round_up(bytes)), [0, 1, 1, 1, 2].map(|n| Some(n << 16)));
+        assert_eq!(page.round_up(usize::MAX), None);
+        assert_eq!(page.holding(70_000..70_001), 65_536..131_072);
+        assert_eq!(page.holding(0..65_536), 0..65_536);
+        assert_eq!(page.holding(65_535..65_537), 0..131_072);
+        let system = PageSize::system();
+        assert!(system.bytes().is_power_of_two());
+        assert!(Segment::heap(1).at(0).addr().is_multiple_of(system.bytes()));
     }
 }

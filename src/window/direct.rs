@@ -569,9 +569,8 @@ impl Places {
 fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot<'_>) -> Result<()> {
     let memory = two_shot.memory;
     let bytes = memory.call.count * memory.call.element;
-    let find = |chunk| window.heap.find(memory.rank, chunk);
-    let (input, output) = (find(memory.call.input), find(memory.call.output.as_const()));
-    let mine = input.zip(output).map(|(input, output)| Places { input, output });
+    let lent = window.lend_memory(attempt, memory.call.input, memory.call.output);
+    let mine = lent.map(|[input, output]| Places { input, output });
 
     // If the passage is known already, the first piece need not wait until it is known what the others have.
     let passage = window.passages.known(Traffic::Reduced, bytes);
@@ -596,6 +595,8 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
         return window.pipeline(attempt, Sources::Everybody, 1, two_shot);
     }
     if registered < memory.ranks {
+        // All have come to the same, so no peer uses what was lent.
+        window.heap.give_back();
         if registered == 0 {
             let passage = trial::passage(window, attempt, Traffic::Reduced, bytes)?;
             if passage == Passage::Read && reading::all_reduce(window, attempt, memory, two_shot.parts)? {
@@ -611,18 +612,15 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
     let mut outputs = Vec::with_capacity(memory.ranks);
     two_shot.parts.clear();
     for rank in 0..memory.ranks {
-        let resolved = places(rank).and_then(|places| {
-            let input = window.heap.resolve(rank, places.input, bytes)?;
-            Some((input, window.heap.resolve(rank, places.output, bytes)?))
-        });
+        let lent = places(rank).and_then(|places| window.lent_by(rank, [places.input, places.output], bytes));
         let aligned = |ptr: *mut u8| ptr.addr().is_multiple_of(memory.call.element);
-        let Some((input, output)) = resolved.filter(|&(input, output)| aligned(input) && aligned(output)) else {
+        let Some([input, output]) = lent.filter(|lent| lent.iter().all(|&ptr| aligned(ptr))) else {
             return Err(attempt.failed(window.members[rank], Cause::Corrupt("a registered buffer that is not there")));
         };
         two_shot.parts.push(input.wrapping_add(at));
         outputs.push(output.wrapping_add(at));
     }
-    window.borrow_memory(attempt)?;
+    let borrowed = window.borrow_memory(attempt)?;
     // In blocks that stay in the cache while they are stored to every rank.
     let block = (32 << 10) / memory.call.element;
     for start in (0..slice.len()).step_by(block) {
@@ -640,7 +638,9 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
             unsafe { memory.copy(first, outputs[rank].wrapping_add(offset), len) };
         }
     }
-    window.return_memory();
+    drop(borrowed);
     // Nobody returns before everybody has written.
-    window.meet(attempt)
+    window.meet(attempt)?;
+    window.heap.give_back();
+    Ok(())
 }

@@ -1,14 +1,19 @@
 //! Memory of the user that all ranks of the host map ("registered"), so that collectives on it need no staging.
+//!
+//! A rank's part of an allocation is its own except while an operation lends it to the peers ([`State`]). When an operation fails,
+//! what it had lent is taken back, and nothing else is touched: other threads may be using it.
 
+use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::buffer::Chunk;
-use crate::sys::Segment;
+use crate::buffer::{Chunk, ChunkMut};
+use crate::sys::{PageSize, Segment};
 
 /// One collective allocation: a part of equal size for every rank of the host.
 pub(crate) struct Allocation {
     pub(crate) segment: Arc<Segment>,
-    /// Bytes of one rank's part.
+    /// Bytes of one rank's part: whole pages.
     pub(crate) part: usize,
 }
 
@@ -18,12 +23,38 @@ impl Allocation {
         assert!(offset <= self.part);
         self.segment.at(rank * self.part + offset)
     }
+
+    /// Makes the pages that hold a range of a rank's part private to this process.
+    fn make_private(&self, rank: usize, written: Range<usize>, page: PageSize) -> io::Result<()> {
+        let pages = page.holding(written);
+        assert!(pages.end <= self.part, "a part consists of whole pages");
+        self.segment.make_private(rank * self.part + pages.start..rank * self.part + pages.end)
+    }
 }
 
-/// The allocations of one communicator, in the order in which they were made, which is the same on all ranks.
-#[derive(Default)]
+/// What peers may do with this rank's part of an allocation.
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing.
+    Free,
+    /// Read it and write this range of it, in operation `seq`.
+    Lent { seq: u64, written: Range<usize> },
+    /// Nothing, ever again: the operation failed.
+    Revoked,
+}
+
+struct Entry {
+    allocation: Arc<Allocation>,
+    state: State,
+}
+
+/// The allocations of one communicator, in the order in which they were made, which is the same on all ranks; and what this rank has
+/// lent of its parts.
 pub(crate) struct Heap {
-    all: Vec<Option<Arc<Allocation>>>,
+    /// This rank's number among those of the host.
+    rank: usize,
+    page: PageSize,
+    all: Vec<Option<Entry>>,
 }
 
 /// Where memory lies in an allocation: its number and an offset.
@@ -34,48 +65,90 @@ pub(crate) struct Location {
 }
 
 impl Heap {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.all.iter().all(Option::is_none)
+    pub(crate) fn new(rank: usize, page: PageSize) -> Heap {
+        Heap { rank, page, all: Vec::new() }
     }
 
-    /// Makes a rank's parts its own: what others write from now on, it does not see. False if they are of this process.
-    pub(crate) fn detach(&self, rank: usize) -> bool {
-        self.all
-            .iter()
-            .flatten()
-            .all(|registered| registered.segment.detach(rank * registered.part..(rank + 1) * registered.part))
-    }
-
-    pub(crate) fn add(&mut self, registered: Arc<Allocation>) {
+    pub(crate) fn add(&mut self, allocation: Arc<Allocation>) {
+        let entry = Some(Entry { allocation, state: State::Free });
         match self.all.iter_mut().find(|slot| slot.is_none()) {
-            Some(slot) => *slot = Some(registered),
-            None => self.all.push(Some(registered)),
+            Some(slot) => *slot = entry,
+            None => self.all.push(entry),
         }
     }
 
-    /// Where a rank's memory lies, if it does in its part of an allocation.
-    pub(crate) fn find(&self, rank: usize, chunk: Chunk) -> Option<Location> {
-        self.all.iter().enumerate().find_map(|(number, registered)| {
-            let registered = registered.as_ref()?;
-            let offset = chunk.ptr.addr().checked_sub(registered.at(rank, 0).addr())?;
-            let fits = offset.checked_add(chunk.len).is_some_and(|end| end <= registered.part);
-            fits.then_some(Location { allocation: number as u32, offset: offset as u64 })
+    /// Lends the buffers of operation `seq` to the peers, if both are registered, and says where they lie. From now on peers may read
+    /// the input and write the output, until [`Heap::give_back`] or [`Heap::revoke`].
+    pub(crate) fn lend(&mut self, seq: u64, input: Chunk, output: ChunkMut) -> Option<[Location; 2]> {
+        let locations = [self.find(input)?, self.find(output.as_const())?];
+        let written = locations[1].offset as usize..locations[1].offset as usize + output.len;
+        for (location, written) in locations.into_iter().zip([0..0, written]) {
+            let entry = self.all[location.allocation as usize].as_mut().expect("it was found there");
+            entry.state = State::Lent { seq, written };
+        }
+        Some(locations)
+    }
+
+    /// The peers are done with what was lent.
+    pub(crate) fn give_back(&mut self) {
+        for entry in self.lent() {
+            entry.state = State::Free;
+        }
+    }
+
+    /// Whether peers may be using any of this rank's parts, and in which operation.
+    pub(crate) fn lent_to(&mut self) -> Option<u64> {
+        self.lent().find_map(|entry| if let State::Lent { seq, .. } = entry.state { Some(seq) } else { None })
+    }
+
+    /// Makes what peers may be writing private to this process, so that they write elsewhere. Once.
+    pub(crate) fn make_private(&mut self) -> io::Result<()> {
+        let (rank, page) = (self.rank, self.page);
+        for Entry { allocation, state } in self.lent() {
+            match state {
+                State::Lent { written, .. } if written.start < written.end => {
+                    allocation.make_private(rank, written.clone(), page)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What was lent is this rank's alone, and is not lent again.
+    pub(crate) fn revoke(&mut self) {
+        for entry in self.lent() {
+            entry.state = State::Revoked;
+        }
+    }
+
+    fn lent(&mut self) -> impl Iterator<Item = &mut Entry> {
+        self.all.iter_mut().flatten().filter(|entry| matches!(entry.state, State::Lent { .. }))
+    }
+
+    /// Where this rank's memory lies, if it does in its part of an allocation that may be lent.
+    fn find(&self, chunk: Chunk) -> Option<Location> {
+        self.all.iter().enumerate().find_map(|(number, entry)| {
+            let Entry { allocation, state } = entry.as_ref()?;
+            let offset = chunk.ptr.addr().checked_sub(allocation.at(self.rank, 0).addr())?;
+            let fits = offset.checked_add(chunk.len).is_some_and(|end| end <= allocation.part);
+            (fits && *state == State::Free).then_some(Location { allocation: number as u32, offset: offset as u64 })
         })
     }
 
     /// The address of `len` bytes at a location in a rank's part, if there are so many: locations come from peers.
     pub(crate) fn resolve(&self, rank: usize, location: Location, len: usize) -> Option<*mut u8> {
-        let registered = self.all.get(location.allocation as usize)?.as_ref()?;
+        let allocation = &self.all.get(location.allocation as usize)?.as_ref()?.allocation;
         let offset = usize::try_from(location.offset).ok()?;
-        let fits = offset.checked_add(len).is_some_and(|end| end <= registered.part);
-        fits.then(|| registered.at(rank, offset))
+        let fits = offset.checked_add(len).is_some_and(|end| end <= allocation.part);
+        fits.then(|| allocation.at(rank, offset))
     }
 
     /// One bit for each allocation that this rank's user has dropped.
     pub(crate) fn dropped(&self) -> Vec<u64> {
         let mut bits = vec![0; self.all.len().div_ceil(64)];
-        for (i, registered) in self.all.iter().enumerate() {
-            if registered.as_ref().is_some_and(|registered| Arc::strong_count(registered) == 1) {
+        for (i, entry) in self.all.iter().enumerate() {
+            if entry.as_ref().is_some_and(|entry| Arc::strong_count(&entry.allocation) == 1) {
                 bits[i / 64] |= 1 << (i % 64);
             }
         }
@@ -84,9 +157,9 @@ impl Heap {
 
     /// Unmaps allocations that all ranks have dropped.
     pub(crate) fn forget(&mut self, bits: &[u64]) {
-        for (i, registered) in self.all.iter_mut().enumerate() {
+        for (i, entry) in self.all.iter_mut().enumerate() {
             if bits[i / 64] >> (i % 64) & 1 == 1 {
-                *registered = None;
+                *entry = None;
             }
         }
     }

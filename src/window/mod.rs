@@ -18,6 +18,7 @@ mod tests;
 mod trial;
 
 use std::io;
+use std::sync::atomic::AtomicPtr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -30,10 +31,10 @@ use crate::host::stage::{Holder, STAGE, Stage};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
-use crate::sys::{self, Patience, Segment, Waiting};
+use crate::sys::{self, PageSize, Patience, Segment, Waiting};
 use crate::types::{Descriptor, Op, Rank};
 use flags::{Line, Lines, NOTES, Notes, SLOTS, Turns};
-use heap::Heap;
+use heap::{Heap, Location};
 pub(crate) use trial::Passages;
 
 /// Bytes of one slot. Larger data goes through in pieces.
@@ -73,10 +74,12 @@ struct Card {
     namespace: AtomicU64,
     /// The last operation, when the rank has left.
     last_seq: AtomicU64,
-    /// 1 while the rank writes into others' registered buffers.
+    /// 1 while the rank uses others' registered buffers.
     borrows: AtomicU32,
     /// The number of the stage in which the rank stages data; 0 for none. Stays the same as long as a peer may read there.
     stage: AtomicU32,
+    /// The input and the output that the rank lends. For threads of its process: see [`Window::lent_by`].
+    lent: [AtomicPtr<u8>; 2],
 }
 
 /// How far a rank is with reading. Apart from the card, which all ranks read in every operation.
@@ -181,6 +184,15 @@ struct Place {
     base: *mut u8,
 }
 
+/// A rank uses others' registered buffers until this is dropped, be it by a panic.
+struct Borrowed<'a>(&'a Card);
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.0.borrows.store(0, Ordering::Release);
+    }
+}
+
 /// Whose turns a rank waits for.
 #[derive(Clone, Copy)]
 pub(crate) enum Sources {
@@ -283,7 +295,7 @@ impl Window {
             staged: 0,
             slots: vec![Place { stage: 0, base: std::ptr::null_mut() }; ranks],
             holder: Weak::<NoHolder>::new(),
-            heap: Heap::default(),
+            heap: Heap::new(rank, PageSize::system()),
             chain: 0,
             passages,
             parts: Vec::with_capacity(ranks),
@@ -344,7 +356,7 @@ impl Window {
     }
 
     /// The other ranks will hear of it that this one has failed, or left after operation `last_seq`. If it has failed, nobody
-    /// writes into its registered buffers when this returns.
+    /// uses its registered buffers when this returns.
     pub(crate) fn part(&mut self, last_seq: u64, failed: bool) {
         let card = self.turns.lines.card(self.rank);
         card.last_seq.store(last_seq, Ordering::Relaxed);
@@ -366,40 +378,68 @@ impl Window {
         Ok(())
     }
 
-    /// Before this rank writes into others' registered buffers: says so, and makes sure that none of them has failed. Both
-    /// sides store before they look at what the other has stored, sequentially consistent: either this rank sees the failure,
-    /// or the one that failed sees the writer. See [`Window::take_back_memory`].
-    fn borrow_memory(&self, attempt: &Attempt<'_>) -> Result<()> {
-        self.turns.lines.card(self.rank).borrows.store(1, Ordering::SeqCst);
-        self.check_nobody_failed(attempt).inspect_err(|_| self.return_memory())
+    /// Lends the buffers of an operation to the peers, if they are registered, and says where they lie.
+    fn lend_memory(&mut self, attempt: &Attempt<'_>, input: Chunk, output: ChunkMut) -> Option<[Location; 2]> {
+        let locations = self.heap.lend(attempt.descriptor.seq, input, output)?;
+        // Published with the turn in which the peers read the locations.
+        let lent = &self.turns.lines.card(self.rank).lent;
+        lent[0].store(input.ptr.cast_mut(), Ordering::Relaxed);
+        lent[1].store(output.ptr, Ordering::Relaxed);
+        Some(locations)
     }
 
-    /// This rank has written.
-    fn return_memory(&self) {
-        self.turns.lines.card(self.rank).borrows.store(0, Ordering::Release);
-    }
-
-    /// Waits until nobody writes into this rank's registered buffers. A process that is stopped meanwhile may do so whenever it
-    /// goes on: then this rank's buffers become private memory.
-    fn take_back_memory(&mut self) {
-        if self.heap.is_empty() {
-            return;
+    /// Where a rank's buffers of an operation are here, input and output of `len` bytes. `None` if no such memory is registered:
+    /// locations come from peers.
+    ///
+    /// To a rank that is a thread of this process its buffers are borrowed while it calls, so only what was derived from that borrow
+    /// may be used: the addresses that it left on its card. Those of another process mean something here only if they are the same
+    /// as where its memory is mapped here.
+    fn lent_by(&self, rank: usize, locations: [Location; 2], len: usize) -> Option<[*mut u8; 2]> {
+        let mut found = [std::ptr::null_mut(); 2];
+        for ((found, location), lent) in found.iter_mut().zip(locations).zip(&self.turns.lines.card(rank).lent) {
+            let (here, lent) = (self.heap.resolve(rank, location, len)?, lent.load(Ordering::Relaxed));
+            *found = if lent.addr() == here.addr() { lent } else { here };
         }
+        Some(found)
+    }
+
+    /// Before this rank uses others' registered buffers: says so, and makes sure that none of them has failed. Both sides store
+    /// before they look at what the other has stored, sequentially consistent: either this rank sees the failure, or the one that
+    /// failed sees the borrower. See [`Window::take_back_memory`].
+    fn borrow_memory(&self, attempt: &Attempt<'_>) -> Result<Borrowed<'_>> {
+        let card = self.turns.lines.card(self.rank);
+        card.borrows.store(1, Ordering::SeqCst);
+        let borrowed = Borrowed(card);
+        self.check_nobody_failed(attempt)?;
+        Ok(borrowed)
+    }
+
+    /// Waits until no peer uses what the operation that failed has lent them. A process that has ended uses nothing; one that is
+    /// stopped may go on whenever it likes, and then writes elsewhere.
+    fn take_back_memory(&mut self) {
+        let Some(seq) = self.heap.lent_to() else { return };
         let until = Instant::now() + PATIENCE_WITH_WRITERS;
+        let mut private = None;
         for peer in self.peers() {
-            while self.turns.lines.card(peer).borrows.load(Ordering::SeqCst) != 0 {
-                let now = Instant::now();
-                // Threads of this process cannot be stopped alone: they do finish.
-                if now >= until && self.heap.detach(self.rank) {
-                    return;
-                }
-                if now >= until + LAST_PATIENCE_WITH_WRITERS {
-                    tracing::error!(rank = self.members[peer], "a rank may still write into registered buffers");
-                    return;
-                }
+            while self.turns.lines.card(peer).borrows.load(Ordering::SeqCst) != 0 && !self.has_ended(peer) {
                 std::thread::yield_now();
+                if Instant::now() < until {
+                    continue;
+                }
+                match private.get_or_insert_with(|| self.heap.make_private()) {
+                    Ok(()) => break,
+                    // Threads of this process are not stopped alone: they come to the end of what they do.
+                    Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
+                    Err(error) if Instant::now() >= until + LAST_PATIENCE_WITH_WRITERS => {
+                        let rank = self.members[peer];
+                        tracing::error!(rank, seq, %error, "a rank may still write into a registered buffer of an operation that failed");
+                        break;
+                    }
+                    Err(_) => {}
+                }
             }
         }
+        self.heap.revoke();
     }
 
     /// Has `holder` asked when another communicator of the process needs this one's stage.

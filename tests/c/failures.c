@@ -3,6 +3,8 @@
 #include "check.h"
 
 #include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static kolo_comm_t world;
 
@@ -176,6 +178,26 @@ static void given_up(void) {
   OK(kolo_barrier(world, NULL));
 }
 
+/* A child that frees what its parent has allocated leaves the parent's memory as it is. */
+static void a_child_frees(void) {
+  void *memory;
+  int32_t *numbers, count;
+  size_t i;
+  pid_t child;
+  int status;
+  OK(kolo_comm_count(world, &count));
+  OK(kolo_mem_alloc(&memory, 40000 * sizeof(int32_t), world));
+  numbers = (int32_t *)memory;
+  for (i = 0; i < 40000; i++) numbers[i] = 1;
+  child = fork();
+  CHECK(child >= 0);
+  if (child == 0) _exit(kolo_mem_free(memory) == KOLO_OK ? 0 : 1);
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  OK(kolo_all_reduce(memory, memory, 40000, KOLO_INT32, KOLO_SUM, world, NULL));
+  for (i = 0; i < 40000; i++) CHECK(numbers[i] == count);
+  OK(kolo_mem_free(memory));
+}
+
 int main(void) {
   int32_t rank;
   OK(kolo_comm_init_env(&world, NULL));
@@ -190,6 +212,7 @@ int main(void) {
   aborted();
   destroyed_in_use();
   given_up();
+  a_child_frees();
   OK(kolo_comm_destroy(world));
   printf("rank %d: failures are errors\n", my_rank);
   return 0;

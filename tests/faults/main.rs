@@ -4,6 +4,8 @@
 //! here is printed and counted.
 
 #[cfg(target_os = "linux")]
+mod bystander;
+#[cfg(target_os = "linux")]
 mod failure;
 #[cfg(target_os = "linux")]
 mod job;
@@ -70,6 +72,7 @@ const TESTS: &[runner::Test] = &[
     ("row_40_uneven", processes::uneven),
     ("file_store_keeps_up", starts::file_keeps_up),
     ("missing_of_many_at_a_file", starts::missing_of_many),
+    ("row_51_registered_memory", bystander::registered_memory),
     ("survivors_go_on", processes::survivors_go_on),
     ("killed_while_splitting", processes::killed_while_splitting),
     ("two_killed_at_once", processes::two_killed),

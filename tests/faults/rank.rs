@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use kolo::{Communicator, Error, Op, ReduceOp, Result};
 
 use crate::failure::{Failure, kind};
-use crate::log;
+use crate::{bystander, log};
 
 /// What a rank is told to do.
 pub(crate) const WORKER: &str = "KOLO_TEST_WORKER";
@@ -81,6 +81,7 @@ fn carry_out(task: &str, comm: &Communicator) -> Task {
     match task {
         "once" => Ok(comm.barrier()?),
         "fork" => fork(comm),
+        "bystander" => Err(bystander::beside_an_operation(comm).into()),
         "differ" => differ(comm),
         "drop" => drop_with_work(comm),
         "no descriptors" => without_descriptors(comm),
@@ -109,6 +110,9 @@ fn carry_out(task: &str, comm: &Communicator) -> Task {
             Err(leaves())
         }
         "signals" => {
+            drop(comm.alloc::<u64>(4 << 20)?);
+            // The barrier and the agreement of an allocation have numbers, too.
+            let calls = Calls { comm, seq: 2 };
             collectives(calls, Duration::from_secs(3), usize::MAX)?;
             say(&format!("signals {}", SIGNALS.load(Ordering::Relaxed)));
             Ok(())
@@ -380,11 +384,8 @@ fn prepare(task: &str) {
     match task {
         "few descriptors" => limit(libc::RLIMIT_NOFILE, 8),
         "no descriptors" => limit(libc::RLIMIT_NOFILE, 64),
-        "no shared memory" => {
-            // SAFETY: to ignore a signal calls nothing.
-            unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-            limit(libc::RLIMIT_FSIZE, 64 << 10);
-        }
+        // A process that exceeds it gets SIGXFSZ, which ends it.
+        "no shared memory" => limit(libc::RLIMIT_FSIZE, 64 << 10),
         // A container may forbid it; and there may be no memory: as the calls that reserve it say.
         "no memfd" => forbid(libc::SYS_memfd_create, libc::EPERM),
         "no memory" => forbid(libc::SYS_fallocate, libc::ENOSPC),
@@ -444,8 +445,11 @@ fn leave_a_child() {
     }
 }
 
-/// A child that uses the communicator gets an error, and its parent and the peers go on.
+/// A child that uses the communicator gets an error, and its parent and the peers go on. The registered memory that it drops is
+/// its parent's.
 fn fork(comm: &Communicator) -> Task {
+    let mut memory = comm.alloc::<u64>(100_000)?;
+    memory.fill(1);
     comm.barrier()?;
     // SAFETY: the child calls what it may break its teeth on, and ends without running destructors of others.
     match unsafe { libc::fork() } {
@@ -457,6 +461,7 @@ fn fork(comm: &Communicator) -> Task {
                 comm.start_barrier().map(drop),
                 comm.split(0, 0).map(drop),
             ];
+            drop(memory);
             let are_told = results.iter().all(|result| matches!(result, Err(Error::Forked { .. })));
             // SAFETY: ends this process.
             unsafe { libc::_exit(i32::from(!are_told)) };
@@ -466,7 +471,8 @@ fn fork(comm: &Communicator) -> Task {
             // SAFETY: the pointer is to a valid number.
             unsafe { libc::waitpid(child, &mut status, 0) };
             assert_eq!(status, 0, "the child was not told");
-            comm.barrier()?;
+            comm.all_reduce(&mut memory, ReduceOp::Sum)?;
+            assert!(memory.iter().all(|&sum| sum == comm.world_size() as u64), "the child's drop has emptied the memory");
         }
     }
     Ok(())
