@@ -59,9 +59,10 @@ pub(super) fn path(rest: &str) -> Result<PathBuf, String> {
 }
 
 /// How long a rank waits before it looks into the file again: longer each time, so that many ranks that wait for rank 0 do not
-/// take its processor.
+/// take its processor. Rank 0, for which all wait, looks more often.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE_OF_RANK_0: Duration = Duration::from_millis(10);
 
 /// A rank's access to the file. Its thread waits and counts the time; the helper calls the file system.
 pub(super) struct FileStore {
@@ -145,7 +146,7 @@ impl FileStore {
             let mut pause = self.pause.lock();
             // Ranks that were started together do not come back together.
             std::thread::sleep(pause.mul_f64(0.5 + f64::from(random()[0]) / 256.0).min(left));
-            *pause = (*pause * 3 / 2).min(LONGEST_PAUSE);
+            *pause = (*pause * 3 / 2).min(if self.is_owner { LONGEST_PAUSE_OF_RANK_0 } else { LONGEST_PAUSE });
             has_waited = true;
         }
     }
