@@ -841,3 +841,9 @@ def profiles(group):
         dist.all_reduce(torch.ones(10), group=group, async_op=True).wait()
     names = [event.name for event in profile.events()]
     assert names.count("kolo:all_reduce") == 2, names
+
+
+@check
+def detailed_debugging(group):
+    """For the tests with it, that it is on."""
+    assert type(group._get_backend(torch.device("cpu"))).__name__ == "_ProcessGroupWrapper"

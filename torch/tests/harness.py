@@ -43,7 +43,10 @@ def _rank(program, rank, world, answers, environment, args):
     os.environ.update(environment)
     sys.path.insert(0, os.path.dirname(__file__))
     import torch
+    import torch.distributed as dist
 
+    # The fork server has imported PyTorch in another environment.
+    dist.set_debug_level_from_env()
     torch.set_num_threads(1)
     ANSWERS.append((rank, answers))
     try:
