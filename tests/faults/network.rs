@@ -107,6 +107,25 @@ pub(crate) const PAIR: Layout = [0, 0, 1];
 /// Rank 1 is on another host than the others.
 const APART: Layout = [0, 1, 0];
 
+/// Ranks on two hosts that were given no secret meet at a file that both hosts reach.
+pub(crate) fn file_store() -> Outcome {
+    let hosts = match Hosts::new(V4) {
+        Ok(hosts) => hosts,
+        Err(why) => return NotRun(why),
+    };
+    let mut job = Job::empty();
+    let (store, name) = fresh();
+    for (rank, host) in PAIR.into_iter().enumerate() {
+        let mut command = hosts.command(host);
+        command.arg(std::env::current_exe().unwrap());
+        let mut command = configured(command, "once", rank, 3, &store, &name);
+        command.env_remove("KOLO_SECRET");
+        job.add(command);
+    }
+    job.all_say("done");
+    Passed(String::new())
+}
+
 /// The wire is cut: no packet comes through any more, and nobody is told. Then each side goes on by itself.
 pub(crate) fn partition() -> Outcome {
     let hosts = match Hosts::new(V4) {

@@ -23,6 +23,7 @@ const VERSION: u16 = 7;
 const REPLY: usize = 84;
 const REFUSES: u8 = 1;
 const REFUSES_VERSION: u8 = 2;
+const REFUSES_RUN: u8 = 4;
 
 fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).unwrap();
@@ -277,6 +278,51 @@ pub(crate) fn garbage_before_the_secret() -> Outcome {
         job.lives_on(process);
     }
     Passed(format!("{came} strangers"))
+}
+
+/// Until a rank knows the secret it listens nowhere: a caller would have nothing to prove.
+pub(crate) fn before_the_secret() -> Outcome {
+    let (store, _) = fresh();
+    let mut job = Job::empty();
+    // There is no rank 0, which makes the secret.
+    let mut command = rank("once", 1, 2, &store, JOB);
+    command.env_remove("KOLO_SECRET").env("KOLO_START_TIMEOUT", "2s");
+    job.add(command);
+    let mut looks = 0;
+    while !job.has_said(0, "refused") {
+        let found = places(job.pid(0));
+        assert!(found.is_empty(), "it listens at {found:?}");
+        looks += 1;
+    }
+    assert!(looks > 1, "it did not wait");
+    Passed(format!("{looks} looks"))
+}
+
+/// A process of an earlier run, which knows the secret, calls at a port that is used again.
+pub(crate) fn earlier_run() -> Outcome {
+    let mut job = Job::start("work", 2, 600_000, |_, command| {
+        command.env("KOLO_JOB_ID", JOB).env("KOLO_TRANSPORT", "tcp");
+    });
+    job.all_work();
+    let places: Vec<Place> = (0..2).flat_map(|rank| places(job.pid(rank))).collect();
+    let network = places.iter().filter(|place| matches!(place, Place::Network(_)));
+    let mut refused = 0;
+    for place in network {
+        let mut stream = place.connect().unwrap();
+        stream.write_all(&hello(JOB, &secret())).unwrap();
+        let mut reply = [0; REPLY];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[0], REFUSES_RUN, "it is let in");
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+        assert!(rest.is_empty(), "{rest:?}");
+        refused += 1;
+    }
+    assert_eq!(refused, 2, "{places:?}");
+    for _ in 0..3 {
+        job.all_work();
+    }
+    Passed(String::new())
 }
 
 /// Strangers who say nothing do not make a rank that is merely late look dead, however many they are.
