@@ -195,6 +195,31 @@ mod run {
         assert_eq!(first.trim().len(), 16 + 1 + 64);
     }
 
+    /// The file's name reaches the ranks, and what is in it does not.
+    #[test]
+    fn a_secret_in_a_file_holds_for_the_job() {
+        use std::os::unix::fs::PermissionsExt;
+        let path = std::env::temp_dir().join(format!("kolo-run-secret-{}", std::process::id()));
+        std::fs::write(&path, "0f".repeat(32)).unwrap();
+        let run = |arguments: &[&str]| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+            command.arg("run").args(arguments).env("KOLO_SECRET_FILE", &path).env_remove("KOLO_SECRET");
+            command.stdin(Stdio::null()).output().unwrap()
+        };
+        let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o644);
+        let refused = run(&["-n", "1", "--", "true"]);
+        let err = text(&refused.stderr);
+        assert!(!refused.status.success() && err.contains("KOLO_SECRET_FILE") && err.contains("chmod 600"), "{err}");
+        mode(0o600);
+        let told = run(&["-n", "1", "--no-prefix", "--", "sh", "-c", "echo $KOLO_SECRET_FILE [$KOLO_SECRET]"]);
+        assert_eq!(text(&told.stdout), format!("{} []\n", path.display()), "{}", text(&told.stderr));
+        // They meet with it.
+        let bench = run(&["-n", "2", "--", "bench", "barrier", "--sizes", "8", "--warmup", "1"]);
+        assert!(bench.status.success(), "{}{}", text(&bench.stdout), text(&bench.stderr));
+        std::fs::remove_file(&path).unwrap();
+    }
+
     #[test]
     fn what_ranks_have_started_ends_with_the_job() {
         // Each rank is a shell that waits for another program.

@@ -197,7 +197,7 @@ fn second_rank_0(start: &Start<'_>, mine: &Card, announced: &[u8]) -> Result<Err
 enum Stage {
     /// It has found no announcement.
     Nothing,
-    /// It does not believe the one that it has found. It may be a former run's; at the deadline this is what went wrong.
+    /// It does not believe what it has found. It may be a former run's; at the deadline this is what went wrong.
     Unbelieved(StoreProblem),
     /// It waits for rank 0 to hand it the secret.
     Secretless { run: Run, keys: KeyPair, theirs: [u8; 32], conflict: Option<Offer> },
@@ -279,8 +279,10 @@ fn learn(start: &Start<'_>, ip: IpAddr, run: Run, keys: KeyPair, theirs: [u8; 32
         return Ok(Stage::Secretless { run, keys, theirs, conflict: None });
     };
     let exchange = Exchange { job: start.identity.job(), run, rank: start.rank, publics: [theirs, keys.public] };
-    let secret = exchange.unwrap(&keys, &wrapped);
-    let secret = secret.ok_or_else(|| StoreProblem::Forged { key }.at(start.store.url()))?;
+    let Some(secret) = exchange.unwrap(&keys, &wrapped) else {
+        // At a store that cannot claim, a former run's rank had another public key here.
+        return Ok(Stage::Unbelieved(StoreProblem::Forged { key }));
+    };
     announce_self(start, ip, start.identity.clone().of_run(run, secret).agreed())
 }
 

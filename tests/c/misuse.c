@@ -259,6 +259,15 @@ static void wrong_starts(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "store->set is null", kolo_comm_init_callbacks(&other, 2, &store, 0, NULL));
   store.set = never;
   REFUSED(KOLO_ERR_ARGUMENT, "store->get is null", kolo_comm_init_callbacks(&other, 2, &store, 0, NULL));
+  store.is_private = 2;
+  REFUSED(KOLO_ERR_ARGUMENT, "store->is_private is 2", kolo_comm_init_callbacks(&other, 2, &store, 0, NULL));
+  store.is_private = 0;
+  config.tls_ca = "ca.pem";
+  REFUSED(KOLO_ERR_SETTING, "tls_key", kolo_comm_init_store(&other, 2, "tcp://h:1", 0, &config));
+  config.tls_ca = NULL;
+  config.secret_file = "/nowhere/secret";
+  REFUSED(KOLO_ERR_SETTING, "/nowhere/secret", kolo_comm_init_store(&other, 2, "tcp://h:1", 0, &config));
+  config.secret_file = NULL;
   store.get = nothing;
   REFUSED(KOLO_ERR_STORE, "set: the function returned 7", kolo_comm_init_callbacks(&other, 2, &store, 0, NULL));
   /* Rank 1 finds nothing there, and says who is missing. */
