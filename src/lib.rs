@@ -92,6 +92,9 @@ mod types;
 mod window;
 mod wire;
 
+#[doc(hidden)]
+pub use door::stranger;
+
 pub use comm::{Builder, Communicator, Registered, Scope};
 #[cfg(feature = "cuda")]
 pub use comm::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};

@@ -43,3 +43,24 @@ fn a_round_that_does_not_end_is_a_hang_and_can_be_replayed() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("a hang: after 1ms") && said.contains("kolo soak --seed 5 --round 3 --ranks 4"), "{said}");
 }
+
+/// Whatever else goes on in a round, who is killed is named, and every result is right.
+#[test]
+fn each_ingredient_is_survived() {
+    for with in ["splits", "many-splits", "holder", "forks", "stranger"] {
+        let output = soak(&["--seed", "7", "--minutes", "0", "--fault", "kill", "--with", with]);
+        let said = text(&output);
+        assert!(output.status.success() && said.contains("1 round in") && said.contains("faults: killed 1"), "{with}: {said}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_before_it_has_links_is_waited_for_until_the_deadline() {
+    let [paused, stopped] = ["pause-unlinked", "stop-unlinked"].map(|fault| {
+        let output = soak(&["--seed", "7", "--minutes", "0", "--fault", fault]);
+        assert!(output.status.success(), "{}", text(&output));
+        text(&output)
+    });
+    assert!(paused.contains("faults: paused 1") && !paused.contains("went on"), "{paused}");
+    assert!(stopped.contains("faults: stopped 1") && stopped.contains("went on after"), "{stopped}");
+}

@@ -6,6 +6,7 @@
 //! behind.
 
 pub(crate) mod handshake;
+pub mod stranger;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

@@ -1,8 +1,8 @@
-//! One collective with numbers of which it is known what must come out.
+//! Operations with numbers of which it is known what must come out.
 
-use kolo::{Communicator, DType, ReduceOp, Result, bf16, f16};
+use kolo::{Communicator, DType, ReduceOp, Registered, Result, bf16, f16};
 
-use super::script::{Call, How};
+use super::script::{Call, Collect, How};
 use crate::bench::measure::{Plan, count_wrong};
 use crate::bench::operation::Operation;
 use crate::bench::pattern::{Pattern, STALE, small};
@@ -76,6 +76,70 @@ fn start<T: Pattern>(comm: &Communicator, op: Operation, redop: ReduceOp, root: 
     work.wait()
 }
 
+/// The other ranks send messages to the root, which receives from any; how many bytes are wrong on this rank.
+pub(crate) fn collect(comm: &Communicator, collect: &Collect) -> Result<u64> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let Collect { messages, bytes, salt, .. } = *collect;
+    let root = collect.root % ranks;
+    let byte = |from: usize, message: usize, place: usize| small(None, from, place, salt ^ (message as u32) << 8, ranks) as u8;
+    let mut wrong = 0;
+    if rank == root {
+        let mut received = vec![0; ranks];
+        let mut buf = vec![0u8; bytes];
+        for _ in 0..messages * (ranks - 1) {
+            buf.fill(STALE as u8);
+            let from = comm.recv_any(&mut buf)?;
+            // Those of one rank come in the order in which it has sent them.
+            let message = received[from];
+            received[from] += 1;
+            wrong += buf.iter().enumerate().filter(|&(place, &got)| got != byte(from, message, place)).count() as u64;
+        }
+        wrong +=
+            received.iter().enumerate().filter(|&(from, &count)| count != if from == root { 0 } else { messages }).count() as u64;
+    } else {
+        for message in 0..messages {
+            let buf: Vec<u8> = (0..bytes).map(|place| byte(rank, message, place)).collect();
+            comm.send(&buf, root)?;
+        }
+    }
+    // What a rank sends in a later step is not for this one.
+    comm.barrier()?;
+    Ok(wrong)
+}
+
+/// Every rank allocates registered words and forks a child that frees them; how many words are wrong in the parent, then and
+/// after an all-reduce of them.
+pub(crate) fn fork(comm: &Communicator, words: usize, salt: u32) -> Result<u64> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let word = |rank: usize, place: usize| u64::from(small(None, rank, place, salt, ranks));
+    let mut memory = comm.alloc::<u64>(words)?;
+    memory.iter_mut().enumerate().for_each(|(place, into)| *into = word(rank, place));
+    free_in_a_child(&memory);
+    let changed = memory.iter().enumerate().filter(|&(place, &got)| got != word(rank, place)).count();
+    comm.all_reduce(&mut memory, ReduceOp::Sum)?;
+    let sum = |place: usize| (0..ranks).map(|rank| word(rank, place)).sum::<u64>();
+    let wrong = memory.iter().enumerate().filter(|&(place, &got)| got != sum(place)).count();
+    Ok((changed + wrong) as u64)
+}
+
+/// Forks a child that drops its copy of a buffer, as one does that ends by returning from `main`.
+fn free_in_a_child(memory: &Registered<u64>) {
+    use std::os::unix::process::CommandExt;
+    let memory = std::ptr::from_ref(memory) as usize;
+    let free = move || {
+        // SAFETY: this runs in the forked child alone, while the parent waits and keeps the buffer borrowed. The child's copy of
+        // it is dropped once, and not used again: the child ends here.
+        drop(unsafe { std::ptr::read(memory as *const Registered<u64>) });
+        Err(std::io::ErrorKind::Interrupted.into())
+    };
+    let mut child = std::process::Command::new("ends before it starts");
+    // SAFETY: the child has the forking thread only. Dropping a buffer makes system calls, and takes no lock that another thread
+    // may have held.
+    let child = unsafe { child.pre_exec(free) };
+    let ended = child.spawn();
+    debug_assert!(ended.is_err());
+}
+
 #[cfg(test)]
 mod tests {
     use clap::ValueEnum;
@@ -100,6 +164,24 @@ mod tests {
                     let (redop, how) = (ReduceOp::Sum, How::InPlace);
                     let call = Call { op: Operation::AllReduce, dtype: DType::I32, redop, root: 0, bytes: 1000, how, salt };
                     assert!(carry_out(&comm, &call).unwrap() > 0);
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn messages_from_any_rank_are_checked() {
+        std::thread::scope(|scope| {
+            for comm in Communicator::in_process(3).unwrap() {
+                scope.spawn(move || {
+                    for bytes in [1, 17, 6001] {
+                        let as_planned = Collect { root: 4, messages: 20, bytes, salt: 3 };
+                        assert_eq!(collect(&comm, &as_planned).unwrap(), 0, "{as_planned:?}");
+                    }
+                    // Rank 2 sends what it should not.
+                    let salt = if comm.rank() == 2 { 4 } else { 3 };
+                    let wrong = collect(&comm, &Collect { root: 4, messages: 20, bytes: 601, salt }).unwrap();
+                    assert_eq!(wrong > 0, comm.rank() == 1);
                 });
             }
         });

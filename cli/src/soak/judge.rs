@@ -44,14 +44,14 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
         Some(failure) => reports.iter().all(|(_, other)| other.failure.is_some() || failure.after + 1 >= other.operations),
     };
     let mut unaware = 0;
-    if round.fault == Fault::Stop && failed > 0 {
+    if round.fault.outlasts_the_deadline() && failed > 0 {
         let all_others = reports.iter().filter(|(rank, _)| *rank != round.victim).all(|(_, report)| in_last(report));
         let is_unaware = |(rank, report): &(usize, &Report)| report.failure.is_none() && (*rank == round.victim || all_others);
         unaware = reports.iter().filter(|report| is_unaware(report) && report.0 != round.victim).count();
         reports.retain(|report| !is_unaware(report));
     }
-    // Who is stopped may be so only when all is done; nothing goes on without him before.
-    let must_fail = victim_ends;
+    // A rank that is to be stopped in a step may be so only when all is done; before its first operation it is so in any case.
+    let must_fail = victim_ends || round.fault == Fault::StopUnlinked;
     let may_fail = must_fail || matches!(round.fault, Fault::Stop | Fault::Cut);
     if failed == 0 && !must_fail {
         let operations = reports.first().map_or(0, |(_, report)| report.operations);
@@ -67,7 +67,7 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
     agree(round, &reports)?;
     // Who was stopped may find nobody any more when it goes on, and then goes on alone.
     let is_alone = |rank: usize, report: &Report| {
-        round.fault == Fault::Stop && rank == round.victim && (report.excluded || report.survivors == Some(1))
+        round.fault.outlasts_the_deadline() && rank == round.victim && (report.excluded || report.survivors == Some(1))
     };
     reports.retain(|(rank, report)| !is_alone(*rank, report));
     let survivors = reports.iter().filter(|(_, report)| !report.excluded).count();
@@ -79,7 +79,7 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
     // The victim of a cut is as good as the others.
     let expected = if round.fault == Fault::Cut { round.ranks } else { round.ranks - 1 - unaware };
     // Where some of the ranks gave up one that was stopped, all of them may have it back when it goes on in time.
-    let came_back = round.fault == Fault::Stop
+    let came_back = round.fault.outlasts_the_deadline()
         && survivors == round.ranks
         && reports.iter().any(|(_, report)| report.failure.as_ref().is_some_and(|failure| failure.on_part));
     if survivors != expected && !came_back {
@@ -125,14 +125,14 @@ mod tests {
     use std::time::Duration;
 
     use super::super::rank::Failure;
-    use super::super::script::{Meeting, Path};
+    use super::super::script::{Ingredient, Meeting, Path};
     use super::*;
 
     fn round(fault: Fault) -> Round {
         let (path, meeting, after) = (Path::Tcp, Meeting::File, Duration::ZERO);
         let timeout = Duration::from_secs(1);
-        let (seed, number, sockets, steps, splits) = (1, 2, 1, 30, true);
-        Round { seed, number, ranks: 4, path, meeting, sockets, fault, victim: 2, at: 5, after, steps, splits, timeout }
+        let (seed, number, sockets, steps, with) = (1, 2, 1, 30, vec![Ingredient::Splits]);
+        Round { seed, number, ranks: 4, path, meeting, sockets, fault, victim: 2, at: 5, after, steps, with, timeout }
     }
 
     fn ended(report: Report) -> Outcome {
@@ -155,7 +155,9 @@ mod tests {
     #[test]
     fn what_fits_is_accepted() {
         judge(&round(Fault::Nothing), &[fine(), fine(), fine(), fine()]).unwrap();
-        judge(&round(Fault::Pause), &[fine(), fine(), fine(), fine()]).unwrap();
+        for pause in [Fault::Pause, Fault::PauseUnlinked] {
+            judge(&round(pause), &[fine(), fine(), fine(), fine()]).unwrap();
+        }
         let all = [failed(Some(2), false, 3), failed(Some(2), false, 3), killed(), failed(Some(2), false, 3)];
         assert!(judge(&round(Fault::Kill), &all).unwrap().contains("3 ranks went on"));
         // Rank 0 failed on a part, and the others heard of it by rank 0.
@@ -206,6 +208,8 @@ mod tests {
         refused(Fault::Nothing, [fine(), wrong, fine(), fine()], "rank 1 exited with status 1: 3 wrong elements");
         refused(Fault::Nothing, [fine(), right(), fine(), fine()], "1 of 4 ranks failed");
         refused(Fault::Pause, [right(), right(), right(), right()], "4 of 4 ranks failed");
+        refused(Fault::PauseUnlinked, [right(), right(), right(), right()], "4 of 4 ranks failed");
+        refused(Fault::StopUnlinked, [fine(), fine(), fine(), fine()], "0 of 4 ranks failed");
         refused(Fault::Kill, [fine(), fine(), killed(), fine()], "0 of 3 ranks failed");
         refused(Fault::Stop, [fine(), right(), right(), right()], "3 of 4 ranks failed");
         refused(Fault::Kill, [right(), right(), fine(), right()], "the victim");

@@ -2,9 +2,11 @@
 //! of every fault. A seed says what happens, though not how it interleaves.
 
 mod check;
+mod holder;
 mod judge;
 mod rank;
 mod script;
+mod stranger;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path as FilePath, PathBuf};
@@ -21,7 +23,8 @@ use crate::say;
 use crate::units::{count, duration, show_ranks};
 use judge::{Outcome, judge};
 use rank::{Report, STOPS};
-use script::{Fault, Meeting, PAUSE, Round, STOP};
+use script::{Fault, Ingredient, Meeting, Round};
+use stranger::Stranger;
 
 /// Arguments of `kolo soak`.
 #[derive(ClapArgs)]
@@ -38,11 +41,14 @@ pub(crate) struct Args {
     /// Only rounds with one of these faults
     #[arg(long, value_delimiter = ',')]
     fault: Vec<Fault>,
+    /// Only rounds with all of these ingredients
+    #[arg(long, value_delimiter = ',')]
+    with: Vec<Ingredient>,
     /// Only this round: replays it
-    #[arg(long, conflicts_with = "fault")]
+    #[arg(long, conflicts_with_all = ["fault", "with"])]
     round: Option<u64>,
     /// How long one round may take before it counts as a hang
-    #[arg(long, value_parser = duration, default_value = "90s")]
+    #[arg(long, value_parser = duration, default_value = "5m")]
     patience: Duration,
     /// Be this rank of the round
     #[arg(long, hide = true, requires = "round", requires = "seed")]
@@ -74,7 +80,8 @@ pub(crate) fn soak(args: &Args) -> Result<(), String> {
     let mut tally = Tally::default();
     for number in args.round.unwrap_or(0).. {
         let round = Round::new(seed, number, ranks);
-        if !args.fault.is_empty() && !args.fault.contains(&round.fault) {
+        let is_chosen = args.fault.is_empty() || args.fault.contains(&round.fault);
+        if !is_chosen || !args.with.iter().all(|ingredient| round.has(*ingredient)) {
             continue;
         }
         let (line, operations) = arena.play(&round).map_err(|problem| {
@@ -100,7 +107,9 @@ fn describe_round(round: &Round) -> String {
         Fault::Nothing => "no fault".to_owned(),
         Fault::Kill => format!("rank {} is killed in step {}", round.victim, round.at),
         Fault::Pause => format!("rank {} is stopped for a moment in step {}", round.victim, round.at),
+        Fault::PauseUnlinked => format!("rank {} is stopped for a while before it has links", round.victim),
         Fault::Stop => format!("rank {} is stopped in step {}", round.victim, round.at),
+        Fault::StopUnlinked => format!("rank {} is stopped before it has links", round.victim),
         Fault::Cut => format!("a connection of rank {} is cut in step {}", round.victim, round.at),
         Fault::Leave => format!("rank {} leaves before step {}", round.victim, round.at),
         Fault::Crash => format!("all are killed after {} ms", round.after.as_millis()),
@@ -109,7 +118,9 @@ fn describe_round(round: &Round) -> String {
     if round.path == script::Path::Tcp && round.sockets > 1 {
         path += &format!(" over {} sockets a link", round.sockets);
     }
-    format!("{path}, {} steps{}, {fault}", round.steps, if round.splits { " with splits" } else { "" })
+    let with: Vec<&str> = round.with.iter().map(|ingredient| ingredient.in_words()).collect();
+    let with = if with.is_empty() { String::new() } else { format!(" with {}", with.join(", ")) };
+    format!("{path}, {} steps{with}, {fault}", round.steps)
 }
 
 /// What all rounds have in common.
@@ -172,9 +183,11 @@ impl Arena {
         command.env("KOLO_TRACE_DIR", self.traces()).env("KOLO_TRACE_SIGNAL", "1");
         match round.meeting {
             Meeting::Served => command.env("KOLO_STORE", self.server.url()).env("KOLO_STORE_SERVED", "1"),
+            // The ranks learn the secret from the file.
             Meeting::File => command
                 .env("KOLO_STORE", format!("file://{}", self.folder.join("store").display()))
-                .env_remove("KOLO_STORE_SERVED"),
+                .env_remove("KOLO_STORE_SERVED")
+                .env_remove("KOLO_SECRET"),
         };
         prepare(&mut command);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
@@ -188,9 +201,15 @@ impl Arena {
         remove_files(&self.traces());
         let began = Instant::now();
         let (sender, events) = channel();
+        let store = (round.meeting == Meeting::Served).then(|| self.server.address());
+        let stranger = round.has(Ingredient::Stranger).then(|| Stranger::start(round, &self.job, store));
         let mut ranks = Vec::new();
         for rank in 0..round.ranks {
-            ranks.push(self.start(round, rank, &sender)?);
+            let started = self.start(round, rank, &sender)?;
+            if let Some(stranger) = &stranger {
+                stranger.call_at(started.child.id());
+            }
+            ranks.push(started);
         }
         drop(sender);
         if round.fault == Fault::Crash {
@@ -209,7 +228,8 @@ impl Arena {
             outcomes.push(Outcome { status: child.wait().map_err(|error| error.to_string())?, report, errors });
         }
         outcome?;
-        if round.fault != Fault::Stop && began.elapsed() >= round.timeout {
+        stranger.map_or(Ok(0), Stranger::finish)?;
+        if !round.fault.outlasts_the_deadline() && began.elapsed() >= round.timeout {
             return Err(format!(
                 "it took {:.0?}: somebody waited for a deadline instead of hearing what happened",
                 began.elapsed()
@@ -273,8 +293,7 @@ fn follow(round: &Round, ranks: &mut [Rank], events: &Receiver<Event>, patience:
         let next = goes_on.unwrap_or(deadline).min(deadline);
         match events.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Ok(Event::Said(_, line)) if line == STOPS => {
-                let pause = if round.fault == Fault::Stop { STOP } else { PAUSE };
-                goes_on = Some(Instant::now() + pause);
+                goes_on = round.fault.stop().map(|stop| Instant::now() + stop);
             }
             Ok(Event::Said(rank, line)) => {
                 ranks[rank].report =
@@ -311,8 +330,8 @@ impl Tally {
         let fault = match round.fault {
             Fault::Nothing => return,
             Fault::Kill => "killed",
-            Fault::Pause => "paused",
-            Fault::Stop => "stopped",
+            Fault::Pause | Fault::PauseUnlinked => "paused",
+            Fault::Stop | Fault::StopUnlinked => "stopped",
             Fault::Cut => "cut",
             Fault::Leave => "left",
             Fault::Crash => "crashed",

@@ -7,8 +7,9 @@ use kolo::{Algorithm, Communicator, Error, Transport};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
-use super::check::carry_out;
-use super::script::{Call, Dice, Fault, Path, Round, Step};
+use super::check::{carry_out, collect, fork};
+use super::holder::Holder;
+use super::script::{Dice, Fault, Ingredient, Path, Round, START, Step};
 
 /// What a rank says in the end.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -38,7 +39,7 @@ pub(crate) const STOPS: &str = "stops";
 /// Takes part in a round; an error is a wrong result, or one that no fault explains.
 pub(crate) fn take_part(round: &Round, rank: usize) -> Result<Report, String> {
     let say = |error: Error| format!("rank {rank} cannot connect: {error}");
-    let mut builder = Communicator::builder().timeout(round.timeout);
+    let mut builder = Communicator::builder().timeout(round.timeout).start_timeout(START);
     builder = match round.path {
         Path::Windows => builder,
         Path::Links => builder.algorithm(Algorithm::Ring),
@@ -46,8 +47,20 @@ pub(crate) fn take_part(round: &Round, rank: usize) -> Result<Report, String> {
         Path::Hosts => builder.host(format!("host{}", rank % 2)),
     };
     let world = builder.connect().map_err(say)?;
+    if rank == round.victim && round.fault.is_unlinked() {
+        stop();
+    }
+    let mut holder = None;
+    let report = take_steps(round, rank, &world, &mut holder)?;
+    // It has held its buffer until now, whatever became of the communicator.
+    holder.map_or(Ok(()), Holder::finish).map_err(|what| format!("rank {rank}: {what}"))?;
+    Ok(report)
+}
+
+/// Carries out the steps and, if one fails, goes on among the survivors.
+fn take_steps(round: &Round, rank: usize, world: &Communicator, holder: &mut Option<Holder>) -> Result<Report, String> {
     let mut report = Report::default();
-    let failure = match dance(round, rank, &world, &mut report.operations) {
+    let failure = match dance(round, rank, world, holder, &mut report.operations) {
         Ok(()) => return Ok(report),
         // Its communicators are dropped in good order.
         Err(Missed::Left) => return Ok(report),
@@ -75,11 +88,20 @@ enum Missed {
 }
 
 /// Carries out the steps.
-fn dance(round: &Round, rank: usize, world: &Communicator, operations: &mut u64) -> Result<(), Missed> {
+fn dance(
+    round: &Round,
+    rank: usize,
+    world: &Communicator,
+    holder: &mut Option<Holder>,
+    operations: &mut u64,
+) -> Result<(), Missed> {
     // With the ranks of the job that each has.
     let mut others: Vec<(Communicator, Vec<usize>)> = Vec::new();
     let everybody: Vec<usize> = (0..round.ranks).collect();
     let is_victim = rank == round.victim;
+    if round.has(Ingredient::Holder) {
+        *holder = Some(Holder::start(world).map_err(|error| Missed::failed(&error).on(&everybody, false))?);
+    }
     for number in 0..round.steps {
         if is_victim && number == round.at {
             if round.fault == Fault::Leave {
@@ -91,15 +113,8 @@ fn dance(round: &Round, rank: usize, world: &Communicator, operations: &mut u64)
             // It comes.
             std::thread::park();
         }
-        match round.step(number, others.len()) {
-            Step::Collective { on, call } => {
-                let (comm, members) = match on.checked_sub(1) {
-                    None => (world, &everybody),
-                    Some(other) => (&others[other].0, &others[other].1),
-                };
-                run(comm, &call, number).map_err(|missed| missed.on(members, on > 0))?;
-                *operations += 1;
-            }
+        let step = round.step(number, others.len());
+        match step {
             Step::Split { parts, reverses } => {
                 let color = |rank: usize| rank % parts;
                 let key = if reverses { round.ranks - rank } else { rank };
@@ -111,17 +126,32 @@ fn dance(round: &Round, rank: usize, world: &Communicator, operations: &mut u64)
                 others.push((part, members));
             }
             Step::Drop { which } => drop(others.remove(which)),
+            Step::Collective { on, .. } | Step::Collect { on, .. } | Step::Fork { on, .. } => {
+                let (comm, members) = match on.checked_sub(1) {
+                    None => (world, &everybody),
+                    Some(other) => (&others[other].0, &others[other].1),
+                };
+                run(comm, &step, number).map_err(|missed| missed.on(members, on > 0))?;
+                *operations += 1;
+            }
         }
     }
     Ok(())
 }
 
-fn run(comm: &Communicator, call: &Call, number: u64) -> Result<(), Missed> {
-    match carry_out(comm, call) {
+/// Carries out a step that is an operation.
+fn run(comm: &Communicator, step: &Step, number: u64) -> Result<(), Missed> {
+    let wrong = match step {
+        Step::Collective { call, .. } => carry_out(comm, call),
+        Step::Collect { collect: messages, .. } => collect(comm, messages),
+        Step::Fork { words, salt, .. } => fork(comm, *words, *salt),
+        Step::Split { .. } | Step::Drop { .. } => Ok(0),
+    };
+    match wrong {
         Ok(0) => Ok(()),
         Ok(wrong) => {
             let (rank, ranks) = (comm.rank(), comm.world_size());
-            Err(Missed::Wrong(format!("{wrong} wrong elements on rank {rank} of {ranks} in step {number}: {call:?}")))
+            Err(Missed::Wrong(format!("{wrong} wrong elements on rank {rank} of {ranks} in step {number}: {step:?}")))
         }
         Err(error) => Err(Missed::failed(&error)),
     }
@@ -146,11 +176,9 @@ impl Missed {
 
 /// What the survivors do: some steps more.
 fn go_on(round: &Round, rest: &Communicator, operations: &mut u64) -> Result<(), String> {
-    const STEPS: u64 = 10;
-    let after = Round { fault: Fault::Nothing, splits: false, steps: STEPS, seed: round.seed ^ 1 << 63, ..round.clone() };
-    for number in 0..STEPS {
-        let Step::Collective { call, .. } = after.step(number, 0) else { continue };
-        match run(rest, &call, number) {
+    let after = round.afterwards();
+    for number in 0..after.steps {
+        match run(rest, &after.step(number, 0), number) {
             Ok(()) => *operations += 1,
             Err(Missed::Wrong(what)) => return Err(format!("after the failure: {what}")),
             Err(Missed::Failed(failure)) => return Err(format!("after the failure, the survivors failed: {}", failure.text)),
@@ -168,19 +196,23 @@ fn suffer(round: &Round) {
         std::thread::sleep(after);
         match fault {
             Fault::Kill => signal(Signal::KILL),
-            Fault::Pause | Fault::Stop => {
-                println!("{STOPS}");
-                let _ = std::io::stdout().flush();
-                signal(Signal::STOP);
-            }
+            Fault::Pause | Fault::Stop => stop(),
             Fault::Cut => cut_a_connection(cut),
-            Fault::Nothing | Fault::Leave | Fault::Crash => {}
+            // These have been stopped before, are not to suffer, or do so elsewhere.
+            Fault::PauseUnlinked | Fault::StopUnlinked | Fault::Nothing | Fault::Leave | Fault::Crash => {}
         }
     });
     // So that it is not always the next operation that is hit.
     if after > Duration::from_millis(1) {
         std::thread::yield_now();
     }
+}
+
+/// Stops this process until the one that has started it lets it go on.
+fn stop() {
+    println!("{STOPS}");
+    let _ = std::io::stdout().flush();
+    signal(Signal::STOP);
 }
 
 fn signal(signal: Signal) {

@@ -28,6 +28,11 @@ impl Dice {
         z ^ (z >> 31)
     }
 
+    /// A number with room for others on top of it.
+    fn salt(&mut self) -> u32 {
+        self.next() as u32 >> 1
+    }
+
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }
@@ -69,14 +74,45 @@ pub(crate) enum Fault {
     Kill,
     /// It is stopped, and goes on before anybody's patience ends.
     Pause,
-    /// It is stopped for longer than that.
+    /// It is stopped before its first operation, when no rank has a link to it, and goes on before the deadline.
+    PauseUnlinked,
+    /// It is stopped for longer than the deadline.
     Stop,
+    /// It is stopped for longer than the deadline, before its first operation.
+    StopUnlinked,
     /// One of its connections is cut.
     Cut,
     /// It leaves early.
     Leave,
     /// All ranks are killed, perhaps while they still start.
     Crash,
+}
+
+/// What a round may have besides its collectives and its fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Ingredient {
+    /// The communicator of all ranks is split.
+    Splits,
+    /// Dozens of splits live at once.
+    ManySplits,
+    /// A thread of each rank writes and checks a registered buffer that no operation uses, from the start to the end.
+    Holder,
+    /// Forked children free registered memory that their parents go on to use.
+    Forks,
+    /// A process without the secret calls at every listener of the ranks, from before the start to the end.
+    Stranger,
+}
+
+impl Ingredient {
+    pub(crate) fn in_words(self) -> &'static str {
+        match self {
+            Ingredient::Splits => "splits",
+            Ingredient::ManySplits => "dozens of splits",
+            Ingredient::Holder => "a held buffer",
+            Ingredient::Forks => "forks",
+            Ingredient::Stranger => "a stranger",
+        }
+    }
 }
 
 /// One job, from its start to its end.
@@ -94,8 +130,7 @@ pub(crate) struct Round {
     pub(crate) at: u64,
     pub(crate) after: Duration,
     pub(crate) steps: u64,
-    /// Communicators are divided, too.
-    pub(crate) splits: bool,
+    pub(crate) with: Vec<Ingredient>,
     /// How long one operation may take.
     pub(crate) timeout: Duration,
 }
@@ -105,10 +140,27 @@ pub(crate) struct Round {
 pub(crate) enum Step {
     /// A collective on one of the communicators.
     Collective { on: usize, call: Call },
+    /// Every rank sends to the root, which receives from any.
+    Collect { on: usize, collect: Collect },
     /// The communicator of all is divided: so many parts.
     Split { parts: usize, reverses: bool },
     /// One of those that came of that is given up.
     Drop { which: usize },
+    /// Every rank allocates so many registered words and forks a child that frees them.
+    Fork { on: usize, words: usize, salt: u32 },
+}
+
+/// Messages to one rank that it receives in the order in which they come. Their size is odd, so that the headers of later ones
+/// are at any place of a link's buffer, its end included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Collect {
+    /// Taken modulo the ranks of the communicator.
+    pub(crate) root: usize,
+    /// How many messages each of the other ranks sends.
+    pub(crate) messages: usize,
+    pub(crate) bytes: usize,
+    /// What is in the messages depends on it.
+    pub(crate) salt: u32,
 }
 
 /// One collective. Roots and counts are taken modulo what the communicator has.
@@ -134,78 +186,179 @@ pub(crate) enum How {
     Asynchronous,
 }
 
-/// The longest that a rank may be stopped without being missed.
-pub(crate) const PAUSE: Duration = Duration::from_millis(200);
-/// Stopped for so long it is missed: longer than the operations' deadline in such rounds, and the survivors' agreement.
-pub(crate) const STOP: Duration = Duration::from_secs(9);
-const SHORT_DEADLINE: Duration = Duration::from_secs(3);
-const LONG_DEADLINE: Duration = Duration::from_secs(30);
+/// A short stop, which no rank notices.
+const PAUSE: Duration = Duration::from_millis(200);
+/// A stop for longer than any part of the start of a link may wait, and shorter than the deadline.
+const PAUSE_UNLINKED: Duration = Duration::from_secs(7);
+/// A stop for longer than the operations' deadline in such rounds, and the survivors' agreement.
+const STOP: Duration = Duration::from_secs(12);
+const SHORT_DEADLINE: Duration = Duration::from_secs(5);
+/// No operation takes so long, however busy the machine is.
+const LONG_DEADLINE: Duration = Duration::from_secs(120);
+/// How long the ranks of a round may take to connect.
+pub(crate) const START: Duration = LONG_DEADLINE;
+
+/// The start makes links between ranks at distances that are powers of two. This is none, in either direction.
+const UNLINKED: usize = 3;
+const UNLINKED_RANKS: usize = 8;
+
+impl Fault {
+    /// How long the victim is stopped.
+    pub(crate) fn stop(self) -> Option<Duration> {
+        match self {
+            Fault::Pause => Some(PAUSE),
+            Fault::PauseUnlinked => Some(PAUSE_UNLINKED),
+            Fault::Stop | Fault::StopUnlinked => Some(STOP),
+            Fault::Nothing | Fault::Kill | Fault::Cut | Fault::Leave | Fault::Crash => None,
+        }
+    }
+
+    /// Whether the victim is stopped for longer than the deadline.
+    pub(crate) fn outlasts_the_deadline(self) -> bool {
+        matches!(self, Fault::Stop | Fault::StopUnlinked)
+    }
+
+    /// Whether the victim is stopped when it has no link yet.
+    pub(crate) fn is_unlinked(self) -> bool {
+        matches!(self, Fault::PauseUnlinked | Fault::StopUnlinked)
+    }
+}
 
 impl Round {
     pub(crate) fn new(seed: u64, number: u64, ranks: usize) -> Round {
         let mut dice = Dice::new(&[seed, number]);
         // A stop costs as much time as many other rounds.
-        let fault = match dice.below(48) {
-            0..16 => Fault::Nothing,
-            16..28 => Fault::Kill,
-            28..34 => Fault::Pause,
-            34 => Fault::Stop,
-            35..40 => Fault::Cut,
-            40..44 => Fault::Leave,
+        let fault = match dice.below(96) {
+            0..30 => Fault::Nothing,
+            30..54 => Fault::Kill,
+            54..66 => Fault::Pause,
+            66 => Fault::PauseUnlinked,
+            67 => Fault::Stop,
+            68 => Fault::StopUnlinked,
+            69..79 => Fault::Cut,
+            79..87 => Fault::Leave,
             _ => Fault::Crash,
         };
+        let ranks = if fault.is_unlinked() { ranks.max(UNLINKED_RANKS) } else { ranks };
         let steps = 20 + dice.below(180) as u64;
         let after = match fault {
             Fault::Crash => Duration::from_millis(dice.below(250) as u64),
             _ => Duration::from_micros(dice.below(1500) as u64),
         };
+        let path = dice.one_of(&[Path::Windows, Path::Windows, Path::Links, Path::Tcp, Path::Tcp, Path::Hosts]);
+        let mut with = Vec::new();
+        match dice.below(8) {
+            0..3 => with.push(Ingredient::Splits),
+            3 => with.push(Ingredient::ManySplits),
+            _ => {}
+        }
+        for (ingredient, one_in) in [(Ingredient::Holder, 3), (Ingredient::Forks, 3), (Ingredient::Stranger, 2)] {
+            if dice.one_in(one_in) {
+                with.push(ingredient);
+            }
+        }
         Round {
             seed,
             number,
             ranks,
-            path: dice.one_of(&[Path::Windows, Path::Windows, Path::Links, Path::Tcp, Path::Tcp, Path::Hosts]),
+            // Only links over TCP are opened when they are first used.
+            path: if fault.is_unlinked() { Path::Tcp } else { path },
             meeting: dice.one_of(&[Meeting::Served, Meeting::File]),
             sockets: dice.one_of(&[1, 1, 2, 3]),
             fault,
             victim: dice.below(ranks),
             // Before the last step, which all take together.
-            at: dice.below(steps as usize - 1) as u64,
+            at: if fault.is_unlinked() { 0 } else { dice.below(steps as usize - 1) as u64 },
             after,
             steps,
-            splits: dice.one_in(2),
-            timeout: if fault == Fault::Stop { SHORT_DEADLINE } else { LONG_DEADLINE },
+            with,
+            timeout: if fault.outlasts_the_deadline() { SHORT_DEADLINE } else { LONG_DEADLINE },
+        }
+    }
+
+    pub(crate) fn has(&self, ingredient: Ingredient) -> bool {
+        self.with.contains(&ingredient)
+    }
+
+    /// What the survivors of a failure do: a few steps more, without faults and splits.
+    pub(crate) fn afterwards(&self) -> Round {
+        let with = self.with.iter().copied().filter(|ingredient| *ingredient == Ingredient::Forks).collect();
+        Round { fault: Fault::Nothing, with, steps: 10, seed: self.seed ^ 1 << 63, ..self.clone() }
+    }
+
+    /// How many communicators there may be at once besides that of all ranks.
+    fn most_others(&self) -> usize {
+        match () {
+            () if self.has(Ingredient::ManySplits) => 48,
+            () if self.has(Ingredient::Splits) => 3,
+            () => 0,
         }
     }
 
     /// One of the steps, when there are so many communicators besides that of all. The last is of all ranks together.
     pub(crate) fn step(&self, number: u64, others: usize) -> Step {
         let mut dice = Dice::new(&[self.seed, self.number, 1 + number]);
-        let is_last = number + 1 == self.steps;
-        if self.splits && !is_last && dice.one_in(12) {
-            return match others {
-                3.. => Step::Drop { which: dice.below(others) },
-                _ => Step::Split { parts: 1 + dice.below(self.ranks), reverses: dice.one_in(2) },
+        if number + 1 == self.steps {
+            return Step::Collective { on: 0, call: Call::last(&mut dice) };
+        }
+        if number == 0 && self.fault.is_unlinked() {
+            // Messages between the victim and a rank to which it has no link, in the one direction or, if it goes on in time, the other.
+            let is_other = !self.fault.outlasts_the_deadline() && dice.one_in(2);
+            let root = if is_other { (self.victim + UNLINKED) % self.ranks } else { self.victim };
+            return Step::Collect { on: 0, collect: Collect { root, ..Collect::random(&mut dice) } };
+        }
+        let most = self.most_others();
+        // Dozens come together only if most steps are splits.
+        let splits_one_in = if most > 3 { 2 } else { 12 };
+        if most > 0 && dice.one_in(splits_one_in) {
+            return match others < most {
+                true => Step::Split { parts: 1 + dice.below(self.ranks), reverses: dice.one_in(2) },
+                false => Step::Drop { which: dice.below(others) },
             };
         }
-        let on = if is_last || dice.one_in(2) { 0 } else { dice.below(1 + others) };
-        Step::Collective { on, call: Call::random(&mut dice, is_last) }
+        let on = if dice.one_in(2) { 0 } else { dice.below(1 + others) };
+        if self.has(Ingredient::Forks) && dice.one_in(16) {
+            return Step::Fork { on, words: 1 + dice.below(100_000), salt: dice.salt() };
+        }
+        // A rank that receives from any until its deadline cannot know for which of the others it has waited in vain.
+        match dice.one_in(8) && !self.fault.outlasts_the_deadline() {
+            true => Step::Collect { on, collect: Collect::random(&mut dice) },
+            false => Step::Collective { on, call: Call::random(&mut dice) },
+        }
+    }
+}
+
+impl Collect {
+    fn random(dice: &mut Dice) -> Collect {
+        let root = dice.below(1 << 16);
+        // Some of them more than the buffer of a link holds.
+        let messages = 1 + dice.below(300);
+        let bytes = 2 * dice.one_of(&[0, 1, 8, 30, 500, 3000]) + 1;
+        Collect { root, messages, bytes, salt: dice.salt() }
     }
 }
 
 impl Call {
-    fn random(dice: &mut Dice, is_last: bool) -> Call {
-        let operations = Operation::value_variants();
-        // Nobody leaves an all-reduce before all have come.
-        let op = if is_last { Operation::AllReduce } else { dice.one_of(operations) };
+    fn random(dice: &mut Dice) -> Call {
+        let op = dice.one_of(Operation::value_variants());
+        // Mostly small, now and then large enough for every path.
+        let most = dice.one_of(&[0, 8, 64, 4 << 10, 4 << 10, 100 << 10, 100 << 10, 3 << 20]);
+        let bytes = dice.below(most + 1) as u64;
+        Call::of(op, bytes, dice)
+    }
+
+    /// The last of a round: no rank leaves an all-reduce before all have come.
+    fn last(dice: &mut Dice) -> Call {
+        Call::of(Operation::AllReduce, 8, dice)
+    }
+
+    fn of(op: Operation, bytes: u64, dice: &mut Dice) -> Call {
         let dtypes: Vec<DType> = DType::ALL.iter().copied().filter(|dtype| *dtype != DType::Bool).collect();
         let dtype = dice.one_of(&dtypes);
         let redops: Vec<ReduceOp> = ReduceOp::ALL.iter().copied().filter(|redop| redop.applies_to(dtype)).collect();
         let redop = dice.one_of(&redops);
-        // Mostly small, now and then large enough for every path.
-        let most = dice.one_of(&[0, 8, 64, 4 << 10, 4 << 10, 100 << 10, 100 << 10, 3 << 20]);
-        let bytes = if is_last { 8 } else { dice.below(most + 1) as u64 };
         let how = dice.one_of(&[How::OutOfPlace, How::InPlace, How::InPlace, How::Registered, How::Asynchronous]);
-        Call { op, dtype, redop, root: dice.below(1 << 16), bytes, how, salt: dice.next() as u32 >> 1 }
+        Call { op, dtype, redop, root: dice.below(1 << 16), bytes, how, salt: dice.salt() }
     }
 }
 
@@ -227,8 +380,12 @@ mod tests {
     #[test]
     fn all_there_is_comes_up() {
         let rounds: Vec<Round> = (0..300).map(|number| Round::new(7, number, 4)).collect();
-        for fault in [Fault::Nothing, Fault::Kill, Fault::Pause, Fault::Stop, Fault::Cut, Fault::Leave, Fault::Crash] {
-            assert!(rounds.iter().any(|round| round.fault == fault), "{fault:?}");
+        for fault in Fault::value_variants() {
+            assert!(rounds.iter().any(|round| round.fault == *fault), "{fault:?}");
+        }
+        for ingredient in Ingredient::value_variants() {
+            let has_killed = |round: &&Round| round.has(*ingredient) && round.fault == Fault::Kill;
+            assert!(rounds.iter().any(|round| has_killed(&round)), "{ingredient:?}");
         }
         for path in [Path::Windows, Path::Links, Path::Tcp, Path::Hosts] {
             assert!(rounds.iter().any(|round| round.path == path), "{path:?}");
@@ -240,16 +397,64 @@ mod tests {
         for op in Operation::value_variants() {
             assert!(calls.iter().any(|call| call.op == *op), "{op:?}");
         }
+        assert!(steps.iter().any(|step| matches!(step, Step::Collect { .. })));
+        assert!(steps.iter().any(|step| matches!(step, Step::Fork { .. })));
         assert!(
             steps.iter().any(|step| matches!(step, Step::Split { .. }))
                 && steps.iter().any(|step| matches!(step, Step::Drop { .. }))
         );
         for round in &rounds {
-            assert!(round.at + 1 < round.steps && round.victim < 4);
+            assert!(round.at + 1 < round.steps && round.victim < round.ranks);
             assert!(matches!(
                 round.step(round.steps - 1, 3),
                 Step::Collective { on: 0, call: Call { op: Operation::AllReduce, bytes: 8, .. } }
             ));
+        }
+    }
+
+    #[test]
+    fn dozens_of_splits_live_at_once() {
+        let most =
+            (0..300).map(|number| Round::new(7, number, 4)).filter(|round| round.has(Ingredient::ManySplits)).map(|round| {
+                let mut others: usize = 0;
+                let counts = (0..round.steps).map(|number| {
+                    match round.step(number, others) {
+                        Step::Split { .. } => others += 1,
+                        Step::Drop { .. } => others -= 1,
+                        _ => {}
+                    }
+                    others
+                });
+                counts.max().unwrap()
+            });
+        assert_eq!(most.max(), Some(48));
+    }
+
+    #[test]
+    fn headers_come_to_every_place_of_a_buffer() {
+        let round = Round { steps: 4000, ..Round::new(7, 0, 4) };
+        let collects = (0..round.steps).filter_map(|number| match round.step(number, 0) {
+            Step::Collect { collect, .. } => Some(collect),
+            _ => None,
+        });
+        let collects: Vec<Collect> = collects.collect();
+        assert!(collects.iter().all(|collect| collect.bytes % 2 == 1));
+        // More than any buffer holds.
+        assert!(collects.iter().any(|collect| collect.bytes * collect.messages > 1 << 20));
+    }
+
+    #[test]
+    fn who_is_stopped_without_links_is_so_before_the_first_step() {
+        let rounds: Vec<Round> =
+            (0..600).map(|number| Round::new(3, number, 4)).filter(|round| round.fault.is_unlinked()).collect();
+        assert!(rounds.len() > 2);
+        for round in rounds {
+            assert_eq!((round.at, round.path, round.ranks), (0, Path::Tcp, 8));
+            // The rank that takes part is told the larger number.
+            assert_eq!(format!("{round:?}"), format!("{:?}", Round::new(round.seed, round.number, round.ranks)));
+            assert!(matches!(round.step(0, 0), Step::Collect { .. }));
+            let outlasts = round.fault.stop().unwrap() > round.timeout;
+            assert_eq!(outlasts, round.fault == Fault::StopUnlinked);
         }
     }
 }
