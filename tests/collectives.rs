@@ -14,12 +14,13 @@ fn rounds(comm: &Communicator, seed: u64, rounds: u64, most: usize) {
     }
 }
 
-fn config(cases: u32) -> ProptestConfig {
+fn config() -> ProptestConfig {
+    let cases = if common::all() { 24 } else { 10 };
     ProptestConfig { cases, max_shrink_iters: 0, ..ProptestConfig::default() }
 }
 
 proptest! {
-    #![proptest_config(config(24))]
+    #![proptest_config(config())]
 
     #[test]
     fn inside_one_process(seed: u64, world in 1usize..=9) {
