@@ -1,6 +1,5 @@
 //! What a communicator is made on: where its ranks are, how its links are opened, and how its hosts share memory.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -120,14 +119,13 @@ impl Fabric {
     /// Opens links to the others; `None` for a rank alone.
     pub(crate) fn opener(&self) -> Option<Box<dyn Opener>> {
         match &self.ground {
-            Ground::Network(network) => Some(Box::new(NetworkOpener {
-                network: network.clone(),
-                channel: self.channel,
-                rank: self.rank,
-                members: self.members.clone(),
-                hosts: self.hosts.clone(),
-                in_vain: HashMap::new(),
-            })),
+            Ground::Network(network) => Some(Box::new(NetworkOpener::new(
+                network.clone(),
+                self.channel,
+                self.rank,
+                self.members.clone(),
+                self.hosts.clone(),
+            ))),
             Ground::Process(hub, _) => Some(Box::new(MemoryOpener { hub: hub.clone(), channel: self.channel, rank: self.rank })),
             Ground::Nothing => None,
         }

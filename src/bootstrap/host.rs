@@ -96,12 +96,13 @@ impl Star {
         deadline: Instant,
     ) -> Result<Star, Failed> {
         let alone = Star { members: vec![rank], place: 0, streams: Vec::new() };
-        let patience = deadline.saturating_duration_since(Instant::now());
-        let stream = match network.call_locally(Purpose::Window, channel, members[leader], patience) {
+        let to = members[leader];
+        let look = || absence(network, to, alarm);
+        let stream = match network.call_locally(Purpose::Window, channel, to, deadline, look) {
             Ok(stream) => stream,
             Err(cause) => {
                 tracing::info!(leader, %cause, "this rank cannot share memory with others on its machine");
-                let told = network.call(Purpose::Apart, channel, members[leader], patience);
+                let told = network.call(Purpose::Apart, channel, to, deadline, look);
                 return told.map(|_| alone).map_err(|cause| Failed { rank: leader, cause });
             }
         };

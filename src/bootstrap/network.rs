@@ -5,27 +5,20 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mio::Waker;
 use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use parking_lot::{Condvar, Mutex};
 
 use super::card::Card;
 use super::lending::Lent;
 use crate::door::handshake::{Hello, Identity, Purpose, Refusal};
-use crate::door::{self, DialError, Door, Host, Stream};
+use crate::door::{self, Connector, DialError, Door, Host, Stream, Target};
 use crate::error::Cause;
 use crate::health::{Answer, Boards, Contact, Question, Unheard};
-use crate::sys;
+use crate::sys::{self, LocalStream};
 use crate::transport::tls::{End, Tls};
 use crate::transport::{Link, NoLink, Opener, shm, tcp};
 use crate::types::Rank;
-
-/// How long one call at another rank's door may take at most. Doors answer at once, whatever their process is busy with, unless
-/// it is stopped.
-const DIAL_PATIENCE: Duration = Duration::from_secs(4);
-
-/// How long the system may take to connect before others that wait are looked after, and it is tried anew.
-const ATTEMPT: Duration = Duration::from_millis(300);
 
 /// What all communicators of one process use to reach the others of its job.
 pub(crate) struct Network {
@@ -80,6 +73,10 @@ pub(crate) struct Mailbox {
 
 type Arrival = (Hello, Stream);
 
+fn is_local(stream: &Stream) -> bool {
+    matches!(stream, Stream::Local(_))
+}
+
 /// The most connections that wait for one communicator from one caller.
 const MOST_WAITING: usize = 128;
 
@@ -94,6 +91,9 @@ impl Mailbox {
             tracing::warn!(from = hello.from, "a rank opens more connections than it can need");
             return;
         }
+        // Who connects once more believes the connection before lost.
+        let is_same = |(other, before): &Arrival| *other == hello && is_local(before) == is_local(&stream);
+        waiting.retain(|arrival| !is_same(arrival));
         waiting.push((hello, stream));
         drop(arrived);
         self.changed.notify_all();
@@ -133,12 +133,11 @@ impl Mailbox {
     pub(super) fn link_streams(&self, channel: u64, from: Rank) -> Option<Vec<Stream>> {
         let mut arrived = self.arrived.lock();
         let waiting = arrived.get_mut(&(channel, from as u32))?;
-        let (first, is_local) = waiting.iter().find_map(|(hello, stream)| {
-            (hello.purpose == Purpose::Link).then_some((*hello, matches!(stream, Stream::Local(_))))
-        })?;
+        let (first, medium) =
+            waiting.iter().find_map(|(hello, stream)| (hello.purpose == Purpose::Link).then_some((*hello, is_local(stream))))?;
         // A connection inside the host may be given up for others through the network, which are of another link.
         let of_link = |(hello, stream): &Arrival| {
-            hello.purpose == Purpose::Link && hello.lanes == first.lanes && matches!(stream, Stream::Local(_)) == is_local
+            hello.purpose == Purpose::Link && hello.lanes == first.lanes && is_local(stream) == medium
         };
         if waiting.iter().filter(|entry| of_link(entry)).count() < first.lanes.into() {
             return None;
@@ -230,37 +229,67 @@ impl Network {
         Hello::new(purpose, channel, self.rank, to)
     }
 
-    /// Calls at a rank's door in the network.
-    pub(super) fn call(&self, purpose: Purpose, channel: u64, to: Rank, patience: Duration) -> Result<Stream, Cause> {
-        let stream = self.dial(&self.hello(purpose, channel, to), to, Duration::MAX, patience);
-        stream.map_err(|error| self.cause(to, &error))
+    /// Where a rank listens: in the network, or inside the host.
+    fn target(&self, to: Rank, is_local: bool) -> Target {
+        let Card { address, local_name, .. } = &self.cards[to];
+        if is_local { Target::Local(local_name.clone()) } else { Target::Network(*address) }
     }
 
-    fn dial(&self, hello: &Hello, to: Rank, connecting: Duration, patience: Duration) -> Result<Stream, DialError> {
-        let deadline = Instant::now() + patience.min(DIAL_PATIENCE);
-        door::dial_within(self.cards[to].address, &self.identity, hello, connecting, deadline).map(Stream::Tcp)
+    /// Connects with a rank through the network, as [`Network::connect`] does.
+    pub(super) fn call(
+        &self,
+        purpose: Purpose,
+        channel: u64,
+        to: Rank,
+        deadline: Instant,
+        look: impl Fn() -> Option<Cause>,
+    ) -> Result<Stream, Cause> {
+        self.connect(Connector::new(self.target(to, false), self.hello(purpose, channel, to)), deadline, look)
     }
 
-    fn cause(&self, to: Rank, error: &DialError) -> Cause {
-        unreachable(self.cards[to].address.to_string(), error)
-    }
-
-    /// Calls at a rank's door on this host.
+    /// Connects with a rank of this host, as [`Network::connect`] does.
     pub(super) fn call_locally(
         &self,
         purpose: Purpose,
         channel: u64,
         to: Rank,
-        patience: Duration,
-    ) -> Result<crate::sys::LocalStream, Cause> {
-        let name = &self.cards[to].local_name;
-        let deadline = Instant::now() + patience.min(DIAL_PATIENCE);
-        let stream = door::dial_local(name, &self.identity, &self.hello(purpose, channel, to), deadline);
-        stream.map_err(|error| unreachable(format!("@{name}"), &error))
+        deadline: Instant,
+        look: impl Fn() -> Option<Cause>,
+    ) -> Result<LocalStream, Cause> {
+        let connector = Connector::new(self.target(to, true), self.hello(purpose, channel, to));
+        match self.connect(connector, deadline, look)? {
+            Stream::Local(stream) => Ok(stream),
+            Stream::Tcp(_) => unreachable!("a name inside the host is no address in the network"),
+        }
+    }
+
+    /// Waits for a connection, until the deadline, or until `look`, which is asked now and then, says that it will not come.
+    fn connect(&self, mut connector: Connector, deadline: Instant, look: impl Fn() -> Option<Cause>) -> Result<Stream, Cause> {
+        let broken = |error: io::Error| Cause::Broken(error.kind());
+        let mut poll = Poll::new().map_err(broken)?;
+        let mut events = Events::with_capacity(1);
+        loop {
+            let advanced = connector.advance(&self.identity, poll.registry(), Token(0));
+            if let Some(stream) = advanced.map_err(|error| unreachable(connector.target(), &error))? {
+                return Ok(stream);
+            }
+            if let Some(cause) = look() {
+                return Err(cause);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Cause::Unreachable { address: connector.target().to_string(), kind: io::ErrorKind::TimedOut });
+            }
+            match poll.poll(&mut events, Some(connector.left().unwrap_or(LOOK).min(LOOK).min(left))) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => result.map_err(broken)?,
+            }
+        }
     }
 }
 
-fn unreachable(address: String, error: &DialError) -> Cause {
+fn unreachable(target: &Target, error: &DialError) -> Cause {
+    let address = target.to_string();
     match error {
         DialError::Connect(error) | DialError::Io(error) => Cause::Unreachable { address, kind: error.kind() },
         DialError::Refused(Refusal::Secret) => Cause::Secret,
@@ -331,86 +360,129 @@ fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof)
 }
 
-/// Opens the links of one communicator. Of two ranks, the lower one calls.
+/// Opens the links of one communicator. Of two ranks, the lower one connects.
 pub(crate) struct NetworkOpener {
-    pub(super) network: Arc<Network>,
-    pub(super) channel: u64,
+    network: Arc<Network>,
+    channel: u64,
     /// This rank in the communicator.
-    pub(super) rank: Rank,
+    rank: Rank,
     /// The communicator's ranks as ranks of the job.
-    pub(super) members: Arc<[Rank]>,
+    members: Arc<[Rank]>,
     /// The host of each.
-    pub(super) hosts: Arc<[usize]>,
-    /// Since when no connection to a rank could be made.
-    pub(super) in_vain: HashMap<Rank, Instant>,
+    hosts: Arc<[usize]>,
+    /// Links that this rank is opening.
+    opening: HashMap<Rank, Opening>,
+    /// Connections of peers that are about to hand over the memory of a link.
+    offering: HashMap<Rank, LocalStream>,
+}
+
+/// A link that this rank is opening: the connections that it has through the network, and the next.
+struct Opening {
+    lanes: Vec<TcpStream>,
+    connector: Connector,
 }
 
 impl NetworkOpener {
-    fn call(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, NoLink> {
+    pub(super) fn new(
+        network: Arc<Network>,
+        channel: u64,
+        rank: Rank,
+        members: Arc<[Rank]>,
+        hosts: Arc<[usize]>,
+    ) -> NetworkOpener {
+        NetworkOpener { network, channel, rank, members, hosts, opening: HashMap::new(), offering: HashMap::new() }
+    }
+
+    /// How to connect with a peer of this host, or through the network for one lane of a link.
+    fn connector(&self, peer: Rank, is_local: bool, lane: usize) -> Connector {
         let to = self.members[peer];
-        if self.hosts[peer] == self.hosts[self.rank] {
-            match self.network.call_locally(Purpose::Link, self.channel, to, patience) {
-                Ok(stream) => match shm::offer(stream) {
+        let hello = self.network.hello(Purpose::Link, self.channel, to);
+        let lanes = if is_local { 1 } else { self.network.lines.count() };
+        Connector::new(self.network.target(to, is_local), Hello { lane: lane as u8, lanes, ..hello })
+    }
+
+    /// Goes on with a link that this rank opens.
+    fn connect(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
+        let mut opening = self.opening.remove(&peer).unwrap_or_else(|| {
+            let is_local = self.hosts[peer] == self.hosts[self.rank];
+            Opening { lanes: Vec::new(), connector: self.connector(peer, is_local, 0) }
+        });
+        loop {
+            match opening.connector.advance(&self.network.identity, registry, token) {
+                Ok(None) => {
+                    self.opening.insert(peer, opening);
+                    return Ok(None);
+                }
+                Ok(Some(Stream::Local(stream))) => match shm::offer(stream) {
                     Ok(link) => return Ok(Some(link)),
                     // The peer sees the connection end before anything came, and waits for the next.
                     Err(error) => tracing::warn!(%error, peer, "no shared memory for a link; it goes through TCP"),
                 },
-                Err(cause) => {
-                    tracing::warn!(%cause, peer, "a rank on this host cannot be reached there; its link goes through TCP")
-                }
-            }
-        }
-        let lanes = self.network.lines.count();
-        let mut streams = Vec::with_capacity(lanes.into());
-        for lane in 0..lanes {
-            let hello = Hello { lane, lanes, ..self.network.hello(Purpose::Link, self.channel, to) };
-            // Of those that follow, the peer would not know to which attempt they belong.
-            let connecting = if lane == 0 { ATTEMPT } else { Duration::MAX };
-            match self.network.dial(&hello, to, connecting, patience) {
-                Ok(stream) => streams.push(stream),
-                Err(DialError::Connect(error))
-                    if lane == 0
-                        && error.kind() == io::ErrorKind::TimedOut
-                        && self.in_vain.entry(peer).or_insert_with(Instant::now).elapsed() < DIAL_PATIENCE =>
-                {
-                    return Ok(None);
+                Ok(Some(Stream::Tcp(stream))) => {
+                    opening.lanes.push(stream);
+                    if opening.lanes.len() == usize::from(self.network.lines.count()) {
+                        return Ok(Some(self.network.lines.link(opening.lanes, End::Caller, [self.rank, peer])?));
+                    }
                 }
                 Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_want(&error) => return Err(NoLink::Own(error)),
-                Err(error) => return Err(self.network.cause(to, &error).into()),
+                Err(error) if opening.connector.is_local() => {
+                    let cause = unreachable(opening.connector.target(), &error);
+                    tracing::warn!(%cause, peer, "a rank on this host cannot be reached there; its link goes through TCP");
+                }
+                Err(error) => return Err(unreachable(opening.connector.target(), &error).into()),
             }
+            opening.connector = self.connector(peer, false, opening.lanes.len());
         }
-        self.in_vain.remove(&peer);
-        Ok(Some(self.link(peer, streams, End::Caller, patience)?))
     }
 
-    fn link(&self, peer: Rank, streams: Vec<Stream>, end: End, patience: Duration) -> Result<Box<dyn Link>, Cause> {
-        let mut lanes = Vec::with_capacity(streams.len());
-        for stream in streams {
-            match stream {
-                Stream::Tcp(stream) => lanes.push(stream),
-                Stream::Local(stream) => {
-                    let deadline = Instant::now() + patience.min(DIAL_PATIENCE);
-                    return shm::accept(stream, deadline).map_err(|error| Cause::Broken(error.kind()));
+    /// Goes on with a link that a peer opens.
+    fn accept(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
+        loop {
+            let mut stream = match self.offering.remove(&peer) {
+                Some(stream) => stream,
+                None => {
+                    let Some(streams) = self.network.mailbox.link_streams(self.channel, self.members[peer]) else {
+                        return Ok(None);
+                    };
+                    let mut lanes = Vec::with_capacity(streams.len());
+                    let mut local = None;
+                    for stream in streams {
+                        match stream {
+                            Stream::Tcp(stream) => lanes.push(stream),
+                            Stream::Local(stream) => local = Some(stream),
+                        }
+                    }
+                    let Some(mut stream) = local else {
+                        return Ok(Some(self.network.lines.link(lanes, End::Called, [peer, self.rank])?));
+                    };
+                    registry.register(&mut stream, token, Interest::READABLE).map_err(NoLink::Own)?;
+                    stream
                 }
+            };
+            match shm::offered(&stream) {
+                Ok(None) => {
+                    self.offering.insert(peer, stream);
+                    return Ok(None);
+                }
+                Ok(Some(segment)) => {
+                    registry.deregister(&mut stream).map_err(NoLink::Own)?;
+                    return Ok(Some(shm::accept(stream, segment)));
+                }
+                // It has no memory for a link, and connects through the network next.
+                Err(error) if is_end(&error) => {}
+                Err(error) => return Err(Cause::Broken(error.kind()).into()),
             }
         }
-        // The lower rank calls.
-        self.network.lines.link(lanes, end, [self.rank.min(peer), self.rank.max(peer)])
     }
 }
 
 impl Opener for NetworkOpener {
-    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, NoLink> {
-        if self.rank < peer {
-            return self.call(peer, patience);
-        }
-        while let Some(streams) = self.network.mailbox.link_streams(self.channel, self.members[peer]) {
-            match self.link(peer, streams, End::Called, patience) {
-                Err(Cause::Broken(io::ErrorKind::UnexpectedEof)) => continue,
-                other => return Ok(Some(other?)),
-            }
-        }
-        Ok(None)
+    fn open(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
+        if self.rank < peer { self.connect(peer, registry, token) } else { self.accept(peer, registry, token) }
+    }
+
+    fn left(&self, peer: Rank) -> Option<Duration> {
+        self.opening.get(&peer)?.connector.left()
     }
 
     fn attach(&mut self, waker: Arc<Waker>) {

@@ -125,9 +125,9 @@ struct FaultyOpener {
 }
 
 impl Opener for FaultyOpener {
-    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, NoLink> {
+    fn open(&mut self, peer: Rank, _: &Registry, _: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
         let (world, me) = (self.world.clone(), self.opener.rank);
-        Ok(self.opener.open(peer, patience)?.map(|link| Box::new(Faulty { link, world, me, peer }) as _))
+        Ok(Some(Box::new(Faulty { link: self.opener.link(peer), world, me, peer })))
     }
 
     fn attach(&mut self, waker: Arc<Waker>) {

@@ -5,6 +5,7 @@
 //! process is busy with. Callers that do not speak the protocol, are too slow or too many are turned away and leave nothing
 //! behind.
 
+mod connector;
 pub(crate) mod handshake;
 pub mod stranger;
 
@@ -16,20 +17,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mio::event::Source;
 use mio::net::{TcpListener, TcpStream};
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Interest, Poll, Registry, Token, Waker};
 
 use crate::sys::{LocalListener, LocalStream};
 use crate::transport::tcp;
+pub(crate) use connector::{Connector, Target};
 use handshake::{Acceptor, Hello, Identity, Medium, Purpose, Refusal};
 
-/// How long a caller may take to shake hands.
+/// How long a caller may take for each message of the handshake.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How many callers may shake hands at once, each of which takes a descriptor. When another comes, the one that has come least far
-/// has to make room, and of those the one that has been there longest: whoever belongs here is done in a fraction of a millisecond,
-/// and those who say nothing keep nobody out.
-const PENDING: usize = 64;
+/// How many strangers may be connected at once, each of which takes a descriptor. A caller is a stranger until its hello has shown
+/// that it knows the secret. When another connects, the stranger that has been connected longest has to make room: those who say
+/// nothing keep no member out, and a member says hello as soon as it has connected.
+const STRANGERS: usize = 64;
+
+/// How many members may shake hands at once. None of them makes room for a stranger. There are as many only if somebody repeats
+/// hellos that it has overheard, or in a job without a secret, where each hello will do; then, too, who has waited longest makes
+/// room. A caller that had to make room tries again.
+const MEMBERS: usize = 1024;
 
 /// How many callers are taken in before those who are in are heard again.
 const AT_ONCE: usize = 16;
@@ -38,8 +46,9 @@ const AT_ONCE: usize = 16;
 const LONGEST_QUESTION: usize = 64 << 10;
 const LONGEST_ANSWER: usize = 1 << 20;
 
-/// How long before it is tried again to let in those who wait outside.
+/// How long before it is tried again to accept connections when that has failed, and how often it is said at most.
 const RETRY: Duration = Duration::from_millis(20);
+const SELDOM: Duration = Duration::from_secs(10);
 
 const WAKER: Token = Token(usize::MAX);
 const TCP: Token = Token(usize::MAX - 1);
@@ -49,6 +58,38 @@ const LOCAL: Token = Token(usize::MAX - 2);
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Local(LocalStream),
+}
+
+impl Stream {
+    fn source(&mut self) -> &mut dyn Source {
+        match self {
+            Stream::Tcp(stream) => stream,
+            Stream::Local(stream) => stream,
+        }
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(into),
+            Stream::Local(stream) => (&*stream).read(into),
+        }
+    }
+
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write(from),
+            Stream::Local(stream) => (&*stream).write(from),
+        }
+    }
+
+    /// After the handshake: it is no longer listened to here, and is fit for a link.
+    fn release(mut self, registry: &Registry) -> io::Result<Stream> {
+        registry.deregister(self.source())?;
+        if let Stream::Tcp(stream) = &self {
+            tcp::prepare(stream)?;
+        }
+        Ok(self)
+    }
 }
 
 /// Whom a door serves.
@@ -108,6 +149,7 @@ impl Door {
             next: 0,
             waiting: Waiting::Nobody,
             is_locals_turn: false,
+            said: None,
             host,
         };
         let thread = std::thread::Builder::new().name("kolo-door".to_owned()).spawn(move || {
@@ -160,6 +202,8 @@ struct Porter<H> {
     waiting: Waiting,
     /// Whether who comes from this host or who comes through the network is asked in first: neither keeps the other out.
     is_locals_turn: bool,
+    /// When it was last said that connections cannot be accepted.
+    said: Option<Instant>,
     host: H,
 }
 
@@ -187,21 +231,18 @@ enum Stage {
 }
 
 impl Caller {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match &mut self.stream {
-            Stream::Tcp(stream) => stream.read(into),
-            Stream::Local(stream) => (&*stream).read(into),
-        }
-    }
-
     /// Says something; false if it does not fit. Replies are smaller than the buffer of a fresh socket: one that does not fit is
     /// to nobody that we know.
     fn say(&mut self, reply: &[u8]) -> bool {
-        let written = match &mut self.stream {
-            Stream::Tcp(stream) => stream.write(reply),
-            Stream::Local(stream) => (&*stream).write(reply),
-        };
-        written.ok() == Some(reply.len())
+        self.stream.write(reply).ok() == Some(reply.len())
+    }
+
+    /// Whether it has shown that it knows the secret.
+    fn is_member(&self) -> bool {
+        match &self.stage {
+            Stage::Shaking(acceptor) => acceptor.has_introduced_himself(),
+            Stage::Asking(..) => true,
+        }
     }
 }
 
@@ -227,13 +268,25 @@ impl<H: Host> Porter<H> {
                     Token(caller) => self.listen(caller),
                 }
             }
-            let now = Instant::now();
-            self.callers.retain(|_, caller| caller.deadline > now);
+            self.turn_away_the_late();
             if self.waiting != Waiting::Nobody {
                 self.waiting = self.accept();
             }
         }
         Ok(())
+    }
+
+    /// Turns away the callers that have taken too long. What they have said by now counts: it may be this process that was paused.
+    fn turn_away_the_late(&mut self) {
+        let now = Instant::now();
+        let late: Vec<usize> =
+            self.callers.iter().filter(|(_, caller)| caller.deadline <= now).map(|(&number, _)| number).collect();
+        for number in late {
+            self.listen(number);
+            if self.callers.get(&number).is_some_and(|caller| caller.deadline <= now) {
+                self.callers.remove(&number);
+            }
+        }
     }
 
     /// Takes in some of the callers that have come; whether more wait.
@@ -253,7 +306,9 @@ impl<H: Host> Porter<H> {
                 // One that has gone again; or the process has no descriptors left just now.
                 Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Some(Err(error)) => {
-                    tracing::warn!(%error, "a caller could not be let in yet");
+                    if is_due(&mut self.said, Instant::now()) {
+                        tracing::warn!(%error, "connections cannot be accepted at the moment; this is tried again and again");
+                    }
                     return Waiting::InVain;
                 }
             };
@@ -264,17 +319,14 @@ impl<H: Host> Porter<H> {
                 tracing::debug!("a caller of another user was turned away");
                 continue;
             }
-            if self.callers.len() >= PENDING && !self.make_room() {
-                return Waiting::InVain;
-            }
+            self.make_room();
             let number = self.next;
             self.next = (self.next + 1) % (usize::MAX / 2);
-            let registry = self.poll.registry();
-            let (registered, medium) = match &mut stream {
-                Stream::Tcp(stream) => (registry.register(stream, Token(number), Interest::READABLE), Medium::Network),
-                Stream::Local(stream) => (registry.register(stream, Token(number), Interest::READABLE), Medium::Local),
+            let medium = match &stream {
+                Stream::Tcp(_) => Medium::Network,
+                Stream::Local(_) => Medium::Local,
             };
-            if registered.is_ok() {
+            if self.poll.registry().register(stream.source(), Token(number), Interest::READABLE).is_ok() {
                 let stage = Stage::Shaking(Acceptor::new(medium));
                 let caller = Caller { stream, stage, deadline: Instant::now() + PATIENCE };
                 self.callers.insert(number, caller);
@@ -285,16 +337,16 @@ impl<H: Host> Porter<H> {
         Waiting::Somebody
     }
 
-    /// Turns away a caller; whether there is one that may be.
-    fn make_room(&mut self) -> bool {
-        let progress = |caller: &Caller| match &caller.stage {
-            Stage::Shaking(acceptor) => Some((acceptor.has_introduced_himself(), caller.deadline)),
-            Stage::Asking(..) => None,
-        };
-        let callers = self.callers.iter().filter_map(|(&number, caller)| Some((progress(caller)?, number)));
-        let Some((_, number)) = callers.min() else { return false };
-        self.callers.remove(&number);
-        true
+    /// Turns away who has been there longest, of the strangers or of the members, if there are too many.
+    fn make_room(&mut self) {
+        for (are_members, most) in [(false, STRANGERS), (true, MEMBERS)] {
+            let alike = || self.callers.iter().filter(|(_, caller)| caller.is_member() == are_members);
+            if alike().count() >= most
+                && let Some((&number, _)) = alike().min_by_key(|(_, caller)| caller.deadline)
+            {
+                self.callers.remove(&number);
+            }
+        }
     }
 
     /// Hears what a caller says, as far as it has.
@@ -310,7 +362,7 @@ impl<H: Host> Porter<H> {
                     None => break false,
                 },
             };
-            let count = match caller.read(&mut bytes[..wanted]) {
+            let count = match caller.stream.read(&mut bytes[..wanted]) {
                 Ok(0) => break false,
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -328,10 +380,12 @@ impl<H: Host> Porter<H> {
                     continue;
                 }
             };
-            if let Some(reply) = answer.reply
-                && !caller.say(&reply)
-            {
-                break false;
+            if let Some(reply) = answer.reply {
+                if !caller.say(&reply) {
+                    break false;
+                }
+                // What it says next has a time of its own.
+                caller.deadline = Instant::now() + PATIENCE;
             }
             match answer.outcome {
                 None => {}
@@ -356,17 +410,21 @@ impl<H: Host> Porter<H> {
         }
     }
 
-    fn pass_on(&mut self, hello: Hello, mut stream: Stream) {
-        let registry = self.poll.registry();
-        let released = match &mut stream {
-            Stream::Tcp(stream) => registry.deregister(stream).and_then(|()| tcp::prepare(&*stream)),
-            Stream::Local(stream) => registry.deregister(stream),
-        };
-        match released {
-            Ok(()) => self.host.admit(hello, stream),
+    fn pass_on(&mut self, hello: Hello, stream: Stream) {
+        match stream.release(self.poll.registry()) {
+            Ok(stream) => self.host.admit(hello, stream),
             Err(error) => tracing::warn!(%error, "a connection was lost"),
         }
     }
+}
+
+/// Whether something that happens again and again is to be said now.
+fn is_due(said: &mut Option<Instant>, now: Instant) -> bool {
+    let is_due = said.is_none_or(|said| now.duration_since(said) >= SELDOM);
+    if is_due {
+        *said = Some(now);
+    }
+    is_due
 }
 
 /// Bytes of a length before a question or an answer.
@@ -403,23 +461,9 @@ impl From<io::Error> for DialError {
     }
 }
 
-/// Calls at a door in the network.
+/// Calls at a door in the network, and waits until it is let in. A [`Connector`] does so without waiting.
 pub(crate) fn dial(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<TcpStream, DialError> {
-    dial_within(address, identity, hello, Duration::MAX, deadline)
-}
-
-/// As [`dial`], where the system has only so much of the time to connect.
-pub(crate) fn dial_within(
-    address: SocketAddr,
-    identity: &Identity,
-    hello: &Hello,
-    connecting: Duration,
-    deadline: Instant,
-) -> Result<TcpStream, DialError> {
-    let left = deadline.saturating_duration_since(Instant::now()).min(connecting).max(Duration::from_millis(1));
-    let stream = std::net::TcpStream::connect_timeout(&address, left).map_err(DialError::Connect)?;
-    stream.set_nodelay(true)?;
-    handshake::introduce(&mut Until { stream: &stream, deadline }, identity, Medium::Network, hello)?;
+    let stream = connect(address, identity, hello, deadline)?;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     stream.set_nonblocking(true)?;
@@ -427,6 +471,34 @@ pub(crate) fn dial_within(
     tcp::prepare(&stream)?;
     Ok(stream)
 }
+
+fn connect(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<std::net::TcpStream, DialError> {
+    again_and_again(deadline, || {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let stream = std::net::TcpStream::connect_timeout(&address, left).map_err(DialError::Connect)?;
+        stream.set_nodelay(true)?;
+        handshake::introduce(&mut Until { stream: &stream, deadline }, identity, Medium::Network, hello)?;
+        Ok(stream)
+    })
+}
+
+/// Repeats a handshake that ends early, until the deadline: the listener made room for others. One that has ended refuses the next.
+fn again_and_again<T>(deadline: Instant, mut shake_hands: impl FnMut() -> Result<T, DialError>) -> Result<T, DialError> {
+    loop {
+        match shake_hands() {
+            Err(error @ DialError::Io(_)) if connector::may_pass(&error) => {
+                if Instant::now() + AGAIN >= deadline {
+                    return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+                }
+                std::thread::sleep(AGAIN);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// How long before a handshake that ended early is tried again.
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// A stream whose reads and writes end with a deadline, however slowly the peer speaks.
 struct Until<'a> {
@@ -459,11 +531,13 @@ impl Write for Until<'_> {
     }
 }
 
-/// Calls at a door of this host.
+/// Calls at a door of this host, and waits until it is let in.
 pub(crate) fn dial_local(name: &str, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<LocalStream, DialError> {
-    let stream = connect_local(name, identity, deadline)?;
-    handshake::introduce(&mut stream.until(deadline), identity, Medium::Local, hello)?;
-    Ok(stream)
+    again_and_again(deadline, || {
+        let stream = connect_local(name, identity, deadline)?;
+        handshake::introduce(&mut stream.until(deadline), identity, Medium::Local, hello)?;
+        Ok(stream)
+    })
 }
 
 /// Connects to a name of this host, where another user may have taken the name of a rank that has ended.
@@ -483,10 +557,8 @@ pub(crate) fn ask(
     question: &[u8],
     deadline: Instant,
 ) -> Result<Vec<u8>, DialError> {
-    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let stream = std::net::TcpStream::connect_timeout(&address, left).map_err(DialError::Connect)?;
-    stream.set_nodelay(true)?;
-    converse(&mut Until { stream: &stream, deadline }, identity, Medium::Network, hello, question)
+    let stream = connect(address, identity, hello, deadline)?;
+    converse(&mut Until { stream: &stream, deadline }, question)
 }
 
 /// Asks a question at a door of this host.
@@ -497,18 +569,12 @@ pub(crate) fn ask_local(
     question: &[u8],
     deadline: Instant,
 ) -> Result<Vec<u8>, DialError> {
-    let stream = connect_local(name, identity, deadline)?;
-    converse(&mut stream.until(deadline), identity, Medium::Local, hello, question)
+    let stream = dial_local(name, identity, hello, deadline)?;
+    converse(&mut stream.until(deadline), question)
 }
 
-fn converse(
-    stream: &mut (impl Read + Write),
-    identity: &Identity,
-    medium: Medium,
-    hello: &Hello,
-    question: &[u8],
-) -> Result<Vec<u8>, DialError> {
-    handshake::introduce(stream, identity, medium, hello)?;
+/// Says a question to a listener that has let this process in, and hears the answer.
+fn converse(stream: &mut (impl Read + Write), question: &[u8]) -> Result<Vec<u8>, DialError> {
     stream.write_all(&prefixed(question))?;
     let mut prefix = [0; PREFIX];
     stream.read_exact(&mut prefix)?;
@@ -602,10 +668,14 @@ mod tests {
                 // Of this thread only: the system keeps users for each, and only the C library makes them one.
                 // SAFETY: numbers; nothing of this thread needs root.
                 assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
-                dial_local(&another, &stranger, &hello(), soon()).is_ok()
+                // A stranger is told nothing, and tries again until the deadline.
+                let deadline = if is_let_in { soon() } else { Instant::now() + PATIENCE };
+                dial_local(&another, &stranger, &hello(), deadline).is_ok()
             });
             assert_eq!(called.join().unwrap(), is_let_in, "agreed: {is_agreed}");
-            assert_eq!(admitted.try_recv().is_ok(), is_let_in);
+            // Those who are let in know it a little before the host does.
+            let patience = if is_let_in { Duration::from_secs(60) } else { Duration::ZERO };
+            assert_eq!(admitted.recv_timeout(patience).is_ok(), is_let_in);
         }
     }
 
@@ -638,6 +708,131 @@ mod tests {
         assert!(matches!(ask(&identity, &[0; LONGEST_QUESTION + 1]), Err(DialError::Io(_))));
         let stranger = Identity::new("job", Some([8; 32]));
         assert!(matches!(ask(&stranger, b"?"), Err(DialError::Refused(Refusal::Secret))));
+    }
+
+    /// More members than there may be strangers, while the listener is busy for longer than a message may take.
+    #[test]
+    fn all_members_are_let_in_at_once() {
+        const MEMBERS: usize = 200;
+        let identity = Identity::new("job", Some([7; 32]));
+        let (send, admitted) = mpsc::channel();
+        let mut is_first = true;
+        let host = move |hello: Hello, stream: Stream| {
+            if std::mem::take(&mut is_first) {
+                std::thread::sleep(PATIENCE + PATIENCE / 5);
+            }
+            send.send((hello, stream)).unwrap();
+        };
+        let listener = StdListener::bind("127.0.0.1:0").unwrap();
+        let door = Door::open(Some(listener), None, identity.clone(), host).unwrap();
+        let address = door.address().unwrap();
+        let failures: Vec<DialError> = std::thread::scope(|scope| {
+            let callers: Vec<_> =
+                (0..MEMBERS).map(|_| scope.spawn(|| dial(address, &identity, &hello(), soon()).err())).collect();
+            callers.into_iter().filter_map(|caller| caller.join().unwrap()).collect()
+        });
+        assert!(failures.is_empty(), "{} members were turned away: {failures:?}", failures.len());
+        assert_eq!(admitted.try_iter().count(), MEMBERS);
+    }
+
+    /// A caller that has said hello is a member, and is not turned away for strangers, however many they are.
+    #[test]
+    fn members_do_not_make_room_for_strangers() {
+        let identity = Identity::new("job", Some([7; 32]));
+        let (door, admitted) = door(identity.clone());
+        let address = door.address().unwrap();
+        let deadline = soon();
+        loop {
+            let mut member = handshake::Introduction::new(&identity, Medium::Network, &hello());
+            let mut stream = StdStream::connect(address).unwrap();
+            stream.write_all(member.hello()).unwrap();
+            let mut challenge = vec![0; member.wanted()];
+            stream.read_exact(&mut challenge).unwrap();
+            let began = Instant::now();
+            let mut strangers: Vec<StdStream> = (0..3 * STRANGERS).map(|_| StdStream::connect(address).unwrap()).collect();
+            // When those have made room that came after the member, it would have had to, too.
+            strangers[STRANGERS].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            assert!(matches!(strangers[STRANGERS].read(&mut [0]), Ok(0) | Err(_)));
+            let handshake::Step::Say(proof) = member.hear(&challenge) else { panic!("it is no challenge") };
+            let said = stream.write_all(&proof);
+            // A member, too, is turned away that takes too long, as this one may on a slow machine.
+            if began.elapsed() >= PATIENCE / 2 {
+                assert!(Instant::now() < deadline, "this machine is too slow for a handshake");
+                let _ = admitted.recv_timeout(PATIENCE);
+                continue;
+            }
+            said.unwrap();
+            assert_eq!(admitted.recv_timeout(Duration::from_secs(60)).unwrap(), hello());
+            return;
+        }
+    }
+
+    /// The listener drops a connection in the middle of the handshake: the caller comes again, whether it waits or not.
+    #[test]
+    fn handshakes_that_end_early_are_tried_again() {
+        let identity = Identity::new("job", Some([7; 32]));
+        let (door, admitted) = door(identity.clone());
+        let address = door.address().unwrap();
+        // Between the two, somebody who ends the first three connections.
+        let between = StdListener::bind("127.0.0.1:0").unwrap();
+        let target = between.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for number in 0u32.. {
+                let Ok((caller, _)) = between.accept() else { return };
+                if number % 4 == 3 {
+                    let listener = StdStream::connect(address).unwrap();
+                    for (mut from, mut to) in [(caller.try_clone().unwrap(), listener.try_clone().unwrap()), (listener, caller)] {
+                        std::thread::spawn(move || io::copy(&mut from, &mut to));
+                    }
+                }
+            }
+        });
+        dial(target, &identity, &hello(), soon()).unwrap();
+        assert_eq!(admitted.recv().unwrap(), hello());
+
+        let mut poll = Poll::new().unwrap();
+        let mut events = Events::with_capacity(8);
+        let mut connector = Connector::new(Target::Network(target), hello());
+        while connector.advance(&identity, poll.registry(), Token(0)).unwrap().is_none() {
+            poll.poll(&mut events, connector.left()).unwrap();
+        }
+        assert_eq!(admitted.recv().unwrap(), hello());
+    }
+
+    /// A listener that is paused keeps no caller from doing other things, and lets it in when it goes on.
+    #[test]
+    fn a_connector_never_waits() {
+        let identity = Identity::new("job", Some([7; 32]));
+        let (go_on, paused) = mpsc::channel::<()>();
+        let (send, admitted) = mpsc::channel();
+        let listener = StdListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let host = move |hello: Hello, _: Stream| {
+            let _ = paused.recv();
+            let _ = send.send(hello);
+        };
+        let door = Door::open(Some(listener), None, identity.clone(), host).unwrap();
+        dial(address, &identity, &hello(), soon()).unwrap();
+        let mut poll = Poll::new().unwrap();
+        let mut events = Events::with_capacity(8);
+        let mut connector = Connector::new(Target::Network(address), hello());
+        for _ in 0..100 {
+            assert!(connector.advance(&identity, poll.registry(), Token(0)).unwrap().is_none());
+            poll.poll(&mut events, Some(Duration::from_millis(1))).unwrap();
+        }
+        drop(go_on);
+        while connector.advance(&identity, poll.registry(), Token(0)).unwrap().is_none() {
+            poll.poll(&mut events, connector.left()).unwrap();
+        }
+        assert_eq!(admitted.iter().take(2).count(), 2);
+        drop(door);
+    }
+
+    #[test]
+    fn what_happens_often_is_said_seldom() {
+        let (mut said, start) = (None, Instant::now());
+        let times = (0..1000).filter(|&i| is_due(&mut said, start + i * RETRY)).count();
+        assert_eq!(times, (1000 * RETRY.as_millis() / SELDOM.as_millis()) as usize);
     }
 
     #[test]

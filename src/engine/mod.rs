@@ -338,7 +338,7 @@ impl Engine {
             }
             let fail = |cause| attempt.failed(out.to, cause);
             let no_link = |why| no_link(attempt, out.to, why);
-            let Some(link) = self.mesh.link(out.to, || attempt.left()).map_err(no_link)? else { continue };
+            let Some(link) = self.mesh.link(out.to).map_err(no_link)? else { continue };
             let inbox = &mut self.inboxes[out.to];
             let mut fail = |link: &mut dyn Link, cause| fail(inbox.farewell(link).unwrap_or(cause));
             let rest = out.rest();
@@ -530,7 +530,7 @@ impl Engine {
                 continue;
             }
             let fail = |cause| attempt.failed(peer, cause);
-            let link = match self.mesh.link(peer, || attempt.left()) {
+            let link = match self.mesh.link(peer) {
                 Ok(Some(link)) => link,
                 Ok(None) => {
                     all_gone = false;
@@ -584,7 +584,7 @@ impl Engine {
         }
         let fail = |cause| job.attempt.failed(peer, cause);
         let no_link = |why| no_link(&job.attempt, peer, why);
-        let Some(link) = self.mesh.link(peer, || job.attempt.left()).map_err(no_link)? else { return Ok(false) };
+        let Some(link) = self.mesh.link(peer).map_err(no_link)? else { return Ok(false) };
         let inbox = &mut self.inboxes[peer];
         if !*has_header {
             let Some(header) = inbox.header(link, moved).map_err(fail)? else { return Ok(false) };

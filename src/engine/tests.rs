@@ -11,7 +11,7 @@ use crate::error::{Cause, Error, Result};
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
 use crate::sys::Patience;
 use crate::transport::memory::{Hub, MemoryOpener};
-use crate::transport::{Link, Mesh, Opener};
+use crate::transport::{Link, Mesh};
 use crate::types::{DType, Descriptor, Op};
 
 fn terms(rank: usize, timeout: Duration) -> Terms {
@@ -24,7 +24,7 @@ fn engine_and_peer() -> (Engine, Box<dyn Link>) {
     let hub = Arc::new(Hub::default());
     let opener = |rank| MemoryOpener { hub: hub.clone(), channel: 0, rank };
     let mesh = Mesh::new(2, Box::new(opener(0))).unwrap();
-    (Engine::new(mesh, 2, Arc::new(Patience::new(1))), opener(1).open(0, Duration::ZERO).unwrap().unwrap())
+    (Engine::new(mesh, 2, Arc::new(Patience::new(1))), opener(1).link(0))
 }
 
 /// The engines of two ranks, whose links are rings of so many bytes.

@@ -119,6 +119,10 @@ fn watch(posted: &Mutex<Posted>, stop: &(Mutex<bool>, Condvar)) {
                 if case.since != wait.since {
                     *case = new();
                 }
+                // Whoever ends the last communicator waits for this thread, and not for all that it would ask.
+                if *stop.0.lock() {
+                    return;
+                }
                 if case.next <= Instant::now() {
                     look_after(&bulletin, &*contact, &wait, case);
                 }

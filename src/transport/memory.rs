@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use mio::{Registry, Token, Waker};
 use parking_lot::Mutex;
@@ -85,12 +84,18 @@ pub(crate) struct MemoryOpener {
     pub(crate) rank: Rank,
 }
 
-impl Opener for MemoryOpener {
-    fn open(&mut self, peer: Rank, _: Duration) -> Result<Option<Box<dyn Link>>, NoLink> {
+impl MemoryOpener {
+    pub(crate) fn link(&self, peer: Rank) -> Box<dyn Link> {
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
         let segment = self.hub.segment((self.channel, [low as u64, high as u64]), ring::pair_size(self.hub.capacity), 2);
         let bell = Peer { hub: self.hub.clone(), channel: self.channel, peer };
-        Ok(Some(Box::new(RingLink::new(segment, usize::from(self.rank > peer), bell))))
+        Box::new(RingLink::new(segment, usize::from(self.rank > peer), bell))
+    }
+}
+
+impl Opener for MemoryOpener {
+    fn open(&mut self, peer: Rank, _: &Registry, _: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
+        Ok(Some(self.link(peer)))
     }
 
     fn attach(&mut self, waker: Arc<Waker>) {

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mio::{Events, Poll, Token, Waker};
+use mio::{Events, Poll, Registry, Token, Waker};
 
 use super::Link;
 use crate::error::Cause;
@@ -27,9 +27,14 @@ impl From<Cause> for NoLink {
 
 /// Makes links. Of two ranks, one dials and the other waits for it; which one, the opener knows.
 pub(crate) trait Opener: Send {
-    /// The link to a peer, or `None` while the peer has not dialled yet, or cannot be reached and is to be tried again soon; the
-    /// waker is woken when it has dialled. May take as long as `patience`.
-    fn open(&mut self, peer: Rank, patience: Duration) -> Result<Option<Box<dyn Link>>, NoLink>;
+    /// The link to a peer, or `None` while it is still to be made. Does not wait: calling it again goes on with making the link,
+    /// once `token` or the waker is woken, or [`Opener::left`] has passed.
+    fn open(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink>;
+
+    /// How long until there is something to do for the link to a peer, though nothing is woken.
+    fn left(&self, _peer: Rank) -> Option<Duration> {
+        None
+    }
 
     /// What to wake when a link can be opened.
     fn attach(&mut self, waker: Arc<Waker>);
@@ -61,16 +66,13 @@ impl Mesh {
         self.waker.clone()
     }
 
-    /// The link to a peer, once it is open. Opening it may take as long as `patience` says.
-    pub(crate) fn link(
-        &mut self,
-        peer: Rank,
-        patience: impl FnOnce() -> Duration,
-    ) -> Result<Option<&mut (dyn Link + 'static)>, NoLink> {
+    /// The link to a peer, once it is open. Does not wait.
+    pub(crate) fn link(&mut self, peer: Rank) -> Result<Option<&mut (dyn Link + 'static)>, NoLink> {
         let slot = &mut self.links[peer];
         if slot.is_none() {
-            let Some(mut link) = self.opener.open(peer, patience())? else { return Ok(None) };
-            link.register(self.poll.registry(), Token(peer)).map_err(NoLink::Own)?;
+            let (registry, token) = (self.poll.registry(), Token(peer));
+            let Some(mut link) = self.opener.open(peer, registry, token)? else { return Ok(None) };
+            link.register(registry, token).map_err(NoLink::Own)?;
             *slot = Some(link);
         }
         Ok(slot.as_deref_mut())
@@ -91,16 +93,20 @@ impl Mesh {
         self.links[peer] = None;
     }
 
-    /// Sleeps until one of these links can go on (the flags say whether to send, to receive or both), a link can be opened,
-    /// or the waker is woken; at most for `timeout`. May return early. All of them must have been tried before.
+    /// Sleeps until one of these links can go on (the flags say whether to send, to receive or both), or can be opened, or until
+    /// the waker is woken; at most for `timeout`. May return early. All of them must have been tried before.
     pub(crate) fn sleep(&mut self, waits: impl Iterator<Item = (Rank, bool, bool)> + Clone, timeout: Duration) -> io::Result<()> {
-        let mut can_sleep = true;
+        let mut timeout = timeout;
         for (peer, to_send, to_receive) in waits.clone() {
-            if let Some(link) = &mut self.links[peer] {
-                can_sleep &= link.arm(to_send, to_receive);
+            match &mut self.links[peer] {
+                Some(link) => {
+                    if !link.arm(to_send, to_receive) {
+                        timeout = Duration::ZERO;
+                    }
+                }
+                None => timeout = timeout.min(self.opener.left(peer).unwrap_or(timeout)),
             }
         }
-        let timeout = if can_sleep { timeout } else { Duration::ZERO };
         match self.poll.poll(&mut self.events, Some(timeout)) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => self.events.clear(),
             result => result?,

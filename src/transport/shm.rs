@@ -25,11 +25,18 @@ pub(crate) fn offer(stream: LocalStream) -> io::Result<Box<dyn Link>> {
     Ok(link(segment, 0, stream))
 }
 
+/// The memory that the peer at the other end of `stream` offers, once it has come. Does not wait.
+pub(crate) fn offered(stream: &LocalStream) -> io::Result<Option<Segment>> {
+    match Segment::take_over(stream, ring::pair_size(CAPACITY), Instant::now()) {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
+        result => result.map(Some),
+    }
+}
+
 /// The other side of [`offer`].
-pub(crate) fn accept(stream: LocalStream, deadline: Instant) -> io::Result<Box<dyn Link>> {
-    let segment = Segment::take_over(&stream, ring::pair_size(CAPACITY), deadline)?;
+pub(crate) fn accept(stream: LocalStream, segment: Segment) -> Box<dyn Link> {
     segment.close();
-    Ok(link(segment, 1, stream))
+    link(segment, 1, stream)
 }
 
 fn link(segment: Segment, side: usize, stream: LocalStream) -> Box<dyn Link> {

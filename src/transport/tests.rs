@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::memory::{Hub, MemoryOpener};
-use super::{ALIGN, Link, Mesh, Opener, tcp};
+use super::{ALIGN, Link, Mesh, tcp};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::error::Cause;
 use crate::types::mix;
 
 fn memory_pair() -> [Box<dyn Link>; 2] {
     let hub = Arc::new(Hub::default());
-    [0, 1].map(|rank| MemoryOpener { hub: hub.clone(), channel: 7, rank }.open(1 - rank, Duration::ZERO).unwrap().unwrap())
+    [0, 1].map(|rank| MemoryOpener { hub: hub.clone(), channel: 7, rank }.link(1 - rank))
 }
 
 fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
@@ -39,8 +39,9 @@ fn shm_pair() -> [Box<dyn Link>; 2] {
     let offered =
         super::shm::offer(LocalStream::connect(&name, std::time::Instant::now() + std::time::Duration::from_secs(60)).unwrap())
             .unwrap();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    [offered, super::shm::accept(listener.accept().unwrap(), deadline).unwrap()]
+    let accepted = listener.accept().unwrap();
+    let segment = super::shm::offered(&accepted).unwrap().expect("it was handed over before");
+    [offered, super::shm::accept(accepted, segment)]
 }
 
 /// The length of a message, and whether it is read in place.
@@ -186,7 +187,7 @@ fn a_sleeper_is_woken_by_bytes_and_by_room() {
             for _ in 0..rounds {
                 let mut rest = Chunk::of(&block);
                 while rest.len > 0 {
-                    let link = a.link(1, || Duration::ZERO).unwrap().unwrap();
+                    let link = a.link(1).unwrap().unwrap();
                     // SAFETY: `rest` is of a vector that outlives the call.
                     let count = unsafe { link.send(&[rest]) }.unwrap();
                     rest = rest.skip(count);
@@ -200,7 +201,7 @@ fn a_sleeper_is_woken_by_bytes_and_by_room() {
             let mut total = 0;
             let mut block = vec![0u8; 7000];
             while total < rounds as usize * 10_000 {
-                let link = b.link(0, || Duration::ZERO).unwrap().unwrap();
+                let link = b.link(0).unwrap().unwrap();
                 // SAFETY: `block` is borrowed for the call.
                 let count = unsafe { link.receive(ChunkMut::of(&mut block)) }.unwrap();
                 assert!(block[..count].iter().all(|&byte| byte == 5));

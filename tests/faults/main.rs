@@ -36,6 +36,7 @@ fn main() {
 const TESTS: &[runner::Test] = &[
     ("row_01_killed", processes::killed),
     ("row_02_stopped", processes::stopped),
+    ("row_02_stopped_without_a_link", processes::stopped_without_a_link),
     ("row_02_stopped_in_a_part", processes::stopped_in_a_part),
     ("row_03_left_early", processes::left_early),
     ("row_04_partition", network::partition),
@@ -75,6 +76,7 @@ const TESTS: &[runner::Test] = &[
     ("row_40_uneven", processes::uneven),
     ("file_store_keeps_up", starts::file_keeps_up),
     ("missing_of_many_at_a_file", starts::missing_of_many),
+    ("root_paused_at_the_start", starts::paused_root),
     ("row_51_registered_memory", bystander::registered_memory),
     ("survivors_go_on", processes::survivors_go_on),
     ("killed_while_splitting", processes::killed_while_splitting),

@@ -64,6 +64,34 @@ fn is_at_deadline(name: &str, after: Duration, deadline: Duration) {
     assert!(after < late, "{name}: after {after:?}; {late:?} is late");
 }
 
+/// Rank 0 sends to a rank that is stopped and with which it has no link yet. The system accepts for that rank, which answers nothing.
+pub(crate) fn stopped_without_a_link() -> Outcome {
+    let deadline = Duration::from_secs(6);
+    let mut measured = Vec::new();
+    let mut test = |name: &str, world: usize, more: &dyn Fn(usize, &mut Command)| {
+        let mut job = Job::start("unlinked", world, deadline.as_millis() as u64, more);
+        job.all_work();
+        job.signal(world - 1, libc::SIGSTOP);
+        let since = now();
+        job.signal(0, libc::SIGUSR1);
+        for ended in ["unlinked aborted", "unlinked dropped"] {
+            let line = job.hear(0, ended);
+            let (micros, text) = line.split_once(' ').unwrap();
+            assert!(text.contains("abort"), "{name}: {ended}: {text}");
+            let took = Duration::from_micros(micros.parse().unwrap());
+            in_time(&format!("{name}: {ended}"), took, ASKED);
+            measured.push(format!("{name}: {ended} after {took:.0?}"));
+        }
+        let told = job.all_name(&[0], world - 1, &["Stopped"], since);
+        assert!(told.after >= deadline, "{name}: already after {:?}", told.after);
+        is_at_deadline(name, told.after, deadline);
+    };
+    test("shm", 2, &|_, _| {});
+    // Rank 0 exchanges messages with ranks 1 and 2 when they start.
+    test("shm+tcp", 4, &|rank, command| _ = command.env("KOLO_HOST", format!("host{}", rank % 2)));
+    Passed(format!("deadline {deadline:?}; {}", measured.join(", ")))
+}
+
 /// Ranks 0 and 3 wait for rank 2, which waits among some of the ranks for rank 1.
 pub(crate) fn stopped_in_a_part() -> Outcome {
     on_every_transport(|name, more| {

@@ -1,7 +1,7 @@
 //! What the ranks do. They write lines: what happens to them, and when, on the clock that all processes of a machine share.
 
 use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo::{Communicator, Error, Op, ReduceOp, Result};
@@ -51,6 +51,9 @@ pub(crate) fn work(task: &str) {
     let deadline = Duration::from_millis(number(DEADLINE).unwrap_or(60_000));
     let before = Belongings::count();
     prepare(task);
+    if task == "crowd" {
+        say("begins");
+    }
     let comm = match Communicator::builder().timeout(deadline).connect() {
         Ok(comm) => comm,
         Err(error) => return say(&format!("refused {}: {error}", kind(&error))),
@@ -79,7 +82,8 @@ fn carry_out(task: &str, comm: &Communicator) -> Task {
     let rank = comm.rank();
     let calls = Calls::of(comm);
     match task {
-        "once" => Ok(comm.barrier()?),
+        "once" | "crowd" => Ok(comm.barrier()?),
+        "unlinked" => unlinked(comm),
         "fork" => fork(comm),
         "bystander" => Err(bystander::beside_an_operation(comm).into()),
         "differ" => differ(comm),
@@ -126,6 +130,55 @@ fn carry_out(task: &str, comm: &Communicator) -> Task {
         }
         other => panic!("there is no task {other:?}"),
     }
+}
+
+/// Whether the last rank has been stopped, as rank 0 is told by a signal.
+static IS_STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// Rank 0 sends to the last rank, which is stopped and with which it has no link: on one communicator until it is aborted, on one
+/// until it is dropped, and on one until the deadline.
+fn unlinked(comm: &Communicator) -> Task {
+    let last = comm.world_size() - 1;
+    let (aborted, dropped) = (comm.split(0, 0)?, comm.split(0, 0)?);
+    say("ready");
+    if comm.rank() != 0 {
+        sleep()
+    }
+    while !IS_STOPPED.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Once there is a socket more, it is being connected.
+    let sockets = || {
+        let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        names.filter(|name| name.to_string_lossy().starts_with("socket:")).count()
+    };
+    let until_it_connects = |before: usize| {
+        while sockets() <= before {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+
+    let before = sockets();
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| aborted.send(&[1u8; 100], last).unwrap_err());
+        until_it_connects(before);
+        let began = Instant::now();
+        aborted.abort();
+        let error = sender.join().unwrap();
+        say(&format!("unlinked aborted {} {error}", began.elapsed().as_micros()));
+    });
+    drop(aborted);
+
+    let before = sockets();
+    let work = dropped.start_send(vec![1u8; 100], last)?;
+    until_it_connects(before);
+    let began = Instant::now();
+    drop(dropped);
+    say(&format!("unlinked dropped {} {}", began.elapsed().as_micros(), work.wait().unwrap_err()));
+
+    // Messages to a rank count for themselves.
+    Calls::of(comm).call(Op::Send, |comm| comm.send(&[1u8; 100], last))
 }
 
 /// The collectives of one communicator, counted.
@@ -403,6 +456,13 @@ fn prepare(task: &str) {
                 libc::signal(libc::SIGPIPE, libc::SIG_DFL);
                 assert_eq!(libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()), 0);
             }
+        }
+        "unlinked" => {
+            extern "C" fn handler(_: i32) {
+                IS_STOPPED.store(true, Ordering::Release);
+            }
+            // SAFETY: the handler writes to an atomic.
+            unsafe { libc::signal(libc::SIGUSR1, handler as extern "C" fn(i32) as usize) };
         }
         // SAFETY: to handle a signal by default calls nothing of this program.
         "pipe" => _ = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) },

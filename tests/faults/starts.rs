@@ -208,3 +208,33 @@ pub(crate) fn store_ends() -> Outcome {
     job.all_name(&[1, 2], 0, &GONE, now());
     Passed(String::new())
 }
+
+/// All ranks but the root come while that is paused, and all at once when it goes on.
+pub(crate) fn paused_root() -> Outcome {
+    /// More than a listener takes in of strangers, with some to spare.
+    const RANKS: usize = 100;
+    let port = free_port();
+    let (_, name) = fresh();
+    let store = format!("tcp://127.0.0.1:{port}");
+    let crowd = |number| {
+        let mut command = rank("crowd", number, RANKS, &store, &name);
+        command.env("KOLO_START_TIMEOUT", "120s").env("KOLO_TIMEOUT", "120s");
+        command
+    };
+    let mut job = Job::empty();
+    job.add(crowd(0));
+    let deadline = Instant::now() + LATE;
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(Instant::now() < deadline, "rank 0 does not start the store");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    job.signal(0, libc::SIGSTOP);
+    (1..RANKS).for_each(|number| job.add(crowd(number)));
+    (1..RANKS).for_each(|number| _ = job.hear(number, "begins"));
+    // Longer than a listener gives a caller.
+    std::thread::sleep(Duration::from_secs(1));
+    job.signal(0, libc::SIGCONT);
+    let since = now();
+    job.all_say("done");
+    Passed(format!("{RANKS} ranks, {:.1?} after the root went on", Duration::from_micros(now() - since)))
+}
