@@ -102,3 +102,34 @@ impl<T: Element + fmt::Debug> fmt::Debug for Registered<T> {
         (**self).fmt(f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Communicator, ReduceOp};
+
+    /// Peers write a rank's buffer while that rank has borrowed it for its call. Miri knows what borrows allow.
+    #[test]
+    fn ranks_of_a_process_reduce_in_each_others_buffers() {
+        // More than is reduced in one shot.
+        const LEN: usize = 5000;
+        let comms = Communicator::in_process(2).unwrap();
+        std::thread::scope(|scope| {
+            for comm in comms {
+                scope.spawn(move || {
+                    let rank = comm.rank() as u64;
+                    let (mut a, mut b) = (comm.alloc::<u64>(LEN).unwrap(), comm.alloc::<u64>(2 * LEN).unwrap());
+                    for round in 0..2 {
+                        a.fill(rank + round);
+                        comm.all_reduce(&mut a, ReduceOp::Sum).unwrap();
+                        assert!(a.iter().all(|&sum| sum == 1 + 2 * round), "{:?}", &a[..9]);
+                        // Parts of one buffer, and of two.
+                        let (front, back) = b.split_at_mut(LEN);
+                        comm.all_reduce_into(&a, back, ReduceOp::Sum).unwrap();
+                        comm.all_reduce_into(back, front, ReduceOp::Max).unwrap();
+                        assert!(b.iter().all(|&sum| sum == 2 + 4 * round));
+                    }
+                });
+            }
+        });
+    }
+}

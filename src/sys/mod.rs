@@ -75,7 +75,8 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Has forks counted from now on.
 pub(crate) fn count_forks() {
-    #[cfg(unix)]
+    // Miri does not fork.
+    #[cfg(all(unix, not(miri)))]
     {
         extern "C" fn count() {
             FORKS.fetch_add(1, Ordering::Relaxed);

@@ -150,6 +150,7 @@ impl Segment {
 
     /// Another mapping of the same memory, as another process has one; `None` where memory is not mapped.
     #[cfg(test)]
+    #[cfg_attr(any(miri, not(target_os = "linux")), expect(dead_code, reason = "no memory is mapped there"))]
     pub(crate) fn mapped_again(&self) -> Option<Segment> {
         let Kind::Mapped(mapping) = &self.kind else { return None };
         let again = mapping.again().expect("there is room for it");

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::heap::{Allocation, Heap};
+use super::heap::Allocation;
 use super::trial::{self, LARGE, ROOM, Traffic};
-use super::{PRESENT, Passages, SLOT, Window, WindowCall};
+use super::{Passages, SLOT, Window, WindowCall};
 use crate::attempt::{Attempt, Member, Terms};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::config::Passage;
@@ -14,7 +14,6 @@ use crate::host;
 use crate::host::area::{AREA, Area};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
-use crate::sync::Ordering;
 use crate::sys::{PageSize, Patience, Segment};
 use crate::types::{DType, Descriptor, Op, ReduceOp, mix};
 
@@ -329,76 +328,83 @@ fn a_trial_ends_long_before_the_deadline() {
     });
 }
 
-/// Two allocations of which an operation that fails has lent a range of one, while a peer of which it is known whether its process
-/// has ended is still writing there. Whether what that peer writes afterwards is seen: in the range's pages, in the other pages of
-/// that allocation, in the other allocation.
+/// Needs memory that is mapped, and another process.
 #[cfg(all(target_os = "linux", not(miri)))]
-fn seen_after_a_failure(peer_has_ended: bool, page: PageSize) -> [bool; 3] {
-    let mut peer = std::process::Command::new(if peer_has_ended { "true" } else { "cat" })
-        .stdin(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    if peer_has_ended {
-        // It stays a process that has ended until it is waited for.
-        let end = std::time::Instant::now() + LATE;
-        while !crate::sys::has_ended(peer.id()) {
-            assert!(std::time::Instant::now() < end);
-            std::thread::yield_now();
-        }
-    }
-    let area = Area::new(Arc::new(Segment::heap(2 * AREA)), AREA, 0, 2);
-    let (members, host) = (Arc::<[usize]>::from([0, 1]), host::fuzz::of_threads(2).remove(0));
-    let mut window =
-        Window::new(area, members.clone(), members, host, Arc::new(Patience::new(2)), Passages::new(Passage::Staged));
-    window.heap = Heap::new(0, page);
-    let part = 4 * page.bytes();
-    let [lent, other] = [(); 2].map(|()| Arc::new(Allocation { segment: Segment::create(2 * part).unwrap().into(), part }));
-    for allocation in [&lent, &other] {
-        window.heap.add(allocation.clone());
-        // SAFETY: this rank's part, which nobody else knows.
-        unsafe { allocation.at(0, 0).write_bytes(1, part) };
-    }
-    let card = window.turns.lines.card(1);
-    card.pid.store(peer.id(), Ordering::Relaxed);
-    card.namespace.store(window.namespace, Ordering::Relaxed);
-    card.state.store(PRESENT, Ordering::Relaxed);
-    card.borrows.store(1, Ordering::Relaxed);
-    let terms = terms(0, 2, LATE);
-    let attempt = Attempt::new(Descriptor { op: Op::AllReduce, seq: 1, ..Descriptor::nothing() }, &terms);
-    // In the middle of the third page; the input is in the first.
-    let input = Chunk { ptr: lent.at(0, 8), len: 800 };
-    let output = ChunkMut { ptr: lent.at(0, 2 * page.bytes() + 8), len: 800 };
-    assert!(window.lend_memory(&attempt, input, output).is_some());
-    assert!(window.lend_memory(&attempt, input, output).is_none(), "lent twice");
+mod taken_back {
+    use super::*;
+    use crate::sync::Ordering;
+    use crate::window::PRESENT;
+    use crate::window::heap::Heap;
 
-    window.part(1, true);
-    assert!(window.lend_memory(&attempt, input, output).is_none(), "lent after it was revoked");
-    let places =
-        [(&lent, 2), (&lent, 0), (&other, 2)].map(|(allocation, n)| (allocation, n * page.bytes()..(n + 1) * page.bytes()));
-    let seen = places.map(|(allocation, bytes)| {
-        let theirs = allocation.segment.mapped_again().unwrap();
-        let seen = bytes.step_by(512).map(|at| {
-            // SAFETY: both addresses are within this rank's part, which no thread uses meanwhile.
-            unsafe {
-                assert_eq!(allocation.at(0, at).read_volatile(), 1, "the content is lost");
-                theirs.at(at).write_volatile(2);
-                allocation.at(0, at).read_volatile() == 2
+    /// Two allocations of which an operation that fails has lent a range of one, while a peer of which it is known whether its process
+    /// has ended is still writing there. Whether what that peer writes afterwards is seen: in the range's pages, in the other pages of
+    /// that allocation, in the other allocation.
+    fn seen_after_a_failure(peer_has_ended: bool, page: PageSize) -> [bool; 3] {
+        let mut peer = std::process::Command::new(if peer_has_ended { "true" } else { "cat" })
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        if peer_has_ended {
+            // It stays a process that has ended until it is waited for.
+            let end = std::time::Instant::now() + LATE;
+            while !crate::sys::has_ended(peer.id()) {
+                assert!(std::time::Instant::now() < end);
+                std::thread::yield_now();
             }
-        });
-        let seen: Vec<bool> = seen.collect();
-        assert!(seen.iter().all(|&one| one == seen[0]), "a part of a page");
-        seen[0]
-    });
-    peer.kill().unwrap();
-    peer.wait().unwrap();
-    seen
-}
+        }
+        let area = Area::new(Arc::new(Segment::heap(2 * AREA)), AREA, 0, 2);
+        let (members, host) = (Arc::<[usize]>::from([0, 1]), host::fuzz::of_threads(2).remove(0));
+        let mut window =
+            Window::new(area, members.clone(), members, host, Arc::new(Patience::new(2)), Passages::new(Passage::Staged));
+        window.heap = Heap::new(0, page);
+        let part = 4 * page.bytes();
+        let [lent, other] = [(); 2].map(|()| Arc::new(Allocation { segment: Segment::create(2 * part).unwrap().into(), part }));
+        for allocation in [&lent, &other] {
+            window.heap.add(allocation.clone());
+            // SAFETY: this rank's part, which nobody else knows.
+            unsafe { allocation.at(0, 0).write_bytes(1, part) };
+        }
+        let card = window.turns.lines.card(1);
+        card.pid.store(peer.id(), Ordering::Relaxed);
+        card.namespace.store(window.namespace, Ordering::Relaxed);
+        card.state.store(PRESENT, Ordering::Relaxed);
+        card.borrows.store(1, Ordering::Relaxed);
+        let terms = terms(0, 2, LATE);
+        let attempt = Attempt::new(Descriptor { op: Op::AllReduce, seq: 1, ..Descriptor::nothing() }, &terms);
+        // In the middle of the third page; the input is in the first.
+        let input = Chunk { ptr: lent.at(0, 8), len: 800 };
+        let output = ChunkMut { ptr: lent.at(0, 2 * page.bytes() + 8), len: 800 };
+        assert!(window.lend_memory(&attempt, input, output).is_some());
+        assert!(window.lend_memory(&attempt, input, output).is_none(), "lent twice");
 
-#[test]
-#[cfg(all(target_os = "linux", not(miri)))]
-fn a_failure_touches_only_what_the_operation_had_lent() {
-    for page in [PageSize::system(), PageSize::of(64 << 10)] {
-        assert_eq!(seen_after_a_failure(true, page), [true; 3], "nothing is touched when the writer has ended");
-        assert_eq!(seen_after_a_failure(false, page), [false, true, true], "{page:?}");
+        window.part(1, true);
+        assert!(window.lend_memory(&attempt, input, output).is_none(), "lent after it was revoked");
+        let places =
+            [(&lent, 2), (&lent, 0), (&other, 2)].map(|(allocation, n)| (allocation, n * page.bytes()..(n + 1) * page.bytes()));
+        let seen = places.map(|(allocation, bytes)| {
+            let theirs = allocation.segment.mapped_again().unwrap();
+            let seen = bytes.step_by(512).map(|at| {
+                // SAFETY: both addresses are within this rank's part, which no thread uses meanwhile.
+                unsafe {
+                    assert_eq!(allocation.at(0, at).read_volatile(), 1, "the content is lost");
+                    theirs.at(at).write_volatile(2);
+                    allocation.at(0, at).read_volatile() == 2
+                }
+            });
+            let seen: Vec<bool> = seen.collect();
+            assert!(seen.iter().all(|&one| one == seen[0]), "a part of a page");
+            seen[0]
+        });
+        peer.kill().unwrap();
+        peer.wait().unwrap();
+        seen
+    }
+
+    #[test]
+    fn a_failure_touches_only_what_the_operation_had_lent() {
+        for page in [PageSize::system(), PageSize::of(64 << 10)] {
+            assert_eq!(seen_after_a_failure(true, page), [true; 3], "nothing is touched when the writer has ended");
+            assert_eq!(seen_after_a_failure(false, page), [false, true, true], "{page:?}");
+        }
     }
 }
