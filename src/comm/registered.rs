@@ -118,7 +118,7 @@ mod tests {
                 scope.spawn(move || {
                     let rank = comm.rank() as u64;
                     let (mut a, mut b) = (comm.alloc::<u64>(LEN).unwrap(), comm.alloc::<u64>(2 * LEN).unwrap());
-                    for round in 0..2 {
+                    for round in 0..if cfg!(miri) { 1 } else { 2 } {
                         a.fill(rank + round);
                         comm.all_reduce(&mut a, ReduceOp::Sum).unwrap();
                         assert!(a.iter().all(|&sum| sum == 1 + 2 * round), "{:?}", &a[..9]);
