@@ -285,7 +285,7 @@ fn shared_memory() -> Finding {
     let len = RANKS * HOME;
     let made = Segment::create(len).and_then(|segment| segment.reserve(0..len));
     let per_rank =
-        format!("{} MiB for each rank, and {} KiB for each rank of a further communicator,", KEPT * STAGE >> 20, AREA >> 10);
+        format!("{} MiB for each rank, and {} KiB for each rank of a further communicator,", (KEPT * STAGE) >> 20, AREA >> 10);
     match made {
         Ok(()) => Finding::fine(SUBJECT, format!("{available}; {per_rank} are needed")),
         Err(error) => Finding::warning(

@@ -272,7 +272,8 @@ fn what_somebody_changes_in_a_store_is_noticed() {
         Vec::new()
     }
     // All by rank 0 alone, or by the others, or by all of them together.
-    let cases: [(&'static str, fn(&Memory, &str, Vec<u8>) -> Vec<u8>); 5] =
+    type Change = fn(&Memory, &str, Vec<u8>) -> Vec<u8>;
+    let cases: [(&'static str, Change); 5] =
         [("/rank/1", address), ("/rank/1", of_another), ("/rank/1", nothing), ("/book", address), ("/hosts", address)];
     for (end, change) in cases {
         let store = Arc::new(Relaying { store: Memory::default(), end, change });

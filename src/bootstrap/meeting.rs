@@ -202,7 +202,7 @@ enum Stage {
     /// It waits for rank 0 to hand it the secret.
     Secretless { run: Run, keys: KeyPair, theirs: [u8; 32], conflict: Option<Offer> },
     /// It knows the secret, listens, and waits for the book.
-    Listening { listener: Listener, identity: Identity, mine: Box<Card>, conflict: Option<(Card, Instant)> },
+    Listening { listener: Listener, identity: Identity, mine: Box<Card>, conflict: Option<Box<(Card, Instant)>> },
 }
 
 /// What the others do.
@@ -226,7 +226,7 @@ fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Iden
         stage = match stage {
             Stage::Secretless { run, keys, theirs, conflict: None } => learn(start, ip, run, keys, theirs)?,
             Stage::Listening { listener, identity, mine, conflict } => {
-                match listen(start, &identity, &mine, conflict.as_ref(), is_late)? {
+                match listen(start, &identity, &mine, conflict.as_deref(), is_late)? {
                     Some(book) => return Ok((listener, identity, book)),
                     None => Stage::Listening { listener, identity, mine, conflict },
                 }
@@ -294,7 +294,7 @@ fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity) -> Result<St
     let patience = left(start).max(GLANCE);
     let holder = store_error(start, signed.claim(&card_of(start.rank), start.rank, &mine.encode(), patience))?;
     let holder = Card::decode(&holder).filter(|holder| holder.instance != mine.instance);
-    let conflict = holder.map(|holder| (holder, Instant::now()));
+    let conflict = holder.map(|holder| Box::new((holder, Instant::now())));
     Ok(Stage::Listening { listener, identity, mine: Box::new(mine), conflict })
 }
 

@@ -525,11 +525,11 @@ mod tests {
         Hello::new(Purpose::Link, 1, 1, 0)
     }
 
+    /// What the caller and the listener learn.
+    type Learned = (Option<Result<(), Refusal>>, Option<Result<Hello, Refusal>>);
+
     /// What the two ends learn, each by the medium that it takes the other for.
-    fn meet(
-        caller: (&Identity, Medium),
-        listener: (&Identity, Medium),
-    ) -> (Option<Result<(), Refusal>>, Option<Result<Hello, Refusal>>) {
+    fn meet(caller: (&Identity, Medium), listener: (&Identity, Medium)) -> Learned {
         let mut introduction = Introduction::new(caller.0, caller.1, &hello());
         let mut acceptor = Acceptor::new(listener.1);
         let mut said = introduction.hello().to_vec();

@@ -243,7 +243,7 @@ fn a_header_in_two_parts_is_read_as_one() {
             let expected = message(number);
             let mut got = vec![0; expected.len()];
             let mut from = [usize::MAX];
-            let source = (number % 3 > 0).then(|| Source::Rank(from.as_mut_ptr()));
+            let source = (number % 3 > 0).then_some(Source::Rank(from.as_mut_ptr()));
             // SAFETY: as above.
             let received = unsafe { receiver.run(receives(&terms[1], &mut got, source)) };
             assert!(received.is_ok(), "message {number}: {received:?}");
@@ -261,12 +261,14 @@ fn farewells(learn: impl Fn(&mut Engine, &Terms) -> Result<()>) {
         let [mut leaver, mut other] = engines(CAPACITY);
         for number in 1..=before {
             let (bytes, mut got) = ([3u8; 7], [0u8; 7]);
-            // SAFETY: both are borrowed for the calls.
+            // SAFETY: `bytes` is borrowed for the call.
             unsafe { leaver.run(sends(&terms[0], number, &bytes)) }.unwrap();
+            // SAFETY: `got` is borrowed for the call.
             unsafe { other.run(receives(&terms[1], &mut got, None)) }.unwrap();
         }
         // SAFETY: nothing is read.
         unsafe { leaver.run(sends(&terms[0], before + 1, &[])) }.unwrap();
+        // SAFETY: nothing is written.
         unsafe { other.run(receives(&terms[1], &mut [], None)) }.unwrap();
         leaver.part(before, false);
         drop(leaver);
@@ -280,10 +282,12 @@ fn farewells(learn: impl Fn(&mut Engine, &Terms) -> Result<()>) {
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no poll")]
 fn a_goodbye_in_two_parts_is_read_by_whoever_receives_or_sends() {
-    // SAFETY: all buffers are borrowed for the calls.
+    // SAFETY: the buffer is borrowed for the call.
     farewells(|engine, terms| unsafe { engine.run(receives(terms, &mut [0; 4], None)) });
     let mut from = [usize::MAX];
     let source = Source::Rank(from.as_mut_ptr());
+    // SAFETY: the buffer is borrowed for the call, and `from` lives longer.
     farewells(|engine, terms| unsafe { engine.run(receives(terms, &mut [0; 4], Some(source))) });
+    // SAFETY: the buffer is borrowed for the call.
     farewells(|engine, terms| unsafe { engine.run(sends(terms, 1, &[1; 4 << 10])) });
 }

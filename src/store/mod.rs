@@ -174,6 +174,7 @@ fn check(key: &str, value: &[u8]) -> Result<(), StoreProblem> {
 }
 
 /// Asks again and again until there is an answer or the timeout is over; less often the longer it takes.
+#[cfg(feature = "redis")]
 fn poll<T>(timeout: Duration, mut ask: impl FnMut() -> Result<Option<T>, StoreProblem>) -> Result<Option<T>, StoreProblem> {
     let deadline = Instant::now() + timeout;
     let mut pause = Duration::from_micros(500);

@@ -155,7 +155,7 @@ impl Shared {
             let now = Instant::now();
             let due = match self.weather() {
                 Weather::Fair => Some(now),
-                Weather::Bad => (number % 100 != 0).then_some(now + LATE),
+                Weather::Bad => (!number.is_multiple_of(100)).then_some(now + LATE),
                 Weather::Cut => None,
                 Weather::Resetting => match self.forged(&packet) {
                     Verdict::Passes => Some(now),
