@@ -213,9 +213,8 @@ fn tests() -> BTreeSet<String> {
     }
     for file in ["src", "tests", "cli/src", "cli/tests"].iter().flat_map(|folder| sources(&root.join(folder))) {
         let source = fs::read_to_string(&file).unwrap();
-        let mut lines = source.lines().map(str::trim).peekable();
         let mut is_test = false;
-        while let Some(line) = lines.next() {
+        for line in source.lines().map(str::trim) {
             is_test |= line == "#[test]";
             if let Some((_, function)) = line.split_once("fn ").filter(|_| is_test) {
                 names.extend(function.split(['(', '<']).next().map(str::to_owned));
