@@ -228,15 +228,14 @@ impl Arena {
             outcomes.push(Outcome { status: child.wait().map_err(|error| error.to_string())?, report, errors });
         }
         outcome?;
+        let took = began.elapsed();
         stranger.map_or(Ok(0), Stranger::finish)?;
-        if !round.fault.outlasts_the_deadline() && began.elapsed() >= round.timeout {
-            return Err(format!(
-                "it took {:.0?}: somebody waited for a deadline instead of hearing what happened",
-                began.elapsed()
-            ));
+        let line = judge(round, &outcomes)?;
+        if !round.fault.outlasts_the_deadline() && took >= round.timeout {
+            return Err(format!("it took {took:.0?}, the deadline of an operation, though it ended well: {line}"));
         }
         let operations = outcomes.iter().filter_map(|outcome| Some(outcome.report.as_ref()?.operations)).sum();
-        Ok((judge(round, &outcomes)?, operations))
+        Ok((line, operations))
     }
 }
 
