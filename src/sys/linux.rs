@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -28,8 +29,9 @@ use rustix::thread::futex;
 
 /// A memfd, mapped whole.
 pub(super) struct Mapping {
-    /// `None` once nothing is to be reserved or handed over any more.
-    file: Mutex<Option<OwnedFd>>,
+    /// `None` once nothing is to be reserved or handed over any more. The lock is held for a moment only: to reserve memory may
+    /// take long, and meanwhile the listener hands the descriptor over.
+    file: Mutex<Option<Arc<OwnedFd>>>,
     base: NonNull<u8>,
     len: usize,
     /// The process that mapped it. A child that was forked has this value, too, and shares the memory; to give it back is the
@@ -57,13 +59,16 @@ impl Mapping {
         // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
         let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Mapping { file: Mutex::new(Some(file)), base, len, owner: std::process::id() })
+        Ok(Mapping { file: Mutex::new(Some(Arc::new(file))), base, len, owner: std::process::id() })
     }
 
     #[cfg(test)]
     pub(super) fn again(&self) -> io::Result<Mapping> {
-        let file = self.file.lock();
-        Mapping::map(file.as_ref().ok_or(Errno::BADF)?.try_clone()?, self.len)
+        Mapping::map(self.file()?.try_clone()?, self.len)
+    }
+
+    fn file(&self) -> io::Result<Arc<OwnedFd>> {
+        Ok(self.file.lock().clone().ok_or(Errno::BADF)?)
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {
@@ -75,10 +80,9 @@ impl Mapping {
         if available_memory().is_some_and(|available| range.len() as u64 > available) {
             return Err(Errno::NOMEM.into());
         }
-        let file = self.file.lock();
-        let file = file.as_ref().ok_or(Errno::BADF)?;
+        let file = self.file()?;
         reserve_in_pieces(range, deadline, |piece| {
-            fallocate(file, FallocateFlags::KEEP_SIZE, piece.start as u64, piece.len() as u64)
+            fallocate(&file, FallocateFlags::KEEP_SIZE, piece.start as u64, piece.len() as u64)
         })
     }
 
@@ -103,13 +107,12 @@ impl Mapping {
     }
 
     pub(super) fn make_private(&self, pages: Range<usize>) -> io::Result<()> {
-        let file = self.file.lock();
-        let file = file.as_ref().ok_or(Errno::BADF)?;
+        let file = self.file()?;
         let at = self.base.as_ptr().wrapping_add(pages.start);
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
         // SAFETY: whole pages of this mapping. The new mapping takes their place at once (a thread that touches them meanwhile
         // waits), shows the same bytes of the same file, and is unmapped with the rest.
-        unsafe { mmap(at.cast(), pages.len(), access, flags, file, pages.start as u64)? };
+        unsafe { mmap(at.cast(), pages.len(), access, flags, &file, pages.start as u64)? };
         // A page stays the file's until it is written; then the system copies it, and no write of another thread is lost. (Mapped a
         // second time it would lose what was written since.)
         // SAFETY: populating changes no byte.
@@ -121,8 +124,8 @@ impl Mapping {
     }
 
     pub(super) fn hand_over(&self, to: &LocalStream) -> io::Result<()> {
-        let file = self.file.lock();
-        let files = [file.as_ref().ok_or(Errno::BADF)?.as_fd()];
+        let file = self.file()?;
+        let files = [file.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&files));
@@ -519,7 +522,7 @@ mod tests {
         write(&theirs, page, 7);
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
         // SAFETY: as in `make_private`.
-        unsafe { mmap(mine.base.as_ptr().cast(), 2 * page, access, flags, mine.file.lock().as_ref().unwrap(), 0).unwrap() };
+        unsafe { mmap(mine.base.as_ptr().cast(), 2 * page, access, flags, mine.file().unwrap(), 0).unwrap() };
         write_every_page(mine.base.as_ptr(), 2 * page);
         (0..2).for_each(|n| write(&theirs, n * page, 9));
         assert_eq!([0, 1].map(|n| read(&mine, n * page)), [0, 7]);
@@ -578,6 +581,39 @@ mod tests {
         assert_eq!(now(Ok(())).unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert_eq!(now(Err(Errno::NOSPC)).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
         assert_eq!(calls, 3);
+    }
+
+    /// The listener's thread hands memory over. Were it to wait for the reservation, the rank would answer no peer meanwhile.
+    #[test]
+    fn memory_is_handed_over_while_it_is_reserved() {
+        const LEN: usize = 256 << 20;
+        let name = format!("kolo-test-{}-handed-over", std::process::id());
+        let listener = LocalListener::bind(&name).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(600);
+        let caller = LocalStream::connect(&name, deadline).unwrap();
+        let stream = listener.accept().unwrap();
+        struct Shared(Mapping);
+        // SAFETY: what the test calls touches no memory, and `Segment` shares mappings in the same way.
+        unsafe impl Sync for Shared {}
+        let shared = Shared(Mapping::create(LEN).unwrap());
+        let (shared, mapping) = (&shared, &shared.0);
+        let reserved = || fstat(mapping.file().unwrap()).unwrap().st_blocks as usize * 512;
+        // On a busy machine, this thread may not run before the memory is reserved.
+        let was_done_meanwhile = (0..50).any(|_| {
+            mapping.release(0..LEN);
+            let seen = std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let Shared(mapping) = shared;
+                    mapping.reserve(0..LEN, deadline).unwrap();
+                });
+                while reserved() == 0 {}
+                mapping.hand_over(&stream).unwrap();
+                reserved()
+            });
+            Mapping::take_over(&caller, LEN, deadline).unwrap();
+            seen < LEN
+        });
+        assert!(was_done_meanwhile, "it is handed over when all of it has been reserved");
     }
 
     /// A copy of the value in another process, as a fork makes one, neither empties the memory nor unmaps it.
