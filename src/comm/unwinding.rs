@@ -56,13 +56,15 @@ mod tests {
             scope.spawn(move || {
                 PANICS.set(true);
                 let caught = catch_unwind(AssertUnwindSafe(|| call(&comms[0])));
+                let refers = comms[0].shared.core.lock().refers_to_buffers();
+                let later = comms[0].barrier();
+                panicked.wait();
                 assert!(caught.is_err(), "it did not wait");
-                assert!(!comms[0].shared.core.lock().refers_to_buffers());
-                match comms[0].barrier().unwrap_err() {
+                assert!(!refers, "messages refer to a buffer that was given back");
+                match later.unwrap_err() {
                     Error::Revoked { first } => assert!(matches!(*first, Error::Panicked { .. }), "{first}"),
                     other => panic!("{other}"),
                 }
-                panicked.wait();
             });
             scope.spawn(move || {
                 panicked.wait();
