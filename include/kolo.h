@@ -154,17 +154,17 @@ typedef struct kolo_config_t {
   double network_gigabytes_per_s;
   // A folder where a rank leaves its last operations, for `kolo trace`, when one of them fails.
   const char *trace_dir;
-  // 1: a tcp:// store listens to other machines even if the ranks were given no secret: whoever reaches it can join or disturb the
-  // job; -1: it does not.
+  // 1: a tcp:// store listens to other machines even if the ranks were given no secret: any process that reaches it can join or disturb
+  // the job; -1: it does not.
   int32_t insecure;
   // 1: buffers may be in the memory of GPUs; -1: they may not; 0: if kolo was built for it and this machine has a driver. Rank 0's counts.
   int32_t devices;
   // How data in the memory of GPUs gets from one rank to another: "auto" or "staged". Rank 0's counts.
   const char *device_path;
-  // A file with a secret, as 64 hexadecimal digits, which belongs to the process's user and which nobody else may open. `secret` wins.
+  // A file with the secret, as 64 hexadecimal digits, which belongs to the process's user and which no other user may open. `secret` wins.
   const char *secret_file;
-  // PEM files with which links between hosts are encrypted, all three or none: the certificate of the job's authority, this rank's,
-  // which the authority has signed for the name `kolo`, and the latter's private key.
+  // PEM files that encrypt links between hosts, all three or none: the certificate of the job's authority, this rank's certificate,
+  // which the authority has signed for the name `kolo`, and its private key.
   const char *tls_ca;
   const char *tls_cert;
   const char *tls_key;
@@ -193,8 +193,8 @@ typedef struct kolo_store_t {
                    size_t length,
                    uint64_t timeout_ms,
                    kolo_reply_t reply);
-  // 1: nobody but the ranks of the job can read or write the store, so ranks that were given no secret share one through it.
-  // 0: others may; then the ranks agree on a secret that nobody who only reads the store can learn. Rank 0's counts.
+  // 1: only the ranks of the job can read or write the store, so ranks that were given no secret share one through it. 0: other
+  // processes may; then the ranks agree on a secret that a process that only reads the store cannot learn. Rank 0's counts.
   int32_t is_private;
 } kolo_store_t;
 

@@ -108,7 +108,7 @@ fn secret(is_insecure: bool) -> Finding {
     if ["KOLO_SECRET", "KOLO_SECRET_FILE"].iter().any(|name| process_env(name).is_some()) {
         Finding::fine(SUBJECT, "there is one; all ranks need the same")
     } else if is_insecure {
-        let what = "none, and KOLO_INSECURE is set: whoever reaches this machine's ports may join a job, or disturb it";
+        let what = "none, and KOLO_INSECURE is set: any process that reaches this machine's ports may join or disturb a job";
         Finding::warning(SUBJECT, what, ADVICE)
     } else {
         let what = "none: a tcp:// store listens only to its own machine; at other stores, the ranks make one";

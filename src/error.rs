@@ -562,7 +562,7 @@ pub enum StoreProblem {
     },
     /// Its file may have been written by another user.
     #[error(
-        "{0}; ranks believe a file only if it belongs to the user that all of them run as, and others cannot open it: remove it, or \
+        "{0}; ranks use a file only if it belongs to the user that all of them run as, and no other user can open it: remove it, or \
          choose another path"
     )]
     Untrusted(String),
@@ -595,12 +595,12 @@ pub enum StoreProblem {
     )]
     NoSecret,
     /// The two ends do not share a secret.
-    #[error("the job secret is not the same on both ends; check KOLO_SECRET")]
+    #[error("the job secret is not the same on both ends; check KOLO_SECRET and KOLO_SECRET_FILE")]
     Secret,
-    /// A value was not put there by the rank that it should be of.
+    /// A value was not put there by the rank that its key names.
     #[error(
         "the value of {key:?} has no valid signature of this job's secret; another job uses this store, ranks have different \
-         secrets (KOLO_SECRET), or somebody else changes what is in it"
+         secrets (KOLO_SECRET, KOLO_SECRET_FILE), or another process changes values in it"
     )]
     Forged {
         /// The key.

@@ -3,7 +3,7 @@
 //! ```text
 //! "kolo-run", run (16), how the others learn the secret (1), then 32 bytes:
 //!     0  they were given it         MAC, which only a rank with the same secret can have made
-//!     1  it follows                 the secret; in stores that nobody but the ranks reads
+//!     1  it follows                 the secret; in stores that only the ranks read
 //!     2  they agree on it           rank 0's public key, see `key_exchange`
 //! ```
 
@@ -30,7 +30,7 @@ pub(super) struct Announcement {
 pub(super) enum Source {
     /// They were given it before they started. The MAC shows that rank 0 was given the same.
     Given { mac: [u8; 32] },
-    /// The store, which nobody else reads.
+    /// The store, which only the ranks read.
     Shared { secret: [u8; 32] },
     /// They agree on it through the store; rank 0's part.
     Agreed { public: [u8; 32] },

@@ -170,7 +170,7 @@ impl Fabric {
                     Some(star) => star,
                     None => Star::form(network, self.channel, self.rank, &self.members, &neighbours, alarm, deadline)?,
                 };
-                // If somebody could not come, all know it.
+                // If a rank could not come, all know it.
                 if star.members() != &*neighbours {
                     return Ok(None);
                 }

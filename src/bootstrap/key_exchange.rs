@@ -2,9 +2,9 @@
 //! run only.
 //!
 //! Rank 0 makes up the secret, and announces its public key. Each other rank puts its own public key into the store ([`Offer`]),
-//! and rank 0 answers with the secret, encrypted and signed with a key that only these two ranks can compute. Who only reads the
-//! store learns nothing. Who can write to it can put a public key of its own in the place of a rank's: nothing tells ranks from
-//! others but that they were here first.
+//! and rank 0 answers with the secret, encrypted and signed with a key that only these two ranks can compute. A process
+//! that only reads the store learns nothing. A process that can write to it can put its own public key in the place of a rank's:
+//! the exchange cannot tell a rank from another process that was faster.
 
 use crate::door::handshake::{Key, Run, random_secret};
 use crate::types::Rank;
@@ -25,15 +25,15 @@ impl KeyPair {
         KeyPair { private, public: x25519_dalek::x25519(private, x25519_dalek::X25519_BASEPOINT_BYTES) }
     }
 
-    /// What this rank and the owner of a public key can compute, and nobody else; `None` if the key is none of a rank.
+    /// The key that only this rank and the owner of a public key can compute; `None` if the public key is of small order.
     fn shared(&self, theirs: &[u8; 32]) -> Option<Key> {
         let shared = x25519_dalek::x25519(self.private, *theirs);
-        // Some keys lead to zeros whatever the other end's is.
+        // Public keys of small order give zeros with every private key.
         (shared != [0; 32]).then(|| Key::derive(Some(&shared), "kolo key exchange"))
     }
 }
 
-/// What a rank puts into the store: its public key, and what it is for people.
+/// What a rank puts into the store: its public key, and a name of its process for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     pub(super) public: [u8; 32],
@@ -105,10 +105,10 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     }
     let own = KeyPair { private: [5; 32], public: [6; 32] };
     let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [[9; 32], own.public] };
-    assert_eq!(exchange.unwrap(&own, bytes), None, "a secret is learned from somebody who does not know it");
+    assert_eq!(exchange.unwrap(&own, bytes), None, "a secret is learned from a process that does not know it");
 }
 
-/// A public key, and a secret for somebody else.
+/// A public key, and a wrapped secret for another rank.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     let (zero, other) = (KeyPair::of([1; 32]), KeyPair::of([2; 32]));
@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    /// Points of small order lead to a key that everybody knows.
+    /// Points of small order lead to a key that every process knows.
     #[test]
     fn public_keys_that_are_none_are_refused() {
         let zero = KeyPair::random();

@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// The key of the book.
 const BOOK: &str = "book";
 
-/// The keys of a rank's card, of its public key, of the secret for it, of the ranks on its host, and of its having read a refusal.
+/// The keys in the store of: a rank's card, its public key, its secret, the ranks on its host, and that it has read a refusal.
 fn card_of(rank: Rank) -> String {
     format!("rank/{rank}")
 }
@@ -91,8 +91,8 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
             identity = identity.agreed();
             tracing::warn!(
                 store = start.store.url(),
-                "no secret was given, so the ranks agree on one through the store; who can write to the store can take part in the \
-                 job (KOLO_SECRET_FILE keeps everybody out)"
+                "no secret was given, so the ranks agree on one through the store; a process that can write to the store can join the \
+                 job; give all ranks a secret (KOLO_SECRET_FILE) to keep it out"
             );
             Announcement { run, secret: Source::Agreed { public: keys.public } }
         }
@@ -158,7 +158,7 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
     Ok((listener, identity, book))
 }
 
-/// Gives the secret to a rank that has put its public key into the store; whether it has.
+/// Gives the secret to a rank that has put its public key into the store. Returns whether the key was there.
 fn hand_out(start: &Start<'_>, identity: &Identity, keys: &KeyPair, rank: Rank, patience: Duration) -> Result<bool> {
     let (run, key) = (identity.run(), |name: String| in_run(&identity.run(), &name));
     let offer = store_error(start, start.store.get(&key(offer_of(rank)), patience))?;

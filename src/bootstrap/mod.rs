@@ -1,7 +1,7 @@
 //! From a rank and a store to connected ranks.
 //!
 //! 1. Rank 0 makes up the number of this run, and announces it ([`announcement`]).
-//! 2. Every rank learns the secret of the run: it was given it, finds it in a store that nobody else reads, or agrees on it with
+//! 2. Every rank learns the secret of the run: it was given it, finds it in a store that only ranks read, or agrees on it with
 //!    rank 0 ([`key_exchange`]). Until then it listens nowhere, and believes nothing that it reads.
 //! 3. Every rank opens its [`listener`], and puts a [`card::Card`] into the store.
 //! 4. Rank 0 collects the cards and publishes the [`card::Book`]: all cards, or why there will be no start.

@@ -91,7 +91,7 @@ impl Mailbox {
             tracing::warn!(from = hello.from, "a rank opens more connections than it can need");
             return;
         }
-        // Who connects once more believes the connection before lost.
+        // A rank that connects once more has lost its earlier connection.
         let is_same = |(other, before): &Arrival| *other == hello && is_local(before) == is_local(&stream);
         waiting.retain(|arrival| !is_same(arrival));
         waiting.push((hello, stream));

@@ -1,8 +1,8 @@
-//! Values in a store that nobody but the ranks of one run can have put there.
+//! Values in a store that only the ranks of one run can have written.
 //!
 //! Before each value stands an HMAC-SHA256, with a key that is derived from the secret, over the job, the run, the name of the
-//! value, the rank that wrote it and the value. So a value of another run, of another name or of another rank is none. What a
-//! store can still do is to lose values, or to show an older one where a rank wrote the same name twice, which ranks never do.
+//! value, the rank that wrote it and the value. So a value of another run, name or rank is an error. A store can still lose
+//! values, or show an older value of a name that a rank wrote twice, which ranks never do.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl<'a> SignedStore<'a> {
         SignedStore { store, job: identity.job().to_owned(), run: identity.run(), key: identity.store_key() }
     }
 
-    /// Puts this rank's value there.
+    /// Writes this rank's value.
     pub(super) fn set(&self, name: &str, writer: Rank, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
         self.store.set(&self.name(name), &self.sign(name, writer, value), timeout)
     }
@@ -36,24 +36,24 @@ impl<'a> SignedStore<'a> {
     ///
     /// # Errors
     ///
-    /// [`StoreProblem::Forged`] if there is a value that this rank of this run has not put there.
+    /// [`StoreProblem::Forged`] if there is a value that `writer` did not write in this run.
     pub(super) fn get(&self, name: &str, writer: Rank, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
         let stored = self.store.get(&self.name(name), timeout)?;
         stored.map(|stored| self.checked(name, writer, &stored)).transpose()
     }
 
-    /// Puts a value there unless there is one; returns the one that is there afterwards. Errors as for [`SignedStore::get`].
+    /// Writes a value unless there is one; returns the one that is there afterwards. Errors as for [`SignedStore::get`].
     pub(super) fn claim(&self, name: &str, writer: Rank, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
         let stored = self.store.claim(&self.name(name), &self.sign(name, writer, value), timeout)?;
         self.checked(name, writer, &stored)
     }
 
-    /// What stands in the store for a value.
+    /// Returns what the store holds for a value: the MAC, then the value.
     pub(super) fn sign(&self, name: &str, writer: Rank, value: &[u8]) -> Vec<u8> {
         [&self.key.sign(&[&self.about(name, writer), value])[..], value].concat()
     }
 
-    /// The value for which this stands in the store, if that rank of this run has put it there.
+    /// Returns the value, if `writer` wrote it in this run.
     pub(super) fn open(&self, name: &str, writer: Rank, stored: &[u8]) -> Option<Vec<u8>> {
         let (mac, value) = stored.split_at_checked(MAC)?;
         self.key.is_signed(&[&self.about(name, writer), value], mac).then(|| value.to_vec())

@@ -125,8 +125,8 @@ impl Builder {
         self
     }
 
-    /// A file with what all ranks know and strangers do not, as 64 hexadecimal digits. It belongs to this process's user, and nobody
-    /// else may open it. [`Builder::secret`] wins.
+    /// A file with the secret of the job, as 64 hexadecimal digits. It belongs to this process's user, and no other user may open it.
+    /// [`Builder::secret`] wins.
     pub fn secret_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.secret_file = Some(path.into());
         self
@@ -201,7 +201,7 @@ impl Builder {
         self
     }
 
-    /// Whether a `tcp://` store listens to other machines even if the ranks were given no secret: then anybody who reaches it can
+    /// Whether a `tcp://` store listens to other machines even if the ranks were given no secret: then every process that reaches it can
     /// join, or disturb, the job.
     pub fn insecure(mut self, insecure: bool) -> Self {
         self.insecure = Some(insecure);

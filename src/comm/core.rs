@@ -134,7 +134,7 @@ impl Core {
         self.meet_first(terms)
     }
 
-    /// Who has connected can rely on all the others having done so.
+    /// Waits until all ranks have connected.
     fn meet_first(&mut self, terms: &Terms) -> Result<()> {
         let descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
         let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
@@ -719,7 +719,7 @@ impl Core {
         self.window.as_mut()
     }
 
-    /// A call has panicked, and whoever lent it buffers may free them: no message refers to them any more.
+    /// A call has panicked, and its caller may free the buffers: no message refers to them any more.
     pub(super) fn forget_buffers(&mut self) {
         if let Some(engine) = &mut self.engine {
             engine.forget_messages();

@@ -206,7 +206,7 @@ impl Communicator {
         if self.shared.check_process(Op::Connect).is_err() {
             return;
         }
-        // Whoever takes this communicator's stage holds the core for a moment.
+        // A communicator that takes this one's stage holds the core for a moment.
         match self.shared.core.try_lock_for(MOMENT) {
             Some(mut core) => _ = self.shared.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 }),
             // The call that holds the core sees to the rest.

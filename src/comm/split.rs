@@ -145,7 +145,7 @@ impl Communicator {
         let neighbours = part.map_or(Arc::default(), Fabric::neighbours);
         let jobs: Vec<Rank> = part.map_or(Vec::new(), |part| neighbours.iter().map(|&rank| part.members()[rank]).collect());
         let place = part.and_then(|part| neighbours.iter().position(|&rank| rank == part.rank()));
-        // Those of the others are free again before anybody splits anew.
+        // The other ranks' offers are free again before any rank splits anew.
         let offered = offered.filter(|_| place == Some(0) && neighbours.len() > 1);
         let area = match (&self.shared.host, place) {
             (Some((host, _)), Some(place)) if neighbours.len() > 1 => {
@@ -169,7 +169,7 @@ impl Communicator {
         Ok(Agreed::Windows(area.flatten(), neighbours.iter().all(agrees).then_some(tuning)))
     }
 
-    /// The area that the first rank of a part offers; `None` if it cannot be had.
+    /// The area that the first rank of a part offers; `None` if this rank cannot map it.
     fn accept(&self, host: &HostGroup, leader: Rank, offer: Offer, place: usize, ranks: usize) -> Option<Area> {
         let until = Instant::now() + self.shared.terms.timeout;
         loop {

@@ -16,7 +16,7 @@
 //! A caller whose hello has a wrong MAC reads one fixed answer that says no. Only a caller that knows the secret reads why it is
 //! refused: because of its version, its job or its run; that answer has a MAC, too.
 //!
-//! Without a secret the key is one that everybody can derive: then handshakes protect against mistakes only. That happens at a
+//! Without a secret every process can derive the key: then handshakes protect against mistakes only. That happens at a
 //! `tcp://` store alone; ranks have a secret before they listen.
 //!
 //! Pure: bytes in, bytes out.
@@ -110,7 +110,7 @@ impl Identity {
     /// Whether this process may listen where other machines reach it.
     pub(crate) fn may_listen(&self) -> bool {
         if self.secret.is_none() && self.insecure {
-            tracing::warn!("without a secret, whoever reaches this process can join or disturb the job (KOLO_INSECURE)");
+            tracing::warn!("without a secret, every process that reaches this one can join or disturb the job (KOLO_INSECURE)");
         }
         self.secret.is_some() || self.insecure
     }
@@ -348,7 +348,7 @@ impl Acceptor {
                     Refusal::Secret => Some([&[REFUSES][..], &[0; REPLY - 1]].concat()),
                     Refusal::Version { .. } => Some(reply(key, REFUSES_VERSION, &[], &bytes)),
                     Refusal::Job { .. } => {
-                        // Without a secret, everybody would read it.
+                        // Without a secret, every process could read it.
                         let job = if identity.has_secret() { identity.job.as_bytes() } else { &[] };
                         Some(reply(key, REFUSES_JOB, &job[..job.len().min(DETAILS)], &bytes))
                     }
@@ -598,7 +598,7 @@ mod tests {
         assert_eq!(moved, (Some(Err(Refusal::Secret)), Some(Err(Refusal::Secret))));
     }
 
-    /// Whoever repeats what a rank said reads another challenge, for which the rank's proof is none.
+    /// A stranger that repeats what a rank said reads another challenge, for which the rank's proof is wrong.
     #[test]
     fn what_was_overheard_leads_nowhere() {
         let identity = Identity::new("job", SECRET);

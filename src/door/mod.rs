@@ -30,13 +30,13 @@ use handshake::{Acceptor, Hello, Identity, Medium, Purpose, Refusal};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How many strangers may be connected at once, each of which takes a descriptor. A caller is a stranger until its hello has shown
-/// that it knows the secret. When another connects, the stranger that has been connected longest has to make room: those who say
-/// nothing keep no member out, and a member says hello as soon as it has connected.
+/// that it knows the secret. When another connects, the listener drops the stranger that has been connected longest. So silent
+/// strangers keep no member out: a member sends its hello as soon as it has connected.
 const STRANGERS: usize = 64;
 
-/// How many members may shake hands at once. None of them makes room for a stranger. There are as many only if somebody repeats
-/// hellos that it has overheard, or in a job without a secret, where each hello will do; then, too, who has waited longest makes
-/// room. A caller that had to make room tries again.
+/// How many members may shake hands at once. None of them makes room for a stranger. There are more only if a stranger repeats
+/// recorded hellos, or in a job without a secret, where every hello is accepted; then the listener drops the oldest member, too. A
+/// caller that was dropped tries again.
 const MEMBERS: usize = 1024;
 
 /// How many callers are taken in before those who are in are heard again.
@@ -337,7 +337,7 @@ impl<H: Host> Porter<H> {
         Waiting::Somebody
     }
 
-    /// Turns away who has been there longest, of the strangers or of the members, if there are too many.
+    /// Drops the oldest stranger and the oldest member, if there are too many.
     fn make_room(&mut self) {
         for (are_members, most) in [(false, STRANGERS), (true, MEMBERS)] {
             let alike = || self.callers.iter().filter(|(_, caller)| caller.is_member() == are_members);
@@ -645,7 +645,7 @@ mod tests {
         assert!(admitted.try_recv().is_err());
     }
 
-    /// Who agreed on a secret through a store where others could write lets in no other user of the machine, whatever it knows.
+    /// Ranks that agreed on a secret through a store where others could write accept no other user of the machine, even with the secret.
     #[test]
     #[cfg(target_os = "linux")]
     fn another_user_is_a_stranger_unless_the_secret_was_given() {
@@ -673,7 +673,7 @@ mod tests {
                 dial_local(&another, &stranger, &hello(), deadline).is_ok()
             });
             assert_eq!(called.join().unwrap(), is_let_in, "agreed: {is_agreed}");
-            // Those who are let in know it a little before the host does.
+            // A caller that is let in knows it a little before the host does.
             let patience = if is_let_in { Duration::from_secs(60) } else { Duration::ZERO };
             assert_eq!(admitted.recv_timeout(patience).is_ok(), is_let_in);
         }
@@ -789,7 +789,7 @@ mod tests {
         let identity = Identity::new("job", Some([7; 32]));
         let (door, admitted) = door(identity.clone());
         let address = door.address().unwrap();
-        // Between the two, somebody who ends the first three connections.
+        // Between the two, a relay that ends the first three connections.
         let between = StdListener::bind("127.0.0.1:0").unwrap();
         let target = between.local_addr().unwrap();
         std::thread::spawn(move || {

@@ -291,7 +291,7 @@ impl Engine {
         }
     }
 
-    /// Whoever lent memory takes it back, and it is not known how much of a message has left: the peers see the links close.
+    /// Forgets the messages whose memory callers take back. How much of each has left is unknown, so their links close.
     pub(crate) fn forget_messages(&mut self) {
         for out in self.outgoing.drain(..) {
             self.mesh.close(out.to);

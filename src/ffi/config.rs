@@ -54,17 +54,17 @@ pub struct kolo_config_t {
     pub network_gigabytes_per_s: f64,
     /// A folder where a rank leaves its last operations, for `kolo trace`, when one of them fails.
     pub trace_dir: *const c_char,
-    /// 1: a tcp:// store listens to other machines even if the ranks were given no secret: whoever reaches it can join or disturb the
-    /// job; -1: it does not.
+    /// 1: a tcp:// store listens to other machines even if the ranks were given no secret: any process that reaches it can join or disturb
+    /// the job; -1: it does not.
     pub insecure: i32,
     /// 1: buffers may be in the memory of GPUs; -1: they may not; 0: if kolo was built for it and this machine has a driver. Rank 0's counts.
     pub devices: i32,
     /// How data in the memory of GPUs gets from one rank to another: "auto" or "staged". Rank 0's counts.
     pub device_path: *const c_char,
-    /// A file with a secret, as 64 hexadecimal digits, which belongs to the process's user and which nobody else may open. `secret` wins.
+    /// A file with the secret, as 64 hexadecimal digits, which belongs to the process's user and which no other user may open. `secret` wins.
     pub secret_file: *const c_char,
-    /// PEM files with which links between hosts are encrypted, all three or none: the certificate of the job's authority, this rank's,
-    /// which the authority has signed for the name `kolo`, and the latter's private key.
+    /// PEM files that encrypt links between hosts, all three or none: the certificate of the job's authority, this rank's certificate,
+    /// which the authority has signed for the name `kolo`, and its private key.
     pub tls_ca: *const c_char,
     pub tls_cert: *const c_char,
     pub tls_key: *const c_char,

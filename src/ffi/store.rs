@@ -53,8 +53,8 @@ pub struct kolo_store_t {
             reply: kolo_reply_t,
         ) -> i32,
     >,
-    /// 1: nobody but the ranks of the job can read or write the store, so ranks that were given no secret share one through it.
-    /// 0: others may; then the ranks agree on a secret that nobody who only reads the store can learn. Rank 0's counts.
+    /// 1: only the ranks of the job can read or write the store, so ranks that were given no secret share one through it. 0: other
+    /// processes may; then the ranks agree on a secret that a process that only reads the store cannot learn. Rank 0's counts.
     pub is_private: i32,
 }
 

@@ -52,7 +52,7 @@ impl Watch {
         match thread {
             Ok(thread) => Some(Watch { stop, thread: Some(thread) }),
             Err(error) => {
-                tracing::warn!(%error, "nobody looks after the ranks");
+                tracing::warn!(%error, "failures of ranks are not detected");
                 None
             }
         }
@@ -119,7 +119,7 @@ fn watch(posted: &Mutex<Posted>, stop: &(Mutex<bool>, Condvar)) {
                 if case.since != wait.since {
                     *case = new();
                 }
-                // Whoever ends the last communicator waits for this thread, and not for all that it would ask.
+                // The end of the last communicator waits for this thread, and not for all that it would ask.
                 if *stop.0.lock() {
                     return;
                 }

@@ -46,7 +46,7 @@ pub(crate) trait Holder: Send + Sync {
 /// Asks whether a stage's last readers have finished.
 pub(crate) type Readers = Box<dyn Fn(&HostGroup) -> bool + Send>;
 
-/// The stages of a process that are not held, and who holds the others.
+/// The stages of a process that are not held, and the holders of the others.
 pub(super) struct Stages {
     free: Vec<Stage>,
     /// Of communicators that were dropped before their peers had read everything.

@@ -85,7 +85,7 @@ fn stages_change_hands() {
     assert!(!take(&keepers[0], false), "every stage is being read");
     assert!(take(&keepers[0], true));
     assert_eq!((host.stages(), holding()), (few + 1, few + 1));
-    // A communicator that is dropped leaves its stage to whom it is read by.
+    // A communicator that is dropped leaves its stage until its readers have finished.
     let is_read = Arc::new(AtomicBool::new(false));
     let (stage, read) = (keepers[0].stage.lock().take().unwrap(), is_read.clone());
     let id = stage.id;

@@ -39,8 +39,8 @@ pub trait Store: Send + Sync {
     /// What to call the store in messages.
     fn url(&self) -> String;
 
-    /// Whether nobody but the ranks of the job can read or write it. Then ranks that were given no secret share one through it.
-    /// Otherwise they agree on one that nobody who only reads the store can learn; see [`crate::security`]. Rank 0's counts.
+    /// Whether only the ranks of the job can read or write it. Then ranks that were given no secret share one through it. Otherwise
+    /// they agree on one that a process that only reads the store cannot learn; see [`crate::security`]. Rank 0's counts.
     fn is_private(&self) -> bool {
         false
     }

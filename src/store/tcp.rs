@@ -541,7 +541,7 @@ fn connect(address: SocketAddr, identity: &Identity, deadline: Instant) -> Resul
         }
         DialError::Refused(Refusal::Secret) => Attempt::Final(StoreProblem::Secret),
         DialError::Refused(Refusal::Foreign) => {
-            Attempt::Final(StoreProblem::Foreign(format!("somebody else answers at {address}")))
+            Attempt::Final(StoreProblem::Foreign(format!("another program answers at {address}")))
         }
         DialError::Refused(Refusal::Version { theirs }) => {
             Attempt::Final(StoreProblem::Version { theirs: theirs.into(), mine: handshake::VERSION.into() })

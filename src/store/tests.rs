@@ -123,7 +123,7 @@ fn a_file_that_others_may_have_written_is_refused() {
     assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Untrusted(_), .. })));
     std::fs::remove_file(&lock).unwrap();
     std::fs::remove_file(&path).unwrap();
-    // A pipe has nobody at its other end, and is not waited for.
+    // A pipe has no writer, and is not waited for.
     let pipe = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
     // SAFETY: the path ends with a zero.
     assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);
@@ -325,7 +325,7 @@ fn redis_stores_with_a_password_and_by_tls() {
         assert!(output.status.success() && said.contains("1 passed"), "{url}: {said}");
         assert!(!said.contains(RedisServer::PASSWORD), "{said}");
     }
-    // A server whose certificate nobody has signed whom this process trusts.
+    // A server whose certificate no authority has signed that this process trusts.
     let place = Place::parse(&format!("rediss://:{}@localhost:{tls_port}", RedisServer::PASSWORD)).unwrap();
     let error = open(&place, false, &identity(), Instant::now() + Duration::from_secs(5)).err().expect("refused").to_string();
     assert!(error.contains("certificate") && !error.contains(RedisServer::PASSWORD), "{error}");

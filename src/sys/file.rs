@@ -1,4 +1,4 @@
-//! Files whose contents kolo believes because nobody but this user can have written them.
+//! Files whose contents kolo uses because only this user can have written them.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;

@@ -27,7 +27,7 @@ pub(crate) struct Helper {
 static HELPERS: Mutex<BTreeMap<(u32, String), Weak<Helper>>> = Mutex::new(BTreeMap::new());
 
 impl Helper {
-    /// The helper of a kind. Its thread ends when nobody holds the helper and all its calls have returned.
+    /// The helper of a kind. Its thread ends when the helper has no holder and all its calls have returned.
     pub(crate) fn of(kind: impl Into<String>) -> io::Result<Arc<Helper>> {
         let key = (std::process::id(), kind.into());
         let mut helpers = HELPERS.lock();

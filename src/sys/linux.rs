@@ -44,7 +44,7 @@ impl Mapping {
         if available_memory().is_some_and(|available| len as u64 > available) {
             return Err(Errno::NOMEM.into());
         }
-        // Who makes a file larger than allowed gets SIGXFSZ, which ends the process.
+        // A process that makes a file larger than allowed gets SIGXFSZ, which ends it.
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| len as u64 > limit) {
             return Err(Errno::FBIG.into());
         }

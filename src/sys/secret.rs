@@ -38,16 +38,16 @@ pub(crate) fn read_secret_file(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Whether nobody but `user` and root reads a file; of root's files, in a pod for example, also the group, of which the user is.
+/// Checks that only `user` and root can read a file. A file of root, as in a pod, may be readable by its group, which has the user.
 #[cfg(unix)]
 fn check_owner(owner: u32, mode: u32, user: u32) -> io::Result<()> {
     if owner != user && owner != 0 {
-        return Err(io::Error::other(format!("it belongs to user {owner}, and this process to user {user}; make it its own")));
+        return Err(io::Error::other(format!("it belongs to user {owner}, and this process runs as user {user}; chown it")));
     }
     let forbidden = if owner == user { 0o077 } else { 0o027 };
     if mode & forbidden != 0 {
         let mode = mode & 0o777;
-        return Err(io::Error::other(format!("others may open it (mode {mode:03o}); chmod 600 keeps them out")));
+        return Err(io::Error::other(format!("other users may open it (mode {mode:03o}); chmod 600 keeps them out")));
     }
     Ok(())
 }

@@ -109,7 +109,7 @@ impl Tls {
     }
 }
 
-/// Believes a caller's certificate if its authority is believed and it is made out for [`NAME`], as callers do of whom they call.
+/// Accepts a caller's certificate if the job's authority has signed it for [`NAME`], as callers do with a listener's.
 #[derive(Debug)]
 struct Named(Arc<dyn ClientCertVerifier>);
 

@@ -176,7 +176,7 @@ impl<L: Lines> Turns<L> {
     #[inline]
     pub(crate) fn finish(&self) -> u32 {
         let turn = self.seen[self.rank];
-        // Releases what was read there to who writes it next.
+        // Releases the slots to the rank that writes them next.
         self.lines.finished(self.rank).store(turn, Ordering::Release);
         turn
     }
@@ -352,7 +352,7 @@ mod tests {
         dancer.write(first);
         if (1..dancer.ranks).all(|other| has_finished(&dancer.memory, other, first)) {
             let slot = Turns::<Arc<Memory>>::slot(first);
-            // SAFETY: loom checks that nobody reads the slot.
+            // SAFETY: loom checks that no rank reads the slot.
             dancer.memory.slots[0][slot].with_mut(|to| unsafe { *to = 0 });
         }
     }

@@ -155,7 +155,7 @@ pub(crate) struct Window {
     staged: u32,
     /// Where the slots of every rank are, and the number of the stage that they are in, as last seen.
     slots: Vec<Place>,
-    /// Who is asked to give up the stage.
+    /// The communicator that is asked to give up the stage.
     holder: Weak<dyn Holder>,
     heap: Heap,
     /// The fingerprint of all operations so far, in their order. Not every operation has every rank compare: a root of a
@@ -452,7 +452,7 @@ impl Window {
         self.host.set_tuning(&self.jobs, self.passages.encode());
     }
 
-    /// Tells every rank of this host what each of them notes. Returns everybody's notes, in the order of ranks.
+    /// Tells every rank of this host what each of them notes. Returns all notes, in the order of ranks.
     pub(crate) fn tell(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<Vec<Notes>> {
         self.chain = Descriptor::chained(self.chain, attempt.fingerprint);
         let told = self.check_nobody_failed(attempt).and_then(|()| self.exchange(attempt, notes));

@@ -361,7 +361,7 @@ mod taken_back {
         let [lent, other] = [(); 2].map(|()| Arc::new(Allocation { segment: Segment::create(2 * part).unwrap().into(), part }));
         for allocation in [&lent, &other] {
             window.heap.add(allocation.clone());
-            // SAFETY: this rank's part, which nobody else knows.
+            // SAFETY: this rank's part, which no other rank knows.
             unsafe { allocation.at(0, 0).write_bytes(1, part) };
         }
         let card = window.turns.lines.card(1);

@@ -377,7 +377,7 @@ KoloWork::KoloWork(const Call& call, std::vector<at::Tensor> outputs, std::share
 
 KoloWork::~KoloWork() {
   end_profile();
-  // After the end of the process group everything is over, and nothing must be left to a thread that nobody joins.
+  // After the end of the process group everything is over, and nothing must be left to a thread that is never joined.
   if (flight_ && !is_left_ && !flight_->settle(0)) {
     hand_over(*waiter_, seq_, flight_);
   }

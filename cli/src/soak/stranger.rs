@@ -186,7 +186,7 @@ fn listeners(pid: u32) -> Vec<Listener> {
 fn tcp_address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.split_once(':')?;
     let host = IpAddr::from(u32::from_str_radix(host, 16).ok()?.to_le_bytes());
-    // Who listens everywhere listens here.
+    // A process that listens at all addresses listens here.
     let host = if host.is_unspecified() { IpAddr::from([127, 0, 0, 1]) } else { host };
     Some(SocketAddr::new(host, u16::from_str_radix(port, 16).ok()?))
 }
