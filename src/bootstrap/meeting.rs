@@ -23,6 +23,9 @@ const GLANCE: Duration = Duration::from_millis(300);
 /// How much later than rank 0 the others give up, so that they hear its reason.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// How long to wait before looking again at what is there and has to change.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// The key of the book.
 const BOOK: &str = "book";
 
@@ -117,24 +120,32 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
             let waited = began.elapsed();
             break Book::Refused(Refusal::Missing { ranks: missing, world_size: start.world_size, waited });
         }
-        // The first is waited for; what of the others is there is taken along, so that disagreements show at once.
+        // The first is waited for; what of the others is there is taken along, so that disagreements show at once. But once the
+        // first has come, only up to the next that is missing, which is then the first: each rank is asked for once, not in
+        // every round.
+        let mut has_first_come = false;
         for &rank in &missing {
             let patience = if rank == first { GLANCE.min(left(start)) } else { Duration::ZERO };
-            if !has_secret[rank] {
+            let was_told = has_secret[rank];
+            if !was_told {
                 has_secret[rank] = hand_out(start, &identity, &keys, rank, patience)?;
             }
-            if !has_secret[rank] {
-                continue;
-            }
-            let bytes = match signed.get(&card_of(rank), rank, patience) {
-                Err(StoreProblem::Forged { key }) => break 'book Book::Refused(Refusal::Forged { key }),
-                other => store_error(start, other)?,
+            let bytes = match has_secret[rank].then(|| signed.get(&card_of(rank), rank, patience)) {
+                Some(Err(StoreProblem::Forged { key })) => break 'book Book::Refused(Refusal::Forged { key }),
+                Some(other) => store_error(start, other)?,
+                None => None,
             };
             let card = bytes.and_then(|bytes| Card::decode(&bytes)).filter(|card| card.rank == rank);
             if let Some(other) = card.as_ref().filter(|card| mine.disagreement(card).is_some()) {
                 break 'book Book::Refused(Refusal::Disagrees { other: Box::new(other.clone()), zero: Box::new(mine.clone()) });
             }
+            let has_come = card.is_some();
             cards[rank] = card;
+            has_first_come |= has_come && rank == first;
+            // A rank that has just been told the secret is about to put its card there, and keeps no other from being told.
+            if has_first_come && !has_come && was_told == has_secret[rank] {
+                break;
+            }
         }
         let current = store_error(start, start.store.get(announcement::NAME, Duration::ZERO))?;
         if let Some(other) = current.filter(|current| *current != announcement.encode()) {
@@ -205,17 +216,29 @@ enum Stage {
     Listening { listener: Listener, identity: Identity, mine: Box<Card>, conflict: Option<Box<(Card, Instant)>> },
 }
 
+/// What a rank finds that waits for the book.
+enum Found {
+    Nothing,
+    /// It has this rank in it, or rank 0, which still lives, refuses to start.
+    Book(Book),
+    /// The run has ended like this: it is a former one, or this rank comes too late.
+    End(Error),
+}
+
 /// What the others do.
 fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Identity, Book)> {
     let deadline = start.deadline + GRACE;
     let mut announced: Option<Vec<u8>> = None;
     let mut stage = Stage::Nothing;
+    let mut end = None;
     loop {
         let is_late = Instant::now() >= deadline;
-        let current = match start.store.get(announcement::NAME, GLANCE) {
+        let current = match (start.store.get(announcement::NAME, GLANCE), end.take()) {
             // A file that another job has left: rank 0 will make it this job's.
-            Err(StoreProblem::OtherJob { .. }) if !is_late => continue,
-            current => store_error(start, current)?,
+            (Err(StoreProblem::OtherJob { .. }), _) if !is_late => continue,
+            // The store may have ended with rank 0: there will be no other run.
+            (Err(_), Some(end)) => return Err(end),
+            (current, _) => store_error(start, current)?,
         };
         if let Some(current) = current.filter(|current| announced.as_ref() != Some(current)) {
             // What a former run's processes may have sent here goes with its listener.
@@ -227,13 +250,15 @@ fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Iden
             Stage::Secretless { run, keys, theirs, conflict: None } => learn(start, ip, run, keys, theirs)?,
             Stage::Listening { listener, identity, mine, conflict } => {
                 match listen(start, &identity, &mine, conflict.as_deref(), is_late)? {
-                    Some(book) => return Ok((listener, identity, book)),
-                    None => Stage::Listening { listener, identity, mine, conflict },
+                    Found::Book(book) => return Ok((listener, identity, book)),
+                    Found::End(error) => end = Some(error),
+                    Found::Nothing => {}
                 }
+                Stage::Listening { listener, identity, mine, conflict }
             }
             // The announcement has to change.
             other => {
-                std::thread::sleep(Duration::from_millis(10));
+                std::thread::sleep(PAUSE);
                 other
             }
         };
@@ -305,34 +330,41 @@ fn listen(
     mine: &Card,
     conflict: Option<&(Card, Instant)>,
     is_late: bool,
-) -> Result<Option<Book>> {
+) -> Result<Found> {
     if let Some((holder, since)) = conflict {
         // Either a living process has this rank, or the run is a former one and rank 0 will announce another.
-        if is_late || since.elapsed() >= CONFLICT_PATIENCE && answers(start, identity, holder) {
+        if is_late || since.elapsed() >= CONFLICT_PATIENCE && answers(start, identity, holder, GLANCE) {
             return Err(Error::RankTaken { rank: start.rank, first: holder.who(), second: mine.who() });
         }
-        std::thread::sleep(Duration::from_millis(10));
-        return Ok(None);
+        std::thread::sleep(PAUSE);
+        return Ok(Found::Nothing);
     }
-    let bytes = store_error(start, SignedStore::new(start.store, identity).get(BOOK, 0, GLANCE))?;
-    match bytes.and_then(|bytes| Book::decode(&bytes)) {
+    let signed = SignedStore::new(start.store, identity);
+    let bytes = store_error(start, signed.get(BOOK, 0, GLANCE))?;
+    let end = match bytes.and_then(|bytes| Book::decode(&bytes)) {
+        None => return Ok(Found::Nothing),
+        Some(Book::Members { cards, settings }) if cards.get(start.rank).is_some_and(|card| card.instance == mine.instance) => {
+            return Ok(Found::Book(Book::Members { cards, settings }));
+        }
         Some(Book::Members { cards, .. }) if cards.len() != start.world_size => {
             let theirs = cards.len();
             let host = cards.first().map_or_else(String::new, |card| card.host.clone());
-            Err(Error::WorldSize { rank: 0, host, theirs, my_rank: start.rank, mine: start.world_size })
+            Some(Err(Error::WorldSize { rank: 0, host, theirs, my_rank: start.rank, mine: start.world_size }))
         }
-        Some(Book::Members { cards, settings }) if cards[start.rank].instance == mine.instance => {
-            Ok(Some(Book::Members { cards, settings }))
-        }
-        Some(Book::Refused(Refusal::Disagrees { other, zero }))
-            if zero.disagreement(mine).is_some() || zero.world_size == mine.world_size =>
-        {
-            Ok(Some(Book::Refused(Refusal::Disagrees { other, zero })))
-        }
-        Some(book @ Book::Refused(Refusal::Missing { .. } | Refusal::Forged { .. })) => Ok(Some(book)),
-        // A former run's.
-        _ => Ok(None),
+        Some(Book::Members { .. }) => None,
+        Some(Book::Refused(refusal)) => Some(Ok(refusal)),
+    };
+    // That is how this start ends if rank 0 still lives; else it may be how a former run has ended.
+    let Some(end) = end else {
+        std::thread::sleep(PAUSE);
+        return Ok(Found::Nothing);
+    };
+    let zero = store_error(start, signed.get(&card_of(0), 0, Duration::ZERO))?.and_then(|bytes| Card::decode(&bytes));
+    if is_late || zero.is_some_and(|zero| answers(start, identity, &zero, GRACE)) {
+        return end.map(|refusal| Found::Book(Book::Refused(refusal)));
     }
+    std::thread::sleep(PAUSE);
+    Ok(Found::End(end.map_or_else(|error| error, |refusal| refusal.error(&start.store.url()))))
 }
 
 /// What kept a rank from meeting the others until the deadline.
@@ -353,9 +385,9 @@ fn too_late(start: &Start<'_>, stage: Stage, began: Instant) -> Error {
 const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
 
 /// Whether the process that wrote a card lives: its listener lets in ranks of this run.
-fn answers(start: &Start<'_>, identity: &Identity, holder: &Card) -> bool {
+fn answers(start: &Start<'_>, identity: &Identity, holder: &Card, patience: Duration) -> bool {
     let hello = Hello::new(Purpose::Probe, 0, start.rank, holder.rank);
-    door::dial(holder.address, identity, &hello, Instant::now() + GLANCE).is_ok()
+    door::dial(holder.address, identity, &hello, Instant::now() + patience).is_ok()
 }
 
 /// The ranks without a card, as far as another than rank 0 can tell.
@@ -412,6 +444,7 @@ pub(super) fn exchange_hosts(start: &Start<'_>, identity: &Identity, together: &
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
     use crate::config::Settings;
@@ -422,13 +455,20 @@ mod tests {
         store: Box<dyn Store>,
         is_private: bool,
         values: Mutex<Vec<(String, Vec<u8>)>>,
+        looks_for_book: AtomicUsize,
+        /// Requests for cards and for public keys.
+        looks_for_ranks: AtomicUsize,
     }
 
     impl Recording {
         fn new(name: &str, is_private: bool) -> Recording {
             let place = Place::Hash(name.to_owned());
             let store = store::open(&place, true, &Identity::new("job", None), late()).unwrap();
-            Recording { store, is_private, values: Mutex::default() }
+            Recording { store, is_private, values: Mutex::default(), looks_for_book: 0.into(), looks_for_ranks: 0.into() }
+        }
+
+        fn holds_key(&self, end: &str) -> bool {
+            self.values.lock().unwrap().iter().any(|(key, _)| key.ends_with(&format!("/{end}")))
         }
     }
 
@@ -444,6 +484,11 @@ mod tests {
             self.store.set(key, value, timeout)
         }
         fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+            if key.ends_with(BOOK) {
+                self.looks_for_book.fetch_add(1, Ordering::Relaxed);
+            } else if key.contains("/rank/") || key.contains("/offer/") {
+                self.looks_for_ranks.fetch_add(1, Ordering::Relaxed);
+            }
             self.store.get(key, timeout)
         }
         fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
@@ -507,6 +552,65 @@ mod tests {
         for rank in 1..3 {
             assert!(position(&offer_of(rank)) < position(&secret_for(rank)));
             assert!(position(&secret_for(rank)) < position(&format!("/{}", card_of(rank))));
+        }
+    }
+    /// Meets, as `rank` of `world_size`, by the deadline.
+    fn meet(store: &dyn Store, rank: Rank, world_size: usize, deadline: Instant) -> Result<Met> {
+        let settings = Settings::default();
+        let identity = Identity::new("job", None);
+        let start = Start { rank, world_size, identity, store, place: None, settings: &settings, deadline };
+        super::meet(&start, [127, 0, 0, 1].into(), Instant::now())
+    }
+
+    /// A store that outlives runs holds how one ended; the ranks of the next wait for their rank 0, however it ended.
+    #[test]
+    fn the_end_of_a_former_run_does_not_end_the_next() {
+        // Nobody came but rank 0; and a run of another size was complete.
+        for former_size in [2, 1] {
+            let store = Recording::new(&format!("former run of {former_size}"), true);
+            let former = meet(&store, 0, former_size, Instant::now() + GLANCE);
+            assert_eq!(former.is_err(), former_size == 2);
+            drop(former);
+            std::thread::scope(|scope| {
+                let one = scope.spawn(|| meet(&store, 1, 2, late()).map(drop));
+                while store.looks_for_book.load(Ordering::Relaxed) < 2 && !one.is_finished() {
+                    std::thread::yield_now();
+                }
+                meet(&store, 0, 2, Instant::now() + 10 * GRACE).map(drop).unwrap();
+                one.join().unwrap().unwrap();
+            });
+        }
+    }
+
+    /// Rank 0 asks for each rank about once, however many there are.
+    #[test]
+    fn a_start_takes_no_more_requests_than_there_are_ranks() {
+        const RANKS: usize = 40;
+        for is_private in [true, false] {
+            let store = Recording::new(&format!("requests, {is_private}"), is_private);
+            // The others are there one after the other: each round of rank 0 finds one more.
+            let began = Instant::now();
+            std::thread::scope(|scope| {
+                let zero = scope.spawn(|| meet(&store, 0, RANKS, late()).map(drop));
+                let others: Vec<_> = (1..RANKS)
+                    .map(|rank| {
+                        let joins = scope.spawn({
+                            let store = &store;
+                            move || meet(store, rank, RANKS, late()).map(drop)
+                        });
+                        while !store.holds_key(&card_of(rank)) && !joins.is_finished() {
+                            std::thread::yield_now();
+                        }
+                        joins
+                    })
+                    .collect();
+                zero.join().unwrap().unwrap();
+                others.into_iter().for_each(|joins| joins.join().unwrap().unwrap());
+            });
+            let asked = store.looks_for_ranks.load(Ordering::Relaxed);
+            // While the first does not come, all are asked for, now and then.
+            let rounds = 8 + began.elapsed().div_duration_f64(GLANCE) as usize;
+            assert!(asked < rounds * RANKS, "{asked} requests for {RANKS} ranks");
         }
     }
 }
