@@ -57,7 +57,8 @@ impl Finding {
     }
 }
 
-/// Looks at this machine, as a rank that is started here now would find it. Takes a few milliseconds and changes nothing.
+/// Looks at this machine, as a rank that is started here now would find it. Takes a few milliseconds, unless a name
+/// server is silent, and changes nothing.
 pub fn examine() -> Vec<Finding> {
     let settings = Settings::from_env(&process_env);
     let launch = launcher::detect(&process_env);
@@ -66,12 +67,13 @@ pub fn examine() -> Vec<Finding> {
     let settings = settings.unwrap_or_default();
     findings.extend([secret(settings.insecure), of_launcher(&launch)]);
     findings.push(interfaces());
-    let chosen = address::choose(place.as_ref(), settings.interface.as_deref(), Instant::now() + settings.start_timeout);
+    let deadline = Instant::now() + settings.start_timeout;
+    let chosen = address::choose(place.as_ref(), settings.interface.as_deref(), deadline);
     findings.push(of_address(&chosen));
     if let Ok(chosen) = &chosen {
         findings.push(ports(chosen));
     }
-    findings.extend(place.map(|place| of_store(&place, launch.ok().flatten().is_none_or(|launch| launch.rank == 0))));
+    findings.extend(place.map(|place| of_store(&place, launch.ok().flatten().is_none_or(|launch| launch.rank == 0), deadline)));
     findings.extend([local_connections(), shared_memory(), clock(), processor()]);
     let ranks = launcher::detect(&process_env).ok().flatten().map_or(1, |launch| launch.world_size);
     findings.extend([descriptors(ranks, settings.shared.sockets.into()), cuda()]);
@@ -202,13 +204,18 @@ fn ports(chosen: &Chosen) -> Finding {
     }
 }
 
+/// Takes a port for a moment, at a name that is resolved by the deadline.
+fn bind(host: &str, port: u16, deadline: Instant) -> io::Result<()> {
+    TcpListener::bind(&*sys::resolve(host, port, deadline)?).map(drop)
+}
+
 /// Whether the store can be served, by rank 0, or reached, by the others.
-fn of_store(place: &Place, is_owner: bool) -> Finding {
+fn of_store(place: &Place, is_owner: bool, deadline: Instant) -> Finding {
     const SUBJECT: &str = "store";
     let is_served = process_env("KOLO_STORE_SERVED").is_some();
     match place {
-        Place::Tcp { host, port } if is_owner && !is_served => match TcpListener::bind((&**host, *port)) {
-            Ok(_) => Finding::fine(SUBJECT, format!("rank 0 can serve it at {host}:{port}")),
+        Place::Tcp { host, port } if is_owner && !is_served => match bind(host, *port, deadline) {
+            Ok(()) => Finding::fine(SUBJECT, format!("rank 0 can serve it at {host}:{port}")),
             Err(error) => {
                 let holder = sys::port_holder(*port).map_or_else(String::new, |holder| format!(" (it is held by {holder})"));
                 let advice = "choose another port, or end who holds it; the address must be this machine's";

@@ -538,6 +538,8 @@ fn a_silent_name_server_ends_the_start_at_its_deadline() {
         .arg(std::env::current_exe().unwrap())
         .arg(&configuration)
         .env(SILENT_NAMES, "1")
+        // For what kolo doctor looks at.
+        .envs([("KOLO_RANK", "0"), ("KOLO_WORLD_SIZE", "2"), ("KOLO_STORE", SILENT_STORE), ("KOLO_START_TIMEOUT", "1s")])
         .output();
     std::fs::remove_file(&configuration).unwrap();
     let output = match output {
@@ -552,12 +554,19 @@ fn a_silent_name_server_ends_the_start_at_its_deadline() {
 }
 
 #[cfg(target_os = "linux")]
+const SILENT_STORE: &str = "tcp://nowhere.invalid-name.example:29500";
+
+#[cfg(target_os = "linux")]
 fn resolve_in_silence() {
     let server = std::net::UdpSocket::bind("127.0.0.1:53").unwrap();
+    let began = Instant::now();
+    let findings = kolo::doctor::examine();
+    assert!(findings.iter().any(|it| it.subject == "store" && it.found.contains("no name server answered")), "{findings:?}");
+    assert!(began.elapsed() < Duration::from_secs(100), "the resolver has given up by itself");
     for rank in [0, 1] {
         let began = Instant::now();
         let builder = Communicator::builder().rank(rank).world_size(2).start_timeout(Duration::from_secs(1));
-        let error = builder.store("tcp://nowhere.invalid-name.example:29500").connect().unwrap_err().to_string();
+        let error = builder.store(SILENT_STORE).connect().unwrap_err().to_string();
         assert!(error.contains("no name server answered in time"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(100), "the resolver has given up by itself");
     }
