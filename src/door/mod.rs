@@ -501,9 +501,9 @@ fn again_and_again<T>(deadline: Instant, mut shake_hands: impl FnMut() -> Result
 const AGAIN: Duration = Duration::from_millis(5);
 
 /// A stream whose reads and writes end with a deadline, however slowly the peer speaks.
-struct Until<'a> {
-    stream: &'a std::net::TcpStream,
-    deadline: Instant,
+pub(crate) struct Until<'a> {
+    pub(crate) stream: &'a std::net::TcpStream,
+    pub(crate) deadline: Instant,
 }
 
 impl Until<'_> {

@@ -17,6 +17,8 @@ pub(super) struct RedisStore {
     /// Without the password.
     url: String,
     prefix: String,
+    /// When the start ends: until then the server may be silent.
+    deadline: Instant,
     connection: Mutex<Connection>,
 }
 
@@ -42,12 +44,13 @@ impl RedisStore {
             Err(error) => Err(problem("connecting")(error)),
         })?;
         let connection = connection.ok_or(StoreProblem::Unreachable { waited, last })?;
-        Ok(RedisStore { url: url.to_string(), prefix: format!("kolo:{job}:"), connection: Mutex::new(connection) })
+        Ok(RedisStore { url: url.to_string(), prefix: format!("kolo:{job}:"), deadline, connection: Mutex::new(connection) })
     }
 
     fn ask<T: redis::FromRedisValue>(&self, command: &redis::Cmd, timeout: Duration) -> Result<T, StoreProblem> {
         let mut connection = self.connection.lock();
-        let timeout = Some(timeout.max(Duration::from_secs(1)));
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let timeout = Some(timeout.max(left).max(Duration::from_secs(1)));
         let limits = connection.set_read_timeout(timeout).and_then(|()| connection.set_write_timeout(timeout));
         limits.and_then(|()| command.query(&mut connection)).map_err(problem("asking the server"))
     }

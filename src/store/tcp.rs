@@ -36,7 +36,7 @@ const FULL: u8 = 2;
 /// The most that a server keeps, in bytes of keys and values.
 const CAPACITY: usize = 256 << 20;
 
-/// How long a response may take beyond the timeout that was asked for.
+/// How long a response may take in any case beyond the timeout that was asked for.
 const GRACE: Duration = Duration::from_secs(5);
 
 const WAKER: Token = Token(usize::MAX);
@@ -315,6 +315,8 @@ impl Client {
 pub(crate) struct TcpStore {
     stream: Mutex<TcpStream>,
     url: String,
+    /// When the start ends: until then the server may be silent. Its process may be paused.
+    deadline: Instant,
     // Rank 0 serves the others.
     _server: Option<TcpStoreServer>,
 }
@@ -369,7 +371,7 @@ impl TcpStore {
             Attempt::Again(error) => StoreProblem::io("reaching its own server")(error).at(server.url()),
             Attempt::Final(problem) => problem.at(server.url()),
         })?;
-        Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), _server: Some(server) })
+        Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), deadline, _server: Some(server) })
     }
 
     /// Connects as soon as one of the ports serves this job.
@@ -390,7 +392,8 @@ impl TcpStore {
                 for address in addresses {
                     match connect(address, identity, deadline) {
                         Ok(stream) => {
-                            return Ok(TcpStore { stream: Mutex::new(stream), url: format!("tcp://{address}"), _server: None });
+                            let url = format!("tcp://{address}");
+                            return Ok(TcpStore { stream: Mutex::new(stream), url, deadline, _server: None });
                         }
                         Err(Attempt::Again(error)) => last = format!("{address}: {error}"),
                         // On one of several ports, somebody else may be at home.
@@ -418,20 +421,18 @@ impl TcpStore {
         request.put_u64_le(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
         request.put_slice(key.as_bytes());
         request.put_slice(value);
-        let mut stream = self.stream.lock();
+        let stream = self.stream.lock();
+        let mut until = door::Until { stream: &stream, deadline: self.deadline.max(Instant::now() + timeout + GRACE) };
         let lost = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => StoreProblem::io(
                 "its server closed the connection; rank 0 may have ended, or belong to another job that started with it",
             )(error),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                StoreProblem::io("asking its server, which does not answer; is rank 0 paused?")(io::ErrorKind::TimedOut.into())
+            }
             _ => StoreProblem::io("asking its server")(error),
         };
-        let mut exchange = || {
-            stream.set_read_timeout(Some(timeout + GRACE))?;
-            stream.set_write_timeout(Some(timeout + GRACE))?;
-            stream.write_all(&request)?;
-            response(&mut *stream)
-        };
-        match exchange().map_err(lost)? {
+        match until.write_all(&request).and_then(|()| response(&mut until)).map_err(lost)? {
             (FOUND, value) => Ok(Some(value)),
             (NOT_FOUND, _) => Ok(None),
             (FULL, _) => Err(StoreProblem::TooLarge { what: "a value", bytes: value.len(), limit: CAPACITY }),

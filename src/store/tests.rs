@@ -1,6 +1,9 @@
 //! All stores keep the same promises.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use super::{Place, RedisUrl, Store, masked, open};
@@ -227,6 +230,67 @@ fn tcp_stores() {
     let zero = open(&Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
     let other = open(&Place::parse(&zero.url()).unwrap(), false, &identity(), late()).unwrap();
     promises(&*zero, &*other);
+}
+
+/// Stands before a server, and can hold back what a client says, as if the server were paused.
+struct Relay {
+    port: u16,
+    gate: Arc<Mutex<()>>,
+}
+
+impl Relay {
+    /// For one client.
+    fn to(server: u16) -> Relay {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let gate = Arc::<Mutex<()>>::default();
+        let passes = gate.clone();
+        std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+            let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = client.read(&mut bytes) {
+                drop(passes.lock().unwrap());
+                (&server).write_all(&bytes[..count]).unwrap();
+            }
+        });
+        Relay { port, gate }
+    }
+
+    /// Pauses the server of a store that waits for an answer for longer than it would wait after the deadline.
+    fn pause(&self, store: &dyn Store) {
+        let paused = self.gate.lock().unwrap();
+        std::thread::scope(|scope| {
+            let (answered, answer) = mpsc::channel();
+            scope.spawn(move || answered.send(store.get("absent", SOON)).unwrap());
+            let early = answer.recv_timeout(Duration::from_secs(6));
+            drop(paused);
+            assert!(early.is_err(), "while the server was paused: {early:?}");
+            assert_eq!(answer.recv().unwrap().unwrap(), None);
+        });
+    }
+}
+
+/// As one is whose process, that of rank 0, is paused while ranks connect.
+#[test]
+fn a_server_that_pauses_is_waited_for_until_the_deadline() {
+    let server = super::TcpStoreServer::bind("127.0.0.1:0".parse().unwrap(), "job", None).unwrap();
+    let relay = Relay::to(server.address().port());
+    let place = Place::Tcp { host: "127.0.0.1".to_owned(), port: relay.port };
+    relay.pause(&*open(&place, false, &identity(), late()).unwrap());
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_redis_server_that_pauses_is_waited_for_until_the_deadline() {
+    let Some(server) = RedisServer::start() else {
+        return not_run("a_redis_server_that_pauses_is_waited_for_until_the_deadline; it needs redis-server and openssl");
+    };
+    let relay = Relay::to(server.port);
+    let place = Place::parse(&format!("redis://:{}@127.0.0.1:{}", RedisServer::PASSWORD, relay.port)).unwrap();
+    relay.pause(&*open(&place, false, &identity(), late()).unwrap());
 }
 
 #[cfg(feature = "redis")]
