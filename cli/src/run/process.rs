@@ -176,8 +176,10 @@ mod platform {
     pub(crate) struct RankOutput<P> {
         pub(crate) pipe: P,
         /// Ends with the rank.
+        #[expect(dead_code, reason = "a pipe cannot be waited for beside another here")]
         pub(crate) rank: PipeReader,
-        /// Dropped at the end of the pipe.
+        /// Dropped with this, at the end of the pipe.
+        #[expect(dead_code, reason = "it is kept to be dropped")]
         pub(crate) unread: Option<Sender<()>>,
     }
 
