@@ -33,7 +33,7 @@ use crate::types::Rank;
 pub(crate) const VERSION: u16 = 7 + cfg!(kolo_next_version) as u16;
 
 const MAGIC: [u8; 4] = *b"kolo";
-const NONCE: usize = 16;
+pub(super) const NONCE: usize = 16;
 const MAC: usize = 32;
 /// The hello without its MAC, and with it.
 const CLAIMS: usize = 80;
@@ -308,9 +308,11 @@ impl Acceptor {
         whole - self.heard.len()
     }
 
-    /// Whether the caller's hello was made by a process that knows the secret. A stranger can only repeat one that it overheard.
-    pub(super) fn has_introduced_himself(&self) -> bool {
-        self.challenged.is_some()
+    /// The nonce of the caller's hello, once there is one that was made by a process that knows the secret. A stranger can only
+    /// repeat one that it overheard.
+    pub(super) fn challenged(&self) -> Option<[u8; NONCE]> {
+        let (hello, ..) = self.challenged.as_ref()?;
+        hello[CLAIMS - NONCE..CLAIMS].try_into().ok()
     }
 
     /// Hears at most `wanted` bytes.

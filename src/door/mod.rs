@@ -9,7 +9,7 @@ mod connector;
 pub(crate) mod handshake;
 pub mod stranger;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use crate::sys::{LocalListener, LocalStream};
 use crate::transport::tcp;
 pub(crate) use connector::{Connector, Target};
-use handshake::{Acceptor, Hello, Identity, Medium, Purpose, Refusal};
+use handshake::{Acceptor, Hello, Identity, Medium, NONCE, Purpose, Refusal};
 
 /// How long a caller may take for each message of the handshake.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -34,10 +34,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// strangers keep no member out: a member sends its hello as soon as it has connected.
 const STRANGERS: usize = 64;
 
-/// How many members may shake hands at once. None of them makes room for a stranger. There are more only if a stranger repeats
-/// recorded hellos, or in a job without a secret, where every hello is accepted; then the listener drops the oldest member, too. A
-/// caller that was dropped tries again.
+/// How many members may shake hands at once. None of them makes room for a stranger. There are more only in a job without a
+/// secret, where every hello is accepted; then the listener drops the oldest member, too. A caller that was dropped tries
+/// again.
 const MEMBERS: usize = 1024;
+
+/// How many hellos are remembered, the last ones: who repeats one of them has overheard it, and is a stranger.
+const REMEMBERED: usize = 4096;
 
 /// How many callers are taken in before those who are in are heard again.
 const AT_ONCE: usize = 16;
@@ -146,6 +149,7 @@ impl Door {
             local,
             identity,
             callers: HashMap::new(),
+            heard: Heard::default(),
             next: 0,
             waiting: Waiting::Nobody,
             is_locals_turn: false,
@@ -198,6 +202,7 @@ struct Porter<H> {
     identity: Identity,
     /// Those who shake hands.
     callers: HashMap<usize, Caller>,
+    heard: Heard,
     next: usize,
     waiting: Waiting,
     /// Whether who comes from this host or who comes through the network is asked in first: neither keeps the other out.
@@ -205,6 +210,29 @@ struct Porter<H> {
     /// When it was last said that connections cannot be accepted.
     said: Option<Instant>,
     host: H,
+}
+
+/// The nonces of the last hellos, in the order in which they came.
+#[derive(Default)]
+struct Heard {
+    nonces: HashSet<[u8; NONCE]>,
+    order: VecDeque<[u8; NONCE]>,
+}
+
+impl Heard {
+    /// Whether a hello comes for the first time, as far as is remembered.
+    fn is_new(&mut self, nonce: [u8; NONCE]) -> bool {
+        let is_new = self.nonces.insert(nonce);
+        if is_new {
+            self.order.push_back(nonce);
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.nonces.remove(&oldest);
+        }
+        is_new
+    }
 }
 
 /// Who waits outside.
@@ -240,7 +268,7 @@ impl Caller {
     /// Whether it has shown that it knows the secret.
     fn is_member(&self) -> bool {
         match &self.stage {
-            Stage::Shaking(acceptor) => acceptor.has_introduced_himself(),
+            Stage::Shaking(acceptor) => acceptor.challenged().is_some(),
             Stage::Asking(..) => true,
         }
     }
@@ -369,7 +397,15 @@ impl<H: Host> Porter<H> {
                 Err(error) => break error.kind() == io::ErrorKind::WouldBlock,
             };
             let answer = match &mut caller.stage {
-                Stage::Shaking(acceptor) => acceptor.hear(&self.identity, &bytes[..count]),
+                Stage::Shaking(acceptor) => {
+                    let answer = acceptor.hear(&self.identity, &bytes[..count]);
+                    // A member makes a new hello for each attempt.
+                    if answer.reply.is_some() && acceptor.challenged().is_some_and(|nonce| !self.heard.is_new(nonce)) {
+                        tracing::debug!("a caller that repeats another's hello was turned away");
+                        break false;
+                    }
+                    answer
+                }
                 Stage::Asking(hello, heard) => {
                     heard.extend_from_slice(&bytes[..count]);
                     if missing(heard) == Some(0) {
@@ -781,6 +817,35 @@ mod tests {
             assert_eq!(admitted.recv_timeout(Duration::from_secs(60)).unwrap(), hello());
             return;
         }
+    }
+
+    /// Somebody who has overheard a hello, and repeats it, takes no more places than other strangers.
+    #[test]
+    fn who_repeats_a_hello_is_a_stranger() {
+        let identity = Identity::new("job", Some([7; 32]));
+        let (door, admitted) = door(identity.clone());
+        let address = door.address().unwrap();
+        let overheard = handshake::Introduction::new(&identity, Medium::Network, &hello());
+        let challenged = (0..3 * STRANGERS).filter(|_| {
+            let mut stream = StdStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            stream.write_all(overheard.hello()).unwrap();
+            // A member reads a challenge; a stranger the end.
+            stream.read(&mut [0]).is_ok_and(|count| count > 0)
+        });
+        assert_eq!(challenged.count(), 1);
+        dial(address, &identity, &hello(), soon()).unwrap();
+        assert_eq!(admitted.recv().unwrap(), hello());
+    }
+
+    #[test]
+    fn as_many_hellos_are_remembered_as_are_said_to_be() {
+        let mut heard = Heard::default();
+        let nonce = |number: usize| (number as u128).to_le_bytes();
+        assert!((0..=REMEMBERED).all(|number| heard.is_new(nonce(number))));
+        assert!((1..=REMEMBERED).all(|number| !heard.is_new(nonce(number))));
+        assert!(heard.is_new(nonce(0)), "the oldest is forgotten");
+        assert_eq!((heard.nonces.len(), heard.order.len()), (REMEMBERED, REMEMBERED));
     }
 
     /// The listener drops a connection in the middle of the handshake: the caller comes again, whether it waits or not.
