@@ -8,7 +8,8 @@ use super::lending::{NetworkLender, ProcessLender};
 use super::network::{Network, NetworkContact, NetworkOpener};
 use crate::health::{Answer, Boards, Bulletin, Contact, Question, Recorder, Recording, Unheard};
 use crate::host::area::{AREA, Area};
-use crate::host::{HOME, HostGroup, Lender};
+use crate::host::stage::NEAR;
+use crate::host::{HostGroup, Lender, home};
 use crate::transport::Opener;
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::types::Rank;
@@ -161,8 +162,13 @@ impl Fabric {
     pub(crate) fn share(&mut self, deadline: Instant) -> Result<Option<Area>, Failed> {
         let neighbours = self.neighbours();
         let place = neighbours.iter().position(|&rank| rank == self.rank).expect("a rank is its own neighbour");
-        // The first communicator brings the first stages.
-        let part = if self.host.is_none() { HOME } else { AREA };
+        // The first communicator brings the first stages. What threads lend each other stays when they leave.
+        let is_home = self.host.is_none();
+        let part = match &self.ground {
+            _ if !is_home => AREA,
+            Ground::Network(_) => home(NEAR as usize),
+            Ground::Process(..) | Ground::Nothing => home(1),
+        };
         let segment = match &self.ground {
             Ground::Network(network) => {
                 let alarm = Some(&*self.bulletin.alarm);
@@ -174,7 +180,7 @@ impl Fabric {
                 if star.members() != &*neighbours {
                     return Ok(None);
                 }
-                star.share(part, deadline)?
+                star.share(part, if is_home { home(1) } else { part }, deadline)?
             }
             Ground::Process(hub, _) => {
                 let users = neighbours.len();
@@ -184,7 +190,7 @@ impl Fabric {
             Ground::Nothing => None,
         };
         let Some(segment) = segment else { return Ok(None) };
-        if self.host.is_none() {
+        if is_home {
             let lender: Arc<dyn Lender> = match &self.ground {
                 Ground::Network(network) => Arc::new(NetworkLender { network: network.clone() }),
                 Ground::Process(hub, _) => Arc::new(ProcessLender { hub: hub.clone(), rank: self.members[self.rank] }),
@@ -192,9 +198,10 @@ impl Fabric {
             };
             let members = neighbours.iter().map(|&rank| self.members[rank]).collect();
             self.host = Some(Arc::new(HostGroup::new(self.members[self.rank], members, segment.clone(), lender)));
+        } else {
+            // All have reserved their parts and mapped the others'.
+            segment.close();
         }
-        // All have reserved their parts and mapped the others'.
-        segment.close();
         Ok(Some(Area::new(segment, part, place, neighbours.len())))
     }
 

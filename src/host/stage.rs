@@ -10,15 +10,19 @@
 use std::io;
 use std::sync::{Arc, Weak};
 
-use super::{AREA, HOME, HostGroup};
+use super::{HostGroup, home};
 use crate::sys::Segment;
 use crate::types::Rank;
 
 /// Bytes of a stage.
 pub(crate) const STAGE: usize = 1 << 20;
 
-/// The number of a rank's first stage, which lies in the first segment of its host.
+/// The number of a rank's first stage.
 pub(crate) const FIRST: u32 = 1;
+
+/// Stages up to this number lie in the first segment of a host of processes: all have mapped them from the beginning, so that what a
+/// rank staged there can be read when it has left. The others have to be fetched from their owner.
+pub(crate) const NEAR: u32 = 8;
 
 /// So many stages are made before any changes hands: most programs alternate between a few communicators.
 pub(crate) const KEPT: usize = 4;
@@ -47,6 +51,7 @@ pub(crate) trait Holder: Send + Sync {
 pub(crate) type Readers = Box<dyn Fn(&HostGroup) -> bool + Send>;
 
 /// The stages of a process that are not held, and the holders of the others.
+#[derive(Default)]
 pub(super) struct Stages {
     free: Vec<Stage>,
     /// Of communicators that were dropped before their peers had read everything.
@@ -105,13 +110,22 @@ impl HostGroup {
     }
 
     fn new_stage(&self, stages: &mut Stages) -> io::Result<Stage> {
-        let segment = Segment::create_like(&self.home, STAGE)?;
-        segment.reserve(0..STAGE)?;
-        let segment = Arc::new(segment);
-        let id = self.lend(&segment);
+        let next = stages.count as u32 + 1;
+        let (id, segment, offset) = match self.stage_at_home(self.rank, next) {
+            Some(offset) => {
+                self.home.reserve(offset..offset + STAGE)?;
+                (next, self.home.clone(), offset)
+            }
+            None => {
+                let segment = Segment::create_like(&self.home, STAGE)?;
+                segment.reserve(0..STAGE)?;
+                let segment = Arc::new(segment);
+                (self.lend(&segment), segment, 0)
+            }
+        };
         stages.count += 1;
         tracing::debug!(rank = self.rank, stages = stages.count, "one more stage");
-        Ok(Stage { id, segment, offset: 0 })
+        Ok(Stage { id, segment, offset })
     }
 
     /// Takes a stage back from a communicator that ends; it is used again when its readers have finished.
@@ -121,9 +135,8 @@ impl HostGroup {
 
     /// The address of a peer's stage. It stays valid as long as this lives.
     pub(crate) fn stage_of(&self, owner: Rank, id: u32, until: std::time::Instant) -> io::Result<*mut u8> {
-        if id == FIRST {
-            let place = self.members.iter().position(|&member| member == owner).ok_or(io::ErrorKind::NotFound)?;
-            return Ok(self.home.at(place * HOME + AREA));
+        if let Some(offset) = self.stage_at_home(owner, id) {
+            return Ok(self.home.at(offset));
         }
         let segment = self.fetch(owner, id, until)?;
         // The number is a peer's.
@@ -133,6 +146,15 @@ impl HostGroup {
         // Only read from now on.
         segment.close();
         Ok(segment.at(0))
+    }
+
+    /// Where in the first segment a stage lies, if it is there.
+    pub(super) fn stage_at_home(&self, owner: Rank, id: u32) -> Option<usize> {
+        let part = self.home.len() / self.members.len();
+        let place = self.members.iter().position(|&member| member == owner)?;
+        let number = id.checked_sub(FIRST)? as usize;
+        // The number is a peer's.
+        (number < (part - home(0)) / STAGE).then(|| place * part + home(number))
     }
 
     /// How many stages this process has.

@@ -40,8 +40,9 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    pub(super) fn create(len: usize) -> io::Result<Mapping> {
-        if available_memory().is_some_and(|available| len as u64 > available) {
+    /// Memory of `len` bytes, of which so many will be reserved soon.
+    pub(super) fn create(len: usize, soon: usize) -> io::Result<Mapping> {
+        if available_memory().is_some_and(|available| soon as u64 > available) {
             return Err(Errno::NOMEM.into());
         }
         // A process that makes a file larger than allowed gets SIGXFSZ, which ends it.
@@ -466,7 +467,7 @@ mod tests {
 
     /// Two mappings of the same memory, as two processes have them.
     fn twice(len: usize) -> [Mapping; 2] {
-        let one = Mapping::create(len).unwrap();
+        let one = Mapping::create(len, len).unwrap();
         let other = one.again().unwrap();
         [one, other]
     }
@@ -595,7 +596,7 @@ mod tests {
         struct Shared(Mapping);
         // SAFETY: what the test calls touches no memory, and `Segment` shares mappings in the same way.
         unsafe impl Sync for Shared {}
-        let shared = Shared(Mapping::create(LEN).unwrap());
+        let shared = Shared(Mapping::create(LEN, LEN).unwrap());
         let (shared, mapping) = (&shared, &shared.0);
         let reserved = || fstat(mapping.file().unwrap()).unwrap().st_blocks as usize * 512;
         // On a busy machine, this thread may not run before the memory is reserved.
@@ -640,7 +641,7 @@ mod tests {
     #[test]
     fn more_than_there_is_is_refused() {
         assert!(available_memory().unwrap() > 1 << 20);
-        let error = Mapping::create(1 << 50).err().expect("nobody has a pebibyte");
+        let error = Mapping::create(1 << 50, 1 << 50).err().expect("nobody has a pebibyte");
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
         let page = page_size();
         assert!(twice(page)[0].reserve(0..page, Instant::now()).is_ok());

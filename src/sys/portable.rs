@@ -17,7 +17,7 @@ fn unsupported<T>() -> io::Result<T> {
 pub(super) struct Mapping(Infallible);
 
 impl Mapping {
-    pub(super) fn create(_: usize) -> io::Result<Mapping> {
+    pub(super) fn create(_: usize, _: usize) -> io::Result<Mapping> {
         unsupported()
     }
 

@@ -80,7 +80,12 @@ impl Segment {
 
     /// Memory that [`Segment::hand_over`] gives to other processes. It has no name and leaves nothing behind.
     pub(crate) fn create(len: usize) -> io::Result<Segment> {
-        let mapping = Mapping::create(len)?;
+        Segment::create_sparse(len, len)
+    }
+
+    /// The same, of which so many bytes will be reserved soon, and the rest if there is room by then.
+    pub(crate) fn create_sparse(len: usize, soon: usize) -> io::Result<Segment> {
+        let mapping = Mapping::create(len, soon)?;
         Ok(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 

@@ -39,6 +39,7 @@ const TESTS: &[runner::Test] = &[
     ("row_02_stopped_without_a_link", processes::stopped_without_a_link),
     ("row_02_stopped_in_a_part", processes::stopped_in_a_part),
     ("row_03_left_early", processes::left_early),
+    ("row_03_left_in_good_order", processes::left_in_good_order),
     ("row_04_partition", network::partition),
     ("row_05_reset", network::reset),
     ("row_06_slow_and_lossy", network::slow_and_lossy),

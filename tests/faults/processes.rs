@@ -126,6 +126,15 @@ pub(crate) fn left_early() -> Outcome {
     Passed(String::new())
 }
 
+/// What a rank has said before it left counts, also on communicators on which nobody has read it by then.
+pub(crate) fn left_in_good_order() -> Outcome {
+    on_every_transport(|_, more| {
+        let mut job = Job::start("last words", 2, 600_000, more);
+        job.all_say("done");
+    });
+    Passed(String::new())
+}
+
 /// Rank 1 calls another operation, count, element, reduction or root than ranks 0 and 2.
 pub(crate) fn different_calls() -> Outcome {
     on_every_transport(|name, more| show_both_sides(name, &mut Job::start("differ", 3, 600_000, more)));

@@ -91,6 +91,7 @@ fn carry_out(task: &str, comm: &Communicator) -> Task {
         "no descriptors" => without_descriptors(comm),
         "registered" => registered(comm),
         "split" => split(comm),
+        "last words" => last_words(comm),
         "parts" => {
             let part = comm.split([0, 1, 1, 2][rank], 0)?;
             match rank {
@@ -222,6 +223,26 @@ fn collectives(mut calls: Calls<'_>, duration: Duration, rounds: usize) -> Task 
 }
 
 /// Makes parts of all ranks until one cannot be made.
+/// Rank 0 spreads data on several communicators and ends. Rank 1 reads it when rank 0 has ended.
+fn last_words(comm: &Communicator) -> Task {
+    let parts = (0..6).map(|_| comm.split(0, 0)).collect::<Result<Vec<_>>>()?;
+    let mut processes = [0u32; 2];
+    comm.all_gather(&[std::process::id()], &mut processes)?;
+    let has_ended = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", processes[0])).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+    };
+    while comm.rank() == 1 && !has_ended() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for (number, part) in (1u64..).zip(&parts) {
+        let mut words = vec![if comm.rank() == 0 { number } else { 0 }; 10_000];
+        Calls::of(part).call(Op::Broadcast, |part| part.broadcast(&mut words, 0))?;
+        assert!(words.iter().all(|&word| word == number), "part {number}: {:?}", &words[..9]);
+    }
+    Ok(())
+}
+
 fn split(comm: &Communicator) -> Task {
     let mut is_ready = false;
     loop {
