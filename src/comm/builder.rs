@@ -249,14 +249,10 @@ impl Builder {
         let settings = self.settings()?;
         let launch = self.launch()?;
         let deadline = began + settings.start_timeout;
-        let (given, file) = (self.secret, self.secret_file.clone());
-        let secret = move || match (given, file) {
-            (Some(secret), _) => Ok(Some(secret)),
-            (None, Some(path)) => config::secret_in("secret_file", &path).map(Some),
-            (None, None) => config::secret_of(&process_env),
+        let secret = match self.secret {
+            Some(secret) => Some(secret),
+            None => self.read_secret(deadline)?,
         };
-        let failed = Error::os("reading the file with the secret");
-        let secret = sys::by_deadline("read the secret", deadline, sys::SILENT_FILE, secret, failed)?;
         if launch.world_size == 1 {
             return Communicator::alone(settings);
         }
@@ -273,6 +269,22 @@ impl Builder {
         // Everybody has connected: the store has done its duty.
         drop(store);
         Ok(Communicator::new(core, terms))
+    }
+
+    /// The secret in the file that an option or the environment names, or in the environment itself.
+    fn read_secret(&self, deadline: Instant) -> Result<Option<[u8; 32]>> {
+        let file = self.secret_file.clone();
+        let of_environment = || process_env("KOLO_SECRET_FILE").filter(|_| process_env("KOLO_SECRET").is_none());
+        let Some(path) = file.clone().or_else(|| of_environment().map(PathBuf::from)) else {
+            return config::secret_of(&process_env);
+        };
+        let read = move || match file {
+            Some(path) => config::secret_in("secret_file", &path).map(Some),
+            None => config::secret_of(&process_env),
+        };
+        let failed = Error::os("reading the file with the secret");
+        // Of a kind of its own: a start that needs another file, or none, does not wait for this one.
+        sys::by_deadline(format!("read {}", path.display()), deadline, sys::SILENT_FILE, read, failed)
     }
 
     /// The settings: what was set here, else what the environment says.
