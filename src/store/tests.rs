@@ -221,6 +221,7 @@ fn many_writers_and_readers_of_one_file_lose_nothing() {
 }
 
 /// What passing tests print is not shown; this is.
+#[cfg(any(unix, feature = "redis"))]
 fn not_run(why: &str) {
     std::io::Write::write_all(&mut std::io::stderr(), format!("NOT RUN: {why}\n").as_bytes()).unwrap();
 }
