@@ -63,19 +63,24 @@ pub(crate) fn abort(bulletin: &Bulletin) {
     spread(bulletin);
 }
 
-/// The operation that was under way here.
+/// The operation that was under way here, as this rank called it, and for how long.
 fn during(bulletin: &Bulletin, error: &Error) -> Option<(Descriptor, Duration)> {
+    let history = &bulletin.recording.history;
+    let since = |call: Descriptor| {
+        let since = if call.op.is_point_to_point() { None } else { history.since(call.seq) };
+        Some((call, since.unwrap_or_default()))
+    };
     match error {
         Error::Peer { op, seq, dtype, count, after, .. } => {
             Some((Descriptor { op: *op, seq: *seq, dtype: *dtype, count: *count, ..Descriptor::nothing() }, *after))
         }
+        // Other ranks may report another pair of calls that differ.
+        Error::Mismatch { mine, .. } => since(**mine),
         // No operation, but whoever ends the communicator.
         Error::Aborted { op: Op::Connect, .. } => None,
-        Error::Aborted { op, seq } => {
-            let recorded = if op.is_point_to_point() { None } else { bulletin.recording.history.collective(*seq) };
-            let call = recorded.unwrap_or(Descriptor { op: *op, seq: *seq, ..Descriptor::nothing() });
-            let since = if op.is_point_to_point() { None } else { bulletin.recording.history.since(*seq) };
-            Some((call, since.unwrap_or_default()))
+        Error::Aborted { op, seq } | Error::Counts { op, seq, .. } => {
+            let recorded = if op.is_point_to_point() { None } else { history.collective(*seq) };
+            since(recorded.unwrap_or(Descriptor { op: *op, seq: *seq, ..Descriptor::nothing() }))
         }
         _ => None,
     }
@@ -265,4 +270,34 @@ fn is_absence(cause: &Cause) -> bool {
             | Cause::Unresponsive { .. }
             | Cause::Unreachable { .. }
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attempt::Member;
+    use crate::health::{Recorder, Who};
+    use crate::types::{DType, ReduceOp};
+
+    /// Ranks 0 and 2 have found their difference, and told rank 1, before rank 1 sees that rank 2 differs from it, too.
+    #[test]
+    fn an_error_is_of_the_operation_that_its_own_rank_called() {
+        let members = vec![Member { host: "here".into(), pid: 1 }; 3];
+        let who = Who { job: "test".to_owned(), run: 1, rank: 1, members: members.clone() };
+        let recording = Recorder::new(who, None).open(1, 1, (0..3).collect());
+        let bulletin = Bulletin::new(1, (0..3).collect(), recording);
+        let timeout = Duration::from_secs(3600);
+        let terms = Terms { rank: 1, members, timeout, start_timeout: timeout, alarm: bulletin.alarm.clone() };
+        let call = |op, redop, root| Descriptor { op, dtype: DType::F32, redop, root, count: 2, seq: 2, ..Descriptor::nothing() };
+        let mine = call(Op::AllReduce, Some(ReduceOp::Sum), None);
+        let odd = call(Op::Broadcast, None, Some(0));
+        let what = What::Mismatch { ranks: [2, 0], calls: [odd, mine] };
+        bulletin.hear(vec![Notice { origin: 2, what, during: odd, after: Duration::ZERO, completed: 1 }]);
+
+        let seen = Error::Mismatch { rank: 1, peer: 2, host: "here".into(), mine: Box::new(mine), theirs: Box::new(odd) };
+        let told = settle(&bulletin, &terms, seen);
+
+        let Error::Peer { op, seq, cause: Cause::Mismatch(_), .. } = told else { panic!("{told}") };
+        assert_eq!((op, seq), (Op::AllReduce, 2), "{told}");
+    }
 }
