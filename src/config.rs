@@ -186,7 +186,7 @@ fn tls(env: Env<'_>) -> Result<Option<TlsFiles>> {
     }
 }
 
-const DURATION: &str = "a duration, more than 0, such as 90, 1.5s, 500ms, 25us or 10m";
+pub(crate) const DURATION: &str = "a duration, more than 0, such as 90, 1.5s, 500ms, 25us or 10m";
 pub(crate) const SOCKETS: &str = "1 to 64 sockets for each link";
 
 /// A number of sockets, if it can be one.

@@ -382,6 +382,10 @@ fn wrong_settings_are_refused_at_once() {
     assert!(matches!(error, Error::NoLauncher { .. }), "{error}");
     let error = Communicator::builder().sockets(0).connect().unwrap_err();
     assert!(matches!(error, Error::Setting { .. }), "{error}");
+    let error = Communicator::builder().timeout(Duration::ZERO).connect().unwrap_err();
+    assert!(matches!(&error, Error::Setting { name, .. } if name == "timeout"), "{error}");
+    let error = Communicator::builder().start_timeout(Duration::ZERO).connect().unwrap_err();
+    assert!(matches!(&error, Error::Setting { name, .. } if name == "start_timeout"), "{error}");
     let error = Communicator::builder().rank(0).world_size(2).store("hash://x").interface("=nonesuch").connect().unwrap_err();
     assert!(error.to_string().contains("there are lo"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(20));

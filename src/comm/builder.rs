@@ -183,13 +183,13 @@ impl Builder {
         self
     }
 
-    /// The longest that one operation may take.
+    /// The longest that one operation may take: more than 0.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// The longest that ranks wait for each other when they connect.
+    /// The longest that ranks wait for each other when they connect: more than 0.
     pub fn start_timeout(mut self, timeout: Duration) -> Self {
         self.start_timeout = Some(timeout);
         self
@@ -301,6 +301,11 @@ impl Builder {
         *model = self.model.unwrap_or(*model);
         if let Some(given) = self.sockets {
             *sockets = config::sockets(given).ok_or_else(|| Error::setting("sockets", given.to_string(), config::SOCKETS))?;
+        }
+        for (name, given) in [("timeout", self.timeout), ("start_timeout", self.start_timeout)] {
+            if given.is_some_and(|given| given.is_zero()) {
+                return Err(Error::setting(name, "0", config::DURATION));
+            }
         }
         // What is longer than a life is forever, and can be added to a time.
         settings.timeout = self.timeout.unwrap_or(settings.timeout).min(FOREVER);
