@@ -149,7 +149,8 @@ impl Mapping {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         });
-        let file = file.ok_or(io::ErrorKind::InvalidData)?;
+        let file =
+            file.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the rank that makes it for its host has none"))?;
         // Whoever made it must not be able to shrink it: touching what is gone would kill this process.
         let is_sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if fstat(&file)?.st_size != len as i64 || !is_sealed {
@@ -615,6 +616,19 @@ mod tests {
             seen < LEN
         });
         assert!(was_done_meanwhile, "it is handed over when all of it has been reserved");
+    }
+
+    /// The warning of a rank to which no memory came says so, and not that it is wrong.
+    #[test]
+    fn memory_that_its_maker_does_not_have_is_told_from_wrong_memory() {
+        use std::io::Write as _;
+        let name = format!("kolo-test-{}-none-to-hand-over", std::process::id());
+        let listener = LocalListener::bind(&name).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(600);
+        let caller = LocalStream::connect(&name, deadline).unwrap();
+        listener.accept().unwrap().until(deadline).write_all(b"n").unwrap();
+        let error = Mapping::take_over(&caller, 4096, deadline).err().expect("no memory came");
+        assert_eq!(error.to_string(), "the rank that makes it for its host has none");
     }
 
     /// A copy of the value in another process, as a fork makes one, neither empties the memory nor unmaps it.
