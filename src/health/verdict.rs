@@ -29,6 +29,10 @@ const EXPLANATION: Duration = Duration::from_millis(60);
 /// How long one may that says it is about to.
 const PUZZLED: Duration = Duration::from_secs(5);
 
+/// How long a rank that has made the call may say of no peer that it waits for it. It says so whenever it wakes, twice a second,
+/// but on a machine with too much to do it wakes late.
+const BUSY: Duration = Duration::from_secs(1);
+
 /// What this rank reports of a failure that it met as `error`: agrees on it with the others.
 pub(crate) fn settle(bulletin: &Bulletin, terms: &Terms, mut error: Error) -> Error {
     // Whoever has no descriptor left keeps the others waiting, not they him.
@@ -168,8 +172,13 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
     let mut call = if mine.op.is_point_to_point() { Some(mine) } else { bulletin.recording.history.collective(mine.seq) };
     // Who should have made the call here, and waits in another communicator.
     let mut busy: Option<What> = None;
-    let mut puzzled: Option<Instant> = None;
+    // Since when the suspect has been asked, and its answers have led to no other rank.
+    let mut asked = (first, Instant::now());
     loop {
+        if asked.0 != suspect {
+            asked = (suspect, Instant::now());
+        }
+        let may_still_say = |patience: Duration| asked.1.elapsed() < patience;
         bulletin.alarm.set_puzzle(Some(Puzzle { about: Some(suspect) }));
         let failed = |cause| Some(What::Failed { culprit: suspect, cause });
         if contact.is_stopped(suspect) {
@@ -208,7 +217,15 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
                 path.push(suspect);
                 (suspect, call, busy) = (next, None, None);
             }
-            Ok(Answer::Doing { puzzle: Some(_), .. }) if puzzled.get_or_insert_with(Instant::now).elapsed() < EXPLANATION => {
+            // It has not come to asking yet.
+            Ok(Answer::Doing { puzzle: Some(Puzzle { about: None }), .. }) if may_still_say(PUZZLED) => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            // It asks a rank that asks this one: neither knows more.
+            Ok(Answer::Doing { puzzle: Some(_), .. }) if may_still_say(EXPLANATION) => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            Ok(Answer::Doing { puzzle: None, at_your_seq: Some(_), .. }) if call.is_some() && may_still_say(BUSY) => {
                 thread::sleep(Duration::from_millis(5));
             }
             // It has made the call, and neither ends it nor waits.
