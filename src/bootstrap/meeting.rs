@@ -565,7 +565,7 @@ mod tests {
     /// A store that outlives runs holds how one ended; the ranks of the next wait for their rank 0, however it ended.
     #[test]
     fn the_end_of_a_former_run_does_not_end_the_next() {
-        // Nobody came but rank 0; and a run of another size was complete.
+        // Only rank 0 came; and a run of another size was complete.
         for former_size in [2, 1] {
             let store = Recording::new(&format!("former run of {former_size}"), true);
             let former = meet(&store, 0, former_size, Instant::now() + GLANCE);

@@ -228,7 +228,7 @@ impl Worker {
             }
         };
         let run = |core: &mut super::Core| {
-            // SAFETY: whoever queued the calls keeps their buffers until they complete.
+            // SAFETY: the caller that queued the calls keeps their buffers until they complete.
             unsafe { core.point_to_point(&shared.terms, next, finished) }
         };
         let result = shared.unless_it_panics(core, op, run);

@@ -819,7 +819,7 @@ mod tests {
         }
     }
 
-    /// Somebody who has overheard a hello, and repeats it, takes no more places than other strangers.
+    /// A process that repeats a hello that it has overheard takes no more places than other strangers.
     #[test]
     fn who_repeats_a_hello_is_a_stranger() {
         let identity = Identity::new("job", Some([7; 32]));

@@ -146,7 +146,7 @@ pub(crate) enum Step {
     Split { parts: usize, reverses: bool },
     /// One of those that came of that is given up.
     Drop { which: usize },
-    /// Every rank allocates so many registered words and forks a child that frees them.
+    /// Every rank allocates `words` registered words and forks a child that frees them.
     Fork { on: usize, words: usize, salt: u32 },
 }
 
