@@ -1,7 +1,7 @@
 //! The settings of a communicator, from options and environment variables. `docs/settings.md` lists them.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
@@ -52,6 +52,11 @@ pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// The process's environment. Variables that are empty count as not set.
 pub(crate) fn process_env(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The process's environment, as secrets are looked up: a job whose secret is empty or unreadable must not run without one.
+pub(crate) fn secret_env(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 #[derive(Clone, Debug)]
@@ -107,7 +112,7 @@ impl Default for Settings {
                 model: CostModel::default(),
             },
             timeout: Duration::from_secs(300),
-            start_timeout: Duration::from_secs(30),
+            start_timeout: START_TIMEOUT,
             host: None,
             interface: None,
             insecure: false,
@@ -143,7 +148,7 @@ impl Settings {
             network.per_byte = 1e-9 / rate;
         }
         settings.timeout = parse(env, "KOLO_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.timeout);
-        settings.start_timeout = parse(env, "KOLO_START_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.start_timeout);
+        settings.start_timeout = start_timeout(env)?;
         settings.insecure = parse(env, "KOLO_INSECURE", "0 or 1", flag)?.unwrap_or(settings.insecure);
         settings.host = env("KOLO_HOST");
         settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
@@ -184,6 +189,16 @@ fn tls(env: Env<'_>) -> Result<Option<TlsFiles>> {
             Err(Error::setting(missing, "", format!("a PEM file: {} belong together", NAMES.join(", "))))
         }
     }
+}
+
+/// The deadline of the start, unless one is set.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The longest deadline: 100 years, which can be added to a time.
+pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+fn start_timeout(env: Env<'_>) -> Result<Duration> {
+    Ok(parse(env, "KOLO_START_TIMEOUT", DURATION, some_time)?.unwrap_or(START_TIMEOUT).min(FOREVER))
 }
 
 pub(crate) const DURATION: &str = "a duration, more than 0, such as 90, 1.5s, 500ms, 25us or 10m";
@@ -244,28 +259,57 @@ pub(crate) fn secret(text: &str) -> Option<[u8; 32]> {
     Some(secret)
 }
 
-/// The secret that the environment of this process holds or names: that of `KOLO_SECRET`, else that in the file `KOLO_SECRET_FILE`.
+/// Returns the secret that the environment of this process holds or names: that of `KOLO_SECRET`, else that in the file
+/// `KOLO_SECRET_FILE`. Reads the file within `KOLO_START_TIMEOUT`.
 ///
 /// # Errors
 ///
-/// What is set is no secret, or the file cannot be read or may be read by others.
+/// One of the variables is set but holds no secret or is empty, or the file cannot be read in time or may be read by others.
 pub fn secret_of_environment() -> Result<Option<[u8; 32]>> {
-    secret_of(&process_env)
+    secret_of(&secret_env, Instant::now() + start_timeout(&process_env)?)
 }
 
-/// The secret in the environment. What is wrong there is not shown: it may be nearly right.
-pub(crate) fn secret_of(env: Env<'_>) -> Result<Option<[u8; 32]>> {
+/// The secret in the environment, where variables that are empty count as set.
+pub(crate) fn secret_of(env: Env<'_>, deadline: Instant) -> Result<Option<[u8; 32]>> {
     if let Some(text) = env("KOLO_SECRET") {
-        return secret(text.trim()).map(Some).ok_or_else(|| Error::setting("KOLO_SECRET", "(not shown)", SECRET));
+        return secret_given("KOLO_SECRET", &text).map(Some);
     }
-    env("KOLO_SECRET_FILE").map(|path| secret_in("KOLO_SECRET_FILE", Path::new(&path))).transpose()
+    env("KOLO_SECRET_FILE").map(|path| secret_in("KOLO_SECRET_FILE", Path::new(&path), deadline)).transpose()
+}
+
+/// The secret that a setting holds. What is wrong there is not shown: it may be nearly right.
+pub(crate) fn secret_given(setting: &str, text: &str) -> Result<[u8; 32]> {
+    if text.is_empty() {
+        return Err(empty(setting, SECRET));
+    }
+    secret(text.trim()).ok_or_else(|| Error::setting(setting, "(not shown)", SECRET))
 }
 
 /// The secret in a file that a setting names.
-pub(crate) fn secret_in(setting: &'static str, path: &Path) -> Result<[u8; 32]> {
-    let wrong = |why: String| Error::setting(setting, path.display().to_string(), format!("a file with {SECRET}: {why}"));
-    let text = sys::read_secret_file(path).map_err(|error| wrong(error.to_string()))?;
-    secret(text.trim()).ok_or_else(|| wrong("it holds something else".to_owned()))
+pub(crate) fn secret_in(setting: &'static str, path: &Path, deadline: Instant) -> Result<[u8; 32]> {
+    if path.as_os_str().is_empty() {
+        return Err(empty(setting, "the path of a file with the secret"));
+    }
+    let path = path.to_owned();
+    let name = path.display().to_string();
+    let wrong = move |why: String| Error::setting(setting, name, format!("a file with {SECRET}: {why}"));
+    // Of a kind of its own: a start that needs another file, or none, does not wait for this one.
+    let kind = format!("read {}", path.display());
+    let read = sys::by_deadline(kind, deadline, sys::SILENT_FILE, move || sys::read_secret_file(&path), |error| error);
+    match read {
+        Err(error) => Err(wrong(error.to_string())),
+        Ok(text) if text.trim().is_empty() => Err(wrong("it is empty; write one there (openssl rand -hex 32)".to_owned())),
+        Ok(text) => secret(text.trim()).ok_or_else(|| wrong("it holds something else".to_owned())),
+    }
+}
+
+/// A secret was meant to be given, and the job would run without one.
+fn empty(setting: &str, expected: &str) -> Error {
+    let way_out = match setting.starts_with("KOLO_") {
+        true => format!("remove the variable (`unset {setting}`, or `env -u {setting}` before one command)"),
+        false => "leave the option out (NULL in C)".to_owned(),
+    };
+    Error::setting(setting, "", format!("it is set but empty; give {expected}, or, for a job without a secret, {way_out}"))
 }
 
 pub(crate) const SECRET: &str = "64 hexadecimal digits";
@@ -343,7 +387,7 @@ mod tests {
         let read = |text: &str| {
             std::fs::write(&path, text).unwrap();
             let file = path.display().to_string();
-            secret_of(&|name| (name == "KOLO_SECRET_FILE").then(|| file.clone())).map_err(|error| error.to_string())
+            secret_of(&|name| (name == "KOLO_SECRET_FILE").then(|| file.clone()), late()).map_err(|error| error.to_string())
         };
         // Others may read what is written without care.
         if cfg!(unix) {
@@ -358,9 +402,39 @@ mod tests {
         assert_eq!(read(&format!("{}\n", "0f".repeat(32))), Ok(Some([15; 32])));
         let wrong = read("swordfish").unwrap_err();
         assert!(wrong.contains("64 hexadecimal digits") && !wrong.contains("swordfish"), "{wrong}");
+        for nothing in ["", "\n"] {
+            let empty = read(nothing).unwrap_err();
+            assert!(empty.contains("KOLO_SECRET_FILE") && empty.contains("it is empty; write one there"), "{empty}");
+        }
         std::fs::remove_file(&path).unwrap();
-        assert!(secret_in("secret_file", &path).unwrap_err().to_string().contains("secret_file"));
-        assert!(secret_in("secret_file", &std::env::temp_dir()).is_err());
+        assert!(secret_in("secret_file", &path, late()).unwrap_err().to_string().contains("secret_file"));
+        assert!(secret_in("secret_file", &std::env::temp_dir(), late()).is_err());
+    }
+
+    fn late() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    /// A job that was meant to have a secret does not start without.
+    #[test]
+    fn a_secret_that_is_set_but_empty_is_refused() {
+        let set = |variables: &[(&str, &str)]| {
+            let value = |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned());
+            secret_of(&value, late()).map_err(|error| error.to_string())
+        };
+        assert_eq!(set(&[]), Ok(None));
+        for name in ["KOLO_SECRET", "KOLO_SECRET_FILE"] {
+            let refused = set(&[(name, "")]).unwrap_err();
+            assert!(refused.starts_with(&format!("{name}=\"\": it is set but empty; give ")), "{refused}");
+            assert!(refused.contains(&format!("`unset {name}`")), "{refused}");
+        }
+        // KOLO_SECRET wins, also when it is wrong.
+        assert!(set(&[("KOLO_SECRET", ""), ("KOLO_SECRET_FILE", "/secret")]).unwrap_err().starts_with("KOLO_SECRET="));
+        assert_eq!(set(&[("KOLO_SECRET", &"0f".repeat(32)), ("KOLO_SECRET_FILE", "")]), Ok(Some([15; 32])));
+        for error in [secret_given("secret", "").unwrap_err(), secret_in("secret_file", Path::new(""), late()).unwrap_err()] {
+            let error = error.to_string();
+            assert!(error.starts_with("secret") && error.contains("it is set but empty") && error.contains("NULL"), "{error}");
+        }
     }
 
     #[test]
@@ -369,7 +443,7 @@ mod tests {
         assert_eq!(secret("0f"), None);
         assert_eq!(secret(&"zz".repeat(32)), None);
         assert_eq!(secret(&"é".repeat(32)), None);
-        let error = secret_of(&|name| (name == "KOLO_SECRET").then(|| "ab".repeat(31))).unwrap_err().to_string();
+        let error = secret_of(&|name| (name == "KOLO_SECRET").then(|| "ab".repeat(31)), late()).unwrap_err().to_string();
         assert!(error.contains("KOLO_SECRET") && !error.contains("abab"), "{error}");
     }
 }

@@ -87,7 +87,7 @@ fn version() -> Finding {
 }
 
 fn of_settings(settings: &Result<Settings>) -> Finding {
-    let secret = config::secret_of(&process_env);
+    let secret = config::secret_of_environment();
     let tls = settings.as_ref().ok().and_then(|settings| settings.tls.as_ref());
     let tls = tls.map(|files| Tls::load(&files.authority, &files.certificate, &files.key)).transpose();
     let what = match (settings, &secret, &tls) {

@@ -380,6 +380,8 @@ fn wrong_settings_are_refused_at_once() {
     assert!(matches!(&error, Error::NoLauncher { found, .. } if found.contains("KOLO_STORE")), "{error}");
     let error = Communicator::builder().rank(0).connect().unwrap_err();
     assert!(matches!(error, Error::NoLauncher { .. }), "{error}");
+    let error = Communicator::builder().rank(0).world_size(2).store("hash://x").secret_file("").connect().unwrap_err();
+    assert!(error.to_string().contains("secret_file=\"\": it is set but empty"), "{error}");
     let error = Communicator::builder().sockets(0).connect().unwrap_err();
     assert!(matches!(error, Error::Setting { .. }), "{error}");
     let error = Communicator::builder().timeout(Duration::ZERO).connect().unwrap_err();
@@ -511,7 +513,7 @@ fn a_hung_file_system_ends_the_start_at_its_deadline() {
     assert!(error.contains("KOLO_TRACE_DIR") && error.contains("did not answer in time"), "{error}");
     let error =
         builder(1).store(format!("hash://{}", fresh())).secret_file(files.path.join("secret")).connect().unwrap_err().to_string();
-    assert!(error.contains("the secret") && error.contains("did not answer in time"), "{error}");
+    assert!(error.contains("secret_file") && error.contains("did not answer in time"), "{error}");
     // A start that needs no file does not wait behind the one that hangs.
     let error = builder(1).store(format!("hash://{}", fresh())).secret([7; 32]).connect().unwrap_err();
     assert!(matches!(error, Error::Missing { .. }), "{error}");
@@ -522,6 +524,44 @@ fn a_hung_file_system_ends_the_start_at_its_deadline() {
         let error = builder(1).store(format!("hash://{}", fresh())).tls(ca, certificate, key).connect().unwrap_err().to_string();
         assert!(error.contains("KOLO_TLS_") && error.contains("did not answer in time"), "{error}");
     }
+}
+
+/// What `kolo run` and `kolo doctor` read of the environment, in a process that has a file there which is never read.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_secret_file_on_a_hung_file_system_is_given_up() {
+    const NAME: &str = "a_secret_file_on_a_hung_file_system_is_given_up";
+    const INSIDE: &str = "KOLO_START_TEST_HUNG_SECRET";
+    if std::env::var_os(INSIDE).is_some() {
+        let error = kolo::settings::secret_of_environment().unwrap_err().to_string();
+        assert!(error.contains("KOLO_SECRET_FILE=") && error.contains("did not answer in time"), "{error}");
+        let findings = kolo::doctor::examine();
+        assert!(
+            findings.iter().any(|it| it.subject == "settings" && it.found.contains("did not answer in time")),
+            "{findings:?}"
+        );
+        return;
+    }
+    let Some(files) = SilentFiles::mount().filter(|_| is_root()) else {
+        return common::not_run(&format!("{NAME}; it needs root and /dev/fuse"));
+    };
+    let mut inside = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME])
+        .envs([(INSIDE, "1"), ("KOLO_START_TIMEOUT", "300ms")])
+        .env("KOLO_SECRET_FILE", files.path.join("secret"))
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(100);
+    while inside.try_wait().unwrap().is_none() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Otherwise the process waits for the file until the file system ends.
+    let has_ended = inside.try_wait().unwrap().is_some();
+    drop(files);
+    let output = inside.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(has_ended && output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 /// Says to the test that it runs inside, where the name server is silent.

@@ -91,6 +91,7 @@ fn what_is_wrong_is_said_with_what_to_do() {
     };
     fails(doctor().env("KOLO_INTERFACE", "nosuch"), "address", &["no interface is admitted", "KOLO_INTERFACE"]);
     fails(doctor().env("KOLO_SECRET", "1234"), "settings", &["KOLO_SECRET", "64 hexadecimal digits"]);
+    fails(doctor().env("KOLO_SECRET", ""), "settings", &["KOLO_SECRET", "set but empty", "unset"]);
     fails(doctor().env("KOLO_TLS_CA", "ca.pem"), "settings", &["KOLO_TLS_CERT"]);
     let tls = ["KOLO_TLS_CA", "KOLO_TLS_CERT", "KOLO_TLS_KEY"].map(|name| (name, "none.pem"));
     fails(doctor().envs(tls), "settings", &["KOLO_TLS_CA"]);

@@ -220,6 +220,23 @@ mod run {
         std::fs::remove_file(&path).unwrap();
     }
 
+    /// The user believes that the job has a secret.
+    #[test]
+    fn a_secret_that_is_set_but_empty_starts_no_job() {
+        for name in ["KOLO_SECRET", "KOLO_SECRET_FILE"] {
+            let alone: &[&str] = &["bench", "barrier", "--sizes", "8", "--warmup", "1"];
+            for arguments in [&["run", "-n", "1", "--", "true"], alone] {
+                let mut command = program();
+                command.args(arguments).env_remove("KOLO_SECRET").env(name, "").stdin(Stdio::null());
+                let output = command.output().unwrap();
+                let err = text(&output.stderr);
+                assert!(!output.status.success(), "{arguments:?} with an empty {name}");
+                assert!(err.contains(&format!("{name}=\"\": it is set but empty")), "{err}");
+                assert!(err.contains(&format!("`unset {name}`")), "{err}");
+            }
+        }
+    }
+
     #[test]
     fn what_ranks_have_started_ends_with_the_job() {
         // Each rank is a shell that waits for another program.

@@ -10,7 +10,7 @@ use crate::attempt::{Member, Terms};
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
 use crate::bootstrap::{self, Connected, Start};
-use crate::config::{self, DevicePath, Passage, Settings, SharedSettings, TlsFiles, Transport, process_env};
+use crate::config::{self, DevicePath, FOREVER, Passage, Settings, SharedSettings, TlsFiles, Transport, process_env, secret_env};
 use crate::door::handshake::Identity;
 use crate::error::{Error, Result};
 use crate::health::{self, Boards, Recorder, Who};
@@ -65,9 +65,6 @@ pub struct Builder {
     trace_signal: Option<bool>,
     tls: Option<TlsFiles>,
 }
-
-/// The longest deadline: 100 years.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 impl Builder {
     /// This process's rank.
@@ -249,9 +246,10 @@ impl Builder {
         let settings = self.settings()?;
         let launch = self.launch()?;
         let deadline = began + settings.start_timeout;
-        let secret = match self.secret {
-            Some(secret) => Some(secret),
-            None => self.read_secret(deadline)?,
+        let secret = match (self.secret, &self.secret_file) {
+            (Some(secret), _) => Some(secret),
+            (None, Some(path)) => Some(config::secret_in("secret_file", path, deadline)?),
+            (None, None) => config::secret_of(&secret_env, deadline)?,
         };
         if launch.world_size == 1 {
             return Communicator::alone(settings);
@@ -269,22 +267,6 @@ impl Builder {
         // Everybody has connected: the store has done its duty.
         drop(store);
         Ok(Communicator::new(core, terms))
-    }
-
-    /// The secret in the file that an option or the environment names, or in the environment itself.
-    fn read_secret(&self, deadline: Instant) -> Result<Option<[u8; 32]>> {
-        let file = self.secret_file.clone();
-        let of_environment = || process_env("KOLO_SECRET_FILE").filter(|_| process_env("KOLO_SECRET").is_none());
-        let Some(path) = file.clone().or_else(|| of_environment().map(PathBuf::from)) else {
-            return config::secret_of(&process_env);
-        };
-        let read = move || match file {
-            Some(path) => config::secret_in("secret_file", &path).map(Some),
-            None => config::secret_of(&process_env),
-        };
-        let failed = Error::os("reading the file with the secret");
-        // Of a kind of its own: a start that needs another file, or none, does not wait for this one.
-        sys::by_deadline(format!("read {}", path.display()), deadline, sys::SILENT_FILE, read, failed)
     }
 
     /// The settings: what was set here, else what the environment says.

@@ -148,9 +148,7 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
             builder = builder.job(job);
         }
         if let Some(secret) = text(config.secret, "config->secret")? {
-            let secret =
-                settings::secret(secret).ok_or_else(|| Error::setting("secret", "(not shown)", "64 hexadecimal digits"))?;
-            builder = builder.secret(secret);
+            builder = builder.secret(settings::secret_given("secret", secret)?);
         }
         if let Some(path) = text(config.secret_file, "config->secret_file")? {
             builder = builder.secret_file(path);

@@ -267,6 +267,8 @@ static void wrong_starts(void) {
   config.tls_ca = NULL;
   config.secret_file = "/nowhere/secret";
   REFUSED(KOLO_ERR_SETTING, "/nowhere/secret", kolo_comm_init_store(&other, 2, "tcp://h:1", 0, &config));
+  config.secret_file = "";
+  REFUSED(KOLO_ERR_SETTING, "it is set but empty", kolo_comm_init_store(&other, 2, "tcp://h:1", 0, &config));
   config.secret_file = NULL;
   store.get = nothing;
   REFUSED(KOLO_ERR_STORE, "set: the function returned 7", kolo_comm_init_callbacks(&other, 2, &store, 0, NULL));
@@ -304,6 +306,8 @@ static void wrong_starts(void) {
   config.device_path = NULL;
   config.secret = "short";
   REFUSED(KOLO_ERR_SETTING, "64 hexadecimal digits", kolo_comm_init_env(&other, &config));
+  config.secret = "";
+  REFUSED(KOLO_ERR_SETTING, "it is set but empty", kolo_comm_init_store(&other, 2, "tcp://h:1", 0, &config));
   config.secret = NULL;
   config.trace_signal = 2;
   REFUSED(KOLO_ERR_ARGUMENT, "trace_signal", kolo_comm_init_env(&other, &config));
