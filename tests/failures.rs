@@ -78,6 +78,43 @@ fn who_aborts_or_leaves_before_there_is_a_link_is_missed_soon() {
     }
 }
 
+/// Ranks 0 and 3 come to wait for rank 1 before they come to wait for rank 2, and rank 1 waits for nobody in particular.
+#[test]
+fn who_has_left_is_named_by_those_who_wait_for_another() {
+    let all_are_there = Barrier::new(4);
+    on_every_transport(4, |comm| {
+        all_are_there.wait();
+        let result = match comm.rank() {
+            2 => return,
+            1 => soon(|| comm.recv_any(&mut [0u8; 4])).map(drop),
+            _ => soon(|| comm.barrier()),
+        };
+        match result {
+            Err(Error::Peer { rank: 2, cause: Cause::Left { .. } | Cause::Gone, .. }) => {}
+            other => panic!("rank {}: {other:?}", comm.rank()),
+        }
+    });
+}
+
+/// The deadline of whoever receives from anybody passes while one of those who might send has left, and another is busy elsewhere.
+#[test]
+fn whoever_receives_from_anybody_names_who_has_left() {
+    let (all_are_there, has_failed) = (Barrier::new(3), Barrier::new(2));
+    let options = |_: usize, builder: kolo::Builder| builder.transport(Transport::Tcp).timeout(Duration::from_millis(600));
+    run(3, options, |comm| {
+        all_are_there.wait();
+        match comm.rank() {
+            1 => match comm.recv_any(&mut [0u8; 4]) {
+                Err(Error::Peer { rank: 2, cause: Cause::Left { .. } | Cause::Gone, .. }) => {}
+                other => panic!("{other:?}"),
+            },
+            2 => return,
+            _ => {}
+        }
+        has_failed.wait();
+    });
+}
+
 #[test]
 fn who_is_idle_hears_of_an_abort_too() {
     let (all_are_there, aborted) = (Barrier::new(3), Barrier::new(3));

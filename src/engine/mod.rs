@@ -141,7 +141,7 @@ struct Active<'a> {
     forward: Option<u64>,
     /// Of a job that receives from whoever sends first: who that is, once it is known.
     sender: Option<Rank>,
-    /// Meanwhile: who cannot be that, because nobody is where it was, and why.
+    /// Meanwhile: who cannot be that, because it has left or nobody is where it was.
     gone: Vec<(Rank, Cause)>,
     /// No steps are left.
     exhausted: bool,
@@ -364,11 +364,18 @@ impl Engine {
         for job in active {
             if job.awaits_anybody() {
                 let rank = job.job.attempt.terms.rank;
-                let others = (0..self.drained.len()).filter(|&peer| peer != rank);
+                let mut others = (0..self.drained.len()).filter(|&peer| peer != rank);
                 waits.extend(others.clone().map(|peer| (peer, false, true)));
-                for peer in others.take(1) {
-                    nap = nap.min(job.job.attempt.patience_with(peer)?);
-                }
+                // Who should have sent is not known. If somebody is gone, that is the likeliest.
+                let attempt = &job.job.attempt;
+                let left = match job.gone.first() {
+                    Some((peer, cause)) => attempt.patience_with(*peer).map_err(|error| match error {
+                        Error::Peer { .. } => attempt.failed(*peer, cause.clone()),
+                        error => error,
+                    })?,
+                    None => others.next().map_or(Ok(nap), |peer| attempt.patience_with(peer))?,
+                };
+                nap = nap.min(left);
                 continue;
             }
             let stuck_to = self.outgoing.iter().find(|out| out.job == job.number).map(|out| out.to);
@@ -515,53 +522,45 @@ impl Engine {
         true
     }
 
-    /// A rank of which the first bytes of a message have come that is not part of a collective.
+    /// A rank of which the first bytes of a message have come that is not part of a collective. Those that will send none are
+    /// added to `gone`.
     fn find_sender(
         &mut self,
         attempt: &Attempt<'_>,
-        unreachable: &mut Vec<(Rank, Cause)>,
+        gone: &mut Vec<(Rank, Cause)>,
         is_next: impl Fn(Rank) -> bool,
     ) -> Result<Option<Rank>> {
-        let mut gone = unreachable.first().cloned();
         let others = (0..self.drained.len()).filter(|&peer| peer != attempt.terms.rank);
-        let mut all_gone = true;
-        for peer in others.filter(|&peer| is_next(peer)) {
-            if unreachable.iter().any(|(known, _)| *known == peer) {
+        for peer in others.clone().filter(|&peer| is_next(peer)) {
+            if gone.iter().any(|(known, _)| *known == peer) {
                 continue;
             }
             let fail = |cause| attempt.failed(peer, cause);
             let link = match self.mesh.link(peer) {
                 Ok(Some(link)) => link,
-                Ok(None) => {
-                    all_gone = false;
-                    continue;
-                }
+                Ok(None) => continue,
                 // It has left, or has died, which others find out. Somebody else may still send.
                 Err(NoLink::Peer(cause @ Cause::Unreachable { kind: std::io::ErrorKind::ConnectionRefused, .. })) => {
-                    unreachable.push((peer, cause.clone()));
-                    gone = Some((peer, cause));
+                    gone.push((peer, cause));
                     continue;
                 }
                 Err(why) => return Err(no_link(attempt, peer, why)),
             };
-            let Some(header) = self.inboxes[peer].header(link, &mut false).map_err(fail)? else {
-                all_gone = false;
-                continue;
-            };
+            let Some(header) = self.inboxes[peer].header(link, &mut false).map_err(fail)? else { continue };
             let frame = Frame::decode(header);
             match frame.and_then(|frame| Some((frame.kind, Descriptor::decode(frame.descriptor)?))) {
                 None => return Err(fail(Cause::Corrupt("a message without a header of this version"))),
                 Some((Kind::Data, descriptor)) if descriptor.op == Op::Send => return Ok(Some(peer)),
                 // It is ahead, in a collective.
-                Some((Kind::Data, _)) => all_gone = false,
+                Some((Kind::Data, _)) => {}
                 // The others may still send.
-                Some((Kind::Goodbye, _)) => gone = frame.as_ref().and_then(Frame::parting).map(|cause| (peer, cause)),
+                Some((Kind::Goodbye, left)) => gone.push((peer, Cause::Left { last_seq: left.seq })),
                 Some((Kind::Revoked, _)) => return Err(fail(Cause::Revoked)),
             }
         }
-        match gone.filter(|_| all_gone) {
-            Some((peer, cause)) => Err(attempt.failed(peer, cause)),
-            None => Ok(None),
+        match gone.last() {
+            Some((peer, cause)) if gone.len() == others.count() => Err(attempt.failed(*peer, cause.clone())),
+            _ => Ok(None),
         }
     }
 

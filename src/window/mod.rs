@@ -560,8 +560,9 @@ impl Window {
             match ask(&self.host, self.jobs[peer], until) {
                 Ok(found) => return Ok(Ok(found)),
                 Err(error) => {
-                    // A turn to which the peer cannot have come.
-                    self.look_after_peers(attempt, peer, self.turns.next().wrapping_add(1))?;
+                    if let Some(cause) = self.why_gone(peer) {
+                        return Err(attempt.failed(self.members[peer], cause));
+                    }
                     if error.kind() != io::ErrorKind::TimedOut {
                         return Ok(Err(error));
                     }
@@ -727,25 +728,35 @@ impl Window {
         Ok(())
     }
 
-    /// An error if `peer` cannot publish `turn` any more, or somebody has died: then nobody can count on anything.
+    /// An error if a rank can publish `turn` no more: then the operation, in which all take part, cannot end. If that is so of
+    /// several, one that has died is named rather than one that has left, and `peer` rather than another.
     #[cold]
     fn look_after_peers(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
-        for other in self.peers() {
-            // What it published before it ended still counts, and whoever left in good order did not die.
-            if self.has_ended(other)
-                && !self.turns.has_reached(other, turn)
-                && self.turns.lines.card(other).state.load(Ordering::Acquire) == PRESENT
-            {
-                return Err(attempt.failed(self.members[other], Cause::Died));
-            }
-        }
+        let peer_first = std::iter::once(peer).chain(self.peers().filter(|&other| other != peer));
+        // What a rank published before it ended still counts.
+        let gone = peer_first.filter_map(|other| {
+            let cause = self.why_gone(other)?;
+            (!self.turns.has_reached(other, turn)).then_some((other, cause))
+        });
+        // Whoever failed did so because of somebody else.
+        let named = gone.min_by_key(|(_, cause)| match cause {
+            Cause::Died => 0,
+            Cause::Left { .. } => 1,
+            _ => 2,
+        });
+        named.map_or(Ok(()), |(other, cause)| Err(attempt.failed(self.members[other], cause)))
+    }
+
+    /// Why a rank publishes no more turns, if that is so.
+    fn why_gone(&mut self, peer: usize) -> Option<Cause> {
+        // Whoever left in good order has not died.
+        let has_ended = self.has_ended(peer);
         let card = self.turns.lines.card(peer);
-        let cause = match card.state.load(Ordering::SeqCst) {
-            LEFT => Cause::Left { last_seq: card.last_seq.load(Ordering::Relaxed) },
-            REVOKED => Cause::Revoked,
-            _ => return Ok(()),
-        };
-        if self.turns.has_reached(peer, turn) { Ok(()) } else { Err(attempt.failed(self.members[peer], cause)) }
+        match card.state.load(Ordering::SeqCst) {
+            LEFT => Some(Cause::Left { last_seq: card.last_seq.load(Ordering::Relaxed) }),
+            REVOKED => Some(Cause::Revoked),
+            _ => has_ended.then_some(Cause::Died),
+        }
     }
 
     /// The process of a rank that has been here, if this one can see it.
