@@ -226,13 +226,15 @@ fn of_store(place: &Place, is_owner: bool, deadline: Instant) -> Finding {
             Finding::fine(SUBJECT, format!("served at {host}:{port} by {}", if is_served { "the launcher" } else { "rank 0" }))
         }
         Place::File(path) => {
-            let folder = path.parent().filter(|folder| folder.is_dir());
-            match folder {
-                Some(_) => Finding::fine(SUBJECT, format!("the file {}", path.display())),
-                None => Finding::failure(
+            let folder = path.parent().unwrap_or(path).to_owned();
+            let kind = format!("examine {}", folder.display());
+            let look = move || sys::check_folder(&folder);
+            match sys::by_deadline(kind, deadline, sys::SILENT_FILE, look, |error| error) {
+                Ok(()) => Finding::fine(SUBJECT, format!("the file {}", path.display())),
+                Err(error) => Finding::failure(
                     SUBJECT,
-                    format!("the file {} cannot be made: there is no such folder", path.display()),
-                    "make the folder, on a file system that all hosts share",
+                    format!("the file {} cannot be created: {error}", path.display()),
+                    "make the folder, where all ranks reach it and their user may write, or choose another path",
                 ),
             }
         }

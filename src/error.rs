@@ -566,6 +566,17 @@ pub enum StoreProblem {
          choose another path"
     )]
     Untrusted(String),
+    /// Its file is not there, and its folder cannot take one.
+    #[error(
+        "its file cannot be created in the folder {folder}: {source}; make the folder, where all ranks reach it and their user may \
+         write, or choose another path"
+    )]
+    Folder {
+        /// The folder.
+        folder: String,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
     /// The file system of its file does not answer.
     #[error(
         "its file system has not answered for {waited:.1?}; check the mount and the server behind it, or choose another store"

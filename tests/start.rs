@@ -461,6 +461,7 @@ fn is_root() -> bool {
 #[cfg(target_os = "linux")]
 struct SilentFiles {
     path: PathBuf,
+    _mount: Mount,
     _server: std::fs::File,
 }
 
@@ -470,29 +471,78 @@ impl SilentFiles {
         use std::os::fd::AsRawFd;
 
         let server = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
         let path = temporary();
-        std::fs::create_dir(&path).unwrap();
-        let text = |text: &str| std::ffi::CString::new(text).unwrap();
-        let (name, kind, target) = (text("silent"), text("fuse"), text(path.to_str().unwrap()));
-        let options = text(&format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd()));
+        // What waits for the file system is answered with an error when its server is closed.
+        Some(SilentFiles { _mount: Mount::new(&path, "fuse", 0, &options)?, path, _server: server })
+    }
+}
+
+/// A file system of this test's own.
+#[cfg(target_os = "linux")]
+struct Mount(std::ffi::CString);
+
+#[cfg(target_os = "linux")]
+impl Mount {
+    fn new(path: &std::path::Path, kind: &str, flags: libc::c_ulong, options: &str) -> Option<Mount> {
+        std::fs::create_dir(path).unwrap();
+        let [kind, target, options] = [kind, path.to_str().unwrap(), options].map(|text| std::ffi::CString::new(text).unwrap());
         // SAFETY: all texts end with a zero and live until the call returns.
-        let result = unsafe { libc::mount(name.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) };
+        let result = unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast()) };
         if result != 0 {
-            std::fs::remove_dir(&path).unwrap();
+            std::fs::remove_dir(path).unwrap();
             return None;
         }
-        Some(SilentFiles { path, _server: server })
+        Some(Mount(target))
     }
 }
 
 #[cfg(target_os = "linux")]
-impl Drop for SilentFiles {
+impl Drop for Mount {
     fn drop(&mut self) {
-        let path = std::ffi::CString::new(self.path.to_str().unwrap()).unwrap();
-        // SAFETY: the path ends with a zero. What waits for the file system is answered with an error when its server is closed.
-        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
-        let _ = std::fs::remove_dir(&self.path);
+        // SAFETY: the path ends with a zero.
+        unsafe { libc::umount2(self.0.as_ptr(), libc::MNT_DETACH) };
+        let _ = std::fs::remove_dir(self.0.to_str().unwrap());
     }
+}
+
+/// Rank 0 creates the file, and the others wait for it; but none waits where no file can be created.
+#[test]
+fn a_folder_that_cannot_take_the_stores_file_is_named_at_once() {
+    let began = Instant::now();
+    let refused = |folder: &std::path::Path, why: &str| {
+        for rank in [1, 0] {
+            let store = file_url(&folder.join("store"));
+            let builder = Communicator::builder().rank(rank).world_size(2).store(store).start_timeout(Duration::from_secs(100));
+            let error = builder.connect().unwrap_err();
+            assert!(matches!(&error, Error::Store { problem: StoreProblem::Folder { .. }, .. }), "{error}");
+            let text = error.to_string();
+            let place = format!("in the folder {}: ", folder.display());
+            assert!(text.contains(&place) && text.contains(why) && text.contains("choose another path"), "{text}");
+        }
+    };
+    refused(&temporary(), "No such file");
+    #[cfg(target_os = "linux")]
+    if is_root() {
+        let path = temporary();
+        match Mount::new(&path, "tmpfs", libc::MS_RDONLY, "") {
+            Some(_mount) => refused(&path, "Read-only"),
+            None => common::not_run("a store in a folder that is read-only: this process may not mount"),
+        }
+        if let Some(_mount) = Mount::new(&path, "tmpfs", 0, "size=4k") {
+            std::fs::write(path.join("all"), [7; 4096]).unwrap();
+            refused(&path, "No space left");
+        }
+    } else {
+        use std::os::unix::fs::PermissionsExt;
+        let path = temporary();
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o500)).unwrap();
+        refused(&path, "Permission denied");
+        std::fs::remove_dir(&path).unwrap();
+        common::not_run("a store in a folder that is read-only or full; it needs root");
+    }
+    assert!(began.elapsed() < Duration::from_secs(100), "a rank has waited for its deadline");
 }
 
 #[cfg(target_os = "linux")]

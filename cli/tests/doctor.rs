@@ -97,7 +97,11 @@ fn what_is_wrong_is_said_with_what_to_do() {
     fails(doctor().envs(tls), "settings", &["KOLO_TLS_CA"]);
     fails(doctor().env("RANK", "1"), "launcher", &["WORLD_SIZE", "start the program with"]);
     fails(doctor().envs([("RANK", "1"), ("WORLD_SIZE", "2")]), "launcher", &["where the ranks find each other", "MASTER_ADDR"]);
-    fails(doctor().env("KOLO_STORE", "file:///no/such/folder/store"), "store", &["no such folder"]);
+    fails(
+        doctor().env("KOLO_STORE", "file:///no/such/folder/store"),
+        "store",
+        &["/no/such/folder/store", "No such file", "make the folder"],
+    );
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let taken = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];

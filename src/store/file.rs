@@ -218,6 +218,7 @@ struct Ownership {
 impl Log {
     /// Replaces what a former run left by a file of this job.
     fn start(&mut self) -> Result<(), StoreProblem> {
+        self.check_folder()?;
         let ownership = self.own()?;
         // From now on `finish` removes the lock.
         self.ownership = Some(ownership);
@@ -268,6 +269,13 @@ impl Log {
         }
     }
 
+    /// Rank 0 creates the file, not its folder: where the folder cannot take a file, no rank needs to wait for one.
+    fn check_folder(&self) -> Result<(), StoreProblem> {
+        let Some(folder) = self.path.parent() else { return Ok(()) };
+        let problem = |source| StoreProblem::Folder { folder: folder.display().to_string(), source: Arc::new(source) };
+        sys::check_folder(folder).map_err(problem)
+    }
+
     /// Brings the view up to date. The file is opened anew each time: that is when network file systems ask their server.
     fn look(&mut self) -> Result<(), StoreProblem> {
         match open(OpenOptions::new().read(true), &self.path)? {
@@ -278,7 +286,7 @@ impl Log {
             },
             None => {
                 self.view = View::default();
-                Ok(())
+                self.check_folder()
             }
         }
     }
@@ -301,7 +309,7 @@ impl Log {
 
     fn append(&mut self, key: &str, value: &[u8], keep: bool) -> Result<Look<Vec<u8>>, StoreProblem> {
         let Some(mut file) = open(OpenOptions::new().read(true).write(true), &self.path)? else {
-            return Ok(Look::NotYet(None));
+            return self.check_folder().map(|()| Look::NotYet(None));
         };
         // Only a store of this job is locked, and most of it is read before.
         self.view.read(&mut file)?;

@@ -55,6 +55,27 @@ fn distrust(metadata: &Metadata) -> Option<String> {
     None
 }
 
+/// Why this user cannot create a file in a folder, as far as the system says so without trying: the folder is missing, is not
+/// writable, or its file system is read-only or full.
+pub(crate) fn check_folder(folder: &Path) -> io::Result<()> {
+    if !folder.metadata()?.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    #[cfg(unix)]
+    {
+        use rustix::fs::{Access, AtFlags, CWD, accessat, statvfs};
+        accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?;
+        let space = statvfs(folder)?;
+        // Root may use what is kept back from others. A file system that does not count has none of anything.
+        let is_root = rustix::process::geteuid().is_root();
+        let (blocks, files) = if is_root { (space.f_bfree, space.f_ffree) } else { (space.f_bavail, space.f_favail) };
+        if (space.f_blocks > 0 && blocks == 0) || (space.f_files > 0 && files == 0) {
+            return Err(rustix::io::Errno::NOSPC.into());
+        }
+    }
+    Ok(())
+}
+
 /// Whether files have owners and permissions on this system.
 pub(crate) fn has_file_permissions() -> bool {
     cfg!(unix)

@@ -28,7 +28,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
 pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, may_have_devices, probe_cuda, reading_policy};
-pub(crate) use file::{NotOpened, close, has_file_permissions, is_locked_out, is_open_to_others, is_still_at, open_own};
+pub(crate) use file::{
+    NotOpened, check_folder, close, has_file_permissions, is_locked_out, is_open_to_others, is_still_at, open_own,
+};
 pub(crate) use helper::{Helper, by_deadline, resolve};
 pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_stopped, port_holder,
