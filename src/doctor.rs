@@ -8,8 +8,8 @@ use crate::bootstrap::address::{self, Chosen};
 use crate::bootstrap::launcher::{self, Launch, Rendezvous};
 use crate::config::{self, Settings, process_env};
 use crate::error::{Error, Result};
+use crate::host::HOME;
 use crate::host::area::{AREA, slabs_for};
-use crate::host::home;
 use crate::host::stage::{KEPT, STAGE};
 use crate::reduce;
 use crate::store::Place;
@@ -276,7 +276,7 @@ pub fn cost(ranks: usize, communicators: usize) -> Cost {
     let stages = KEPT as u64;
     // Every rank may lead communicators, and its slabs grow up to a size.
     let slabs = ranks * slabs_for(of_areas / ranks.max(1)) as u64;
-    // The first segment of the host stays open, and all these stages lie there.
+    // All stages are in the first segment of the host.
     Cost { descriptors: ranks + 1 + slabs, shared_memory: of_areas + ranks * stages * STAGE as u64 }
 }
 
@@ -292,7 +292,7 @@ fn shared_memory() -> Finding {
         Some(bytes) => format!("{} MiB could be had{limit}", mebibytes(bytes)),
         None => format!("how much could be had is unknown{limit}"),
     };
-    let len = RANKS * home(1);
+    let len = RANKS * HOME;
     let made = Segment::create(len).and_then(|segment| segment.reserve(0..len));
     let per_rank =
         format!("{} MiB for each rank, and {} KiB for each rank of a further communicator,", (KEPT * STAGE) >> 20, AREA >> 10);

@@ -8,8 +8,7 @@ use super::lending::{NetworkLender, ProcessLender};
 use super::network::{Network, NetworkContact, NetworkOpener};
 use crate::health::{Answer, Boards, Bulletin, Contact, Question, Recorder, Recording, Unheard};
 use crate::host::area::{AREA, Area};
-use crate::host::stage::NEAR;
-use crate::host::{HostGroup, Lender, home};
+use crate::host::{HOME, HostGroup, Lender};
 use crate::transport::Opener;
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::types::Rank;
@@ -162,13 +161,9 @@ impl Fabric {
     pub(crate) fn share(&mut self, deadline: Instant) -> Result<Option<Area>, Failed> {
         let neighbours = self.neighbours();
         let place = neighbours.iter().position(|&rank| rank == self.rank).expect("a rank is its own neighbour");
-        // The first communicator brings the first stages. What threads lend each other stays when they leave.
+        // The first communicator brings the first stages.
         let is_home = self.host.is_none();
-        let part = match &self.ground {
-            _ if !is_home => AREA,
-            Ground::Network(_) => home(NEAR as usize),
-            Ground::Process(..) | Ground::Nothing => home(1),
-        };
+        let part = if is_home { HOME } else { AREA };
         let segment = match &self.ground {
             Ground::Network(network) => {
                 let alarm = Some(&*self.bulletin.alarm);
@@ -180,7 +175,7 @@ impl Fabric {
                 if star.members() != &*neighbours {
                     return Ok(None);
                 }
-                star.share(part, if is_home { home(1) } else { part }, deadline)?
+                star.share(part, deadline)?
             }
             Ground::Process(hub, _) => {
                 let users = neighbours.len();

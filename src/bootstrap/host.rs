@@ -140,17 +140,16 @@ impl Star {
         &self.members
     }
 
-    /// Makes memory with a part of `part` bytes for each rank of the host, in their order, of which each reserves the first `reserved`;
-    /// `None`, on all of them, if one of them cannot have it. All call this together.
-    pub(crate) fn share(&self, part: usize, reserved: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
-        if self.place == 0 { self.give(part, reserved, deadline) } else { self.take(part, reserved, deadline) }
+    /// Makes memory with a part of `part` bytes for each rank of the host, in their order; `None`, on all of them, if one of
+    /// them cannot have it. All call this together.
+    pub(crate) fn share(&self, part: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
+        let len = part * self.members.len();
+        if self.place == 0 { self.give(part, len, deadline) } else { self.take(part, len, deadline) }
     }
 
-    fn give(&self, part: usize, reserved: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
-        let len = part * self.members.len();
+    fn give(&self, part: usize, len: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
         let peers = || self.streams.iter().zip(&self.members[1..]);
-        let segment = Segment::create_sparse(len, reserved * self.members.len());
-        let segment = segment.and_then(|segment| segment.reserve(0..reserved).map(|()| segment));
+        let segment = Segment::create(len).and_then(|segment| segment.reserve(0..part).map(|()| segment));
         if let Err(error) = &segment {
             tracing::warn!(%error, bytes = len, "no shared memory");
         }
@@ -191,8 +190,7 @@ impl Star {
         Ok(segment.map(Arc::new))
     }
 
-    fn take(&self, part: usize, reserved: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
-        let len = part * self.members.len();
+    fn take(&self, part: usize, len: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
         let (stream, leader) = (&self.streams[0], self.members[0]);
         let lost = |error: io::Error| failed(leader, &error);
         let segment = match Segment::take_over(stream, len, deadline) {
@@ -203,7 +201,7 @@ impl Star {
                 None
             }
         };
-        let segment = segment.filter(|segment| segment.reserve(self.place * part..self.place * part + reserved).is_ok());
+        let segment = segment.filter(|segment| segment.reserve(self.place * part..(self.place + 1) * part).is_ok());
         let mut answer = [NO; 9];
         if let Some(shared) = &segment {
             let word = proof(shared, part, self.place);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::{HostGroup, Lender, home};
+use super::{HOME, HostGroup, Lender};
 use crate::sys::Segment;
 use crate::types::Rank;
 
@@ -36,7 +36,7 @@ impl Lender for Thread {
 
 /// The same host, seen from each of its ranks.
 pub(crate) fn of_threads(ranks: usize) -> Vec<Arc<HostGroup>> {
-    let (registry, home) = (Arc::<Registry>::default(), Arc::new(Segment::heap(ranks * home(1))));
+    let (registry, home) = (Arc::<Registry>::default(), Arc::new(Segment::heap(ranks * HOME)));
     let seen_from =
         |rank| Arc::new(HostGroup::new(rank, (0..ranks).collect(), home.clone(), Arc::new(Thread(registry.clone(), rank))));
     (0..ranks).map(seen_from).collect()

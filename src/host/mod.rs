@@ -25,13 +25,10 @@ use parking_lot::Mutex;
 use crate::sys::{ProcessWatch, Segment};
 use crate::types::Rank;
 use area::{AREA, Slabs};
-use stage::{STAGE, Stage, Stages};
+use stage::{STAGE, Stages};
 
-/// Bytes that each rank has in the first segment of a host: an area for the communicator of all ranks, and so many stages, of which
-/// each but the first takes memory from when it is made on.
-pub(crate) const fn home(stages: usize) -> usize {
-    AREA + stages * STAGE
-}
+/// Bytes that each rank has in the first segment of a host: an area for the communicator of all ranks, and a first stage.
+pub(crate) const HOME: usize = AREA + STAGE;
 
 /// How the processes of a host reach each other's segments.
 pub(crate) trait Lender: Send + Sync {
@@ -53,13 +50,15 @@ pub(crate) struct HostGroup {
     /// This rank. Ranks are those of the job.
     rank: Rank,
     members: Vec<Rank>,
-    /// The first segment, with [`home`] bytes for each member.
+    /// The first segment, with [`HOME`] bytes for each member. It stays open, for [`stage`] extends it.
     home: Arc<Segment>,
     lender: Arc<dyn Lender>,
     /// Segments of other ranks, by owner and number.
     fetched: Mutex<HashMap<(Rank, u32), Arc<Segment>>>,
     slabs: Mutex<Slabs>,
     stages: Mutex<Stages>,
+    /// Stages of other ranks, by owner and number.
+    mapped: Mutex<HashMap<(Rank, u32), Arc<Segment>>>,
     watches: Mutex<HashMap<u32, Arc<Watch>>>,
     /// What ranks have measured together, encoded by the module that measures.
     tuning: Mutex<HashMap<Box<[Rank]>, u64>>,
@@ -75,24 +74,28 @@ enum Watch {
 }
 
 impl HostGroup {
-    /// `members` share `home`, of which this rank has reserved its area and its first stage.
+    /// `members` share `home`, of which this rank has reserved its part.
     pub(crate) fn new(rank: Rank, members: Vec<Rank>, home: Arc<Segment>, lender: Arc<dyn Lender>) -> HostGroup {
-        assert!(home.len() >= members.len() * self::home(1));
-        let mut host = HostGroup {
+        assert!(home.len() >= members.len() * HOME);
+        let place = members.iter().position(|&member| member == rank).expect("a rank is a member of its host");
+        let stages = Mutex::new(Stages::new(&home, place));
+        HostGroup {
             rank,
             members,
             home,
             lender,
             fetched: Mutex::default(),
             slabs: Mutex::default(),
-            stages: Mutex::default(),
+            stages,
+            mapped: Mutex::default(),
             watches: Mutex::default(),
             tuning: Mutex::default(),
-        };
-        let offset = host.stage_at_home(rank, stage::FIRST).expect("a rank is a member of its host");
-        let first = Stage { id: stage::FIRST, segment: host.home.clone(), offset };
-        host.stages = Mutex::new(Stages::new(first));
-        host
+        }
+    }
+
+    /// A rank's number among those of the host.
+    fn place_of(&self, rank: Rank) -> Option<usize> {
+        self.members.iter().position(|&member| member == rank)
     }
 
     /// Memory for the ranks of this host.
@@ -102,7 +105,7 @@ impl HostGroup {
 
     /// Lets the other ranks of this host fetch a segment; returns its number.
     pub(crate) fn lend(&self, segment: &Arc<Segment>) -> u32 {
-        static LAST: AtomicU32 = AtomicU32::new(stage::NEAR);
+        static LAST: AtomicU32 = AtomicU32::new(0);
         let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         self.lender.lend(id, segment);
         id

@@ -1,28 +1,26 @@
 //! Stages: the memory through which large data passes from rank to rank.
 //!
-//! Every process has some stages. Only its own ranks write them; the other processes of the host map and read them. A
-//! communicator that stages data takes one, names it in its area, and keeps it for its next operation until another
-//! communicator of the process needs one. So there are as many as the process has operations in flight, and a few more.
+//! Every process has some stages. Only its own ranks write them; the other processes of the host map and read them. All lie in one
+//! file, which every process of the host has open: so a process can also map a stage whose owner has left. A communicator that
+//! stages data takes a stage, names it in its area, and keeps it for its next operation until another communicator of the process
+//! needs one. So there are as many as the process has operations in flight, and a few more.
 //!
 //! A stage changes hands only when every reader has finished with what was staged last, has left the communicator, or has
 //! ended: a peer that is stopped in the middle of reading keeps it.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use super::{HostGroup, home};
+use super::{AREA, HOME, HostGroup};
 use crate::sys::Segment;
 use crate::types::Rank;
 
 /// Bytes of a stage.
 pub(crate) const STAGE: usize = 1 << 20;
 
-/// The number of a rank's first stage.
+/// The number of a rank's first stage, which lies in the first segment of its host. The others extend that segment.
 pub(crate) const FIRST: u32 = 1;
-
-/// Stages up to this number lie in the first segment of a host of processes: all have mapped them from the beginning, so that what a
-/// rank staged there can be read when it has left. The others have to be fetched from their owner.
-pub(crate) const NEAR: u32 = 8;
 
 /// So many stages are made before any changes hands: most programs alternate between a few communicators.
 pub(crate) const KEPT: usize = 4;
@@ -51,7 +49,6 @@ pub(crate) trait Holder: Send + Sync {
 pub(crate) type Readers = Box<dyn Fn(&HostGroup) -> bool + Send>;
 
 /// The stages of a process that are not held, and the holders of the others.
-#[derive(Default)]
 pub(super) struct Stages {
     free: Vec<Stage>,
     /// Of communicators that were dropped before their peers had read everything.
@@ -62,7 +59,9 @@ pub(super) struct Stages {
 }
 
 impl Stages {
-    pub(super) fn new(first: Stage) -> Stages {
+    /// The first stage of the member of the host at `place`.
+    pub(super) fn new(home: &Arc<Segment>, place: usize) -> Stages {
+        let first = Stage { id: FIRST, segment: home.clone(), offset: place * HOME + AREA };
         Stages { free: vec![first], parked: Vec::new(), holders: Vec::new(), count: 1 }
     }
 }
@@ -110,22 +109,11 @@ impl HostGroup {
     }
 
     fn new_stage(&self, stages: &mut Stages) -> io::Result<Stage> {
-        let next = stages.count as u32 + 1;
-        let (id, segment, offset) = match self.stage_at_home(self.rank, next) {
-            Some(offset) => {
-                self.home.reserve(offset..offset + STAGE)?;
-                (next, self.home.clone(), offset)
-            }
-            None => {
-                let segment = Segment::create_like(&self.home, STAGE)?;
-                segment.reserve(0..STAGE)?;
-                let segment = Arc::new(segment);
-                (self.lend(&segment), segment, 0)
-            }
-        };
+        let id = FIRST + stages.count as u32;
+        let segment = self.home.extend(self.extension(self.rank, id).ok_or(io::ErrorKind::OutOfMemory)?)?;
         stages.count += 1;
         tracing::debug!(rank = self.rank, stages = stages.count, "one more stage");
-        Ok(Stage { id, segment, offset })
+        Ok(Stage { id, segment, offset: 0 })
     }
 
     /// Takes a stage back from a communicator that ends; it is used again when its readers have finished.
@@ -133,28 +121,27 @@ impl HostGroup {
         self.stages.lock().parked.push((stage, readers));
     }
 
-    /// The address of a peer's stage. It stays valid as long as this lives.
-    pub(crate) fn stage_of(&self, owner: Rank, id: u32, until: std::time::Instant) -> io::Result<*mut u8> {
-        if let Some(offset) = self.stage_at_home(owner, id) {
-            return Ok(self.home.at(offset));
+    /// The address of a peer's stage, which may have left; `NotFound` if there is none of this number. It stays valid as long as this
+    /// lives.
+    pub(crate) fn stage_of(&self, owner: Rank, id: u32) -> io::Result<*mut u8> {
+        if id == FIRST {
+            return Ok(self.home.at(self.place_of(owner).ok_or(io::ErrorKind::NotFound)? * HOME + AREA));
         }
-        let segment = self.fetch(owner, id, until)?;
-        // The number is a peer's.
-        if segment.len() < STAGE {
-            return Err(io::ErrorKind::InvalidData.into());
+        let mut mapped = self.mapped.lock();
+        if let Some(stage) = mapped.get(&(owner, id)) {
+            return Ok(stage.at(0));
         }
-        // Only read from now on.
-        segment.close();
-        Ok(segment.at(0))
+        let stage = self.home.extension(self.extension(owner, id).ok_or(io::ErrorKind::NotFound)?)?;
+        Ok(mapped.entry((owner, id)).or_insert(stage).at(0))
     }
 
-    /// Where in the first segment a stage lies, if it is there.
-    pub(super) fn stage_at_home(&self, owner: Rank, id: u32) -> Option<usize> {
-        let part = self.home.len() / self.members.len();
-        let place = self.members.iter().position(|&member| member == owner)?;
-        let number = id.checked_sub(FIRST)? as usize;
-        // The number is a peer's.
-        (number < (part - home(0)) / STAGE).then(|| place * part + home(number))
+    /// Where behind the first segment a stage lies; `None` if its number, which may be a peer's, is none of a stage there.
+    fn extension(&self, owner: Rank, id: u32) -> Option<Range<usize>> {
+        let number = usize::try_from(id.checked_sub(FIRST + 1)?).ok()?;
+        let before = number.checked_mul(self.members.len())?.checked_add(self.place_of(owner)?)?;
+        // Pages may be larger than an area.
+        let start = self.home.len().next_multiple_of(STAGE).checked_add(before.checked_mul(STAGE)?)?;
+        Some(start..start.checked_add(STAGE)?)
     }
 
     /// How many stages this process has.

@@ -52,6 +52,30 @@ fn an_offer_that_is_not_taken_is_free_at_once() {
     assert!(hosts[1].accept(0, Offer::decode(offer.encode() | 0xffff), 0, 4, Instant::now()).is_err());
 }
 
+#[test]
+fn a_stage_is_found_when_its_owner_has_left() {
+    let mut hosts = of_threads(2);
+    let owner = hosts.pop().unwrap();
+    let keeper: Arc<dyn Holder> = Arc::new(Keeper { stage: Mutex::new(None), is_read: AtomicBool::new(false) });
+    let stages: Vec<Stage> = (0..12).map(|_| owner.take_stage(&Arc::downgrade(&keeper), true).unwrap().unwrap()).collect();
+    // SAFETY: the first byte of a stage, which no other thread uses.
+    (0..).zip(&stages).for_each(|(number, stage)| unsafe { stage.base().write(number) });
+    let ids: Vec<u32> = stages.iter().map(|stage| stage.id).collect();
+    drop((stages, owner));
+    for (number, id) in (0..).zip(ids) {
+        let stage = hosts[0].stage_of(1, id).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { stage.read() }, number);
+    }
+    for (owner, id) in [(1, 0), (1, 13), (1, u32::MAX), (0, 2), (2, 1)] {
+        assert_eq!(
+            hosts[0].stage_of(owner, id).err().map(|error| error.kind()),
+            Some(std::io::ErrorKind::NotFound),
+            "{owner}, {id}"
+        );
+    }
+}
+
 struct Keeper {
     stage: Mutex<Option<Stage>>,
     is_read: AtomicBool,

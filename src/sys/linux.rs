@@ -40,32 +40,56 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Memory of `len` bytes, of which so many will be reserved soon.
-    pub(super) fn create(len: usize, soon: usize) -> io::Result<Mapping> {
-        if available_memory().is_some_and(|available| soon as u64 > available) {
-            return Err(Errno::NOMEM.into());
-        }
-        // A process that makes a file larger than allowed gets SIGXFSZ, which ends it.
-        if getrlimit(Resource::Fsize).current.is_some_and(|limit| len as u64 > limit) {
-            return Err(Errno::FBIG.into());
-        }
+    pub(super) fn create(len: usize) -> io::Result<Mapping> {
+        check_memory(len)?;
+        check_file_size(len)?;
         let file = memfd_create("kolo", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
-        // Nobody can shrink it under the others' feet.
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Mapping::map(file, len)
+        // No process can shrink it while others use it. It may grow: see `extend`.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
+        Mapping::map(Arc::new(file), 0..len)
     }
 
-    fn map(file: OwnedFd, len: usize) -> io::Result<Mapping> {
+    fn map(file: Arc<OwnedFd>, range: Range<usize>) -> io::Result<Mapping> {
+        let (access, len) = (ProtFlags::READ | ProtFlags::WRITE, range.len());
         // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
-        let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
+        let base = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &file, range.start as u64)? };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Mapping { file: Mutex::new(Some(Arc::new(file))), base, len, owner: std::process::id() })
+        Ok(Mapping { file: Mutex::new(Some(file)), base, len, owner: std::process::id() })
+    }
+
+    /// Makes a range of the file that lies behind this mapping, and maps it. Several processes may do so at the same time.
+    pub(super) fn extend(&self, range: Range<usize>, deadline: Instant) -> io::Result<Mapping> {
+        check_memory(range.len())?;
+        check_file_size(range.end)?;
+        let file = self.file()?;
+        reserve_in_pieces(range.clone(), deadline, |piece| {
+            // Makes the file larger if it ends before the piece does, and never smaller.
+            fallocate(&file, FallocateFlags::empty(), piece.start as u64, piece.len() as u64)
+        })?;
+        Mapping::map_extension(file, range)
+    }
+
+    /// Maps a range of the file that lies behind this mapping; `NotFound` if the file ends before it does.
+    pub(super) fn extension(&self, range: Range<usize>) -> io::Result<Mapping> {
+        let file = self.file()?;
+        // What lies behind the end of a file kills the process that touches it. A file that no process can shrink keeps its end.
+        if u64::try_from(fstat(&file)?.st_size).is_ok_and(|size| range.end as u64 > size) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Mapping::map_extension(file, range)
+    }
+
+    fn map_extension(file: Arc<OwnedFd>, range: Range<usize>) -> io::Result<Mapping> {
+        let mapping = Mapping::map(file, range)?;
+        // Offsets are those of the file only in the first mapping, and the descriptor is open there.
+        mapping.close();
+        Ok(mapping)
     }
 
     #[cfg(test)]
     pub(super) fn again(&self) -> io::Result<Mapping> {
-        Mapping::map(self.file()?.try_clone()?, self.len)
+        Mapping::map(Arc::new(self.file()?.try_clone()?), 0..self.len)
     }
 
     fn file(&self) -> io::Result<Arc<OwnedFd>> {
@@ -77,10 +101,7 @@ impl Mapping {
     }
 
     pub(super) fn reserve(&self, range: Range<usize>, deadline: Instant) -> io::Result<()> {
-        // Asked for more than there is, the system may kill processes rather than refuse.
-        if available_memory().is_some_and(|available| range.len() as u64 > available) {
-            return Err(Errno::NOMEM.into());
-        }
+        check_memory(range.len())?;
         let file = self.file()?;
         reserve_in_pieces(range, deadline, |piece| {
             fallocate(&file, FallocateFlags::KEEP_SIZE, piece.start as u64, piece.len() as u64)
@@ -156,8 +177,19 @@ impl Mapping {
         if fstat(&file)?.st_size != len as i64 || !is_sealed {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Mapping::map(file, len)
+        Mapping::map(Arc::new(file), 0..len)
     }
+}
+
+/// Asked for more memory than there is, the system may kill processes rather than refuse.
+fn check_memory(bytes: usize) -> io::Result<()> {
+    if available_memory().is_some_and(|available| bytes as u64 > available) { Err(Errno::NOMEM.into()) } else { Ok(()) }
+}
+
+/// A process that makes a file larger than allowed gets SIGXFSZ, which ends it.
+fn check_file_size(bytes: usize) -> io::Result<()> {
+    let limit = getrlimit(Resource::Fsize).current;
+    if limit.is_some_and(|limit| bytes as u64 > limit) { Err(Errno::FBIG.into()) } else { Ok(()) }
 }
 
 /// The most that is reserved by one call, after which the deadline is looked at.
@@ -468,7 +500,7 @@ mod tests {
 
     /// Two mappings of the same memory, as two processes have them.
     fn twice(len: usize) -> [Mapping; 2] {
-        let one = Mapping::create(len, len).unwrap();
+        let one = Mapping::create(len).unwrap();
         let other = one.again().unwrap();
         [one, other]
     }
@@ -502,6 +534,24 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let nobody = LocalStream::connect(&format!("{name}-other"), Instant::now() + Duration::from_secs(60));
         assert_eq!(nobody.err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_process_finds_an_extension_whose_maker_has_gone() {
+        let page = page_size();
+        let soon = || Instant::now() + Duration::from_secs(60);
+        let [one, other] = twice(page);
+        let [near, far] = [page..2 * page, 3 * page..4 * page];
+        assert_eq!(other.extension(far.clone()).err().map(|error| error.kind()), Some(io::ErrorKind::NotFound));
+        let made = one.extend(far.clone(), soon()).unwrap();
+        write(&made, 7, 1);
+        drop((one, made));
+        let found = other.extension(far.clone()).unwrap();
+        assert_eq!(read(&found, 7), 1);
+        // A range before it takes nothing away.
+        let before = other.extend(near, soon()).unwrap();
+        write(&before, 7, 2);
+        assert_eq!((read(&found, 7), read(&other.extension(far).unwrap(), 7)), (1, 1));
     }
 
     #[test]
@@ -597,7 +647,7 @@ mod tests {
         struct Shared(Mapping);
         // SAFETY: what the test calls touches no memory, and `Segment` shares mappings in the same way.
         unsafe impl Sync for Shared {}
-        let shared = Shared(Mapping::create(LEN, LEN).unwrap());
+        let shared = Shared(Mapping::create(LEN).unwrap());
         let (shared, mapping) = (&shared, &shared.0);
         let reserved = || fstat(mapping.file().unwrap()).unwrap().st_blocks as usize * 512;
         // On a busy machine, this thread may not run before the memory is reserved.
@@ -655,7 +705,7 @@ mod tests {
     #[test]
     fn more_than_there_is_is_refused() {
         assert!(available_memory().unwrap() > 1 << 20);
-        let error = Mapping::create(1 << 50, 1 << 50).err().expect("nobody has a pebibyte");
+        let error = Mapping::create(1 << 50).err().expect("nobody has a pebibyte");
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
         let page = page_size();
         assert!(twice(page)[0].reserve(0..page, Instant::now()).is_ok());

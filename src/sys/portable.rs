@@ -17,7 +17,7 @@ fn unsupported<T>() -> io::Result<T> {
 pub(super) struct Mapping(Infallible);
 
 impl Mapping {
-    pub(super) fn create(_: usize, _: usize) -> io::Result<Mapping> {
+    pub(super) fn create(_: usize) -> io::Result<Mapping> {
         unsupported()
     }
 
@@ -31,6 +31,14 @@ impl Mapping {
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {
+        match self.0 {}
+    }
+
+    pub(super) fn extend(&self, _: Range<usize>, _: Instant) -> io::Result<Mapping> {
+        match self.0 {}
+    }
+
+    pub(super) fn extension(&self, _: Range<usize>) -> io::Result<Mapping> {
         match self.0 {}
     }
 

@@ -1,10 +1,14 @@
 //! Memory that several ranks map.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::platform::{self, LocalStream, Mapping};
 
@@ -49,8 +53,8 @@ pub(crate) struct Segment {
 }
 
 enum Kind {
-    /// Ranks of one process share the allocation.
-    Heap,
+    /// Ranks of one process share the allocation. Its extensions are allocations of their own, by the ranges of bytes that they are.
+    Heap { extensions: Mutex<HashMap<Range<usize>, Arc<Segment>>> },
     /// Every process maps the same memory.
     Mapped(Mapping),
 }
@@ -60,6 +64,9 @@ enum Kind {
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
+
+/// Far more than it takes to reserve memory of a size of the library's own.
+const LONG: Duration = Duration::from_secs(60);
 
 impl Segment {
     /// Memory for the ranks of this process.
@@ -71,7 +78,7 @@ impl Segment {
     pub(crate) fn try_heap(len: usize) -> Option<Segment> {
         // SAFETY: the layout's size is not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(Segment::layout(len)) })?;
-        Some(Segment { base, len, kind: Kind::Heap })
+        Some(Segment { base, len, kind: Kind::Heap { extensions: Mutex::default() } })
     }
 
     fn layout(len: usize) -> Layout {
@@ -80,19 +87,14 @@ impl Segment {
 
     /// Memory that [`Segment::hand_over`] gives to other processes. It has no name and leaves nothing behind.
     pub(crate) fn create(len: usize) -> io::Result<Segment> {
-        Segment::create_sparse(len, len)
-    }
-
-    /// The same, of which so many bytes will be reserved soon, and the rest if there is room by then.
-    pub(crate) fn create_sparse(len: usize, soon: usize) -> io::Result<Segment> {
-        let mapping = Mapping::create(len, soon)?;
+        let mapping = Mapping::create(len)?;
         Ok(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
     /// Memory for the same ranks as another segment's.
     pub(crate) fn create_like(other: &Segment, len: usize) -> io::Result<Segment> {
         match other.kind {
-            Kind::Heap => Segment::try_heap(len).ok_or_else(|| io::ErrorKind::OutOfMemory.into()),
+            Kind::Heap { .. } => Segment::try_heap(len).ok_or_else(|| io::ErrorKind::OutOfMemory.into()),
             Kind::Mapped(_) => Segment::create(len),
         }
     }
@@ -101,7 +103,7 @@ impl Segment {
     pub(crate) fn hand_over(&self, to: &LocalStream) -> io::Result<()> {
         match &self.kind {
             Kind::Mapped(mapping) => mapping.hand_over(to),
-            Kind::Heap => Err(io::ErrorKind::Unsupported.into()),
+            Kind::Heap { .. } => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -113,8 +115,6 @@ impl Segment {
 
     /// Makes sure that this part, of a size of the library's own, exists near the calling thread, so that touching it later cannot fail.
     pub(crate) fn reserve(&self, range: Range<usize>) -> io::Result<()> {
-        /// Far more than it takes.
-        const LONG: Duration = Duration::from_secs(60);
         self.reserve_by(range, Instant::now() + LONG)
     }
 
@@ -123,11 +123,38 @@ impl Segment {
         assert!(range.end <= self.len);
         match &self.kind {
             Kind::Mapped(mapping) => mapping.reserve(range, deadline),
-            Kind::Heap => Ok(()),
+            Kind::Heap { .. } => Ok(()),
         }
     }
 
-    /// Closes the descriptor; the memory stays. From now on nothing can be reserved or handed over.
+    /// Extends the memory by a range of bytes behind its own, and reserves it as [`Segment::reserve`] does. Every process that has mapped
+    /// this segment can map the range, even if this process has ended by then; see [`Segment::extension`].
+    pub(crate) fn extend(&self, range: Range<usize>) -> io::Result<Arc<Segment>> {
+        assert!(self.len <= range.start && range.start < range.end);
+        match &self.kind {
+            Kind::Mapped(mapping) => Ok(Segment::mapped(mapping.extend(range.clone(), Instant::now() + LONG)?, range.len())),
+            Kind::Heap { extensions } => {
+                let extension = Arc::new(Segment::try_heap(range.len()).ok_or(io::ErrorKind::OutOfMemory)?);
+                extensions.lock().insert(range, extension.clone());
+                Ok(extension)
+            }
+        }
+    }
+
+    /// Maps a range by which a rank has extended the memory; `NotFound` if none has. Nothing can be reserved or handed over there.
+    pub(crate) fn extension(&self, range: Range<usize>) -> io::Result<Arc<Segment>> {
+        assert!(self.len <= range.start && range.start < range.end);
+        match &self.kind {
+            Kind::Mapped(mapping) => Ok(Segment::mapped(mapping.extension(range.clone())?, range.len())),
+            Kind::Heap { extensions } => extensions.lock().get(&range).cloned().ok_or_else(|| io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn mapped(mapping: Mapping, len: usize) -> Arc<Segment> {
+        Arc::new(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
+    }
+
+    /// Closes the descriptor; the memory stays. From now on nothing can be reserved, handed over or extended.
     pub(crate) fn close(&self) {
         if let Kind::Mapped(mapping) = &self.kind {
             mapping.close();
@@ -149,7 +176,7 @@ impl Segment {
         assert!(pages.start <= pages.end && pages.end <= self.len);
         match &self.kind {
             Kind::Mapped(mapping) => mapping.make_private(pages),
-            Kind::Heap => Err(io::ErrorKind::Unsupported.into()),
+            Kind::Heap { .. } => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -175,7 +202,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        if let Kind::Heap = self.kind {
+        if let Kind::Heap { .. } = self.kind {
             // SAFETY: allocated in `heap` with the same layout, and nobody refers to it any more.
             unsafe { dealloc(self.base.as_ptr(), Segment::layout(self.len)) };
         }

@@ -58,7 +58,7 @@ const LAST_PATIENCE_WITH_WRITERS: Duration = Duration::from_secs(10);
 /// How long a rank waits for its peers to finish with a stage before it makes another one.
 const PATIENCE_WITH_READERS: Duration = Duration::from_millis(1);
 
-/// How long a rank tries to map another's stage before it is checked again whether to go on.
+/// How long a rank tries to fetch another's segment before it is checked again whether to go on.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The longest sleep, after which it is checked again whether to go on.
@@ -528,36 +528,24 @@ impl Window {
         if stage == 0 {
             return Err(attempt.failed(member, Cause::Corrupt("no stage where data is staged")));
         }
-        match self.try_until(attempt, peer, |host, owner, until| host.stage_of(owner, stage, until))? {
+        match self.host.stage_of(self.jobs[peer], stage) {
             Ok(base) => {
                 self.slots[peer] = Place { stage, base };
                 Ok(())
             }
-            Err(error) if sys::is_want(&error) || error.kind() == io::ErrorKind::OutOfMemory => {
-                Err(Error::os("mapping the memory in which a rank of this host stages data")(error))
-            }
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 Err(attempt.failed(member, Cause::Corrupt("the number of a stage that is not there")))
             }
-            Err(error) => Err(attempt.failed(member, Cause::Broken(error.kind()))),
+            Err(error) => Err(Error::os("mapping the memory in which a rank of this host stages data")(error)),
         }
     }
 
-    /// A segment that a rank of this host lends; an error inside if this process cannot have it.
+    /// A segment that a rank of this host lends, for which that rank is asked until the operation's deadline, as long as there is a
+    /// chance; an error inside if this process cannot have it.
     pub(crate) fn fetch(&mut self, attempt: &Attempt<'_>, peer: usize, id: u32) -> Result<io::Result<Arc<Segment>>> {
-        self.try_until(attempt, peer, |host, owner, until| host.fetch_once(owner, id, until))
-    }
-
-    /// Asks for something of a peer until the operation's deadline, and as long as there is a chance.
-    fn try_until<T>(
-        &mut self,
-        attempt: &Attempt<'_>,
-        peer: usize,
-        ask: impl Fn(&HostGroup, Rank, Instant) -> io::Result<T>,
-    ) -> Result<io::Result<T>> {
         loop {
             let until = Instant::now() + attempt.patience_with(self.members[peer])?.min(LOOK);
-            match ask(&self.host, self.jobs[peer], until) {
+            match self.host.fetch_once(self.jobs[peer], id, until) {
                 Ok(found) => return Ok(Ok(found)),
                 Err(error) => {
                     if let Some(cause) = self.why_gone(peer) {

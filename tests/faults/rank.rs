@@ -222,10 +222,9 @@ fn collectives(mut calls: Calls<'_>, duration: Duration, rounds: usize) -> Task 
     Ok(())
 }
 
-/// Makes parts of all ranks until one cannot be made.
-/// Rank 0 spreads data on several communicators and ends. Rank 1 reads it when rank 0 has ended.
+/// Rank 0 spreads data on more communicators than it keeps stages for, and ends. Rank 1 reads it when rank 0 has ended.
 fn last_words(comm: &Communicator) -> Task {
-    let parts = (0..6).map(|_| comm.split(0, 0)).collect::<Result<Vec<_>>>()?;
+    let parts = (0..12).map(|_| comm.split(0, 0)).collect::<Result<Vec<_>>>()?;
     let mut processes = [0u32; 2];
     comm.all_gather(&[std::process::id()], &mut processes)?;
     let has_ended = || {
@@ -243,6 +242,7 @@ fn last_words(comm: &Communicator) -> Task {
     Ok(())
 }
 
+/// Makes parts of all ranks until one cannot be made.
 fn split(comm: &Communicator) -> Task {
     let mut is_ready = false;
     loop {
