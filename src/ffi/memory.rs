@@ -8,10 +8,17 @@ use parking_lot::Mutex;
 use super::communicator::{kolo_comm_t, on};
 use super::fault::{Fault, kolo_result_t};
 use super::{boundary, group, place};
-use crate::Registered;
+use crate::{Registered, sys};
 
-/// What was allocated and not freed, by address.
-static ALLOCATED: Mutex<BTreeMap<usize, Registered<u8>>> = Mutex::new(BTreeMap::new());
+type Allocated = BTreeMap<usize, Registered<u8>>;
+
+/// What was allocated and not freed, by address; see [`allocated`].
+static ALLOCATED: Mutex<Allocated> = Mutex::new(BTreeMap::new());
+
+/// Uses what was allocated and not freed. A forked child frees, too, so no fork finds it locked.
+fn allocated<T>(f: impl FnOnce(&mut Allocated) -> T) -> T {
+    sys::between_forks(|| f(&mut ALLOCATED.lock()))
+}
 
 /// Allocates `bytes` of zeroed memory, aligned to a page, that the ranks of this host share: kolo_all_reduce reads and writes
 /// such buffers where they are, which is the least that can be moved. Where ranks cannot share memory it is ordinary memory, and everything
@@ -29,7 +36,7 @@ pub unsafe extern "C" fn kolo_mem_alloc(ptr: *mut *mut c_void, bytes: usize, com
         // Also none is some, so that it has an address of its own.
         let mut memory = this.comm.alloc::<u8>(bytes.max(1))?;
         let start = memory.as_mut_ptr();
-        ALLOCATED.lock().insert(start.addr(), memory);
+        allocated(|all| all.insert(start.addr(), memory));
         ptr.write(start.cast());
         Ok(())
     })
@@ -43,7 +50,67 @@ pub extern "C" fn kolo_mem_free(ptr: *mut c_void) -> kolo_result_t {
         if ptr.is_null() {
             return Ok(());
         }
-        let memory = ALLOCATED.lock().remove(&ptr.addr());
+        let memory = allocated(|all| all.remove(&ptr.addr()));
         memory.map(drop).ok_or(Fault::Handle { what: "memory", is_null: false })
     })
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::Communicator;
+    use crate::ffi::fault::KOLO_OK;
+
+    /// Forks a child that frees some memory; what its parent hears of it, unless the child never ends.
+    fn child_that_frees(address: usize) -> Option<i32> {
+        // SAFETY: the child frees, which is what is tested, and ends without running anything of its parent's.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let freed = kolo_mem_free(std::ptr::without_provenance_mut(address));
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(i32::from(freed != KOLO_OK)) };
+        }
+        assert!(child > 0, "no fork");
+        let late = Instant::now() + Duration::from_secs(60);
+        let mut status = 0;
+        // SAFETY: the child is this process's, and `status` lives.
+        while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
+            if Instant::now() > late {
+                // SAFETY: as above; it has not been waited for.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+                // SAFETY: as above.
+                unsafe { libc::waitpid(child, &mut status, 0) };
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Some(status)
+    }
+
+    #[test]
+    fn a_forked_child_frees_while_another_thread_of_its_parent_allocates() {
+        let comms = Communicator::in_process(1).unwrap();
+        let memory = comms[0].alloc::<u8>(1).unwrap();
+        let address = memory.as_ptr().addr();
+        allocated(|all| all.insert(address, memory));
+        let is_over = AtomicBool::new(false);
+        let failed = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // It takes as long as on a machine with too much to do.
+                while !is_over.load(Relaxed) {
+                    allocated(|_| std::thread::sleep(Duration::from_millis(1)));
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let failed = (0..50).map(|_| child_that_frees(address)).find(|ended| *ended != Some(0));
+            is_over.store(true, Relaxed);
+            failed
+        });
+        assert_eq!(failed, None, "a child's status, or none if it does not end");
+        assert!(allocated(|all| all.remove(&address)).is_some(), "the children have freed it for their parent");
+    }
 }

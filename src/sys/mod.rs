@@ -7,6 +7,7 @@
 mod clock;
 mod facts;
 mod file;
+mod fork;
 mod helper;
 mod secret;
 mod segment;
@@ -24,13 +25,12 @@ mod portable;
 #[cfg(any(not(target_os = "linux"), miri))]
 use portable as platform;
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
 pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, may_have_devices, probe_cuda, reading_policy};
 pub(crate) use file::{
     NotOpened, check_folder, close, has_file_permissions, is_locked_out, is_open_to_others, is_still_at, open_own,
 };
+pub(crate) use fork::{between_forks, count_forks, forks};
 pub(crate) use helper::{Helper, by_deadline, resolve};
 pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_stopped, port_holder,
@@ -65,30 +65,4 @@ pub(crate) fn parent() -> u32 {
     return std::os::unix::process::parent_id();
     #[cfg(not(unix))]
     return 0;
-}
-
-/// How often this process has come out of a fork since [`count_forks`]: whoever remembers another number is a copy.
-#[inline]
-pub(crate) fn forks() -> u32 {
-    FORKS.load(Ordering::Relaxed)
-}
-
-static FORKS: AtomicU32 = AtomicU32::new(0);
-
-/// Has forks counted from now on.
-pub(crate) fn count_forks() {
-    // Miri does not fork.
-    #[cfg(all(unix, not(miri)))]
-    {
-        extern "C" fn count() {
-            FORKS.fetch_add(1, Ordering::Relaxed);
-        }
-        static ONCE: std::sync::Once = std::sync::Once::new();
-        ONCE.call_once(|| {
-            // SAFETY: the handler does what is allowed in a child of a process with threads: it adds to a number.
-            if unsafe { libc::pthread_atfork(None, None, Some(count)) } != 0 {
-                tracing::warn!("a forked child will not be told that it cannot use its communicators");
-            }
-        });
-    }
 }
