@@ -296,25 +296,50 @@ mod tests {
     use crate::health::{Recorder, Who};
     use crate::types::{DType, ReduceOp};
 
-    /// Ranks 0 and 2 have found their difference, and told rank 1, before rank 1 sees that rank 2 differs from it, too.
-    #[test]
-    fn an_error_is_of_the_operation_that_its_own_rank_called() {
+    fn call(op: Op, redop: Option<ReduceOp>, root: Option<u32>, count: u64) -> Descriptor {
+        Descriptor { op, dtype: DType::F32, redop, root, count, seq: 2, ..Descriptor::nothing() }
+    }
+
+    /// What rank 1 of three reports that has called `mine` and sees an error, after ranks 0 and 2 have told it that they called
+    /// different things.
+    fn reported(mine: Descriptor, seen: Error) -> Error {
         let members = vec![Member { host: "here".into(), pid: 1 }; 3];
         let who = Who { job: "test".to_owned(), run: 1, rank: 1, members: members.clone() };
         let recording = Recorder::new(who, None).open(1, 1, (0..3).collect());
+        if !mine.op.is_point_to_point() {
+            let begun = recording.history.begin(mine.encode(), 0, 0);
+            recording.history.end(begun, false);
+        }
         let bulletin = Bulletin::new(1, (0..3).collect(), recording);
         let timeout = Duration::from_secs(3600);
         let terms = Terms { rank: 1, members, timeout, start_timeout: timeout, alarm: bulletin.alarm.clone() };
-        let call = |op, redop, root| Descriptor { op, dtype: DType::F32, redop, root, count: 2, seq: 2, ..Descriptor::nothing() };
-        let mine = call(Op::AllReduce, Some(ReduceOp::Sum), None);
-        let odd = call(Op::Broadcast, None, Some(0));
-        let what = What::Mismatch { ranks: [2, 0], calls: [odd, mine] };
+        let odd = call(Op::Broadcast, None, Some(0), 2);
+        let what = What::Mismatch { ranks: [2, 0], calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)] };
         bulletin.hear(vec![Notice { origin: 2, what, during: odd, after: Duration::ZERO, completed: 1 }]);
+        settle(&bulletin, &terms, seen)
+    }
 
-        let seen = Error::Mismatch { rank: 1, peer: 2, host: "here".into(), mine: Box::new(mine), theirs: Box::new(odd) };
-        let told = settle(&bulletin, &terms, seen);
+    fn assert_is_of(told: &Error, call: Descriptor) {
+        let Error::Peer { rank: 0, op, seq, dtype, count, cause: Cause::Mismatch(_), .. } = told else { panic!("{told}") };
+        assert_eq!((*op, *seq, *dtype, *count), (call.op, call.seq, call.dtype, call.count), "{told}");
+    }
 
-        let Error::Peer { op, seq, cause: Cause::Mismatch(_), .. } = told else { panic!("{told}") };
-        assert_eq!((op, seq), (Op::AllReduce, 2), "{told}");
+    /// Rank 1 sees that rank 2 differs from it, too.
+    #[test]
+    fn an_error_is_of_the_operation_that_its_own_rank_called() {
+        let (mine, theirs) = (call(Op::AllReduce, Some(ReduceOp::Sum), None, 5), call(Op::Broadcast, None, Some(0), 2));
+        let seen = Error::Mismatch { rank: 1, peer: 2, host: "here".into(), mine: Box::new(mine), theirs: Box::new(theirs) };
+        assert_is_of(&reported(mine, seen), mine);
+    }
+
+    /// Rank 1 sees that rank 2 has sent it more than it expected.
+    #[test]
+    fn an_error_of_counts_is_of_the_operation_that_its_own_rank_called() {
+        let seen = |op, seq| Error::Counts { rank: 1, peer: 2, host: "here".into(), op, seq, sent: 8, expected: 4 };
+        let mine = call(Op::AllToAllV, None, None, 5);
+        assert_is_of(&reported(mine, seen(mine.op, mine.seq)), mine);
+        // What is said of a message is all that is known of it, and not what is recorded of the collective of the same number.
+        let message = Descriptor { op: Op::Send, seq: 2, ..Descriptor::nothing() };
+        assert_is_of(&reported(mine, seen(message.op, message.seq)), message);
     }
 }
