@@ -218,20 +218,21 @@ pub(crate) fn signals() -> Outcome {
     Passed(String::new())
 }
 
-/// Rank 0 opens a link to rank 3 and has no descriptor for it. The others wait for both. (A rank that accepts may get a descriptor
+/// A rank opens a link and has no descriptor for it. The others wait for both of its ends. (A rank that accepts may get a descriptor
 /// that another thread of its process gives back in time, and then nothing fails.)
 pub(crate) fn no_descriptors() -> Outcome {
-    let lacks = 0;
-    let mut job = Job::start("no descriptors", 6, 4_000, |_, command| {
-        command.env("KOLO_TRANSPORT", "tcp").env("KOLO_TEST_LACKS", lacks.to_string());
-    });
-    let Failure { kind, culprit, text, .. } = job.failure(lacks);
-    assert_eq!((kind.as_str(), culprit), ("Os", None), "{text}");
-    assert!(text.contains("Too many open files"), "{text}");
-    job.lives_on(lacks);
-    let others: Vec<usize> = (0..6).filter(|rank| *rank != lacks).collect();
-    // It cannot tell them why, and ends soon.
-    job.all_name(&others, lacks, &[&GONE[..], &["Revoked", "Unresponsive", "Left"]].concat(), now());
+    for lacks in [0, 2] {
+        let mut job = Job::start("no descriptors", 6, 4_000, |_, command| {
+            command.env("KOLO_TRANSPORT", "tcp").env("KOLO_TEST_LACKS", lacks.to_string());
+        });
+        let Failure { kind, culprit, text, .. } = job.failure(lacks);
+        assert_eq!((kind.as_str(), culprit), ("Os", None), "rank {lacks}: {text}");
+        assert!(text.contains("Too many open files"), "rank {lacks}: {text}");
+        job.lives_on(lacks);
+        let others: Vec<usize> = (0..6).filter(|rank| *rank != lacks).collect();
+        // It cannot tell them why, and ends soon.
+        job.all_name(&others, lacks, &[&GONE[..], &["Revoked", "Unresponsive", "Left"]].concat(), now());
+    }
     // Before anything is connected. The others wait for rank 0, which cannot tell them.
     let mut job = Job::start("few descriptors", 2, 60_000, |_, command| _ = command.env("KOLO_START_TIMEOUT", "3s"));
     let [first, second] = [0, 1].map(|rank| job.hear(rank, "refused"));

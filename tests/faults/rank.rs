@@ -333,17 +333,20 @@ fn drop_with_work(comm: &Communicator) -> Task {
 fn without_descriptors(comm: &Communicator) -> Task {
     let mut calls = Calls::of(comm);
     calls.call(Op::Barrier, |comm| comm.barrier())?;
-    let lacks = std::env::var("KOLO_TEST_LACKS").is_ok_and(|rank| rank == comm.rank().to_string());
+    let (rank, world) = (comm.rank(), comm.world_size());
+    let lacks: usize = std::env::var("KOLO_TEST_LACKS").unwrap().parse().unwrap();
+    // The barrier has made no link between these two.
+    let other = (lacks + 3) % world;
     let mut held = Vec::new();
-    if lacks {
+    if rank == lacks {
         while let Ok(file) = std::fs::File::open("/dev/null") {
             held.push(file);
         }
     }
     let message = |result: Result<()>| result.map_err(|error| End::Failed(Failed { error, call: Some((Op::Send, 1)) }));
-    match comm.rank() {
-        0 => message(comm.send(&[1u8; 8], 3)),
-        3 => message(comm.recv(&mut [1u8; 8], 0)),
+    match rank {
+        _ if rank == lacks => message(comm.send(&[1u8; 8], other)),
+        _ if rank == other => message(comm.recv(&mut [1u8; 8], lacks)),
         _ => calls.call(Op::Barrier, |comm| comm.barrier()),
     }
 }
