@@ -698,9 +698,11 @@ impl Core {
             let found = match found.map(|segment| segment.reserve_by(mine, deadline).map(|()| segment)).transpose() {
                 // It is this rank that the others wait for.
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    let what = "reserving shared memory is not done by the deadline; ask for less memory or set a longer timeout";
-                    let Descriptor { op, seq, .. } = descriptor;
-                    return Err(Error::os(format!("{op} seq={seq}: {what}"))(error));
+                    let (Descriptor { op, seq, .. }, Terms { rank, timeout, .. }) = (descriptor, terms);
+                    let what =
+                        format!("rank {rank} has not reserved {part} bytes of shared memory within its deadline of {timeout:?}");
+                    let advice = "allocate less, or set a longer timeout";
+                    return Err(Error::os(format!("{op} seq={seq}: {what}; {advice}"))(error));
                 }
                 found => found.inspect_err(|error| tracing::warn!(%error, "no shared memory")).ok().flatten(),
             };

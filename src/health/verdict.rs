@@ -47,7 +47,10 @@ pub(crate) fn settle(bulletin: &Bulletin, terms: &Terms, mut error: Error) -> Er
     let notices = bulletin.notices();
     let Some(first) = notices.iter().min_by_key(|notice| notice.order()) else { return error };
     let is_own = own.as_ref() == Some(first);
+    let is_own_fault = matches!(first.what, What::Failed { culprit, .. } if culprit == terms.rank);
     match &error {
+        // The others have seen only that this rank keeps them waiting.
+        Error::Os { .. } if is_own_fault => error,
         // What it is about it tells better than the others.
         Error::Peer {
             cause: Cause::Silent { .. } | Cause::Closed | Cause::Gone | Cause::Unreachable { .. } | Cause::Revoked,

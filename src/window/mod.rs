@@ -543,20 +543,22 @@ impl Window {
     /// A segment that a rank of this host lends, for which that rank is asked until the operation's deadline, as long as there is a
     /// chance; an error inside if this process cannot have it.
     pub(crate) fn fetch(&mut self, attempt: &Attempt<'_>, peer: usize, id: u32) -> Result<io::Result<Arc<Segment>>> {
-        loop {
+        let found = loop {
             let until = Instant::now() + attempt.patience_with(self.members[peer])?.min(LOOK);
-            match self.host.fetch_once(self.jobs[peer], id, until) {
-                Ok(found) => return Ok(Ok(found)),
-                Err(error) => {
-                    if let Some(cause) = self.why_gone(peer) {
-                        return Err(attempt.failed(self.members[peer], cause));
-                    }
-                    if error.kind() != io::ErrorKind::TimedOut {
-                        return Ok(Err(error));
-                    }
-                }
+            let found = self.host.fetch_once(self.jobs[peer], id, until);
+            if found.is_err()
+                && let Some(cause) = self.why_gone(peer)
+            {
+                return Err(attempt.failed(self.members[peer], cause));
             }
-        }
+            match found {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
+                found => break found,
+            }
+        };
+        // What takes long from now on is not the peer's doing.
+        attempt.rest();
+        Ok(found)
     }
 
     /// Runs the turns of one operation.

@@ -79,6 +79,7 @@ const TESTS: &[runner::Test] = &[
     ("missing_of_many_at_a_file", starts::missing_of_many),
     ("root_paused_at_the_start", starts::paused_root),
     ("row_51_registered_memory", bystander::registered_memory),
+    ("row_53_no_memory_in_time", processes::no_memory_in_time),
     ("survivors_go_on", processes::survivors_go_on),
     ("killed_while_splitting", processes::killed_while_splitting),
     ("two_killed_at_once", processes::two_killed),

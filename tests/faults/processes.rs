@@ -218,6 +218,24 @@ pub(crate) fn signals() -> Outcome {
     Passed(String::new())
 }
 
+/// Rank 1 reserves registered memory, and is interrupted each time. The others have longer deadlines, shorter ones, or the same.
+pub(crate) fn no_memory_in_time() -> Outcome {
+    for (own, others, causes) in [(1, 600, &["Revoked"][..]), (4, 1, &["Silent"]), (1, 1, &["Revoked", "Silent"])] {
+        let mut job = Job::start("slow memory", 3, others * 1000, |rank, command| {
+            if rank == 1 {
+                command.env(DEADLINE, (own * 1000).to_string());
+            }
+        });
+        let Failure { kind, culprit, text, .. } = job.failure(1);
+        assert_eq!((kind.as_str(), culprit), ("Os", None), "{own} s, others {others} s: {text}");
+        let what = format!("alloc seq=2: rank 1 has not reserved 8388608 bytes of shared memory within its deadline of {own}s");
+        assert_eq!(text, format!("{what}; allocate less, or set a longer timeout: timed out"));
+        job.lives_on(1);
+        job.all_name(&[0, 2], 1, causes, now());
+    }
+    Passed(String::new())
+}
+
 /// A rank opens a link and has no descriptor for it. The others wait for both of its ends. (A rank that accepts may get a descriptor
 /// that another thread of its process gives back in time, and then nothing fails.)
 pub(crate) fn no_descriptors() -> Outcome {

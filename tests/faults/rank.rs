@@ -92,6 +92,7 @@ fn carry_out(task: &str, comm: &Communicator) -> Task {
         "registered" => registered(comm),
         "split" => split(comm),
         "last words" => last_words(comm),
+        "slow memory" => slow_memory(comm),
         "parts" => {
             let part = comm.split([0, 1, 1, 2][rank], 0)?;
             match rank {
@@ -349,6 +350,16 @@ fn without_descriptors(comm: &Communicator) -> Task {
         _ if rank == other => message(comm.recv(&mut [1u8; 8], lacks)),
         _ => calls.call(Op::Barrier, |comm| comm.barrier()),
     }
+}
+
+/// Allocates registered memory. Signals interrupt every attempt of rank 1 to reserve its part.
+fn slow_memory(comm: &Communicator) -> Task {
+    if comm.rank() == 1 {
+        forbid(libc::SYS_fallocate, libc::EINTR);
+    }
+    // The barrier of an allocation has a number, too.
+    let failed = |error| End::Failed(Failed { error, call: Some((Op::Alloc, 2)) });
+    comm.alloc::<u64>(1 << 20).map(drop).map_err(failed)
 }
 
 /// All-reduces in registered memory.
