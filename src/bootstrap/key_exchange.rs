@@ -27,10 +27,14 @@ impl KeyPair {
 
     /// The key that only this rank and the owner of a public key can compute; `None` if the public key is of small order.
     fn shared(&self, theirs: &[u8; 32]) -> Option<Key> {
-        let shared = x25519_dalek::x25519(self.private, *theirs);
-        // Public keys of small order give zeros with every private key.
-        (shared != [0; 32]).then(|| Key::derive(Some(&shared), "kolo key exchange"))
+        let shared = multiply(self.private, *theirs)?;
+        Some(Key::derive(Some(&shared), "kolo key exchange"))
     }
+}
+
+/// X25519; `None` for public keys of small order, which give zeros with every private key. No rank has such a public key.
+fn multiply(private: [u8; 32], public: [u8; 32]) -> Option<[u8; 32]> {
+    Some(x25519_dalek::x25519(private, public)).filter(|product| *product != [0; 32])
 }
 
 /// What a rank puts into the store: its public key, and a name of its process for messages.
@@ -47,9 +51,13 @@ impl Offer {
         writer.0
     }
 
+    /// Reads a public key; `None` if no rank can have written this.
     pub(super) fn decode(bytes: &[u8]) -> Option<Offer> {
         let mut reader = Reader::new(bytes);
-        Some(Offer { public: reader.bytes()?.try_into().ok()?, who: reader.text()? })
+        let public = reader.bytes()?.try_into().ok()?;
+        // Any private key tells public keys of small order.
+        multiply([1; 32], public)?;
+        Some(Offer { public, who: reader.text()? })
     }
 }
 
@@ -152,6 +160,7 @@ mod tests {
         for public in [[0; 32], std::array::from_fn(|i| u8::from(i == 0))] {
             let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [zero.public, public] };
             assert_eq!(exchange.wrap(&zero, &[4; 32]), None);
+            assert_eq!(Offer::decode(&Offer { public, who: "a stranger".to_owned() }.encode()), None);
         }
     }
 }

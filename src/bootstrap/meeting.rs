@@ -170,14 +170,21 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
 }
 
 /// Gives the secret to a rank that has put its public key into the store. Returns whether the key was there.
+///
+/// What is no public key counts as nothing: no rank wrote it, and the rank that it stands in place of writes its own over it.
 fn hand_out(start: &Start<'_>, identity: &Identity, keys: &KeyPair, rank: Rank, patience: Duration) -> Result<bool> {
     let (run, key) = (identity.run(), |name: String| in_run(&identity.run(), &name));
     let offer = store_error(start, start.store.get(&key(offer_of(rank)), patience))?;
-    let Some(offer) = offer.and_then(|bytes| Offer::decode(&bytes)) else { return Ok(false) };
-    let exchange = Exchange { job: identity.job(), run, rank, publics: [keys.public, offer.public] };
-    let wrapped = exchange.wrap(keys, &identity.secret().unwrap_or_default());
-    let forged = || StoreProblem::Forged { key: key(offer_of(rank)) }.at(start.store.url());
-    let wrapped = wrapped.ok_or_else(forged)?;
+    let Some(offer) = offer else { return Ok(false) };
+    let wrapped = Offer::decode(&offer).and_then(|offer| {
+        let exchange = Exchange { job: identity.job(), run, rank, publics: [keys.public, offer.public] };
+        exchange.wrap(keys, &identity.secret().unwrap_or_default())
+    });
+    let Some(wrapped) = wrapped else {
+        // As long as it would have been waited for.
+        std::thread::sleep(patience);
+        return Ok(false);
+    };
     store_error(start, start.store.set(&key(secret_for(rank)), &wrapped, left(start).max(GLANCE)))?;
     Ok(true)
 }
@@ -211,9 +218,21 @@ enum Stage {
     /// It does not believe what it has found. It may be a former run's; at the deadline this is what went wrong.
     Unbelieved(StoreProblem),
     /// It waits for rank 0 to hand it the secret.
-    Secretless { run: Run, keys: KeyPair, theirs: [u8; 32], conflict: Option<Offer> },
+    Secretless(Secretless),
     /// It knows the secret, listens, and waits for the book.
     Listening { listener: Listener, identity: Identity, mine: Box<Card>, conflict: Option<Box<(Card, Instant)>> },
+}
+
+/// What a rank knows that waits for the secret.
+struct Secretless {
+    run: Run,
+    keys: KeyPair,
+    /// Rank 0's public key.
+    theirs: [u8; 32],
+    /// Another process has this rank.
+    conflict: Option<Offer>,
+    /// The store holds a value in place of the secret that rank 0 did not put there.
+    is_forged: bool,
 }
 
 /// What a rank finds that waits for the book.
@@ -247,7 +266,7 @@ fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Iden
             announced = Some(current);
         }
         stage = match stage {
-            Stage::Secretless { run, keys, theirs, conflict: None } => learn(start, ip, run, keys, theirs)?,
+            Stage::Secretless(waiting @ Secretless { conflict: None, .. }) => learn(start, ip, waiting)?,
             Stage::Listening { listener, identity, mine, conflict } => {
                 match listen(start, &identity, &mine, conflict.as_deref(), is_late)? {
                     Found::Book(book) => return Ok((listener, identity, book)),
@@ -288,9 +307,15 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<Stage> {
             let keys = KeyPair::random();
             let mine = Offer { public: keys.public, who: format!("process {} on {}", std::process::id(), start.host()) };
             let key = in_run(&run, &offer_of(start.rank));
-            let holder = store_error(start, start.store.claim(&key, &mine.encode(), left(start).max(GLANCE)))?;
-            let conflict = Offer::decode(&holder).filter(|holder| holder.public != mine.public);
-            Ok(Stage::Secretless { run, keys, theirs, conflict })
+            let patience = left(start).max(GLANCE);
+            let holder = store_error(start, start.store.claim(&key, &mine.encode(), patience))?;
+            let holder = Offer::decode(&holder);
+            if holder.is_none() {
+                // No rank wrote what is there.
+                store_error(start, start.store.set(&key, &mine.encode(), patience))?;
+            }
+            let conflict = holder.filter(|holder| holder.public != mine.public);
+            Ok(Stage::Secretless(Secretless { run, keys, theirs, conflict, is_forged: false }))
         }
         // One of the two was given a secret, and the other was not.
         (Source::Given { .. }, None) | (_, Some(_)) => Ok(Stage::Unbelieved(StoreProblem::Secret)),
@@ -298,15 +323,16 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<Stage> {
 }
 
 /// Looks whether rank 0 has handed out the secret.
-fn learn(start: &Start<'_>, ip: IpAddr, run: Run, keys: KeyPair, theirs: [u8; 32]) -> Result<Stage> {
-    let key = in_run(&run, &secret_for(start.rank));
-    let Some(wrapped) = store_error(start, start.store.get(&key, GLANCE))? else {
-        return Ok(Stage::Secretless { run, keys, theirs, conflict: None });
+fn learn(start: &Start<'_>, ip: IpAddr, waiting: Secretless) -> Result<Stage> {
+    let Secretless { run, theirs, .. } = waiting;
+    let Some(wrapped) = store_error(start, start.store.get(&in_run(&run, &secret_for(start.rank)), GLANCE))? else {
+        return Ok(Stage::Secretless(waiting));
     };
-    let exchange = Exchange { job: start.identity.job(), run, rank: start.rank, publics: [theirs, keys.public] };
-    let Some(secret) = exchange.unwrap(&keys, &wrapped) else {
-        // At a store that cannot claim, a former run's rank had another public key here.
-        return Ok(Stage::Unbelieved(StoreProblem::Forged { key }));
+    let exchange = Exchange { job: start.identity.job(), run, rank: start.rank, publics: [theirs, waiting.keys.public] };
+    let Some(secret) = exchange.unwrap(&waiting.keys, &wrapped) else {
+        // Rank 0 writes its own over it. At a store that cannot claim, a former run's rank had another public key here.
+        std::thread::sleep(PAUSE);
+        return Ok(Stage::Secretless(Secretless { is_forged: true, ..waiting }));
     };
     announce_self(start, ip, start.identity.clone().of_run(run, secret).agreed())
 }
@@ -371,11 +397,14 @@ fn listen(
 fn too_late(start: &Start<'_>, stage: Stage, began: Instant) -> Error {
     let ranks = match stage {
         Stage::Unbelieved(problem) => return problem.at(start.store.url()),
-        Stage::Secretless { conflict: Some(holder), .. } => {
+        Stage::Secretless(Secretless { conflict: Some(holder), .. }) => {
             let second = format!("process {} on {}", std::process::id(), start.host());
             return Error::RankTaken { rank: start.rank, first: holder.who, second };
         }
-        Stage::Nothing | Stage::Secretless { conflict: None, .. } => vec![0],
+        Stage::Secretless(Secretless { run, is_forged: true, .. }) => {
+            return StoreProblem::Forged { key: in_run(&run, &secret_for(start.rank)) }.at(start.store.url());
+        }
+        Stage::Nothing | Stage::Secretless(_) => vec![0],
         Stage::Listening { identity, .. } => missing(start, &identity),
     };
     Error::Missing { ranks, world_size: start.world_size, store: start.store.url(), waited: began.elapsed() }
@@ -540,6 +569,61 @@ mod tests {
         let store = Recording::new("secret, shared", true);
         let shared = secret_of(&store, None);
         assert!(holds(&store, &shared) && shared != agreed);
+    }
+
+    /// A store where a stranger writes in place of ranks, before they do: what is no public key, and what is no secret.
+    struct Disturbed {
+        store: Box<dyn Store>,
+        /// How often rank 1 has looked for its secret.
+        looks: AtomicUsize,
+    }
+
+    impl Store for Disturbed {
+        fn url(&self) -> String {
+            self.store.url()
+        }
+        fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+            if key == announcement::NAME {
+                let run = Announcement::decode(value).unwrap().run;
+                let of_small_order = Offer { public: [0; 32], who: "a stranger".to_owned() }.encode();
+                self.store.set(&in_run(&run, &offer_of(1)), &of_small_order, timeout)?;
+                self.store.set(&in_run(&run, &offer_of(2)), b"garbage", timeout)?;
+                self.store.set(&in_run(&run, &secret_for(1)), &[7; 64], timeout)?;
+            }
+            // Rank 1 has read the stranger's.
+            let until = Instant::now() + timeout;
+            while key.ends_with(&secret_for(1)) && self.looks.load(Ordering::Relaxed) < 2 && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            self.store.set(key, value, timeout)
+        }
+        fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+            let value = self.store.get(key, timeout);
+            if key.ends_with(&secret_for(1)) {
+                self.looks.fetch_add(1, Ordering::Relaxed);
+            }
+            value
+        }
+        fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+            self.store.claim(key, value, timeout)
+        }
+    }
+
+    #[test]
+    fn what_is_no_public_key_or_secret_does_not_keep_ranks_from_meeting() {
+        let store = Recording::new("disturbed", false).store;
+        let store = Disturbed { store, looks: 0.into() };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..3)
+                .map(|rank| {
+                    let store = &store;
+                    scope.spawn(move || meet(store, rank, 3, late()).map(|met| met.identity.secret()))
+                })
+                .collect();
+            let secrets: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
+            assert!(secrets[0].is_some() && secrets.iter().all(|secret| *secret == secrets[0]));
+        });
+        assert!(store.looks.load(Ordering::Relaxed) >= 2);
     }
 
     /// The test of a promise that holds between processes is `row_37_before_the_secret`; this is about the order.
