@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -542,10 +543,13 @@ pub enum StoreProblem {
         last: String,
     },
     /// The port that this store shall serve is taken.
-    #[error("port {port} is taken{}; choose another, or port 0 to have one picked", by(holder))]
+    #[error(
+        "it cannot be served at {address}: port {} is taken by {}; end that process, or choose another port in the store's URL \
+         (KOLO_STORE) or MASTER_PORT, such as 0 to have one picked", address.port(), holder_of(holder)
+    )]
     PortTaken {
-        /// The port.
-        port: u16,
+        /// Where it would have been served.
+        address: SocketAddr,
         /// Who holds it, if that can be known.
         holder: Option<String>,
     },
@@ -594,10 +598,15 @@ pub enum StoreProblem {
         mine: String,
     },
     /// Another job is starting with it at this moment.
-    #[error("another job ({job:?}) is starting with it at this moment; give each job its own store")]
+    #[error(
+        "{} is starting with it at this moment, this process belongs to job {mine:?}; give each job its own store",
+        name_of(theirs)
+    )]
     InUse {
-        /// The other job.
-        job: String,
+        /// The other job; empty if that cannot be known.
+        theirs: String,
+        /// This process's job.
+        mine: String,
     },
     /// It is on another machine, and the ranks share no secret.
     #[error(
@@ -606,7 +615,9 @@ pub enum StoreProblem {
     )]
     NoSecret,
     /// The two ends do not share a secret.
-    #[error("the job secret is not the same on both ends; check KOLO_SECRET and KOLO_SECRET_FILE")]
+    #[error(
+        "the job secret is not the same on both ends; check KOLO_SECRET and KOLO_SECRET_FILE, and that no other job uses this store"
+    )]
     Secret,
     /// A value was not put there by the rank that its key names.
     #[error(
@@ -794,8 +805,8 @@ fn place(on_device: bool) -> &'static str {
     if on_device { "the device's" } else { "host" }
 }
 
-fn by(holder: &Option<String>) -> String {
-    holder.as_ref().map_or_else(String::new, |holder| format!(" by {holder}"))
+fn holder_of(holder: &Option<String>) -> &str {
+    holder.as_deref().unwrap_or("a process that this one cannot see")
 }
 
 /// `1, 2, 5 to 9`: ranks as a reader wants them, even if there are thousands.

@@ -10,7 +10,7 @@
 //! writer, which has the lock, overwrites it.
 //!
 //! Rank 0 replaces what a former run left by a new file with a new generation. Beside the file there is a lock that rank 0 holds
-//! while the ranks connect: two jobs that start with one file at the same time are told so. When the ranks have connected, rank 0
+//! while the ranks connect: two jobs that start with one file at the same time are told so, on every rank. When the ranks have connected, rank 0
 //! removes both files; a crash before that leaves them for the next run to replace.
 //!
 //! Ranks share their secret through the file. So only its owner can read and write it, and ranks believe a file only if its owner
@@ -42,6 +42,12 @@ const LARGEST_FILE: u64 = 256 << 20;
 
 /// How long a call to a file system may take in any case: those across hosts are slow.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long rank 0 tries to lock the file: other ranks lock it for a moment to learn whether a rank 0 has.
+const LOCK_PATIENCE: Duration = Duration::from_millis(300);
+
+/// How often a rank looks whether the lock of another job's file is held.
+const LOCK_PAUSE: Duration = Duration::from_secs(1);
 
 /// The path in `file://<rest>`.
 pub(super) fn path(rest: &str) -> Result<PathBuf, String> {
@@ -88,7 +94,7 @@ impl FileStore {
     pub(super) fn open(path: &Path, owner: bool, job: &str, deadline: Instant) -> Result<FileStore, StoreProblem> {
         let url = format!("file://{}", path.display());
         let helper = Helper::of(&url).map_err(StoreProblem::io("starting a helper thread"))?;
-        let log = Log { path: path.to_owned(), job: job.to_owned(), view: View::default(), ownership: None };
+        let log = Log { path: path.to_owned(), job: job.to_owned(), view: View::default(), ownership: None, rival: None };
         let store = FileStore {
             url,
             is_owner: owner,
@@ -204,6 +210,8 @@ struct Log {
     view: View,
     /// Of rank 0, while the ranks connect.
     ownership: Option<Ownership>,
+    /// When this rank last looked whether the lock of another job's file is held, and the header of the file if it was.
+    rival: Option<(Instant, Option<Vec<u8>>)>,
 }
 
 /// No other rank 0 starts a job with the file.
@@ -248,9 +256,8 @@ impl Log {
 
     /// Makes sure that no other rank 0 is starting a job with this file.
     fn own(&mut self) -> Result<Ownership, StoreProblem> {
-        let mut path = self.path.clone().into_os_string();
-        path.push(".lock");
-        let path = PathBuf::from(path);
+        let path = self.lock_path();
+        let began = Instant::now();
         loop {
             let file = sys::open_own(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path);
             let file = file.map_err(not_opened("creating its lock"))?;
@@ -260,13 +267,21 @@ impl Log {
                     return Ok(Ownership { path, has_started: false, _lock: file });
                 }
                 Ok(()) => {}
+                Err(TryLockError::WouldBlock) if began.elapsed() < LOCK_PATIENCE => std::thread::sleep(SHORTEST_PAUSE),
                 Err(TryLockError::WouldBlock) => {
                     let known = self.look().is_ok() && self.view.is_started();
-                    return Err(StoreProblem::InUse { job: if known { self.view.job.clone() } else { "?".to_owned() } });
+                    let theirs = if known { self.view.job.clone() } else { String::new() };
+                    return Err(StoreProblem::InUse { theirs, mine: self.job.clone() });
                 }
                 Err(TryLockError::Error(error)) => return Err(StoreProblem::io("locking it")(error)),
             }
         }
+    }
+
+    fn lock_path(&self) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(".lock");
+        path.into()
     }
 
     /// Rank 0 creates the file, not its folder: where the folder cannot take a file, no rank needs to wait for one.
@@ -293,18 +308,43 @@ impl Log {
 
     /// Why the view is not of use, if so: there is no file yet, or it is another job's, perhaps a former run's that rank 0 will
     /// replace.
-    fn not_ours<T>(&self) -> Option<Look<T>> {
+    ///
+    /// # Errors
+    ///
+    /// The other job is starting with the file.
+    fn not_ours<T>(&mut self) -> Result<Option<Look<T>>, StoreProblem> {
         if !self.view.is_started() {
-            return Some(Look::NotYet(None));
+            return Ok(Some(Look::NotYet(None)));
         }
-        let other = || StoreProblem::OtherJob { theirs: self.view.job.clone(), mine: self.job.clone() };
-        (self.view.job != self.job).then(|| Look::NotYet(Some(other())))
+        if self.view.job == self.job {
+            return Ok(None);
+        }
+        let is_starting = self.is_starting();
+        let (theirs, mine) = (self.view.job.clone(), self.job.clone());
+        if is_starting {
+            return Err(StoreProblem::InUse { theirs, mine });
+        }
+        Ok(Some(Look::NotYet(Some(StoreProblem::OtherJob { theirs, mine }))))
+    }
+
+    /// Whether the rank 0 of another job holds the lock of its file. This job's rank 0 replaces the file when it has locked it. So
+    /// the lock is another's if it is held at two looks with the same file between them.
+    fn is_starting(&mut self) -> bool {
+        if self.ownership.is_some() || self.rival.as_ref().is_some_and(|(looked, _)| looked.elapsed() < LOCK_PAUSE) {
+            return false;
+        }
+        let lock = sys::open_own(OpenOptions::new().read(true), &self.lock_path());
+        let is_held = lock.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)));
+        let held = is_held.then(|| self.view.header.clone());
+        let (_, before) = self.rival.replace((Instant::now(), held.clone())).unwrap_or((Instant::now(), None));
+        held.is_some() && held == before
     }
 
     fn value(&mut self, key: &str) -> Result<Look<Vec<u8>>, StoreProblem> {
         self.look()?;
+        let not_ours = self.not_ours()?;
         let found = || self.view.values.get(key).map_or(Look::NotYet(None), |value| Look::Found(value.clone()));
-        Ok(self.not_ours().unwrap_or_else(found))
+        Ok(not_ours.unwrap_or_else(found))
     }
 
     fn append(&mut self, key: &str, value: &[u8], keep: bool) -> Result<Look<Vec<u8>>, StoreProblem> {
@@ -313,7 +353,7 @@ impl Log {
         };
         // Only a store of this job is locked, and most of it is read before.
         self.view.read(&mut file)?;
-        if let Some(not_ours) = self.not_ours() {
+        if let Some(not_ours) = self.not_ours()? {
             return Ok(not_ours);
         }
         match file.try_lock() {

@@ -61,7 +61,7 @@ impl TcpStoreServer {
             return Err(StoreProblem::NoSecret.at(format!("tcp://{address}")));
         }
         let server = TcpStoreServer::serve(address, identity);
-        server.map_err(|error| port_problem(address.port(), error).at(format!("tcp://{address}")))
+        server.map_err(|error| port_problem(address, error).at(format!("tcp://{address}")))
     }
 
     fn serve(address: SocketAddr, identity: Identity) -> io::Result<TcpStoreServer> {
@@ -110,9 +110,12 @@ impl Drop for TcpStoreServer {
     }
 }
 
-fn port_problem(port: u16, error: io::Error) -> StoreProblem {
+fn port_problem(address: SocketAddr, error: io::Error) -> StoreProblem {
     match error.kind() {
-        io::ErrorKind::AddrInUse => StoreProblem::PortTaken { port, holder: sys::port_holder(port) },
+        io::ErrorKind::AddrInUse => StoreProblem::PortTaken { address, holder: sys::port_holder(address.port()) },
+        io::ErrorKind::PermissionDenied => {
+            StoreProblem::Url(format!("this process may not listen at {address} ({error}); choose a port above 1023"))
+        }
         _ => StoreProblem::io("serving it")(error),
     }
 }
@@ -499,7 +502,7 @@ fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Re
     match error.kind() {
         // If it is a store of kolo's, its job says more than the port.
         io::ErrorKind::AddrInUse => {
-            let problem = port_problem(port, error);
+            let problem = port_problem(address, error);
             match connect(address, identity, deadline.min(Instant::now() + Duration::from_secs(1))) {
                 Err(Attempt::Final(found @ StoreProblem::OtherJob { .. })) => Err(found),
                 _ => Err(problem),
@@ -509,7 +512,7 @@ fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Re
             let advice = format!("{host} ({}) is not an address of this machine, where rank 0 runs", address.ip());
             Err(StoreProblem::Url(advice))
         }
-        _ => Err(port_problem(port, error)),
+        _ => Err(port_problem(address, error)),
     }
 }
 

@@ -457,14 +457,70 @@ fn two_jobs_with_one_file_are_told() {
     };
     let second = Identity::new("second", None);
     match problem(open(&place, true, &second, late())) {
-        StoreProblem::InUse { job } => assert_eq!(job, "job"),
+        StoreProblem::InUse { theirs, mine } => assert_eq!((&*theirs, &*mine), ("job", "second")),
         other => panic!("{other}"),
     }
     let stray = open(&place, false, &second, late()).unwrap();
-    match stray.get("a", SOON) {
-        Err(StoreProblem::OtherJob { theirs, mine }) => assert_eq!((&*theirs, &*mine), ("job", "second")),
-        other => panic!("{other:?}"),
+    let deadline = late();
+    loop {
+        match stray.get("a", SOON) {
+            // At first it may be what a former run left.
+            Err(StoreProblem::OtherJob { theirs, mine }) if Instant::now() < deadline => {
+                assert_eq!((&*theirs, &*mine), ("job", "second"));
+            }
+            Err(problem @ StoreProblem::InUse { .. }) => {
+                let text = problem.to_string();
+                assert!(text.contains("job \"job\" is starting with it") && text.contains("belongs to job \"second\""), "{text}");
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
     }
+}
+
+/// Ranks look at the lock of what a former run of another job left, and keep their rank 0 from nothing.
+#[test]
+fn what_a_former_job_left_in_a_file_is_replaced_while_ranks_look_at_it() {
+    let place = file_place();
+    let Place::File(path) = &place else { unreachable!() };
+    let zero = open(&place, true, &identity(), late()).unwrap();
+    let left = std::fs::read(path).unwrap();
+    drop(zero);
+    let lock = format!("{}.lock", path.display());
+    for file in [path.to_str().unwrap(), &lock] {
+        std::fs::write(file, if file == lock { &[] } else { &left[..] }).unwrap();
+        #[cfg(unix)]
+        std::fs::set_permissions(file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    let second = Identity::new("second", None);
+    // It is there until all have read what it writes.
+    let zero = std::thread::scope(|scope| {
+        let (looked, has_looked) = mpsc::channel();
+        for _ in 0..8 {
+            let (stray, looked) = (open(&place, false, &second, late()).unwrap(), looked.clone());
+            scope.spawn(move || {
+                let began = Instant::now();
+                // More than twice as long as it is until the second look.
+                while began.elapsed() < Duration::from_millis(2500) {
+                    let found = stray.get("a", SOON);
+                    assert!(matches!(found, Err(StoreProblem::OtherJob { .. })), "{found:?}");
+                }
+                looked.send(()).unwrap();
+                let deadline = late();
+                let mut found = stray.get("a", SOON);
+                while matches!(found, Err(StoreProblem::OtherJob { .. }) | Ok(None)) && Instant::now() < deadline {
+                    found = stray.get("a", SOON);
+                }
+                assert_eq!(found.unwrap().unwrap(), b"1");
+            });
+        }
+        (0..8).for_each(|_| has_looked.recv_timeout(LATE).unwrap());
+        let zero = open(&place, true, &second, late()).unwrap();
+        zero.set("a", b"1", LATE).unwrap();
+        zero
+    });
+    drop(zero);
+    assert!(!path.exists() && !std::path::Path::new(&lock).exists());
 }
 
 #[test]
@@ -483,8 +539,8 @@ fn a_taken_port_and_another_job_are_told_apart() {
     let port = listener.local_addr().unwrap().port();
     let place = Place::Tcp { host: "127.0.0.1".to_owned(), port };
     match open(&place, true, &identity(), late()).err() {
-        Some(Error::Store { problem: StoreProblem::PortTaken { port: taken, holder }, .. }) => {
-            assert_eq!(taken, port);
+        Some(Error::Store { problem: StoreProblem::PortTaken { address, holder }, .. }) => {
+            assert_eq!(address, listener.local_addr().unwrap());
             if cfg!(target_os = "linux") {
                 assert!(holder.unwrap().contains(&std::process::id().to_string()));
             }

@@ -34,8 +34,9 @@ pub(crate) fn port_taken() -> Outcome {
     let mut job = job(&format!("tcp://127.0.0.1:{port}"), "port", &[(0, 2)]);
     let text = job.hear(0, "refused");
     let took = began.elapsed();
-    let holder = format!("port {port} is taken by process {}", std::process::id());
-    assert!(text.starts_with("Store: ") && text.contains(&holder) && text.contains("choose another"), "{text}");
+    let holder = format!("it cannot be served at 127.0.0.1:{port}: port {port} is taken by process {}", std::process::id());
+    let advice = "end that process, or choose another port in the store's URL (KOLO_STORE) or MASTER_PORT";
+    assert!(text.starts_with("Store: ") && text.contains(&holder) && text.contains(advice), "{text}");
     // It asks first, for a second, whether what is there is a store, and of which job.
     in_time("to be refused", took, 2 * ASKED);
     Passed(String::new())
@@ -66,22 +67,30 @@ pub(crate) fn stale_store() -> Outcome {
 }
 
 pub(crate) fn two_jobs() -> Outcome {
-    let store = format!("tcp://127.0.0.1:{}", free_port());
-    let mut first = job(&store, "first", &[(0, 2)]);
-    let address = store.strip_prefix("tcp://").unwrap();
-    let deadline = Instant::now() + LATE;
-    while TcpStream::connect(address).is_err() {
-        assert!(Instant::now() < deadline, "rank 0 does not serve the store");
+    let address = format!("127.0.0.1:{}", free_port());
+    let (file, _) = fresh();
+    let path = file.strip_prefix("file://").unwrap();
+    let is_served = || TcpStream::connect(&address).is_ok();
+    let is_written = || std::fs::metadata(path).is_ok_and(|file| file.len() >= 200);
+    let stores: [(String, &dyn Fn() -> bool); 2] = [(format!("tcp://{address}"), &is_served), (file.clone(), &is_written)];
+    for (store, is_started) in stores {
+        let mut first = job(&store, "first", &[(0, 2)]);
+        let deadline = Instant::now() + LATE;
+        while !is_started() {
+            assert!(Instant::now() < deadline, "rank 0 does not start the store");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let began = Instant::now();
+        let mut second = job(&store, "second", &[(0, 2), (1, 2)]);
+        for text in second.all_say("refused") {
+            assert!(text.starts_with("Store: "), "{text}");
+            assert!(text.contains("job \"first\"") && text.contains("job \"second\""), "{text}");
+        }
+        // At a file, a rank waits for a second look.
+        in_time("to be refused", began.elapsed(), 2 * ASKED);
+        first.add(patient(rank("once", 1, 2, &store, "first")));
+        first.all_say("done");
     }
-    let began = Instant::now();
-    let mut second = job(&store, "second", &[(0, 2), (1, 2)]);
-    for text in second.all_say("refused") {
-        assert!(text.starts_with("Store: "), "{text}");
-        assert!(text.contains("\"first\"") && text.contains("\"second\""), "{text}");
-    }
-    in_time("to be refused", began.elapsed(), ASKED);
-    first.add(patient(rank("once", 1, 2, &store, "first")));
-    first.all_say("done");
     Passed(String::new())
 }
 
