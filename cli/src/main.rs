@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::plan(&args),
         Command::Doctor(args) => return doctor::doctor(&args),
         #[cfg(unix)]
-        Command::Soak(args) => soak::soak(&args),
+        Command::Soak(args) => return soak::soak(&args),
         Command::Trace(args) => trace::trace(&args),
         #[cfg(unix)]
         Command::Compare(args) => compare::compare(&args),

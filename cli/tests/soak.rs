@@ -1,7 +1,8 @@
 //! `kolo soak` as a user meets it. What it checks is tested beside the code.
 #![cfg(unix)]
 
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
 
 fn soak(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kolo")).arg("soak").args(arguments).output().unwrap()
@@ -51,6 +52,31 @@ fn each_ingredient_is_survived() {
         let output = soak(&["--seed", "7", "--minutes", "0", "--fault", "kill", "--with", with]);
         let said = text(&output);
         assert!(output.status.success() && said.contains("1 round in") && said.contains("faults: killed 1"), "{with}: {said}");
+    }
+}
+
+/// In the middle of a round, the soak ends its ranks and leaves nothing in the folder for temporary files.
+#[test]
+fn a_soak_that_is_stopped_leaves_nothing() {
+    for (signal, number) in [("TERM", 15), ("INT", 2)] {
+        let folder = std::env::temp_dir().join(format!("kolo-soak-stopped-{signal}-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+        // Its ranks wait for the stopped one until their deadline.
+        command.args(["soak", "--seed", "7", "--minutes", "60", "--fault", "stop"]).env("TMPDIR", &folder);
+        let mut soak = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(soak.stdout.take().unwrap()).lines();
+        assert!(lines.next().unwrap().unwrap().starts_with("kolo soak: "));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "the soak has its folder");
+        let told = Command::new("kill").args([&format!("-{signal}"), &soak.id().to_string()]).status().unwrap();
+        assert!(told.success());
+        lines.for_each(drop);
+        let output = soak.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(128 + number), "{}", text(&output));
+        assert!(text(&output).contains(&format!("stopped by SIG{signal}")), "{}", text(&output));
+        let left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(left.is_empty(), "{left:?}");
+        std::fs::remove_dir(&folder).unwrap();
     }
 }
 

@@ -10,17 +10,18 @@ mod stranger;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path as FilePath, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
+use crossbeam_channel::{Receiver, Sender, select, unbounded};
 use kolo::TcpStoreServer;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::run::process::prepare;
-use crate::say;
+use crate::run;
+use crate::run::process::{self, prepare};
 use crate::units::{count, duration, show_ranks};
+use crate::{complain, say};
 use judge::{Outcome, judge};
 use rank::{Report, STOPS};
 use script::{Fault, Ingredient, Meeting, Round};
@@ -59,7 +60,35 @@ fn minutes(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|minutes: &f64| (0.0..1e6).contains(minutes)).ok_or_else(|| "a number of minutes".to_owned())
 }
 
-pub(crate) fn soak(args: &Args) -> Result<(), String> {
+/// Why a soak ends before its time.
+enum End {
+    /// Something is wrong.
+    Failed(String),
+    /// The user wants no more of it.
+    Stopped(process::Signal),
+}
+
+impl From<String> for End {
+    fn from(problem: String) -> End {
+        End::Failed(problem)
+    }
+}
+
+pub(crate) fn soak(args: &Args) -> ExitCode {
+    match play_rounds(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(End::Failed(problem)) => {
+            complain(&format!("kolo: {problem}"));
+            ExitCode::FAILURE
+        }
+        Err(End::Stopped(signal)) => {
+            complain(&format!("kolo soak: stopped by {signal}"));
+            ExitCode::from(signal.exit_code())
+        }
+    }
+}
+
+fn play_rounds(args: &Args) -> Result<(), End> {
     let ranks = args.ranks as usize;
     if let (Some(rank), Some(seed), Some(number)) = (args.rank, args.seed, args.round) {
         let report = rank::take_part(&Round::new(seed, number, ranks), rank)?;
@@ -84,13 +113,14 @@ pub(crate) fn soak(args: &Args) -> Result<(), String> {
         if !is_chosen || !args.with.iter().all(|ingredient| round.has(*ingredient)) {
             continue;
         }
-        let (line, operations) = arena.play(&round).map_err(|problem| {
-            format!(
+        let (line, operations) = arena.play(&round).map_err(|end| match end {
+            End::Stopped(signal) => End::Stopped(signal),
+            End::Failed(problem) => End::Failed(format!(
                 "round {number} ({}): {problem}\nreplay it with: kolo soak --seed {seed} --round {number} --ranks {ranks}\nwhat the \
                  ranks left is in {}, for kolo trace",
                 describe_round(&round),
                 arena.keep().display()
-            )
+            )),
         })?;
         tally.add(&round, operations);
         say(&format!("round {number}: {}: {line}", describe_round(&round)));
@@ -130,6 +160,8 @@ struct Arena {
     secret: String,
     job: String,
     patience: Duration,
+    /// What this process is sent.
+    signals: Receiver<run::Event>,
 }
 
 /// A rank's process.
@@ -149,15 +181,18 @@ enum Event {
 
 impl Arena {
     fn new(args: &Args, seed: u64) -> Result<Arena, String> {
-        let folder = std::env::temp_dir().join(format!("kolo-soak-{seed}-{}", std::process::id()));
-        std::fs::create_dir_all(folder.join("traces"))
-            .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(|error| format!("there are no random numbers: {error}"))?;
         let job = format!("soak-{seed}");
         let server = TcpStoreServer::bind(([127, 0, 0, 1], 0).into(), &job, Some(secret)).map_err(|error| error.to_string())?;
         let secret = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Arena { folder, server, secret, job, patience: args.patience })
+        // From here on a signal ends the soak in good order: without its folder.
+        let (sender, signals) = unbounded();
+        process::watch_signals(&sender).map_err(|error| format!("cannot watch for signals: {error}"))?;
+        let folder = std::env::temp_dir().join(format!("kolo-soak-{seed}-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("traces"))
+            .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
+        Ok(Arena { folder, server, secret, job, patience: args.patience, signals })
     }
 
     fn traces(&self) -> PathBuf {
@@ -197,10 +232,10 @@ impl Arena {
     }
 
     /// Plays a round to its end: how it went, and how many results were checked. An error says what is wrong with it.
-    fn play(&self, round: &Round) -> Result<(String, u64), String> {
+    fn play(&self, round: &Round) -> Result<(String, u64), End> {
         remove_files(&self.traces());
         let began = Instant::now();
-        let (sender, events) = channel();
+        let (sender, events) = unbounded();
         let store = (round.meeting == Meeting::Served).then(|| self.server.address());
         let stranger = round.has(Ingredient::Stranger).then(|| Stranger::start(round, &self.job, store));
         let mut ranks = Vec::new();
@@ -216,11 +251,13 @@ impl Arena {
             std::thread::sleep(round.after);
             signal_all(&ranks, Signal::KILL);
         }
-        let outcome = follow(round, &mut ranks, &events, self.patience);
-        if outcome.is_err() {
-            // The traces say where they are.
-            signal_all(&ranks, Signal::USR1);
-            std::thread::sleep(Duration::from_millis(500));
+        let outcome = follow(round, &mut ranks, &events, &self.signals, self.patience);
+        if let Err(end) = &outcome {
+            if let End::Failed(_) = end {
+                // The traces say where they are.
+                signal_all(&ranks, Signal::USR1);
+                std::thread::sleep(Duration::from_millis(500));
+            }
             signal_all(&ranks, Signal::KILL);
         }
         let mut outcomes = Vec::new();
@@ -232,7 +269,7 @@ impl Arena {
         stranger.map_or(Ok(0), Stranger::finish)?;
         let line = judge(round, &outcomes)?;
         if !round.fault.outlasts_the_deadline() && took >= round.timeout {
-            return Err(format!("it took {took:.0?}, the deadline of an operation, though it ended well: {line}"));
+            return Err(format!("it took {took:.0?}, the deadline of an operation, though it ended well: {line}").into());
         }
         let operations = outcomes.iter().filter_map(|outcome| Some(outcome.report.as_ref()?.operations)).sum();
         Ok((line, operations))
@@ -283,31 +320,45 @@ fn signal_all(ranks: &[Rank], which: Signal) {
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Hears the ranks out until they have ended.
-fn follow(round: &Round, ranks: &mut [Rank], events: &Receiver<Event>, patience: Duration) -> Result<(), String> {
+fn follow(
+    round: &Round,
+    ranks: &mut [Rank],
+    events: &Receiver<Event>,
+    signals: &Receiver<run::Event>,
+    patience: Duration,
+) -> Result<(), End> {
     let deadline = Instant::now() + patience;
     let mut silent = 0;
     // When the one that is stopped is to go on.
     let mut goes_on: Option<Instant> = None;
     while silent < 2 * ranks.len() {
         let next = goes_on.unwrap_or(deadline).min(deadline);
-        match events.recv_timeout(next.saturating_duration_since(Instant::now())) {
-            Ok(Event::Said(_, line)) if line == STOPS => {
+        let event = select! {
+            recv(events) -> event => event.ok(),
+            recv(signals) -> signal => match signal {
+                Ok(run::Event::Signalled(signal)) if signal.ends() => return Err(End::Stopped(signal)),
+                _ => continue,
+            },
+            default(next.saturating_duration_since(Instant::now())) => None,
+        };
+        match event {
+            Some(Event::Said(_, line)) if line == STOPS => {
                 goes_on = round.fault.stop().map(|stop| Instant::now() + stop);
             }
-            Ok(Event::Said(rank, line)) => {
+            Some(Event::Said(rank, line)) => {
                 ranks[rank].report =
                     Some(serde_json::from_str(&line).map_err(|error| format!("rank {rank} says {line:?}: {error}"))?);
             }
-            Ok(Event::Complained(rank, line)) => ranks[rank].errors += &(line + "\n"),
-            Ok(Event::Silent) => silent += 1,
-            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {
+            Some(Event::Complained(rank, line)) => ranks[rank].errors += &(line + "\n"),
+            Some(Event::Silent) => silent += 1,
+            None if Instant::now() < deadline => {
                 signal(&ranks[round.victim], Signal::CONT);
                 goes_on = Some(Instant::now() + AGAIN);
             }
-            Err(_) => {
+            None => {
                 let running = |(rank, process): (usize, &Rank)| process.report.is_none().then_some(rank);
                 let running: Vec<usize> = ranks.iter().enumerate().filter_map(running).collect();
-                return Err(format!("a hang: after {patience:?}, {} had not ended", show_ranks(&running)));
+                return Err(format!("a hang: after {patience:?}, {} had not ended", show_ranks(&running)).into());
             }
         }
     }
