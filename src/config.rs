@@ -46,6 +46,40 @@ numbered! {
     }
 }
 
+/// The variables that kolo and its program read or set, in the order of the alphabet. `docs/settings.md` has their meanings.
+pub const VARIABLES: [&str; 30] = [
+    "KOLO_ALGORITHM",
+    "KOLO_CACHE_DIR",
+    "KOLO_DEVICES",
+    "KOLO_DEVICE_PATH",
+    "KOLO_HOST",
+    "KOLO_INSECURE",
+    "KOLO_INTERFACE",
+    "KOLO_JOB_ID",
+    "KOLO_LOCAL_RANK",
+    "KOLO_LOCAL_WORLD_SIZE",
+    "KOLO_LOG",
+    "KOLO_NETWORK_BANDWIDTH",
+    "KOLO_NETWORK_LATENCY",
+    "KOLO_PASSAGE",
+    "KOLO_RANK",
+    "KOLO_REPRODUCIBLE",
+    "KOLO_SECRET",
+    "KOLO_SECRET_FILE",
+    "KOLO_SOCKETS",
+    "KOLO_START_TIMEOUT",
+    "KOLO_STORE",
+    "KOLO_STORE_SERVED",
+    "KOLO_TIMEOUT",
+    "KOLO_TLS_CA",
+    "KOLO_TLS_CERT",
+    "KOLO_TLS_KEY",
+    "KOLO_TRACE_DIR",
+    "KOLO_TRACE_SIGNAL",
+    "KOLO_TRANSPORT",
+    "KOLO_WORLD_SIZE",
+];
+
 /// Looks up an environment variable; tests bring their own.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -355,6 +389,26 @@ mod tests {
         assert!((read.shared.model.network.per_byte - 8e-11).abs() < 1e-15);
         assert_eq!(read.interface.as_deref(), Some("eth0"));
         assert_eq!((read.trace_dir.as_deref(), read.trace_signal), (Some("/tmp/traces".as_ref()), true));
+    }
+
+    /// `kolo doctor` takes all others for misspelt.
+    #[test]
+    fn every_variable_is_known_and_documented() {
+        let is_of_name = |letter: char| letter.is_ascii_uppercase() || letter == '_';
+        let words = include_str!("../docs/settings.md").split(|letter| !is_of_name(letter));
+        let documented: std::collections::BTreeSet<&str> =
+            words.filter(|word| word.starts_with("KOLO_") && !word.ends_with('_')).collect();
+        assert_eq!(documented, VARIABLES.into());
+        let read = std::cell::RefCell::new(Vec::new());
+        let env = |name: &str| {
+            read.borrow_mut().push(name.to_owned());
+            None
+        };
+        Settings::from_env(&env).unwrap();
+        secret_of(&env, late()).unwrap();
+        for name in read.into_inner().iter().filter(|name| name.starts_with("KOLO_")) {
+            assert!(VARIABLES.contains(&&**name), "{name} is read");
+        }
     }
 
     #[test]

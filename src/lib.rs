@@ -117,7 +117,7 @@ pub mod plan {
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {
     pub(crate) use crate::config::secret_given;
-    pub use crate::config::{duration, secret_of_environment};
+    pub use crate::config::{VARIABLES, duration, secret_of_environment};
 }
 
 #[doc = include_str!("../docs/security.md")]

@@ -112,6 +112,24 @@ fn what_is_wrong_is_said_with_what_to_do() {
     assert!(output.status.success(), "{}", text(&output));
 }
 
+#[test]
+fn variables_that_kolo_does_not_read_are_listed() {
+    let output = kolo()
+        .args(["doctor"])
+        .envs([("KOLO_SECRT", "0f"), ("KOLO_TIEMOUT", "5"), ("KOLO_WEATHER", "fair"), ("KOLO_TIMEOUT", "5")])
+        .output()
+        .unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    let lines: Vec<&str> = said.lines().skip_while(|line| !line.starts_with("warning  variables ")).take(2).collect();
+    assert_eq!(
+        lines[0].split_once("variables").unwrap().1.trim(),
+        "kolo does not read KOLO_SECRT (the nearest that it reads is KOLO_SECRET); kolo does not read KOLO_TIEMOUT (the nearest \
+         that it reads is KOLO_TIMEOUT); kolo does not read KOLO_WEATHER"
+    );
+    assert!(lines[1].contains(" -> correct the name"), "{said}");
+}
+
 #[cfg(unix)]
 #[test]
 fn limits_are_seen() {
