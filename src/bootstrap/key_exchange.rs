@@ -1,7 +1,7 @@
 //! How ranks agree on a secret through a store that others can read: X25519 (RFC 7748), with a key pair of each rank for this
 //! run only.
 //!
-//! Rank 0 makes up the secret, and announces its public key. Each other rank puts its own public key into the store ([`Offer`]),
+//! Rank 0 makes up the secret, and announces its public key. Each other rank puts its own public key into the store ([`KeyShare`]),
 //! and rank 0 answers with the secret, encrypted and signed with a key that only these two ranks can compute. A process
 //! that only reads the store learns nothing. A process that can write to it can put its own public key in the place of a rank's:
 //! the exchange cannot tell a rank from another process that was faster.
@@ -39,12 +39,12 @@ fn multiply(private: [u8; 32], public: [u8; 32]) -> Option<[u8; 32]> {
 
 /// What a rank puts into the store: its public key, and a name of its process for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Offer {
+pub(super) struct KeyShare {
     pub(super) public: [u8; 32],
     pub(super) who: String,
 }
 
-impl Offer {
+impl KeyShare {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.bytes(&self.public).text(&self.who);
@@ -52,12 +52,12 @@ impl Offer {
     }
 
     /// Reads a public key; `None` if no rank can have written this.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Offer> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<KeyShare> {
         let mut reader = Reader::new(bytes);
         let public = reader.bytes()?.try_into().ok()?;
         // Any private key tells public keys of small order.
         multiply([1; 32], public)?;
-        Some(Offer { public, who: reader.text()? })
+        Some(KeyShare { public, who: reader.text()? })
     }
 }
 
@@ -108,8 +108,8 @@ impl Exchange<'_> {
 /// Whatever a store holds where a public key or the wrapped secret should be.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz(bytes: &[u8]) {
-    if let Some(offer) = Offer::decode(bytes) {
-        assert_eq!(Offer::decode(&offer.encode()), Some(offer), "a public key is read as another");
+    if let Some(key_share) = KeyShare::decode(bytes) {
+        assert_eq!(KeyShare::decode(&key_share.encode()), Some(key_share), "a public key is read as another");
     }
     let own = KeyPair { private: [5; 32], public: [6; 32] };
     let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [[9; 32], own.public] };
@@ -121,8 +121,8 @@ pub(crate) fn fuzz(bytes: &[u8]) {
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     let (zero, other) = (KeyPair::of([1; 32]), KeyPair::of([2; 32]));
     let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [zero.public, other.public] };
-    let offer = Offer { public: other.public, who: "process 7 on node1".to_owned() };
-    vec![offer.encode(), exchange.wrap(&zero, &[4; 32]).unwrap_or_default()]
+    let key_share = KeyShare { public: other.public, who: "process 7 on node1".to_owned() };
+    vec![key_share.encode(), exchange.wrap(&zero, &[4; 32]).unwrap_or_default()]
 }
 
 #[cfg(test)]
@@ -160,7 +160,7 @@ mod tests {
         for public in [[0; 32], std::array::from_fn(|i| u8::from(i == 0))] {
             let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [zero.public, public] };
             assert_eq!(exchange.wrap(&zero, &[4; 32]), None);
-            assert_eq!(Offer::decode(&Offer { public, who: "a stranger".to_owned() }.encode()), None);
+            assert_eq!(KeyShare::decode(&KeyShare { public, who: "a stranger".to_owned() }.encode()), None);
         }
     }
 }

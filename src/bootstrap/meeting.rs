@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Start;
 use super::announcement::{self, Announcement, Source};
 use super::card::{Book, Card, Refusal};
-use super::key_exchange::{Exchange, KeyPair, Offer};
+use super::key_exchange::{Exchange, KeyPair, KeyShare};
 use super::listener::Listener;
 use super::signed::{SignedStore, in_run};
 use crate::config::SharedSettings;
@@ -34,8 +34,8 @@ fn card_of(rank: Rank) -> String {
     format!("rank/{rank}")
 }
 
-fn offer_of(rank: Rank) -> String {
-    format!("offer/{rank}")
+fn key_share_of(rank: Rank) -> String {
+    format!("key_share/{rank}")
 }
 
 fn secret_for(rank: Rank) -> String {
@@ -174,10 +174,10 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
 /// What is no public key counts as nothing: no rank wrote it, and the rank that it stands in place of writes its own over it.
 fn hand_out(start: &Start<'_>, identity: &Identity, keys: &KeyPair, rank: Rank, patience: Duration) -> Result<bool> {
     let (run, key) = (identity.run(), |name: String| in_run(&identity.run(), &name));
-    let offer = store_error(start, start.store.get(&key(offer_of(rank)), patience))?;
-    let Some(offer) = offer else { return Ok(false) };
-    let wrapped = Offer::decode(&offer).and_then(|offer| {
-        let exchange = Exchange { job: identity.job(), run, rank, publics: [keys.public, offer.public] };
+    let key_share = store_error(start, start.store.get(&key(key_share_of(rank)), patience))?;
+    let Some(key_share) = key_share else { return Ok(false) };
+    let wrapped = KeyShare::decode(&key_share).and_then(|key_share| {
+        let exchange = Exchange { job: identity.job(), run, rank, publics: [keys.public, key_share.public] };
         exchange.wrap(keys, &identity.secret().unwrap_or_default())
     });
     let Some(wrapped) = wrapped else {
@@ -212,7 +212,7 @@ fn second_rank_0(start: &Start<'_>, mine: &Card, announced: &[u8]) -> Result<Err
 }
 
 /// How far another rank than 0 has come in a run.
-enum Stage {
+enum JoinState {
     /// It has found no announcement.
     Nothing,
     /// It does not believe what it has found. It may be a former run's; at the deadline this is what went wrong.
@@ -230,7 +230,7 @@ struct Secretless {
     /// Rank 0's public key.
     theirs: [u8; 32],
     /// Another process has this rank.
-    conflict: Option<Offer>,
+    conflict: Option<KeyShare>,
     /// The store holds a value in place of the secret that rank 0 did not put there.
     is_forged: bool,
 }
@@ -248,7 +248,7 @@ enum Found {
 fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Identity, Book)> {
     let deadline = start.deadline + GRACE;
     let mut announced: Option<Vec<u8>> = None;
-    let mut stage = Stage::Nothing;
+    let mut state = JoinState::Nothing;
     let mut end = None;
     loop {
         let is_late = Instant::now() >= deadline;
@@ -261,19 +261,19 @@ fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Iden
         };
         if let Some(current) = current.filter(|current| announced.as_ref() != Some(current)) {
             // What a former run's processes may have sent here goes with its listener.
-            drop(std::mem::replace(&mut stage, Stage::Nothing));
-            stage = begin(start, ip, &current)?;
+            drop(std::mem::replace(&mut state, JoinState::Nothing));
+            state = begin(start, ip, &current)?;
             announced = Some(current);
         }
-        stage = match stage {
-            Stage::Secretless(waiting @ Secretless { conflict: None, .. }) => learn(start, ip, waiting)?,
-            Stage::Listening { listener, identity, mine, conflict } => {
+        state = match state {
+            JoinState::Secretless(waiting @ Secretless { conflict: None, .. }) => learn(start, ip, waiting)?,
+            JoinState::Listening { listener, identity, mine, conflict } => {
                 match listen(start, &identity, &mine, conflict.as_deref(), is_late)? {
                     Found::Book(book) => return Ok((listener, identity, book)),
                     Found::End(error) => end = Some(error),
                     Found::Nothing => {}
                 }
-                Stage::Listening { listener, identity, mine, conflict }
+                JoinState::Listening { listener, identity, mine, conflict }
             }
             // The announcement has to change.
             other => {
@@ -282,16 +282,16 @@ fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Iden
             }
         };
         if is_late {
-            return Err(too_late(start, stage, began));
+            return Err(too_late(start, state, began));
         }
     }
 }
 
 /// An announcement is there: does what can be done without waiting.
-fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<Stage> {
+fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
     let Some(announcement) = Announcement::decode(announced) else {
         let what = format!("what it holds as {:?} is no announcement that this version of kolo knows", announcement::NAME);
-        return Ok(Stage::Unbelieved(StoreProblem::Foreign(what)));
+        return Ok(JoinState::Unbelieved(StoreProblem::Foreign(what)));
     };
     let run = announcement.run;
     match (announcement.secret, start.identity.secret()) {
@@ -300,45 +300,45 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<Stage> {
             if announcement.is_of(start.store, &identity) {
                 return announce_self(start, ip, identity);
             }
-            Ok(Stage::Unbelieved(StoreProblem::Forged { key: announcement::NAME.to_owned() }))
+            Ok(JoinState::Unbelieved(StoreProblem::Forged { key: announcement::NAME.to_owned() }))
         }
         (Source::Shared { secret }, None) => announce_self(start, ip, start.identity.clone().of_run(run, secret)),
         (Source::Agreed { public: theirs }, None) => {
             let keys = KeyPair::random();
-            let mine = Offer { public: keys.public, who: format!("process {} on {}", std::process::id(), start.host()) };
-            let key = in_run(&run, &offer_of(start.rank));
+            let mine = KeyShare { public: keys.public, who: format!("process {} on {}", std::process::id(), start.host()) };
+            let key = in_run(&run, &key_share_of(start.rank));
             let patience = left(start).max(GLANCE);
             let holder = store_error(start, start.store.claim(&key, &mine.encode(), patience))?;
-            let holder = Offer::decode(&holder);
+            let holder = KeyShare::decode(&holder);
             if holder.is_none() {
                 // No rank wrote what is there.
                 store_error(start, start.store.set(&key, &mine.encode(), patience))?;
             }
             let conflict = holder.filter(|holder| holder.public != mine.public);
-            Ok(Stage::Secretless(Secretless { run, keys, theirs, conflict, is_forged: false }))
+            Ok(JoinState::Secretless(Secretless { run, keys, theirs, conflict, is_forged: false }))
         }
         // One of the two was given a secret, and the other was not.
-        (Source::Given { .. }, None) | (_, Some(_)) => Ok(Stage::Unbelieved(StoreProblem::Secret)),
+        (Source::Given { .. }, None) | (_, Some(_)) => Ok(JoinState::Unbelieved(StoreProblem::Secret)),
     }
 }
 
 /// Looks whether rank 0 has handed out the secret.
-fn learn(start: &Start<'_>, ip: IpAddr, waiting: Secretless) -> Result<Stage> {
+fn learn(start: &Start<'_>, ip: IpAddr, waiting: Secretless) -> Result<JoinState> {
     let Secretless { run, theirs, .. } = waiting;
     let Some(wrapped) = store_error(start, start.store.get(&in_run(&run, &secret_for(start.rank)), GLANCE))? else {
-        return Ok(Stage::Secretless(waiting));
+        return Ok(JoinState::Secretless(waiting));
     };
     let exchange = Exchange { job: start.identity.job(), run, rank: start.rank, publics: [theirs, waiting.keys.public] };
     let Some(secret) = exchange.unwrap(&waiting.keys, &wrapped) else {
         // Rank 0 writes its own over it. At a store that cannot claim, a former run's rank had another public key here.
         std::thread::sleep(PAUSE);
-        return Ok(Stage::Secretless(Secretless { is_forged: true, ..waiting }));
+        return Ok(JoinState::Secretless(Secretless { is_forged: true, ..waiting }));
     };
     announce_self(start, ip, start.identity.clone().of_run(run, secret).agreed())
 }
 
 /// Opens the listener, and says where it is.
-fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity) -> Result<Stage> {
+fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity) -> Result<JoinState> {
     let listener = Listener::open(start, ip, &identity)?;
     let mine = listener.card(start)?;
     let signed = SignedStore::new(start.store, &identity);
@@ -346,7 +346,7 @@ fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity) -> Result<St
     let holder = store_error(start, signed.claim(&card_of(start.rank), start.rank, &mine.encode(), patience))?;
     let holder = Card::decode(&holder).filter(|holder| holder.instance != mine.instance);
     let conflict = holder.map(|holder| Box::new((holder, Instant::now())));
-    Ok(Stage::Listening { listener, identity, mine: Box::new(mine), conflict })
+    Ok(JoinState::Listening { listener, identity, mine: Box::new(mine), conflict })
 }
 
 /// Looks for a book with this rank in it.
@@ -394,18 +394,18 @@ fn listen(
 }
 
 /// What kept a rank from meeting the others until the deadline.
-fn too_late(start: &Start<'_>, stage: Stage, began: Instant) -> Error {
-    let ranks = match stage {
-        Stage::Unbelieved(problem) => return problem.at(start.store.url()),
-        Stage::Secretless(Secretless { conflict: Some(holder), .. }) => {
+fn too_late(start: &Start<'_>, state: JoinState, began: Instant) -> Error {
+    let ranks = match state {
+        JoinState::Unbelieved(problem) => return problem.at(start.store.url()),
+        JoinState::Secretless(Secretless { conflict: Some(holder), .. }) => {
             let second = format!("process {} on {}", std::process::id(), start.host());
             return Error::RankTaken { rank: start.rank, first: holder.who, second };
         }
-        Stage::Secretless(Secretless { run, is_forged: true, .. }) => {
+        JoinState::Secretless(Secretless { run, is_forged: true, .. }) => {
             return StoreProblem::Forged { key: in_run(&run, &secret_for(start.rank)) }.at(start.store.url());
         }
-        Stage::Nothing | Stage::Secretless(_) => vec![0],
-        Stage::Listening { identity, .. } => missing(start, &identity),
+        JoinState::Nothing | JoinState::Secretless(_) => vec![0],
+        JoinState::Listening { identity, .. } => missing(start, &identity),
     };
     Error::Missing { ranks, world_size: start.world_size, store: start.store.url(), waited: began.elapsed() }
 }
@@ -515,7 +515,7 @@ mod tests {
         fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
             if key.ends_with(BOOK) {
                 self.looks_for_book.fetch_add(1, Ordering::Relaxed);
-            } else if key.contains("/rank/") || key.contains("/offer/") {
+            } else if key.contains("/rank/") || key.contains("/key_share/") {
                 self.looks_for_ranks.fetch_add(1, Ordering::Relaxed);
             }
             self.store.get(key, timeout)
@@ -585,9 +585,9 @@ mod tests {
         fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
             if key == announcement::NAME {
                 let run = Announcement::decode(value).unwrap().run;
-                let of_small_order = Offer { public: [0; 32], who: "a stranger".to_owned() }.encode();
-                self.store.set(&in_run(&run, &offer_of(1)), &of_small_order, timeout)?;
-                self.store.set(&in_run(&run, &offer_of(2)), b"garbage", timeout)?;
+                let of_small_order = KeyShare { public: [0; 32], who: "a stranger".to_owned() }.encode();
+                self.store.set(&in_run(&run, &key_share_of(1)), &of_small_order, timeout)?;
+                self.store.set(&in_run(&run, &key_share_of(2)), b"garbage", timeout)?;
                 self.store.set(&in_run(&run, &secret_for(1)), &[7; 64], timeout)?;
             }
             // Rank 1 has read the stranger's.
@@ -634,7 +634,7 @@ mod tests {
         let values = store.values.lock().unwrap();
         let position = |end: &str| values.iter().position(|(key, _)| key.ends_with(end)).unwrap();
         for rank in 1..3 {
-            assert!(position(&offer_of(rank)) < position(&secret_for(rank)));
+            assert!(position(&key_share_of(rank)) < position(&secret_for(rank)));
             assert!(position(&secret_for(rank)) < position(&format!("/{}", card_of(rank))));
         }
     }

@@ -247,12 +247,12 @@ enum Waiting {
 
 struct Caller {
     stream: Stream,
-    stage: Stage,
+    state: CallerState,
     deadline: Instant,
 }
 
 /// How far a caller has come.
-enum Stage {
+enum CallerState {
     Shaking(Acceptor),
     /// It has proved who it is, and asks: the length of the question in 4 bytes, then the question, as far as they have come.
     Asking(Hello, Vec<u8>),
@@ -267,9 +267,9 @@ impl Caller {
 
     /// Whether it has shown that it knows the secret.
     fn is_member(&self) -> bool {
-        match &self.stage {
-            Stage::Shaking(acceptor) => acceptor.challenged().is_some(),
-            Stage::Asking(..) => true,
+        match &self.state {
+            CallerState::Shaking(acceptor) => acceptor.challenged().is_some(),
+            CallerState::Asking(..) => true,
         }
     }
 }
@@ -355,8 +355,8 @@ impl<H: Host> Porter<H> {
                 Stream::Local(_) => Medium::Local,
             };
             if self.poll.registry().register(stream.source(), Token(number), Interest::READABLE).is_ok() {
-                let stage = Stage::Shaking(Acceptor::new(medium));
-                let caller = Caller { stream, stage, deadline: Instant::now() + PATIENCE };
+                let state = CallerState::Shaking(Acceptor::new(medium));
+                let caller = Caller { stream, state, deadline: Instant::now() + PATIENCE };
                 self.callers.insert(number, caller);
                 // It may have spoken already.
                 self.listen(number);
@@ -383,9 +383,9 @@ impl<H: Host> Porter<H> {
         let stays = loop {
             // Not a byte is read beyond what is needed: the rest is for those to whom the stream is passed.
             let mut bytes = [0; handshake::LONGEST];
-            let wanted = match &caller.stage {
-                Stage::Shaking(acceptor) => acceptor.wanted(),
-                Stage::Asking(_, heard) => match missing(heard) {
+            let wanted = match &caller.state {
+                CallerState::Shaking(acceptor) => acceptor.wanted(),
+                CallerState::Asking(_, heard) => match missing(heard) {
                     Some(missing) => missing.min(bytes.len()),
                     None => break false,
                 },
@@ -396,8 +396,8 @@ impl<H: Host> Porter<H> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => break error.kind() == io::ErrorKind::WouldBlock,
             };
-            let answer = match &mut caller.stage {
-                Stage::Shaking(acceptor) => {
+            let answer = match &mut caller.state {
+                CallerState::Shaking(acceptor) => {
                     let answer = acceptor.hear(&self.identity, &bytes[..count]);
                     // A member makes a new hello for each attempt.
                     if answer.reply.is_some() && acceptor.challenged().is_some_and(|nonce| !self.heard.is_new(nonce)) {
@@ -406,7 +406,7 @@ impl<H: Host> Porter<H> {
                     }
                     answer
                 }
-                Stage::Asking(hello, heard) => {
+                CallerState::Asking(hello, heard) => {
                     heard.extend_from_slice(&bytes[..count]);
                     if missing(heard) == Some(0) {
                         let answer = self.host.answer(hello, &heard[PREFIX..]);
@@ -430,7 +430,7 @@ impl<H: Host> Porter<H> {
                     break false;
                 }
                 Some(Ok(hello)) if hello.purpose == Purpose::Ask => {
-                    caller.stage = Stage::Asking(hello, Vec::new());
+                    caller.state = CallerState::Asking(hello, Vec::new());
                     caller.deadline = Instant::now() + PATIENCE;
                 }
                 Some(Ok(hello)) => {
