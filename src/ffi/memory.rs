@@ -55,7 +55,7 @@ pub extern "C" fn kolo_mem_free(ptr: *mut c_void) -> kolo_result_t {
     })
 }
 
-#[cfg(all(test, target_os = "linux", not(miri)))]
+#[cfg(all(test, unix, not(miri)))]
 mod tests {
     use std::sync::atomic::AtomicBool;
     use std::sync::atomic::Ordering::Relaxed;
