@@ -545,7 +545,7 @@ pub enum StoreProblem {
     /// The port that this store shall serve is taken.
     #[error(
         "it cannot be served at {address}: port {} is taken by {}; end that process, or choose another port in the store's URL \
-         (KOLO_STORE) or MASTER_PORT, such as 0 to have one picked", address.port(), holder_of(holder)
+         (KOLO_STORE) or MASTER_PORT; port 0 has one picked", address.port(), holder_of(holder)
     )]
     PortTaken {
         /// Where it would have been served.
