@@ -292,6 +292,7 @@ fn a_rank_that_stays_away_leaves_or_fails_is_named() {
 
 /// Trials of a healthy communicator may take longer than a short deadline: then nothing is tried, and every rank knows.
 #[test]
+#[cfg_attr(miri, ignore = "too slow for a deadline of 3 s")]
 fn nothing_is_tried_where_a_deadline_leaves_no_room() {
     dance(3, LATE, |dancer, rank| {
         let all_reduce =
