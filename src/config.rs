@@ -83,14 +83,14 @@ pub const VARIABLES: [&str; 30] = [
 /// Looks up an environment variable; tests bring their own.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The process's environment. Variables that are empty count as not set.
+/// The process's environment. Variables that are empty count as not set, except those that protect a job: one that was meant to
+/// be protected must not run without, be its secret empty or unreadable.
 pub(crate) fn process_env(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// The process's environment, as secrets are looked up: a job whose secret is empty or unreadable must not run without one.
-pub(crate) fn secret_env(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+    let value = std::env::var_os(name)?;
+    match name.starts_with("KOLO_SECRET") || name.starts_with("KOLO_TLS_") {
+        true => Some(value.to_string_lossy().into_owned()),
+        false => value.into_string().ok().filter(|value| !value.is_empty()),
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -215,7 +215,11 @@ fn devices(text: &str) -> Option<Devices> {
 
 fn tls(env: Env<'_>) -> Result<Option<TlsFiles>> {
     const NAMES: [&str; 3] = ["KOLO_TLS_CA", "KOLO_TLS_CERT", "KOLO_TLS_KEY"];
-    match NAMES.map(|name| env(name).map(PathBuf::from)) {
+    let values = NAMES.map(env);
+    if let Some((name, _)) = NAMES.iter().zip(&values).find(|(_, value)| value.as_deref() == Some("")) {
+        return Err(empty(name, "the path of a PEM file", "TLS"));
+    }
+    match values.map(|value| value.map(PathBuf::from)) {
         [None, None, None] => Ok(None),
         [Some(authority), Some(certificate), Some(key)] => Ok(Some(TlsFiles { authority, certificate, key })),
         some => {
@@ -300,10 +304,10 @@ pub(crate) fn secret(text: &str) -> Option<[u8; 32]> {
 ///
 /// One of the variables is set but holds no secret or is empty, or the file cannot be read in time or may be read by others.
 pub fn secret_of_environment() -> Result<Option<[u8; 32]>> {
-    secret_of(&secret_env, Instant::now() + start_timeout(&process_env)?)
+    secret_of(&process_env, Instant::now() + start_timeout(&process_env)?)
 }
 
-/// The secret in the environment, where variables that are empty count as set.
+/// The secret in the environment.
 pub(crate) fn secret_of(env: Env<'_>, deadline: Instant) -> Result<Option<[u8; 32]>> {
     if let Some(text) = env("KOLO_SECRET") {
         return secret_given("KOLO_SECRET", &text).map(Some);
@@ -314,7 +318,7 @@ pub(crate) fn secret_of(env: Env<'_>, deadline: Instant) -> Result<Option<[u8; 3
 /// The secret that a setting holds. What is wrong there is not shown: it may be nearly right.
 pub(crate) fn secret_given(setting: &str, text: &str) -> Result<[u8; 32]> {
     if text.is_empty() {
-        return Err(empty(setting, SECRET));
+        return Err(empty(setting, SECRET, "a secret"));
     }
     secret(text.trim()).ok_or_else(|| Error::setting(setting, "(not shown)", SECRET))
 }
@@ -322,7 +326,7 @@ pub(crate) fn secret_given(setting: &str, text: &str) -> Result<[u8; 32]> {
 /// The secret in a file that a setting names.
 pub(crate) fn secret_in(setting: &'static str, path: &Path, deadline: Instant) -> Result<[u8; 32]> {
     if path.as_os_str().is_empty() {
-        return Err(empty(setting, "the path of a file with the secret"));
+        return Err(empty(setting, "the path of a file with the secret", "a secret"));
     }
     let path = path.to_owned();
     let name = path.display().to_string();
@@ -337,13 +341,13 @@ pub(crate) fn secret_in(setting: &'static str, path: &Path, deadline: Instant) -
     }
 }
 
-/// A secret was meant to be given, and the job would run without one.
-fn empty(setting: &str, expected: &str) -> Error {
+/// Something that protects a job was meant to be given, and the job would run without it.
+fn empty(setting: &str, expected: &str, what: &str) -> Error {
     let way_out = match setting.starts_with("KOLO_") {
         true => format!("remove the variable (`unset {setting}`, or `env -u {setting}` before one command)"),
         false => "leave the option out (NULL in C)".to_owned(),
     };
-    Error::setting(setting, "", format!("it is set but empty; give {expected}, or, for a job without a secret, {way_out}"))
+    Error::setting(setting, "", format!("it is set but empty; give {expected}, or, for a job without {what}, {way_out}"))
 }
 
 pub(crate) const SECRET: &str = "64 hexadecimal digits";
@@ -427,11 +431,14 @@ mod tests {
             ("KOLO_TIMEOUT", "-1", "more than 0"),
             ("KOLO_TIMEOUT", "nan", "more than 0"),
             ("KOLO_NETWORK_BANDWIDTH", "0", "more than 0"),
-            ("KOLO_TLS_CA", "", "KOLO_TLS_KEY"),
+            ("KOLO_TLS_CA", "", "or, for a job without TLS, remove the variable"),
+            ("KOLO_TLS_KEY", "", "the path of a PEM file"),
         ] {
             let error = settings(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value) && error.contains(hint), "{error}");
         }
+        let incomplete = settings(&[("KOLO_TLS_CA", "ca.pem")]).unwrap_err().to_string();
+        assert!(incomplete.contains("KOLO_TLS_CERT") && incomplete.contains("belong together"), "{incomplete}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::attempt::{Member, Terms};
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
 use crate::bootstrap::{self, Connected, Start};
-use crate::config::{self, DevicePath, FOREVER, Passage, Settings, SharedSettings, TlsFiles, Transport, process_env, secret_env};
+use crate::config::{self, DevicePath, FOREVER, Passage, Settings, SharedSettings, TlsFiles, Transport, process_env};
 use crate::door::handshake::Identity;
 use crate::error::{Error, Result};
 use crate::health::{self, Boards, Recorder, Who};
@@ -249,7 +249,7 @@ impl Builder {
         let secret = match (self.secret, &self.secret_file) {
             (Some(secret), _) => Some(secret),
             (None, Some(path)) => Some(config::secret_in("secret_file", path, deadline)?),
-            (None, None) => config::secret_of(&secret_env, deadline)?,
+            (None, None) => config::secret_of(&process_env, deadline)?,
         };
         if launch.world_size == 1 {
             return Communicator::alone(settings);
