@@ -59,37 +59,12 @@ pub extern "C" fn kolo_mem_free(ptr: *mut c_void) -> kolo_result_t {
 mod tests {
     use std::sync::atomic::AtomicBool;
     use std::sync::atomic::Ordering::Relaxed;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use super::*;
     use crate::Communicator;
     use crate::ffi::fault::KOLO_OK;
-
-    /// Forks a child that frees some memory; what its parent hears of it, unless the child never ends.
-    fn child_that_frees(address: usize) -> Option<i32> {
-        // SAFETY: the child frees, which is what is tested, and ends without running anything of its parent's.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let freed = kolo_mem_free(std::ptr::without_provenance_mut(address));
-            // SAFETY: ends this process.
-            unsafe { libc::_exit(i32::from(freed != KOLO_OK)) };
-        }
-        assert!(child > 0, "no fork");
-        let late = Instant::now() + Duration::from_secs(60);
-        let mut status = 0;
-        // SAFETY: the child is this process's, and `status` lives.
-        while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
-            if Instant::now() > late {
-                // SAFETY: as above; it has not been waited for.
-                unsafe { libc::kill(child, libc::SIGKILL) };
-                // SAFETY: as above.
-                unsafe { libc::waitpid(child, &mut status, 0) };
-                return None;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Some(status)
-    }
+    use crate::sys::is_so_in_a_child;
 
     #[test]
     fn a_forked_child_frees_while_another_thread_of_its_parent_allocates() {
@@ -106,11 +81,12 @@ mod tests {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             });
-            let failed = (0..50).map(|_| child_that_frees(address)).find(|ended| *ended != Some(0));
+            let free = || kolo_mem_free(std::ptr::without_provenance_mut(address)) == KOLO_OK;
+            let failed = (0..50).map(|_| is_so_in_a_child(free)).find(|ended| *ended != Some(true));
             is_over.store(true, Relaxed);
             failed
         });
-        assert_eq!(failed, None, "a child's status, or none if it does not end");
+        assert_eq!(failed, None, "a child that failed, or did not end");
         assert!(allocated(|all| all.remove(&address)).is_some(), "the children have freed it for their parent");
     }
 }

@@ -3,11 +3,16 @@
 //! A handle names a slot of a table and the slot's generation, which changes whenever what was there is taken out. So a handle
 //! of something that is gone stays dead, whatever takes its place. To look one up costs a read lock, which is held for as long as
 //! the call lasts; what takes something out waits until all calls have left it.
+//!
+//! A forked child has its parent's tables, and none of the threads whose calls were under way at the fork: it does not wait for them.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::{MappedRecursiveRwLockReadGuard, Mutex, RecursiveRwLock, RecursiveRwLockReadGuard, RecursiveRwLockWriteGuard};
+
+use crate::sys;
 
 /// What a handle is for. It is part of the handle: one of a communicator is none of an operation.
 #[derive(Clone, Copy)]
@@ -32,7 +37,25 @@ pub(super) struct Registry<T> {
     free: Mutex<Free>,
 }
 
-type Block<T> = Box<[RecursiveRwLock<Slot<T>>]>;
+type Block<T> = Box<[Entry<T>]>;
+
+struct Entry<T> {
+    /// As [`sys::forks`] was when the slot was filled: in a forked child, it is another now.
+    forks: AtomicU32,
+    slot: RecursiveRwLock<Slot<T>>,
+}
+
+impl<T> Entry<T> {
+    // Generations start with 1, so that no handle is null.
+    const fn new() -> Entry<T> {
+        Entry { forks: AtomicU32::new(0), slot: RecursiveRwLock::new(Slot { generation: 1, value: None }) }
+    }
+
+    /// Whether the slot was filled by the process from which this one was forked.
+    fn is_of_parent(&self) -> bool {
+        self.forks.load(Ordering::Relaxed) != sys::forks()
+    }
+}
 
 struct Slot<T> {
     generation: usize,
@@ -56,24 +79,20 @@ impl<T> Registry<T> {
 
     /// Puts something in, and returns its handle; gives it back if there is no room.
     pub(super) fn insert(&self, value: T) -> Result<usize, T> {
-        let index = {
-            let mut free = self.free.lock();
-            match free.indices.pop() {
-                Some(index) => index,
-                None if free.next >> INDEX_BITS == 0 => {
-                    free.next += 1;
-                    free.next - 1
-                }
-                None => return Err(value),
-            }
-        };
+        let index = self.free(|free| {
+            let never_used = (free.next >> INDEX_BITS == 0).then_some(free.next);
+            let index = free.indices.pop().or(never_used);
+            free.next += usize::from(index == Some(free.next));
+            index
+        });
+        let Some(index) = index else { return Err(value) };
         let (block, place) = locate(index);
         let slots = self.blocks[block].get_or_init(|| {
             let len = if block == 0 { FIRST_BLOCK } else { FIRST_BLOCK << (block - 1) };
-            // Generations start with 1, so that no handle is null.
-            (0..len).map(|_| RecursiveRwLock::new(Slot { generation: 1, value: None })).collect()
+            (0..len).map(|_| Entry::new()).collect()
         });
-        let mut slot = slots[place].write();
+        let mut slot = slots[place].slot.write();
+        slots[place].forks.store(sys::forks(), Ordering::Relaxed);
         slot.value = Some(value);
         Ok((slot.generation << KIND_BITS | self.kind as usize) << INDEX_BITS | index)
     }
@@ -81,33 +100,45 @@ impl<T> Registry<T> {
     /// What a handle stands for, if anything; it stays there for as long as the guard lives.
     #[inline]
     pub(super) fn get(&self, handle: usize) -> Option<Guard<'_, T>> {
-        let (slot, generation) = self.slot(handle)?;
+        let (entry, generation) = self.entry(handle)?;
         // The lock is recursive: whoever waits to take it out keeps no call from looking, such as one that gives up the others.
-        let slot = slot.read();
+        let slot = entry.slot.read();
         if slot.generation != generation {
             return None;
         }
         RecursiveRwLockReadGuard::try_map(slot, |slot| slot.value.as_ref()).ok()
     }
 
-    /// Takes out what a handle stands for, when nobody uses it any more. The handle is dead from then on.
-    pub(super) fn take(&self, handle: usize) -> Option<T> {
-        let (slot, generation) = self.slot(handle)?;
-        self.empty(slot.write(), handle, generation)
+    /// Takes out what a handle stands for, when nobody uses it any more. The handle is dead from then on. `None` if it stands for
+    /// nothing. What a thread of a forked child's parent uses stays there; then `None` is taken out.
+    pub(super) fn take(&self, handle: usize) -> Option<Option<T>> {
+        let (entry, generation) = self.entry(handle)?;
+        if entry.is_of_parent() {
+            return self.take_from_parent(entry, handle, generation);
+        }
+        self.empty(entry.slot.write(), handle, generation).map(Some)
     }
 
     /// As [`Registry::take`], but gives up the calls that use it, also those that come until all have left.
-    pub(super) fn end(&self, handle: usize, give_up: impl Fn(&T)) -> Option<T> {
-        let (slot, generation) = self.slot(handle)?;
+    pub(super) fn end(&self, handle: usize, give_up: impl Fn(&T)) -> Option<Option<T>> {
+        let (entry, generation) = self.entry(handle)?;
+        if entry.is_of_parent() {
+            return self.take_from_parent(entry, handle, generation);
+        }
         let mut patience = Duration::ZERO;
         loop {
-            if let Some(slot) = slot.try_write_for(patience) {
-                return self.empty(slot, handle, generation);
+            if let Some(slot) = entry.slot.try_write_for(patience) {
+                return self.empty(slot, handle, generation).map(Some);
             }
             // None if somebody else has taken it out.
             give_up(&*self.get(handle)?);
             patience = Duration::from_millis(10);
         }
+    }
+
+    #[cold]
+    fn take_from_parent(&self, entry: &Entry<T>, handle: usize, generation: usize) -> Option<Option<T>> {
+        entry.slot.try_write().map_or(Some(None), |slot| self.empty(slot, handle, generation).map(Some))
     }
 
     fn empty(&self, mut slot: RecursiveRwLockWriteGuard<'_, Slot<T>>, handle: usize, generation: usize) -> Option<T> {
@@ -120,13 +151,18 @@ impl<T> Registry<T> {
         let is_worn = slot.generation > LAST_GENERATION;
         drop(slot);
         if !is_worn {
-            self.free.lock().indices.push(handle & !(usize::MAX << INDEX_BITS));
+            self.free(|free| free.indices.push(handle & !(usize::MAX << INDEX_BITS)));
         }
         Some(value)
     }
 
+    /// No fork finds this locked: a child has handles of its own.
+    fn free<R>(&self, f: impl FnOnce(&mut Free) -> R) -> R {
+        sys::between_forks(|| f(&mut self.free.lock()))
+    }
+
     #[inline]
-    fn slot(&self, handle: usize) -> Option<(&RecursiveRwLock<Slot<T>>, usize)> {
+    fn entry(&self, handle: usize) -> Option<(&Entry<T>, usize)> {
         let (above, index) = (handle >> INDEX_BITS, handle & !(usize::MAX << INDEX_BITS));
         if above & !(usize::MAX << KIND_BITS) != self.kind as usize {
             return None;
@@ -158,7 +194,7 @@ mod tests {
         let registry: Registry<u32> = Registry::new(Kind::Communicator);
         let first = registry.insert(7).unwrap();
         assert_eq!(registry.get(first).as_deref(), Some(&7));
-        assert_eq!(registry.take(first), Some(7));
+        assert_eq!(registry.take(first), Some(Some(7)));
         let second = registry.insert(8).unwrap();
         assert_ne!(first, second);
         assert!(registry.get(first).is_none(), "the slot was taken again");
@@ -183,7 +219,7 @@ mod tests {
         let registry = Registry::new(Kind::Work);
         let handles: Vec<usize> = (0..1000).map(|value| registry.insert(value).unwrap()).collect();
         for (value, &handle) in handles.iter().enumerate() {
-            assert_eq!(registry.take(handle), Some(value));
+            assert_eq!(registry.take(handle), Some(Some(value)));
         }
         let last = usize::MAX >> (usize::BITS - INDEX_BITS);
         assert_eq!(locate(last).0, BLOCKS - 1);
@@ -198,7 +234,7 @@ mod tests {
     fn worn_slots_are_not_used_again() {
         let registry = Registry::new(Kind::Work);
         let first = registry.insert(()).unwrap();
-        registry.blocks[0].get().unwrap()[0].write().generation = LAST_GENERATION;
+        registry.blocks[0].get().unwrap()[0].slot.write().generation = LAST_GENERATION;
         let last = first | LAST_GENERATION << (INDEX_BITS + KIND_BITS);
         registry.take(last).unwrap();
         assert_eq!(registry.insert(()).unwrap() & 1, 1, "another slot");
@@ -217,7 +253,7 @@ mod tests {
             }
             assert!(!taker.is_finished());
             drop(guard);
-            assert_eq!(taker.join().unwrap(), Some(5));
+            assert_eq!(taker.join().unwrap(), Some(Some(5)));
         });
         assert!(registry.get(handle).is_none());
     }
@@ -245,8 +281,26 @@ mod tests {
             let ended = registry.end(handle, |value| {
                 value.fetch_add(1, Relaxed);
             });
-            assert!(ended.unwrap().into_inner() > 1);
+            assert!(ended.flatten().unwrap().into_inner() > 1);
         });
         assert!(registry.end(handle, |_| panic!("nobody uses it")).is_none());
+    }
+
+    /// A thread of the parent uses it at the fork, and does not exist in the child.
+    #[cfg(all(unix, not(miri)))]
+    #[test]
+    fn a_forked_child_does_not_wait_for_its_parents_threads() {
+        sys::count_forks();
+        let registry = Registry::new(Kind::Work);
+        let (ended, taken, free) = (registry.insert(5).unwrap(), registry.insert(6).unwrap(), registry.insert(7).unwrap());
+        let _used = [registry.get(ended).unwrap(), registry.get(taken).unwrap()];
+        let child = || {
+            let left = (registry.end(ended, |_| {}), registry.take(taken), registry.take(free));
+            let own = registry.insert(8).unwrap();
+            left == (Some(None), Some(None), Some(Some(7)))
+                && registry.take(own) == Some(Some(8))
+                && registry.take(free).is_none()
+        };
+        assert_eq!(sys::is_so_in_a_child(child), Some(true), "none if it does not end");
     }
 }
