@@ -364,17 +364,18 @@ impl Engine {
         for job in active {
             if job.awaits_anybody() {
                 let rank = job.job.attempt.terms.rank;
-                let mut others = (0..self.drained.len()).filter(|&peer| peer != rank);
+                let others = (0..self.drained.len()).filter(|&peer| peer != rank);
                 waits.extend(others.clone().map(|peer| (peer, false, true)));
-                // Who should have sent is not known. If somebody is gone, that is the likeliest.
+                // The health thread reports a rank that is waited for and is gone. Another rank may still send, so wait for one that is
+                // there. At the deadline, a rank that is gone is the likeliest to be missed.
                 let attempt = &job.job.attempt;
-                let left = match job.gone.first() {
-                    Some((peer, cause)) => attempt.patience_with(*peer).map_err(|error| match error {
-                        Error::Peer { .. } => attempt.failed(*peer, cause.clone()),
-                        error => error,
-                    })?,
-                    None => others.next().map_or(Ok(nap), |peer| attempt.patience_with(peer))?,
-                };
+                let present = others.clone().find(|&peer| job.gone.iter().all(|(gone, _)| *gone != peer));
+                let left = present.map_or(Ok(nap), |peer| attempt.patience_with(peer)).map_err(|error| {
+                    match (error, job.gone.first()) {
+                        (Error::Peer { .. }, Some((gone, cause))) => attempt.failed(*gone, cause.clone()),
+                        (error, _) => error,
+                    }
+                })?;
                 nap = nap.min(left);
                 continue;
             }
