@@ -9,9 +9,10 @@
 //! and reads only what was appended since. A writer that is killed leaves a torn record at the end, where readers stop; the next
 //! writer, which has the lock, overwrites it.
 //!
-//! Rank 0 replaces what a former run left by a new file with a new generation. Beside the file there is a lock that rank 0 holds
-//! while the ranks connect: two jobs that start with one file at the same time are told so, on every rank. When the ranks have connected, rank 0
-//! removes both files; a crash before that leaves them for the next run to replace.
+//! Rank 0 replaces what a former run left by a new file with a new generation. Beside the file there is a lock, which rank 0 holds
+//! while the ranks connect, and in which it writes the job's name. So every rank of two jobs that start with one file at the same
+//! time returns an error. When the ranks have connected, rank 0 removes both files; a crash before that leaves them for the next run
+//! to replace.
 //!
 //! Ranks share their secret through the file. So only its owner can read and write it, and ranks believe a file only if its owner
 //! is the user that they run as.
@@ -42,9 +43,6 @@ const LARGEST_FILE: u64 = 256 << 20;
 
 /// How long a call to a file system may take in any case: those across hosts are slow.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// How long rank 0 tries to lock the file: other ranks lock it for a moment to learn whether a rank 0 has.
-const LOCK_PATIENCE: Duration = Duration::from_millis(300);
 
 /// How often a rank looks whether the lock of another job's file is held.
 const LOCK_PAUSE: Duration = Duration::from_secs(1);
@@ -105,7 +103,7 @@ impl FileStore {
             pause: Mutex::new(SHORTEST_PAUSE),
         };
         if owner {
-            store.call(Duration::ZERO, Log::start)?;
+            store.ask(deadline.saturating_duration_since(Instant::now()), Log::start)?;
         }
         Ok(store)
     }
@@ -225,9 +223,12 @@ struct Ownership {
 
 impl Log {
     /// Replaces what a former run left by a file of this job.
-    fn start(&mut self) -> Result<(), StoreProblem> {
+    fn start(&mut self) -> Result<Look<()>, StoreProblem> {
         self.check_folder()?;
-        let ownership = self.own()?;
+        let ownership = match self.own()? {
+            Look::Found(ownership) => ownership,
+            Look::NotYet(problem) => return Ok(Look::NotYet(problem)),
+        };
         // From now on `finish` removes the lock.
         self.ownership = Some(ownership);
         if let Some(mut file) = open(OpenOptions::new().read(true), &self.path)? {
@@ -251,30 +252,42 @@ impl Log {
             ownership.has_started = true;
         }
         let written = file.write_all(&header(random(), &self.job)).and_then(|()| sys::close(file));
-        written.map_err(StoreProblem::io("starting it"))
+        written.map_err(StoreProblem::io("starting it"))?;
+        Ok(Look::Found(()))
     }
 
-    /// Makes sure that no other rank 0 is starting a job with this file.
-    fn own(&mut self) -> Result<Ownership, StoreProblem> {
+    /// Makes sure that no other rank 0 is starting a job with this file. `NotYet` while other ranks look at the lock.
+    fn own(&mut self) -> Result<Look<Ownership>, StoreProblem> {
         let path = self.lock_path();
-        let began = Instant::now();
         loop {
             let file = sys::open_own(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path);
             let file = file.map_err(not_opened("creating its lock"))?;
             match file.try_lock() {
                 // The rank 0 that held it before may have removed it meanwhile; then it locks nothing any more.
                 Ok(()) if sys::is_still_at(&file, &path) => {
-                    return Ok(Ownership { path, has_started: false, _lock: file });
+                    write_name(&file, &self.job).map_err(StoreProblem::io("writing to its lock"))?;
+                    return Ok(Look::Found(Ownership { path, has_started: false, _lock: file }));
                 }
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) if began.elapsed() < LOCK_PATIENCE => std::thread::sleep(SHORTEST_PAUSE),
-                Err(TryLockError::WouldBlock) => {
-                    let known = self.look().is_ok() && self.view.is_started();
-                    let theirs = if known { self.view.job.clone() } else { String::new() };
-                    return Err(StoreProblem::InUse { theirs, mine: self.job.clone() });
-                }
+                Err(TryLockError::WouldBlock) => break self.why_locked(&file),
                 Err(TryLockError::Error(error)) => return Err(StoreProblem::io("locking it")(error)),
             }
+        }
+    }
+
+    /// Why rank 0 cannot lock the file: another rank 0 has locked it, or other ranks look at the lock, each for a moment.
+    fn why_locked(&mut self, lock: &File) -> Result<Look<Ownership>, StoreProblem> {
+        match lock.try_lock_shared() {
+            Ok(()) => {
+                let doing = "waiting for its lock, which other ranks look at; is a rank stopped?";
+                Ok(Look::NotYet(Some(StoreProblem::io(doing)(io::ErrorKind::TimedOut.into()))))
+            }
+            Err(TryLockError::WouldBlock) => {
+                let known = self.look().is_ok() && self.view.is_started();
+                let theirs = if known { self.view.job.clone() } else { String::new() };
+                Err(StoreProblem::InUse { theirs, mine: self.job.clone() })
+            }
+            Err(TryLockError::Error(error)) => Err(StoreProblem::io("locking it")(error)),
         }
     }
 
@@ -327,14 +340,17 @@ impl Log {
         Ok(Some(Look::NotYet(Some(StoreProblem::OtherJob { theirs, mine }))))
     }
 
-    /// Whether the rank 0 of another job holds the lock of its file. This job's rank 0 replaces the file when it has locked it. So
-    /// the lock is another's if it is held at two looks with the same file between them.
+    /// Whether the rank 0 of another job holds the lock of its file. This job's rank 0 replaces the file when it has locked it, which
+    /// may take long. So the lock is another's if it is held at two looks with the same file between them, and does not name this job.
     fn is_starting(&mut self) -> bool {
         if self.ownership.is_some() || self.rival.as_ref().is_some_and(|(looked, _)| looked.elapsed() < LOCK_PAUSE) {
             return false;
         }
         let lock = sys::open_own(OpenOptions::new().read(true), &self.lock_path());
-        let is_held = lock.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)));
+        let is_held = lock.is_ok_and(|file| {
+            // Read afterwards: the rank 0 that holds it writes its job's name when it has locked it.
+            matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)) && names_another(&file, &self.job)
+        });
         let held = is_held.then(|| self.view.header.clone());
         let (_, before) = self.rival.replace((Instant::now(), held.clone())).unwrap_or((Instant::now(), None));
         held.is_some() && held == before
@@ -395,6 +411,23 @@ fn open(options: &mut OpenOptions, path: &Path) -> Result<Option<File>, StorePro
         Ok(file) => Ok(Some(file)),
         Err(NotOpened::System(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) => Ok(None),
         Err(why) => Err(not_opened("opening it")(why)),
+    }
+}
+
+/// Writes the name of the job that holds a lock. Network file systems write it back when a descriptor is closed.
+fn write_name(mut lock: &File, job: &str) -> io::Result<()> {
+    lock.set_len(0)?;
+    lock.write_all(job.as_bytes())?;
+    sys::close(lock.try_clone()?)
+}
+
+/// Whether a lock names another job than `job`. One that names none has just been locked, or was left by a run that crashed.
+fn names_another(lock: &File, job: &str) -> bool {
+    let mut name = Vec::new();
+    match lock.take(job.len() as u64 + 1).read_to_end(&mut name) {
+        Ok(_) => !name.is_empty() && name != job.as_bytes(),
+        // On some systems the lock keeps readers out.
+        Err(_) => true,
     }
 }
 
@@ -543,6 +576,58 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Is removed with all that is in it.
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// What a former run of another job left, which rank 0 and another rank of this job find.
+    fn left_behind(name: &str) -> (Folder, [Log; 2]) {
+        let folder = Folder(std::env::temp_dir().join(format!("kolo-{name}-{}", std::process::id())));
+        std::fs::create_dir(&folder.0).unwrap();
+        let path = folder.0.join("store");
+        let log = || Log { path: path.clone(), job: "second".to_owned(), view: View::default(), ownership: None, rival: None };
+        let logs = [log(), log()];
+        for (path, bytes) in [(&path, header([3; 16], "first")), (&logs[0].lock_path(), Vec::new())] {
+            let file = sys::open_own(OpenOptions::new().write(true).create_new(true), path);
+            file.ok().unwrap().write_all(&bytes).unwrap();
+        }
+        (folder, logs)
+    }
+
+    #[test]
+    fn a_rank_waits_while_its_rank_0_is_slow_to_replace_the_file() {
+        let (_folder, [mut zero, mut other]) = left_behind("slow-rank-0");
+        let began = Instant::now();
+        let held = zero.own().unwrap();
+        while began.elapsed() < 3 * LOCK_PAUSE {
+            let found = other.value("key");
+            assert!(matches!(&found, Ok(Look::NotYet(Some(StoreProblem::OtherJob { .. })))), "{:?}", found.err());
+            std::thread::sleep(LONGEST_PAUSE);
+        }
+        drop(held);
+    }
+
+    #[test]
+    fn rank_0_waits_while_another_rank_looks_at_the_lock() {
+        let (_folder, [zero, _]) = left_behind("looked-at");
+        let lock = File::open(zero.lock_path()).unwrap();
+        lock.try_lock_shared().unwrap();
+        let looks = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(1));
+            drop(lock);
+        });
+        let late = Instant::now() + Duration::from_secs(60);
+        if let Err(problem) = FileStore::open(&zero.path, true, "second", late) {
+            panic!("{problem}");
+        }
+        looks.join().unwrap();
+    }
 
     #[test]
     fn records_survive_a_crash_in_the_middle_of_the_next() {
