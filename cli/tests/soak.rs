@@ -55,15 +55,17 @@ fn each_ingredient_is_survived() {
     }
 }
 
-/// In the middle of a round, the soak ends its ranks and leaves nothing in the folder for temporary files.
+/// In the middle of a round, or while it looks for a round, the soak ends its ranks and leaves nothing in the folder for temporary
+/// files.
 #[test]
 fn a_soak_that_is_stopped_leaves_nothing() {
-    for (signal, number) in [("TERM", 15), ("INT", 2)] {
+    // The ranks of a round wait for the stopped one until their deadline. No round has splits and many splits.
+    let (waits, searches) = (["--fault", "stop"], ["--with", "splits,many-splits"]);
+    for (signal, number, rounds) in [("TERM", 15, waits), ("INT", 2, waits), ("INT", 2, searches)] {
         let folder = std::env::temp_dir().join(format!("kolo-soak-stopped-{signal}-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
-        // Its ranks wait for the stopped one until their deadline.
-        command.args(["soak", "--seed", "7", "--minutes", "60", "--fault", "stop"]).env("TMPDIR", &folder);
+        command.args(["soak", "--seed", "7", "--minutes", "60"]).args(rounds).env("TMPDIR", &folder);
         let mut soak = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(soak.stdout.take().unwrap()).lines();
         assert!(lines.next().unwrap().unwrap().starts_with("kolo soak: "));

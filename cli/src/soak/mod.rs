@@ -108,6 +108,8 @@ fn play_rounds(args: &Args) -> Result<(), End> {
     let began = Instant::now();
     let mut tally = Tally::default();
     for number in args.round.unwrap_or(0).. {
+        // No round may be of the chosen kind.
+        arena.check_signals()?;
         let round = Round::new(seed, number, ranks);
         let is_chosen = args.fault.is_empty() || args.fault.contains(&round.fault);
         if !is_chosen || !args.with.iter().all(|ingredient| round.has(*ingredient)) {
@@ -229,6 +231,15 @@ impl Arena {
         listen(child.stdout.take(), events.clone(), move |line| Event::Said(rank, line));
         listen(child.stderr.take(), events.clone(), move |line| Event::Complained(rank, line));
         Ok(Rank { child, report: None, errors: String::new() })
+    }
+
+    /// An error if the user has stopped the soak.
+    fn check_signals(&self) -> Result<(), End> {
+        let stops = self.signals.try_iter().find_map(|event| match event {
+            run::Event::Signalled(signal) if signal.ends() => Some(signal),
+            _ => None,
+        });
+        stops.map_or(Ok(()), |signal| Err(End::Stopped(signal)))
     }
 
     /// Plays a round to its end: how it went, and how many results were checked. An error says what is wrong with it.
