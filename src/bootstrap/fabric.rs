@@ -8,7 +8,7 @@ use super::lending::{NetworkLender, ProcessLender};
 use super::network::{Network, NetworkContact, NetworkOpener};
 use crate::health::{Answer, Boards, Bulletin, Contact, Question, Recorder, Recording, Unheard};
 use crate::host::area::{AREA, Area};
-use crate::host::{HOME, HostGroup, Lender};
+use crate::host::{HOME, HostGroup, Lender, stage};
 use crate::transport::Opener;
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::types::Rank;
@@ -164,6 +164,7 @@ impl Fabric {
         // The first communicator brings the first stages.
         let is_home = self.host.is_none();
         let part = if is_home { HOME } else { AREA };
+        let room = if is_home { stage::room(neighbours.len()) } else { 0 };
         let segment = match &self.ground {
             Ground::Network(network) => {
                 let alarm = Some(&*self.bulletin.alarm);
@@ -175,7 +176,7 @@ impl Fabric {
                 if star.members() != &*neighbours {
                     return Ok(None);
                 }
-                star.share(part, deadline)?
+                star.share(part, room, deadline)?
             }
             Ground::Process(hub, _) => {
                 let users = neighbours.len();

@@ -140,16 +140,24 @@ impl Star {
         &self.members
     }
 
-    /// Makes memory with a part of `part` bytes for each rank of the host, in their order; `None`, on all of them, if one of
-    /// them cannot have it. All call this together.
-    pub(crate) fn share(&self, part: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
+    /// Makes memory with a part of `part` bytes for each rank of the host, in their order, which each of them may extend to `room`
+    /// bytes; `None`, on all of them, if one of them cannot have it. All call this together.
+    pub(crate) fn share(&self, part: usize, room: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
         let len = part * self.members.len();
-        if self.place == 0 { self.give(part, len, deadline) } else { self.take(part, len, deadline) }
+        let may_extend = Segment::check_size(room.max(len));
+        if self.place == 0 { self.give(part, len, may_extend, deadline) } else { self.take(part, len, may_extend, deadline) }
     }
 
-    fn give(&self, part: usize, len: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
+    fn give(
+        &self,
+        part: usize,
+        len: usize,
+        may_extend: io::Result<()>,
+        deadline: Instant,
+    ) -> Result<Option<Arc<Segment>>, Failed> {
         let peers = || self.streams.iter().zip(&self.members[1..]);
-        let segment = Segment::create(len).and_then(|segment| segment.reserve(0..part).map(|()| segment));
+        let segment = may_extend.and_then(|()| Segment::create(len));
+        let segment = segment.and_then(|segment| segment.reserve(0..part).map(|()| segment));
         if let Err(error) = &segment {
             tracing::warn!(%error, bytes = len, "no shared memory");
         }
@@ -190,10 +198,16 @@ impl Star {
         Ok(segment.map(Arc::new))
     }
 
-    fn take(&self, part: usize, len: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
+    fn take(
+        &self,
+        part: usize,
+        len: usize,
+        may_extend: io::Result<()>,
+        deadline: Instant,
+    ) -> Result<Option<Arc<Segment>>, Failed> {
         let (stream, leader) = (&self.streams[0], self.members[0]);
         let lost = |error: io::Error| failed(leader, &error);
-        let segment = match Segment::take_over(stream, len, deadline) {
+        let segment = match Segment::take_over(stream, len, deadline).and_then(|segment| may_extend.map(|()| segment)) {
             Ok(segment) => Some(segment),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(lost(error)),
             Err(error) => {

@@ -22,6 +22,15 @@ pub(crate) const STAGE: usize = 1 << 20;
 /// The number of a rank's first stage, which lies in the first segment of its host. The others extend that segment.
 pub(crate) const FIRST: u32 = 1;
 
+/// A process whose limit on the size of files leaves no room for so many stages of each rank shares no memory: with few stages,
+/// communicators would wait for each other.
+const ROOM: usize = 2 * KEPT;
+
+/// Bytes that the memory file of a host must be able to grow to.
+pub(crate) const fn room(ranks: usize) -> usize {
+    ranks * (AREA + ROOM * STAGE)
+}
+
 /// So many stages are made before any changes hands: most programs alternate between a few communicators.
 pub(crate) const KEPT: usize = 4;
 

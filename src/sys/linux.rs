@@ -187,7 +187,7 @@ fn check_memory(bytes: usize) -> io::Result<()> {
 }
 
 /// A process that makes a file larger than allowed gets SIGXFSZ, which ends it.
-fn check_file_size(bytes: usize) -> io::Result<()> {
+pub(super) fn check_file_size(bytes: usize) -> io::Result<()> {
     let limit = getrlimit(Resource::Fsize).current;
     if limit.is_some_and(|limit| bytes as u64 > limit) { Err(Errno::FBIG.into()) } else { Ok(()) }
 }

@@ -14,6 +14,10 @@ fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "shared memory between processes is not built for this platform yet"))
 }
 
+pub(super) fn check_file_size(_: usize) -> io::Result<()> {
+    unsupported()
+}
+
 pub(super) struct Mapping(Infallible);
 
 impl Mapping {

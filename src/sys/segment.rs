@@ -91,6 +91,11 @@ impl Segment {
         Ok(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
+    /// An error if this process may not make files of this size, be they of memory.
+    pub(crate) fn check_size(len: usize) -> io::Result<()> {
+        platform::check_file_size(len)
+    }
+
     /// Memory for the same ranks as another segment's.
     pub(crate) fn create_like(other: &Segment, len: usize) -> io::Result<Segment> {
         match other.kind {

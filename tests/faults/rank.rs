@@ -127,9 +127,8 @@ fn carry_out(task: &str, comm: &Communicator) -> Task {
             leave_a_child();
             collectives(calls, Duration::MAX, usize::MAX)
         }
-        "work" | "pipe" | "late" | "leave" | "parent" | "shrink" | "no shared memory" | "no memfd" | "no memory" => {
-            collectives(calls, Duration::MAX, usize::MAX)
-        }
+        "work" | "pipe" | "late" | "leave" | "parent" | "shrink" | "no shared memory" | "little room" | "no memfd"
+        | "no memory" => collectives(calls, Duration::MAX, usize::MAX),
         other => panic!("there is no task {other:?}"),
     }
 }
@@ -474,6 +473,8 @@ fn prepare(task: &str) {
         "no descriptors" => limit(libc::RLIMIT_NOFILE, 64),
         // A process that exceeds it gets SIGXFSZ, which ends it.
         "no shared memory" => limit(libc::RLIMIT_FSIZE, 64 << 10),
+        // Enough for the first stages of 3 ranks.
+        "little room" if std::env::var("KOLO_RANK").as_deref() == Ok("1") => limit(libc::RLIMIT_FSIZE, 4 << 20),
         // A container may forbid it; and there may be no memory: as the calls that reserve it say.
         "no memfd" => forbid(libc::SYS_memfd_create, libc::EPERM),
         "no memory" => forbid(libc::SYS_fallocate, libc::ENOSPC),
