@@ -6,7 +6,7 @@ use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use common::run;
-use kolo::{Cause, Communicator, Error, ReduceOp, Transport};
+use kolo::{Cause, Communicator, Error, Op, ReduceOp, Transport};
 
 /// Far less than the deadline of an operation, far more than anything here takes.
 const SOON: Duration = Duration::from_secs(20);
@@ -150,6 +150,35 @@ fn who_is_idle_hears_of_an_abort_too() {
             (0, Err(Error::Revoked { .. })) => {}
             (_, Err(Error::Peer { rank: 0, cause: Cause::Aborted, .. })) => {}
             other => panic!("{other:?}"),
+        }
+    });
+}
+
+/// Whether a rank hears of an abort before it calls, or only then.
+#[test]
+fn an_error_of_a_message_has_the_number_of_the_message() {
+    let (all_are_there, aborted) = (Barrier::new(3), Barrier::new(3));
+    on_every_transport(3, |comm| {
+        match comm.rank() {
+            0 => comm.send(&[1u8; 4], 1).unwrap(),
+            1 => comm.recv(&mut [0u8; 4], 0).unwrap(),
+            _ => {}
+        }
+        all_are_there.wait();
+        if comm.rank() == 2 {
+            comm.abort();
+        }
+        aborted.wait();
+        // Most have heard of it by then.
+        std::thread::sleep(Duration::from_millis(300));
+        let (result, number) = match comm.rank() {
+            0 => (comm.recv(&mut [0u8; 4], 1), 1),
+            1 => (comm.recv(&mut [0u8; 4], 0), 2),
+            _ => return,
+        };
+        match result {
+            Err(Error::Peer { rank: 2, op: Op::Send, seq, cause: Cause::Aborted, .. }) if seq == number => {}
+            other => panic!("message {number}: {other:?}"),
         }
     });
 }

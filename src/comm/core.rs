@@ -214,6 +214,17 @@ impl Core {
         self.seq + 1
     }
 
+    /// The number of the next operation of the kind of a call; 0 for a message of whoever sends first.
+    #[cold]
+    pub(super) fn next_number(&self, call: &Call) -> u64 {
+        match call.op {
+            Op::Send => self.sent[call.root] + 1,
+            Op::Recv if call.source.is_some() => 0,
+            Op::Recv => self.engine.as_ref().map_or(0, |engine| engine.received_from(call.root)) + 1,
+            _ => self.next_seq(),
+        }
+    }
+
     pub(super) fn settings(&self) -> SharedSettings {
         self.settings
     }

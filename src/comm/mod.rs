@@ -37,7 +37,7 @@ use crate::host::HostGroup;
 use crate::host::stage::{Holder, Stage};
 use crate::plan::{Choice, Layout};
 use crate::sys;
-use crate::types::{Op, Rank};
+use crate::types::{Descriptor, Op, Rank};
 use crate::window::MOST_RANKS;
 use core::Core;
 use queue::Queue;
@@ -329,7 +329,7 @@ impl Shared {
             // SAFETY: passed on.
             return unsafe { self.point_to_point(core, vec![call.clone()]) };
         }
-        self.check_not_revoked(core, call.op)?;
+        self.check_not_revoked(core, call)?;
         // SAFETY: passed on.
         let result = self.unless_it_panics(core, call.op, |core| unsafe { self.collective(core, call) });
         result.map_err(|error| self.fail(core, error))
@@ -339,8 +339,9 @@ impl Shared {
     ///
     /// As for [`Communicator::run_together`].
     unsafe fn point_to_point(&self, core: &mut Core, calls: Vec<Call>) -> Result<()> {
-        let op = calls.first().map_or(Op::Send, |call| call.op);
-        self.check_not_revoked(core, op)?;
+        let Some(first) = calls.first() else { return Ok(()) };
+        let op = first.op;
+        self.check_not_revoked(core, first)?;
         let mut calls = calls.into_iter();
         let run = |core: &mut Core| {
             // SAFETY: passed on.
@@ -351,14 +352,15 @@ impl Shared {
     }
 
     #[inline]
-    fn check_not_revoked(&self, core: &mut Core, op: Op) -> Result<()> {
+    fn check_not_revoked(&self, core: &mut Core, call: &Call) -> Result<()> {
         if let Some(first) = self.failure.get() {
             return Err(Error::Revoked { first: first.clone() });
         }
         // What ended the communicator while no operation was under way meets this one.
-        let collective = if op.is_point_to_point() { None } else { Some(core.next_seq()) };
+        let collective = (!call.op.is_point_to_point()).then(|| core.next_seq());
         if self.terms.alarm.stops(collective) {
-            return Err(self.fail(core, Error::Aborted { op, seq: collective.unwrap_or(0) }));
+            let Descriptor { op, seq, .. } = call.descriptor(core.next_number(call), 0);
+            return Err(self.fail(core, Error::Aborted { op, seq }));
         }
         Ok(())
     }

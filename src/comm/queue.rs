@@ -174,7 +174,7 @@ impl Worker {
     fn point_to_point(&mut self, core: &mut super::Core, first: Task) {
         let shared = self.shared.clone();
         let op = first.call.op;
-        match shared.check_not_revoked(core, op).and_then(|()| core.waker()) {
+        match shared.check_not_revoked(core, &first.call).and_then(|()| core.waker()) {
             // From now on, whoever queues a task ends this thread's sleep on links.
             Ok(waker) => *self.waker.lock() = Some(waker),
             Err(error) => return first.complete(Err(error)),

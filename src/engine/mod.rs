@@ -298,6 +298,11 @@ impl Engine {
         }
     }
 
+    /// How many messages have been received from a peer that were no part of a collective.
+    pub(crate) fn received_from(&self, peer: Rank) -> u64 {
+        self.received[peer]
+    }
+
     #[cfg(test)]
     pub(crate) fn has_messages(&self) -> bool {
         !self.outgoing.is_empty()
