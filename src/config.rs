@@ -46,7 +46,7 @@ numbered! {
     }
 }
 
-/// The variables that kolo and its program read or set, in the order of the alphabet. `docs/settings.md` has their meanings.
+/// The variables that kolo and its program read or set, in alphabetical order. `docs/settings.md` has their meanings.
 pub const VARIABLES: [&str; 30] = [
     "KOLO_ALGORITHM",
     "KOLO_CACHE_DIR",
@@ -83,8 +83,8 @@ pub const VARIABLES: [&str; 30] = [
 /// Looks up an environment variable; tests bring their own.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The process's environment. Variables that are empty count as not set, except those that protect a job: one that was meant to
-/// be protected must not run without, be its secret empty or unreadable.
+/// The process's environment. An empty variable counts as not set, except one that protects a job: a job that was meant to
+/// have a secret or TLS must not run without.
 pub(crate) fn process_env(name: &str) -> Option<String> {
     let value = std::env::var_os(name)?;
     match name.starts_with("KOLO_SECRET") || name.starts_with("KOLO_TLS_") {

@@ -78,7 +78,7 @@ fn who_aborts_or_leaves_before_there_is_a_link_is_missed_soon() {
     }
 }
 
-/// Ranks 0 and 3 come to wait for rank 1 before they come to wait for rank 2, and rank 1 waits for nobody in particular.
+/// Ranks 0 and 3 wait for rank 1 before they wait for rank 2, and rank 1 receives from any rank.
 #[test]
 fn who_has_left_is_named_by_those_who_wait_for_another() {
     let all_are_there = Barrier::new(4);
@@ -96,7 +96,7 @@ fn who_has_left_is_named_by_those_who_wait_for_another() {
     });
 }
 
-/// The deadline of whoever receives from anybody passes while one of those who might send has left, and another is busy elsewhere.
+/// A receive from any rank reaches its deadline. Of the ranks that might send, one has left and another is busy elsewhere.
 #[test]
 fn whoever_receives_from_anybody_names_who_has_left() {
     let (all_are_there, has_failed) = (Barrier::new(3), Barrier::new(2));

@@ -171,7 +171,8 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
 
 /// Gives the secret to a rank that has put its public key into the store. Returns whether the key was there.
 ///
-/// What is no public key counts as nothing: no rank wrote it, and the rank that it stands in place of writes its own over it.
+/// A value that is no public key counts as missing: no rank wrote it, and the rank in whose place it stands overwrites it when it
+/// joins the run.
 fn hand_out(start: &Start<'_>, identity: &Identity, keys: &KeyPair, rank: Rank, patience: Duration) -> Result<bool> {
     let (run, key) = (identity.run(), |name: String| in_run(&identity.run(), &name));
     let key_share = store_error(start, start.store.get(&key(key_share_of(rank)), patience))?;
@@ -223,7 +224,7 @@ enum JoinState {
     Listening { listener: Listener, identity: Identity, mine: Box<Card>, conflict: Option<Box<(Card, Instant)>> },
 }
 
-/// What a rank knows that waits for the secret.
+/// What a rank that waits for the secret knows.
 struct Secretless {
     run: Run,
     keys: KeyPair,
@@ -571,7 +572,7 @@ mod tests {
         assert!(holds(&store, &shared) && shared != agreed);
     }
 
-    /// A store where a stranger writes in place of ranks, before they do: what is no public key, and what is no secret.
+    /// A store where a stranger writes before the ranks do: values that are no public keys, and one that is no secret.
     struct Disturbed {
         store: Box<dyn Store>,
         /// How often rank 1 has looked for its secret.

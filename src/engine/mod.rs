@@ -139,9 +139,9 @@ struct Active<'a> {
     padding: usize,
     /// The message with which the step forwards.
     forward: Option<u64>,
-    /// Of a job that receives from whoever sends first: who that is, once it is known.
+    /// Of a job that receives from any rank: the sender, once it is known.
     sender: Option<Rank>,
-    /// Meanwhile: who cannot be that, because it has left or nobody is where it was.
+    /// Until then: the ranks that cannot be the sender, because they have left or nothing listens at their address, and why.
     gone: Vec<(Rank, Cause)>,
     /// No steps are left.
     exhausted: bool,
@@ -528,7 +528,7 @@ impl Engine {
         true
     }
 
-    /// A rank of which the first bytes of a message have come that is not part of a collective. Those that will send none are
+    /// A rank of which the first bytes of a message have come that is not part of a collective. Ranks that will send none are
     /// added to `gone`.
     fn find_sender(
         &mut self,

@@ -478,7 +478,7 @@ fn two_jobs_with_one_file_are_told() {
     }
 }
 
-/// Ranks look at the lock of what a former run of another job left, and keep their rank 0 from nothing.
+/// Ranks that look at the lock of a former run of another job do not stop their rank 0.
 #[test]
 fn what_a_former_job_left_in_a_file_is_replaced_while_ranks_look_at_it() {
     let place = file_place();

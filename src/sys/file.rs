@@ -70,7 +70,7 @@ pub(crate) fn check_folder(folder: &Path) -> io::Result<()> {
         let flags = if is_itself { AtFlags::empty() } else { AtFlags::EACCESS };
         accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, flags)?;
         let space = statvfs(folder)?;
-        // Root may use what is kept back from others. A file system that does not count has none of anything.
+        // Root may use what is kept back from others. A file system that does not count them reports 0 of 0.
         let is_root = geteuid().is_root();
         let (blocks, files) = if is_root { (space.f_bfree, space.f_ffree) } else { (space.f_bavail, space.f_favail) };
         if (space.f_blocks > 0 && blocks == 0) || (space.f_files > 0 && files == 0) {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[cfg(all(unix, not(miri)))]
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How often this process has come out of a fork since [`count_forks`]: whoever remembers another number is a copy.
+/// How often this process has come out of a fork since [`count_forks`]: a process that remembers another number is a copy.
 #[inline]
 pub(crate) fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)

@@ -728,7 +728,7 @@ impl Window {
             let cause = self.why_gone(other)?;
             (!self.turns.has_reached(other, turn)).then_some((other, cause))
         });
-        // Whoever failed did so because of somebody else.
+        // A rank that has failed did so because of another.
         let named = gone.min_by_key(|(_, cause)| match cause {
             Cause::Died => 0,
             Cause::Left { .. } => 1,
@@ -739,7 +739,7 @@ impl Window {
 
     /// Why a rank publishes no more turns, if that is so.
     fn why_gone(&mut self, peer: usize) -> Option<Cause> {
-        // Whoever left in good order has not died.
+        // A rank that has left in good order has not died, even if its process has ended.
         let has_ended = self.has_ended(peer);
         let card = self.turns.lines.card(peer);
         match card.state.load(Ordering::SeqCst) {

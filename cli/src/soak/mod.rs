@@ -188,7 +188,7 @@ impl Arena {
         let job = format!("soak-{seed}");
         let server = TcpStoreServer::bind(([127, 0, 0, 1], 0).into(), &job, Some(secret)).map_err(|error| error.to_string())?;
         let secret = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-        // From here on a signal ends the soak in good order: without its folder.
+        // From here on a signal ends the soak, which removes its folder.
         let (sender, signals) = unbounded();
         process::watch_signals(&sender).map_err(|error| format!("cannot watch for signals: {error}"))?;
         let folder = std::env::temp_dir().join(format!("kolo-soak-{seed}-{}", std::process::id()));
