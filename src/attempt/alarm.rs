@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::error::Cause;
 use crate::types::{Descriptor, Rank};
 
 /// When it is rung, operations under way give up, and no other begins.
@@ -28,6 +29,8 @@ pub(crate) struct Alarm {
     /// The operations that wait for a peer, while or shortly before they sleep; and whether there are any.
     waits: Mutex<SmallVec<[Wait; 2]>>,
     any_waits: AtomicBool,
+    /// The ranks that were found to be gone while a receive from any rank waited for them.
+    missed: Mutex<Vec<(Rank, Cause)>>,
 }
 
 /// A rank has seen a failure, and is about to find out what it was.
@@ -44,6 +47,8 @@ pub(crate) struct Wait {
     /// The operation's descriptor.
     pub(crate) words: [u64; Descriptor::WORDS],
     pub(crate) since: Instant,
+    /// A message of another rank would do as well: the operation does not fail because this one is gone.
+    pub(crate) is_for_any: bool,
     /// When it was last seen to wait.
     seen: Instant,
 }
@@ -120,13 +125,13 @@ impl Alarm {
     }
 
     /// An operation is about to sleep until a peer does something.
-    pub(super) fn wait_for(&self, peer: Rank, words: [u64; Descriptor::WORDS]) {
+    pub(super) fn wait_for(&self, peer: Rank, words: [u64; Descriptor::WORDS], is_for_any: bool) {
         let now = Instant::now();
         let mut waits = self.waits.lock();
         match waits.iter_mut().find(|wait| wait.words == words) {
             Some(wait) if wait.peer == peer => wait.seen = now,
-            Some(wait) => *wait = Wait { peer, words, since: now, seen: now },
-            None => waits.push(Wait { peer, words, since: now, seen: now }),
+            Some(wait) => *wait = Wait { peer, words, since: now, is_for_any, seen: now },
+            None => waits.push(Wait { peer, words, since: now, is_for_any, seen: now }),
         }
         self.any_waits.store(true, Ordering::Relaxed);
     }
@@ -138,6 +143,19 @@ impl Alarm {
             waits.retain(|wait| wait.words != words);
             self.any_waits.store(!waits.is_empty(), Ordering::Relaxed);
         }
+    }
+
+    /// A rank for which a receive from any rank waited is gone.
+    pub(crate) fn miss(&self, peer: Rank, cause: Cause) {
+        let mut missed = self.missed.lock();
+        if missed.iter().all(|(known, _)| *known != peer) {
+            missed.push((peer, cause));
+        }
+    }
+
+    /// The ranks that a receive from any rank does not wait for.
+    pub(crate) fn missed(&self) -> Vec<(Rank, Cause)> {
+        self.missed.lock().clone()
     }
 
     /// The operations that wait now.

@@ -145,6 +145,15 @@ impl<'a> Attempt<'a> {
 
     /// How long to wait for `peer` before asking again: an error if the deadline has passed or the communicator is dropped.
     pub(crate) fn patience_with(&self, peer: Rank) -> Result<Duration> {
+        self.patience(peer, false)
+    }
+
+    /// The same if a message of another rank would do as well.
+    pub(crate) fn patience_with_any(&self, peer: Rank) -> Result<Duration> {
+        self.patience(peer, true)
+    }
+
+    fn patience(&self, peer: Rank, is_for_any: bool) -> Result<Duration> {
         #[cfg(test)]
         assert!(!PANICS.take(), "a panic that a test asked for");
         let is_collective = !self.descriptor.op.is_point_to_point();
@@ -153,7 +162,7 @@ impl<'a> Attempt<'a> {
         }
         match self.timeout.checked_sub(self.started().elapsed()) {
             Some(left) if !left.is_zero() => {
-                self.terms.alarm.wait_for(peer, self.words);
+                self.terms.alarm.wait_for(peer, self.words, is_for_any);
                 // While it is spared, it looks often.
                 Ok(if self.terms.alarm.is_rung() { left.min(Duration::from_millis(5)) } else { left })
             }

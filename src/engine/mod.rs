@@ -371,16 +371,17 @@ impl Engine {
                 let rank = job.job.attempt.terms.rank;
                 let others = (0..self.drained.len()).filter(|&peer| peer != rank);
                 waits.extend(others.clone().map(|peer| (peer, false, true)));
-                // The health thread reports a rank that is waited for and is gone. Another rank may still send, so wait for one that is
-                // there. At the deadline, a rank that is gone is the likeliest to be missed.
                 let attempt = &job.job.attempt;
-                let present = others.clone().find(|&peer| job.gone.iter().all(|(gone, _)| *gone != peer));
-                let left = present.map_or(Ok(nap), |peer| attempt.patience_with(peer)).map_err(|error| {
-                    match (error, job.gone.first()) {
-                        (Error::Peer { .. }, Some((gone, cause))) => attempt.failed(*gone, cause.clone()),
-                        (error, _) => error,
-                    }
-                })?;
+                // Some left without a link, which the health thread finds out. At the deadline they are the likeliest to be missed.
+                let missed = attempt.terms.alarm.missed();
+                let is_gone = |peer: Rank| job.gone.iter().chain(&missed).any(|(gone, _)| *gone == peer);
+                let present = others.clone().find(|&peer| !is_gone(peer));
+                let gone = || job.gone.iter().chain(&missed).next().map(|(gone, cause)| attempt.failed(*gone, cause.clone()));
+                let left = match (present.map(|peer| attempt.patience_with_any(peer)), gone()) {
+                    (Some(Err(Error::Peer { .. })) | None, Some(gone)) => return Err(gone),
+                    (Some(left), _) => left?,
+                    (None, None) => nap,
+                };
                 nap = nap.min(left);
                 continue;
             }

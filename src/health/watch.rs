@@ -146,7 +146,10 @@ fn look_after(bulletin: &Bulletin, contact: &dyn Contact, wait: &Wait, case: &mu
             completed: bulletin.recording.history.last_completed(),
         })
     };
-    let failed = |cause| find_out(What::Failed { culprit: peer, cause });
+    let failed = |cause| match cause {
+        Cause::Left { .. } | Cause::Died | Cause::Gone if wait.is_for_any => bulletin.alarm.miss(peer, cause),
+        cause => find_out(What::Failed { culprit: peer, cause }),
+    };
     let mut speak = |what: &str| {
         if after >= SUSPECT && !std::mem::replace(&mut case.is_spoken_of, true) {
             tracing::warn!(rank = peer, ?after, "{} waits for a rank that {what}", mine.op);
