@@ -78,6 +78,29 @@ fn who_aborts_or_leaves_before_there_is_a_link_is_missed_soon() {
     }
 }
 
+/// Rank 0 waits for two messages of the same kind at the same time. No link was opened to the rank that leaves.
+#[test]
+fn a_rank_that_leaves_is_missed_soon_by_one_of_several_receives() {
+    let all_are_there = Barrier::new(3);
+    let is_over = Barrier::new(2);
+    on_every_transport(3, |comm| {
+        all_are_there.wait();
+        match comm.rank() {
+            0 => {
+                let [left, _silent] = [1, 2].map(|from| comm.start_recv(vec![0u8; 4], from).unwrap());
+                let _any = comm.start_recv_any(vec![0u8; 4]).unwrap();
+                match soon(|| left.wait()).unwrap_err() {
+                    Error::Peer { rank: 1, cause: Cause::Left { .. } | Cause::Gone, .. } => {}
+                    other => panic!("{other:?}"),
+                }
+                is_over.wait();
+            }
+            1 => drop(comm),
+            _ => _ = is_over.wait(),
+        }
+    });
+}
+
 /// Ranks 0 and 3 wait for rank 1 before they wait for rank 2, and rank 1 receives from any rank.
 #[test]
 fn who_has_left_is_named_by_those_who_wait_for_another() {

@@ -125,10 +125,14 @@ impl Alarm {
     }
 
     /// An operation is about to sleep until a peer does something.
-    pub(super) fn wait_for(&self, peer: Rank, words: [u64; Descriptor::WORDS], is_for_any: bool) {
+    ///
+    /// One that is `is_for_one` waits for no other peer: receives of the same kind from several peers have the same words.
+    pub(super) fn wait_for(&self, peer: Rank, words: [u64; Descriptor::WORDS], is_for_one: bool, is_for_any: bool) {
         let now = Instant::now();
         let mut waits = self.waits.lock();
-        match waits.iter_mut().find(|wait| wait.words == words) {
+        let is_same =
+            |wait: &&mut Wait| wait.words == words && wait.is_for_any == is_for_any && (wait.peer == peer || !is_for_one);
+        match waits.iter_mut().find(is_same) {
             Some(wait) if wait.peer == peer => wait.seen = now,
             Some(wait) => *wait = Wait { peer, words, since: now, is_for_any, seen: now },
             None => waits.push(Wait { peer, words, since: now, is_for_any, seen: now }),

@@ -162,7 +162,7 @@ impl<'a> Attempt<'a> {
         }
         match self.timeout.checked_sub(self.started().elapsed()) {
             Some(left) if !left.is_zero() => {
-                self.terms.alarm.wait_for(peer, self.words, is_for_any);
+                self.terms.alarm.wait_for(peer, self.words, !is_collective && !is_for_any, is_for_any);
                 // While it is spared, it looks often.
                 Ok(if self.terms.alarm.is_rung() { left.min(Duration::from_millis(5)) } else { left })
             }

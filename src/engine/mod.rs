@@ -366,6 +366,8 @@ impl Engine {
         let mut waits = std::mem::take(&mut self.waits);
         waits.clear();
         let mut nap = NAP;
+        // Of several jobs that receive from any rank, only the first looks at the links.
+        let left: &[(Rank, Cause)] = active.iter().find(|job| job.awaits_anybody()).map_or(&[], |job| &job.gone);
         for job in active {
             if job.awaits_anybody() {
                 let rank = job.job.attempt.terms.rank;
@@ -374,9 +376,9 @@ impl Engine {
                 let attempt = &job.job.attempt;
                 // Some left without a link, which the health thread finds out. At the deadline they are the likeliest to be missed.
                 let missed = attempt.terms.alarm.missed();
-                let is_gone = |peer: Rank| job.gone.iter().chain(&missed).any(|(gone, _)| *gone == peer);
+                let is_gone = |peer: Rank| left.iter().chain(&missed).any(|(gone, _)| *gone == peer);
                 let present = others.clone().find(|&peer| !is_gone(peer));
-                let gone = || job.gone.iter().chain(&missed).next().map(|(gone, cause)| attempt.failed(*gone, cause.clone()));
+                let gone = || left.iter().chain(&missed).next().map(|(gone, cause)| attempt.failed(*gone, cause.clone()));
                 let left = match (present.map(|peer| attempt.patience_with_any(peer)), gone()) {
                     (Some(Err(Error::Peer { .. })) | None, Some(gone)) => return Err(gone),
                     (Some(left), _) => left?,

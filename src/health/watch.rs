@@ -83,7 +83,7 @@ struct Case {
     is_spoken_of: bool,
 }
 
-type Cases = HashMap<(u64, Rank, Rank, [u64; Descriptor::WORDS]), Case>;
+type Cases = HashMap<(u64, Rank, Rank, bool, [u64; Descriptor::WORDS]), Case>;
 
 fn watch(posted: &Mutex<Posted>, stop: &(Mutex<bool>, Condvar)) {
     let mut cases = Cases::new();
@@ -105,7 +105,7 @@ fn watch(posted: &Mutex<Posted>, stop: &(Mutex<bool>, Condvar)) {
         for ((channel, member), bulletin) in bulletins {
             let Some(contact) = bulletin.contact().filter(|_| !bulletin.alarm.is_rung()) else { continue };
             for wait in bulletin.alarm.waits().into_iter().filter(|wait| wait.since.elapsed() >= FIRST) {
-                let name = (channel, member, wait.peer, wait.words);
+                let name = (channel, member, wait.peer, wait.is_for_any, wait.words);
                 waited.push(name);
                 let new = || Case {
                     since: wait.since,
