@@ -88,6 +88,9 @@ pub(crate) fn soak(args: &Args) -> ExitCode {
     }
 }
 
+/// After so many rounds none of which is of the chosen kind, there is none.
+const SEARCHED: u64 = 1_000_000;
+
 fn play_rounds(args: &Args) -> Result<(), End> {
     let ranks = args.ranks as usize;
     if let (Some(rank), Some(seed), Some(number)) = (args.rank, args.seed, args.round) {
@@ -108,27 +111,30 @@ fn play_rounds(args: &Args) -> Result<(), End> {
     let began = Instant::now();
     let mut tally = Tally::default();
     for number in args.round.unwrap_or(0).. {
-        // No round may be of the chosen kind.
+        // Also between rounds: perhaps none is of the chosen kind.
         arena.check_signals()?;
         let round = Round::new(seed, number, ranks);
         let is_chosen = args.fault.is_empty() || args.fault.contains(&round.fault);
-        if !is_chosen || !args.with.iter().all(|ingredient| round.has(*ingredient)) {
-            continue;
+        if is_chosen && args.with.iter().all(|ingredient| round.has(*ingredient)) {
+            let (line, operations) = arena.play(&round).map_err(|end| match end {
+                End::Stopped(signal) => End::Stopped(signal),
+                End::Failed(problem) => End::Failed(format!(
+                    "round {number} ({}): {problem}\nreplay it with: kolo soak --seed {seed} --round {number} --ranks {ranks}\nwhat \
+                     the ranks left is in {}, for kolo trace",
+                    describe_round(&round),
+                    arena.keep().display()
+                )),
+            })?;
+            tally.add(&round, operations);
+            say(&format!("round {number}: {}: {line}", describe_round(&round)));
         }
-        let (line, operations) = arena.play(&round).map_err(|end| match end {
-            End::Stopped(signal) => End::Stopped(signal),
-            End::Failed(problem) => End::Failed(format!(
-                "round {number} ({}): {problem}\nreplay it with: kolo soak --seed {seed} --round {number} --ranks {ranks}\nwhat the \
-                 ranks left is in {}, for kolo trace",
-                describe_round(&round),
-                arena.keep().display()
-            )),
-        })?;
-        tally.add(&round, operations);
-        say(&format!("round {number}: {}: {line}", describe_round(&round)));
-        if args.round.is_some() || began.elapsed().as_secs_f64() > 60.0 * args.minutes {
+        let is_over = tally.rounds > 0 && began.elapsed().as_secs_f64() > 60.0 * args.minutes;
+        if args.round.is_some() || is_over || tally.rounds == 0 && number >= SEARCHED {
             break;
         }
+    }
+    if tally.rounds == 0 {
+        return Err("no round has such a fault and all of these ingredients; choose fewer".to_owned().into());
     }
     say(&tally.text(began.elapsed()));
     Ok(())
