@@ -590,11 +590,6 @@ impl Window {
             }
             if i >= 1 {
                 self.wait_for(attempt, sources, turn_of(i - 1))?;
-                // Nothing is taken before all have agreed, those from which nothing comes included. The source comes first: if
-                // several ranks are late, it is the one to name.
-                if i == 1 && matches!(sources, Sources::One(_)) {
-                    self.wait_for(attempt, Sources::Everybody, turn_of(i - 1))?;
-                }
             }
             if i == 1 {
                 self.find_stages(attempt, sources)?;

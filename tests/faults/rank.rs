@@ -294,10 +294,12 @@ fn differ(comm: &Communicator) -> Task {
             Err(error) => (error, (op, 1)),
             Ok(()) => (part.barrier().expect_err("the calls differ"), (Op::Barrier, 2)),
         };
-        // In shared memory nothing is written. Else what came from ranks that agreed may be there, and nothing of the others.
+        // In shared memory nothing is written, except what a root spreads that agrees. Else what came from ranks that agreed may be
+        // there, and nothing of the others.
         let is_untouched = buf.iter().all(|&x| x == mine);
         let is_of_others = buf.iter().any(|&x| if is_odd { x != mine } else { x >= FOREIGN });
-        let is_right = if part.transport_name() == "shm" { is_untouched } else { !is_of_others };
+        let is_compared_by_all = part.transport_name() == "shm" && op != Op::Broadcast;
+        let is_right = if is_compared_by_all { is_untouched } else { !is_of_others };
         say(&format!("{way} {} {}", if is_right { "kept" } else { "written" }, Failure::of(&error, Some(call))));
         check_revoked(&part, &error);
     }
