@@ -119,6 +119,31 @@ fn who_has_left_is_named_by_those_who_wait_for_another() {
     });
 }
 
+/// Rank 3 receives from any rank, of which rank 2 has left; the others wait for rank 3 elsewhere.
+#[test]
+fn who_has_left_is_named_by_those_who_wait_for_a_receive_from_any_rank() {
+    let all_are_there = Barrier::new(4);
+    for first in [0, 3] {
+        // Whose deadline passes first.
+        let timeout = |rank| Duration::from_millis(if rank == first { 1500 } else { 3000 });
+        let options = |rank: usize, builder: kolo::Builder| builder.transport(Transport::Tcp).timeout(timeout(rank));
+        run(4, options, |comm| {
+            // All have links.
+            comm.all_to_all(&[0u8; 4], &mut [0u8; 4]).unwrap();
+            all_are_there.wait();
+            let result = match comm.rank() {
+                2 => return,
+                3 => comm.recv_any(&mut [0u8; 4]).map(drop),
+                _ => comm.recv(&mut [0u8; 4], 3),
+            };
+            match result {
+                Err(Error::Peer { rank: 2, cause: Cause::Left { .. } | Cause::Gone, .. }) => {}
+                other => panic!("rank {}: {other:?}", comm.rank()),
+            }
+        });
+    }
+}
+
 /// A receive from any rank reaches its deadline. Of the ranks that might send, one has left and another is busy elsewhere.
 #[test]
 fn whoever_receives_from_anybody_names_who_has_left() {
@@ -141,17 +166,30 @@ fn whoever_receives_from_anybody_names_who_has_left() {
 /// A rank sends and leaves. Another rank sends later than the health thread reports ranks that are gone.
 #[test]
 fn a_rank_that_has_left_does_not_end_a_receive_from_any_other() {
+    let has_left = Barrier::new(3);
     for (left, sends) in [(1, true), (2, true), (1, false), (2, false)] {
         on_every_transport(3, |comm| {
             let (mut word, sender) = ([0u8; 1], 3 - left);
-            match comm.rank() {
-                0 => {
-                    if sends {
-                        assert_eq!(comm.recv_any(&mut word).unwrap(), left);
+            let rank = comm.rank();
+            if !sends {
+                // Not while a link to it is being opened.
+                let stays = (rank != left).then_some(comm);
+                has_left.wait();
+                match stays {
+                    Some(comm) if rank == sender => {
+                        std::thread::sleep(Duration::from_secs(1));
+                        comm.send(&[7u8], 0).unwrap();
                     }
+                    Some(comm) => assert_eq!(comm.recv_any(&mut word).unwrap(), sender),
+                    None => {}
+                }
+                return;
+            }
+            match rank {
+                0 => {
+                    assert_eq!(comm.recv_any(&mut word).unwrap(), left);
                     assert_eq!(comm.recv_any(&mut word).unwrap(), sender);
                 }
-                rank if rank == left && !sends => {}
                 rank => {
                     if rank == sender {
                         std::thread::sleep(Duration::from_secs(1));

@@ -40,6 +40,17 @@ pub(crate) struct Puzzle {
     pub(crate) about: Option<Rank>,
 }
 
+/// Whose message an operation waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Awaited {
+    One(Rank),
+    /// Any rank's: `present` is there, and `missed` is gone.
+    Any {
+        present: Rank,
+        missed: Option<Rank>,
+    },
+}
+
 /// An operation that waits for a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
@@ -49,8 +60,17 @@ pub(crate) struct Wait {
     pub(crate) since: Instant,
     /// A message of another rank would do as well: the operation does not fail because this one is gone.
     pub(crate) is_for_any: bool,
+    /// A rank that is gone, and for whose message it may have waited: it keeps this one waiting rather than `peer`, which is there.
+    missed: Option<Rank>,
     /// When it was last seen to wait.
     seen: Instant,
+}
+
+impl Wait {
+    /// The rank that this operation names to those who ask for whom it waits.
+    pub(crate) fn named(&self) -> Rank {
+        self.missed.unwrap_or(self.peer)
+    }
 }
 
 /// How long operations are spared that who failed has completed.
@@ -127,15 +147,19 @@ impl Alarm {
     /// An operation is about to sleep until a peer does something.
     ///
     /// One that is `is_for_one` waits for no other peer: receives of the same kind from several peers have the same words.
-    pub(super) fn wait_for(&self, peer: Rank, words: [u64; Descriptor::WORDS], is_for_one: bool, is_for_any: bool) {
+    pub(super) fn wait_for(&self, awaited: Awaited, words: [u64; Descriptor::WORDS], is_for_one: bool) {
+        let (peer, is_for_any, missed) = match awaited {
+            Awaited::One(peer) => (peer, false, None),
+            Awaited::Any { present, missed } => (present, true, missed),
+        };
         let now = Instant::now();
         let mut waits = self.waits.lock();
         let is_same =
             |wait: &&mut Wait| wait.words == words && wait.is_for_any == is_for_any && (wait.peer == peer || !is_for_one);
         match waits.iter_mut().find(is_same) {
-            Some(wait) if wait.peer == peer => wait.seen = now,
-            Some(wait) => *wait = Wait { peer, words, since: now, is_for_any, seen: now },
-            None => waits.push(Wait { peer, words, since: now, is_for_any, seen: now }),
+            Some(wait) if wait.peer == peer => (wait.seen, wait.missed) = (now, missed),
+            Some(wait) => *wait = Wait { peer, words, since: now, is_for_any, missed, seen: now },
+            None => waits.push(Wait { peer, words, since: now, is_for_any, missed, seen: now }),
         }
         self.any_waits.store(true, Ordering::Relaxed);
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Cause, Error, Result};
 use crate::history::Note;
 use crate::types::{Descriptor, Rank};
+use alarm::Awaited;
 pub(crate) use alarm::{Alarm, Puzzle, Wait};
 
 /// Who a rank is, for people.
@@ -145,15 +146,16 @@ impl<'a> Attempt<'a> {
 
     /// How long to wait for `peer` before asking again: an error if the deadline has passed or the communicator is dropped.
     pub(crate) fn patience_with(&self, peer: Rank) -> Result<Duration> {
-        self.patience(peer, false)
+        self.patience(Awaited::One(peer))
     }
 
-    /// The same if a message of another rank would do as well.
-    pub(crate) fn patience_with_any(&self, peer: Rank) -> Result<Duration> {
-        self.patience(peer, true)
+    /// The same if the message of any rank would do, of which `present` is there and `missed` is gone.
+    pub(crate) fn patience_with_any(&self, present: Rank, missed: Option<Rank>) -> Result<Duration> {
+        self.patience(Awaited::Any { present, missed })
     }
 
-    fn patience(&self, peer: Rank, is_for_any: bool) -> Result<Duration> {
+    fn patience(&self, awaited: Awaited) -> Result<Duration> {
+        let (Awaited::One(peer) | Awaited::Any { present: peer, .. }) = awaited;
         #[cfg(test)]
         assert!(!PANICS.take(), "a panic that a test asked for");
         let is_collective = !self.descriptor.op.is_point_to_point();
@@ -162,7 +164,8 @@ impl<'a> Attempt<'a> {
         }
         match self.timeout.checked_sub(self.started().elapsed()) {
             Some(left) if !left.is_zero() => {
-                self.terms.alarm.wait_for(peer, self.words, !is_collective && !is_for_any, is_for_any);
+                let is_for_one = !is_collective && matches!(awaited, Awaited::One(_));
+                self.terms.alarm.wait_for(awaited, self.words, is_for_one);
                 // While it is spared, it looks often.
                 Ok(if self.terms.alarm.is_rung() { left.min(Duration::from_millis(5)) } else { left })
             }

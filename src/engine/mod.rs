@@ -378,9 +378,12 @@ impl Engine {
                 let missed = attempt.terms.alarm.missed();
                 let is_gone = |peer: Rank| left.iter().chain(&missed).any(|(gone, _)| *gone == peer);
                 let present = others.clone().find(|&peer| !is_gone(peer));
-                let gone = || left.iter().chain(&missed).next().map(|(gone, cause)| attempt.failed(*gone, cause.clone()));
-                let left = match (present.map(|peer| attempt.patience_with_any(peer)), gone()) {
-                    (Some(Err(Error::Peer { .. })) | None, Some(gone)) => return Err(gone),
+                let gone = left.iter().chain(&missed).next();
+                let left = present.map(|peer| attempt.patience_with_any(peer, gone.map(|(gone, _)| *gone)));
+                let left = match (left, gone) {
+                    (Some(Err(Error::Peer { .. })) | None, Some((gone, cause))) => {
+                        return Err(attempt.failed(*gone, cause.clone()));
+                    }
                     (Some(left), _) => left?,
                     (None, None) => nap,
                 };

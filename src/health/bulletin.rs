@@ -153,7 +153,7 @@ impl Bulletin {
     fn longest_wait(&self) -> Option<(Duration, Rank, Option<Descriptor>)> {
         let waits = self.alarm.waits().into_iter().min_by_key(|wait| wait.since);
         let (age, peer, call) = match waits {
-            Some(wait) => (wait.since.elapsed(), wait.peer, Descriptor::decode(wait.words)),
+            Some(wait) => (wait.since.elapsed(), wait.named(), Descriptor::decode(wait.words)),
             None => (Duration::ZERO, self.alarm.puzzle()?.about?, None),
         };
         Some((age, *self.members.get(peer)?, call))
@@ -170,7 +170,7 @@ impl Bulletin {
         Answer::Doing {
             notices: self.notices(),
             puzzle: self.alarm.puzzle(),
-            waits: self.alarm.waits().first().map(|wait| (wait.peer, wait.words)),
+            waits: self.alarm.waits().first().map(|wait| (wait.named(), wait.words)),
             elsewhere: None,
             at_your_seq: collective.and_then(|theirs| self.recording.history.collective(theirs.seq)),
             last_seq: self.recording.history.last_completed(),
