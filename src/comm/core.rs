@@ -214,7 +214,7 @@ impl Core {
         self.seq + 1
     }
 
-    /// The number of the next operation of the kind of a call; 0 for a message of whoever sends first.
+    /// The sequence number that a call gets if it is carried out next; 0 for a receive from any rank.
     #[cold]
     pub(super) fn next_number(&self, call: &Call) -> u64 {
         match call.op {

@@ -109,8 +109,8 @@ impl<T> Registry<T> {
         RecursiveRwLockReadGuard::try_map(slot, |slot| slot.value.as_ref()).ok()
     }
 
-    /// Takes out what a handle stands for, when nobody uses it any more. The handle is dead from then on. `None` if it stands for
-    /// nothing. What a thread of a forked child's parent uses stays there; then `None` is taken out.
+    /// Waits until no call uses the handle, and returns what it stood for; the handle is dead from then on. `None` if it stands for
+    /// nothing. `Some(None)` in a forked child if a thread of its parent used the handle at the fork: that stays with the parent.
     pub(super) fn take(&self, handle: usize) -> Option<Option<T>> {
         let (entry, generation) = self.entry(handle)?;
         if entry.is_of_parent() {

@@ -88,7 +88,7 @@ pub(crate) fn soak(args: &Args) -> ExitCode {
     }
 }
 
-/// After so many rounds none of which is of the chosen kind, there is none.
+/// How many rounds are searched for the chosen kind before the soak fails.
 const SEARCHED: u64 = 1_000_000;
 
 fn play_rounds(args: &Args) -> Result<(), End> {
@@ -285,7 +285,7 @@ impl Arena {
         let took = began.elapsed();
         stranger.map_or(Ok(0), Stranger::finish)?;
         let line = judge(round, &outcomes)?;
-        // A receive from any rank waits for the others when one has left.
+        // When one rank has left, a receive from any rank waits for the others until its deadline.
         let failures = outcomes.iter().filter_map(|outcome| outcome.report.as_ref()?.failure.as_ref());
         let receives = round.fault == Fault::Leave && failures.into_iter().any(|failure| failure.text.starts_with("send seq="));
         if !round.fault.outlasts_the_deadline() && !receives && took >= round.timeout {
