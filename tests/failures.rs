@@ -125,7 +125,7 @@ fn who_has_left_is_named_by_those_who_wait_for_a_receive_from_any_rank() {
     let all_are_there = Barrier::new(4);
     for first in [0, 3] {
         // Whose deadline passes first.
-        let timeout = |rank| Duration::from_millis(if rank == first { 1500 } else { 3000 });
+        let timeout = |rank| Duration::from_millis(if rank == first { 3000 } else { 6000 });
         let options = |rank: usize, builder: kolo::Builder| builder.transport(Transport::Tcp).timeout(timeout(rank));
         run(4, options, |comm| {
             // All have links.
