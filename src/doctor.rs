@@ -5,14 +5,14 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::address::{self, Chosen};
+use crate::bootstrap::host_group::HOME;
+use crate::bootstrap::host_group::area::{AREA, slabs_for};
+use crate::bootstrap::host_group::stage::{KEPT, STAGE};
 use crate::bootstrap::launcher::{self, Launch, Rendezvous};
+use crate::bootstrap::store::Place;
 use crate::config::{self, Settings, process_env};
 use crate::error::{Error, Result};
-use crate::host::HOME;
-use crate::host::area::{AREA, slabs_for};
-use crate::host::stage::{KEPT, STAGE};
 use crate::reduce;
-use crate::store::Place;
 use crate::sys::{self, Cuda, LocalListener, Segment};
 use crate::transport::tls::Tls;
 
@@ -81,7 +81,7 @@ pub fn examine() -> Vec<Finding> {
 }
 
 fn version() -> Finding {
-    let protocol = crate::door::handshake::VERSION;
+    let protocol = crate::bootstrap::listener::handshake::VERSION;
     let system = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
     Finding::fine("version", format!("kolo {}, protocol {protocol}, on {system}", env!("CARGO_PKG_VERSION")))
 }
@@ -248,7 +248,7 @@ fn of_store(place: &Place, is_owner: bool, deadline: Instant) -> Finding {
 
 fn local_connections() -> Finding {
     const SUBJECT: &str = "local connections";
-    match LocalListener::bind(&crate::door::random_name()) {
+    match LocalListener::bind(&crate::bootstrap::listener::random_name()) {
         Ok(_) => Finding::fine(SUBJECT, "processes of this machine can hand each other memory"),
         Err(error) => Finding::warning(
             SUBJECT,

@@ -1,13 +1,13 @@
 //! Everything that reads bytes from outside, for `fuzz/` to feed with whatever it likes. Not part of the library: it is there
 //! only when the crate is compiled for fuzzing.
 
-use crate::bootstrap::{announcement, card, fuzz as bootstrap, key_exchange};
-use crate::door::handshake;
+use crate::bootstrap::listener::handshake;
+use crate::bootstrap::store::{file, tcp};
+use crate::bootstrap::{announcement, fuzz as bootstrap, key_exchange, peer_info};
 use crate::engine::frame;
-use crate::health::message;
-use crate::store::{file, tcp};
+use crate::failure::message;
+use crate::shm::fuzz as window;
 use crate::types::Descriptor;
-use crate::window::fuzz as window;
 
 /// A reader of bytes: its name, what takes the bytes, and such as a well-meaning other end would send.
 pub struct Target {
@@ -29,7 +29,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "message", feed: message::fuzz, samples: message::samples },
     Target { name: "announcement", feed: announcement::fuzz, samples: announcement::samples },
     Target { name: "key_exchange", feed: key_exchange::fuzz, samples: key_exchange::samples },
-    Target { name: "card", feed: card::fuzz, samples: card::samples },
+    Target { name: "card", feed: peer_info::fuzz, samples: peer_info::samples },
     Target { name: "file_store", feed: file::fuzz, samples: || vec![file::sample()] },
     Target { name: "window", feed: window::fuzz, samples: window::samples },
     Target { name: "tcp_store", feed: tcp::fuzz, samples: || vec![tcp::sample(), [0u8, 0, 0, 0, 2, 0, 0, 0, 7, 7].to_vec()] },

@@ -64,49 +64,46 @@
 //! - `tls`: links between hosts encrypted by TLS 1.3; see [`settings`].
 //! - `cuda`: buffers in the memory of NVIDIA's GPUs; see `Communicator::on`. CUDA is looked for at run time.
 
-mod attempt;
 mod bootstrap;
 mod buffer;
-mod comm;
+mod communicator;
 mod config;
 mod cuda;
 pub mod ddp;
 pub mod doctor;
-mod door;
 mod engine;
 mod error;
+mod exec;
+mod failure;
 mod ffi;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod health;
-mod history;
-mod host;
 mod reduce;
 mod schedule;
-mod store;
+mod shm;
 mod sync;
 mod sys;
+mod trace;
 mod transport;
 mod types;
-mod window;
 mod wire;
 
 #[doc(hidden)]
-pub use door::stranger;
+pub use bootstrap::listener::stranger;
 
-pub use comm::{Builder, Communicator, Registered, Scope};
+pub use bootstrap::store::{Store, TcpStoreServer};
+pub use communicator::{Builder, Communicator, Registered, Scope};
 #[cfg(feature = "cuda")]
-pub use comm::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
+pub use communicator::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 pub use config::{DevicePath, Passage, Transport};
 #[cfg(feature = "cuda")]
 pub use cudarc;
-pub use engine::progress::Work;
 pub use error::{Argument, Cause, Differs, Elsewhere, Error, ReducerProblem, Result, StoreProblem};
+pub use exec::work::Work;
 pub use half::{bf16, f16};
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;
-pub use store::{Store, TcpStoreServer};
 pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownName};
 
 /// What a collective would cost: the model with which kolo chooses its algorithms.

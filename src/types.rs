@@ -1,11 +1,19 @@
 //! The words that every layer shares: element types, reductions, operations, and the descriptor of one call.
 
 use std::fmt;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 
 /// The number of a process (or thread) within a communicator, from 0 to the world size less one.
 pub type Rank = usize;
+
+/// The process that is a rank, as messages name it.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) host: Arc<str>,
+    pub(crate) pid: u32,
+}
 
 /// Defines a fieldless enum with stable numbers, the name of each value as users write it, and the way back from both.
 macro_rules! numbered {

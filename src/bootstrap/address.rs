@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use if_addrs::Interface;
 
+use crate::bootstrap::store::Place;
+use crate::config::{Settings, process_env};
 use crate::error::{Error, Result};
-use crate::store::Place;
 use crate::sys;
 
 /// An address, and why it was chosen.
@@ -119,6 +120,12 @@ fn is_within(ip: IpAddr, network: IpAddr, bits: u32) -> bool {
     let ((ip, width), (network, network_width)) = (number(ip), number(network));
     let Some(host_bits) = width.checked_sub(bits).filter(|_| width == network_width) else { return false };
     ip.checked_shr(host_bits).unwrap_or(0) == network.checked_shr(host_bits).unwrap_or(0)
+}
+
+/// The address under which this process is reached from other hosts.
+pub(crate) fn own() -> Result<IpAddr> {
+    let settings = Settings::from_env(&process_env)?;
+    choose(None, settings.interface.as_deref(), Instant::now()).map(|chosen| chosen.ip)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@
 //! ```
 
 use super::signed::SignedStore;
-use crate::door::handshake::{Identity, Run};
-use crate::store::Store;
+use crate::bootstrap::listener::handshake::{Identity, Run};
+use crate::bootstrap::store::Store;
 
 /// The announcement's key, the only one in a store that does not begin with a run.
 pub(super) const NAME: &str = "run";

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::host::{Failed, Star};
+use super::host_setup::{Failed, Star};
 use super::lending::{NetworkLender, ProcessLender};
 use super::network::{Network, NetworkContact, NetworkOpener};
-use crate::health::{Answer, Boards, Bulletin, Contact, Question, Recorder, Recording, Unheard};
-use crate::host::area::{AREA, Area};
-use crate::host::{HOME, HostGroup, Lender, stage};
+use crate::bootstrap::host_group::area::{AREA, Area};
+use crate::bootstrap::host_group::{HOME, HostGroup, Lender, stage};
+use crate::failure::{Answer, Boards, Bulletin, Contact, Question, Unheard};
+use crate::trace::{Recorder, Recording};
 use crate::transport::Opener;
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::types::Rank;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::network::{Mailbox, Reception};
-use crate::door::handshake::{Hello, Identity, Introduction, Medium, Purpose, Step};
-use crate::door::{self, Door, random_name};
-use crate::health::{Answer, Boards, Question};
+use crate::bootstrap::listener::handshake::{Hello, Identity, Introduction, Medium, Purpose, Step};
+use crate::bootstrap::listener::{self, Door, random_name};
+use crate::failure::{Answer, Boards, Question};
 use crate::sys::{LocalListener, LocalStream};
 
 /// The rank that listens, and of how many.
@@ -101,7 +101,7 @@ pub(crate) fn listener(script: &[u8]) {
 
     // A member is heard all the same, and what came before has been dealt with by then.
     let (hello, question) = (Hello::new(Purpose::Ask, 0, 0, RANK), Question::Doing(None).encode());
-    let answer = door::ask_local(&name, &member, &hello, &question, Instant::now() + PATIENCE);
+    let answer = listener::ask_local(&name, &member, &hello, &question, Instant::now() + PATIENCE);
     assert!(answer.is_ok_and(|answer| Answer::decode(&answer).is_some()), "a member is not answered");
     assert!(mailbox.waiting() <= let_in, "more wait than were let in");
     for (channel, from) in (0..CHANNELS).flat_map(|channel| (0..WORLD).map(move |from| (channel, from))) {

@@ -6,7 +6,7 @@
 //! that only reads the store learns nothing. A process that can write to it can put its own public key in the place of a rank's:
 //! the exchange cannot tell a rank from another process that was faster.
 
-use crate::door::handshake::{Key, Run, random_secret};
+use crate::bootstrap::listener::handshake::{Key, Run, random_secret};
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 

@@ -3,9 +3,9 @@
 //! Launchers are recognised by their environment variables, the most specific first: mpirun inside a SLURM allocation sees
 //! both sets, and the inner one counts.
 
+use crate::bootstrap::store::Place;
 use crate::config::{Env, parse};
 use crate::error::{Error, Result};
-use crate::store::Place;
 use crate::sys;
 use crate::types::mix;
 

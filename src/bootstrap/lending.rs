@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::network::Network;
-use crate::door::handshake::Purpose;
-use crate::door::{self, DialError, Stream};
-use crate::host::Lender;
+use crate::bootstrap::host_group::Lender;
+use crate::bootstrap::listener::handshake::Purpose;
+use crate::bootstrap::listener::{self, DialError, Stream};
 use crate::sys::Segment;
 use crate::transport::memory::Hub;
 use crate::types::Rank;
@@ -46,7 +46,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 impl NetworkLender {
     fn call(&self, owner: Rank, id: u32, deadline: Instant) -> Result<Arc<Segment>, DialError> {
         let (name, identity, hello) = self.network.local(Purpose::Segment, id.into(), owner);
-        let stream = door::dial_local(name, identity, &hello, deadline)?;
+        let stream = listener::dial_local(name, identity, &hello, deadline)?;
         let not_lent = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => io::ErrorKind::NotFound.into(),
             _ => error,

@@ -3,9 +3,9 @@
 //! 1. Rank 0 makes up the number of this run, and announces it ([`announcement`]).
 //! 2. Every rank learns the secret of the run: it was given it, finds it in a store that only ranks read, or agrees on it with
 //!    rank 0 ([`key_exchange`]). Until then it listens nowhere, and believes nothing that it reads.
-//! 3. Every rank opens its [`listener`], and puts a [`card::Card`] into the store.
-//! 4. Rank 0 collects the cards and publishes the [`card::Book`]: all cards, or why there will be no start.
-//! 5. Ranks that seem to be on one host prove that they can share memory ([`host`]).
+//! 3. Every rank opens its [`endpoint`], and puts a [`peer_info::Card`] into the store.
+//! 4. Rank 0 collects the cards and publishes the [`peer_info::Book`]: all cards, or why there will be no start.
+//! 5. Ranks that seem to be on one host prove that they can share memory ([`host_setup`]).
 //!
 //! After that the store is not needed any more. Links between ranks are opened when they are first used.
 //!
@@ -19,37 +19,39 @@
 
 pub(crate) mod address;
 pub(crate) mod announcement;
-pub(crate) mod card;
+mod endpoint;
 pub(crate) mod fabric;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
-mod host;
+pub(crate) mod host_group;
+mod host_setup;
 pub(crate) mod key_exchange;
 pub(crate) mod launcher;
 mod lending;
-mod listener;
-mod meeting;
+pub(crate) mod listener;
 mod network;
+pub(crate) mod peer_info;
+mod rendezvous;
 mod signed;
+pub(crate) mod store;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::attempt::Member;
 use crate::config::{Settings, SharedSettings, TlsFiles, Transport};
-use crate::door::handshake::Identity;
 use crate::error::{Cause, Error, Result};
-use crate::health::{Recorder, Who};
-use crate::store::{Place, Store};
 use crate::sys;
+use crate::trace::{Recorder, Who};
 use crate::transport::tls::Tls;
-use crate::types::{DType, Op, Rank, mix};
-use card::Card;
+use crate::types::{DType, Member, Op, Rank, mix};
+use endpoint::Listener;
 use fabric::Fabric;
-use host::{Failed, Star};
-use listener::Listener;
-use meeting::Met;
+use host_setup::{Failed, Star};
+use listener::handshake::Identity;
 use network::{Lines, Network};
+use peer_info::Card;
+use rendezvous::Met;
+use store::{Place, Store};
 
 /// The communicator of all ranks.
 const WORLD: u64 = 0;
@@ -91,7 +93,8 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         sys::by_deadline(kind, start.deadline, sys::SILENT_FILE, load, Error::os("reading the files of KOLO_TLS_*"))
     };
     let tls = start.settings.tls.clone().map(load).transpose()?;
-    let Met { listener: Listener { door, mailbox, boards }, identity, cards, settings } = meeting::meet(start, chosen.ip, began)?;
+    let Met { listener: Listener { door, mailbox, boards }, identity, cards, settings } =
+        rendezvous::meet(start, chosen.ip, began)?;
     let members = cards.iter().map(|card| Member { host: card.host.as_str().into(), pid: card.pid }).collect::<Vec<_>>();
     let candidates = candidates(&cards, start.rank, settings.transport);
     let run = cards.iter().fold(0, |run, card| mix(run, card.instance));
@@ -109,7 +112,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let hosts = if together.len() == start.world_size {
         vec![0; start.world_size]
     } else {
-        meeting::exchange_hosts(start, &identity, &together)?
+        rendezvous::exchange_hosts(start, &identity, &together)?
     };
     if settings.transport == Transport::Shm && hosts.iter().any(|&host| host != hosts[0]) {
         let other = hosts.iter().position(|&host| host != hosts[0]).unwrap_or_default();

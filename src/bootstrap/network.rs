@@ -9,12 +9,12 @@ use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use parking_lot::{Condvar, Mutex};
 
-use super::card::Card;
 use super::lending::Lent;
-use crate::door::handshake::{Hello, Identity, Purpose, Refusal};
-use crate::door::{self, Connector, DialError, Door, Host, Stream, Target};
+use super::peer_info::Card;
+use crate::bootstrap::listener::handshake::{Hello, Identity, Purpose, Refusal};
+use crate::bootstrap::listener::{self, Connector, DialError, Door, Host, Stream, Target};
 use crate::error::Cause;
-use crate::health::{Answer, Boards, Contact, Question, Unheard};
+use crate::failure::{Answer, Boards, Contact, Question, Unheard};
 use crate::sys::{self, LocalStream};
 use crate::transport::tls::{End, Tls};
 use crate::transport::{Link, NoLink, Opener, shm, tcp};
@@ -335,11 +335,11 @@ impl Contact for NetworkContact {
         let (question, deadline) = (question.encode(), Instant::now() + patience);
         let Card { address, local_name, neighbourhood, .. } = &cards[to];
         let is_near = !neighbourhood.is_empty() && *neighbourhood == cards[*rank].neighbourhood;
-        let heard = match is_near.then(|| door::ask_local(local_name, identity, &hello, &question, deadline)) {
+        let heard = match is_near.then(|| listener::ask_local(local_name, identity, &hello, &question, deadline)) {
             // Its queue is full: it takes no calls.
             Some(Err(DialError::Connect(error))) if error.kind() == io::ErrorKind::TimedOut => return Err(Unheard::Mute),
             // It may be in a namespace of its own, where only the network reaches.
-            None | Some(Err(DialError::Connect(_))) => door::ask(*address, identity, &hello, &question, deadline),
+            None | Some(Err(DialError::Connect(_))) => listener::ask(*address, identity, &hello, &question, deadline),
             Some(heard) => heard,
         };
         match heard {

@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use crate::door::handshake::{Identity, Key, Run};
+use crate::bootstrap::listener::handshake::{Identity, Key, Run};
+use crate::bootstrap::store::Store;
 use crate::error::StoreProblem;
-use crate::store::Store;
 use crate::types::Rank;
 use crate::wire::Writer;
 
@@ -83,13 +83,13 @@ pub(super) fn in_run(run: &Run, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Place;
+    use crate::bootstrap::store::Place;
 
     const NOW: Duration = Duration::ZERO;
 
     fn hash_store(name: &str) -> Box<dyn Store> {
         let late = std::time::Instant::now() + Duration::from_secs(60);
-        crate::store::open(&Place::Hash(name.to_owned()), true, &Identity::new("job", None), late).unwrap()
+        crate::bootstrap::store::open(&Place::Hash(name.to_owned()), true, &Identity::new("job", None), late).unwrap()
     }
 
     fn identity(job: &str, run: u8, secret: u8) -> Identity {

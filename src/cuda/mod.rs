@@ -1,16 +1,16 @@
 //! Buffers in the memory of GPUs: what is asked of a device, how a collective on its memory is cut into pieces that pass through
-//! the host, and how ranks reach each other's device memory. [`crate::comm`] makes collectives of it.
+//! the host, and how ranks reach each other's device memory. [`crate::communicator`] makes collectives of it.
 
 pub(crate) mod device;
 pub(crate) mod direct;
+#[cfg(test)]
+pub(crate) mod fake_device;
 #[cfg(feature = "cuda")]
 mod kernels;
 #[cfg(feature = "cuda")]
 mod nvidia;
 pub(crate) mod peers;
 pub(crate) mod pieces;
-#[cfg(test)]
-pub(crate) mod stand_in;
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sha2::{Digest, Sha256};
 
 use super::builder::ReducerBuilder;
-use crate::comm::Communicator;
+use crate::communicator::Communicator;
 use crate::error::{Error, ReducerProblem, Result};
 use crate::types::Rank;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::layout::{Layout, Place};
 use super::on_device::OnDevice;
 use super::parameter::Parameter;
-use crate::comm::{Communicator, Registered};
+use crate::communicator::{Communicator, Registered};
 use crate::cuda::device::{Address, Event, Memory};
 use crate::error::Result;
 
@@ -119,7 +119,7 @@ impl Buckets {
 
     /// Waits until all gradients of a bucket that were made ready are there.
     pub(super) fn until_there(&self, comm: &Communicator, bucket: usize) -> Result<()> {
-        self.mark_of(bucket).map_or(Ok(()), |(_, mark)| comm.until_done(mark))
+        self.mark_of(bucket).map_or(Ok(()), |(_, mark)| comm.exec.until_done(mark))
     }
 
     /// Of a bucket that is on a device.

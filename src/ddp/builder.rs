@@ -4,7 +4,7 @@ use super::hook::{Average, Hook};
 use super::on_device::Chosen;
 use super::parameter::Parameter;
 use super::reducer::Reducer;
-use crate::comm::Communicator;
+use crate::communicator::Communicator;
 use crate::cuda::device::StreamId;
 use crate::error::Result;
 

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::float::Float;
 use super::hook::{Bucket, Hook};
-use crate::comm::{Communicator, Registered};
+use crate::communicator::{Communicator, Registered};
 use crate::error::Result;
 use crate::types::{DType, Element, ReduceOp};
 

@@ -9,7 +9,7 @@ use super::builder::{Uneven, Unused};
 use super::parameter::Parameter;
 use super::state::{Gradient, Job, Phase, State, Task};
 use super::statistics::StepStatistics;
-use crate::comm::Communicator;
+use crate::communicator::Communicator;
 use crate::error::{Error, ReducerProblem, Result};
 use crate::types::DType;
 

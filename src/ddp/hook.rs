@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::on_device::OnDevice;
 use super::parameter::Parameter;
-use crate::comm::{Communicator, Registered};
+use crate::communicator::{Communicator, Registered};
 use crate::cuda::device::Address;
 use crate::error::{ReducerProblem, Result};
 use crate::types::{DType, Element, ReduceOp};

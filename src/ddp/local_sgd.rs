@@ -3,7 +3,7 @@
 use super::hook::{Bucket, Hook};
 use super::parameter::TensorMut;
 use super::reducer::Reducer;
-use crate::comm::Communicator;
+use crate::communicator::Communicator;
 use crate::error::Result;
 
 /// Local SGD: after a warm-up every rank steps with its own gradients, and parameters are averaged every so many steps

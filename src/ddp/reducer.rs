@@ -15,7 +15,7 @@ use super::statistics::StepStatistics;
 use super::step::Step;
 use super::tensors::{Exchange, Intent, check, exchange};
 use super::worker::Worker;
-use crate::comm::Communicator;
+use crate::communicator::Communicator;
 use crate::cuda::device::Address;
 use crate::error::{Error, ReducerProblem, Result};
 use crate::types::{DType, Element, Rank};

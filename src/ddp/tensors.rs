@@ -9,7 +9,7 @@ use super::hook::with_float;
 use super::layout::Place;
 use super::on_device::OnDevice;
 use super::parameter::{Parameter, TensorMut};
-use crate::comm::Communicator;
+use crate::communicator::Communicator;
 use crate::cuda::device::Address;
 use crate::error::{ReducerProblem, Result};
 use crate::types::{DType, Rank, ReduceOp};

@@ -9,7 +9,7 @@ use super::float::scale;
 use super::hook::{Bucket, DeviceElements, Elements, Hook, with_float};
 use super::state::{Job, Task};
 use super::tensors::Intent;
-use crate::comm::Registered;
+use crate::communicator::Registered;
 use crate::cuda::device::Address;
 use crate::error::{ReducerProblem, Result};
 use crate::types::ReduceOp;

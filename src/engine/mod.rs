@@ -1,10 +1,9 @@
 //! Executes schedules over links.
 //!
 //! One thread at a time drives an [`Engine`]: it sends from, receives into and reduces in user memory, on all links at once,
-//! and sleeps only when none of them moves. [`progress`] is the thread that does so for asynchronous operations.
+//! and sleeps only when none of them moves.
 
 pub(crate) mod frame;
-pub(crate) mod progress;
 #[cfg(test)]
 mod tests;
 
@@ -13,9 +12,9 @@ use std::time::Duration;
 
 use mio::Waker;
 
-use crate::attempt::Attempt;
 use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::error::{Cause, Error, Result};
+use crate::failure::Attempt;
 use crate::reduce::Kernel;
 use crate::schedule::{Place, Span, Step};
 use crate::sys::{Patience, Waiting};

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::frame::{Frame, HEADER, Kind};
 use super::{Engine, Job};
-use crate::attempt::{Attempt, Member, Terms};
 use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::error::{Cause, Error, Result};
+use crate::failure::{Attempt, Terms};
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
 use crate::sys::Patience;
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::transport::{Link, Mesh};
-use crate::types::{DType, Descriptor, Op};
+use crate::types::{DType, Descriptor, Member, Op};
 
 fn terms(rank: usize, timeout: Duration) -> Terms {
     let members = vec![Member { host: "here".into(), pid: 1 }; 2];

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::fault::{Fault, kolo_result_t};
 use super::{boundary, pointer, slice_of};
 use crate::buffer::Source;
-use crate::comm::{Call, Raw};
+use crate::exec::{Call, Raw};
 use crate::{Communicator, DType, Op, Rank, ReduceOp};
 
 /// The type of an element. The numbers up to 9 are NCCL's.
@@ -201,8 +201,8 @@ impl Arguments {
             timeout: TIMEOUT.get(),
             ..Raw::new(self.op, dtype(self.dtype)?)
         };
-        let mut call = comm.prepare(&raw)?;
-        comm.lend(&mut call, stream.into())?;
+        let mut call = comm.exec.prepare(&raw)?;
+        comm.exec.lend(&mut call, stream.into())?;
         Ok(call)
     }
 }

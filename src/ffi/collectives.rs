@@ -22,7 +22,7 @@ unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) ->
             return group::hold(comm, [call]);
         }
         // SAFETY: passed on.
-        unsafe { this.comm.run_prepared(&call) }.map_err(Fault::from)
+        unsafe { this.comm.exec.run_prepared(&call) }.map_err(Fault::from)
     })
 }
 
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn kolo_recv_any(
     on(comm, |this: &Comm| {
         group::refuse("kolo_recv_any")?;
         // SAFETY: no counts are read; the caller's buffers.
-        unsafe { this.comm.run_prepared(&arguments.prepare(&this.comm, stream)?) }.map_err(Fault::from)
+        unsafe { this.comm.exec.run_prepared(&arguments.prepare(&this.comm, stream)?) }.map_err(Fault::from)
     })
 }
 
@@ -292,6 +292,6 @@ pub unsafe extern "C" fn kolo_send_recv(
             return group::hold(comm, calls);
         }
         // SAFETY: the caller's buffers.
-        unsafe { this.comm.run_prepared_together(calls.into()) }.map_err(Fault::from)
+        unsafe { this.comm.exec.run_prepared_together(calls.into()) }.map_err(Fault::from)
     })
 }

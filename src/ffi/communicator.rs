@@ -304,7 +304,7 @@ pub unsafe extern "C" fn kolo_comm_has_devices(comm: kolo_comm_t, has: *mut i32)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_get_async_error(comm: kolo_comm_t, result: *mut kolo_result_t) -> kolo_result_t {
     // SAFETY: the caller's pointer.
-    unsafe { tell(comm, result, "result", |comm| comm.failure().map_or(KOLO_OK, |error: &Error| fault::code(error))) }
+    unsafe { tell(comm, result, "result", |comm| comm.exec.failure().map_or(KOLO_OK, |error: &Error| fault::code(error))) }
 }
 
 /// # Safety

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use super::boundary;
 use super::communicator::{enter, kolo_comm_t};
 use super::fault::{Fault, kolo_result_t};
-use crate::comm::Call;
+use crate::exec::Call;
 use crate::{Op, Work};
 
 thread_local! {
@@ -95,7 +95,7 @@ fn carry_out(calls: Vec<(usize, Call)>) -> Result<(), Fault> {
         let this = enter(handle(first))?;
         let calls = calls.into_iter().map(|(_, call)| call).collect();
         // SAFETY: the caller lends the buffers until this returns.
-        let result = unsafe { this.comm.run_prepared_together(calls) };
+        let result = unsafe { this.comm.exec.run_prepared_together(calls) };
         return result.map_err(Fault::from).inspect_err(|fault| this.last.set(&fault.describe()));
     }
     // All are there before the first is started.
@@ -104,7 +104,7 @@ fn carry_out(calls: Vec<(usize, Call)>) -> Result<(), Fault> {
     let mut works: Vec<Option<Work<()>>> = Vec::with_capacity(calls.len());
     for ((_, call), this) in calls.into_iter().zip(&guards) {
         // SAFETY: the caller lends the buffers until this returns, and it waits for all.
-        let started = unsafe { this.comm.start_prepared(call) };
+        let started = unsafe { this.comm.exec.start_prepared(call) };
         works.push(started.map_err(|error| result = result.clone().and(Err(error))).ok());
     }
     for (work, this) in works.into_iter().zip(&guards) {

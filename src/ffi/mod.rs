@@ -1,4 +1,4 @@
-//! The C ABI: `include/kolo.h`, which is generated from here. A thin skin over [`crate::comm`] and [`crate::ddp`].
+//! The C ABI: `include/kolo.h`, which is generated from here. A thin skin over [`crate::communicator`] and [`crate::ddp`].
 //!
 //! What holds for all functions: nothing unwinds out of them ([`boundary`]); handles are looked up and never followed
 //! ([`registry`]); numbers that stand for something, and pointers that may be null, are checked. What no check can catch, that

@@ -22,7 +22,7 @@ unsafe fn start(comm: kolo_comm_t, stream: kolo_stream_t, work: *mut kolo_work_t
         let call = unsafe { arguments.prepare(&this.comm, stream)? };
         let lent = call.lent.clone();
         // SAFETY: passed on.
-        let started = unsafe { this.comm.start_prepared(call)? };
+        let started = unsafe { this.comm.exec.start_prepared(call)? };
         match register(started, comm, lent) {
             Ok(handle) => work.write(handle),
             // Nobody could tell when the buffers are free again, so this has to.

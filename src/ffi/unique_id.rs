@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::fault::{Fault, kolo_result_t};
 use super::{boundary, place};
-use crate::comm::own_address;
+use crate::bootstrap::address;
 use crate::{Builder, Error, TcpStoreServer};
 
 /// What ranks share that find each other with kolo_comm_init_rank. It has a secret in it, that keeps strangers out: hand it to ranks
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn kolo_get_unique_id(id: *mut kolo_unique_id_t) -> kolo_r
         let fill = getrandom::fill(&mut random);
         fill.map_err(|error| Error::os("reading random numbers")(std::io::Error::other(error)))?;
         let (job, secret) = (hexadecimal(&random[..16]), secret(&random[16..]));
-        let address = SocketAddr::new(own_address()?, 0);
+        let address = SocketAddr::new(address::own()?, 0);
         let server = Arc::new(TcpStoreServer::bind(address, &job, Some(secret))?);
         let address = server.address();
         let ip = match address.ip() {

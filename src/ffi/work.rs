@@ -11,7 +11,7 @@ use super::fault::{Fault, KOLO_IN_PROGRESS, KOLO_OK, kolo_result_t};
 use super::place;
 use super::registry::{Guard, Kind, Registry};
 use crate::Work;
-use crate::comm::Lent;
+use crate::exec::Lent;
 
 /// An operation in flight. A handle, to be given to kolo_work_destroy.
 pub struct kolo_work {

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::cuda::device::Driver;
-use crate::cuda::stand_in::{Machine, StandIn};
+use crate::cuda::fake_device::{Machine, StandIn};
 use crate::ddp::{
     Average, Bucket, BufferSync, Compress, Hook, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven, Unused,
 };

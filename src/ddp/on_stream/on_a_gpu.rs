@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 
-use crate::comm::{Communicator, on_one_gpu};
+use crate::communicator::{Communicator, on_one_gpu};
 use crate::ddp::{Parameter, Reducer, TensorMut};
 use crate::error::Result;
 use crate::types::DType;

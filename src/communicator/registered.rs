@@ -1,0 +1,135 @@
+//! Buffers in memory that all ranks of a host map.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use super::Communicator;
+use crate::error::{Argument, Error, Result};
+use crate::exec::call::Call;
+use crate::shm::registered::Allocation;
+use crate::sys::{PageSize, Segment};
+use crate::types::{Element, Op};
+
+/// A buffer on which collectives inside a host move the minimum; see [`Communicator::alloc`]. It is a slice of elements, which
+/// start as zeros.
+pub struct Registered<T: Element> {
+    memory: Arc<Allocation>,
+    /// This rank's part.
+    place: usize,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl Communicator {
+    /// Allocates `len` elements, zeroed, in memory that the ranks of this host share ("registered"): an all-reduce on such
+    /// buffers reads and writes them where they are, and needs no staging. Where ranks cannot share memory it is ordinary
+    /// memory, and everything works as well.
+    ///
+    /// A collective call: all ranks allocate the same length. Ranks may drop their buffers whenever they like. A forked child shares
+    /// the memory with its parent, and frees nothing when it drops the buffer.
+    ///
+    /// Peers use a buffer only while an operation does. When an operation has failed they do not use its buffer any more; others
+    /// are not touched.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if there cannot be so much memory, [`Error::Mismatch`] if ranks ask for different lengths, [`Error::Os`] if
+    /// the system has not found so much memory by the deadline of operations.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Registered<T>> {
+        let too_many = || Error::Argument { op: Op::Alloc, problem: Argument::TooMany { count: len } };
+        // Also none is some, so that there is a page to share.
+        let bytes = len.max(1).checked_mul(size_of::<T>()).and_then(|bytes| PageSize::system().round_up(bytes));
+        let whole = bytes.and_then(|bytes| bytes.checked_mul(self.world_size()));
+        let bytes = bytes.filter(|_| whole.is_some_and(|whole| whole <= isize::MAX as usize)).ok_or_else(too_many)?;
+        // All ranks ask for the same, after what they started before.
+        let meet = Call { on_behalf_of: Some(Op::Alloc), count: len, ..Call::new::<T>(Op::Barrier) };
+        // SAFETY: a barrier touches no buffer.
+        unsafe { self.exec.submit(meet)? };
+        let mut core = self.exec.state.core.lock();
+        let memory = core.allocate(&self.exec.state.terms, bytes).map_err(|error| self.exec.state.fail(&mut core, error))?;
+        let place = core.place_on_host();
+        let (memory, place) = match memory {
+            Some(memory) => (memory, place),
+            None => {
+                let segment = Arc::new(Segment::try_heap(bytes).ok_or_else(too_many)?);
+                (Arc::new(Allocation { segment, part: bytes }), 0)
+            }
+        };
+        Ok(Registered { memory, place, len, elements: PhantomData })
+    }
+}
+
+impl<T: Element> Deref for Registered<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: this rank's part has room for `len` elements, is aligned to a page and started zeroed, which is a value of
+        // every element. Peers write it only in collectives to which this rank has lent it mutably, and not after one has failed.
+        unsafe { std::slice::from_raw_parts(self.memory.at(self.place, 0).cast(), self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for Registered<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and nobody else refers to this rank's part.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.at(self.place, 0).cast(), self.len) }
+    }
+}
+
+impl<T: Element> AsRef<[T]> for Registered<T> {
+    fn as_ref(&self) -> &[T] {
+        self
+    }
+}
+
+impl<T: Element> AsMut<[T]> for Registered<T> {
+    fn as_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<T: Element> Drop for Registered<T> {
+    fn drop(&mut self) {
+        // The address stays taken until all ranks have dropped theirs; the memory itself is free now, unless this is a forked child.
+        self.memory.segment.release(self.place * self.memory.part..(self.place + 1) * self.memory.part);
+    }
+}
+
+impl<T: Element + fmt::Debug> fmt::Debug for Registered<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Communicator, ReduceOp};
+
+    /// Peers write a rank's buffer while that rank has borrowed it for its call. Miri knows what borrows allow.
+    #[test]
+    fn ranks_of_a_process_reduce_in_each_others_buffers() {
+        // More than is reduced in one shot.
+        const LEN: usize = 5000;
+        let comms = Communicator::in_process(2).unwrap();
+        std::thread::scope(|scope| {
+            for comm in comms {
+                scope.spawn(move || {
+                    let rank = comm.rank() as u64;
+                    let (mut a, mut b) = (comm.alloc::<u64>(LEN).unwrap(), comm.alloc::<u64>(2 * LEN).unwrap());
+                    for round in 0..if cfg!(miri) { 1 } else { 2 } {
+                        a.fill(rank + round);
+                        comm.all_reduce(&mut a, ReduceOp::Sum).unwrap();
+                        assert!(a.iter().all(|&sum| sum == 1 + 2 * round), "{:?}", &a[..9]);
+                        // Parts of one buffer, and of two.
+                        let (front, back) = b.split_at_mut(LEN);
+                        comm.all_reduce_into(&a, back, ReduceOp::Sum).unwrap();
+                        comm.all_reduce_into(back, front, ReduceOp::Max).unwrap();
+                        assert!(b.iter().all(|&sum| sum == 2 + 4 * round));
+                    }
+                });
+            }
+        });
+    }
+}

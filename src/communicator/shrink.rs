@@ -1,0 +1,91 @@
+//! How the survivors of a failure go on.
+
+use std::time::{Duration, Instant};
+
+use super::Communicator;
+use crate::bootstrap::fabric::Fabric;
+use crate::bootstrap::listener::handshake::random;
+use crate::error::{Cause, Error, Result};
+use crate::exec::Core;
+use crate::failure::Terms;
+use crate::failure::shrink::agree;
+use crate::types::{Op, Rank, mix};
+
+/// The least that ranks which have agreed give each other to connect.
+const LEAST: Duration = Duration::from_secs(1);
+
+impl Communicator {
+    /// After a failure: a communicator of the ranks that are left, in the order in which they are in this one. They agree on who
+    /// that is. This communicator ends, if it has not failed already.
+    ///
+    /// A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do
+    /// not call this have until [`Builder::start_timeout`](crate::Builder::start_timeout), except that the one whose fault the
+    /// failure is has a second. If ranks fail meanwhile, the others agree anew.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// # for comm in kolo::Communicator::in_process(1)? {
+    /// # comm.abort();
+    /// # let mut gradients = [1.0f32];
+    /// let comm = match comm.all_reduce(&mut gradients, kolo::ReduceOp::Average) {
+    ///     Err(error) if !error.leaves_communicator_usable() => comm.shrink()?,
+    ///     other => other.map(|()| comm)?,
+    /// };
+    /// comm.barrier()?;
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Excluded`] if this rank came too late, and the others went on without it.
+    pub fn shrink(&self) -> Result<Communicator> {
+        let began = Instant::now();
+        self.exec.state.check_process(Op::Connect)?;
+        // What is under way in other threads ends.
+        self.abort();
+        let core = self.exec.state.end();
+        let culprits: Vec<Rank> = match self.exec.failure() {
+            // It lives, and may be busy with finding out.
+            Some(Error::Peer { cause: Cause::Broken(kind), .. }) if *kind != std::io::ErrorKind::TimedOut => Vec::new(),
+            failure => failure.and_then(Error::culprit).into_iter().collect(),
+        };
+        let terms = &self.exec.state.terms;
+        let settings = core.settings();
+        let (fabric, terms) = survivors(core.fabric(), terms, &culprits, began)?;
+        let (mut next, mut terms) = (Core::new(fabric, settings), terms);
+        loop {
+            let left = (began + terms.start_timeout).saturating_duration_since(Instant::now());
+            let starting = Terms { timeout: left.max(LEAST), ..terms.clone() };
+            match next.connect(&starting, Instant::now()) {
+                Ok(()) => return Ok(self.of_same_process(next, terms)),
+                Err(error @ Error::Peer { .. }) if !left.is_zero() => {
+                    tracing::info!(%error, "survivors of a failure have failed, too");
+                    let culprits: Vec<Rank> = error.culprit().into_iter().collect();
+                    let (fabric, fewer) = survivors(next.fabric(), &terms, &culprits, began)?;
+                    (next, terms) = (Core::new(fabric, settings), fewer);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Agrees with the other ranks of `fabric` on who is left: their fabric and their terms.
+fn survivors(fabric: &Fabric, terms: &Terms, culprits: &[Rank], began: Instant) -> Result<(Fabric, Terms)> {
+    let nonce = u128::from_le_bytes(random()) as u64;
+    let decision = agree(fabric.bulletin(), culprits, nonce, began + terms.start_timeout);
+    let ranks = &decision.members;
+    if *ranks == [terms.rank] && culprits == [terms.rank] {
+        // Whose fault it was, as all had agreed, does not go on because the others have ended meanwhile.
+        return Err(Error::Excluded { survivors: Vec::new() });
+    }
+    let Some(rank) = ranks.iter().position(|&rank| rank == terms.rank) else {
+        return Err(Error::Excluded { survivors: ranks.clone() });
+    };
+    tracing::info!(survivors = ranks.len(), of = terms.members.len(), after = ?began.elapsed(), "survivors have agreed");
+    let fabric = fabric.divide(mix(fabric.channel(), decision.nonce), ranks);
+    let alarm = fabric.bulletin().alarm.clone();
+    Ok((fabric, terms.of(rank, ranks.iter().map(|&rank| terms.members[rank].clone()).collect(), alarm)))
+}

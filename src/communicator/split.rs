@@ -1,0 +1,187 @@
+//! Communicators of some of the ranks.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Communicator, calls};
+use crate::bootstrap::fabric::Fabric;
+use crate::bootstrap::host_group::HostGroup;
+use crate::bootstrap::host_group::area::{Area, Offer};
+use crate::error::{Cause, Error, Result};
+use crate::exec::call::Call;
+use crate::exec::{Agreed, Core};
+use crate::types::{Op, Rank, mix};
+
+/// What failed in a part of the ranks, in the numbers of the whole.
+fn of_the_whole(mut error: Error, ranks: &[Rank]) -> Error {
+    if let Error::Peer { rank, cause, .. } = &mut error {
+        *rank = ranks[*rank];
+        if *cause == Cause::Aborted {
+            // It gave up the part, and the whole may know why.
+            *cause = Cause::Revoked;
+        }
+    }
+    error
+}
+
+/// Words that ranks exchange: whether the rank takes part, its colour, its key, a random number, the area that it offers.
+const WORDS: usize = 5;
+
+/// Words that they exchange then: whether the rank can share memory in its part, and what it has measured with its neighbours.
+const ANSWERS: usize = 2;
+
+/// How long a rank tries to map an area before it looks whether to go on.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// An area that this rank offers to the part that it may lead.
+struct Offered {
+    host: Arc<HostGroup>,
+    offer: Offer,
+    ranks: usize,
+}
+
+impl Offered {
+    /// The area belongs to these ranks of the job.
+    fn keep(mut self, members: &[Rank]) {
+        self.host.settle(std::mem::replace(&mut self.offer, Offer::NONE), self.ranks, members);
+    }
+}
+
+impl Drop for Offered {
+    fn drop(&mut self) {
+        self.host.settle(self.offer, self.ranks, &[]);
+    }
+}
+
+impl Communicator {
+    /// Divides the ranks: those that give the same `color` become a communicator of their own, in the order of their `key`s,
+    /// and of their ranks where these are equal. Communicators make progress independently of each other.
+    ///
+    /// A collective call.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// # for comm in kolo::Communicator::in_process(1)? {
+    /// let row = comm.split(comm.rank() / 4, comm.rank() % 4)?;
+    /// # assert_eq!(row.world_size(), 1);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn split(&self, color: usize, key: usize) -> Result<Communicator> {
+        let part = self.split_or_leave(Some(color), key)?;
+        Ok(part.expect("a rank with a colour has a communicator"))
+    }
+
+    /// As [`Communicator::split`], for ranks that may have no colour: they become part of nothing.
+    pub fn split_or_leave(&self, color: Option<usize>, key: usize) -> Result<Option<Communicator>> {
+        let mut nonce = [0; 8];
+        getrandom::fill(&mut nonce).map_err(|error| crate::Error::os("reading random numbers")(std::io::Error::other(error)))?;
+        let nonce = u64::from_le_bytes(nonce);
+        // This rank may become the first of its part on this host.
+        let host = self.exec.state.host.as_ref().filter(|(_, neighbours)| color.is_some() && *neighbours > 1);
+        let offered = host.map(|(host, ranks)| Offered { host: host.clone(), offer: host.offer(*ranks), ranks: *ranks });
+        let offer = offered.as_ref().map_or(Offer::NONE, |offered| offered.offer);
+        let mine = [u64::from(color.is_some()), color.unwrap_or(0) as u64, key as u64, nonce, offer.encode()];
+        let all = self.gather_words(&mine)?;
+        let words = |rank: Rank| &all[WORDS * rank..WORDS * (rank + 1)];
+        let in_part = |&rank: &Rank| color.is_some() && words(rank)[..2] == mine[..2];
+        let mut ranks: Vec<Rank> = (0..self.world_size()).filter(in_part).collect();
+        ranks.sort_by_key(|&rank| (words(rank)[2], rank));
+
+        let began = Instant::now();
+        let part = color.map(|_| {
+            let core = self.exec.state.core.lock();
+            let channel = mix(mix(core.fabric().channel(), words(ranks[0])[3]), mine[1]);
+            (core.fabric().divide(channel, &ranks), core.settings())
+        });
+        let agreed = match self.exec.state.layout.windows {
+            true => Some(self.agree_on_memory(part.as_ref().map(|(fabric, _)| fabric), &ranks, offered, |rank| {
+                Offer::decode(words(rank)[WORDS - 1])
+            })?),
+            false => None,
+        };
+        let Some((fabric, settings)) = part else { return Ok(None) };
+        let members = ranks.iter().map(|&rank| self.exec.state.terms.members[rank].clone()).collect();
+        let terms = self.exec.state.terms.of(fabric.rank(), members, fabric.bulletin().alarm.clone());
+        let rings = self.exec.state.terms.alarm.rings(&terms.alarm);
+        let started = match agreed {
+            Some(agreed) => Core::start_part(fabric, settings, &terms, agreed),
+            None => Core::start(fabric, settings, &terms, began),
+        };
+        drop(rings);
+        match started {
+            // The part's alarm may have been rung, too, when it had just started.
+            Ok(mut core) if self.exec.state.terms.alarm.is_rung() => {
+                core.part(true);
+                drop(core);
+                let given_up = Error::Aborted { op: Op::Connect, seq: 0 };
+                Err(self.exec.state.fail(&mut self.exec.state.core.lock(), given_up))
+            }
+            Ok(core) => Ok(Some(self.of_same_process(core, terms))),
+            // The others may have got their part, and not come to the next call alone.
+            Err(error) => Err(self.exec.state.fail(&mut self.exec.state.core.lock(), of_the_whole(error, &ranks))),
+        }
+    }
+
+    /// Every rank's words.
+    fn gather_words(&self, mine: &[u64]) -> Result<Vec<u64>> {
+        let mut all = vec![0; mine.len() * self.world_size()];
+        let call = Call { on_behalf_of: Some(Op::Split), ..calls::all_gather(mine, &mut all) };
+        // SAFETY: both buffers are borrowed until this returns.
+        unsafe { self.exec.submit(call)? };
+        Ok(all)
+    }
+
+    /// The ranks of each part agree whether they share memory. All ranks call this, also those of no part.
+    fn agree_on_memory(
+        &self,
+        part: Option<&Fabric>,
+        ranks: &[Rank],
+        offered: Option<Offered>,
+        offers: impl Fn(Rank) -> Offer,
+    ) -> Result<Agreed> {
+        let neighbours = part.map_or(Arc::default(), Fabric::neighbours);
+        let jobs: Vec<Rank> = part.map_or(Vec::new(), |part| neighbours.iter().map(|&rank| part.members()[rank]).collect());
+        let place = part.and_then(|part| neighbours.iter().position(|&rank| rank == part.rank()));
+        // The other ranks' offers are free again before any rank splits anew.
+        let offered = offered.filter(|_| place == Some(0) && neighbours.len() > 1);
+        let area = match (&self.exec.state.host, place) {
+            (Some((host, _)), Some(place)) if neighbours.len() > 1 => {
+                Some(self.accept(host, jobs[0], offers(ranks[neighbours[0]]), place, neighbours.len()))
+            }
+            _ => None,
+        };
+        let can_share = !matches!(area, Some(None));
+        let tuning = self.exec.state.host.as_ref().and_then(|(host, _)| host.tuning(&jobs)).unwrap_or(0);
+        let answers = self.gather_words(&[can_share.into(), tuning]);
+        let all_can = answers.as_ref().is_ok_and(|all| ranks.iter().all(|rank| all[ANSWERS * rank] != 0));
+        if let Some(offered) = offered {
+            // If this fails here, it may not have failed elsewhere.
+            offered.keep(if all_can || answers.is_err() { &jobs } else { &[] });
+        }
+        let answers = answers?;
+        if !all_can {
+            return Ok(Agreed::Messages);
+        }
+        let agrees = |&rank: &Rank| answers[ANSWERS * ranks[rank] + 1] == tuning;
+        Ok(Agreed::Windows(area.flatten(), neighbours.iter().all(agrees).then_some(tuning)))
+    }
+
+    /// The area that the first rank of a part offers; `None` if this rank cannot map it.
+    fn accept(&self, host: &HostGroup, leader: Rank, offer: Offer, place: usize, ranks: usize) -> Option<Area> {
+        let until = Instant::now() + self.exec.state.terms.timeout;
+        loop {
+            let error = match host.accept(leader, offer, place, ranks, until.min(Instant::now() + LOOK)) {
+                Ok(area) => return Some(area),
+                Err(error) => error,
+            };
+            let goes_on = !self.exec.state.terms.alarm.is_rung() && !host.has_ended(leader) && Instant::now() < until;
+            if error.kind() != io::ErrorKind::TimedOut || !goes_on {
+                tracing::warn!(%error, leader, "no shared memory");
+                return None;
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Gradients in the memory of a GPU. They are written in the order of one stream of the caller's, and a bucket is reduced when that
+//! stream has come behind the last of its gradients: the host waits for it, as for everything on devices.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::communicator::Communicator;
+use crate::cuda::device::{Address, Device, Event, Memory, Reduction, Stream, StreamId};
+use crate::error::{Error, ReducerProblem, Result};
+use crate::exec::{Raw, drain};
+use crate::types::{DType, Op, Rank, ReduceOp};
+
+/// The device of a reducer, and the caller's stream on it.
+#[derive(Clone)]
+pub(crate) struct Chosen {
+    /// The device's number in this process.
+    pub(crate) ordinal: usize,
+    pub(crate) stream: StreamId,
+    /// Keeps the stream.
+    #[cfg(feature = "cuda")]
+    pub(crate) keeps: Option<Arc<cudarc::driver::CudaStream>>,
+}
+
+/// What a reducer does on its device.
+pub(super) struct OnDevice {
+    device: Arc<dyn Device>,
+    chosen: Chosen,
+    /// For what the reducer's thread does.
+    own: Stream,
+}
+
+impl OnDevice {
+    pub(super) fn new(comm: &Communicator, chosen: Chosen, dtypes: impl IntoIterator<Item = DType>) -> Result<OnDevice> {
+        let device = comm.exec.device(chosen.ordinal)?;
+        // Now, for it may wait for all that the device does.
+        for dtype in dtypes.into_iter().filter(|dtype| dtype.is_float()) {
+            if let Err(error) = device.prepare(dtype, Some(ReduceOp::Sum)) {
+                tracing::warn!(%error, "there are no kernels: buckets pass through the host, and gradients cannot be accumulated");
+                break;
+            }
+        }
+        Ok(OnDevice { own: Stream::new(&device)?, device, chosen })
+    }
+
+    pub(super) fn allocate(&self, len: usize) -> Result<Memory> {
+        Memory::new(&self.device, len.max(1))
+    }
+
+    pub(super) fn event(&self) -> Result<Event> {
+        Event::new(&self.device)
+    }
+
+    /// Refuses memory that is elsewhere.
+    pub(super) fn expect_here(&self, comm: &Communicator, name: &str, at: Address) -> Result<()> {
+        match comm.exec.locate(std::ptr::without_provenance(at as usize))? {
+            Some(device) if device.id() == self.device.id() => Ok(()),
+            Some(device) => {
+                let why = format!("{name} is on {}, and the reducer on {}", device.name(), self.device.name());
+                Err(Error::Unsupported { what: "a tensor on another device", why })
+            }
+            None => Err(ReducerProblem::Place { name: name.to_owned(), on_device: true }.into()),
+        }
+    }
+
+    /// The caller's stream.
+    fn stream(&self) -> Result<StreamId> {
+        if self.device.is_capturing(self.chosen.stream)? {
+            let why = "other ranks take part, on their hosts; make it outside of the capture".to_owned();
+            return Err(Error::Unsupported { what: "a reducer's step in a CUDA graph", why });
+        }
+        Ok(self.chosen.stream)
+    }
+
+    /// The event is done when the caller's stream has come here.
+    pub(super) fn mark(&self, event: &Event) -> Result<()> {
+        event.record(self.stream()?)
+    }
+
+    /// Waits until the caller's stream has done all that it was given, however that ends; whether it has.
+    pub(super) fn drain(&self) -> bool {
+        self.event().is_ok_and(|event| drain(&event, self.chosen.stream))
+    }
+
+    /// Waits until the caller's stream has done all that it was given.
+    pub(super) fn catch_up(&self, comm: &Communicator) -> Result<()> {
+        let event = self.event()?;
+        self.mark(&event)?;
+        comm.exec.until_done(&event)
+    }
+
+    /// The caller's stream, as cudarc knows it.
+    #[cfg(feature = "cuda")]
+    pub(super) fn keeps(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
+        self.chosen.keeps.as_ref()
+    }
+}
+
+/// What the caller's stream is given.
+///
+/// # Safety
+///
+/// Of all: the memory is the device's, as long as is said, and stays until the stream has come to it. Nobody else writes it until
+/// then, or reads what is written.
+impl OnDevice {
+    pub(super) unsafe fn copy(&self, from: Address, to: Address, len: usize) -> Result<()> {
+        // SAFETY: passed on.
+        if len > 0 { unsafe { self.device.copy(self.stream()?, from, to, len) } } else { Ok(()) }
+    }
+
+    pub(super) unsafe fn zero(&self, at: Address, len: usize) -> Result<()> {
+        // SAFETY: passed on.
+        if len > 0 { unsafe { self.device.zero(self.stream()?, at, len) } } else { Ok(()) }
+    }
+
+    /// Adds elements to others.
+    pub(super) unsafe fn add(&self, dtype: DType, from: Address, to: Address, count: usize) -> Result<()> {
+        let (sources, targets) = (&[to, from][..], &[to][..]);
+        let reduction = Reduction { dtype, redop: ReduceOp::Sum, sources, targets, count, divisor: 1 };
+        // SAFETY: passed on.
+        if count > 0 { unsafe { self.device.reduce(self.stream()?, &reduction) } } else { Ok(()) }
+    }
+}
+
+/// What the reducer's thread does, or whoever calls the reducer while that has nothing to do. They return when it is done.
+///
+/// # Safety
+///
+/// Of all: the memory is the device's, or where that is said the host's, as long as is said; what was to be written there before is
+/// done, and nobody else uses it until they return. If they fail, host memory may still be written.
+impl OnDevice {
+    /// Copies to the host.
+    pub(super) unsafe fn fetch(&self, comm: &Communicator, from: Address, to: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.device.copy_out(self.own.id, from, to, len)? };
+        self.finish(comm)
+    }
+
+    /// Copies from the host.
+    pub(super) unsafe fn bring(&self, comm: &Communicator, from: *const u8, to: Address, len: usize) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.device.copy_in(self.own.id, from, to, len)? };
+        self.finish(comm)
+    }
+
+    fn finish(&self, comm: &Communicator) -> Result<()> {
+        let event = self.event()?;
+        event.record(self.own.id)?;
+        comm.exec.until_done(&event)
+    }
+
+    pub(super) unsafe fn all_reduce(
+        &self,
+        comm: &Communicator,
+        (dtype, redop): (DType, ReduceOp),
+        at: Address,
+        count: usize,
+    ) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.in_place(comm, at, Raw { redop: Some(redop), count, ..Raw::new(Op::AllReduce, dtype) }) }
+    }
+
+    pub(super) unsafe fn broadcast(
+        &self,
+        comm: &Communicator,
+        dtype: DType,
+        at: Address,
+        count: usize,
+        root: Rank,
+    ) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.in_place(comm, at, Raw { root, count, ..Raw::new(Op::Broadcast, dtype) }) }
+    }
+
+    unsafe fn in_place(&self, comm: &Communicator, at: Address, raw: Raw<'_>) -> Result<()> {
+        let buffer = std::ptr::without_provenance_mut(at as usize);
+        // SAFETY: passed on.
+        unsafe { comm.exec.run_on_device(&Raw { send: buffer, recv: buffer, ..raw }, self.own.id) }
+    }
+}

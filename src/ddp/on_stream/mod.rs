@@ -1,0 +1,218 @@
+//! Gradients in the memory of GPUs, from Rust: slices of cudarc, in the order of a stream.
+
+#[cfg(test)]
+mod on_a_gpu;
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+
+use super::buckets::Buckets;
+use super::builder::ReducerBuilder;
+use super::core::Core;
+use super::on_device::Chosen;
+use super::parameter::TensorMut;
+use super::reducer::Reducer;
+use super::state::Gradient;
+use super::step::Step;
+use crate::buffer::ChunkMut;
+use crate::communicator::in_turn;
+use crate::cuda::device::{Address, StreamId};
+use crate::error::{Error, Result};
+use crate::types::Element;
+
+impl ReducerBuilder {
+    /// The device of the parameters that are [on a device](super::Parameter::on_device), as that of a stream, in whose order their
+    /// gradients are written and read: the one of the backward pass.
+    ///
+    /// The averages of a bucket begin when the stream has come behind the last gradient that was made ready for it. When
+    /// [`Step::finish`] has returned, all are there.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use kolo::DType;
+    /// use kolo::cudarc::driver::CudaContext;
+    /// use kolo::ddp::{Parameter, Reducer};
+    ///
+    /// let comm = kolo::Communicator::from_env()?;
+    /// let stream = CudaContext::new(0)?.new_stream()?;
+    /// let weight = Parameter::new("weight", [1000, 1000], DType::F32).on_device();
+    /// let mut reducer = Reducer::builder().parameters([weight]).device(&stream).build(&comm)?;
+    /// let gradient = stream.alloc_zeros::<f32>(1_000_000)?;
+    /// let step = reducer.begin()?;
+    /// step.put_on_device(0, &gradient)?;
+    /// step.finish()?;
+    /// let average = stream.clone_dtoh(&reducer.gradient_on_device::<f32>(0)?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn device(mut self, stream: &Arc<CudaStream>) -> Self {
+        let (ordinal, id) = (stream.context().ordinal(), StreamId(stream.cu_stream().addr()));
+        self.device = Some(Chosen { ordinal, stream: id, keeps: Some(stream.clone()) });
+        self
+    }
+}
+
+impl<'a> TensorMut<'a> {
+    /// The values of a parameter or buffer that is on the reducer's device.
+    pub fn on_device<T: Element>(values: &'a mut impl DevicePtrMut<T>) -> TensorMut<'a> {
+        let (count, stream) = (values.len(), values.stream().clone());
+        // The reducer's stream comes after that one, and is done with them when the reducer's call returns.
+        let address = values.device_ptr_mut(&stream).0;
+        let memory = ChunkMut { ptr: std::ptr::without_provenance_mut(address as usize), len: count * size_of::<T>() };
+        TensorMut::of_device(T::DTYPE, count, memory, stream)
+    }
+}
+
+impl Step<'_> {
+    /// As [`Step::put`], for a gradient on the reducer's device. It is copied in the order of the reducer's stream.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Step::put`]; [`Error::Device`] if the device cannot, which leaves the gradient awaited or ends the reducer;
+    /// [`Error::Unsupported`] if it is on another device.
+    pub fn put_on_device<T: Element>(&self, parameter: usize, gradient: &impl DevicePtr<T>) -> Result<()> {
+        let core = &self.reducer.core;
+        let described = core.parameter(parameter)?;
+        described.expect(T::DTYPE)?;
+        described.expect_count(gradient.len())?;
+        described.expect_place(true)?;
+        let stream = self.reducer.stream()?;
+        let (address, _until_given) = gradient.device_ptr(&stream);
+        // SAFETY: as many elements, which cudarc orders by streams.
+        unsafe { core.put_on_device(parameter, address) }
+    }
+
+    /// As [`Step::view`], of a gradient on the reducer's device: cudarc takes it as it takes its own slices. What the reducer's stream
+    /// is given before [`DeviceGradientView::ready`] is in the average. What it holds at first is of no meaning, unless the step
+    /// [accumulates](Step::accumulates): then it is to be added to.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Step::view`].
+    pub fn view_on_device<T: Element>(&self, parameter: usize) -> Result<DeviceGradientView<'_, T>> {
+        let core = &*self.reducer.core;
+        let stream = self.reducer.stream()?;
+        let (buckets, _) = core.lend(parameter, T::DTYPE, true)?;
+        let at = At::new(&buckets, parameter, stream);
+        Ok(DeviceGradientView { at, core, index: parameter, _buckets: buckets })
+    }
+}
+
+impl Reducer {
+    /// As [`Reducer::gradient`], of a parameter on the reducer's device.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Reducer::gradient`].
+    pub fn gradient_on_device<T: Element>(&self, parameter: usize) -> Result<DeviceGradient<'_, T>> {
+        Ok(DeviceGradient { at: self.reach_on_device(parameter)?, borrowed: PhantomData })
+    }
+
+    /// As [`Reducer::gradient_mut`], of a parameter on the reducer's device.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Reducer::gradient`].
+    pub fn gradient_on_device_mut<T: Element>(&mut self, parameter: usize) -> Result<DeviceGradientMut<'_, T>> {
+        Ok(DeviceGradientMut { at: self.reach_on_device(parameter)?, borrowed: PhantomData })
+    }
+
+    fn reach_on_device<T: Element>(&self, parameter: usize) -> Result<At<T>> {
+        let described = self.core.parameter(parameter)?;
+        described.expect(T::DTYPE)?;
+        described.expect_place(true)?;
+        let stream = self.stream()?;
+        Ok(At::new(&self.core.between("gradient_on_device")?.buckets, parameter, stream))
+    }
+
+    fn stream(&self) -> Result<Arc<CudaStream>> {
+        let stream = self.on.as_ref().and_then(|on| on.keeps());
+        stream.cloned().ok_or_else(|| {
+            let why = "no parameter of this reducer is on a device".to_owned();
+            Error::Unsupported { what: "a gradient on a device", why }
+        })
+    }
+}
+
+/// Elements of a gradient on a device, which belong to a stream.
+struct At<T: Element> {
+    address: Address,
+    count: usize,
+    stream: Arc<CudaStream>,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> At<T> {
+    fn new(buckets: &Buckets, index: usize, stream: Arc<CudaStream>) -> At<T> {
+        let (address, len) = buckets.gradient(index);
+        At { address: address.addr() as Address, count: len / size_of::<T>(), stream, elements: PhantomData }
+    }
+}
+
+/// The average of a gradient on the reducer's device; see [`Reducer::gradient_on_device`].
+pub struct DeviceGradient<'a, T: Element> {
+    at: At<T>,
+    borrowed: PhantomData<&'a T>,
+}
+
+/// The same, to be changed.
+pub struct DeviceGradientMut<'a, T: Element> {
+    at: At<T>,
+    borrowed: PhantomData<&'a mut T>,
+}
+
+/// The place of a gradient on the reducer's device, to be written; see [`Step::view_on_device`]. Dropped, it can be had again.
+pub struct DeviceGradientView<'s, T: Element> {
+    at: At<T>,
+    core: &'s Core,
+    index: usize,
+    /// Keeps the memory.
+    _buckets: Arc<Buckets>,
+}
+
+impl<T: Element> DeviceGradientView<'_, T> {
+    /// The gradient is there when the reducer's stream has come here; see [`Step::ready`].
+    pub fn ready(self) -> Result<()> {
+        self.core.settle(self.index, Gradient::Ready, true)
+    }
+}
+
+impl<T: Element> Drop for DeviceGradientView<'_, T> {
+    fn drop(&mut self) {
+        self.core.take_back(self.index);
+    }
+}
+
+/// They are to cudarc what its own slices are.
+macro_rules! slices {
+    ($($slice:ident),*; mutable $($mutable:ident),*) => {
+        $(
+            impl<T: Element> DeviceSlice<T> for $slice<'_, T> {
+                fn len(&self) -> usize {
+                    self.at.count
+                }
+
+                fn stream(&self) -> &Arc<CudaStream> {
+                    &self.at.stream
+                }
+            }
+
+            impl<T: Element> DevicePtr<T> for $slice<'_, T> {
+                fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
+                    (self.at.address, in_turn(&self.at.stream, stream))
+                }
+            }
+        )*
+        $(
+            impl<T: Element> DevicePtrMut<T> for $mutable<'_, T> {
+                fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
+                    (self.at.address, in_turn(&self.at.stream, stream))
+                }
+            }
+        )*
+    };
+}
+
+slices!(DeviceGradient, DeviceGradientMut, DeviceGradientView; mutable DeviceGradientMut, DeviceGradientView);

@@ -1,0 +1,188 @@
+//! Compression by low rank.
+
+mod matrix;
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::float::Float;
+use super::hook::{Bucket, Hook};
+use crate::communicator::{Communicator, Registered};
+use crate::error::Result;
+use crate::types::{DType, ReduceOp};
+
+/// PowerSGD: gradients of matrices travel as products of two of low rank, and what a product does not hold is added to the next
+/// step's gradient ("error feedback").
+///
+/// A gradient `M` of `n` x `m` (all dimensions but the first together) costs `(n + m) * rank` numbers instead of `n * m`. Where
+/// that is not less, as for biases, gradients are averaged as they are. With the factor `Q` of the step before ("warm start"):
+///
+/// 1. `M += error`; `P = M Q`, averaged over all ranks; its columns are made orthonormal;
+/// 2. `Q = transpose(M) P`, averaged over all ranks;
+/// 3. every rank's gradient becomes `P transpose(Q)`, and its `error` what that lacks of its own `M`.
+///
+/// Works on `f32`, `f16` and `bf16`, computing in `f32`; gradients of `f64` are averaged. Every rank holds as many `f32` more as
+/// there are gradients.
+///
+/// Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019.
+pub struct PowerSgd {
+    rank: usize,
+    start_after: u64,
+    /// By the number of the parameter: they outlive buckets that are made anew.
+    factors: HashMap<usize, Factor>,
+    /// The `P` of a bucket's matrices, and what is not compressed; then, the `Q`.
+    scratch: [Option<Registered<f32>>; 2],
+}
+
+/// What one matrix keeps from step to step.
+struct Factor {
+    /// `rank` rows of one number for each column of the matrix: transposed, so that all loops run along memory.
+    q: Vec<f32>,
+    /// What was not sent; during a step, what is to be sent.
+    error: Vec<f32>,
+}
+
+/// A gradient of a bucket that travels as a product.
+struct Matrix {
+    parameter: usize,
+    rows: usize,
+    columns: usize,
+    /// Where it lies in the bucket, its `P` in the first scratch memory, and its `Q` in the second.
+    elements: Range<usize>,
+    p: Range<usize>,
+    q: Range<usize>,
+}
+
+impl PowerSgd {
+    /// With matrices of this rank: 1, 2 or 4 are usual.
+    pub fn new(rank: usize) -> PowerSgd {
+        PowerSgd { rank: rank.max(1), start_after: 0, factors: HashMap::new(), scratch: [None, None] }
+    }
+
+    /// Averages as usual for so many steps first, in which gradients change most. Default: 0.
+    pub fn start_after(mut self, steps: u64) -> PowerSgd {
+        self.start_after = steps;
+        self
+    }
+
+    /// The gradients of a bucket that travel as products, and the places of those that do not; and the lengths of both scratches.
+    fn divide(&self, bucket: &Bucket<'_>) -> (Vec<Matrix>, Vec<Range<usize>>, [usize; 2]) {
+        let (mut matrices, mut rest) = (Vec::new(), Vec::new());
+        let mut lengths = [0, 0];
+        for (parameter, described, elements) in bucket.members() {
+            let rows = described.shape.first().copied().unwrap_or(1).max(1);
+            let columns = elements.len() / rows;
+            if (rows + columns) * self.rank < elements.len() {
+                let p = lengths[0]..lengths[0] + rows * self.rank;
+                let q = lengths[1]..lengths[1] + columns * self.rank;
+                lengths = [p.end, q.end];
+                matrices.push(Matrix { parameter, rows, columns, elements, p, q });
+            } else {
+                rest.push(elements);
+            }
+        }
+        lengths[0] += rest.iter().map(Range::len).sum::<usize>();
+        (matrices, rest, lengths)
+    }
+
+    fn all_reduce<T: Float>(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()> {
+        let (matrices, rest, lengths) = self.divide(bucket);
+        let (rank, step) = (self.rank, bucket.step());
+        for (scratch, length) in self.scratch.iter_mut().zip(lengths) {
+            if scratch.as_ref().is_none_or(|scratch| scratch.len() < length) {
+                *scratch = None;
+                *scratch = Some(comm.alloc(length)?);
+            }
+        }
+        let [Some(ps), Some(qs)] = &mut self.scratch else { unreachable!("both were allocated") };
+        let (ps, qs) = (&mut ps[..lengths[0]], &mut qs[..lengths[1]]);
+        let values = bucket.elements::<T>()?;
+
+        for matrix in &matrices {
+            let Matrix { parameter, rows, columns, .. } = *matrix;
+            let fresh = || Factor { q: matrix::random(columns * rank, seed(parameter, step)), error: vec![0.0; rows * columns] };
+            let factor = self.factors.entry(parameter).or_insert_with(fresh);
+            for (error, value) in factor.error.iter_mut().zip(&values[matrix.elements.clone()]) {
+                *error += value.to_single();
+            }
+            matrix::times(&factor.error, columns, &factor.q, &mut ps[matrix.p.clone()]);
+        }
+        let compressed = matrices.last().map_or(0, |matrix| matrix.p.end);
+        let mut at = compressed;
+        for elements in &rest {
+            for (number, value) in ps[at..].iter_mut().zip(&values[elements.clone()]) {
+                *number = value.to_single();
+            }
+            at += elements.len();
+        }
+        comm.all_reduce(ps, ReduceOp::Average)?;
+        let mut at = compressed;
+        for elements in &rest {
+            for (value, &number) in values[elements.clone()].iter_mut().zip(&ps[at..]) {
+                *value = T::of_single(number);
+            }
+            at += elements.len();
+        }
+
+        for matrix in &matrices {
+            let (p, q) = (&mut ps[matrix.p.clone()], &mut qs[matrix.q.clone()]);
+            matrix::orthonormalise(p, matrix.rows);
+            matrix::transposed_times(&self.factors[&matrix.parameter].error, matrix.columns, p, q);
+        }
+        comm.all_reduce(qs, ReduceOp::Average)?;
+        for matrix in &matrices {
+            let factor = self.factors.get_mut(&matrix.parameter).expect("it was made above");
+            let q = &qs[matrix.q.clone()];
+            let mut is_finite = true;
+            matrix::product(&ps[matrix.p.clone()], q, matrix.columns, |at, number| {
+                let value = T::of_single(number);
+                values[matrix.elements.start + at] = value;
+                // What rounding takes away was not sent either.
+                factor.error[at] -= value.to_single();
+                is_finite &= value.to_single().is_finite();
+            });
+            if !is_finite {
+                // Some rank's gradient was not finite, and now nobody's is, which the optimiser sees. The next step's shall be.
+                factor.error.fill(0.0);
+                factor.q.fill(0.0);
+            } else {
+                factor.q.copy_from_slice(q);
+            }
+            // From zeros no power iteration comes back: a gradient that was zero, or of lower rank, gets a new direction.
+            for (row, direction) in factor.q.chunks_exact_mut(matrix.columns).enumerate() {
+                if direction.iter().all(|&number| number == 0.0) {
+                    direction
+                        .copy_from_slice(&matrix::random(matrix.columns, seed(matrix.parameter, step) ^ (row as u64 + 1) << 48));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The same on all ranks, and another for every matrix and step.
+fn seed(parameter: usize, step: u64) -> u64 {
+    (parameter as u64) << 32 ^ step
+}
+
+impl Hook for PowerSgd {
+    fn name(&self) -> String {
+        format!("PowerSGD of rank {} after {} steps", self.rank, self.start_after)
+    }
+
+    fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()> {
+        match bucket.dtype() {
+            _ if bucket.step() < self.start_after => bucket.average(comm),
+            DType::F32 => self.all_reduce::<f32>(bucket, comm),
+            DType::F16 => self.all_reduce::<half::f16>(bucket, comm),
+            DType::BF16 => self.all_reduce::<half::bf16>(bucket, comm),
+            _ => bucket.average(comm),
+        }
+    }
+}
+
+impl std::fmt::Debug for PowerSgd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PowerSgd").field("rank", &self.rank).field("start_after", &self.start_after).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,283 @@
+//! One call, without types: what the typed methods, the asynchronous ones and the C ABI have in common.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::device::Lent;
+use crate::buffer::{Chunk, ChunkMut, Source};
+use crate::error::{Argument, Error, Result};
+use crate::schedule::Blocks;
+use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
+
+/// More than any process can address: such a count is a mistake, and would be found by a fault.
+const MOST_BYTES: u64 = 1 << 57;
+
+/// A call to be carried out: an operation and its buffers.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) op: Op,
+    /// What the user called, if this is only a part of it.
+    pub(crate) on_behalf_of: Option<Op>,
+    pub(crate) dtype: DType,
+    pub(crate) redop: Option<ReduceOp>,
+    /// The root, or the peer.
+    pub(crate) root: Rank,
+    /// Elements of the buffer, or of one rank's block.
+    pub(crate) count: usize,
+    pub(crate) send: Chunk,
+    pub(crate) recv: ChunkMut,
+    /// Counts for each rank of what is sent and of what is received, where the operation has them.
+    pub(crate) send_counts: Option<Counts>,
+    pub(crate) recv_counts: Option<Counts>,
+    /// Of a receive from whoever sends first: where to put who that was.
+    pub(crate) source: Option<Source>,
+    /// How long it may take, if not as long as the communicator's calls usually may.
+    pub(crate) timeout: Option<Duration>,
+    /// What it tells others that it is, if it is a part of something else. The number is its own.
+    pub(crate) described: Option<Descriptor>,
+    /// If its buffers are a device's, or if it takes its turn in a stream.
+    pub(crate) lent: Option<Arc<Lent>>,
+}
+
+/// A count for each rank, and where each rank's block starts.
+#[derive(Clone, Debug)]
+pub(crate) struct Counts {
+    /// One more than there are ranks: block `i` reaches from entry `i` to entry `i + 1`. Of up to 8 ranks, no memory is
+    /// allocated.
+    offsets: SmallVec<[usize; 9]>,
+    shape: u32,
+}
+
+impl Counts {
+    /// `None` if the sum is more than a number holds.
+    pub(crate) fn new(counts: &[usize]) -> Option<Counts> {
+        let mut offsets = SmallVec::with_capacity(counts.len() + 1);
+        let mut sum = 0usize;
+        offsets.push(0);
+        for &count in counts {
+            sum = sum.checked_add(count)?;
+            offsets.push(sum);
+        }
+        Some(Counts { offsets, shape: shape_of(counts) })
+    }
+
+    fn ranks(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    fn total(&self) -> usize {
+        self.offsets[self.ranks()]
+    }
+
+    pub(crate) fn range(&self, rank: Rank) -> std::ops::Range<usize> {
+        self.offsets[rank]..self.offsets[rank + 1]
+    }
+
+    /// One more than there are ranks.
+    pub(crate) fn offsets(&self) -> &[usize] {
+        &self.offsets
+    }
+
+    pub(crate) fn blocks(&self) -> Blocks<'_> {
+        Blocks::Listed(&self.offsets)
+    }
+}
+
+impl Call {
+    pub(crate) fn new<T: Element>(op: Op) -> Call {
+        Call {
+            op,
+            on_behalf_of: None,
+            source: None,
+            dtype: T::DTYPE,
+            redop: None,
+            root: 0,
+            count: 0,
+            send: Chunk::EMPTY,
+            recv: ChunkMut::EMPTY,
+            send_counts: None,
+            recv_counts: None,
+            timeout: None,
+            described: None,
+            lent: None,
+        }
+    }
+
+    /// What all ranks must agree on. `seq` counts from 1.
+    #[inline]
+    pub(crate) fn descriptor(&self, seq: u64, epoch: u32) -> Descriptor {
+        if let Some(described) = self.described {
+            return Descriptor { seq, epoch, ..described };
+        }
+        let counts = match self.op {
+            Op::AllGatherV => self.recv_counts.as_ref(),
+            Op::ReduceScatterV => self.send_counts.as_ref(),
+            // Every pair has its own counts, which are compared as the messages come.
+            _ => None,
+        };
+        let has_root = matches!(self.op, Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter);
+        Descriptor {
+            op: match self.op {
+                Op::Recv => Op::Send,
+                op => self.on_behalf_of.unwrap_or(op),
+            },
+            dtype: self.dtype,
+            redop: self.redop,
+            root: has_root.then_some(self.root as u32),
+            count: counts.map_or(self.count, Counts::total) as u64,
+            shape: counts.map_or(0, |counts| counts.shape),
+            seq,
+            epoch,
+        }
+    }
+
+    /// Bytes of the buffer, or of all ranks' blocks together.
+    pub(crate) fn bytes(&self, world: usize) -> u64 {
+        let counts = self.recv_counts.as_ref().or(self.send_counts.as_ref());
+        let elements = match self.op {
+            Op::AllGather | Op::ReduceScatter | Op::AllToAll | Op::Gather | Op::Scatter => self.count * world,
+            Op::AllGatherV | Op::ReduceScatterV | Op::AllToAllV => counts.map_or(0, Counts::total),
+            _ => self.count,
+        };
+        (elements * self.dtype.size()) as u64
+    }
+
+    /// Whether the operation moves nothing, on any rank.
+    pub(crate) fn is_empty(&self, world: usize) -> bool {
+        !matches!(self.op, Op::Barrier | Op::AllToAllV) && self.bytes(world) == 0
+    }
+
+    /// Elements of the send and the receive buffer that this rank needs; `None` for a buffer that is of no interest.
+    #[inline]
+    fn needs(&self, rank: Rank, world: usize) -> Result<[Option<usize>; 2], Argument> {
+        let is_root = rank == self.root;
+        let count = Some(self.count);
+        let all = self.count.checked_mul(world).ok_or(Argument::TooMany { count: self.count })?;
+        let total = |counts: &Option<Counts>| counts.as_ref().map(Counts::total);
+        let own = |counts: &Option<Counts>| counts.as_ref().map(|counts| counts.range(rank).len());
+        Ok(match self.op {
+            Op::AllReduce => [count, count],
+            Op::Broadcast => [is_root.then_some(self.count), count],
+            Op::Reduce => [count, is_root.then_some(self.count)],
+            Op::AllGather => [count, Some(all)],
+            Op::AllGatherV => [own(&self.recv_counts), total(&self.recv_counts)],
+            Op::ReduceScatter => [Some(all), count],
+            Op::ReduceScatterV => [total(&self.send_counts), own(&self.send_counts)],
+            Op::AllToAll => [Some(all), Some(all)],
+            Op::AllToAllV => [total(&self.send_counts), total(&self.recv_counts)],
+            Op::Gather => [count, is_root.then_some(all)],
+            Op::Scatter => [is_root.then_some(all), count],
+            Op::Send => [count, None],
+            Op::Recv => [None, count],
+            Op::Barrier | Op::Split | Op::Alloc | Op::Connect => [None, None],
+        })
+    }
+
+    /// Bytes of the send and the receive buffer that this rank needs.
+    pub(crate) fn lengths(&self, rank: Rank, world: usize) -> Result<[usize; 2], Argument> {
+        let bytes = |needed: Option<usize>| {
+            let count = needed.unwrap_or(0);
+            count.checked_mul(self.dtype.size()).ok_or(Argument::TooMany { count })
+        };
+        let [send, recv] = self.needs(rank, world)?;
+        Ok([bytes(send)?, bytes(recv)?])
+    }
+
+    /// Checks everything that this rank can check alone, and leaves only the memory that the operation needs.
+    pub(crate) fn check(mut self, rank: Rank, world: usize) -> Result<Call> {
+        let op = self.op;
+        match self.check_in_place(rank, world) {
+            Ok(()) => Ok(self),
+            Err(problem) => Err(Error::Argument { op, problem }),
+        }
+    }
+
+    /// As [`Call::check`].
+    #[inline]
+    pub(crate) fn check_in_place(&mut self, rank: Rank, world: usize) -> Result<(), Argument> {
+        let Call { op, dtype, root, .. } = *self;
+        if op.is_point_to_point() {
+            if root >= world {
+                return Err(Argument::Peer { peer: root, world_size: world });
+            }
+            // Nobody in particular is nobody else only where there is nobody else.
+            if root == rank && (self.source.is_none() || world == 1) {
+                return Err(Argument::Oneself { rank });
+            }
+        } else if root >= world {
+            return Err(Argument::Root { root, world_size: world });
+        }
+        if let Some(redop) = self.redop.filter(|redop| !redop.applies_to(dtype)) {
+            return Err(Argument::ReduceOp { redop, dtype });
+        }
+        for counts in [&self.send_counts, &self.recv_counts].into_iter().flatten() {
+            if counts.ranks() != world {
+                return Err(Argument::Counts { given: counts.ranks(), world_size: world });
+            }
+        }
+        let [send, recv] = self.needs(rank, world)?;
+        self.send = check_buffer("send", self.send, send, dtype)?;
+        let recv = check_buffer("receive", self.recv.as_const(), recv, dtype)?;
+        self.recv = ChunkMut { ptr: recv.ptr.cast_mut(), len: recv.len };
+        let (send, recv) = (self.send, self.recv);
+        let overlap = send.len > 0
+            && recv.len > 0
+            && send.ptr.addr() < recv.ptr.addr() + recv.len
+            && recv.ptr.addr() < send.ptr.addr() + send.len;
+        if overlap && !self.is_in_place(rank) {
+            return Err(Argument::Overlap);
+        }
+        Ok(())
+    }
+
+    /// Whether the buffers overlap as NCCL's do in place.
+    fn is_in_place(&self, rank: Rank) -> bool {
+        let size = self.dtype.size();
+        let start = |counts: &Option<Counts>| counts.as_ref().map_or(0, |counts| counts.range(rank).start * size);
+        let (send, recv) = (self.send.ptr.addr(), self.recv.ptr.addr());
+        match self.op {
+            Op::AllGather | Op::Gather => send == recv + rank * self.count * size,
+            Op::AllGatherV => send == recv + start(&self.recv_counts),
+            Op::ReduceScatter | Op::Scatter => recv == send + rank * self.count * size,
+            Op::ReduceScatterV => recv == send + start(&self.send_counts),
+            // Every pair would have to have the same counts both ways.
+            Op::AllToAllV => false,
+            _ => send == recv,
+        }
+    }
+}
+
+/// The part of a buffer that is needed, if it is fit for it.
+#[inline]
+fn check_buffer(buffer: &'static str, chunk: Chunk, needed: Option<usize>, dtype: DType) -> Result<Chunk, Argument> {
+    let Some(needed) = needed else { return Ok(Chunk::EMPTY) };
+    let size = dtype.size();
+    let is_fit = chunk.len as u64 <= MOST_BYTES
+        && chunk.len.is_multiple_of(size)
+        && chunk.len / size == needed
+        && !chunk.ptr.is_null()
+        && chunk.ptr.addr().is_multiple_of(size);
+    if is_fit && needed > 0 { Ok(chunk) } else { check_unfit_buffer(buffer, chunk, needed, dtype) }
+}
+
+/// One that may be empty; then where it is is of no interest.
+#[cold]
+fn check_unfit_buffer(buffer: &'static str, chunk: Chunk, needed: usize, dtype: DType) -> Result<Chunk, Argument> {
+    let bytes = needed.checked_mul(dtype.size()).filter(|&bytes| bytes as u64 <= MOST_BYTES);
+    let bytes = bytes.ok_or(Argument::TooMany { count: needed })?;
+    if chunk.len != bytes {
+        return Err(Argument::Length { buffer, expected: needed, given: chunk.len / dtype.size() });
+    }
+    if bytes == 0 {
+        return Ok(Chunk::EMPTY);
+    }
+    if chunk.ptr.is_null() {
+        return Err(Argument::Null { buffer });
+    }
+    if !chunk.ptr.addr().is_multiple_of(dtype.size()) {
+        return Err(Argument::Misaligned { buffer, address: chunk.ptr.addr(), align: dtype.size(), dtype });
+    }
+    Ok(chunk)
+}

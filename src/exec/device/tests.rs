@@ -1,0 +1,562 @@
+use std::sync::atomic::Ordering;
+
+use super::*;
+use crate::Communicator;
+use crate::cuda::device::Address;
+use crate::cuda::fake_device::{Machine, StandIn};
+use crate::types::mix;
+
+/// How device memory gets from one rank to another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Path {
+    /// Where it is: ranks are of one process.
+    Same,
+    /// Where it is: ranks are of different processes.
+    Imported,
+    /// All-reduces through areas on the device, for buffers are hidden; others through the host.
+    Areas,
+    /// Through the host.
+    Staged,
+}
+
+/// Elements of the buffer, or of one block; more than a few pieces, and what is short.
+const COUNTS: [usize; 3] = [3, 40_001, 700_000];
+
+fn run_on(device: &Arc<StandIn>, path: Path, world: usize, body: impl Fn(&Communicator, Rank) + Sync) {
+    device.exports.store(path != Path::Staged, Ordering::SeqCst);
+    let comms = Communicator::builder().devices(true).timeout(Duration::from_secs(60)).connect_in_process(world).unwrap();
+    std::thread::scope(|scope| {
+        for (rank, comm) in comms.into_iter().enumerate() {
+            let body = &body;
+            let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
+            let comm = comm.with_driver(machine);
+            if matches!(path, Path::Imported | Path::Areas) {
+                comm.exec.state.core.lock().devices.process = Some(rank as u64);
+            }
+            scope.spawn(move || body(&comm, rank));
+        }
+    });
+}
+
+fn bytes(seed: usize, dtype: DType, len: usize) -> Vec<u8> {
+    let small = |i: usize| (mix(seed as u64, i as u64) % 17) as f32 - 8.0;
+    let count = len / dtype.size();
+    match dtype {
+        DType::F32 => (0..count).flat_map(|i| (small(i) / 3.0).to_le_bytes()).collect(),
+        DType::BF16 => (0..count).flat_map(|i| half::bf16::from_f32(small(i) / 3.0).to_le_bytes()).collect(),
+        DType::Bool => (0..count).map(|i| (mix(seed as u64, i as u64) % 2) as u8).collect(),
+        _ => (0..len).map(|i| mix(seed as u64, i as u64) as u8).collect(),
+    }
+}
+
+fn raw(op: Op, dtype: DType, count: usize, root: Rank) -> Raw<'static> {
+    let reduces = matches!(op, Op::AllReduce | Op::Reduce | Op::ReduceScatter | Op::ReduceScatterV);
+    let redop = if dtype == DType::Bool { ReduceOp::Max } else { ReduceOp::Sum };
+    Raw { count, root, redop: reduces.then_some(redop), ..Raw::new(op, dtype) }
+}
+
+/// The user's view of one rank.
+struct User<'a> {
+    comm: &'a Communicator,
+    device: &'a Arc<StandIn>,
+    stream: StreamId,
+    path: Path,
+}
+
+impl User<'_> {
+    /// Carries out a call on device memory as a program on its stream would, and returns what is in the receive buffer.
+    fn run(&self, raw: &Raw<'_>, input: &[u8], in_place: Option<usize>) -> Vec<u8> {
+        let lengths = self.lengths(raw);
+        let allocate = |len: usize| {
+            let memory = self.device.allocate(len.max(1) + 64).unwrap();
+            if self.path == Path::Areas {
+                self.device.hide(memory);
+            }
+            memory
+        };
+        let (send, recv, freed) = match in_place {
+            // The one block is a part of the buffer of many.
+            Some(offset) => {
+                let whole = allocate(lengths[0].max(lengths[1]));
+                let [send, recv] =
+                    if lengths[0] < lengths[1] { [whole + offset as u64, whole] } else { [whole, whole + offset as u64] };
+                (send, recv, vec![whole])
+            }
+            None => {
+                let (send, recv) = (allocate(lengths[0]), allocate(lengths[1]));
+                (send, recv, vec![send, recv])
+            }
+        };
+        self.device.write(self.stream, send, input.to_vec());
+        let call = self.call(raw, send, recv);
+        // SAFETY: the memory is freed below, when the stream has come behind the call.
+        unsafe { self.comm.exec.run_prepared(&call) }.unwrap_or_else(|error| panic!("{}: {error}", raw.op));
+        drop(call);
+        let result = self.device.read(self.stream, recv, lengths[1]);
+        // SAFETY: the stream has come here.
+        freed.into_iter().for_each(|address| unsafe { self.device.free(address) });
+        result
+    }
+
+    fn lengths(&self, raw: &Raw<'_>) -> [usize; 2] {
+        let call = self.call(&Raw { send: std::ptr::dangling(), recv: std::ptr::without_provenance_mut(1 << 40), ..*raw }, 0, 0);
+        [call.send.len, call.recv.len]
+    }
+
+    fn call(&self, raw: &Raw<'_>, send: Address, recv: Address) -> Call {
+        let send = if send == 0 { std::ptr::without_provenance(1 << 41) } else { std::ptr::without_provenance(send as usize) };
+        let recv =
+            if recv == 0 { std::ptr::without_provenance_mut(1 << 42) } else { std::ptr::without_provenance_mut(recv as usize) };
+        let mut call = self.comm.exec.prepare(&Raw { send, recv, ..*raw }).unwrap();
+        let is_dry = send.addr() == 1 << 41;
+        if !is_dry {
+            self.comm.exec.lend(&mut call, self.stream).unwrap();
+        }
+        call
+    }
+
+    /// The same on host memory, by a communicator that knows of no devices.
+    fn expected(&self, plain: &Communicator, raw: &Raw<'_>, input: &[u8]) -> Vec<u8> {
+        let words = |bytes: usize| vec![0u64; bytes / 8 + 1];
+        let lengths = self.lengths(raw);
+        let (mut send, mut recv) = (words(lengths[0]), words(lengths[1]));
+        // SAFETY: there is room for it.
+        unsafe { std::ptr::copy_nonoverlapping(input.as_ptr(), send.as_mut_ptr().cast(), input.len()) };
+        let call = plain.exec.prepare(&Raw { send: send.as_ptr().cast(), recv: recv.as_mut_ptr().cast(), ..*raw }).unwrap();
+        // SAFETY: both are as long as the call says.
+        unsafe { plain.exec.run_prepared(&call).unwrap() };
+        recv.iter().flat_map(|word| word.to_ne_bytes()).take(lengths[1]).collect()
+    }
+}
+
+const OPS: [Op; 8] =
+    [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Gather, Op::Scatter];
+
+fn every_collective(path: Path, world: usize, dtype: DType) {
+    let device = Arc::new(StandIn::new());
+    let plain = parking_lot::Mutex::new(Communicator::in_process(world).unwrap().into_iter().map(Some).collect::<Vec<_>>());
+    run_on(&device, path, world, |comm, rank| {
+        let plain = plain.lock()[rank].take().unwrap();
+        let user = User { comm, device: &device, stream: device.user_stream(), path };
+        for (i, op) in OPS.into_iter().enumerate() {
+            for count in COUNTS {
+                let root = i % world;
+                let raw = raw(op, dtype, count, root);
+                let lengths = user.lengths(&raw);
+                let input = bytes(100 * rank + i, dtype, lengths[0]);
+                let expected = user.expected(&plain, &raw, &input);
+                let got = user.run(&raw, &input, None);
+                assert!(got == expected, "{op} of {count} {dtype} on rank {rank} of {world}, {path:?}");
+                // In place as NCCL's are.
+                let offset = if lengths[0] == lengths[1] { 0 } else { rank * count * dtype.size() };
+                if lengths.iter().all(|&len| len > 0) {
+                    let got = user.run(&raw, &input, Some(offset));
+                    assert!(got == expected, "{op} of {count} {dtype} in place on rank {rank} of {world}, {path:?}");
+                } else {
+                    user.run(&raw, &input, None);
+                }
+            }
+        }
+        let counts: Vec<usize> = (0..world).map(|peer| 30_000 + 1000 * peer).collect();
+        for op in [Op::AllGatherV, Op::ReduceScatterV, Op::AllToAllV] {
+            let (mine, theirs) = (vec![counts[rank]; world], counts.clone());
+            let (send_counts, recv_counts) = match op {
+                Op::AllGatherV => (None, Some(&counts[..])),
+                Op::ReduceScatterV => (Some(&counts[..]), None),
+                _ => (Some(&mine[..]), Some(&theirs[..])),
+            };
+            let raw = Raw { send_counts, recv_counts, ..raw(op, dtype, 0, 0) };
+            let input = bytes(100 * rank, dtype, user.lengths(&raw)[0]);
+            let expected = user.expected(&plain, &raw, &input);
+            assert!(user.run(&raw, &input, None) == expected, "{op} on rank {rank} of {world}, {path:?}");
+        }
+    });
+    let direct = device.reductions.load(Ordering::SeqCst);
+    assert_eq!(direct > 0, path != Path::Staged, "{direct} reductions on the device, {path:?}");
+    let imports = device.imports.load(Ordering::SeqCst);
+    assert_eq!(imports > 0, matches!(path, Path::Imported | Path::Areas) && world > 1);
+    assert_eq!(device.open(), 0, "all that was opened is closed with the communicators");
+}
+
+#[test]
+fn every_collective_where_it_is() {
+    for world in [2, 3, 4] {
+        every_collective(Path::Same, world, DType::F32);
+    }
+    every_collective(Path::Same, 2, DType::BF16);
+}
+
+#[test]
+fn every_collective_between_processes() {
+    every_collective(Path::Imported, 2, DType::F32);
+    every_collective(Path::Imported, 3, DType::Bool);
+}
+
+#[test]
+fn every_collective_on_hidden_memory() {
+    for world in [2, 3] {
+        every_collective(Path::Areas, world, DType::F32);
+    }
+    every_collective(Path::Areas, 2, DType::BF16);
+}
+
+#[test]
+fn every_collective_through_the_host() {
+    for world in [2, 3] {
+        every_collective(Path::Staged, world, DType::F32);
+    }
+    every_collective(Path::Staged, 2, DType::I64);
+}
+
+/// Ranks with host buffers and ranks with device buffers, in one collective.
+#[test]
+fn mixed_groups() {
+    for path in [Path::Imported, Path::Staged] {
+        let device = Arc::new(StandIn::new());
+        let plain = parking_lot::Mutex::new(Communicator::in_process(3).unwrap().into_iter().map(Some).collect::<Vec<_>>());
+        run_on(&device, path, 3, |comm, rank| {
+            let plain = plain.lock()[rank].take().unwrap();
+            let user = User { comm, device: &device, stream: device.user_stream(), path };
+            for (i, op) in OPS.into_iter().enumerate() {
+                for count in COUNTS {
+                    let raw = raw(op, DType::F32, count, i % 3);
+                    let input = bytes(100 * rank + i, DType::F32, user.lengths(&raw)[0]);
+                    let expected = user.expected(&plain, &raw, &input);
+                    let got = if (rank + i) % 3 == 0 { user.expected(comm, &raw, &input) } else { user.run(&raw, &input, None) };
+                    assert!(got == expected, "{op} of {count} on rank {rank}, {path:?}");
+                }
+            }
+        });
+    }
+}
+
+/// All of them on the host: what is known of devices does no harm.
+#[test]
+fn host_memory_as_before() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 2, |comm, rank| {
+        let mut buffer = vec![rank as f32 + 1.0; 300_000];
+        comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        assert!(buffer.iter().all(|&sum| sum == 3.0));
+        comm.barrier().unwrap();
+    });
+    assert_eq!(device.copies.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn without_gates_calls_wait() {
+    let device = Arc::new(StandIn::new());
+    device.has_gates.store(false, Ordering::SeqCst);
+    run_on(&device, Path::Imported, 2, |comm, rank| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+        for count in COUNTS {
+            let raw = raw(Op::AllReduce, DType::U8, count, 0);
+            let got = user.run(&raw, &vec![rank as u8 + 1; count], None);
+            assert!(got.iter().all(|&sum| sum == 3), "{count}");
+        }
+    });
+}
+
+#[test]
+fn messages() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 3, |comm, rank| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+        let (next, last) = ((rank + 1) % 3, (rank + 2) % 3);
+        for count in COUNTS {
+            let (send, recv) = (device.allocate(count).unwrap(), device.allocate(count).unwrap());
+            device.write(user.stream, send, vec![rank as u8; count]);
+            let sends = user.call(&raw(Op::Send, DType::U8, count, next), send, 0xdead);
+            let receives = user.call(&raw(Op::Recv, DType::U8, count, last), 0xdead, recv);
+            // SAFETY: freed when the stream has come behind both.
+            unsafe { comm.exec.run_prepared_together(vec![sends, receives]).unwrap() };
+            assert!(device.read(user.stream, recv, count).iter().all(|&byte| byte == last as u8));
+            // SAFETY: as said.
+            unsafe {
+                device.free(send);
+                device.free(recv);
+            }
+        }
+    });
+}
+
+/// Memory that is freed, and other memory that comes where it was.
+#[test]
+fn what_was_freed_is_opened_anew() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 2, |comm, rank| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+        for round in 0..10 {
+            let count = 50_000;
+            let raw = raw(Op::AllReduce, DType::F32, count, 0);
+            let input: Vec<u8> = (0..count).flat_map(|_| ((rank + round) as f32).to_le_bytes()).collect();
+            let sum = (2 * round + 1) as f32;
+            assert!(user.run(&raw, &input, None).chunks(4).all(|value| value == sum.to_le_bytes()), "round {round}");
+        }
+    });
+    let imports = device.imports.load(Ordering::SeqCst);
+    assert!(imports > 2, "{imports}");
+    // What stays where it is, is opened once: by each rank the other's send and receive buffer.
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 2, |comm, _| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+        let memory = device.allocate(400_000).unwrap();
+        for _ in 0..10 {
+            let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
+            // SAFETY: the memory is never freed.
+            unsafe { comm.exec.run_prepared(&call).unwrap() };
+        }
+        device.synchronise(user.stream);
+    });
+    assert_eq!(device.imports.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn graphs_are_refused() {
+    let device = Arc::new(StandIn::new());
+    device.is_capturing.store(true, Ordering::SeqCst);
+    run_on(&device, Path::Imported, 2, |comm, _| {
+        let memory: *const u8 = std::ptr::without_provenance(device.allocate(4).unwrap() as usize);
+        let raw = Raw { send: memory, recv: memory.cast_mut(), ..raw(Op::AllReduce, DType::F32, 1, 0) };
+        let mut call = comm.exec.prepare(&raw).unwrap();
+        let error = comm.exec.lend(&mut call, device.user_stream()).unwrap_err();
+        assert!(error.leaves_communicator_usable() && error.to_string().contains("CUDA graph"), "{error}");
+        comm.barrier().unwrap();
+    });
+}
+
+/// Whatever goes wrong on a device, and whenever: all ranks fail, none hangs, and streams go on.
+#[test]
+fn failures_of_the_device() {
+    for path in [Path::Imported, Path::Areas, Path::Staged] {
+        for op in [Op::AllReduce, Op::AllToAll, Op::Broadcast] {
+            for count in COUNTS {
+                for after in [0, 1, 3] {
+                    let device = Arc::new(StandIn::new());
+                    device.fails_after.store(after, Ordering::SeqCst);
+                    let failures = std::sync::atomic::AtomicUsize::new(0);
+                    run_on(&device, path, 2, |comm, _| {
+                        let user = User { comm, device: &device, stream: device.user_stream(), path };
+                        let raw = raw(op, DType::F32, count, 0);
+                        let lengths = user.lengths(&raw);
+                        let (send, recv) = (device.allocate(lengths[0] + 1).unwrap(), device.allocate(lengths[1]).unwrap());
+                        if path == Path::Areas {
+                            [send, recv].into_iter().for_each(|address| device.hide(address));
+                        }
+                        let mut outcome = Ok(());
+                        for _ in 0..4 {
+                            let call = user.call(&raw, send, recv);
+                            // SAFETY: the memory is never freed.
+                            outcome = outcome.and(unsafe { comm.exec.start_prepared(call) }.and_then(crate::Work::wait));
+                        }
+                        if let Err(error) = outcome {
+                            failures.fetch_add(1, Ordering::SeqCst);
+                            let is_told = matches!(error, Error::Device { .. } | Error::Peer { .. } | Error::Revoked { .. });
+                            assert!(is_told, "{error}");
+                        }
+                        // It would wait for ever if the gate stayed closed.
+                        device.synchronise(user.stream);
+                    });
+                    assert_eq!(failures.into_inner(), 2, "{path:?} {op} {count} {after}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 3, |comm, rank| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+        if rank == 1 {
+            return;
+        }
+        let memory = device.allocate(400_000).unwrap();
+        let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
+        // SAFETY: the memory is never freed.
+        let error = unsafe { comm.exec.start_prepared(call) }.and_then(crate::Work::wait).unwrap_err();
+        assert_eq!(error.culprit(), Some(1), "{error}");
+        device.synchronise(user.stream);
+    });
+}
+
+#[test]
+fn calls_that_do_not_match() {
+    for (count, other) in [(40_000, 50_000), (40_000, 3)] {
+        let device = Arc::new(StandIn::new());
+        run_on(&device, Path::Imported, 2, |comm, rank| {
+            let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+            let memory = device.allocate(400_000).unwrap();
+            let call = user.call(&raw(Op::AllReduce, DType::F32, if rank == 0 { count } else { other }, 0), memory, memory);
+            // SAFETY: the memory is never freed.
+            let error = unsafe { comm.exec.start_prepared(call) }.and_then(crate::Work::wait).unwrap_err();
+            assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+        });
+        assert_eq!(device.reductions.load(Ordering::SeqCst), 0, "nothing was written");
+    }
+}
+
+/// A stream that never comes to the call is given up with the call's deadline, and by an abort.
+#[test]
+fn streams_that_do_not_come() {
+    for aborts in [false, true] {
+        let device = Arc::new(StandIn::new());
+        run_on(&device, Path::Imported, 2, |comm, _| {
+            let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+            let page = device.gates().unwrap().unwrap();
+            let closed = page.take().unwrap();
+            closed.close(&*device, user.stream).unwrap();
+            let memory = device.allocate(400_000).unwrap();
+            let timeout = (!aborts).then(|| Duration::from_millis(200));
+            let call = user.call(&Raw { timeout, ..raw(Op::AllReduce, DType::F32, 100_000, 0) }, memory, memory);
+            // SAFETY: the memory is never freed.
+            let work = unsafe { comm.exec.start_prepared(call) }.unwrap();
+            if aborts {
+                comm.abort();
+            }
+            let error = work.wait().unwrap_err();
+            assert!(!error.leaves_communicator_usable(), "{error}");
+            drop(closed);
+            device.synchronise(user.stream);
+        });
+    }
+}
+
+/// What a stream was given before may wait for a message before it.
+#[test]
+fn messages_in_a_row() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 2, |comm, rank| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+        for round in 0..3u8 {
+            let count = 1 << 20;
+            let buffers = [0, 1].map(|_| device.allocate(count).unwrap());
+            for (i, memory) in buffers.into_iter().enumerate() {
+                let (send, recv) = if rank == 0 { (memory, 0xdead) } else { (0xdead, memory) };
+                if rank == 0 {
+                    device.write(user.stream, memory, vec![2 * round + i as u8; count]);
+                }
+                let op = if rank == 0 { Op::Send } else { Op::Recv };
+                let call = user.call(&raw(op, DType::U8, count, 1 - rank), send, recv);
+                // SAFETY: the memory is never freed.
+                unsafe { comm.exec.run_prepared(&call).unwrap() };
+            }
+            for (i, memory) in buffers.into_iter().enumerate() {
+                assert!(device.read(user.stream, memory, count).iter().all(|&byte| byte == 2 * round + i as u8));
+            }
+        }
+        assert!(comm.exec.failure().is_none());
+    });
+}
+
+/// A call that returns at once cannot say that it fails; a later one does.
+#[test]
+fn a_later_call_says_so() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 2, |comm, _| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+        let memory = device.allocate(400_000).unwrap();
+        let go = || {
+            let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
+            // SAFETY: the memory is never freed.
+            unsafe { comm.exec.run_prepared(&call) }
+        };
+        // The first is waited for.
+        go().unwrap();
+        device.synchronise(user.stream);
+        comm.barrier().unwrap();
+        device.fails_after.store(0, Ordering::SeqCst);
+        let outcomes: Vec<_> = (0..3)
+            .map(|_| {
+                let outcome = go();
+                device.synchronise(user.stream);
+                outcome
+            })
+            .collect();
+        assert!(matches!(outcomes[2], Err(Error::Revoked { .. })), "{outcomes:?}");
+    });
+}
+
+/// To its caller a call has returned: dropping the communicator does not take it back.
+#[test]
+fn dropping_waits_for_what_was_given_to_streams() {
+    let device = Arc::new(StandIn::new());
+    device.exports.store(false, Ordering::SeqCst);
+    let comms = Communicator::builder().devices(true).connect_in_process(2).unwrap();
+    std::thread::scope(|scope| {
+        for comm in comms {
+            let device = &device;
+            let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
+            let comm = comm.with_driver(machine);
+            scope.spawn(move || {
+                let stream = device.user_stream();
+                let count = 2_000_000;
+                let memory = device.allocate(count * 4).unwrap();
+                for _ in 0..2 {
+                    device.write(stream, memory, 1f32.to_le_bytes().repeat(count));
+                    let user = User { comm: &comm, device, stream, path: Path::Staged };
+                    let call = user.call(&raw(Op::AllReduce, DType::F32, count, 0), memory, memory);
+                    // SAFETY: the memory is never freed.
+                    unsafe { comm.exec.run_prepared(&call).unwrap() };
+                }
+                drop(comm);
+                let got = device.read(stream, memory, count * 4);
+                assert!(got.chunks(4).all(|value| value == 2f32.to_le_bytes()));
+            });
+        }
+    });
+}
+
+/// Areas stay open, however much else is opened and forgotten.
+#[test]
+fn areas_after_many_allocations() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Areas, 2, |comm, _| {
+        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Areas };
+        let go = |memory: Address| {
+            let call = user.call(&raw(Op::AllReduce, DType::F32, 20_000, 0), memory, memory);
+            // SAFETY: the memory is never freed.
+            unsafe { comm.exec.start_prepared(call) }.and_then(crate::Work::wait).unwrap();
+        };
+        let hidden = device.allocate(80_000).unwrap();
+        device.hide(hidden);
+        go(hidden);
+        for _ in 0..530 {
+            go(device.allocate(80_000).unwrap());
+        }
+        go(hidden);
+    });
+}
+
+/// Where one device has no kernels, all go through the host.
+#[test]
+fn without_kernels() {
+    let devices = [Arc::new(StandIn::new()), Arc::new(StandIn::new())];
+    devices[1].has_kernels.store(false, Ordering::SeqCst);
+    let comms = Communicator::builder().devices(true).connect_in_process(2).unwrap();
+    std::thread::scope(|scope| {
+        for (comm, device) in comms.into_iter().zip(&devices) {
+            let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
+            let comm = comm.with_driver(machine);
+            scope.spawn(move || {
+                let user = User { comm: &comm, device, stream: device.user_stream(), path: Path::Imported };
+                for count in COUNTS {
+                    let got = user.run(&raw(Op::AllReduce, DType::U8, count, 0), &vec![1; count], None);
+                    assert!(got.iter().all(|&sum| sum == 2), "{count}");
+                }
+            });
+        }
+    });
+    assert!(devices.iter().all(|device| device.reductions.load(Ordering::SeqCst) == 0));
+}
+
+#[test]
+fn mismatches_show_what_was_called() {
+    let device = Arc::new(StandIn::new());
+    run_on(&device, Path::Imported, 2, |comm, rank| {
+        let mut buffer = vec![1f32; if rank == 0 { 40_000 } else { 3 }];
+        let error = comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err().to_string();
+        assert!(error.contains("f32 x 40000") && error.contains("f32 x 3 "), "{error}");
+    });
+}

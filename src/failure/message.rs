@@ -1,0 +1,261 @@
+//! Questions and answers as bytes. Reading expects anything.
+
+use super::report::Notice;
+use super::shrink::Decision;
+use crate::failure::Puzzle;
+use crate::types::{Descriptor, Rank};
+use crate::wire::{Reader, Writer};
+
+/// What a rank asks another of the same communicator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// What are you doing? With what the asker is waiting for the other in.
+    Doing(Option<Descriptor>),
+    /// This is why the communicator ended. And you?
+    Hear(Vec<Notice>),
+    /// I want to go on without those who failed. You too?
+    Join,
+    /// I am about to decide who goes on, with this ballot. Has anybody?
+    Prepare(u64),
+    /// These go on; decided with this ballot.
+    Decided(Decision, u64),
+}
+
+/// What it hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// There is no such communicator here.
+    Unknown,
+    /// There is none any more; its last operation was this.
+    Left { last_seq: u64 },
+    /// What the rank does.
+    Doing {
+        /// Why the communicator ended, as far as the rank knows.
+        notices: Vec<Notice>,
+        puzzle: Option<Puzzle>,
+        /// For whom it waits, and in what.
+        waits: Option<(Rank, [u64; Descriptor::WORDS])>,
+        /// If it waits for nobody here: for which rank of the job it waits in another communicator, and in what.
+        elsewhere: Option<(Rank, Option<Descriptor>)>,
+        /// What it called as the operation in which the asker waits, if that is a collective.
+        at_your_seq: Option<Descriptor>,
+        /// The last collective that it completed.
+        last_seq: u64,
+    },
+    /// Whether the rank wants to go on, too, the highest ballot that it has been asked with, and who goes on, if that is decided.
+    Joins { shrinks: bool, promised: u64, decision: Option<Decision> },
+}
+
+const DOING: u64 = 1;
+const HEAR: u64 = 2;
+const JOIN: u64 = 3;
+const DECIDED: u64 = 4;
+const PREPARE: u64 = 5;
+
+const UNKNOWN: u64 = 1;
+const LEFT: u64 = 2;
+const DOES: u64 = 3;
+const JOINS: u64 = 4;
+
+impl Question {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        match self {
+            Question::Doing(call) => {
+                _ = writer.number(DOING).list(call.as_slice(), |writer, call| write_words(writer, call.encode()))
+            }
+            Question::Hear(notices) => _ = writer.number(HEAR).list(notices, |writer, notice| notice.write(writer)),
+            Question::Join => _ = writer.number(JOIN),
+            Question::Prepare(ballot) => _ = writer.number(PREPARE).number(*ballot),
+            Question::Decided(decision, ballot) => write_decision(writer.number(DECIDED).number(*ballot), decision),
+        }
+        writer.0
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Question> {
+        let mut reader = Reader::new(bytes);
+        Some(match reader.number()? {
+            DOING => Question::Doing(reader.list(read_call)?.pop()),
+            HEAR => Question::Hear(reader.list(Notice::read)?),
+            JOIN => Question::Join,
+            PREPARE => Question::Prepare(reader.number()?),
+            DECIDED => {
+                let ballot = reader.number()?;
+                Question::Decided(read_decision(&mut reader)?, ballot)
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl Answer {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        match self {
+            Answer::Unknown => _ = writer.number(UNKNOWN),
+            Answer::Left { last_seq } => _ = writer.number(LEFT).number(*last_seq),
+            Answer::Doing { notices, puzzle, waits, elsewhere, at_your_seq, last_seq } => {
+                writer.number(DOES).list(notices, |writer, notice| notice.write(writer));
+                writer.list(puzzle.as_slice(), |writer, puzzle| {
+                    writer.list(puzzle.about.as_slice(), |writer, &rank| _ = writer.number(rank as u64));
+                });
+                writer.list(waits.as_slice(), |writer, &(peer, words)| write_words(writer.number(peer as u64), words));
+                writer.list(elsewhere.as_slice(), |writer, (peer, call)| {
+                    let writer = writer.number(*peer as u64);
+                    writer.list(call.as_slice(), |writer, call| write_words(writer, call.encode()));
+                });
+                writer.list(at_your_seq.as_slice(), |writer, call| write_words(writer, call.encode())).number(*last_seq);
+            }
+            Answer::Joins { shrinks, promised, decision } => {
+                writer.number(JOINS).number((*shrinks).into()).number(*promised);
+                writer.list(decision.as_slice(), write_decision);
+            }
+        }
+        writer.0
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Answer> {
+        let mut reader = Reader::new(bytes);
+        Some(match reader.number()? {
+            UNKNOWN => Answer::Unknown,
+            LEFT => Answer::Left { last_seq: reader.number()? },
+            DOES => Answer::Doing {
+                notices: reader.list(Notice::read)?,
+                puzzle: reader.list(|reader| Some(Puzzle { about: reader.list(Reader::size)?.pop() }))?.pop(),
+                waits: reader.list(|reader| Some((reader.size()?, read_words(reader)?)))?.pop(),
+                elsewhere: reader.list(|reader| Some((reader.size()?, reader.list(read_call)?.pop())))?.pop(),
+                at_your_seq: reader.list(read_call)?.pop(),
+                last_seq: reader.number()?,
+            },
+            JOINS => {
+                let (shrinks, promised) = (reader.number()? != 0, reader.number()?);
+                Answer::Joins { shrinks, promised, decision: reader.list(read_decision)?.pop() }
+            }
+            _ => return None,
+        })
+    }
+}
+
+fn write_words(writer: &mut Writer, words: [u64; Descriptor::WORDS]) {
+    words.iter().for_each(|&word| _ = writer.number(word));
+}
+
+fn read_words(reader: &mut Reader<'_>) -> Option<[u64; Descriptor::WORDS]> {
+    Some([reader.number()?, reader.number()?, reader.number()?, reader.number()?])
+}
+
+fn read_call(reader: &mut Reader<'_>) -> Option<Descriptor> {
+    Descriptor::decode(read_words(reader)?)
+}
+
+fn write_decision(writer: &mut Writer, decision: &Decision) {
+    writer.number(decision.nonce).list(&decision.members, |writer, &member| _ = writer.number(member as u64));
+}
+
+fn read_decision(reader: &mut Reader<'_>) -> Option<Decision> {
+    let (nonce, members) = (reader.number()?, reader.list(Reader::size)?);
+    let is_ordered = |members: &[Rank]| members.iter().zip(members.iter().skip(1)).all(|(one, next)| one < next);
+    (!members.is_empty() && is_ordered(&members)).then_some(Decision { nonce, members })
+}
+
+/// Whatever comes where a question or an answer should be.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(question) = Question::decode(bytes) {
+        assert_eq!(Question::decode(&question.encode()), Some(question), "a question is read as another");
+    }
+    if let Some(answer) = Answer::decode(bytes) {
+        assert_eq!(Answer::decode(&answer.encode()), Some(answer), "an answer is read as another");
+    }
+}
+
+/// Some of each kind.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    let call = Descriptor { seq: 7, count: 3, ..Descriptor::nothing() };
+    let decision = Decision { nonce: 5, members: vec![0, 2, 3] };
+    let waits = Some((1, call.encode()));
+    vec![
+        Question::Doing(Some(call)).encode(),
+        Question::Join.encode(),
+        Question::Prepare(17).encode(),
+        Question::Decided(decision.clone(), 17).encode(),
+        Answer::Left { last_seq: 9 }.encode(),
+        Answer::Doing {
+            notices: Vec::new(),
+            puzzle: Some(Puzzle { about: None }),
+            waits,
+            elsewhere: Some((3, Some(call))),
+            at_your_seq: Some(call),
+            last_seq: 6,
+        }
+        .encode(),
+        Answer::Joins { shrinks: true, promised: 17, decision: Some(decision) }.encode(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::super::report::What;
+    use super::*;
+    use crate::error::Cause;
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let decision = Decision { nonce: 7 << 60, members: vec![0, 2, 5] };
+        let call = Descriptor { seq: 9, ..Descriptor::nothing() };
+        let what = What::Failed { culprit: 3, cause: Cause::Died };
+        let notices = vec![Notice { origin: 0, what, during: call, after: Duration::from_millis(1), completed: 8 }];
+        for question in [
+            Question::Doing(None),
+            Question::Doing(Some(call)),
+            Question::Hear(vec![]),
+            Question::Hear(notices.clone()),
+            Question::Join,
+            Question::Prepare(9),
+            Question::Decided(decision.clone(), 1 << 40),
+        ] {
+            assert_eq!(Question::decode(&question.encode()), Some(question));
+        }
+        let joins = |decision| Answer::Joins { shrinks: true, promised: 3, decision };
+        let does = |waits, elsewhere, at_your_seq| Answer::Doing {
+            notices: notices.clone(),
+            puzzle: Some(Puzzle { about: Some(3) }),
+            waits,
+            elsewhere,
+            at_your_seq,
+            last_seq: 4,
+        };
+        for answer in [
+            Answer::Unknown,
+            Answer::Left { last_seq: 812 },
+            does(None, None, None),
+            does(None, Some((5, None)), None),
+            does(Some((2, call.encode())), Some((1, Some(call))), Some(call)),
+            joins(None),
+            joins(Some(decision)),
+        ] {
+            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+        }
+    }
+
+    #[test]
+    fn members_without_an_order_are_no_decision() {
+        for members in [vec![], vec![1, 1], vec![2, 0]] {
+            assert_eq!(Question::decode(&Question::Decided(Decision { nonce: 0, members }, 0).encode()), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn anything_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0u64..8) {
+            let _ = (Question::decode(&bytes), Answer::decode(&bytes));
+            let tagged = [&kind.to_le_bytes()[..], &bytes].concat();
+            let _ = (Question::decode(&tagged), Answer::decode(&tagged));
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Why a communicator ended, as ranks tell each other; and which of several reasons counts.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use super::context::Terms;
+use crate::error::{Cause, Differs, Elsewhere, Error};
+use crate::types::{Descriptor, Member, Rank};
+use crate::wire::{Reader, Writer};
+
+/// What one rank found out. All ranks are those of the communicator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Notice {
+    /// Who found it out.
+    pub(crate) origin: Rank,
+    pub(crate) what: What,
+    /// The operation that failed there, and how long it had been running.
+    pub(crate) during: Descriptor,
+    pub(crate) after: Duration,
+    /// The last collective that was completed there.
+    pub(crate) completed: u64,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Failed {
+        culprit: Rank,
+        cause: Cause,
+    },
+    /// Two ranks called different things.
+    Mismatch {
+        ranks: [Rank; 2],
+        calls: [Descriptor; 2],
+    },
+    Counts {
+        from: Rank,
+        to: Rank,
+        sent: u64,
+        expected: u64,
+    },
+}
+
+impl Notice {
+    /// Of several notices, all ranks believe the one with the least of this. What explains the others comes first: who called
+    /// something else or is gone keeps others waiting, and not the other way round.
+    pub(crate) fn order(&self) -> (u8, Rank, u64, Rank) {
+        let (class, culprit) = match &self.what {
+            What::Mismatch { ranks, .. } => (0, ranks[0].min(ranks[1])),
+            What::Counts { from, .. } => (0, *from),
+            What::Failed { culprit, cause } => {
+                let class = match cause {
+                    Cause::Diverged
+                    | Cause::Corrupt(_)
+                    | Cause::Secret
+                    | Cause::Tls(_)
+                    | Cause::Mismatch(_)
+                    | Cause::Counts { .. } => 1,
+                    Cause::Aborted => 2,
+                    Cause::Died | Cause::Closed | Cause::Gone => 3,
+                    Cause::Broken(_) | Cause::Unreachable { .. } => 4,
+                    Cause::Stopped { .. } | Cause::Unresponsive { .. } => 5,
+                    Cause::Left { .. } => 6,
+                    Cause::Absent { .. } => 7,
+                    Cause::Silent { .. } => 8,
+                    Cause::Revoked => 9,
+                };
+                (class, *culprit)
+            }
+        };
+        (class, culprit, self.during.seq, self.origin)
+    }
+
+    /// What an error tells the others; `None` if it tells nothing of a peer.
+    pub(crate) fn of(error: &Error, terms: &Terms, completed: u64) -> Option<Notice> {
+        let origin = terms.rank;
+        Some(match error {
+            Error::Peer { rank, op, seq, dtype, count, after, cause, .. } => {
+                let during = Descriptor { op: *op, seq: *seq, dtype: *dtype, count: *count, ..Descriptor::nothing() };
+                Notice { origin, what: What::Failed { culprit: *rank, cause: cause.clone() }, during, after: *after, completed }
+            }
+            Error::Mismatch { rank, peer, mine, theirs, .. } => {
+                let what = What::Mismatch { ranks: [*rank, *peer], calls: [**mine, **theirs] };
+                Notice { origin, what, during: **mine, after: Duration::ZERO, completed }
+            }
+            Error::Counts { rank, peer, op, seq, sent, expected, .. } => {
+                let what = What::Counts { from: *peer, to: *rank, sent: *sent, expected: *expected };
+                let during = Descriptor { op: *op, seq: *seq, ..Descriptor::nothing() };
+                Notice { origin, what, during, after: Duration::ZERO, completed }
+            }
+            _ => return None,
+        })
+    }
+
+    /// The error that this rank reports, whose own operation, if one was under way, is `during`.
+    pub(crate) fn error(&self, terms: &Terms, during: Option<(Descriptor, Duration)>) -> Error {
+        let peer = |rank: Rank, cause| {
+            let (Descriptor { op, seq, dtype, count, .. }, after) = during.unwrap_or((self.during, self.after));
+            let after = if after.is_zero() { self.after } else { after };
+            let Member { host, pid } = terms.members[rank].clone();
+            Error::Peer { rank, host, pid, op, seq, dtype, count, after, cause }
+        };
+        let host = |rank: Rank| terms.members[rank].host.clone();
+        let me = terms.rank;
+        match &self.what {
+            What::Failed { culprit, cause: Cause::Aborted } if *culprit == me => {
+                let Descriptor { op, seq, .. } = during.map_or(self.during, |(during, _)| during);
+                Error::Aborted { op, seq }
+            }
+            What::Failed { culprit, cause } => peer(*culprit, cause.clone()),
+            What::Mismatch { ranks, calls } => {
+                let [mine, theirs] = *calls;
+                let shown = |rank, peer, mine, theirs| Error::Mismatch {
+                    rank,
+                    peer,
+                    host: host(peer),
+                    mine: Box::new(mine),
+                    theirs: Box::new(theirs),
+                };
+                match *ranks {
+                    [rank, other] if rank == me => shown(me, other, mine, theirs),
+                    [other, rank] if rank == me => shown(me, other, theirs, mine),
+                    [rank, other] => peer(other, Cause::Mismatch(Box::new(Differs { mine: theirs, rank, theirs: mine }))),
+                }
+            }
+            What::Counts { from, to, sent, expected } if *to == me => {
+                let Descriptor { op, seq, .. } = self.during;
+                Error::Counts { rank: me, peer: *from, host: host(*from), op, seq, sent: *sent, expected: *expected }
+            }
+            What::Counts { from, to, sent, expected } => peer(*from, Cause::Counts { to: *to, sent: *sent, expected: *expected }),
+        }
+    }
+
+    /// Whether all ranks in it are ranks.
+    pub(crate) fn is_of(&self, world: usize) -> bool {
+        let ranks = match &self.what {
+            What::Failed { culprit, cause: Cause::Mismatch(differs) } => [*culprit, differs.rank],
+            What::Failed { culprit, cause: Cause::Counts { to, .. } } => [*culprit, *to],
+            What::Failed { culprit, cause: Cause::Absent { elsewhere: Some(elsewhere), .. } } => {
+                [*culprit, elsewhere.rank.unwrap_or(*culprit)]
+            }
+            What::Failed { culprit, .. } => [*culprit; 2],
+            What::Mismatch { ranks, .. } => *ranks,
+            What::Counts { from, to, .. } => [*from, *to],
+        };
+        self.origin < world && ranks.iter().all(|&rank| rank < world)
+    }
+
+    pub(super) fn write(&self, writer: &mut Writer) {
+        writer.number(self.origin as u64).number(self.after.as_micros() as u64).number(self.completed);
+        write_call(writer, &self.during);
+        match &self.what {
+            What::Failed { culprit, cause } => write_cause(writer.number(0).number(*culprit as u64), cause),
+            What::Mismatch { ranks, calls } => {
+                writer.number(1).number(ranks[0] as u64).number(ranks[1] as u64);
+                calls.iter().for_each(|call| write_call(writer, call));
+            }
+            What::Counts { from, to, sent, expected } => {
+                writer.number(2).number(*from as u64).number(*to as u64).number(*sent).number(*expected);
+            }
+        }
+    }
+
+    pub(super) fn read(reader: &mut Reader<'_>) -> Option<Notice> {
+        let (origin, after) = (reader.size()?, Duration::from_micros(reader.number()?));
+        let completed = reader.number()?;
+        let during = read_call(reader)?;
+        let what = match reader.number()? {
+            0 => What::Failed { culprit: reader.size()?, cause: read_cause(reader)? },
+            1 => What::Mismatch { ranks: [reader.size()?, reader.size()?], calls: [read_call(reader)?, read_call(reader)?] },
+            2 => What::Counts { from: reader.size()?, to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
+            _ => return None,
+        };
+        Some(Notice { origin, what, during, after, completed })
+    }
+}
+
+fn write_call(writer: &mut Writer, call: &Descriptor) {
+    call.encode().iter().for_each(|&word| _ = writer.number(word));
+}
+
+fn read_call(reader: &mut Reader<'_>) -> Option<Descriptor> {
+    Descriptor::decode([reader.number()?, reader.number()?, reader.number()?, reader.number()?])
+}
+
+/// Kinds that are told apart on the wire; others become the last.
+const KINDS: [ErrorKind; 12] = [
+    ErrorKind::ConnectionRefused,
+    ErrorKind::ConnectionReset,
+    ErrorKind::ConnectionAborted,
+    ErrorKind::NotConnected,
+    ErrorKind::AddrNotAvailable,
+    ErrorKind::TimedOut,
+    ErrorKind::HostUnreachable,
+    ErrorKind::NetworkUnreachable,
+    ErrorKind::NetworkDown,
+    ErrorKind::BrokenPipe,
+    ErrorKind::PermissionDenied,
+    ErrorKind::Other,
+];
+
+fn write_cause(writer: &mut Writer, cause: &Cause) {
+    let micros = |duration: &Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+    let kind = |kind: &ErrorKind| KINDS.iter().position(|known| known == kind).unwrap_or(KINDS.len() - 1) as u64;
+    match cause {
+        Cause::Closed => writer.number(0),
+        Cause::Died => writer.number(1),
+        Cause::Left { last_seq } => writer.number(2).number(*last_seq),
+        Cause::Silent { deadline } => writer.number(3).number(micros(deadline)),
+        Cause::Broken(broken) => writer.number(4).number(kind(broken)),
+        Cause::Unreachable { address, kind: why } => writer.number(5).text(address).number(kind(why)),
+        Cause::Secret => writer.number(6),
+        Cause::Revoked => writer.number(7),
+        Cause::Diverged => writer.number(8),
+        Cause::Corrupt(_) => writer.number(9),
+        Cause::Absent { deadline, last_seq, elsewhere } => {
+            writer.number(10).number(micros(deadline)).number(*last_seq).list(elsewhere.as_slice(), |writer, elsewhere| {
+                let Elsewhere { job_rank, rank, call } = **elsewhere;
+                writer.number(job_rank as u64).list(rank.as_slice(), |writer, &rank| _ = writer.number(rank as u64));
+                writer.list(call.as_slice(), write_call);
+            })
+        }
+        Cause::Stopped { deadline } => writer.number(11).number(micros(deadline)),
+        Cause::Unresponsive { deadline } => writer.number(12).number(micros(deadline)),
+        Cause::Gone => writer.number(13),
+        Cause::Aborted => writer.number(14),
+        Cause::Mismatch(differs) => {
+            write_call(writer.number(15).number(differs.rank as u64), &differs.mine);
+            write_call(writer, &differs.theirs);
+            writer
+        }
+        Cause::Counts { to, sent, expected } => writer.number(16).number(*to as u64).number(*sent).number(*expected),
+        Cause::Tls(why) => writer.number(17).text(why),
+    };
+}
+
+fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
+    let kind = reader.number()?;
+    let mut micros = || reader.number().map(Duration::from_micros);
+    Some(match kind {
+        0 => Cause::Closed,
+        1 => Cause::Died,
+        2 => Cause::Left { last_seq: reader.number()? },
+        3 => Cause::Silent { deadline: micros()? },
+        4 => Cause::Broken(*KINDS.get(reader.size()?)?),
+        5 => Cause::Unreachable { address: reader.text()?, kind: *KINDS.get(reader.size()?)? },
+        6 => Cause::Secret,
+        7 => Cause::Revoked,
+        8 => Cause::Diverged,
+        9 => Cause::Corrupt("another rank has seen it"),
+        10 => {
+            let (deadline, last_seq) = (micros()?, reader.number()?);
+            let elsewhere = reader.list(|reader| {
+                let (job_rank, rank) = (reader.size()?, reader.list(Reader::size)?.pop());
+                Some(Box::new(Elsewhere { job_rank, rank, call: reader.list(read_call)?.pop() }))
+            })?;
+            Cause::Absent { deadline, last_seq, elsewhere: elsewhere.into_iter().next() }
+        }
+        11 => Cause::Stopped { deadline: micros()? },
+        12 => Cause::Unresponsive { deadline: micros()? },
+        13 => Cause::Gone,
+        14 => Cause::Aborted,
+        15 => {
+            let rank = reader.size()?;
+            Cause::Mismatch(Box::new(Differs { mine: read_call(reader)?, rank, theirs: read_call(reader)? }))
+        }
+        16 => Cause::Counts { to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
+        17 => Cause::Tls(reader.text()?),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notices_survive_the_wire() {
+        let during = Descriptor { seq: 812, count: 3, ..Descriptor::nothing() };
+        let deadline = Duration::from_micros(1_500_000);
+        let elsewhere = Elsewhere { job_rank: 9, rank: Some(0), call: Some(during) };
+        let (last_seq, address) = (7, "[fd00::2]:4000".to_owned());
+        let causes = [
+            Cause::Closed,
+            Cause::Died,
+            Cause::Left { last_seq },
+            Cause::Silent { deadline },
+            Cause::Broken(ErrorKind::ConnectionReset),
+            Cause::Unreachable { address, kind: ErrorKind::TimedOut },
+            Cause::Secret,
+            Cause::Revoked,
+            Cause::Diverged,
+            Cause::Corrupt("another rank has seen it"),
+            Cause::Absent { deadline, last_seq, elsewhere: None },
+            Cause::Absent { deadline, last_seq, elsewhere: Some(Box::new(elsewhere)) },
+            Cause::Stopped { deadline },
+            Cause::Unresponsive { deadline },
+            Cause::Gone,
+            Cause::Aborted,
+            Cause::Mismatch(Box::new(Differs { mine: during, rank: 1, theirs: Descriptor::nothing() })),
+            Cause::Counts { to: 1, sent: 4, expected: 8 },
+            Cause::Tls("unknown issuer".to_owned()),
+        ];
+        let failed = causes.map(|cause| What::Failed { culprit: 2, cause });
+        let pairs = [
+            What::Mismatch { ranks: [0, 3], calls: [during, Descriptor::nothing()] },
+            What::Counts { from: 2, to: 0, sent: 1, expected: 9 },
+        ];
+        for what in failed.into_iter().chain(pairs) {
+            let notice = Notice { origin: 1, what, during, after: Duration::from_micros(83_000), completed: 811 };
+            let mut writer = Writer::default();
+            notice.write(&mut writer);
+            assert_eq!(Notice::read(&mut Reader::new(&writer.0)), Some(notice.clone()));
+            assert!(notice.is_of(4) && !notice.is_of(1));
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! How the survivors of a failure agree on who they are.
+//!
+//! Everybody tells everybody else that it wants to go on ([`Question::Join`]); from what it hears back, or does not, it knows who
+//! is there, who wants to go on, too, and who is gone. When it has heard of everybody that he wants to go on or does not, the
+//! lowest that does decides: that is the [`Decision`]. It tells the others, who keep asking it meanwhile.
+//!
+//! If the one who decides is lost, the next one does, who must not decide anything else if one that goes on has heard of what
+//! the former decided. So before anybody decides he asks all others that go on ([`Question::Prepare`]): they tell of a decision that
+//! they have heard of, which then counts, and else promise to accept none any more of those who asked with a lower *ballot*.
+//! Whoever decides goes on with what he decided only when another has accepted it. That is the synod of Lamport, The Part-Time
+//! Parliament (1998), but that all who are left take part instead of a majority: of two halves of a network that cannot reach each
+//! other, each goes on by itself. Who is not in a decision learns that when it asks.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Condvar;
+
+use super::message::{Answer, Question};
+use super::state::{Bulletin, Contact, Unheard, ask_all};
+use crate::types::{Rank, mix};
+
+/// Who goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    /// Random: names the new communicator.
+    pub(crate) nonce: u64,
+    /// Their ranks in the communicator that failed, ascending.
+    pub(crate) members: Vec<Rank>,
+}
+
+impl Decision {
+    /// Whether all of its ranks are of a communicator of so many.
+    pub(super) fn is_of(&self, world: usize) -> bool {
+        self.members.iter().all(|&rank| rank < world)
+    }
+}
+
+/// How long one question may take.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long the rank that failed may take to show that it wants to go on.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How long a rank that cannot be heard may be so.
+const OUT_OF_REACH: Duration = Duration::from_secs(5);
+
+/// How long after the deadline they may take to agree: those who are there then have only to answer each other.
+const LAST: Duration = Duration::from_secs(10);
+
+/// How often the one who decides is asked, and those who have not joined yet.
+const ASK_AGAIN: Duration = Duration::from_millis(5);
+const CALL_AGAIN: Duration = Duration::from_millis(50);
+
+/// What a rank knows of the agreement under way.
+#[derive(Default)]
+pub(super) struct Shrink {
+    /// This rank is in [`agree`].
+    shrinks: bool,
+    /// The ranks that are known to be there, too.
+    joined: Vec<Rank>,
+    decision: Option<Decision>,
+    /// The highest ballot that somebody has asked with who is about to decide.
+    promised: u64,
+}
+
+impl Shrink {
+    pub(super) fn decision(&self) -> Option<&Decision> {
+        self.decision.as_ref()
+    }
+
+    pub(super) fn join(&mut self, from: Rank, changed: &Condvar) -> Answer {
+        if !self.joined.contains(&from) {
+            self.joined.push(from);
+            changed.notify_all();
+        }
+        self.answer()
+    }
+
+    /// Somebody is about to decide.
+    pub(super) fn prepare(&mut self, from: Rank, ballot: u64, changed: &Condvar) -> Answer {
+        self.promised = self.promised.max(ballot);
+        self.join(from, changed)
+    }
+
+    /// Somebody has decided. The first decision stays.
+    pub(super) fn decide(&mut self, decision: Decision, ballot: u64, changed: &Condvar) -> Answer {
+        if ballot >= self.promised {
+            self.adopt(decision, changed);
+        }
+        self.answer()
+    }
+
+    /// Another has accepted a decision.
+    fn adopt(&mut self, decision: Decision, changed: &Condvar) {
+        self.decision.get_or_insert(decision);
+        changed.notify_all();
+    }
+
+    fn answer(&self) -> Answer {
+        Answer::Joins { shrinks: self.shrinks, promised: self.promised, decision: self.decision.clone() }
+    }
+}
+
+/// What is known of a rank.
+#[derive(Clone, Copy, PartialEq)]
+enum View {
+    /// Its door answers, but it has not come to [`agree`].
+    Alive,
+    /// It wants to go on.
+    Joined,
+    /// It cannot be heard, since then.
+    Lost(Instant),
+    /// It is gone, or too late.
+    Out,
+}
+
+/// Agrees with the others; on nobody if that cannot be done in time. `culprits` are waited for less long than others that do not
+/// come, who have until the deadline.
+pub(crate) fn agree(bulletin: &Bulletin, culprits: &[Rank], nonce: u64, deadline: Instant) -> Decision {
+    let Some(contact) = bulletin.contact() else { return Decision { nonce, members: vec![bulletin.rank] } };
+    let began = Instant::now();
+    let me = bulletin.rank;
+    bulletin.shrink.lock().shrinks = true;
+    let mut views = vec![View::Alive; bulletin.world()];
+    views[me] = View::Joined;
+    // Everybody has to know of this rank; later on those are asked of whom it does not know enough.
+    call(bulletin, &*contact, &bulletin.others(), &Question::Join, &mut views);
+    let mut called = Instant::now();
+    loop {
+        if let Some(decision) = &bulletin.shrink.lock().decision {
+            return decision.clone();
+        }
+        if Instant::now() >= deadline + LAST {
+            return Decision { nonce, members: Vec::new() };
+        }
+        if called.elapsed() >= CALL_AGAIN {
+            let unclear: Vec<Rank> =
+                (0..views.len()).filter(|&rank| matches!(views[rank], View::Alive | View::Lost(_))).collect();
+            call(bulletin, &*contact, &unclear, &Question::Join, &mut views);
+            called = Instant::now();
+        }
+        for &rank in &bulletin.shrink.lock().joined {
+            if views[rank] == View::Alive {
+                views[rank] = View::Joined;
+            }
+        }
+        let now = Instant::now();
+        for (rank, view) in views.iter_mut().enumerate() {
+            let is_late = match *view {
+                View::Alive => now >= if culprits.contains(&rank) { (began + GRACE).min(deadline) } else { deadline },
+                View::Lost(since) => culprits.contains(&rank) || since.elapsed() >= OUT_OF_REACH || now >= deadline,
+                View::Joined | View::Out => false,
+            };
+            if is_late {
+                *view = View::Out;
+            }
+        }
+        let is_settled = views.iter().all(|view| matches!(view, View::Joined | View::Out));
+        let first = views.iter().position(|view| *view == View::Joined).unwrap_or(me);
+        if first == me && is_settled {
+            let members: Vec<Rank> = (0..views.len()).filter(|&rank| views[rank] == View::Joined).collect();
+            let others: Vec<Rank> = members.iter().copied().filter(|&rank| rank != me).collect();
+            // Higher than any that was promised, and nobody else's.
+            let round = bulletin.shrink.lock().promised / views.len() as u64 + 1;
+            let ballot = round.saturating_mul(views.len() as u64).saturating_add(me as u64);
+            bulletin.shrink.lock().promised = ballot;
+            call(bulletin, &*contact, &others, &Question::Prepare(ballot), &mut views);
+            let has_changed = others.iter().any(|&rank| views[rank] != View::Joined);
+            let is_passed_over = bulletin.shrink.lock().promised != ballot;
+            if !has_changed && !is_passed_over && bulletin.shrink.lock().decision.is_none() {
+                let decision = Decision { nonce: mix(nonce, ballot), members };
+                let accepted = AtomicBool::new(others.is_empty());
+                ask_all(&*contact, &others, &Question::Decided(decision.clone(), ballot), PATIENCE, |_, heard| {
+                    let Ok(Answer::Joins { decision: Some(theirs), .. }) = heard else { return };
+                    if theirs == decision {
+                        accepted.store(true, Ordering::Relaxed);
+                    } else if theirs.is_of(bulletin.world()) {
+                        bulletin.shrink.lock().adopt(theirs, &bulletin.changed);
+                    }
+                });
+                if accepted.into_inner() {
+                    // Who has not heard it asks.
+                    bulletin.shrink.lock().adopt(decision, &bulletin.changed);
+                }
+            }
+        }
+        if first != me {
+            call(bulletin, &*contact, &[first], &Question::Join, &mut views);
+        }
+        let mut state = bulletin.shrink.lock();
+        if state.decision.is_none() {
+            bulletin.changed.wait_for(&mut state, ASK_AGAIN);
+        }
+    }
+}
+
+/// Asks ranks whether they want to go on, and notes what they say.
+fn call(bulletin: &Bulletin, contact: &dyn Contact, peers: &[Rank], question: &Question, views: &mut [View]) {
+    let seen = parking_lot::Mutex::new(views);
+    ask_all(contact, peers, question, PATIENCE, |peer, heard| {
+        let view = &mut seen.lock()[peer];
+        let lost = |view| match view {
+            View::Lost(since) => View::Lost(since),
+            _ => View::Lost(Instant::now()),
+        };
+        *view = match (heard, *view) {
+            (_, View::Out) => View::Out,
+            (Ok(Answer::Joins { decision: Some(decision), .. }), _) if decision.is_of(bulletin.world()) => {
+                bulletin.shrink.lock().adopt(decision, &bulletin.changed);
+                View::Joined
+            }
+            (Ok(Answer::Joins { shrinks, promised, .. }), _) => {
+                let mut state = bulletin.shrink.lock();
+                state.promised = state.promised.max(promised);
+                if shrinks { View::Joined } else { View::Alive }
+            }
+            // Of survivors that make a communicator, one may not have got so far.
+            (Ok(Answer::Unknown), view) => lost(view),
+            // It has dropped the communicator, and gave up with it; or is gone.
+            (Ok(_) | Err(Unheard::Gone | Unheard::Died), _) => View::Out,
+            (Err(_), view) => lost(view),
+        };
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use super::super::state::Boards;
+    use super::*;
+    use crate::trace::{Recorder, Who};
+
+    const WORLD: usize = 5;
+
+    /// Ranks of which some end after so many questions: from then on they neither ask nor answer.
+    struct Mortal {
+        boards: Arc<Boards>,
+        rank: Rank,
+        /// How many questions each has left.
+        left: Arc<[AtomicU64; WORLD]>,
+    }
+
+    impl Mortal {
+        fn is_dead(&self, rank: Rank) -> bool {
+            self.left[rank].load(Ordering::SeqCst) == 0
+        }
+    }
+
+    impl Contact for Mortal {
+        fn ask(&self, peer: Rank, question: &Question, _: Duration) -> Result<Answer, Unheard> {
+            let take = |left: u64| left.checked_sub(1);
+            let may = self.left[self.rank].fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok();
+            if !may || self.is_dead(peer) {
+                return Err(Unheard::Gone);
+            }
+            Ok(self.boards.answer(0, self.rank, peer, question.clone()))
+        }
+    }
+
+    /// Whoever was about to decide, or has told some and not others, may end at any question.
+    #[test]
+    fn whoever_is_left_agrees_whenever_others_end() {
+        for seed in 0..300u64 {
+            let lives = |rank: Rank| match mix(seed, rank as u64) % 3 {
+                // The lowest decide, so they are those who end.
+                0 if rank < 3 => 1 + mix(seed, 100 + rank as u64) % 24,
+                _ => u64::MAX,
+            };
+            let boards = Arc::new(Boards::default());
+            let left: Arc<[AtomicU64; WORLD]> = Arc::new(std::array::from_fn(|rank| AtomicU64::new(lives(rank))));
+            let members: Arc<[Rank]> = (0..WORLD).collect();
+            let who = Who { job: "shrink".to_owned(), run: seed, rank: 0, members: Vec::new() };
+            let recorder = Recorder::new(who, None);
+            let bulletin = |rank| Bulletin::new(rank, members.clone(), recorder.open(0, rank, members.clone()));
+            let bulletins: Vec<Arc<Bulletin>> = (0..WORLD).map(|rank| Arc::new(bulletin(rank))).collect();
+            for (rank, bulletin) in bulletins.iter().enumerate() {
+                boards.post_unwatched(0, rank, bulletin.clone());
+                bulletin.reach(Arc::new(Mortal { boards: boards.clone(), rank, left: left.clone() }));
+            }
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let decisions: Vec<Decision> = std::thread::scope(|scope| {
+                let ranks = bulletins.iter().enumerate();
+                let threads: Vec<_> =
+                    ranks.map(|(rank, bulletin)| scope.spawn(move || agree(bulletin, &[], 10 + rank as u64, deadline))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let living: Vec<Rank> = (0..WORLD).filter(|&rank| left[rank].load(Ordering::SeqCst) > 0).collect();
+            for &rank in &living {
+                assert_eq!(decisions[rank], decisions[living[0]], "seed {seed}: rank {rank} of {living:?}");
+                assert!(decisions[rank].members.contains(&rank), "seed {seed}: rank {rank} is left out");
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_promised_accepts_nothing_of_lower_ballots() {
+        let (mut state, changed) = (Shrink::default(), Condvar::new());
+        let decision = |nonce| Decision { nonce, members: vec![0, 1] };
+        let accepted = |answer| matches!(answer, Answer::Joins { decision: Some(_), .. });
+        state.prepare(1, 7, &changed);
+        assert!(!accepted(state.decide(decision(1), 6, &changed)));
+        assert!(accepted(state.decide(decision(2), 7, &changed)));
+        // The first stays.
+        state.decide(decision(3), 9, &changed);
+        assert_eq!(state.decision(), Some(&decision(2)));
+    }
+
+    #[test]
+    fn decisions_of_ranks_that_there_are_not_are_none() {
+        assert!(Decision { nonce: 0, members: vec![0, 2] }.is_of(3));
+        assert!(!Decision { nonce: 0, members: vec![0, 3] }.is_of(3));
+    }
+}

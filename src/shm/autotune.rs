@@ -1,0 +1,292 @@
+//! What depends on the machine is tried: the first operations find out how large private buffers pass between processes, and
+//! up to which size one turn is better than two. The quickest way is taken from then on.
+//!
+//! No table of machines would do: with processors that share a cache, data is best staged in it; with processors that do not,
+//! a cache line costs more to get from the other's cache than from memory; and what the system takes to find another process's
+//! pages depends on whether there is a hypervisor. Whether it may is up to the administrator. And what a turn costs is 0.05 us
+//! here and 0.3 us there, where the same data takes as long.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::collectives::{Collect, Memory, OneShot, TwoShot};
+use super::{NOTES, Sources, Window, WindowCall, cma};
+use crate::buffer::ChunkMut;
+use crate::config::Passage;
+use crate::error::Result;
+use crate::failure::Attempt;
+use crate::reduce::Kernel;
+use crate::schedule::Blocks;
+use crate::types::{DType, Op, ReduceOp};
+
+/// From so many bytes on a buffer is large.
+pub(super) const LARGE: usize = 1 << 20;
+
+/// From so many bytes on it is too large for the caches of most processors, and other ways may be quicker.
+const VERY_LARGE: usize = 8 << 20;
+
+/// Bytes of the buffer with which ways are tried: one of the large, one of the very large.
+const TRIED: [usize; 2] = [LARGE, 2 * VERY_LARGE];
+
+/// Of so many tries of each way the quickest counts: others share the machine, and the first tries of the smaller buffer come to
+/// slots in which nobody has written yet, where every page costs more than what is copied into it.
+const TRIES: [usize; 2] = [12, 5];
+
+/// Bytes over all ranks up to which everybody reduces everything in any case, and from which on nobody does. In between it is
+/// tried, from size to size, twice as large each.
+pub(super) const ONE_SHOT: Range<usize> = (8 << 10) + 1..(64 << 10) + 1;
+
+/// A trial takes some ten milliseconds, and many times that where ranks share processors. It runs inside the deadline of a user's
+/// operation: it begins only if every rank has this much time left, and goes on only while no rank has used more than this
+/// share of its time.
+pub(super) const ROOM: Duration = Duration::from_secs(4);
+const SHARE: u32 = 4;
+
+/// Of what takes microseconds, so many in a row are timed, so many times.
+const SHORT_RUN: usize = 8;
+const SHORT_TRIES: usize = 8;
+
+/// The ways, in the order in which they are preferred: one that is not clearly quicker does not count as quicker.
+const WAYS: [Passage; 3] = [Passage::Staged, Passage::Streamed, Passage::Read];
+const CLEARLY: f64 = 0.9;
+
+/// What an operation does with the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Traffic {
+    /// All-reduces it.
+    Reduced = 0,
+    /// Gives it to all others as it is.
+    Copied = 1,
+}
+
+/// What is known of how large private buffers pass.
+pub(crate) struct Passages {
+    /// What the settings say.
+    wanted: Passage,
+    /// What the trials have said, by traffic and size; `Auto` until then.
+    tried: [[Passage; TRIED.len()]; 2],
+    /// Whether all ranks can read each other's memory; `None` until that has been tried.
+    may_read: Option<bool>,
+    /// Bytes over all ranks up to which one turn is quicker than two; `None` until that has been tried.
+    one_shot: Option<usize>,
+}
+
+impl Passages {
+    pub(crate) fn new(wanted: Passage) -> Passages {
+        Passages { wanted, tried: [[Passage::Auto; TRIED.len()]; 2], may_read: None, one_shot: None }
+    }
+
+    /// The same, with what the same ranks have found out before, as [`Passages::encode`] says it.
+    pub(crate) fn with_tuning(wanted: Passage, tuning: Option<u64>) -> Passages {
+        let mut passages = Passages::new(wanted);
+        let Some(word) = tuning else { return passages };
+        let mut bits = (0..).step_by(2).map(|shift| (word >> shift & 3) as u8);
+        let mut next = || bits.next().unwrap_or_default();
+        for tried in passages.tried.iter_mut().flatten() {
+            *tried = Passage::from_number(next()).unwrap_or(Passage::Auto);
+        }
+        passages.may_read = next().checked_sub(1).map(|may| may != 0);
+        passages.one_shot = usize::try_from(word >> 32).ok().filter(|&limit| limit > 0);
+        passages
+    }
+
+    /// What is known, in one word.
+    pub(crate) fn encode(&self) -> u64 {
+        let may_read = self.may_read.map_or(0, |may| 1 + u64::from(may));
+        let bits = self.tried.iter().flatten().map(|&tried| tried as u64).chain([may_read]);
+        let one_shot = (self.one_shot.unwrap_or(0) as u64) << 32;
+        bits.enumerate().fold(one_shot, |word, (at, bits)| word | bits << (2 * at))
+    }
+
+    /// Whether it is known up to which size one turn is quicker than two.
+    #[cfg(test)]
+    pub(super) fn has_tried_one_shot(&self) -> bool {
+        self.one_shot.is_some()
+    }
+
+    /// How a buffer passes, if that need not be tried.
+    pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<Passage> {
+        let passage = match (self.wanted, self.may_read) {
+            _ if bytes < LARGE => Passage::Staged,
+            // Read, 64 MiB take a third longer than past the caches through slots.
+            (Passage::Auto, _) if traffic == Traffic::Copied && bytes >= VERY_LARGE => Passage::Staged,
+            (Passage::Auto, _) => self.tried[traffic as usize][size(bytes)],
+            (Passage::Read, None) => Passage::Auto,
+            (Passage::Read, Some(false)) => Passage::Staged,
+            (wanted, _) => wanted,
+        };
+        (passage != Passage::Auto).then_some(passage)
+    }
+}
+
+fn size(bytes: usize) -> usize {
+    usize::from(bytes >= VERY_LARGE)
+}
+
+/// How a private buffer passes. All ranks come to the same, in the same operation.
+pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, bytes: usize) -> Result<Passage> {
+    if let Some(known) = window.passages.known(traffic, bytes) {
+        return Ok(known);
+    }
+    let may_read = match window.passages.may_read {
+        Some(may) => may,
+        None => cma::is_allowed(window, attempt)?,
+    };
+    window.passages.may_read = Some(may_read);
+    window.keep_tuning();
+    if window.passages.wanted != Passage::Auto {
+        // Once for a host.
+        if !may_read && window.rank == 0 {
+            tracing::warn!("the system does not let ranks read each other's memory; buffers are staged instead");
+        }
+        return Ok(if may_read { Passage::Read } else { Passage::Staged });
+    }
+    let began = Instant::now();
+    let Some(passage) = quickest(window, attempt, traffic, size(bytes))? else { return Ok(Passage::Staged) };
+    tracing::info!(?traffic, bytes, %passage, took = ?began.elapsed(), "tried how large buffers pass");
+    window.passages.tried[traffic as usize][size(bytes)] = passage;
+    window.keep_tuning();
+    Ok(passage)
+}
+
+/// The quickest way; `None` if a rank's deadline leaves no room to find out.
+fn quickest(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, size: usize) -> Result<Option<Passage>> {
+    let Some(mut bytes) = scratch(window, attempt, TRIED[size])? else { return Ok(None) };
+    let buffer = ChunkMut::of(&mut bytes);
+    let possible = WAYS.map(|way| match way {
+        Passage::Read => window.passages.may_read == Some(true),
+        Passage::Streamed => traffic == Traffic::Reduced,
+        Passage::Auto | Passage::Staged => true,
+    });
+    let times = race(window, attempt, TRIES[size], possible, |window, way| run(window, attempt, traffic, WAYS[way], buffer))?;
+    let quickest = (1..WAYS.len()).fold(0, |best, way| if times[way] < CLEARLY * times[best] { way } else { best });
+    Ok(Some(WAYS[quickest]))
+}
+
+/// Bytes over all ranks up to which everybody reduces everything: one turn saved is worth more than what that takes.
+pub(super) fn one_shot(window: &mut Window, attempt: &Attempt<'_>) -> Result<usize> {
+    if let Some(known) = window.passages.one_shot {
+        return Ok(known);
+    }
+    let began = Instant::now();
+    let (least, most) = (ONE_SHOT.start - 1, ONE_SHOT.end - 1);
+    let mut limit = least;
+    let Some(mut bytes) = scratch(window, attempt, most)? else { return Ok(limit) };
+    let ranks = window.members.len();
+    for size in std::iter::successors(Some(2 * least), |size| Some(2 * size)).take_while(|&size| size <= most) {
+        let buffer = ChunkMut::of(&mut bytes).take(size / ranks / DTYPE.size() * DTYPE.size());
+        let [one, two] = race(window, attempt, SHORT_TRIES, [true; 2], |window, way| {
+            (0..SHORT_RUN).try_for_each(|_| reduce(window, attempt, 1 + way, false, buffer))
+        })?;
+        if two < CLEARLY * one {
+            break;
+        }
+        limit = size;
+    }
+    tracing::info!(limit, took = ?began.elapsed(), "tried up to which size one turn is quicker than two");
+    window.passages.one_shot = Some(limit);
+    window.keep_tuning();
+    Ok(limit)
+}
+
+/// Zeros to try things on, which stay zeros however often they are added; `None` on all ranks if one has no memory for them, or
+/// no time: then a later operation tries.
+fn scratch(window: &mut Window, attempt: &Attempt<'_>, bytes: usize) -> Result<Option<Vec<u64>>> {
+    let words = bytes / size_of::<u64>();
+    let mut zeros: Vec<u64> = Vec::new();
+    let is_ready = attempt.left() >= ROOM && zeros.try_reserve_exact(words).is_ok();
+    if !all(window, attempt, is_ready)? {
+        return Ok(None);
+    }
+    // Memory that was never written is not there.
+    zeros.resize(words, std::hint::black_box(0));
+    Ok(Some(zeros))
+}
+
+/// Whether all ranks say yes. All ranks get the same.
+fn all(window: &mut Window, attempt: &Attempt<'_>, mine: bool) -> Result<bool> {
+    let mut notes = [0; NOTES];
+    notes[0] = mine.into();
+    let turn = window.exchange(attempt, notes)?;
+    Ok((0..window.members.len()).all(|rank| window.turns.line(rank, turn).notes()[0] == 1))
+}
+
+/// Nanoseconds of each possible way: of the quickest of its tries, on the slowest rank. All ranks get the same.
+pub(super) fn race<const WAYS: usize>(
+    window: &mut Window,
+    attempt: &Attempt<'_>,
+    tries: usize,
+    possible: [bool; WAYS],
+    mut run: impl FnMut(&mut Window, usize) -> Result<()>,
+) -> Result<[f64; WAYS]> {
+    let mut mine = [Duration::MAX; WAYS];
+    let (began, budget) = (Instant::now(), attempt.left() / SHARE);
+    for round in 0..tries {
+        if round > 0 && !all(window, attempt, began.elapsed() < budget)? {
+            break;
+        }
+        for way in (0..WAYS).filter(|&way| possible[way]) {
+            window.meet(attempt)?;
+            let began = Instant::now();
+            run(window, way)?;
+            window.meet(attempt)?;
+            mine[way] = began.elapsed().min(mine[way]);
+        }
+    }
+    let mut notes = [0; NOTES];
+    for (note, time) in notes.iter_mut().zip(mine) {
+        *note = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    }
+    let turn = window.exchange(attempt, notes)?;
+    let slowest =
+        |way| (0..window.members.len()).map(|rank| window.turns.line(rank, turn).notes()[way]).max().unwrap_or(u64::MAX);
+    let times = std::array::from_fn(|way| slowest(way) as f64);
+    tracing::debug!(?times, "nanoseconds of each way");
+    Ok(times)
+}
+
+/// What is tried is reduced as this.
+const DTYPE: DType = DType::F32;
+
+/// All-reduces a private buffer in one turn or in two.
+fn reduce(window: &mut Window, attempt: &Attempt<'_>, turns: usize, streams: bool, buffer: ChunkMut) -> Result<()> {
+    let call = WindowCall {
+        count: buffer.len / DTYPE.size(),
+        kernel: Kernel::new(DTYPE, ReduceOp::Sum),
+        ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, DTYPE.size())
+    };
+    let memory = Memory { call: &call, rank: window.rank, ranks: window.members.len() };
+    let mut parts = std::mem::take(&mut window.parts);
+    let result = if turns == 1 {
+        window.pipeline(attempt, Sources::Everybody, 0, &mut OneShot { memory, takes: true, parts: &mut parts })
+    } else {
+        window.pipeline(attempt, Sources::Everybody, 0, &mut TwoShot { memory, root: None, streams, parts: &mut parts })
+    };
+    window.parts = parts;
+    result
+}
+
+/// All-reduces or all-gathers a private buffer, one way or the other.
+fn run(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, way: Passage, buffer: ChunkMut) -> Result<()> {
+    let (rank, ranks) = (window.rank, window.members.len());
+    let count = buffer.len / DTYPE.size();
+    let call = match traffic {
+        Traffic::Reduced if way != Passage::Read => return reduce(window, attempt, 2, way == Passage::Streamed, buffer),
+        Traffic::Reduced => WindowCall {
+            count,
+            kernel: Kernel::new(DTYPE, ReduceOp::Sum),
+            ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, DTYPE.size())
+        },
+        Traffic::Copied => {
+            let block = count / ranks * DTYPE.size();
+            let input = buffer.as_const().skip(rank * block).take(block);
+            WindowCall { blocks: Blocks::Even(count / ranks), ..WindowCall::new(Op::AllGather, input, buffer, DTYPE.size()) }
+        }
+    };
+    let memory = Memory { call: &call, rank, ranks };
+    match (traffic, way) {
+        (Traffic::Reduced, _) => cma::all_reduce(window, attempt, memory, &mut Vec::with_capacity(ranks)).map(drop),
+        (Traffic::Copied, Passage::Read) => cma::copy_now(window, attempt, memory).map(drop),
+        (Traffic::Copied, _) => window.pipeline(attempt, Sources::Everybody, 0, &mut Collect { memory, takes: true }),
+    }
+}

@@ -1,0 +1,110 @@
+//! A peer that writes whatever it likes where its flag lines are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::flags::{SLOTS, Turns};
+use super::registered::Allocation;
+use super::{Line, Lines, Passages, Shared, Window, WindowCall};
+use crate::bootstrap::host_group;
+use crate::bootstrap::host_group::area::{AREA, Area, USABLE};
+use crate::bootstrap::host_group::stage::FIRST;
+use crate::buffer::{Chunk, ChunkMut};
+use crate::config::Passage;
+use crate::failure::{Attempt, Terms};
+use crate::reduce::Kernel;
+use crate::schedule::Blocks;
+use crate::sync::Ordering;
+use crate::sys::{Patience, Segment};
+use crate::types::{DType, Descriptor, Member, Op, ReduceOp};
+
+const OPS: [Op; 8] =
+    [Op::AllReduce, Op::AllReduce, Op::Reduce, Op::Broadcast, Op::Barrier, Op::AllGather, Op::ReduceScatter, Op::AllToAll];
+
+/// Words of one rank's buffer: inline, in one shot, in pieces.
+const COUNTS: [usize; 4] = [1, 6, 500, 40_000];
+
+/// The first bytes say what this rank calls, and how far the peer keeps to the protocol; the rest is what the peer's card and
+/// flag lines hold. The outcome may be anything but a panic, an endless wait, or memory touched that is nobody's.
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Some((&[what, keeps, count], written)) = bytes.split_first_chunk::<3>() else { return };
+    let (op, count) = (OPS[usize::from(what) % OPS.len()], COUNTS[usize::from(count) % COUNTS.len()]);
+    let segment = Arc::new(Segment::heap(2 * AREA));
+    let host = host_group::fuzz::of_threads(2).remove(0);
+    let (area, members) = (Area::new(segment.clone(), AREA, 0, 2), Arc::<[usize]>::from([0, 1]));
+    let peer = Shared { parts: area.parts().clone() };
+    let patience = Arc::new(Patience::new(usize::MAX));
+    let mut window = Window::new(area, members.clone(), members, host, patience, Passages::new(Passage::Staged));
+    let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(2 * BUFFER)), part: BUFFER });
+    window.heap().add(registered.clone());
+
+    // SAFETY: the peer's card and lines, which consist of words that are valid whatever they hold; nobody else knows of them.
+    unsafe { std::ptr::copy_nonoverlapping(written.as_ptr(), segment.at(AREA), written.len().min(USABLE)) };
+    if keeps & 16 == 0 {
+        // It stages data where others find it.
+        peer.card(1).stage.store(FIRST, Ordering::Relaxed);
+    }
+    let descriptor = Descriptor {
+        op,
+        dtype: DType::U64,
+        redop: op.reduces().then_some(ReduceOp::Sum),
+        count: count as u64,
+        seq: 1,
+        ..Descriptor::nothing()
+    };
+    let members = vec![Member { host: "here".into(), pid: 1 }; 2];
+    let terms =
+        Terms { rank: 0, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, alarm: Arc::default() };
+    let attempt = Attempt::new(descriptor, &terms);
+    for turn in 1..=SLOTS as u32 {
+        let line: &Line = peer.line(1, Turns::<Shared>::slot(turn));
+        if keeps & 1 != 0 {
+            // It has come as far as anybody needs it to.
+            line.turn.store(turn + (1 << 20) * SLOTS as u32, Ordering::Relaxed);
+        }
+        if keeps & 2 != 0 {
+            line.agree(Descriptor::chained(0, attempt.fingerprint));
+        }
+    }
+    let is_registered = keeps & 4 != 0;
+    let (blocks_in, blocks_out) = match op {
+        Op::Barrier => (0, 0),
+        Op::AllGather => (1, 2),
+        Op::ReduceScatter => (2, 1),
+        Op::AllToAll => (2, 2),
+        _ => (1, 1),
+    };
+    let mut private = [vec![1u64; blocks_in * count], vec![2u64; blocks_out * count]];
+    let (input, output) = if is_registered && blocks_in.max(blocks_out) * count * 16 <= BUFFER {
+        let bytes = |blocks: usize| blocks * count * 8;
+        let input = Chunk { ptr: registered.at(0, 0), len: bytes(blocks_in) };
+        (input, ChunkMut { ptr: registered.at(0, BUFFER / 2), len: bytes(blocks_out) })
+    } else {
+        let [input, output] = &mut private;
+        (Chunk::of(input), ChunkMut::of(output))
+    };
+    let call = WindowCall {
+        count,
+        blocks: Blocks::Even(count),
+        root: usize::from(keeps >> 3 & 1),
+        kernel: Kernel::new(DType::U64, ReduceOp::Sum),
+        ..WindowCall::new(op, input, output, 8)
+    };
+    // SAFETY: the buffers live until this returns, and the peer is nobody.
+    let outcome = unsafe { window.run(&attempt, &call) };
+    if let Err(error) = &outcome {
+        assert!(!error.to_string().is_empty());
+    }
+    // One that says that it still writes is waited for, for seconds.
+    peer.card(1).borrows.store(0, Ordering::Relaxed);
+    window.part(1, outcome.is_err());
+}
+
+/// Bytes of a registered buffer's part.
+const BUFFER: usize = 64 << 10;
+
+/// A peer that keeps to the protocol, and one whose lines are full.
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    let full: Vec<u8> = (0..USABLE).map(|at| (at % 251) as u8).collect();
+    (0..OPS.len() as u8).flat_map(|op| [vec![op, 7, op], [&[op, 3, 1][..], &full].concat()]).collect()
+}

@@ -1,0 +1,795 @@
+//! Collectives of ranks that share memory: no messages, one or two synchronisations, every byte moved as rarely as can be.
+//!
+//! A [`Window`] is memory that all ranks of one host map. Each rank has a part of the communicator's area, with its flags, and a
+//! stage with the slots through which its data passes. [`flags`] is how ranks wait for each other, [`collectives`] what they do in
+//! between. Areas and stages are the host group's, see [`crate::bootstrap::host_group`].
+//!
+//! Everything here runs on the caller's thread. The short path of a small collective takes no lock, allocates nothing and calls
+//! nothing in the system.
+
+mod autotune;
+mod cma;
+mod collectives;
+pub(crate) mod flags;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
+pub(crate) mod registered;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::atomic::AtomicPtr;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::host_group::HostGroup;
+use crate::bootstrap::host_group::area::{Area, Parts, USABLE};
+use crate::bootstrap::host_group::stage::{Holder, STAGE, Stage};
+use crate::buffer::{Chunk, ChunkMut};
+use crate::error::{Cause, Error, Result};
+use crate::failure::Attempt;
+use crate::reduce::Kernel;
+use crate::schedule::Blocks;
+use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
+use crate::sys::{self, PageSize, Patience, Segment, Waiting};
+use crate::types::{Descriptor, Op, Rank};
+pub(crate) use autotune::Passages;
+use flags::{Line, Lines, NOTES, Notes, SLOTS, Turns};
+use registered::{Heap, Location};
+
+/// Bytes of one slot. Larger data goes through in pieces.
+const SLOT: usize = 128 << 10;
+
+/// The most ranks of a host that share a window: each has a line of every slot to itself.
+pub(crate) const MOST_RANKS: usize = SLOT / 64;
+
+const _: () = assert!(LINES + SLOTS * size_of::<Line>() <= USABLE, "a rank's flags fit its part of an area");
+const _: () = assert!(SLOTS * SLOT == STAGE, "a stage has room for a rank's slots");
+
+/// Where a rank's lines begin in its part of the area: after the card and the progress.
+const LINES: usize = size_of::<Card>() + size_of::<Progress>();
+
+/// How long a rank that has failed waits for those that write into its registered buffers.
+const PATIENCE_WITH_WRITERS: Duration = Duration::from_millis(100);
+
+/// How long it waits beyond that, if its buffers cannot become private memory.
+const LAST_PATIENCE_WITH_WRITERS: Duration = Duration::from_secs(10);
+
+/// How long a rank waits for its peers to finish with a stage before it makes another one.
+const PATIENCE_WITH_READERS: Duration = Duration::from_millis(1);
+
+/// How long a rank tries to fetch another's segment before it is checked again whether to go on.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The longest sleep, after which it is checked again whether to go on.
+const NAP: Duration = Duration::from_millis(50);
+
+/// What a rank says of itself.
+#[repr(C, align(128))]
+struct Card {
+    /// One of the states below.
+    state: AtomicU32,
+    pid: AtomicU32,
+    /// The namespace in which `pid` means something; 0 if unknown.
+    namespace: AtomicU64,
+    /// The last operation, when the rank has left.
+    last_seq: AtomicU64,
+    /// 1 while the rank uses others' registered buffers.
+    borrows: AtomicU32,
+    /// The number of the stage in which the rank stages data; 0 for none. Stays the same as long as a peer may read there.
+    stage: AtomicU32,
+    /// The input and the output that the rank lends. For threads of its process: see [`Window::lent_by`].
+    lent: [AtomicPtr<u8>; 2],
+}
+
+/// How far a rank is with reading. Apart from the card, which all ranks read in every operation.
+#[repr(C, align(128))]
+struct Progress {
+    /// The last turn of the last operation in which the rank has read others' slots: it reads those of earlier turns no more.
+    finished: AtomicU32,
+}
+
+/// Not written yet.
+const ABSENT: u32 = 0;
+/// Takes part.
+const PRESENT: u32 = 1;
+/// Has dropped its communicator.
+const LEFT: u32 = 2;
+/// An operation failed on it.
+const REVOKED: u32 = 3;
+
+/// The lines and cards in shared memory.
+struct Shared {
+    parts: Parts,
+}
+
+impl Shared {
+    fn card(&self, rank: usize) -> &Card {
+        // SAFETY: an area has a part for every rank, aligned to more than a card. The memory started zeroed, which is a valid card,
+        // and is touched only through its atomics.
+        unsafe { &*self.parts.at(rank).cast::<Card>() }
+    }
+}
+
+impl Lines for Shared {
+    #[inline]
+    fn line(&self, rank: usize, slot: usize) -> &Line {
+        debug_assert!(slot < SLOTS);
+        // SAFETY: as for `card`; the lines follow card and progress, which are as aligned as they are.
+        unsafe { &*self.parts.at(rank).add(LINES + slot * size_of::<Line>()).cast::<Line>() }
+    }
+
+    #[inline]
+    fn finished(&self, rank: usize) -> &AtomicU32 {
+        // SAFETY: as for `card`, which the progress follows.
+        unsafe { &(*self.parts.at(rank).add(size_of::<Card>()).cast::<Progress>()).finished }
+    }
+
+    fn sleep(&self, word: &AtomicU32, value: u32, nap: Duration) {
+        sync::sleep_on(word, value, nap);
+    }
+
+    fn wake(&self, word: &AtomicU32) {
+        sync::wake_all(word);
+    }
+}
+
+/// The memory that the ranks of one host share, seen from one of them.
+pub(crate) struct Window {
+    turns: Turns<Shared>,
+    /// In which this process's number means something; 0 if unknown.
+    namespace: u64,
+    /// This rank's number among those of the host.
+    rank: usize,
+    /// The communicator's ranks of all on this host, in their order.
+    members: Arc<[Rank]>,
+    /// The same as ranks of the job.
+    jobs: Arc<[Rank]>,
+    patience: Arc<Patience>,
+    host: Arc<HostGroup>,
+    /// `None` once it is left to the readers of a stage.
+    area: Option<Area>,
+    /// Where this rank stages data, if it holds a stage.
+    stage: Option<Stage>,
+    /// The last turn in which it staged something.
+    staged: u32,
+    /// Where the slots of every rank are, and the number of the stage that they are in, as last seen.
+    slots: Vec<Place>,
+    /// The communicator that is asked to give up the stage.
+    holder: Weak<dyn Holder>,
+    heap: Heap,
+    /// The fingerprint of all operations so far, in their order. Not every operation has every rank compare: a root of a
+    /// broadcast reads nobody's flags. Chained, what it did not see shows in the next comparison, whoever makes it.
+    chain: u64,
+    passages: Passages,
+    /// The addresses of a fold's parts, and what came inline; kept for their memory.
+    parts: Vec<*const u8>,
+    inline: Vec<Notes>,
+    /// What everybody noted, and what was read from other processes; kept for its memory, too.
+    noted: Vec<Notes>,
+    rooms: Vec<cma::Line>,
+    /// How often another process was read.
+    #[cfg(test)]
+    reads: u64,
+}
+
+// SAFETY: `parts` is used only within a call, and `slots` are addresses in memory that the host group keeps mapped; the rest may be
+// used by any one thread at a time.
+unsafe impl Send for Window {}
+
+/// Where a rank's slots are.
+#[derive(Clone, Copy)]
+struct Place {
+    stage: u32,
+    base: *mut u8,
+}
+
+/// A rank uses others' registered buffers until this is dropped, be it by a panic.
+struct Borrowed<'a>(&'a Card);
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.0.borrows.store(0, Ordering::Release);
+    }
+}
+
+/// Whose turns a rank waits for.
+#[derive(Clone, Copy)]
+pub(crate) enum Sources {
+    Everybody,
+    One(usize),
+    Nobody,
+}
+
+/// What an operation does between the turns; see [`collectives`].
+pub(crate) trait Direct {
+    /// Whether pieces are combined between being staged and being taken.
+    const COMBINES: bool;
+
+    /// How many pieces there are.
+    fn pieces(&self) -> usize;
+
+    /// Whether this rank stages any.
+    fn stages(&self) -> bool {
+        true
+    }
+
+    /// Writes a piece of this rank's input to its slot.
+    fn stage(&mut self, piece: usize, mine: *mut u8);
+
+    /// Fetches the lines of the next turn's slot that will probably be written, while this rank waits for the others.
+    fn foresee(&self, _next: *mut u8) {}
+
+    /// Reduces this rank's share of a piece that everybody has staged, into its slot or its output.
+    fn combine(&mut self, _piece: usize, _slots: &Slots<'_>) {}
+
+    /// Reads a piece from the slots of those that staged or combined it to the output.
+    fn take(&mut self, piece: usize, slots: &Slots<'_>);
+}
+
+/// Everybody's slots of one turn.
+pub(crate) struct Slots<'a> {
+    places: &'a [Place],
+    offset: usize,
+}
+
+impl Slots<'_> {
+    pub(crate) fn of(&self, rank: usize) -> *mut u8 {
+        self.places[rank].base.wrapping_add(self.offset)
+    }
+}
+
+/// An operation as the windows see it: ranks count within the host.
+pub(crate) struct WindowCall<'a> {
+    pub(crate) op: Op,
+    pub(crate) input: Chunk,
+    pub(crate) output: ChunkMut,
+    /// Bytes of an element.
+    pub(crate) element: usize,
+    /// Elements of the buffer, where it is not made of blocks.
+    pub(crate) count: usize,
+    /// The blocks of the buffer that has one for each rank.
+    pub(crate) blocks: Blocks<'a>,
+    pub(crate) root: usize,
+    pub(crate) kernel: Option<Kernel>,
+    /// How many ranks' parts are in the result, if it is finished here.
+    pub(crate) finish: Option<usize>,
+}
+
+impl WindowCall<'_> {
+    /// An operation on these buffers, of no elements, blocks, root or kernel yet.
+    pub(crate) fn new(op: Op, input: Chunk, output: ChunkMut, element: usize) -> Self {
+        WindowCall { op, input, output, element, count: 0, blocks: Blocks::Even(0), root: 0, kernel: None, finish: None }
+    }
+}
+
+impl Window {
+    /// The window in an area of these ranks, which are the ranks `jobs` of the job.
+    pub(crate) fn new(
+        mut area: Area,
+        members: Arc<[Rank]>,
+        jobs: Arc<[Rank]>,
+        host: Arc<HostGroup>,
+        patience: Arc<Patience>,
+        passages: Passages,
+    ) -> Window {
+        let (rank, ranks) = (area.rank(), members.len());
+        assert!(area.ranks() == ranks && jobs.len() == ranks);
+        area.enter();
+        let shared = Shared { parts: area.parts().clone() };
+        let card = shared.card(rank);
+        card.pid.store(std::process::id(), Ordering::Relaxed);
+        let namespace = sys::process_namespace().unwrap_or(0);
+        card.namespace.store(namespace, Ordering::Relaxed);
+        card.state.store(PRESENT, Ordering::Release);
+        Window {
+            turns: Turns::new(shared, rank, ranks),
+            namespace,
+            rank,
+            members,
+            jobs,
+            patience,
+            host,
+            area: Some(area),
+            stage: None,
+            staged: 0,
+            slots: vec![Place { stage: 0, base: std::ptr::null_mut() }; ranks],
+            holder: Weak::<NoHolder>::new(),
+            heap: Heap::new(rank, PageSize::system()),
+            chain: 0,
+            passages,
+            parts: Vec::with_capacity(ranks),
+            inline: vec![[0; NOTES]; ranks],
+            noted: vec![[0; NOTES]; ranks],
+            rooms: Vec::new(),
+            #[cfg(test)]
+            reads: 0,
+        }
+    }
+
+    pub(crate) fn heap(&mut self) -> &mut Heap {
+        &mut self.heap
+    }
+
+    /// This rank's number among those of the host.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The communicator's ranks of all on this host.
+    pub(crate) fn members(&self) -> &Arc<[Rank]> {
+        &self.members
+    }
+
+    /// Carries out one operation among the ranks of this host.
+    ///
+    /// # Safety
+    ///
+    /// `call.input` is readable and `call.output` writable until this returns, aligned to the element, and nobody else writes
+    /// either or reads the output. They are apart or in place as [`crate::schedule`] says.
+    pub(crate) unsafe fn run(&mut self, attempt: &Attempt<'_>, call: &WindowCall<'_>) -> Result<()> {
+        self.chain = Descriptor::chained(self.chain, attempt.fingerprint);
+        // A rank that failed may have got as far as this one needs it to, but its memory is its own again.
+        self.check_nobody_failed(attempt)?;
+        // SAFETY: passed on.
+        let result = unsafe { collectives::run(self, attempt, call) };
+        match &result {
+            Ok(()) => attempt.rest(),
+            Err(_) => {
+                // Peers may read whatever has been published.
+                self.staged = self.turns.next().wrapping_sub(1);
+                attempt.give_up();
+            }
+        }
+        result
+    }
+
+    /// Ends the sleep of whoever waits in this window, in whatever process: for another thread.
+    pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + use<> {
+        let shared = Shared { parts: self.turns.lines.parts.clone() };
+        let ranks = self.members.len();
+        move || {
+            for (rank, slot) in (0..ranks).flat_map(|rank| (0..SLOTS).map(move |slot| (rank, slot))) {
+                shared.wake(&shared.line(rank, slot).turn);
+            }
+        }
+    }
+
+    /// The other ranks will hear of it that this one has failed, or left after operation `last_seq`. If it has failed, nobody
+    /// uses its registered buffers when this returns.
+    pub(crate) fn part(&mut self, last_seq: u64, failed: bool) {
+        let card = self.turns.lines.card(self.rank);
+        card.last_seq.store(last_seq, Ordering::Relaxed);
+        card.state.store(if failed { REVOKED } else { LEFT }, Ordering::SeqCst);
+        self.turns.wake_everybody();
+        if failed {
+            self.take_back_memory();
+        }
+    }
+
+    /// An error if a rank of this host has failed.
+    #[inline]
+    fn check_nobody_failed(&self, attempt: &Attempt<'_>) -> Result<()> {
+        for peer in self.peers() {
+            if self.turns.lines.card(peer).state.load(Ordering::SeqCst) == REVOKED {
+                return Err(attempt.failed(self.members[peer], Cause::Revoked));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lends the buffers of an operation to the peers, if they are registered, and says where they lie.
+    fn lend_memory(&mut self, attempt: &Attempt<'_>, input: Chunk, output: ChunkMut) -> Option<[Location; 2]> {
+        let locations = self.heap.lend(attempt.descriptor.seq, input, output)?;
+        // Published with the turn in which the peers read the locations.
+        let lent = &self.turns.lines.card(self.rank).lent;
+        lent[0].store(input.ptr.cast_mut(), Ordering::Relaxed);
+        lent[1].store(output.ptr, Ordering::Relaxed);
+        Some(locations)
+    }
+
+    /// Where a rank's buffers of an operation are here, input and output of `len` bytes. `None` if no such memory is registered:
+    /// locations come from peers.
+    ///
+    /// To a rank that is a thread of this process its buffers are borrowed while it calls, so only what was derived from that borrow
+    /// may be used: the addresses that it left on its card. Those of another process mean something here only if they are the same
+    /// as where its memory is mapped here.
+    fn lent_by(&self, rank: usize, locations: [Location; 2], len: usize) -> Option<[*mut u8; 2]> {
+        let mut found = [std::ptr::null_mut(); 2];
+        for ((found, location), lent) in found.iter_mut().zip(locations).zip(&self.turns.lines.card(rank).lent) {
+            let (here, lent) = (self.heap.resolve(rank, location, len)?, lent.load(Ordering::Relaxed));
+            *found = if lent.addr() == here.addr() { lent } else { here };
+        }
+        Some(found)
+    }
+
+    /// Before this rank uses others' registered buffers: says so, and makes sure that none of them has failed. Both sides store
+    /// before they look at what the other has stored, sequentially consistent: either this rank sees the failure, or the one that
+    /// failed sees the borrower. See [`Window::take_back_memory`].
+    fn borrow_memory(&self, attempt: &Attempt<'_>) -> Result<Borrowed<'_>> {
+        let card = self.turns.lines.card(self.rank);
+        card.borrows.store(1, Ordering::SeqCst);
+        let borrowed = Borrowed(card);
+        self.check_nobody_failed(attempt)?;
+        Ok(borrowed)
+    }
+
+    /// Waits until no peer uses what the operation that failed has lent them. A process that has ended uses nothing; one that is
+    /// stopped may go on whenever it likes, and then writes elsewhere.
+    fn take_back_memory(&mut self) {
+        let Some(seq) = self.heap.lent_to() else { return };
+        let until = Instant::now() + PATIENCE_WITH_WRITERS;
+        let mut private = None;
+        for peer in self.peers() {
+            while self.turns.lines.card(peer).borrows.load(Ordering::SeqCst) != 0 && !self.has_ended(peer) {
+                std::thread::yield_now();
+                if Instant::now() < until {
+                    continue;
+                }
+                match private.get_or_insert_with(|| self.heap.make_private()) {
+                    Ok(()) => break,
+                    // Threads of this process are not stopped alone: they come to the end of what they do.
+                    Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
+                    Err(error) if Instant::now() >= until + LAST_PATIENCE_WITH_WRITERS => {
+                        let rank = self.members[peer];
+                        tracing::error!(rank, seq, %error, "a rank may still write into a registered buffer of an operation that failed");
+                        break;
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        self.heap.revoke();
+    }
+
+    /// Has `holder` asked when another communicator of the process needs this one's stage.
+    pub(crate) fn set_holder(&mut self, holder: Weak<dyn Holder>) {
+        self.holder = holder;
+    }
+
+    /// Keeps what has been tried for other communicators of the same ranks.
+    fn keep_tuning(&self) {
+        self.host.set_tuning(&self.jobs, self.passages.encode());
+    }
+
+    /// Tells every rank of this host what each of them notes. Returns all notes, in the order of ranks.
+    pub(crate) fn tell(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<Vec<Notes>> {
+        self.chain = Descriptor::chained(self.chain, attempt.fingerprint);
+        let told = self.check_nobody_failed(attempt).and_then(|()| self.exchange(attempt, notes));
+        match told {
+            Ok(turn) => {
+                attempt.rest();
+                Ok((0..self.members.len()).map(|rank| self.turns.line(rank, turn).notes()).collect())
+            }
+            Err(error) => {
+                attempt.give_up();
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives the stage up, if every peer has finished with it.
+    pub(crate) fn give_up_stage(&mut self) -> Option<Stage> {
+        self.stage.take_if(|_| have_read(&self.turns.lines, self.rank, &self.jobs, self.staged, &self.host))
+    }
+
+    /// Makes sure that this rank has a stage before it stages anything in an operation.
+    #[inline]
+    fn hold_stage(&mut self, attempt: &Attempt<'_>) -> Result<()> {
+        if self.stage.is_some() { Ok(()) } else { self.take_stage(attempt) }
+    }
+
+    #[cold]
+    fn take_stage(&mut self, attempt: &Attempt<'_>) -> Result<()> {
+        let began = Instant::now();
+        let stage = loop {
+            // Peers are about to finish with what was staged last: that is sooner done than memory is made and mapped.
+            let is_long = began.elapsed() >= PATIENCE_WITH_READERS;
+            match self.host.take_stage(&self.holder, is_long) {
+                Ok(Some(stage)) => break stage,
+                Err(error) if attempt.left().is_zero() => {
+                    return Err(Error::os("reserving shared memory to stage data: free some, or raise the limit")(error));
+                }
+                Ok(None) | Err(_) => {
+                    if is_long {
+                        attempt.check()?;
+                        std::thread::sleep(PATIENCE_WITH_READERS);
+                    }
+                    std::thread::yield_now();
+                }
+            }
+        };
+        self.slots[self.rank] = Place { stage: stage.id, base: stage.base() };
+        // Released with the turn in which something is staged there first.
+        self.turns.lines.card(self.rank).stage.store(stage.id, Ordering::Relaxed);
+        self.stage = Some(stage);
+        Ok(())
+    }
+
+    /// Finds the stages of those whose slots are read, after they have published the first turn of an operation.
+    #[inline]
+    fn find_stages(&mut self, attempt: &Attempt<'_>, sources: Sources) -> Result<()> {
+        match sources {
+            Sources::Everybody => self.peers().try_for_each(|peer| self.find_stage(attempt, peer)),
+            Sources::One(peer) => self.find_stage(attempt, peer),
+            Sources::Nobody => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn find_stage(&mut self, attempt: &Attempt<'_>, peer: usize) -> Result<()> {
+        let stage = self.turns.lines.card(peer).stage.load(Ordering::Relaxed);
+        if stage == self.slots[peer].stage && stage != 0 { Ok(()) } else { self.map_stage(attempt, peer, stage) }
+    }
+
+    #[cold]
+    fn map_stage(&mut self, attempt: &Attempt<'_>, peer: usize, stage: u32) -> Result<()> {
+        let member = self.members[peer];
+        if stage == 0 {
+            return Err(attempt.failed(member, Cause::Corrupt("no stage where data is staged")));
+        }
+        match self.host.stage_of(self.jobs[peer], stage) {
+            Ok(base) => {
+                self.slots[peer] = Place { stage, base };
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(attempt.failed(member, Cause::Corrupt("the number of a stage that is not there")))
+            }
+            Err(error) => Err(Error::os("mapping the memory in which a rank of this host stages data")(error)),
+        }
+    }
+
+    /// A segment that a rank of this host lends, for which that rank is asked until the operation's deadline, as long as there is a
+    /// chance; an error inside if this process cannot have it.
+    pub(crate) fn fetch(&mut self, attempt: &Attempt<'_>, peer: usize, id: u32) -> Result<io::Result<Arc<Segment>>> {
+        let found = loop {
+            let until = Instant::now() + attempt.patience_with(self.members[peer])?.min(LOOK);
+            let found = self.host.fetch_once(self.jobs[peer], id, until);
+            if found.is_err()
+                && let Some(cause) = self.why_gone(peer)
+            {
+                return Err(attempt.failed(self.members[peer], cause));
+            }
+            match found {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
+                found => break found,
+            }
+        };
+        // What takes long from now on is not the peer's doing.
+        attempt.rest();
+        Ok(found)
+    }
+
+    /// Runs the turns of one operation.
+    ///
+    /// In iteration i a rank stages piece i, combines piece i-1 and takes what is complete: piece i-1, or i-2 if pieces are
+    /// combined first. Each iteration publishes one turn, so ranks wait for each other once per piece, and then for what the
+    /// others did an iteration ago.
+    ///
+    /// `from` is 1 if the first piece has been staged and its turn published, as operation `attempt`, 0 otherwise.
+    fn pipeline<D: Direct>(&mut self, attempt: &Attempt<'_>, sources: Sources, from: usize, direct: &mut D) -> Result<()> {
+        let pieces = direct.pieces();
+        let lag = 1 + usize::from(D::COMBINES);
+        let first = self.turns.next().wrapping_sub(from as u32);
+        let turn_of = |iteration: usize| first.wrapping_add(iteration as u32);
+        if direct.stages() {
+            self.hold_stage(attempt)?;
+        }
+        for i in from..pieces + lag {
+            let publishes = i + 1 < pieces + lag;
+            if publishes {
+                self.begin_turn(attempt, [0; NOTES])?;
+            }
+            if i < pieces {
+                direct.stage(i, self.slots(turn_of(i)).of(self.rank));
+            }
+            if publishes && !D::COMBINES {
+                self.turns.publish();
+                direct.foresee(self.slots(turn_of(i + 1)).of(self.rank));
+            }
+            if i >= 1 {
+                self.wait_for(attempt, sources, turn_of(i - 1))?;
+            }
+            if i == 1 {
+                self.find_stages(attempt, sources)?;
+            }
+            if D::COMBINES && (1..=pieces).contains(&i) {
+                direct.combine(i - 1, &self.slots(turn_of(i - 1)));
+            }
+            if publishes && D::COMBINES {
+                self.turns.publish();
+            }
+            if i >= lag {
+                direct.take(i - lag, &self.slots(turn_of(i - lag)));
+            }
+        }
+        self.staged = self.turns.finish();
+        Ok(())
+    }
+
+    /// All ranks of this host but this one.
+    fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, ranks) = (self.rank, self.members.len());
+        (0..ranks).filter(move |&peer| peer != rank)
+    }
+
+    fn slots(&self, turn: u32) -> Slots<'_> {
+        Slots { places: &self.slots, offset: Turns::<Shared>::slot(turn) * SLOT }
+    }
+
+    /// One turn with nothing in it: returns when everybody has come to it.
+    #[inline]
+    fn meet(&mut self, attempt: &Attempt<'_>) -> Result<()> {
+        self.exchange(attempt, [0; NOTES]).map(drop)
+    }
+
+    /// One turn with nothing but notes in it; returns its number, with which everybody's can be read.
+    #[inline]
+    fn exchange(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<u32> {
+        let turn = self.turns.next();
+        self.begin_turn(attempt, notes)?;
+        self.turns.publish();
+        self.wait_for(attempt, Sources::Everybody, turn)?;
+        Ok(turn)
+    }
+
+    /// Waits until this rank's next slot may be written, and says whose turn it is.
+    #[inline]
+    fn begin_turn(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<()> {
+        let turn = self.turns.next();
+        for peer in self.peers() {
+            self.wait(attempt, peer, Turns::<Shared>::retires(turn))?;
+        }
+        self.turns.announce(turn, self.chain, attempt.words, notes);
+        Ok(())
+    }
+
+    /// Waits until the sources have published a turn of this operation.
+    #[inline]
+    fn wait_for(&mut self, attempt: &Attempt<'_>, sources: Sources, turn: u32) -> Result<()> {
+        match sources {
+            Sources::Everybody => self.peers().try_for_each(|peer| self.wait_and_compare(attempt, peer, turn)),
+            Sources::One(peer) => self.wait_and_compare(attempt, peer, turn),
+            Sources::Nobody => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn wait_and_compare(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+        self.wait(attempt, peer, turn)?;
+        let line = self.turns.line(peer, turn);
+        if line.fingerprint() == self.chain { Ok(()) } else { Err(self.mismatch(attempt, peer, turn)) }
+    }
+
+    /// What to say when a rank's turn belongs to something else.
+    #[cold]
+    fn mismatch(&self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Error {
+        let rank = self.members[peer];
+        match Descriptor::decode(self.turns.line(peer, turn).descriptor()) {
+            None => return attempt.failed(rank, Cause::Corrupt("a flag line that describes no operation")),
+            Some(theirs) if theirs != attempt.descriptor => return attempt.mismatch(rank, attempt.descriptor, theirs),
+            Some(_) => {}
+        }
+        // They agree on this operation, so they did not on one before, of which the flags may still be there.
+        for turn in (1..SLOTS as u32).rev().map(|ago| turn.wrapping_sub(ago)) {
+            let described = |rank| {
+                let line = self.turns.line(rank, turn);
+                Descriptor::decode(line.descriptor()).filter(|_| line.holds(turn))
+            };
+            if let (Some(mine), Some(theirs)) = (described(self.rank), described(peer))
+                && mine != theirs
+            {
+                return attempt.mismatch(rank, mine, theirs);
+            }
+        }
+        attempt.failed(rank, Cause::Diverged)
+    }
+
+    /// Waits until a rank of this host has published a turn.
+    #[inline]
+    fn wait(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+        if self.turns.has_reached(peer, turn) {
+            return Ok(());
+        }
+        self.wait_long(attempt, peer, turn)
+    }
+
+    fn wait_long(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+        let mut waiting = Waiting::default();
+        // While there is nothing else to do.
+        attempt.note();
+        while !self.turns.has_reached(peer, turn) {
+            if self.patience.pause(&mut waiting) {
+                let nap = attempt.patience_with(self.members[peer])?;
+                self.look_after_peers(attempt, peer, turn)?;
+                self.turns.sleep(peer, turn, nap.min(NAP));
+            }
+        }
+        if waiting.is_long() {
+            attempt.waits();
+        }
+        self.patience.done(waiting);
+        Ok(())
+    }
+
+    /// An error if a rank can publish `turn` no more: then the operation, in which all take part, cannot end. If that is so of
+    /// several, one that has died is named rather than one that has left, and `peer` rather than another.
+    #[cold]
+    fn look_after_peers(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+        let peer_first = std::iter::once(peer).chain(self.peers().filter(|&other| other != peer));
+        // What a rank published before it ended still counts.
+        let gone = peer_first.filter_map(|other| {
+            let cause = self.why_gone(other)?;
+            (!self.turns.has_reached(other, turn)).then_some((other, cause))
+        });
+        // A rank that has failed did so because of another.
+        let named = gone.min_by_key(|(_, cause)| match cause {
+            Cause::Died => 0,
+            Cause::Left { .. } => 1,
+            _ => 2,
+        });
+        named.map_or(Ok(()), |(other, cause)| Err(attempt.failed(self.members[other], cause)))
+    }
+
+    /// Why a rank publishes no more turns, if that is so.
+    fn why_gone(&mut self, peer: usize) -> Option<Cause> {
+        // A rank that has left in good order has not died, even if its process has ended.
+        let has_ended = self.has_ended(peer);
+        let card = self.turns.lines.card(peer);
+        match card.state.load(Ordering::SeqCst) {
+            LEFT => Some(Cause::Left { last_seq: card.last_seq.load(Ordering::Relaxed) }),
+            REVOKED => Some(Cause::Revoked),
+            _ => has_ended.then_some(Cause::Died),
+        }
+    }
+
+    /// The process of a rank that has been here, if this one can see it.
+    fn process(&self, peer: usize) -> Option<u32> {
+        let card = self.turns.lines.card(peer);
+        let namespace = card.namespace.load(Ordering::Relaxed);
+        (namespace != 0 && namespace == self.namespace).then(|| card.pid.load(Ordering::Relaxed))
+    }
+
+    /// Whether the process of a rank has ended.
+    fn has_ended(&mut self, peer: usize) -> bool {
+        let is_there = self.turns.lines.card(peer).state.load(Ordering::Acquire) != ABSENT;
+        is_there && self.process(peer).is_some_and(|process| self.host.process_has_ended(process))
+    }
+}
+
+/// Whether every peer has finished with what `rank` staged up to a turn: has read it, or reads nothing in this area any more.
+fn have_read(shared: &Shared, rank: usize, jobs: &[Rank], turn: u32, host: &HostGroup) -> bool {
+    let is_done = |peer: usize| {
+        flags::has_finished(shared, peer, turn)
+            || matches!(shared.card(peer).state.load(Ordering::Acquire), LEFT | REVOKED)
+            || host.has_ended(jobs[peer])
+    };
+    (0..jobs.len()).filter(|&peer| peer != rank).all(is_done)
+}
+
+/// A communicator that keeps its stage.
+struct NoHolder;
+
+impl Holder for NoHolder {
+    fn give_up(&self) -> Option<Stage> {
+        None
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        let Some(stage) = self.stage.take() else { return };
+        let (rank, jobs, turn) = (self.rank, self.jobs.clone(), self.staged);
+        let shared = Shared { parts: self.turns.lines.parts.clone() };
+        // The area stays this rank's until its peers have read.
+        let area = self.area.take();
+        self.host.park_stage(
+            stage,
+            Box::new(move |host| {
+                let _ = &area;
+                have_read(&shared, rank, &jobs, turn, host)
+            }),
+        );
+    }
+}

@@ -1,0 +1,411 @@
+//! Every collective on windows, by threads on heap memory, against what it should compute.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::autotune::{self, LARGE, ROOM, Traffic};
+use super::registered::Allocation;
+use super::{Passages, SLOT, Window, WindowCall};
+use crate::bootstrap::host_group;
+use crate::bootstrap::host_group::area::{AREA, Area};
+use crate::buffer::{Chunk, ChunkMut};
+use crate::config::Passage;
+use crate::error::{Cause, Error, Result};
+use crate::failure::{Attempt, Terms};
+use crate::reduce::Kernel;
+use crate::schedule::Blocks;
+use crate::sys::{PageSize, Patience, Segment};
+use crate::types::{DType, Descriptor, Member, Op, ReduceOp, mix};
+
+const OPS: [Op; 10] = [
+    Op::AllReduce,
+    Op::Reduce,
+    Op::Broadcast,
+    Op::Barrier,
+    Op::AllGather,
+    Op::AllGatherV,
+    Op::ReduceScatter,
+    Op::AllToAll,
+    Op::Gather,
+    Op::Scatter,
+];
+
+fn terms(rank: usize, ranks: usize, timeout: Duration) -> Terms {
+    let members = vec![Member { host: "here".into(), pid: 1 }; ranks];
+    Terms { rank, members, timeout, start_timeout: timeout, alarm: Arc::default() }
+}
+
+const LATE: Duration = Duration::from_secs(120);
+
+/// One rank with its window.
+struct Dancer {
+    window: Window,
+    terms: Terms,
+    seq: u64,
+}
+
+/// Runs `body` on every rank.
+fn dance(ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
+    dance_with(Passage::Auto, ranks, timeout, body);
+}
+
+fn dance_with(passage: Passage, ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
+    let hosts = host_group::fuzz::of_threads(ranks);
+    let members: Arc<[usize]> = (0..ranks).collect();
+    let area = Arc::new(Segment::heap(ranks * AREA));
+    std::thread::scope(|scope| {
+        for (rank, host) in hosts.into_iter().enumerate() {
+            let (area, members, body) = (Area::new(area.clone(), AREA, rank, ranks), members.clone(), &body);
+            scope.spawn(move || {
+                let patience = Arc::new(Patience::new(ranks));
+                let window = Window::new(area, members.clone(), members, host, patience, Passages::new(passage));
+                body(&mut Dancer { window, terms: terms(rank, ranks, timeout), seq: 0 }, rank);
+            });
+        }
+    });
+}
+
+impl Dancer {
+    /// One operation on words.
+    fn run(
+        &mut self,
+        op: Op,
+        count: usize,
+        offsets: Option<&[usize]>,
+        root: usize,
+        input: Chunk,
+        output: ChunkMut,
+    ) -> Result<()> {
+        self.seq += 1;
+        let root_field = matches!(op, Op::Reduce | Op::Broadcast | Op::Gather | Op::Scatter).then_some(root as u32);
+        let descriptor = Descriptor {
+            op,
+            dtype: DType::U64,
+            redop: op.reduces().then_some(ReduceOp::Sum),
+            root: root_field,
+            count: count as u64,
+            seq: self.seq,
+            ..Descriptor::nothing()
+        };
+        let attempt = Attempt::new(descriptor, &self.terms);
+        let call = WindowCall {
+            op,
+            input,
+            output,
+            element: 8,
+            count,
+            blocks: offsets.map_or(Blocks::Even(count), Blocks::Listed),
+            root,
+            kernel: Kernel::new(DType::U64, ReduceOp::Sum),
+            finish: None,
+        };
+        // SAFETY: the tests lend both buffers until this returns.
+        unsafe { self.window.run(&attempt, &call) }
+    }
+
+    /// Runs one operation on random words and checks what comes out.
+    fn check(&mut self, op: Op, count: usize, root: usize, in_place: bool, seed: u64) {
+        let (rank, ranks) = (self.terms.rank, self.terms.members.len());
+        let word = |rank: usize, i: usize| mix(mix(seed, rank as u64), i as u64);
+        let sum = |i: usize| (0..ranks).fold(0u64, |sum, rank| sum.wrapping_add(word(rank, i)));
+        let offsets: Vec<usize> = if op == Op::AllGatherV {
+            (0..=ranks).map(|rank| (0..rank).map(|r| count + r % 3).sum()).collect()
+        } else {
+            (0..=ranks).map(|rank| rank * count).collect()
+        };
+        let (at, block, all) = (offsets[rank], offsets[rank + 1] - offsets[rank], offsets[ranks]);
+        let is_root = rank == root;
+        // Elements of input and output, where the input starts in the output in place, or the other way round.
+        let (inputs, outputs, input_at, output_at) = match op {
+            Op::Barrier => (0, 0, 0, 0),
+            Op::Reduce => (count, if is_root { count } else { 0 }, 0, 0),
+            Op::AllGather | Op::AllGatherV => (block, all, at, 0),
+            Op::Gather => (block, if is_root { all } else { 0 }, if is_root { at } else { 0 }, 0),
+            Op::ReduceScatter => (all, block, 0, at),
+            Op::Scatter => (if is_root { all } else { 0 }, block, 0, if is_root { at } else { 0 }),
+            Op::AllToAll => (all, all, 0, 0),
+            _ => (count, count, 0, 0),
+        };
+        let (input_at, output_at) = if in_place { (input_at, output_at) } else { (0, inputs) };
+        let mut memory = vec![u64::MAX; (input_at + inputs).max(output_at + outputs)];
+        for i in 0..inputs {
+            memory[input_at + i] = word(rank, i);
+        }
+        let whole = ChunkMut::of(&mut memory);
+        let input = whole.as_const().skip(8 * input_at).take(8 * inputs);
+        let output = whole.skip(8 * output_at).take(8 * outputs);
+        let listed = (op == Op::AllGatherV).then_some(&offsets[..]);
+        self.run(op, count, listed, root, input, output).unwrap();
+        for i in 0..outputs {
+            let from = offsets.iter().rposition(|&start| start <= i).unwrap_or(0).min(ranks - 1);
+            let expected = match op {
+                Op::AllReduce | Op::Reduce => sum(i),
+                Op::Broadcast => word(root, i),
+                Op::AllGather | Op::AllGatherV | Op::Gather => word(from, i - offsets[from]),
+                Op::ReduceScatter => sum(at + i),
+                Op::AllToAll => word(from, rank * count + i - offsets[from]),
+                Op::Scatter => word(root, at + i),
+                _ => unreachable!(),
+            };
+            assert_eq!(
+                memory[output_at + i],
+                expected,
+                "rank {rank}, {op} x {count}, root {root}, in place {in_place}, word {i}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_collective() {
+    let worlds: &[usize] = if cfg!(miri) { &[2, 3] } else { &[1, 2, 3, 4, 5, 8] };
+    for &ranks in worlds {
+        dance(ranks, LATE, |dancer, _| {
+            let large = [SLOT / 8, SLOT / 4 + 17, SLOT + 3];
+            let sizes: Vec<usize> = [1, 2, 5, 100].into_iter().chain(large.into_iter().filter(|_| !cfg!(miri))).collect();
+            for (round, &count) in sizes.iter().enumerate() {
+                for op in OPS {
+                    for in_place in [false, true] {
+                        dancer.check(op, count, round % ranks, in_place, round as u64);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Ranks get out of step as far as they can: roots run ahead, small and large operations alternate.
+#[test]
+fn many_operations_in_a_row() {
+    let rounds = if cfg!(miri) { 8 } else { 4000 };
+    dance(3, LATE, |dancer, _| {
+        for round in 0..rounds {
+            let op = OPS[mix(1, round) as usize % OPS.len()];
+            let count = if !cfg!(miri) && round % 50 == 0 { 3 * SLOT / 8 } else { 1 + mix(2, round) as usize % 40 };
+            dancer.check(op, count, round as usize % 3, round % 2 == 0, round);
+        }
+    });
+}
+
+/// By every way that large buffers can pass, and by trying which is the quickest.
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn large_buffers() {
+    for &passage in Passage::ALL {
+        for ranks in [2, 3, 5] {
+            dance_with(passage, ranks, LATE, |dancer, _| {
+                for (round, count) in [LARGE / 8 - 1, LARGE / 8, LARGE / 8 + 77].into_iter().enumerate() {
+                    for in_place in [false, true] {
+                        for op in OPS {
+                            dancer.check(op, count, round % ranks, in_place, round as u64);
+                        }
+                    }
+                }
+                match passage {
+                    Passage::Read if cfg!(target_os = "linux") => assert!(dancer.window.reads > 0),
+                    Passage::Auto => {}
+                    _ => assert_eq!(dancer.window.reads, 0),
+                }
+                for traffic in [Traffic::Reduced, Traffic::Copied] {
+                    let taken = dancer.window.passages.known(traffic, LARGE);
+                    match passage {
+                        Passage::Auto => assert!(taken.is_some_and(|taken| taken != Passage::Auto)),
+                        // A process may always read its own memory.
+                        Passage::Read if !cfg!(target_os = "linux") => assert_eq!(taken, Some(Passage::Staged)),
+                        passage => assert_eq!(taken, Some(passage)),
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Everybody registered, nobody, and only some: the results are the same.
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn registered_buffers() {
+    for ranks in [2, 3, 5] {
+        let count = 40_001usize;
+        let part = (16 * count + 64).next_multiple_of(PageSize::system().bytes());
+        let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(ranks * part)), part });
+        dance(ranks, LATE, |dancer, rank| {
+            dancer.window.heap().add(registered.clone());
+            for round in 0..9 {
+                let word = |rank: usize, i: usize| mix(mix(round, rank as u64), i as u64);
+                let mut private = vec![0u64; 2 * count];
+                let mine = ChunkMut { ptr: registered.at(rank, 64), len: 16 * count };
+                let uses_registered = round % 3 == 0 || (round % 3 == 1 && rank % 2 == 0);
+                let memory = if uses_registered { mine } else { ChunkMut::of(&mut private) };
+                // SAFETY: this rank's part, or its vector, with room for twice the count.
+                let words = unsafe { std::slice::from_raw_parts_mut(memory.ptr.cast::<u64>(), 2 * count) };
+                words.iter_mut().enumerate().for_each(|(i, to)| *to = word(rank, i));
+                let output = if round % 2 == 0 { memory.take(8 * count) } else { memory.skip(8 * count) };
+                dancer.run(Op::AllReduce, count, None, 0, memory.as_const().take(8 * count), output).unwrap();
+                for i in 0..count {
+                    let expected = (0..ranks).fold(0u64, |sum, rank| sum.wrapping_add(word(rank, i)));
+                    // SAFETY: within the output, which nobody writes now.
+                    assert_eq!(unsafe { output.ptr.cast::<u64>().add(i).read() }, expected, "round {round}, word {i}");
+                }
+                dancer.check(Op::Barrier, 0, 0, false, 0);
+            }
+        });
+    }
+}
+
+#[test]
+fn different_calls_are_refused_on_both_sides_and_no_memory_is_written() {
+    dance(2, LATE, |dancer, rank| {
+        let mut memory = [7u64; 4];
+        let count = 3 + rank;
+        let chunk = ChunkMut::of(&mut memory).take(8 * count);
+        match dancer.run(Op::AllReduce, count, None, 0, chunk.as_const(), chunk) {
+            Err(Error::Mismatch { rank: me, peer, mine, theirs, .. }) => {
+                assert_eq!((me, peer), (rank, 1 - rank));
+                assert_eq!((mine.count, theirs.count), (count as u64, 7 - count as u64));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(memory, [7; 4]);
+    });
+}
+
+#[test]
+fn a_rank_that_stays_away_leaves_or_fails_is_named() {
+    // Soon enough to wait for, and late enough for the two that come, however busy the machine.
+    let soon = Duration::from_secs(3);
+    for (absence, expected) in [(0, Cause::Silent { deadline: soon }), (1, Cause::Left { last_seq: 5 }), (2, Cause::Revoked)] {
+        let timeout = if absence == 0 { soon } else { LATE };
+        dance(3, timeout, |dancer, rank| {
+            if rank == 1 {
+                if absence > 0 {
+                    dancer.window.part(5, absence == 2);
+                }
+                return;
+            }
+            match dancer.run(Op::Barrier, 0, None, 0, Chunk::EMPTY, ChunkMut::EMPTY) {
+                Err(Error::Peer { rank: 1, cause, op: Op::Barrier, .. }) => assert_eq!(cause, expected),
+                other => panic!("{other:?}"),
+            }
+        });
+    }
+}
+
+/// Trials of a healthy communicator may take longer than a short deadline: then nothing is tried, and every rank knows.
+#[test]
+#[cfg_attr(miri, ignore = "too slow for a deadline of 3 s")]
+fn nothing_is_tried_where_a_deadline_leaves_no_room() {
+    dance(3, LATE, |dancer, rank| {
+        let all_reduce =
+            |dancer: &mut Dancer, seed| [1000, LARGE / 8].map(|count| dancer.check(Op::AllReduce, count, 0, true, seed));
+        let tried = |dancer: &Dancer| {
+            let passages = &dancer.window.passages;
+            [passages.has_tried_one_shot(), passages.known(Traffic::Reduced, LARGE).is_some()]
+        };
+        // One short deadline is enough. What the others say is the same.
+        dancer.terms.timeout = if rank == 1 { ROOM * 3 / 4 } else { LATE };
+        all_reduce(dancer, 1);
+        assert_eq!(tried(dancer), [false; 2]);
+        dancer.terms.timeout = LATE;
+        all_reduce(dancer, 2);
+        assert_eq!(tried(dancer), [true; 2]);
+    });
+}
+
+/// However many tries are wanted, and however slow one rank is.
+#[test]
+fn a_trial_ends_long_before_the_deadline() {
+    dance(2, LATE, |dancer, rank| {
+        let terms = Terms { timeout: 2 * ROOM, ..dancer.terms.clone() };
+        let attempt = Attempt::new(Descriptor { op: Op::Barrier, seq: 1, ..Descriptor::nothing() }, &terms);
+        let tries = std::cell::Cell::new(0u64);
+        let slow = |_: &mut Window, _| {
+            tries.set(tries.get() + 1);
+            std::thread::sleep(Duration::from_millis(5 * rank as u64));
+            Ok(())
+        };
+        let times = autotune::race(&mut dancer.window, &attempt, usize::MAX, [true, false], slow).unwrap();
+        assert!(times[0] >= 5e6 && times[1] > 1e18, "{times:?}");
+        assert!(tries.get() > 0 && !attempt.left().is_zero());
+    });
+}
+
+/// Needs memory that is mapped, and another process.
+#[cfg(all(target_os = "linux", not(miri)))]
+mod taken_back {
+    use super::*;
+    use crate::shm::PRESENT;
+    use crate::shm::registered::Heap;
+    use crate::sync::Ordering;
+
+    /// Two allocations of which an operation that fails has lent a range of one, while a peer of which it is known whether its process
+    /// has ended is still writing there. Whether what that peer writes afterwards is seen: in the range's pages, in the other pages of
+    /// that allocation, in the other allocation.
+    fn seen_after_a_failure(peer_has_ended: bool, page: PageSize) -> [bool; 3] {
+        let mut peer = std::process::Command::new(if peer_has_ended { "true" } else { "cat" })
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        if peer_has_ended {
+            // It stays a process that has ended until it is waited for.
+            let end = std::time::Instant::now() + LATE;
+            while !crate::sys::has_ended(peer.id()) {
+                assert!(std::time::Instant::now() < end);
+                std::thread::yield_now();
+            }
+        }
+        let area = Area::new(Arc::new(Segment::heap(2 * AREA)), AREA, 0, 2);
+        let (members, host) = (Arc::<[usize]>::from([0, 1]), host_group::fuzz::of_threads(2).remove(0));
+        let mut window =
+            Window::new(area, members.clone(), members, host, Arc::new(Patience::new(2)), Passages::new(Passage::Staged));
+        window.heap = Heap::new(0, page);
+        let part = 4 * page.bytes();
+        let [lent, other] = [(); 2].map(|()| Arc::new(Allocation { segment: Segment::create(2 * part).unwrap().into(), part }));
+        for allocation in [&lent, &other] {
+            window.heap.add(allocation.clone());
+            // SAFETY: this rank's part, which no other rank knows.
+            unsafe { allocation.at(0, 0).write_bytes(1, part) };
+        }
+        let card = window.turns.lines.card(1);
+        card.pid.store(peer.id(), Ordering::Relaxed);
+        card.namespace.store(window.namespace, Ordering::Relaxed);
+        card.state.store(PRESENT, Ordering::Relaxed);
+        card.borrows.store(1, Ordering::Relaxed);
+        let terms = terms(0, 2, LATE);
+        let attempt = Attempt::new(Descriptor { op: Op::AllReduce, seq: 1, ..Descriptor::nothing() }, &terms);
+        // In the middle of the third page; the input is in the first.
+        let input = Chunk { ptr: lent.at(0, 8), len: 800 };
+        let output = ChunkMut { ptr: lent.at(0, 2 * page.bytes() + 8), len: 800 };
+        assert!(window.lend_memory(&attempt, input, output).is_some());
+        assert!(window.lend_memory(&attempt, input, output).is_none(), "lent twice");
+
+        window.part(1, true);
+        assert!(window.lend_memory(&attempt, input, output).is_none(), "lent after it was revoked");
+        let places =
+            [(&lent, 2), (&lent, 0), (&other, 2)].map(|(allocation, n)| (allocation, n * page.bytes()..(n + 1) * page.bytes()));
+        let seen = places.map(|(allocation, bytes)| {
+            let theirs = allocation.segment.mapped_again().unwrap();
+            let seen = bytes.step_by(512).map(|at| {
+                // SAFETY: both addresses are within this rank's part, which no thread uses meanwhile.
+                unsafe {
+                    assert_eq!(allocation.at(0, at).read_volatile(), 1, "the content is lost");
+                    theirs.at(at).write_volatile(2);
+                    allocation.at(0, at).read_volatile() == 2
+                }
+            });
+            let seen: Vec<bool> = seen.collect();
+            assert!(seen.iter().all(|&one| one == seen[0]), "a part of a page");
+            seen[0]
+        });
+        peer.kill().unwrap();
+        peer.wait().unwrap();
+        seen
+    }
+
+    #[test]
+    fn a_failure_touches_only_what_the_operation_had_lent() {
+        for page in [PageSize::system(), PageSize::of(64 << 10)] {
+            assert_eq!(seen_after_a_failure(true, page), [true; 3], "nothing is touched when the writer has ended");
+            assert_eq!(seen_after_a_failure(false, page), [false, true, true], "{page:?}");
+        }
+    }
+}

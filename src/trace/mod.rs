@@ -1,0 +1,12 @@
+//! The flight recorder: what each communicator did last, for when somebody has to find out why it stopped.
+//!
+//! - [`log`] is the ring of one communicator's last operations.
+//! - [`recorder`] has the logs of one rank.
+//! - [`dump`] makes files of them, which `kolo trace` reads.
+
+mod dump;
+mod log;
+mod recorder;
+
+pub(crate) use log::{History, Note, Place};
+pub(crate) use recorder::{Recorder, Recording, Who, path, prepare};
