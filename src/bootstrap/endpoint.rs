@@ -10,14 +10,14 @@ use crate::bootstrap::listener::handshake::{Identity, random};
 use crate::bootstrap::listener::{self, Door};
 use crate::bootstrap::store::Place;
 use crate::error::{Error, Result};
-use crate::failure::Boards;
+use crate::failure::StatusBoard;
 use crate::sys::{self, LocalListener};
 
 /// A rank's sockets for one run, what came in through them, and what the others read of this rank there.
 pub(super) struct Listener {
     pub(super) door: Door,
     pub(super) mailbox: Arc<Mailbox>,
-    pub(super) boards: Arc<Boards>,
+    pub(super) board: Arc<StatusBoard>,
 }
 
 impl Listener {
@@ -35,10 +35,10 @@ impl Listener {
                 None
             }
         };
-        let (mailbox, boards) = (Arc::new(Mailbox::default()), Arc::new(Boards::default()));
-        let reception = Reception { rank: start.rank, world: start.world_size, mailbox: mailbox.clone(), boards: boards.clone() };
+        let (mailbox, board) = (Arc::new(Mailbox::default()), Arc::new(StatusBoard::default()));
+        let reception = Reception { rank: start.rank, world: start.world_size, mailbox: mailbox.clone(), board: board.clone() };
         let door = Door::open(Some(tcp), local, identity.clone(), reception).map_err(Error::os("opening the listener"))?;
-        Ok(Listener { door, mailbox, boards })
+        Ok(Listener { door, mailbox, board })
     }
 
     /// What this rank tells the others of itself.

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::host_setup::{Failed, Star};
 use super::lending::{NetworkLender, ProcessLender};
-use super::network::{Network, NetworkContact, NetworkOpener};
+use super::network::{Network, NetworkControl, NetworkOpener};
 use crate::bootstrap::host_group::area::{AREA, Area};
 use crate::bootstrap::host_group::{HOME, HostGroup, Lender, stage};
-use crate::failure::{Answer, Boards, Bulletin, Contact, Question, Unheard};
+use crate::failure::{CommStatus, ControlChannel, Query, QueryError, Reply, StatusBoard};
 use crate::trace::{Recorder, Recording};
 use crate::transport::Opener;
 use crate::transport::memory::{Hub, MemoryOpener};
@@ -30,7 +30,7 @@ pub(crate) struct Fabric {
     host: Option<Arc<HostGroup>>,
     recorder: Arc<Recorder>,
     /// What the others may know of this rank.
-    bulletin: Arc<Bulletin>,
+    status: Arc<CommStatus>,
 }
 
 #[derive(Clone)]
@@ -38,7 +38,7 @@ enum Ground {
     /// Processes.
     Network(Arc<Network>),
     /// Threads of one process.
-    Process(Arc<Hub>, Arc<Boards>),
+    Process(Arc<Hub>, Arc<StatusBoard>),
     /// One rank alone.
     Nothing,
 }
@@ -65,9 +65,15 @@ impl Fabric {
     }
 
     /// One of `world` threads of this process.
-    pub(crate) fn of_process(hub: Arc<Hub>, boards: Arc<Boards>, rank: Rank, world: usize, recorder: Arc<Recorder>) -> Fabric {
+    pub(crate) fn of_process(
+        hub: Arc<Hub>,
+        board: Arc<StatusBoard>,
+        rank: Rank,
+        world: usize,
+        recorder: Arc<Recorder>,
+    ) -> Fabric {
         let hosts = vec![0; world].into();
-        Fabric::new(Ground::Process(hub, boards), 0, rank, (0..world).collect(), hosts, recorder)
+        Fabric::new(Ground::Process(hub, board), 0, rank, (0..world).collect(), hosts, recorder)
     }
 
     fn new(
@@ -79,13 +85,13 @@ impl Fabric {
         recorder: Arc<Recorder>,
     ) -> Fabric {
         let recording = recorder.open(channel, rank, members.clone());
-        let bulletin = Arc::new(Bulletin::new(rank, members.clone(), recording));
-        let fabric = Fabric { ground, channel, rank, members, hosts, star: None, host: None, recorder, bulletin };
-        if let Some(contact) = fabric.contact() {
-            fabric.bulletin.reach(contact);
+        let status = Arc::new(CommStatus::new(rank, members.clone(), recording));
+        let fabric = Fabric { ground, channel, rank, members, hosts, star: None, host: None, recorder, status };
+        if let Some(control) = fabric.control() {
+            fabric.status.reach(control);
         }
-        if let Some(boards) = fabric.boards() {
-            boards.post(channel, fabric.members[rank], fabric.bulletin.clone());
+        if let Some(board) = fabric.board() {
+            board.post(channel, fabric.members[rank], fabric.status.clone());
         }
         fabric
     }
@@ -104,7 +110,7 @@ impl Fabric {
 
     /// Where this rank's operations on the communicator are recorded.
     pub(crate) fn recording(&self) -> &Arc<Recording> {
-        &self.bulletin.recording
+        &self.status.recording
     }
 
     /// For each rank, the lowest one that can share memory with it.
@@ -133,26 +139,26 @@ impl Fabric {
     }
 
     /// How this rank asks the others, beside its operations; `None` for a rank alone.
-    fn contact(&self) -> Option<Arc<dyn Contact>> {
+    fn control(&self) -> Option<Arc<dyn ControlChannel>> {
         let (channel, members) = (self.channel, self.members.clone());
         match &self.ground {
-            Ground::Network(network) => Some(Arc::new(NetworkContact { network: network.clone(), channel, members })),
-            Ground::Process(_, boards) => {
-                Some(Arc::new(ProcessContact { boards: boards.clone(), channel, rank: self.rank, members }))
+            Ground::Network(network) => Some(Arc::new(NetworkControl { network: network.clone(), channel, members })),
+            Ground::Process(_, board) => {
+                Some(Arc::new(ProcessControl { board: board.clone(), channel, rank: self.rank, members }))
             }
             Ground::Nothing => None,
         }
     }
 
     /// What the others may know of this rank, as long as this lives.
-    pub(crate) fn bulletin(&self) -> &Arc<Bulletin> {
-        &self.bulletin
+    pub(crate) fn status(&self) -> &Arc<CommStatus> {
+        &self.status
     }
 
-    fn boards(&self) -> Option<&Boards> {
+    fn board(&self) -> Option<&StatusBoard> {
         match &self.ground {
-            Ground::Network(network) => Some(network.boards()),
-            Ground::Process(_, boards) => Some(boards),
+            Ground::Network(network) => Some(network.board()),
+            Ground::Process(_, board) => Some(board),
             Ground::Nothing => None,
         }
     }
@@ -168,10 +174,10 @@ impl Fabric {
         let room = if is_home { stage::room(neighbours.len()) } else { 0 };
         let segment = match &self.ground {
             Ground::Network(network) => {
-                let alarm = Some(&*self.bulletin.alarm);
+                let cancel = Some(&*self.status.cancel);
                 let star = match self.star.take() {
                     Some(star) => star,
-                    None => Star::form(network, self.channel, self.rank, &self.members, &neighbours, alarm, deadline)?,
+                    None => Star::form(network, self.channel, self.rank, &self.members, &neighbours, cancel, deadline)?,
                 };
                 // If a rank could not come, all know it.
                 if star.members() != &*neighbours {
@@ -231,22 +237,22 @@ impl Fabric {
 
 impl Drop for Fabric {
     fn drop(&mut self) {
-        if let Some(boards) = self.boards() {
-            boards.take_down(self.channel, self.members[self.rank]);
+        if let Some(board) = self.board() {
+            board.take_down(self.channel, self.members[self.rank]);
         }
     }
 }
 
 /// How a rank reaches the others that are threads of its process.
-struct ProcessContact {
-    boards: Arc<Boards>,
+struct ProcessControl {
+    board: Arc<StatusBoard>,
     channel: u64,
     rank: Rank,
     members: Arc<[Rank]>,
 }
 
-impl Contact for ProcessContact {
-    fn ask(&self, peer: Rank, question: &Question, _: Duration) -> Result<Answer, Unheard> {
-        Ok(self.boards.answer(self.channel, self.members[self.rank], self.members[peer], question.clone()))
+impl ControlChannel for ProcessControl {
+    fn ask(&self, peer: Rank, query: &Query, _: Duration) -> Result<Reply, QueryError> {
+        Ok(self.board.answer(self.channel, self.members[self.rank], self.members[peer], query.clone()))
     }
 }

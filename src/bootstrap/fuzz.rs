@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::network::{Mailbox, Reception};
 use crate::bootstrap::listener::handshake::{Hello, Identity, Introduction, Medium, Purpose, Step};
 use crate::bootstrap::listener::{self, Door, random_name};
-use crate::failure::{Answer, Boards, Question};
+use crate::failure::{Query, Reply, StatusBoard};
 use crate::sys::{LocalListener, LocalStream};
 
 /// The rank that listens, and of how many.
@@ -39,7 +39,7 @@ pub(crate) fn listener(script: &[u8]) {
     let member = Identity::new("job", Some([1; 32]));
     let stranger = Identity::new("job", Some([2; 32]));
     let mailbox = Arc::new(Mailbox::default());
-    let host = Reception { rank: RANK, world: WORLD, mailbox: mailbox.clone(), boards: Arc::new(Boards::default()) };
+    let host = Reception { rank: RANK, world: WORLD, mailbox: mailbox.clone(), board: Arc::new(StatusBoard::default()) };
     let _door = Door::open(None, Some((name.clone(), socket)), member.clone(), host).expect("a door can be opened");
 
     let connect = || LocalStream::connect(&name, Instant::now() + PATIENCE).expect("the listener takes connections");
@@ -100,9 +100,9 @@ pub(crate) fn listener(script: &[u8]) {
     }
 
     // A member is heard all the same, and what came before has been dealt with by then.
-    let (hello, question) = (Hello::new(Purpose::Ask, 0, 0, RANK), Question::Doing(None).encode());
-    let answer = listener::ask_local(&name, &member, &hello, &question, Instant::now() + PATIENCE);
-    assert!(answer.is_ok_and(|answer| Answer::decode(&answer).is_some()), "a member is not answered");
+    let (hello, query) = (Hello::new(Purpose::Ask, 0, 0, RANK), Query::Doing(None).encode());
+    let answer = listener::ask_local(&name, &member, &hello, &query, Instant::now() + PATIENCE);
+    assert!(answer.is_ok_and(|answer| Reply::decode(&answer).is_some()), "a member is not answered");
     assert!(mailbox.waiting() <= let_in, "more wait than were let in");
     for (channel, from) in (0..CHANNELS).flat_map(|channel| (0..WORLD).map(move |from| (channel, from))) {
         let before = mailbox.waiting();

@@ -12,7 +12,7 @@ use super::network::{LOOK, Network};
 use crate::bootstrap::listener::Stream;
 use crate::bootstrap::listener::handshake::{Purpose, random};
 use crate::error::Cause;
-use crate::failure::Alarm;
+use crate::failure::CancelToken;
 use crate::sys::{self, LocalStream, Segment};
 use crate::types::Rank;
 
@@ -39,20 +39,20 @@ impl Star {
     /// Forms the star of those of `candidates` that can reach their leader on this host. A rank that cannot is alone.
     ///
     /// All in `rank`s of the communicator; `members` says which ranks of the job they are. Nobody is waited for any more when the
-    /// communicator's `alarm` rings, if it has one yet.
+    /// communicator's `cancel` token is cancelled, if it has one yet.
     pub(crate) fn form(
         network: &Network,
         channel: u64,
         rank: Rank,
         members: &[Rank],
         candidates: &[Rank],
-        alarm: Option<&Alarm>,
+        cancel: Option<&CancelToken>,
         deadline: Instant,
     ) -> Result<Star, Failed> {
         if candidates[0] == rank {
-            Star::lead(network, channel, rank, members, candidates, alarm, deadline)
+            Star::lead(network, channel, rank, members, candidates, cancel, deadline)
         } else {
-            Star::join(network, channel, rank, members, candidates[0], alarm, deadline)
+            Star::join(network, channel, rank, members, candidates[0], cancel, deadline)
         }
     }
 
@@ -62,13 +62,13 @@ impl Star {
         rank: Rank,
         members: &[Rank],
         candidates: &[Rank],
-        alarm: Option<&Alarm>,
+        cancel: Option<&CancelToken>,
         deadline: Instant,
     ) -> Result<Star, Failed> {
         let mut star = Star { members: vec![rank], place: 0, streams: Vec::new() };
         for &candidate in &candidates[1..] {
             let to = members[candidate];
-            let arrival = network.mailbox().wait_for_neighbour(channel, to, deadline, || absence(network, to, alarm));
+            let arrival = network.mailbox().wait_for_neighbour(channel, to, deadline, || absence(network, to, cancel));
             match arrival {
                 Ok((_, Stream::Local(stream))) => {
                     star.members.push(candidate);
@@ -92,12 +92,12 @@ impl Star {
         rank: Rank,
         members: &[Rank],
         leader: Rank,
-        alarm: Option<&Alarm>,
+        cancel: Option<&CancelToken>,
         deadline: Instant,
     ) -> Result<Star, Failed> {
         let alone = Star { members: vec![rank], place: 0, streams: Vec::new() };
         let to = members[leader];
-        let look = || absence(network, to, alarm);
+        let look = || absence(network, to, cancel);
         let stream = match network.call_locally(Purpose::Window, channel, to, deadline, look) {
             Ok(stream) => stream,
             Err(cause) => {
@@ -113,7 +113,7 @@ impl Star {
             if error.kind() != io::ErrorKind::TimedOut || Instant::now() >= deadline {
                 return Err(failed(leader, &error));
             }
-            if let Some(cause) = absence(network, members[leader], alarm) {
+            if let Some(cause) = absence(network, members[leader], cancel) {
                 return Err(Failed { rank: leader, cause });
             }
         }
@@ -232,11 +232,11 @@ impl Star {
 }
 
 /// Why a rank of the job will not come, if that is known.
-fn absence(network: &Network, member: Rank, alarm: Option<&Alarm>) -> Option<Cause> {
+fn absence(network: &Network, member: Rank, cancel: Option<&CancelToken>) -> Option<Cause> {
     match network.cards[network.rank].sees(&network.cards[member]) {
         Some(process) if sys::has_ended(process) => Some(Cause::Died),
         // Its own error says why.
-        _ => alarm.filter(|alarm| alarm.is_rung()).map(|_| Cause::Revoked),
+        _ => cancel.filter(|cancel| cancel.is_cancelled()).map(|_| Cause::Revoked),
     }
 }
 

@@ -93,14 +93,14 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         sys::by_deadline(kind, start.deadline, sys::SILENT_FILE, load, Error::os("reading the files of KOLO_TLS_*"))
     };
     let tls = start.settings.tls.clone().map(load).transpose()?;
-    let Met { listener: Listener { door, mailbox, boards }, identity, cards, settings } =
+    let Met { listener: Listener { door, mailbox, board }, identity, cards, settings } =
         rendezvous::meet(start, chosen.ip, began)?;
     let members = cards.iter().map(|card| Member { host: card.host.as_str().into(), pid: card.pid }).collect::<Vec<_>>();
     let candidates = candidates(&cards, start.rank, settings.transport);
     let run = cards.iter().fold(0, |run, card| mix(run, card.instance));
     let who = Who { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
     let network =
-        Network::new(door, mailbox, boards, identity.clone(), cards, start.rank, Lines { sockets: settings.sockets, tls });
+        Network::new(door, mailbox, board, identity.clone(), cards, start.rank, Lines { sockets: settings.sockets, tls });
 
     let everybody: Vec<Rank> = (0..start.world_size).collect();
     let star = match candidates.len() {

@@ -14,7 +14,7 @@ use super::peer_info::Card;
 use crate::bootstrap::listener::handshake::{Hello, Identity, Purpose, Refusal};
 use crate::bootstrap::listener::{self, Connector, DialError, Door, Host, Stream, Target};
 use crate::error::Cause;
-use crate::failure::{Answer, Boards, Contact, Question, Unheard};
+use crate::failure::{ControlChannel, Query, QueryError, Reply, StatusBoard};
 use crate::sys::{self, LocalStream};
 use crate::transport::tls::{End, Tls};
 use crate::transport::{Link, NoLink, Opener, shm, tcp};
@@ -25,7 +25,7 @@ pub(crate) struct Network {
     // Kept open: others call as long as they have communicators with this rank.
     _door: Door,
     mailbox: Arc<Mailbox>,
-    boards: Arc<Boards>,
+    board: Arc<StatusBoard>,
     identity: Identity,
     /// All ranks of the job.
     pub(crate) cards: Vec<Card>,
@@ -165,7 +165,7 @@ pub(super) struct Reception {
     pub(super) rank: Rank,
     pub(super) world: usize,
     pub(super) mailbox: Arc<Mailbox>,
-    pub(super) boards: Arc<Boards>,
+    pub(super) board: Arc<StatusBoard>,
 }
 
 impl Reception {
@@ -186,10 +186,10 @@ impl Host for Reception {
         }
     }
 
-    fn answer(&mut self, hello: &Hello, question: &[u8]) -> Vec<u8> {
-        let answer = match Question::decode(question).filter(|_| self.is_for_this_rank(hello)) {
-            Some(question) => self.boards.answer(hello.channel, hello.from as usize, self.rank, question),
-            None => Answer::Unknown,
+    fn answer(&mut self, hello: &Hello, query: &[u8]) -> Vec<u8> {
+        let answer = match Query::decode(query).filter(|_| self.is_for_this_rank(hello)) {
+            Some(query) => self.board.answer(hello.channel, hello.from as usize, self.rank, query),
+            None => Reply::Unknown,
         };
         answer.encode()
     }
@@ -199,21 +199,21 @@ impl Network {
     pub(crate) fn new(
         door: Door,
         mailbox: Arc<Mailbox>,
-        boards: Arc<Boards>,
+        board: Arc<StatusBoard>,
         identity: Identity,
         cards: Vec<Card>,
         rank: Rank,
         lines: Lines,
     ) -> Network {
-        Network { _door: door, mailbox, boards, identity, cards, rank, lines }
+        Network { _door: door, mailbox, board, identity, cards, rank, lines }
     }
 
     pub(super) fn mailbox(&self) -> &Mailbox {
         &self.mailbox
     }
 
-    pub(super) fn boards(&self) -> &Boards {
-        &self.boards
+    pub(super) fn board(&self) -> &StatusBoard {
+        &self.board
     }
 
     pub(super) fn lent(&self) -> &Lent {
@@ -305,14 +305,14 @@ fn unreachable(target: &Target, error: &DialError) -> Cause {
 }
 
 /// How a rank reaches the others of a communicator at their doors.
-pub(super) struct NetworkContact {
+pub(super) struct NetworkControl {
     pub(super) network: Arc<Network>,
     pub(super) channel: u64,
     /// The communicator's ranks as ranks of the job.
     pub(super) members: Arc<[Rank]>,
 }
 
-impl NetworkContact {
+impl NetworkControl {
     /// The process of a rank, if this one can see it.
     fn process(&self, peer: Rank) -> Option<u32> {
         let Network { cards, rank, .. } = &*self.network;
@@ -320,38 +320,38 @@ impl NetworkContact {
     }
 }
 
-impl Contact for NetworkContact {
+impl ControlChannel for NetworkControl {
     fn is_stopped(&self, peer: Rank) -> bool {
         self.process(peer).is_some_and(sys::is_stopped)
     }
 
-    fn ask(&self, peer: Rank, question: &Question, patience: Duration) -> Result<Answer, Unheard> {
+    fn ask(&self, peer: Rank, query: &Query, patience: Duration) -> Result<Reply, QueryError> {
         if self.process(peer).is_some_and(sys::has_ended) {
-            return Err(Unheard::Died);
+            return Err(QueryError::Died);
         }
         let to = self.members[peer];
         let Network { cards, identity, rank, .. } = &*self.network;
         let hello = self.network.hello(Purpose::Ask, self.channel, to);
-        let (question, deadline) = (question.encode(), Instant::now() + patience);
+        let (query, deadline) = (query.encode(), Instant::now() + patience);
         let Card { address, local_name, neighbourhood, .. } = &cards[to];
         let is_near = !neighbourhood.is_empty() && *neighbourhood == cards[*rank].neighbourhood;
-        let heard = match is_near.then(|| listener::ask_local(local_name, identity, &hello, &question, deadline)) {
+        let heard = match is_near.then(|| listener::ask_local(local_name, identity, &hello, &query, deadline)) {
             // Its queue is full: it takes no calls.
-            Some(Err(DialError::Connect(error))) if error.kind() == io::ErrorKind::TimedOut => return Err(Unheard::Mute),
+            Some(Err(DialError::Connect(error))) if error.kind() == io::ErrorKind::TimedOut => return Err(QueryError::Mute),
             // It may be in a namespace of its own, where only the network reaches.
-            None | Some(Err(DialError::Connect(_))) => listener::ask(*address, identity, &hello, &question, deadline),
+            None | Some(Err(DialError::Connect(_))) => listener::ask(*address, identity, &hello, &query, deadline),
             Some(heard) => heard,
         };
         match heard {
-            Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_want(&error) => Err(Unheard::Unasked),
-            Ok(answer) => Answer::decode(&answer).ok_or(Unheard::Mute),
-            Err(DialError::Connect(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Unheard::Gone),
-            Err(DialError::Connect(error)) => Err(Unheard::Unreachable { address: address.to_string(), kind: error.kind() }),
+            Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_want(&error) => Err(QueryError::Unasked),
+            Ok(answer) => Reply::decode(&answer).ok_or(QueryError::Mute),
+            Err(DialError::Connect(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(QueryError::Gone),
+            Err(DialError::Connect(error)) => Err(QueryError::Unreachable { address: address.to_string(), kind: error.kind() }),
             // It ended while it was asked.
-            Err(DialError::Io(error)) if is_end(&error) => Err(Unheard::Gone),
+            Err(DialError::Io(error)) if is_end(&error) => Err(QueryError::Gone),
             // Somebody else got the port of a process that has ended.
-            Err(DialError::Refused(_)) => Err(Unheard::Gone),
-            Err(DialError::Io(_)) => Err(Unheard::Mute),
+            Err(DialError::Refused(_)) => Err(QueryError::Gone),
+            Err(DialError::Io(_)) => Err(QueryError::Mute),
         }
     }
 }

@@ -14,8 +14,8 @@ use crate::bootstrap::{self, Connected, Start};
 use crate::config::{self, DevicePath, FOREVER, Passage, Settings, SharedSettings, TlsFiles, Transport, process_env};
 use crate::error::{Error, Result};
 use crate::exec::Core;
-use crate::failure::Boards;
-use crate::failure::Terms;
+use crate::failure::CommInfo;
+use crate::failure::StatusBoard;
 use crate::plan::CostModel;
 use crate::schedule::Algorithm;
 use crate::sys;
@@ -262,12 +262,12 @@ impl Builder {
         tracing::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
         let start = Start { rank, world_size, identity, store: &*store, place, settings: &settings, deadline };
         let Connected { fabric, settings: shared, members } = bootstrap::connect(&start)?;
-        let terms = terms(&fabric, members, &settings);
+        let info = info(&fabric, members, &settings);
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
-        let core = Core::start(fabric, shared, &Terms { timeout: left, ..terms.clone() }, Instant::now())?;
+        let core = Core::start(fabric, shared, &CommInfo { timeout: left, ..info.clone() }, Instant::now())?;
         // Everybody has connected: the store has done its duty.
         drop(store);
-        Ok(Communicator::new(core, terms))
+        Ok(Communicator::new(core, info))
     }
 
     /// The settings: what was set here, else what the environment says.
@@ -378,9 +378,9 @@ impl Communicator {
         let member = Member { host: sys::hostname().into(), pid: std::process::id() };
         let members = vec![member];
         let fabric = Fabric::alone(recorder("alone", 0, &members, &settings));
-        let terms = terms(&fabric, members, &settings);
-        let core = Core::start(fabric, settings.shared, &terms, Instant::now())?;
-        Ok(Communicator::new(core, terms))
+        let info = info(&fabric, members, &settings);
+        let core = Core::start(fabric, settings.shared, &info, Instant::now())?;
+        Ok(Communicator::new(core, info))
     }
 
     /// Communicators of `world_size` ranks inside this process, one for each of as many threads: for tests, and for programs
@@ -422,15 +422,15 @@ impl Builder {
                 format!("at most {MOST_IN_PROCESS} in one process"),
             ));
         }
-        let (hub, boards) = (Arc::new(Hub::default()), Arc::new(Boards::default()));
+        let (hub, board) = (Arc::new(Hub::default()), Arc::new(StatusBoard::default()));
         let host: Arc<str> = sys::hostname().into();
         let members = vec![Member { host, pid: std::process::id() }; world_size];
         let connect = |rank| {
             let recorder = recorder("in-process", rank, &members, &settings);
-            let fabric = Fabric::of_process(hub.clone(), boards.clone(), rank, world_size, recorder);
-            let terms = terms(&fabric, members.clone(), &settings);
-            let core = Core::start(fabric, settings.shared, &terms, Instant::now())?;
-            Ok(Communicator::new(core, terms))
+            let fabric = Fabric::of_process(hub.clone(), board.clone(), rank, world_size, recorder);
+            let info = info(&fabric, members.clone(), &settings);
+            let core = Core::start(fabric, settings.shared, &info, Instant::now())?;
+            Ok(Communicator::new(core, info))
         };
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || connect(rank))).collect();
@@ -439,7 +439,7 @@ impl Builder {
     }
 }
 
-fn terms(fabric: &Fabric, members: Vec<Member>, settings: &Settings) -> Terms {
+fn info(fabric: &Fabric, members: Vec<Member>, settings: &Settings) -> CommInfo {
     let Settings { timeout, start_timeout, .. } = *settings;
-    Terms { rank: fabric.rank(), members, timeout, start_timeout, alarm: fabric.bulletin().alarm.clone() }
+    CommInfo { rank: fabric.rank(), members, timeout, start_timeout, cancel: fabric.status().cancel.clone() }
 }

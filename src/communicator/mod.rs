@@ -17,7 +17,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::exec::{Core, Executor};
-use crate::failure::Terms;
+use crate::failure::CommInfo;
 use crate::schedule::select::{Choice, Layout};
 use crate::shm::MOST_RANKS;
 use crate::types::{Op, Rank};
@@ -71,8 +71,8 @@ impl Communicator {
         Builder::default()
     }
 
-    fn new(core: Core, terms: Terms) -> Communicator {
-        Communicator { exec: Executor::new(core, terms) }
+    fn new(core: Core, info: CommInfo) -> Communicator {
+        Communicator { exec: Executor::new(core, info) }
     }
 
     /// Has other devices than those of the machine.
@@ -83,15 +83,15 @@ impl Communicator {
     }
 
     /// The same ranks, or some of them, in this process: it need not look for the devices again.
-    fn of_same_process(&self, core: Core, terms: Terms) -> Communicator {
-        let other = Communicator::new(core, terms);
+    fn of_same_process(&self, core: Core, info: CommInfo) -> Communicator {
+        let other = Communicator::new(core, info);
         self.exec.pass_devices_on(&other.exec);
         other
     }
 
     /// This rank, from 0 to the world size less one.
     pub fn rank(&self) -> Rank {
-        self.exec.state.terms.rank
+        self.exec.state.info.rank
     }
 
     /// How many ranks there are.
@@ -103,9 +103,7 @@ impl Communicator {
     /// the transport forced to TCP nobody tries to, and it is the hosts' names that count.
     pub fn host_count(&self) -> usize {
         match self.exec.state.settings.transport {
-            crate::Transport::Tcp => {
-                self.exec.state.terms.members.iter().map(|member| &member.host).collect::<HashSet<_>>().len()
-            }
+            crate::Transport::Tcp => self.exec.state.info.members.iter().map(|member| &member.host).collect::<HashSet<_>>().len(),
             _ => self.exec.state.layout.hosts,
         }
     }

@@ -48,7 +48,7 @@ impl Communicator {
         // SAFETY: a barrier touches no buffer.
         unsafe { self.exec.submit(meet)? };
         let mut core = self.exec.state.core.lock();
-        let memory = core.allocate(&self.exec.state.terms, bytes).map_err(|error| self.exec.state.fail(&mut core, error))?;
+        let memory = core.allocate(&self.exec.state.info, bytes).map_err(|error| self.exec.state.fail(&mut core, error))?;
         let place = core.place_on_host();
         let (memory, place) = match memory {
             Some(memory) => (memory, place),

@@ -7,7 +7,7 @@ use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::listener::handshake::random;
 use crate::error::{Cause, Error, Result};
 use crate::exec::Core;
-use crate::failure::Terms;
+use crate::failure::CommInfo;
 use crate::failure::shrink::agree;
 use crate::types::{Op, Rank, mix};
 
@@ -51,20 +51,20 @@ impl Communicator {
             Some(Error::Peer { cause: Cause::Broken(kind), .. }) if *kind != std::io::ErrorKind::TimedOut => Vec::new(),
             failure => failure.and_then(Error::culprit).into_iter().collect(),
         };
-        let terms = &self.exec.state.terms;
+        let info = &self.exec.state.info;
         let settings = core.settings();
-        let (fabric, terms) = survivors(core.fabric(), terms, &culprits, began)?;
-        let (mut next, mut terms) = (Core::new(fabric, settings), terms);
+        let (fabric, info) = survivors(core.fabric(), info, &culprits, began)?;
+        let (mut next, mut info) = (Core::new(fabric, settings), info);
         loop {
-            let left = (began + terms.start_timeout).saturating_duration_since(Instant::now());
-            let starting = Terms { timeout: left.max(LEAST), ..terms.clone() };
+            let left = (began + info.start_timeout).saturating_duration_since(Instant::now());
+            let starting = CommInfo { timeout: left.max(LEAST), ..info.clone() };
             match next.connect(&starting, Instant::now()) {
-                Ok(()) => return Ok(self.of_same_process(next, terms)),
+                Ok(()) => return Ok(self.of_same_process(next, info)),
                 Err(error @ Error::Peer { .. }) if !left.is_zero() => {
                     tracing::info!(%error, "survivors of a failure have failed, too");
                     let culprits: Vec<Rank> = error.culprit().into_iter().collect();
-                    let (fabric, fewer) = survivors(next.fabric(), &terms, &culprits, began)?;
-                    (next, terms) = (Core::new(fabric, settings), fewer);
+                    let (fabric, fewer) = survivors(next.fabric(), &info, &culprits, began)?;
+                    (next, info) = (Core::new(fabric, settings), fewer);
                 }
                 Err(error) => return Err(error),
             }
@@ -72,20 +72,20 @@ impl Communicator {
     }
 }
 
-/// Agrees with the other ranks of `fabric` on who is left: their fabric and their terms.
-fn survivors(fabric: &Fabric, terms: &Terms, culprits: &[Rank], began: Instant) -> Result<(Fabric, Terms)> {
+/// Agrees with the other ranks of `fabric` on who is left: their fabric and their [`CommInfo`].
+fn survivors(fabric: &Fabric, info: &CommInfo, culprits: &[Rank], began: Instant) -> Result<(Fabric, CommInfo)> {
     let nonce = u128::from_le_bytes(random()) as u64;
-    let decision = agree(fabric.bulletin(), culprits, nonce, began + terms.start_timeout);
+    let decision = agree(fabric.status(), culprits, nonce, began + info.start_timeout);
     let ranks = &decision.members;
-    if *ranks == [terms.rank] && culprits == [terms.rank] {
+    if *ranks == [info.rank] && culprits == [info.rank] {
         // Whose fault it was, as all had agreed, does not go on because the others have ended meanwhile.
         return Err(Error::Excluded { survivors: Vec::new() });
     }
-    let Some(rank) = ranks.iter().position(|&rank| rank == terms.rank) else {
+    let Some(rank) = ranks.iter().position(|&rank| rank == info.rank) else {
         return Err(Error::Excluded { survivors: ranks.clone() });
     };
-    tracing::info!(survivors = ranks.len(), of = terms.members.len(), after = ?began.elapsed(), "survivors have agreed");
+    tracing::info!(survivors = ranks.len(), of = info.members.len(), after = ?began.elapsed(), "survivors have agreed");
     let fabric = fabric.divide(mix(fabric.channel(), decision.nonce), ranks);
-    let alarm = fabric.bulletin().alarm.clone();
-    Ok((fabric, terms.of(rank, ranks.iter().map(|&rank| terms.members[rank].clone()).collect(), alarm)))
+    let cancel = fabric.status().cancel.clone();
+    Ok((fabric, info.of(rank, ranks.iter().map(|&rank| info.members[rank].clone()).collect(), cancel)))
 }

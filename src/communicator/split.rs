@@ -103,23 +103,23 @@ impl Communicator {
             false => None,
         };
         let Some((fabric, settings)) = part else { return Ok(None) };
-        let members = ranks.iter().map(|&rank| self.exec.state.terms.members[rank].clone()).collect();
-        let terms = self.exec.state.terms.of(fabric.rank(), members, fabric.bulletin().alarm.clone());
-        let rings = self.exec.state.terms.alarm.rings(&terms.alarm);
+        let members = ranks.iter().map(|&rank| self.exec.state.info.members[rank].clone()).collect();
+        let info = self.exec.state.info.of(fabric.rank(), members, fabric.status().cancel.clone());
+        let rings = self.exec.state.info.cancel.link(&info.cancel);
         let started = match agreed {
-            Some(agreed) => Core::start_part(fabric, settings, &terms, agreed),
-            None => Core::start(fabric, settings, &terms, began),
+            Some(agreed) => Core::start_part(fabric, settings, &info, agreed),
+            None => Core::start(fabric, settings, &info, began),
         };
         drop(rings);
         match started {
-            // The part's alarm may have been rung, too, when it had just started.
-            Ok(mut core) if self.exec.state.terms.alarm.is_rung() => {
+            // The part's token may have been cancelled, too, when it had just started.
+            Ok(mut core) if self.exec.state.info.cancel.is_cancelled() => {
                 core.part(true);
                 drop(core);
                 let given_up = Error::Aborted { op: Op::Connect, seq: 0 };
                 Err(self.exec.state.fail(&mut self.exec.state.core.lock(), given_up))
             }
-            Ok(core) => Ok(Some(self.of_same_process(core, terms))),
+            Ok(core) => Ok(Some(self.of_same_process(core, info))),
             // The others may have got their part, and not come to the next call alone.
             Err(error) => Err(self.exec.state.fail(&mut self.exec.state.core.lock(), of_the_whole(error, &ranks))),
         }
@@ -171,13 +171,13 @@ impl Communicator {
 
     /// The area that the first rank of a part offers; `None` if this rank cannot map it.
     fn accept(&self, host: &HostGroup, leader: Rank, offer: Offer, place: usize, ranks: usize) -> Option<Area> {
-        let until = Instant::now() + self.exec.state.terms.timeout;
+        let until = Instant::now() + self.exec.state.info.timeout;
         loop {
             let error = match host.accept(leader, offer, place, ranks, until.min(Instant::now() + LOOK)) {
                 Ok(area) => return Some(area),
                 Err(error) => error,
             };
-            let goes_on = !self.exec.state.terms.alarm.is_rung() && !host.has_ended(leader) && Instant::now() < until;
+            let goes_on = !self.exec.state.info.cancel.is_cancelled() && !host.has_ended(leader) && Instant::now() < until;
             if error.kind() != io::ErrorKind::TimedOut || !goes_on {
                 tracing::warn!(%error, leader, "no shared memory");
                 return None;

@@ -14,7 +14,7 @@ use mio::Waker;
 
 use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::error::{Cause, Error, Result};
-use crate::failure::Attempt;
+use crate::failure::OpContext;
 use crate::reduce::Kernel;
 use crate::schedule::{Place, Span, Step};
 use crate::sys::{Patience, Waiting};
@@ -30,7 +30,7 @@ const NAP: Duration = Duration::from_millis(500);
 
 /// One rank's part of an operation.
 pub(crate) struct Job<'a> {
-    pub(crate) attempt: Attempt<'a>,
+    pub(crate) context: OpContext<'a>,
     /// What to do. Ranks in it count as `ranks` says.
     pub(crate) steps: Box<dyn Iterator<Item = Step> + 'a>,
     /// The ranks that take part, in the order of the schedule; all if `None`.
@@ -280,7 +280,7 @@ impl Engine {
     /// Something has failed. Whoever lent memory takes it back now.
     fn give_up(&mut self, active: &[Active<'_>]) {
         for active in active {
-            active.job.attempt.give_up();
+            active.job.context.give_up();
         }
         // Nothing can follow a message that was cut off in the middle: the peer sees the link close.
         for out in self.outgoing.drain(..) {
@@ -317,12 +317,12 @@ impl Engine {
             moved |= self.advance(&mut this[0], is_next)?;
         }
         if let Some(any) = active.first() {
-            moved |= self.drain(&any.job.attempt)?;
+            moved |= self.drain(&any.job.context)?;
         }
         let mut i = 0;
         while i < active.len() {
             if active[i].exhausted && !self.outgoing.iter().any(|out| out.job == active[i].number) {
-                active.remove(i).job.attempt.rest();
+                active.remove(i).job.context.rest();
                 finished(i);
                 moved = true;
             } else {
@@ -332,16 +332,16 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Sends what may leave, to each peer in order; whether anything did. A peer's failure fails `attempt`.
-    fn drain(&mut self, attempt: &Attempt<'_>) -> Result<bool> {
+    /// Sends what may leave, to each peer in order; whether anything did. A peer's failure fails `context`.
+    fn drain(&mut self, context: &OpContext<'_>) -> Result<bool> {
         let mut moved = false;
         self.drains += 1;
         for out in &mut self.outgoing {
             if std::mem::replace(&mut self.drained[out.to], self.drains) == self.drains {
                 continue;
             }
-            let fail = |cause| attempt.failed(out.to, cause);
-            let no_link = |why| no_link(attempt, out.to, why);
+            let fail = |cause| context.failed(out.to, cause);
+            let no_link = |why| no_link(context, out.to, why);
             let Some(link) = self.mesh.link(out.to).map_err(no_link)? else { continue };
             let inbox = &mut self.inboxes[out.to];
             let mut fail = |link: &mut dyn Link, cause| fail(inbox.farewell(link).unwrap_or(cause));
@@ -369,19 +369,19 @@ impl Engine {
         let left: &[(Rank, Cause)] = active.iter().find(|job| job.awaits_anybody()).map_or(&[], |job| &job.gone);
         for job in active {
             if job.awaits_anybody() {
-                let rank = job.job.attempt.terms.rank;
+                let rank = job.job.context.info.rank;
                 let others = (0..self.drained.len()).filter(|&peer| peer != rank);
                 waits.extend(others.clone().map(|peer| (peer, false, true)));
-                let attempt = &job.job.attempt;
+                let context = &job.job.context;
                 // Some left without a link, which the health thread finds out. At the deadline they are the likeliest to be missed.
-                let missed = attempt.terms.alarm.missed();
+                let missed = context.info.cancel.missed();
                 let is_gone = |peer: Rank| left.iter().chain(&missed).any(|(gone, _)| *gone == peer);
                 let present = others.clone().find(|&peer| !is_gone(peer));
                 let gone = left.iter().chain(&missed).next();
-                let left = present.map(|peer| attempt.patience_with_any(peer, gone.map(|(gone, _)| *gone)));
+                let left = present.map(|peer| context.patience_with_any(peer, gone.map(|(gone, _)| *gone)));
                 let left = match (left, gone) {
                     (Some(Err(Error::Peer { .. })) | None, Some((gone, cause))) => {
-                        return Err(attempt.failed(*gone, cause.clone()));
+                        return Err(context.failed(*gone, cause.clone()));
                     }
                     (Some(left), _) => left?,
                     (None, None) => nap,
@@ -393,7 +393,7 @@ impl Engine {
             let awaited = job.awaited();
             waits.extend(awaited.map(|peer| (peer, false, true)));
             if let Some(peer) = awaited.or(stuck_to) {
-                nap = nap.min(job.job.attempt.patience_with(peer)?);
+                nap = nap.min(job.job.context.patience_with(peer)?);
             }
         }
         // A message whose next bytes are not there yet waits for them, not for its link.
@@ -419,13 +419,13 @@ impl Engine {
             };
             let done = match step {
                 Step::Send { .. } => {
-                    self.drain(&active.job.attempt)?;
+                    self.drain(&active.job.context)?;
                     true
                 }
                 Step::Copy { src, dst } => self.copy(&active.job, src, dst),
                 Step::Fold { own, parts, dst } => self.fold(&active.job, own, parts, dst),
                 Step::Recv { .. } if active.awaits_anybody() => {
-                    active.sender = self.find_sender(&active.job.attempt, &mut active.gone, &is_next)?;
+                    active.sender = self.find_sender(&active.job.context, &mut active.gone, &is_next)?;
                     if active.sender.is_none() {
                         break;
                     }
@@ -460,7 +460,7 @@ impl Engine {
         (active.has_header, active.done, active.padding, active.forward) = (false, 0, 0, None);
         let Some(to) = to else { return };
         let payload = self.memory(job, span);
-        let frame = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: job.attempt.words };
+        let frame = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: job.context.words };
         let (to, ready) = (job.rank_of(to), ready * job.element);
         self.messages += 1;
         let header = frame.encode();
@@ -537,16 +537,16 @@ impl Engine {
     /// added to `gone`.
     fn find_sender(
         &mut self,
-        attempt: &Attempt<'_>,
+        context: &OpContext<'_>,
         gone: &mut Vec<(Rank, Cause)>,
         is_next: impl Fn(Rank) -> bool,
     ) -> Result<Option<Rank>> {
-        let others = (0..self.drained.len()).filter(|&peer| peer != attempt.terms.rank);
+        let others = (0..self.drained.len()).filter(|&peer| peer != context.info.rank);
         for peer in others.clone().filter(|&peer| is_next(peer)) {
             if gone.iter().any(|(known, _)| *known == peer) {
                 continue;
             }
-            let fail = |cause| attempt.failed(peer, cause);
+            let fail = |cause| context.failed(peer, cause);
             let link = match self.mesh.link(peer) {
                 Ok(Some(link)) => link,
                 Ok(None) => continue,
@@ -555,7 +555,7 @@ impl Engine {
                     gone.push((peer, cause));
                     continue;
                 }
-                Err(why) => return Err(no_link(attempt, peer, why)),
+                Err(why) => return Err(no_link(context, peer, why)),
             };
             let Some(header) = self.inboxes[peer].header(link, &mut false).map_err(fail)? else { continue };
             let frame = Frame::decode(header);
@@ -570,7 +570,7 @@ impl Engine {
             }
         }
         match gone.last() {
-            Some((peer, cause)) if gone.len() == others.count() => Err(attempt.failed(*peer, cause.clone())),
+            Some((peer, cause)) if gone.len() == others.count() => Err(context.failed(*peer, cause.clone())),
             _ => Ok(None),
         }
     }
@@ -589,20 +589,20 @@ impl Engine {
         let own = reduce.map(|(own, finish)| (self.memory(&active.job, own), finish));
         let free = self.free(dst, active.forward);
         let Active { job, has_header, done, padding, .. } = active;
-        if !*has_header && job.attempt.descriptor.op == Op::Send {
-            job.attempt.number(self.received[peer] + 1);
+        if !*has_header && job.context.descriptor.op == Op::Send {
+            job.context.number(self.received[peer] + 1);
         }
-        let fail = |cause| job.attempt.failed(peer, cause);
-        let no_link = |why| no_link(&job.attempt, peer, why);
+        let fail = |cause| job.context.failed(peer, cause);
+        let no_link = |why| no_link(&job.context, peer, why);
         let Some(link) = self.mesh.link(peer).map_err(no_link)? else { return Ok(false) };
         let inbox = &mut self.inboxes[peer];
         if !*has_header {
             let Some(header) = inbox.header(link, moved).map_err(fail)? else { return Ok(false) };
             self.heard[peer] = true;
-            check(header, &job.attempt, peer, dst.len as u64)?;
+            check(header, &job.context, peer, dst.len as u64)?;
             inbox.take();
             *has_header = true;
-            if job.attempt.descriptor.op == Op::Send {
+            if job.context.descriptor.op == Op::Send {
                 self.received[peer] += 1;
                 if let Some(source) = job.source {
                     // SAFETY: whoever lent the memory for the message lent this with it.
@@ -675,25 +675,25 @@ impl Engine {
 }
 
 /// What an operation reports that has no link to a peer.
-fn no_link(attempt: &Attempt<'_>, peer: Rank, why: NoLink) -> Error {
+fn no_link(context: &OpContext<'_>, peer: Rank, why: NoLink) -> Error {
     match why {
-        NoLink::Peer(cause) => attempt.failed(peer, cause),
+        NoLink::Peer(cause) => context.failed(peer, cause),
         NoLink::Own(error) => Error::os(format!("connecting with rank {peer}"))(error),
     }
 }
 
 /// Checks the header of a message before any of it is taken in.
-fn check(header: &[u8; HEADER], attempt: &Attempt<'_>, peer: Rank, expected: u64) -> Result<()> {
+fn check(header: &[u8; HEADER], context: &OpContext<'_>, peer: Rank, expected: u64) -> Result<()> {
     let Some(frame) = Frame::decode(header) else {
-        return Err(attempt.failed(peer, Cause::Corrupt("a message without a header of this version")));
+        return Err(context.failed(peer, Cause::Corrupt("a message without a header of this version")));
     };
     if let Some(cause) = frame.parting() {
-        return Err(attempt.failed(peer, cause));
+        return Err(context.failed(peer, cause));
     }
     match Descriptor::decode(frame.descriptor) {
-        None => Err(attempt.failed(peer, Cause::Corrupt("a message of an unknown operation"))),
-        Some(theirs) if theirs != attempt.descriptor => Err(attempt.mismatch(peer, attempt.descriptor, theirs)),
-        Some(_) if frame.len != expected => Err(attempt.counts_differ(peer, frame.len, expected)),
+        None => Err(context.failed(peer, Cause::Corrupt("a message of an unknown operation"))),
+        Some(theirs) if theirs != context.descriptor => Err(context.mismatch(peer, context.descriptor, theirs)),
+        Some(_) if frame.len != expected => Err(context.counts_differ(peer, frame.len, expected)),
         Some(_) => Ok(()),
     }
 }

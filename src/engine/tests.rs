@@ -7,16 +7,16 @@ use super::frame::{Frame, HEADER, Kind};
 use super::{Engine, Job};
 use crate::buffer::{Chunk, ChunkMut, Source};
 use crate::error::{Cause, Error, Result};
-use crate::failure::{Attempt, Terms};
+use crate::failure::{CommInfo, OpContext};
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
 use crate::sys::Patience;
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::transport::{Link, Mesh};
 use crate::types::{DType, Descriptor, Member, Op};
 
-fn terms(rank: usize, timeout: Duration) -> Terms {
+fn info(rank: usize, timeout: Duration) -> CommInfo {
     let members = vec![Member { host: "here".into(), pid: 1 }; 2];
-    Terms { rank, members, timeout, start_timeout: timeout, alarm: Arc::default() }
+    CommInfo { rank, members, timeout, start_timeout: timeout, cancel: Arc::default() }
 }
 
 /// Rank 0's engine, and the raw link of rank 1.
@@ -41,23 +41,23 @@ fn descriptor(count: u64) -> Descriptor {
 }
 
 /// The job of `rank` that sends `bytes`, its `seq`-th message to the other.
-fn sends<'a>(terms: &'a Terms, seq: u64, bytes: &'a [u8]) -> Job<'a> {
+fn sends<'a>(info: &'a CommInfo, seq: u64, bytes: &'a [u8]) -> Job<'a> {
     let count = bytes.len() as u64;
-    job(terms, Descriptor { seq, ..descriptor(count) }, Op::Send, Chunk::of(bytes), ChunkMut::EMPTY, None)
+    job(info, Descriptor { seq, ..descriptor(count) }, Op::Send, Chunk::of(bytes), ChunkMut::EMPTY, None)
 }
 
 /// The job of `rank` that receives from the other, or from any rank if it is given where to put the sender.
-fn receives<'a>(terms: &'a Terms, into: &mut [u8], source: Option<Source>) -> Job<'a> {
+fn receives<'a>(info: &'a CommInfo, into: &mut [u8], source: Option<Source>) -> Job<'a> {
     let message = Descriptor { seq: 0, ..descriptor(into.len() as u64) };
-    job(terms, message, Op::Recv, Chunk::EMPTY, ChunkMut::of(into), source)
+    job(info, message, Op::Recv, Chunk::EMPTY, ChunkMut::of(into), source)
 }
 
-fn job<'a>(terms: &'a Terms, message: Descriptor, op: Op, input: Chunk, output: ChunkMut, source: Option<Source>) -> Job<'a> {
-    let (rank, none) = (terms.rank, Blocks::Even(0));
+fn job<'a>(info: &'a CommInfo, message: Descriptor, op: Op, input: Chunk, output: ChunkMut, source: Option<Source>) -> Job<'a> {
+    let (rank, none) = (info.rank, Blocks::Even(0));
     let count = message.count as usize;
     let problem = Problem { op, rank, world: 2, root: 1 - rank, count, sends: none, recvs: none, piece: 1 };
     Job {
-        attempt: Attempt::new(message, terms),
+        context: OpContext::new(message, info),
         steps: steps(Algorithm::Direct, problem),
         ranks: None,
         rank,
@@ -73,12 +73,12 @@ fn job<'a>(terms: &'a Terms, message: Descriptor, op: Op, input: Chunk, output: 
 
 /// Rank 0 receives four bytes from rank 1.
 fn receive(engine: &mut Engine, timeout: Duration) -> Result<[u8; 4]> {
-    let terms = terms(0, timeout);
+    let info = info(0, timeout);
     let mut got = [9; 4];
     let blocks = Blocks::Even(0);
     let problem = Problem { op: Op::Recv, rank: 0, world: 2, root: 1, count: 4, sends: blocks, recvs: blocks, piece: 1 };
     let job = Job {
-        attempt: Attempt::new(descriptor(4), &terms),
+        context: OpContext::new(descriptor(4), &info),
         steps: steps(Algorithm::Direct, problem),
         ranks: None,
         rank: 0,
@@ -178,14 +178,14 @@ fn the_end_of_a_peer_is_noticed() {
 #[test]
 fn after_a_message_that_was_cut_off_nothing_follows() {
     let (mut engine, mut peer) = engine_and_peer();
-    let terms = terms(0, SOON);
+    let info = info(0, SOON);
     // More than fits on the way, to a peer that takes nothing.
     let payload = vec![7u8; 4 << 20];
     let blocks = Blocks::Even(0);
     let problem =
         Problem { op: Op::Send, rank: 0, world: 2, root: 1, count: payload.len(), sends: blocks, recvs: blocks, piece: 1 };
     let job = Job {
-        attempt: Attempt::new(descriptor(payload.len() as u64), &terms),
+        context: OpContext::new(descriptor(payload.len() as u64), &info),
         steps: steps(Algorithm::Direct, problem),
         ranks: None,
         rank: 0,
@@ -229,14 +229,14 @@ fn message(number: u64) -> Vec<u8> {
 #[cfg_attr(miri, ignore = "Miri has no poll")]
 fn a_header_in_two_parts_is_read_as_one() {
     const MESSAGES: u64 = 600;
-    let terms = [0, 1].map(|rank| terms(rank, LATE));
+    let info = [0, 1].map(|rank| info(rank, LATE));
     let [mut sender, mut receiver] = engines(384);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 1..=MESSAGES {
                 let bytes = message(number);
                 // SAFETY: `bytes` is borrowed for the call; so are all buffers below.
-                unsafe { sender.run(sends(&terms[0], number, &bytes)) }.unwrap();
+                unsafe { sender.run(sends(&info[0], number, &bytes)) }.unwrap();
             }
         });
         for number in 1..=MESSAGES {
@@ -245,7 +245,7 @@ fn a_header_in_two_parts_is_read_as_one() {
             let mut from = [usize::MAX];
             let source = (number % 3 > 0).then_some(Source::Rank(from.as_mut_ptr()));
             // SAFETY: as above.
-            let received = unsafe { receiver.run(receives(&terms[1], &mut got, source)) };
+            let received = unsafe { receiver.run(receives(&info[1], &mut got, source)) };
             assert!(received.is_ok(), "message {number}: {received:?}");
             assert_eq!(got, expected, "message {number}");
             assert!(source.is_none() || from == [0]);
@@ -254,25 +254,25 @@ fn a_header_in_two_parts_is_read_as_one() {
 }
 
 /// How rank 1 learns that rank 0 has left, when the header of the goodbye lies anywhere in the ring.
-fn farewells(learn: impl Fn(&mut Engine, &Terms) -> Result<()>) {
+fn farewells(learn: impl Fn(&mut Engine, &CommInfo) -> Result<()>) {
     const CAPACITY: usize = 256;
-    let terms = [0, 1].map(|rank| terms(rank, LATE));
+    let info = [0, 1].map(|rank| info(rank, LATE));
     for before in 0..2 * CAPACITY as u64 / 64 {
         let [mut leaver, mut other] = engines(CAPACITY);
         for number in 1..=before {
             let (bytes, mut got) = ([3u8; 7], [0u8; 7]);
             // SAFETY: `bytes` is borrowed for the call.
-            unsafe { leaver.run(sends(&terms[0], number, &bytes)) }.unwrap();
+            unsafe { leaver.run(sends(&info[0], number, &bytes)) }.unwrap();
             // SAFETY: `got` is borrowed for the call.
-            unsafe { other.run(receives(&terms[1], &mut got, None)) }.unwrap();
+            unsafe { other.run(receives(&info[1], &mut got, None)) }.unwrap();
         }
         // SAFETY: nothing is read.
-        unsafe { leaver.run(sends(&terms[0], before + 1, &[])) }.unwrap();
+        unsafe { leaver.run(sends(&info[0], before + 1, &[])) }.unwrap();
         // SAFETY: nothing is written.
-        unsafe { other.run(receives(&terms[1], &mut [], None)) }.unwrap();
+        unsafe { other.run(receives(&info[1], &mut [], None)) }.unwrap();
         leaver.part(before, false);
         drop(leaver);
-        match learn(&mut other, &terms[1]) {
+        match learn(&mut other, &info[1]) {
             Err(Error::Peer { rank: 0, cause: Cause::Left { last_seq }, .. }) => assert_eq!(last_seq, before),
             other => panic!("after {before} messages: {other:?}"),
         }
@@ -283,11 +283,11 @@ fn farewells(learn: impl Fn(&mut Engine, &Terms) -> Result<()>) {
 #[cfg_attr(miri, ignore = "Miri has no poll")]
 fn a_goodbye_in_two_parts_is_read_by_whoever_receives_or_sends() {
     // SAFETY: the buffer is borrowed for the call.
-    farewells(|engine, terms| unsafe { engine.run(receives(terms, &mut [0; 4], None)) });
+    farewells(|engine, info| unsafe { engine.run(receives(info, &mut [0; 4], None)) });
     let mut from = [usize::MAX];
     let source = Source::Rank(from.as_mut_ptr());
     // SAFETY: the buffer is borrowed for the call, and `from` lives longer.
-    farewells(|engine, terms| unsafe { engine.run(receives(terms, &mut [0; 4], Some(source))) });
+    farewells(|engine, info| unsafe { engine.run(receives(info, &mut [0; 4], Some(source))) });
     // SAFETY: the buffer is borrowed for the call.
-    farewells(|engine, terms| unsafe { engine.run(sends(terms, 1, &[1; 4 << 10])) });
+    farewells(|engine, info| unsafe { engine.run(sends(info, 1, &[1; 4 << 10])) });
 }

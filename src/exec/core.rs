@@ -17,8 +17,8 @@ use crate::buffer::{Chunk, ChunkMut};
 use crate::config::{SharedSettings, Transport};
 use crate::engine::{Engine, Job};
 use crate::error::{Error, Result};
-use crate::failure::settle;
-use crate::failure::{Attempt, Terms};
+use crate::failure::agree_on_report;
+use crate::failure::{CommInfo, OpContext};
 use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::{Choice, Layout, has_window, piece_bytes, select};
 use crate::schedule::{Algorithm, Blocks, Problem, chunk, steps};
@@ -57,26 +57,26 @@ pub(crate) struct Core {
 
 impl Core {
     /// The ranks of `fabric`, all of which call this together, ready for their first operation.
-    pub(crate) fn start(fabric: Fabric, settings: SharedSettings, terms: &Terms, began: Instant) -> Result<Core> {
+    pub(crate) fn start(fabric: Fabric, settings: SharedSettings, info: &CommInfo, began: Instant) -> Result<Core> {
         let mut core = Core::new(fabric, settings);
-        core.connect(terms, began)?;
+        core.connect(info, began)?;
         Ok(core)
     }
 
     /// The ranks of `fabric`, which is a part of a communicator and has agreed through it on how its ranks share memory.
-    pub(crate) fn start_part(fabric: Fabric, settings: SharedSettings, terms: &Terms, agreed: Agreed) -> Result<Core> {
+    pub(crate) fn start_part(fabric: Fabric, settings: SharedSettings, info: &CommInfo, agreed: Agreed) -> Result<Core> {
         let mut core = Core::new(fabric, settings);
         match agreed {
             Agreed::Windows(area, tuning) => {
                 if let Some(area) = area {
-                    core.enter(terms, area, tuning);
+                    core.enter(info, area, tuning);
                 }
             }
             Agreed::Messages => core.leave_windows(),
         }
         // Between hosts no rank opens links before it needs them.
         if core.layout.windows && core.layout.hosts == 1 {
-            core.finish_connecting(terms, |core| core.meet_first(terms))?;
+            core.finish_connecting(info, |core| core.meet_first(info))?;
         }
         Ok(core)
     }
@@ -112,49 +112,49 @@ impl Core {
     }
 
     /// Connects with the others, which do the same. Nothing may come before it.
-    pub(crate) fn connect(&mut self, terms: &Terms, began: Instant) -> Result<()> {
-        self.finish_connecting(terms, |core| core.try_to_connect(terms, began))
+    pub(crate) fn connect(&mut self, info: &CommInfo, began: Instant) -> Result<()> {
+        self.finish_connecting(info, |core| core.try_to_connect(info, began))
     }
 
-    fn finish_connecting(&mut self, terms: &Terms, connect: impl FnOnce(&mut Core) -> Result<()>) -> Result<()> {
+    fn finish_connecting(&mut self, info: &CommInfo, connect: impl FnOnce(&mut Core) -> Result<()>) -> Result<()> {
         connect(self).map_err(|error| {
-            let error = settle(self.fabric.bulletin(), terms, error);
+            let error = agree_on_report(self.fabric.status(), info, error);
             self.part(true);
             self.recording.failed(&error);
             error
         })
     }
 
-    fn try_to_connect(&mut self, terms: &Terms, began: Instant) -> Result<()> {
+    fn try_to_connect(&mut self, info: &CommInfo, began: Instant) -> Result<()> {
         if self.fabric.world() == 1 {
             return Ok(());
         }
         let neighbours = self.fabric.neighbours();
-        self.open_window(terms, &neighbours, began)?;
-        self.meet_first(terms)
+        self.open_window(info, &neighbours, began)?;
+        self.meet_first(info)
     }
 
     /// Waits until all ranks have connected.
-    fn meet_first(&mut self, terms: &Terms) -> Result<()> {
+    fn meet_first(&mut self, info: &CommInfo) -> Result<()> {
         let descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
         let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
-        let met = self.meet(Attempt::new(descriptor, terms));
+        let met = self.meet(OpContext::new(descriptor, info));
         self.recording.history.end(entry, met.is_ok());
         met
     }
 
     /// Shares a window with the neighbours, if every rank of every host can.
-    fn open_window(&mut self, terms: &Terms, neighbours: &Arc<[Rank]>, began: Instant) -> Result<()> {
+    fn open_window(&mut self, info: &CommInfo, neighbours: &Arc<[Rank]>, began: Instant) -> Result<()> {
         if !self.layout.windows {
             return Ok(());
         }
         let mut has_window = neighbours.len() <= shm::MOST_RANKS;
         if neighbours.len() > 1 && has_window {
-            let shared = self.fabric.share(began + terms.timeout);
-            let area = shared.map_err(|failed| peer_failed(failed, &terms.members, began))?;
+            let shared = self.fabric.share(began + info.timeout);
+            let area = shared.map_err(|failed| peer_failed(failed, &info.members, began))?;
             has_window = area.is_some();
             if let Some(area) = area {
-                self.enter(terms, area, None);
+                self.enter(info, area, None);
             }
         }
         if self.layout.hosts > 1 {
@@ -163,9 +163,9 @@ impl Core {
             let chunk = ChunkMut::of(&mut everybody);
             let descriptor = Descriptor { op: Op::Connect, count: 1, ..Descriptor::nothing() };
             let kernel = Kernel::new(DType::U8, ReduceOp::Min);
-            let attempt = Attempt::new(descriptor, terms);
+            let context = OpContext::new(descriptor, info);
             // SAFETY: `everybody` is borrowed for the call.
-            unsafe { self.messages(attempt, Op::AllReduce, Algorithm::RecursiveDoubling, None, 1, chunk, kernel)? };
+            unsafe { self.messages(context, Op::AllReduce, Algorithm::RecursiveDoubling, None, 1, chunk, kernel)? };
             has_window = everybody[0] != 0;
         }
         if !has_window {
@@ -175,13 +175,13 @@ impl Core {
     }
 
     /// Uses a window in this area from now on; `tuning` is what all its ranks have measured before.
-    fn enter(&mut self, terms: &Terms, area: Area, tuning: Option<u64>) {
+    fn enter(&mut self, info: &CommInfo, area: Area, tuning: Option<u64>) {
         let host = self.fabric.host().expect("there is no area without a host group").clone();
         let neighbours = self.fabric.neighbours();
         let jobs = neighbours.iter().map(|&rank| self.fabric.members()[rank]).collect();
         let passages = Passages::with_tuning(self.settings.passage, tuning);
         let window = Window::new(area, neighbours, jobs, host, self.patience.clone(), passages);
-        terms.alarm.attach(window.waker());
+        info.cancel.attach(window.waker());
         self.window = Some(window);
     }
 
@@ -194,10 +194,10 @@ impl Core {
     }
 
     /// Waits for everybody to come to the same point.
-    fn meet(&mut self, attempt: Attempt<'_>) -> Result<()> {
+    fn meet(&mut self, context: OpContext<'_>) -> Result<()> {
         let choice = self.choose(Op::Barrier, 0);
         // SAFETY: a barrier touches no buffer.
-        unsafe { self.carry_out(&attempt, &Call::new::<u8>(Op::Barrier), choice) }
+        unsafe { self.carry_out(&context, &Call::new::<u8>(Op::Barrier), choice) }
     }
 
     pub(crate) fn fabric(&self) -> &Fabric {
@@ -258,20 +258,20 @@ impl Core {
     ///
     /// The call was checked; its buffers are valid until this returns, and nobody else uses them.
     #[inline]
-    pub(crate) unsafe fn collective(&mut self, terms: &Terms, history: &History, call: &Call) -> Result<()> {
+    pub(crate) unsafe fn collective(&mut self, info: &CommInfo, history: &History, call: &Call) -> Result<()> {
         self.seq += 1;
         let world = self.layout.ranks;
         let (descriptor, bytes) = (call.descriptor(self.seq, 0), call.bytes(world));
         let choice = (world > 1 && !call.is_empty(world)).then(|| self.choose(call.op, bytes));
         let note = Note::new(history, bytes, trace::path(choice));
-        let attempt = Attempt::noted(descriptor, terms, call.timeout, &note);
+        let context = OpContext::noted(descriptor, info, call.timeout, &note);
         // Windows do so themselves, when nothing waits for this rank any more.
         if note.is_large() || choice.is_none_or(|choice| choice.algorithm != Algorithm::Window) {
-            attempt.note();
+            context.note();
         }
         // SAFETY: passed on.
-        let result = unsafe { self.collective_by(choice, &attempt, call) };
-        note.end(&attempt.words, result.is_ok());
+        let result = unsafe { self.collective_by(choice, &context, call) };
+        note.end(&context.words, result.is_ok());
         result
     }
 
@@ -281,7 +281,7 @@ impl Core {
     ///
     /// As for [`Core::collective`].
     #[inline]
-    unsafe fn collective_by(&mut self, choice: Option<Choice>, attempt: &Attempt<'_>, call: &Call) -> Result<()> {
+    unsafe fn collective_by(&mut self, choice: Option<Choice>, context: &OpContext<'_>, call: &Call) -> Result<()> {
         let Some(choice) = choice else {
             if call.send.ptr != call.recv.ptr {
                 // SAFETY: the caller vouches for both. Alone, they are equally long, and apart if they are not the same; of several
@@ -292,7 +292,7 @@ impl Core {
         };
         // SAFETY: passed on.
         unsafe {
-            let result = self.carry_out(attempt, call, choice);
+            let result = self.carry_out(context, call, choice);
             if call.dtype == DType::Bool {
                 // All that may have been written, whatever the outcome: in place, blocks of others serve as scratch.
                 let (send, recv) = (call.send, call.recv);
@@ -309,20 +309,20 @@ impl Core {
     ///
     /// As for [`Core::collective`].
     #[inline]
-    unsafe fn carry_out(&mut self, attempt: &Attempt<'_>, call: &Call, choice: Choice) -> Result<()> {
+    unsafe fn carry_out(&mut self, context: &OpContext<'_>, call: &Call, choice: Choice) -> Result<()> {
         // SAFETY: passed on.
         unsafe {
             match (choice.algorithm, choice.between) {
-                (Algorithm::Window, _) => self.in_window(attempt, call),
-                (Algorithm::Hierarchical, Some(between)) => self.in_hierarchy(attempt, call, between),
-                (algorithm, _) => self.by_messages(attempt.clone(), call, algorithm),
+                (Algorithm::Window, _) => self.in_window(context, call),
+                (Algorithm::Hierarchical, Some(between)) => self.in_hierarchy(context, call, between),
+                (algorithm, _) => self.by_messages(context.clone(), call, algorithm),
             }
         }
     }
 
     /// A collective of ranks that are all on this host.
     #[inline]
-    unsafe fn in_window(&mut self, attempt: &Attempt<'_>, call: &Call) -> Result<()> {
+    unsafe fn in_window(&mut self, context: &OpContext<'_>, call: &Call) -> Result<()> {
         let counts = call.recv_counts.as_ref().or(call.send_counts.as_ref());
         let window_call = WindowCall {
             count: call.count,
@@ -334,11 +334,11 @@ impl Core {
         };
         let window = self.window.as_mut().expect("a layout with windows has one");
         // SAFETY: passed on.
-        unsafe { window.run(attempt, &window_call) }
+        unsafe { window.run(context, &window_call) }
     }
 
     /// A collective over messages of all ranks.
-    unsafe fn by_messages<'c>(&mut self, attempt: Attempt<'c>, call: &'c Call, algorithm: Algorithm) -> Result<()> {
+    unsafe fn by_messages<'c>(&mut self, context: OpContext<'c>, call: &'c Call, algorithm: Algorithm) -> Result<()> {
         let Layout { ranks: world, .. } = self.layout;
         let rank = self.fabric.rank();
         let element = call.dtype.size();
@@ -354,7 +354,7 @@ impl Core {
             piece: (piece_bytes(algorithm) / element).max(1),
         };
         let job = Job {
-            attempt,
+            context,
             steps: steps(algorithm, problem),
             ranks: None,
             rank,
@@ -378,7 +378,7 @@ impl Core {
     #[expect(clippy::too_many_arguments, reason = "it is what a job consists of")]
     unsafe fn messages(
         &mut self,
-        attempt: Attempt<'_>,
+        context: OpContext<'_>,
         op: Op,
         algorithm: Algorithm,
         ranks: Option<(&[Rank], Rank)>,
@@ -399,7 +399,7 @@ impl Core {
         let none = Blocks::Even(0);
         let piece = (piece_bytes(algorithm) / element).max(1);
         let job = Job {
-            attempt,
+            context,
             steps: steps(algorithm, Problem { op, rank, world, root, count, sends: none, recvs: none, piece }),
             ranks: ranks.map(|(ranks, _)| ranks),
             rank,
@@ -416,22 +416,22 @@ impl Core {
     }
 
     /// Windows inside each host, messages between hosts.
-    unsafe fn in_hierarchy(&mut self, attempt: &Attempt<'_>, call: &Call, between: Algorithm) -> Result<()> {
-        attempt.begin();
+    unsafe fn in_hierarchy(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        context.begin();
         // SAFETY: passed on.
         unsafe {
             match call.op {
-                Op::AllReduce => self.all_reduce_in_hierarchy(attempt, call, between),
-                Op::Reduce => self.reduce_in_hierarchy(attempt, call, between),
-                Op::Broadcast => self.broadcast_in_hierarchy(attempt, call, between),
-                Op::Barrier => self.barrier_in_hierarchy(attempt, between),
+                Op::AllReduce => self.all_reduce_in_hierarchy(context, call, between),
+                Op::Reduce => self.reduce_in_hierarchy(context, call, between),
+                Op::Broadcast => self.broadcast_in_hierarchy(context, call, between),
+                Op::Barrier => self.barrier_in_hierarchy(context, between),
                 op => unreachable!("{op} is not composed"),
             }
         }
     }
 
     /// Each host reduces, every rank a slice ("rail"); equal slices meet between hosts; each host gathers.
-    unsafe fn all_reduce_in_hierarchy(&mut self, attempt: &Attempt<'_>, call: &Call, between: Algorithm) -> Result<()> {
+    unsafe fn all_reduce_in_hierarchy(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
         let element = call.dtype.size();
         let rails = self.layout.fewest_per_host;
         let (place, neighbours) = self.place();
@@ -445,28 +445,28 @@ impl Core {
         // SAFETY: passed on; the slice is this rank's part of the receive buffer, and the calls are in place or apart.
         unsafe {
             if let Some(window) = &mut self.window {
-                window.run(attempt, &local(Op::ReduceScatterV, call.send, slice))?;
+                window.run(context, &local(Op::ReduceScatterV, call.send, slice))?;
             } else if call.send.ptr != call.recv.ptr {
                 std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.send.len);
             }
             if place < rails && slice.len > 0 {
                 let rail = self.rail(place);
-                self.messages(attempt.clone(), Op::AllReduce, between, Some((&rail, 0)), element, slice, kernel)?;
+                self.messages(context.clone(), Op::AllReduce, between, Some((&rail, 0)), element, slice, kernel)?;
             }
             match &mut self.window {
-                Some(window) => window.run(attempt, &local(Op::AllGatherV, slice.as_const(), call.recv)),
+                Some(window) => window.run(context, &local(Op::AllGatherV, slice.as_const(), call.recv)),
                 None => Ok(()),
             }
         }
     }
 
     /// Each host reduces to one rank, on the root's host the root; these reduce to the root.
-    unsafe fn reduce_in_hierarchy(&mut self, attempt: &Attempt<'_>, call: &Call, between: Algorithm) -> Result<()> {
+    unsafe fn reduce_in_hierarchy(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
         let element = call.dtype.size();
         let (heads, root) = self.heads(call.root);
-        let is_head = heads.contains(&attempt.terms.rank);
+        let is_head = heads.contains(&context.info.rank);
         let mut partial = std::mem::take(&mut self.partial);
-        let output = if attempt.terms.rank == call.root {
+        let output = if context.info.rank == call.root {
             call.recv
         } else if is_head {
             partial.resize(call.send.len.div_ceil(size_of::<u64>()), 0);
@@ -481,7 +481,7 @@ impl Core {
             let reduced = match &mut self.window {
                 Some(window) => {
                     let local = WindowCall::new(Op::Reduce, call.send, output, element);
-                    window.run(attempt, &WindowCall { count: call.count, root: head, kernel, ..local })
+                    window.run(context, &WindowCall { count: call.count, root: head, kernel, ..local })
                 }
                 None => {
                     if call.send.ptr != output.ptr {
@@ -491,7 +491,7 @@ impl Core {
                 }
             };
             reduced.and_then(|()| match is_head {
-                true => self.messages(attempt.clone(), Op::Reduce, between, Some((&heads, root)), element, output, kernel),
+                true => self.messages(context.clone(), Op::Reduce, between, Some((&heads, root)), element, output, kernel),
                 false => Ok(()),
             })
         };
@@ -500,38 +500,38 @@ impl Core {
     }
 
     /// The root sends to one rank of each host; these spread it.
-    unsafe fn broadcast_in_hierarchy(&mut self, attempt: &Attempt<'_>, call: &Call, between: Algorithm) -> Result<()> {
+    unsafe fn broadcast_in_hierarchy(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
         let element = call.dtype.size();
         let (heads, root) = self.heads(call.root);
         let head = self.head_of_my_host(&heads);
         // SAFETY: passed on.
         unsafe {
-            if attempt.terms.rank == call.root && call.send.ptr != call.recv.ptr {
+            if context.info.rank == call.root && call.send.ptr != call.recv.ptr {
                 std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.send.len);
             }
-            if heads.contains(&attempt.terms.rank) {
-                self.messages(attempt.clone(), Op::Broadcast, between, Some((&heads, root)), element, call.recv, None)?;
+            if heads.contains(&context.info.rank) {
+                self.messages(context.clone(), Op::Broadcast, between, Some((&heads, root)), element, call.recv, None)?;
             }
             let Some(window) = &mut self.window else { return Ok(()) };
             let local = WindowCall::new(Op::Broadcast, call.recv.as_const(), call.recv, element);
-            window.run(attempt, &WindowCall { count: call.count, root: head, ..local })
+            window.run(context, &WindowCall { count: call.count, root: head, ..local })
         }
     }
 
     /// Each host waits for its own, one rank of each for the others, and each host for that one.
-    unsafe fn barrier_in_hierarchy(&mut self, attempt: &Attempt<'_>, between: Algorithm) -> Result<()> {
+    unsafe fn barrier_in_hierarchy(&mut self, context: &OpContext<'_>, between: Algorithm) -> Result<()> {
         let (heads, _) = self.heads(0);
         let local = WindowCall::new(Op::Barrier, Chunk::EMPTY, ChunkMut::EMPTY, 1);
         // SAFETY: no buffer is touched.
         unsafe {
             if let Some(window) = &mut self.window {
-                window.run(attempt, &local)?;
+                window.run(context, &local)?;
             }
-            if heads.contains(&attempt.terms.rank) {
-                self.messages(attempt.clone(), Op::Barrier, between, Some((&heads, 0)), 1, ChunkMut::EMPTY, None)?;
+            if heads.contains(&context.info.rank) {
+                self.messages(context.clone(), Op::Barrier, between, Some((&heads, 0)), 1, ChunkMut::EMPTY, None)?;
             }
             match &mut self.window {
-                Some(window) => window.run(attempt, &local),
+                Some(window) => window.run(context, &local),
                 None => Ok(()),
             }
         }
@@ -572,7 +572,7 @@ impl Core {
     /// As for [`Core::collective`], for each call until it has ended.
     pub(crate) unsafe fn point_to_point(
         &mut self,
-        terms: &Terms,
+        info: &CommInfo,
         mut next: impl FnMut() -> Option<Call>,
         mut finished: impl FnMut(usize),
     ) -> Result<()> {
@@ -588,14 +588,14 @@ impl Core {
             // What is received gets its number when it comes.
             sent[root] += u64::from(op == Op::Send);
             let seq = if op == Op::Send { sent[root] } else { 0 };
-            let attempt = Attempt::new(call.descriptor(seq, 0), terms).within(timeout);
+            let context = OpContext::new(call.descriptor(seq, 0), info).within(timeout);
             let peer = source.is_none().then_some(root as u32);
-            let with_peer = Descriptor { op, root: peer, ..attempt.descriptor };
+            let with_peer = Descriptor { op, root: peer, ..context.descriptor };
             let entry = recording.history.begin(with_peer.encode(), (send.len + recv.len) as u64, 0);
             under_way.borrow_mut().push((entry, (dtype == DType::Bool && op == Op::Recv).then_some(recv)));
             let (rank, world, none) = (fabric.rank(), layout.ranks, Blocks::Even(0));
             Some(Job {
-                attempt,
+                context,
                 steps: steps(Algorithm::Direct, Problem { op, rank, world, root, count, sends: none, recvs: none, piece: 1 }),
                 ranks: None,
                 rank,
@@ -640,7 +640,7 @@ impl Core {
                 let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
                 let engine = Engine::new(mesh, self.layout.ranks, self.patience.clone());
                 let waker = engine.waker();
-                self.fabric.bulletin().alarm.attach(move || {
+                self.fabric.status().cancel.attach(move || {
                     if let Err(error) = waker.wake() {
                         tracing::warn!(%error, "what waits for links gives up a little later");
                     }
@@ -658,7 +658,7 @@ impl Core {
 
     /// Memory with a part of `part` bytes, whole pages, for each rank of this host, mapped by all of them; `None` if they cannot share
     /// any.
-    pub(crate) fn allocate(&mut self, terms: &Terms, part: usize) -> Result<Option<Arc<Allocation>>> {
+    pub(crate) fn allocate(&mut self, info: &CommInfo, part: usize) -> Result<Option<Arc<Allocation>>> {
         self.seq += 1;
         let Some(window) = &mut self.window else { return Ok(None) };
         // What everybody has dropped is unmapped now.
@@ -676,11 +676,11 @@ impl Core {
         };
         let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
         // SAFETY: `dropped` is borrowed for the call.
-        let agreed = unsafe { window.run(&Attempt::new(descriptor, terms), &call) };
+        let agreed = unsafe { window.run(&OpContext::new(descriptor, info), &call) };
         self.recording.history.end(entry, agreed.is_ok());
         agreed?;
         window.heap().forget(&dropped);
-        let segment = self.share(terms, descriptor, part)?;
+        let segment = self.share(info, descriptor, part)?;
         let registered = segment.map(|segment| Arc::new(Allocation { segment, part }));
         if let (Some(window), Some(registered)) = (&mut self.window, &registered) {
             window.heap().add(registered.clone());
@@ -689,27 +689,27 @@ impl Core {
     }
 
     /// A segment with a part for each rank of this host, which their leader makes; `None` if one of them cannot have it.
-    fn share(&mut self, terms: &Terms, descriptor: Descriptor, part: usize) -> Result<Option<Arc<Segment>>> {
+    fn share(&mut self, info: &CommInfo, descriptor: Descriptor, part: usize) -> Result<Option<Arc<Segment>>> {
         let (Some(host), Some(window)) = (self.fabric.host().cloned(), &mut self.window) else { return Ok(None) };
         let (place, ranks) = (window.rank(), window.members().len());
-        let attempt = Attempt::new(descriptor, terms);
-        let deadline = Instant::now() + terms.timeout;
+        let context = OpContext::new(descriptor, info);
+        let deadline = Instant::now() + info.timeout;
         let made = (place == 0).then(|| host.create(ranks * part)).transpose();
         let mine = made.inspect_err(|error| tracing::warn!(%error, "no shared memory")).ok().flatten();
         let lent = mine.as_ref().map_or(0, |segment| host.lend(segment));
         let shared = (|| {
-            let id = window.tell(&attempt, [lent.into(), 0, 0, 0, 0, 0])?[0][0];
+            let id = window.tell(&context, [lent.into(), 0, 0, 0, 0, 0])?[0][0];
             let found = match u32::try_from(id) {
                 Ok(0) | Err(_) => None,
                 Ok(_) if place == 0 => mine,
-                Ok(id) => window.fetch(&attempt, 0, id)?.inspect_err(|error| tracing::warn!(%error, "no shared memory")).ok(),
+                Ok(id) => window.fetch(&context, 0, id)?.inspect_err(|error| tracing::warn!(%error, "no shared memory")).ok(),
             };
             let mine = place * part..(place + 1) * part;
             let found = found.filter(|segment| segment.len() == ranks * part);
             let found = match found.map(|segment| segment.reserve_by(mine, deadline).map(|()| segment)).transpose() {
                 // It is this rank that the others wait for.
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    let (Descriptor { op, seq, .. }, Terms { rank, timeout, .. }) = (descriptor, terms);
+                    let (Descriptor { op, seq, .. }, CommInfo { rank, timeout, .. }) = (descriptor, info);
                     let what =
                         format!("rank {rank} has not reserved {part} bytes of shared memory within its deadline of {timeout:?}");
                     let advice = "allocate less, or set a longer timeout";
@@ -717,7 +717,7 @@ impl Core {
                 }
                 found => found.inspect_err(|error| tracing::warn!(%error, "no shared memory")).ok().flatten(),
             };
-            let have = window.tell(&attempt, [found.is_some().into(), 0, 0, 0, 0, 0])?;
+            let have = window.tell(&context, [found.is_some().into(), 0, 0, 0, 0, 0])?;
             Ok(found.filter(|_| have.iter().all(|notes| notes[0] != 0)))
         })();
         if lent != 0 {
@@ -746,7 +746,7 @@ impl Core {
 
     /// Tells the others that this rank takes part no more.
     pub(crate) fn part(&mut self, failed: bool) {
-        self.fabric.bulletin().last_seq.store(self.seq, Ordering::Relaxed);
+        self.fabric.status().last_seq.store(self.seq, Ordering::Relaxed);
         if let Some(engine) = &mut self.engine {
             engine.part(self.seq, failed);
         }

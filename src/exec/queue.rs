@@ -122,11 +122,11 @@ impl Queue {
     pub(crate) fn close(&self, shared: &CommState) {
         let Some(Progress { tasks, thread, .. }) = self.thread.lock().take() else { return };
         // To the caller these have returned; each ends by its deadline.
-        while self.unattended.load(Ordering::Acquire) > 0 && !shared.terms.alarm.is_rung() {
+        while self.unattended.load(Ordering::Acquire) > 0 && !shared.info.cancel.is_cancelled() {
             std::thread::sleep(CLOSING);
         }
         if !self.is_idle() {
-            failure::abort(&shared.bulletin);
+            failure::abort(&shared.status);
         }
         drop(tasks);
         // A panic there has been printed, and its operations are lost either way.
@@ -185,7 +185,7 @@ impl Worker {
         let give_up = |task: Task, error| {
             task.complete(Err(error));
             // The other side waits for it.
-            failure::abort(&shared.bulletin);
+            failure::abort(&shared.status);
         };
         let next = || {
             let mut worker = worker.borrow_mut();
@@ -229,7 +229,7 @@ impl Worker {
         };
         let run = |core: &mut super::core::Core| {
             // SAFETY: the caller that queued the calls keeps their buffers until they complete.
-            unsafe { core.point_to_point(&shared.terms, next, finished) }
+            unsafe { core.point_to_point(&shared.info, next, finished) }
         };
         let result = shared.unless_it_panics(core, op, run);
         if let Err(error) = result {

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use crate::buffer::{Chunk, ChunkMut};
 use crate::engine::{Engine, Job};
 use crate::error::{Cause, Error};
-use crate::failure::{Answer, Boards, Bulletin, Contact, Question, Unheard, settle};
-use crate::failure::{Attempt, Terms};
+use crate::failure::{CommInfo, OpContext};
+use crate::failure::{CommStatus, ControlChannel, Query, QueryError, Reply, StatusBoard, agree_on_report};
 use crate::reduce::Kernel;
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
 use crate::sys::Patience;
@@ -137,30 +137,30 @@ impl Opener for FaultyOpener {
 }
 
 struct FaultyContact {
-    boards: Arc<Boards>,
+    board: Arc<StatusBoard>,
     world: Arc<Mutex<World>>,
     me: Rank,
 }
 
-impl Contact for FaultyContact {
-    fn ask(&self, peer: Rank, question: &Question, _: Duration) -> Result<Answer, Unheard> {
+impl ControlChannel for FaultyContact {
+    fn ask(&self, peer: Rank, query: &Query, _: Duration) -> Result<Reply, QueryError> {
         {
             let world = self.world.lock();
             if world.killed.contains(&peer) {
-                return Err(Unheard::Gone);
+                return Err(QueryError::Gone);
             }
             if world.cut.contains(&pair(self.me, peer)) {
-                return Err(Unheard::Unreachable { address: "cut off".to_owned(), kind: io::ErrorKind::TimedOut });
+                return Err(QueryError::Unreachable { address: "cut off".to_owned(), kind: io::ErrorKind::TimedOut });
             }
         }
-        Ok(self.boards.answer(CHANNEL, self.me, peer, question.clone()))
+        Ok(self.board.answer(CHANNEL, self.me, peer, query.clone()))
     }
 }
 
 /// What one rank brings to a run.
 struct Part {
-    terms: Terms,
-    bulletin: Arc<Bulletin>,
+    info: CommInfo,
+    status: Arc<CommStatus>,
     engine: Engine,
     call: Descriptor,
     /// What goes in and what comes out, in place.
@@ -202,19 +202,19 @@ fn run(seed: u64) -> Run {
     };
     let strikes_at = random(60 * ranks);
 
-    let (hub, boards) = (Arc::new(Hub::default()), Arc::new(Boards::default()));
+    let (hub, board) = (Arc::new(Hub::default()), Arc::new(StatusBoard::default()));
     let everybody: Arc<[Rank]> = (0..ranks).collect();
     let members = vec![Member { host: "here".into(), pid: 1 }; ranks];
     let mut parts: Vec<Part> = (0..ranks)
         .map(|rank| {
             let who = Who { job: "simulated".to_owned(), run: seed, rank, members: members.clone() };
             let recording = Recorder::new(who, None).open(CHANNEL, rank, everybody.clone());
-            let bulletin = Arc::new(Bulletin::new(rank, everybody.clone(), recording));
-            bulletin.reach(Arc::new(FaultyContact { boards: boards.clone(), world: world.clone(), me: rank }));
-            boards.post_unwatched(CHANNEL, rank, bulletin.clone());
+            let status = Arc::new(CommStatus::new(rank, everybody.clone(), recording));
+            status.reach(Arc::new(FaultyContact { board: board.clone(), world: world.clone(), me: rank }));
+            board.post_unwatched(CHANNEL, rank, status.clone());
             let timeout = Duration::from_secs(3600);
-            let alarm = bulletin.alarm.clone();
-            let terms = Terms { rank, members: members.clone(), timeout, start_timeout: timeout, alarm };
+            let cancel = status.cancel.clone();
+            let info = CommInfo { rank, members: members.clone(), timeout, start_timeout: timeout, cancel };
             let opener = MemoryOpener { hub: hub.clone(), channel: CHANNEL, rank };
             let mesh = Mesh::new(ranks, Box::new(FaultyOpener { opener, world: world.clone() })).unwrap();
             let engine = Engine::new(mesh, ranks, Arc::new(Patience::new(1)));
@@ -228,7 +228,7 @@ fn run(seed: u64) -> Run {
                 ..Descriptor::nothing()
             };
             let buf = (0..count as u64).map(|i| mix(seed, i) ^ rank as u64).collect();
-            Part { terms, bulletin, engine, call, buf }
+            Part { info, status, engine, call, buf }
         })
         .collect();
 
@@ -236,17 +236,17 @@ fn run(seed: u64) -> Run {
     let mut under_way: Vec<_> = parts
         .iter_mut()
         .map(|part| {
-            let Part { terms, bulletin, engine, call, buf } = part;
-            let terms: &Terms = terms;
-            if fault == Fault::Absent(terms.rank) {
-                return (terms, bulletin, engine, call, None);
+            let Part { info, status, engine, call, buf } = part;
+            let info: &CommInfo = info;
+            if fault == Fault::Absent(info.rank) {
+                return (info, status, engine, call, None);
             }
-            _ = bulletin.recording.history.begin(call.encode(), 0, 0);
+            _ = status.recording.history.begin(call.encode(), 0, 0);
             let (none, memory) = (Blocks::Even(0), ChunkMut::of(buf));
-            let (op, rank, root) = (Op::AllReduce, terms.rank, 0);
+            let (op, rank, root) = (Op::AllReduce, info.rank, 0);
             let problem = Problem { op, rank, world: ranks, root, count, sends: none, recvs: none, piece: 1000 };
             let job = Job {
-                attempt: Attempt::new(*call, terms),
+                context: OpContext::new(*call, info),
                 steps: steps(algorithm, problem),
                 ranks: None,
                 rank,
@@ -260,7 +260,7 @@ fn run(seed: u64) -> Run {
             };
             // SAFETY: the buffers live as long as the run, and nobody else touches them.
             let stepped = unsafe { engine.begin_stepped(job) };
-            (terms, bulletin, engine, call, Some(stepped))
+            (info, status, engine, call, Some(stepped))
         })
         .collect();
 
@@ -286,21 +286,21 @@ fn run(seed: u64) -> Run {
         }
         assert!(turns < 1_000_000, "it does not end");
         let rank = waiting[random(waiting.len())];
-        let (terms, bulletin, engine, call, Some(stepped)) = &mut under_way[rank] else { unreachable!("it made the call") };
-        let attempt = Attempt::new(**call, terms);
+        let (info, status, engine, call, Some(stepped)) = &mut under_way[rank] else { unreachable!("it made the call") };
+        let context = OpContext::new(**call, info);
         let result =
-            if terms.alarm.is_rung() { Err(Error::Aborted { op: call.op, seq: call.seq }) } else { engine.step(stepped) };
+            if info.cancel.is_cancelled() { Err(Error::Aborted { op: call.op, seq: call.seq }) } else { engine.step(stepped) };
         let result = match result {
             // Nobody moves any more: who waits for a rank that is cut off from it finds that out, as its watch would.
             Ok(Some(false)) if still > 400 * ranks && engine.stuck_to(stepped).is_some_and(|peer| is_cut(rank, peer)) => {
                 let peer = engine.stuck_to(stepped).expect("it is stuck to a rank");
                 let (address, kind) = ("cut off".to_owned(), io::ErrorKind::TimedOut);
-                Err(attempt.failed(peer, Cause::Unreachable { address, kind }))
+                Err(context.failed(peer, Cause::Unreachable { address, kind }))
             }
             Ok(Some(false)) if still > 4000 * ranks => {
                 // Then a deadline passes.
                 let peer = engine.stuck_to(stepped).expect("who does not move waits for somebody");
-                Err(attempt.failed(peer, Cause::Silent { deadline: terms.timeout }))
+                Err(context.failed(peer, Cause::Silent { deadline: info.timeout }))
             }
             other => other,
         };
@@ -308,17 +308,17 @@ fn run(seed: u64) -> Run {
             Ok(Some(moved)) => {
                 // What others may know of it, as if it slept.
                 if let Some(peer) = engine.stuck_to(stepped).filter(|_| !moved) {
-                    let _ = attempt.patience_with(peer);
+                    let _ = context.patience_with(peer);
                 }
                 still = if moved { 0 } else { still + 1 };
             }
             Ok(None) => {
-                attempt.rest();
+                context.rest();
                 (ends[rank], still) = (Some(End::Completed), 0);
             }
             Err(error) => {
-                attempt.rest();
-                let error = settle(bulletin, terms, error);
+                context.rest();
+                let error = agree_on_report(status, info, error);
                 engine.part(0, true);
                 (ends[rank], still) = (Some(End::Failed(error)), 0);
             }
@@ -332,7 +332,7 @@ fn run(seed: u64) -> Run {
             let is_right = parts[rank].buf.iter().enumerate().all(|(i, &got)| got == expected(i));
             assert!(is_right, "rank {rank} completed with a wrong result");
         }
-        boards.take_down(CHANNEL, rank);
+        board.take_down(CHANNEL, rank);
     }
     Run { fault, ranks, algorithm, ends }
 }

@@ -13,7 +13,7 @@ use crate::bootstrap::host_group::stage::{Holder, Stage};
 use crate::config::SharedSettings;
 use crate::cuda::device::Driver;
 use crate::error::{Error, Result};
-use crate::failure::{self, Bulletin, Terms};
+use crate::failure::{self, CommInfo, CommStatus};
 use crate::schedule::select::Layout;
 use crate::sys;
 use crate::trace::Recording;
@@ -22,13 +22,13 @@ use crate::types::{Descriptor, Op};
 /// One communicator, as its callers' threads and its progress thread share it.
 pub(crate) struct CommState {
     pub(crate) core: Mutex<Core>,
-    pub(crate) terms: Terms,
+    pub(crate) info: CommInfo,
     /// The failure that revoked the communicator.
     pub(crate) failure: OnceLock<Arc<Error>>,
     pub(crate) layout: Layout,
     pub(crate) settings: SharedSettings,
     pub(crate) recording: Arc<Recording>,
-    pub(crate) bulletin: Arc<Bulletin>,
+    pub(crate) status: Arc<CommStatus>,
     /// What this process shares with the other ranks of its host, and how many of them there are, if they share memory.
     pub(crate) host: Option<(Arc<HostGroup>, usize)>,
     /// The devices of this process, once they have been looked for.
@@ -40,20 +40,20 @@ pub(crate) struct CommState {
 }
 
 impl CommState {
-    pub(crate) fn new(core: Core, terms: Terms) -> Arc<CommState> {
+    pub(crate) fn new(core: Core, info: CommInfo) -> Arc<CommState> {
         let (layout, settings, recording) = (core.layout(), core.settings(), core.recording().clone());
         sys::count_forks();
         let failure = OnceLock::new();
-        let bulletin = core.fabric().bulletin().clone();
+        let status = core.fabric().status().clone();
         let host = core.fabric().host().filter(|_| layout.windows).map(|host| (host.clone(), core.fabric().neighbours().len()));
         let state = Arc::new(CommState {
             core: Mutex::new(core),
-            terms,
+            info,
             failure,
             layout,
             settings,
             recording,
-            bulletin,
+            status,
             host,
             driver: OnceLock::new(),
             kinds: Mutex::default(),
@@ -91,7 +91,7 @@ impl CommState {
         let mut calls = calls.into_iter();
         let run = |core: &mut Core| {
             // SAFETY: passed on.
-            unsafe { core.point_to_point(&self.terms, || calls.next(), |_| {}) }
+            unsafe { core.point_to_point(&self.info, || calls.next(), |_| {}) }
         };
         let result = self.unless_it_panics(core, op, run);
         result.map_err(|error| self.fail(core, error))
@@ -104,7 +104,7 @@ impl CommState {
         }
         // What ended the communicator while no operation was under way meets this one.
         let collective = (!call.op.is_point_to_point()).then(|| core.next_seq());
-        if self.terms.alarm.stops(collective) {
+        if self.info.cancel.stops(collective) {
             let Descriptor { op, seq, .. } = call.descriptor(core.next_number(call), 0);
             return Err(self.fail(core, Error::Aborted { op, seq }));
         }
@@ -130,7 +130,7 @@ impl CommState {
         if let Some(first) = self.failure.get() {
             return Error::Revoked { first: first.clone() };
         }
-        let error = failure::settle(&self.bulletin, &self.terms, error);
+        let error = failure::agree_on_report(&self.status, &self.info, error);
         self.revoke(core, &error);
         error
     }
@@ -139,7 +139,7 @@ impl CommState {
     #[cold]
     pub(crate) fn revoke(&self, core: &mut Core, error: &Error) {
         if self.failure.set(Arc::new(error.clone())).is_ok() {
-            tracing::info!(%error, rank = self.terms.rank, "the communicator is revoked");
+            tracing::info!(%error, rank = self.info.rank, "the communicator is revoked");
             core.part(true);
             self.recording.failed(error);
         }

@@ -9,7 +9,7 @@ use super::queue::Queue;
 use super::state::CommState;
 use super::work::{Work, begin};
 use crate::error::{Error, Result};
-use crate::failure::{self, Terms};
+use crate::failure::{self, CommInfo};
 use crate::types::{Op, Rank};
 
 /// Carries out the calls of one communicator, in their order.
@@ -22,12 +22,12 @@ pub(crate) struct Executor {
 const MOMENT: Duration = Duration::from_millis(20);
 
 impl Executor {
-    pub(crate) fn new(core: Core, terms: Terms) -> Executor {
-        Executor { queue: Queue::new(), state: CommState::new(core, terms) }
+    pub(crate) fn new(core: Core, info: CommInfo) -> Executor {
+        Executor { queue: Queue::new(), state: CommState::new(core, info) }
     }
 
     pub(super) fn rank(&self) -> Rank {
-        self.state.terms.rank
+        self.state.info.rank
     }
 
     pub(super) fn world_size(&self) -> usize {
@@ -51,7 +51,7 @@ impl Executor {
         match self.state.core.try_lock_for(MOMENT) {
             Some(mut core) => _ = self.state.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 }),
             // The call that holds the core sees to the rest.
-            None => failure::abort(&self.state.bulletin),
+            None => failure::abort(&self.state.status),
         }
     }
 

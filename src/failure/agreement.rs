@@ -2,21 +2,21 @@
 //!
 //! A rank that fails sees little: that a link has closed, that a peer has given up, that its deadline is over. So first it finds
 //! out who is at fault, by asking whom it sees: a rank that has failed because of another names that one; a rank that waits for
-//! another is not the one to blame. What it finds is a [`Notice`], and from then on it finds out no other.
+//! another is not the one to blame. What it finds is a [`FailureReport`], and from then on it finds out no other.
 //!
-//! Then it tells all others, and hears from each the notices that it knows. A rank that is told before it has found out anything
+//! Then it tells all others, and hears from each the reports that it knows. A rank that is told before it has found out anything
 //! itself finds out nothing any more, and does the same with what it was told before it reports. So of two ranks that found out
 //! something by themselves each had done so before the other asked, and hears it then; and whoever was told asks both. All
-//! survivors thus know all notices, and report the first of them, in an order on which they agree.
+//! survivors thus know all reports, and report the first of them, in an order on which they agree.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::message::{Answer, Question};
-use super::report::{Notice, What};
-use super::state::{Bulletin, Contact, Unheard, ask_all};
+use super::message::{Query, Reply};
+use super::report::{Failure, FailureReport};
+use super::state::{CommStatus, ControlChannel, QueryError, ask_all};
 use crate::error::{Cause, Elsewhere, Error};
-use crate::failure::{Puzzle, Terms};
+use crate::failure::{CommInfo, Diagnosing};
 use crate::sys;
 use crate::types::{Descriptor, Op, Rank};
 
@@ -27,27 +27,27 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const EXPLANATION: Duration = Duration::from_millis(60);
 
 /// How long one may that says it is about to.
-const PUZZLED: Duration = Duration::from_secs(5);
+const DIAGNOSING: Duration = Duration::from_secs(5);
 
 /// How long a rank that has made the call may say of no peer that it waits for it. It says so whenever it wakes, twice a second,
 /// but on a machine with too much to do it wakes late.
 const BUSY: Duration = Duration::from_secs(1);
 
 /// What this rank reports of a failure that it met as `error`: agrees on it with the others.
-pub(crate) fn settle(bulletin: &Bulletin, terms: &Terms, mut error: Error) -> Error {
+pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: Error) -> Error {
     // Whoever has no descriptor left keeps the others waiting, not they him.
     if let Error::Peer { cause: Cause::Silent { .. } | Cause::Gone | Cause::Unreachable { .. }, .. } = &error
         && let Some(want) = sys::want()
     {
         error = Error::os("reaching the other ranks")(want);
     }
-    let during = during(bulletin, &error);
-    let own = find_out(bulletin, terms, &error);
-    spread(bulletin);
-    let notices = bulletin.notices();
-    let Some(first) = notices.iter().min_by_key(|notice| notice.order()) else { return error };
+    let during = during(status, &error);
+    let own = find_out(status, info, &error);
+    spread(status);
+    let reports = status.reports();
+    let Some(first) = reports.iter().min_by_key(|report| report.order()) else { return error };
     let is_own = own.as_ref() == Some(first);
-    let is_own_fault = matches!(first.what, What::Failed { culprit, .. } if culprit == terms.rank);
+    let is_own_fault = matches!(first.what, Failure::Failed { culprit, .. } if culprit == info.rank);
     match &error {
         // The others have seen only that this rank keeps them waiting.
         Error::Os { .. } if is_own_fault => error,
@@ -55,24 +55,24 @@ pub(crate) fn settle(bulletin: &Bulletin, terms: &Terms, mut error: Error) -> Er
         Error::Peer {
             cause: Cause::Silent { .. } | Cause::Closed | Cause::Gone | Cause::Unreachable { .. } | Cause::Revoked,
             ..
-        } => first.error(terms, during),
+        } => first.error(info, during),
         _ if is_own => error,
-        _ => first.error(terms, during),
+        _ => first.error(info, during),
     }
 }
 
 /// This rank gives up of its own accord, and all hear of it.
-pub(crate) fn abort(bulletin: &Bulletin) {
-    let (during, completed) = (Descriptor::nothing(), bulletin.recording.history.last_completed());
-    let what = What::Failed { culprit: bulletin.rank, cause: Cause::Aborted };
-    bulletin.find_out(Notice { origin: bulletin.rank, what, during, after: Duration::ZERO, completed });
-    bulletin.alarm.ring();
-    spread(bulletin);
+pub(crate) fn abort(status: &CommStatus) {
+    let (during, completed) = (Descriptor::nothing(), status.recording.history.last_completed());
+    let what = Failure::Failed { culprit: status.rank, cause: Cause::Aborted };
+    status.find_out(FailureReport { origin: status.rank, what, during, after: Duration::ZERO, completed });
+    status.cancel.cancel();
+    spread(status);
 }
 
 /// The operation that was under way here, as this rank called it, and for how long.
-fn during(bulletin: &Bulletin, error: &Error) -> Option<(Descriptor, Duration)> {
-    let history = &bulletin.recording.history;
+fn during(status: &CommStatus, error: &Error) -> Option<(Descriptor, Duration)> {
+    let history = &status.recording.history;
     let since = |call: Descriptor| {
         let since = if call.op.is_point_to_point() { None } else { history.since(call.seq) };
         Some((call, since.unwrap_or_default()))
@@ -94,64 +94,70 @@ fn during(bulletin: &Bulletin, error: &Error) -> Option<(Descriptor, Duration)> 
 }
 
 /// What this rank finds out, unless another has told it before.
-fn find_out(bulletin: &Bulletin, terms: &Terms, error: &Error) -> Option<Notice> {
+fn find_out(status: &CommStatus, info: &CommInfo, error: &Error) -> Option<FailureReport> {
     let about = if let Error::Peer { rank, .. } = error { Some(*rank) } else { None };
-    bulletin.alarm.set_puzzle(Some(Puzzle { about }));
-    let found = look_into(bulletin, terms, error);
+    status.cancel.set_diagnosing(Some(Diagnosing { about }));
+    let found = look_into(status, info, error);
     if let Some(found) = &found {
-        bulletin.find_out(found.clone());
+        status.find_out(found.clone());
     }
-    bulletin.alarm.set_puzzle(None);
+    status.cancel.set_diagnosing(None);
     found
 }
 
-fn look_into(bulletin: &Bulletin, terms: &Terms, error: &Error) -> Option<Notice> {
-    if !bulletin.notices().is_empty() {
+fn look_into(status: &CommStatus, info: &CommInfo, error: &Error) -> Option<FailureReport> {
+    if !status.reports().is_empty() {
         return None;
     }
-    let completed = bulletin.recording.history.last_completed();
-    let Some(notice) = Notice::of(error, terms, completed) else {
+    let completed = status.recording.history.last_completed();
+    let Some(report) = FailureReport::of(error, info, completed) else {
         // It is this rank's own affair.
         let cause = if matches!(error, Error::Aborted { .. }) { Cause::Aborted } else { Cause::Revoked };
-        let (during, after) = during(bulletin, error).unwrap_or((Descriptor::nothing(), Duration::ZERO));
-        return Some(Notice { origin: terms.rank, what: What::Failed { culprit: terms.rank, cause }, during, after, completed });
+        let (during, after) = during(status, error).unwrap_or((Descriptor::nothing(), Duration::ZERO));
+        return Some(FailureReport {
+            origin: info.rank,
+            what: Failure::Failed { culprit: info.rank, cause },
+            during,
+            after,
+            completed,
+        });
     };
-    let Some(contact) = bulletin.contact() else { return Some(notice) };
-    let What::Failed { culprit, cause } = &notice.what else { return Some(notice) };
+    let Some(control) = status.control() else { return Some(report) };
+    let Failure::Failed { culprit, cause } = &report.what else { return Some(report) };
     let what = match cause {
-        Cause::Silent { deadline } => follow(bulletin, &*contact, *culprit, notice.during, *deadline)?,
+        Cause::Silent { deadline } => follow(status, &*control, *culprit, report.during, *deadline)?,
         Cause::Closed | Cause::Gone | Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Revoked => {
-            explain(bulletin, &*contact, *culprit, cause)?
+            explain(status, &*control, *culprit, cause)?
         }
-        _ => return Some(notice),
+        _ => return Some(report),
     };
-    Some(Notice { what, ..notice })
+    Some(FailureReport { what, ..report })
 }
 
 /// Why a peer closed its link or gave up; `None` if the peer or another has told by now.
-fn explain(bulletin: &Bulletin, contact: &dyn Contact, peer: Rank, seen: &Cause) -> Option<What> {
+fn explain(status: &CommStatus, control: &dyn ControlChannel, peer: Rank, seen: &Cause) -> Option<Failure> {
     let began = Instant::now();
-    let failed = |cause| Some(What::Failed { culprit: peer, cause });
-    bulletin.alarm.set_puzzle(Some(Puzzle { about: Some(peer) }));
+    let failed = |cause| Some(Failure::Failed { culprit: peer, cause });
+    status.cancel.set_diagnosing(Some(Diagnosing { about: Some(peer) }));
     loop {
-        let heard = contact.ask(peer, &Question::Doing(None), PATIENCE);
+        let heard = control.ask(peer, &Query::Doing(None), PATIENCE);
         let lives = heard.is_ok();
         let patience = match heard {
-            Ok(Answer::Doing { notices, puzzle, .. }) => {
-                bulletin.hear(notices);
-                match puzzle {
+            Ok(Reply::Doing { reports, diagnosing, .. }) => {
+                status.hear(reports);
+                match diagnosing {
                     // If it asks this rank the same, nobody knows more.
-                    Some(Puzzle { about }) if about != Some(bulletin.rank) => PUZZLED,
+                    Some(Diagnosing { about }) if about != Some(status.rank) => DIAGNOSING,
                     _ => EXPLANATION,
                 }
             }
-            Ok(Answer::Left { last_seq }) if *seen != Cause::Revoked => return failed(Cause::Left { last_seq }),
-            Err(Unheard::Gone) if matches!(seen, Cause::Unreachable { .. }) => return failed(Cause::Gone),
-            Err(Unheard::Died) => return failed(Cause::Died),
-            Err(Unheard::Gone) | Ok(_) => return failed(seen.clone()),
-            Err(Unheard::Mute | Unheard::Unreachable { .. } | Unheard::Unasked) => EXPLANATION,
+            Ok(Reply::Left { last_seq }) if *seen != Cause::Revoked => return failed(Cause::Left { last_seq }),
+            Err(QueryError::Gone) if matches!(seen, Cause::Unreachable { .. }) => return failed(Cause::Gone),
+            Err(QueryError::Died) => return failed(Cause::Died),
+            Err(QueryError::Gone) | Ok(_) => return failed(seen.clone()),
+            Err(QueryError::Mute | QueryError::Unreachable { .. } | QueryError::Unasked) => EXPLANATION,
         };
-        if !bulletin.notices().is_empty() {
+        if !status.reports().is_empty() {
             return None;
         }
         if began.elapsed() >= patience {
@@ -168,13 +174,19 @@ fn explain(bulletin: &Bulletin, contact: &dyn Contact, peer: Rank, seen: &Cause)
 ///
 /// The way may lead through other communicators of the same ranks. Whom it leads to there is named if it cannot answer; if it
 /// can, it owes nothing in this communicator, and the one that should have made the call here is named, with whom it waits for.
-fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descriptor, deadline: Duration) -> Option<What> {
-    let mut path = vec![bulletin.rank];
+fn follow(
+    status: &CommStatus,
+    control: &dyn ControlChannel,
+    first: Rank,
+    mine: Descriptor,
+    deadline: Duration,
+) -> Option<Failure> {
+    let mut path = vec![status.rank];
     let mut suspect = first;
     // What the one before called, as it was called.
-    let mut call = if mine.op.is_point_to_point() { Some(mine) } else { bulletin.recording.history.collective(mine.seq) };
+    let mut call = if mine.op.is_point_to_point() { Some(mine) } else { status.recording.history.collective(mine.seq) };
     // Who should have made the call here, and waits in another communicator.
-    let mut busy: Option<What> = None;
+    let mut busy: Option<Failure> = None;
     // Since when the suspect has been asked, and its answers have led to no other rank.
     let mut asked = (first, Instant::now());
     loop {
@@ -182,25 +194,25 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
             asked = (suspect, Instant::now());
         }
         let may_still_say = |patience: Duration| asked.1.elapsed() < patience;
-        bulletin.alarm.set_puzzle(Some(Puzzle { about: Some(suspect) }));
-        let failed = |cause| Some(What::Failed { culprit: suspect, cause });
-        if contact.is_stopped(suspect) {
+        status.cancel.set_diagnosing(Some(Diagnosing { about: Some(suspect) }));
+        let failed = |cause| Some(Failure::Failed { culprit: suspect, cause });
+        if control.is_stopped(suspect) {
             return failed(Cause::Stopped { deadline });
         }
         let before = *path.last().expect("it begins with this rank");
-        let mismatch = |call, theirs| Some(What::Mismatch { ranks: [before, suspect], calls: [call, theirs] });
-        match contact.ask(suspect, &Question::Doing(call), PATIENCE) {
-            Ok(Answer::Doing { notices, .. }) if !notices.is_empty() => {
-                bulletin.hear(notices);
+        let mismatch = |call, theirs| Some(Failure::Mismatch { ranks: [before, suspect], calls: [call, theirs] });
+        match control.ask(suspect, &Query::Doing(call), PATIENCE) {
+            Ok(Reply::Doing { reports, .. }) if !reports.is_empty() => {
+                status.hear(reports);
                 return None;
             }
-            Ok(Answer::Doing { at_your_seq: Some(theirs), .. }) if call.is_some_and(|call| call != theirs) => {
+            Ok(Reply::Doing { at_your_seq: Some(theirs), .. }) if call.is_some_and(|call| call != theirs) => {
                 return mismatch(call?, theirs);
             }
-            Ok(Answer::Doing { waits: Some((next, _)), .. }) if next >= bulletin.world() => {
+            Ok(Reply::Doing { waits: Some((next, _)), .. }) if next >= status.world() => {
                 return failed(Cause::Corrupt("it waits for a rank that there is not"));
             }
-            Ok(Answer::Doing { waits: Some((next, words)), .. }) => {
+            Ok(Reply::Doing { waits: Some((next, words)), .. }) => {
                 let theirs = Descriptor::decode(words);
                 path.push(suspect);
                 if path.contains(&next) {
@@ -214,29 +226,29 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
                 (suspect, call, busy) = (next, theirs, None);
             }
             // Its deadline is over, too, and it is about to find out the same.
-            Ok(Answer::Doing { puzzle: Some(Puzzle { about: Some(next) }), .. })
-                if next < bulletin.world() && next != suspect && !path.contains(&next) =>
+            Ok(Reply::Doing { diagnosing: Some(Diagnosing { about: Some(next) }), .. })
+                if next < status.world() && next != suspect && !path.contains(&next) =>
             {
                 path.push(suspect);
                 (suspect, call, busy) = (next, None, None);
             }
             // It has not come to asking yet.
-            Ok(Answer::Doing { puzzle: Some(Puzzle { about: None }), .. }) if may_still_say(PUZZLED) => {
+            Ok(Reply::Doing { diagnosing: Some(Diagnosing { about: None }), .. }) if may_still_say(DIAGNOSING) => {
                 thread::sleep(Duration::from_millis(5));
             }
             // It asks a rank that asks this one: neither knows more.
-            Ok(Answer::Doing { puzzle: Some(_), .. }) if may_still_say(EXPLANATION) => {
+            Ok(Reply::Doing { diagnosing: Some(_), .. }) if may_still_say(EXPLANATION) => {
                 thread::sleep(Duration::from_millis(5));
             }
-            Ok(Answer::Doing { puzzle: None, at_your_seq: Some(_), .. }) if call.is_some() && may_still_say(BUSY) => {
+            Ok(Reply::Doing { diagnosing: None, at_your_seq: Some(_), .. }) if call.is_some() && may_still_say(BUSY) => {
                 thread::sleep(Duration::from_millis(5));
             }
             // It has made the call, and neither ends it nor waits.
-            Ok(Answer::Doing { at_your_seq: Some(_), .. }) if call.is_some() => {
+            Ok(Reply::Doing { at_your_seq: Some(_), .. }) if call.is_some() => {
                 return busy.or(failed(Cause::Silent { deadline }));
             }
-            Ok(Answer::Doing { elsewhere: Some((job_rank, theirs)), last_seq, .. }) => {
-                let next = bulletin.rank_of(job_rank);
+            Ok(Reply::Doing { elsewhere: Some((job_rank, theirs)), last_seq, .. }) => {
+                let next = status.rank_of(job_rank);
                 let elsewhere = Some(Box::new(Elsewhere { job_rank, rank: next, call: theirs }));
                 busy = busy.or_else(|| failed(Cause::Absent { deadline, last_seq, elsewhere }));
                 path.push(suspect);
@@ -245,35 +257,35 @@ fn follow(bulletin: &Bulletin, contact: &dyn Contact, first: Rank, mine: Descrip
                     None => return busy,
                 }
             }
-            Ok(Answer::Doing { last_seq, .. }) => {
+            Ok(Reply::Doing { last_seq, .. }) => {
                 return busy.or(failed(Cause::Absent { deadline, last_seq, elsewhere: None }));
             }
-            Ok(Answer::Left { last_seq }) => return busy.or(failed(Cause::Left { last_seq })),
+            Ok(Reply::Left { last_seq }) => return busy.or(failed(Cause::Left { last_seq })),
             Ok(_) => return busy.or(failed(Cause::Silent { deadline })),
-            Err(Unheard::Died) => return failed(Cause::Died),
-            Err(Unheard::Gone) => return failed(Cause::Gone),
-            Err(Unheard::Unasked) => return busy.or(failed(Cause::Silent { deadline })),
-            Err(Unheard::Mute) => return failed(Cause::Unresponsive { deadline }),
-            Err(Unheard::Unreachable { address, kind }) => return failed(Cause::Unreachable { address, kind }),
+            Err(QueryError::Died) => return failed(Cause::Died),
+            Err(QueryError::Gone) => return failed(Cause::Gone),
+            Err(QueryError::Unasked) => return busy.or(failed(Cause::Silent { deadline })),
+            Err(QueryError::Mute) => return failed(Cause::Unresponsive { deadline }),
+            Err(QueryError::Unreachable { address, kind }) => return failed(Cause::Unreachable { address, kind }),
         }
     }
 }
 
 /// Tells the others what is known, and hears what they know.
-fn spread(bulletin: &Bulletin) {
-    let Some(contact) = bulletin.contact() else { return };
-    let notices = bulletin.notices();
+fn spread(status: &CommStatus) {
+    let Some(control) = status.control() else { return };
+    let reports = status.reports();
     // Who is gone hears nothing, and who is stopped takes up time.
     let is_lost = |rank: Rank| {
-        notices.iter().any(|notice| match &notice.what {
-            What::Failed { culprit, cause } => *culprit == rank && is_absence(cause),
+        reports.iter().any(|report| match &report.what {
+            Failure::Failed { culprit, cause } => *culprit == rank && is_absence(cause),
             _ => false,
         })
     };
-    let peers: Vec<Rank> = bulletin.others().into_iter().filter(|&rank| !is_lost(rank) && !contact.is_stopped(rank)).collect();
-    ask_all(&*contact, &peers, &Question::Hear(notices), PATIENCE, |_, heard| {
-        if let Ok(Answer::Doing { notices, .. }) = heard {
-            bulletin.hear(notices);
+    let peers: Vec<Rank> = status.others().into_iter().filter(|&rank| !is_lost(rank) && !control.is_stopped(rank)).collect();
+    ask_all(&*control, &peers, &Query::Hear(reports), PATIENCE, |_, heard| {
+        if let Ok(Reply::Doing { reports, .. }) = heard {
+            status.hear(reports);
         }
     });
 }
@@ -313,13 +325,13 @@ mod tests {
             let begun = recording.history.begin(mine.encode(), 0, 0);
             recording.history.end(begun, false);
         }
-        let bulletin = Bulletin::new(1, (0..3).collect(), recording);
+        let status = CommStatus::new(1, (0..3).collect(), recording);
         let timeout = Duration::from_secs(3600);
-        let terms = Terms { rank: 1, members, timeout, start_timeout: timeout, alarm: bulletin.alarm.clone() };
+        let info = CommInfo { rank: 1, members, timeout, start_timeout: timeout, cancel: status.cancel.clone() };
         let odd = call(Op::Broadcast, None, Some(0), 2);
-        let what = What::Mismatch { ranks: [2, 0], calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)] };
-        bulletin.hear(vec![Notice { origin: 2, what, during: odd, after: Duration::ZERO, completed: 1 }]);
-        settle(&bulletin, &terms, seen)
+        let what = Failure::Mismatch { ranks: [2, 0], calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)] };
+        status.hear(vec![FailureReport { origin: 2, what, during: odd, after: Duration::ZERO, completed: 1 }]);
+        agree_on_report(&status, &info, seen)
     }
 
     fn assert_is_of(told: &Error, call: Descriptor) {

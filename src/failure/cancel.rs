@@ -11,21 +11,21 @@ use smallvec::SmallVec;
 use crate::error::Cause;
 use crate::types::{Descriptor, Rank};
 
-/// When it is rung, operations under way give up, and no other begins.
+/// When it is cancelled, operations under way give up, and no other begins.
 ///
 /// A rank may hear of a failure while it is still busy with a collective that came before, and that is complete on who failed. It
 /// has a little time to complete it.
 #[derive(Default)]
-pub(crate) struct Alarm {
-    rung: AtomicBool,
+pub(crate) struct CancelToken {
+    cancelled: AtomicBool,
     /// Since when, and up to which collective operations are spared for a while.
     spared: Mutex<Option<(Instant, u64)>>,
     /// 1 if a failure was seen, and what it was is about to be found out; more by 1 + n if rank n is asked about it; else 0.
-    puzzle: AtomicUsize,
+    diagnosing: AtomicUsize,
     /// Each ends the sleep of a thread that may wait for peers.
     wakers: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
     /// Of communicators of some of the ranks that are being made: who has failed here does not come there.
-    parts: Mutex<Vec<Arc<Alarm>>>,
+    parts: Mutex<Vec<Arc<CancelToken>>>,
     /// The operations that wait for a peer, while or shortly before they sleep; and whether there are any.
     waits: Mutex<SmallVec<[Wait; 2]>>,
     any_waits: AtomicBool,
@@ -35,7 +35,7 @@ pub(crate) struct Alarm {
 
 /// A rank has seen a failure, and is about to find out what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Puzzle {
+pub(crate) struct Diagnosing {
     /// Whom it asks about it.
     pub(crate) about: Option<Rank>,
 }
@@ -79,56 +79,57 @@ const SPARE: Duration = Duration::from_millis(250);
 /// Whoever waits says so again at least as often, see the naps of engine and window; twice that, for slow machines.
 const FRESH: Duration = Duration::from_millis(1000);
 
-impl Alarm {
-    pub(crate) fn ring(&self) {
-        self.ring_after(None);
+impl CancelToken {
+    pub(crate) fn cancel(&self) {
+        self.cancel_after(None);
     }
 
-    /// Rings for all operations but those up to this collective.
-    pub(crate) fn ring_after(&self, completed: Option<u64>) {
+    /// Cancels all operations but those up to this collective.
+    pub(crate) fn cancel_after(&self, completed: Option<u64>) {
         {
             let mut spared = self.spared.lock();
             let (since, before) = spared.unwrap_or((Instant::now(), u64::MAX));
-            *spared = completed.map(|completed| (since, completed.min(before))).filter(|_| !self.is_rung() || spared.is_some());
+            *spared =
+                completed.map(|completed| (since, completed.min(before))).filter(|_| !self.is_cancelled() || spared.is_some());
         }
-        self.rung.store(true, Ordering::Release);
+        self.cancelled.store(true, Ordering::Release);
         self.wakers.lock().iter().for_each(|wake| wake());
         let parts = self.parts.lock().clone();
-        parts.iter().for_each(|part| part.ring());
+        parts.iter().for_each(|part| part.cancel());
     }
 
-    /// Rings another's alarm as well, until what this returns is dropped.
-    pub(crate) fn rings(&self, part: &Arc<Alarm>) -> Rings<'_> {
+    /// Cancels another token as well, until what this returns is dropped.
+    pub(crate) fn link(&self, part: &Arc<CancelToken>) -> CancelLink<'_> {
         self.parts.lock().push(part.clone());
-        if self.is_rung() {
-            part.ring();
+        if self.is_cancelled() {
+            part.cancel();
         }
-        Rings { whole: self, part: part.clone() }
+        CancelLink { whole: self, part: part.clone() }
     }
 
     #[inline]
-    pub(crate) fn is_rung(&self) -> bool {
-        self.rung.load(Ordering::Acquire)
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
     }
 
-    pub(crate) fn set_puzzle(&self, puzzle: Option<Puzzle>) {
-        let number = match puzzle {
+    pub(crate) fn set_diagnosing(&self, diagnosing: Option<Diagnosing>) {
+        let number = match diagnosing {
             None => 0,
-            Some(Puzzle { about: None }) => 1,
-            Some(Puzzle { about: Some(rank) }) => 2 + rank,
+            Some(Diagnosing { about: None }) => 1,
+            Some(Diagnosing { about: Some(rank) }) => 2 + rank,
         };
-        self.puzzle.store(number, Ordering::Release);
+        self.diagnosing.store(number, Ordering::Release);
     }
 
-    pub(crate) fn puzzle(&self) -> Option<Puzzle> {
-        let number = self.puzzle.load(Ordering::Acquire);
-        (number > 0).then(|| Puzzle { about: number.checked_sub(2) })
+    pub(crate) fn diagnosing(&self) -> Option<Diagnosing> {
+        let number = self.diagnosing.load(Ordering::Acquire);
+        (number > 0).then(|| Diagnosing { about: number.checked_sub(2) })
     }
 
     /// Whether an operation has to give up; `collective` is its number if it is one.
     #[inline]
     pub(crate) fn stops(&self, collective: Option<u64>) -> bool {
-        self.is_rung() && !self.spares(collective)
+        self.is_cancelled() && !self.spares(collective)
     }
 
     #[cold]
@@ -192,20 +193,20 @@ impl Alarm {
     }
 }
 
-/// As long as this is there, one alarm rings another.
-pub(crate) struct Rings<'a> {
-    whole: &'a Alarm,
-    part: Arc<Alarm>,
+/// As long as this is there, cancelling one token cancels another.
+pub(crate) struct CancelLink<'a> {
+    whole: &'a CancelToken,
+    part: Arc<CancelToken>,
 }
 
-impl Drop for Rings<'_> {
+impl Drop for CancelLink<'_> {
     fn drop(&mut self) {
         self.whole.parts.lock().retain(|part| !Arc::ptr_eq(part, &self.part));
     }
 }
 
-impl fmt::Debug for Alarm {
+impl fmt::Debug for CancelToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Alarm").field("rung", &self.is_rung()).finish_non_exhaustive()
+        f.debug_struct("CancelToken").field("cancelled", &self.is_cancelled()).finish_non_exhaustive()
     }
 }

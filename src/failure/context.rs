@@ -4,14 +4,14 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::cancel::{Alarm, Awaited, Puzzle};
+use super::cancel::{Awaited, CancelToken, Diagnosing};
 use crate::error::{Cause, Error, Result};
 use crate::trace::Note;
 use crate::types::{Descriptor, Member, Rank};
 
 /// What all operations of a communicator have in common.
 #[derive(Clone, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct CommInfo {
     /// This rank.
     pub(crate) rank: Rank,
     /// All ranks.
@@ -21,14 +21,14 @@ pub(crate) struct Terms {
     /// How long ranks wait for each other when they make a communicator of some of them.
     pub(crate) start_timeout: Duration,
     /// Rung when operations under way shall give up.
-    pub(crate) alarm: Arc<Alarm>,
+    pub(crate) cancel: Arc<CancelToken>,
 }
 
-impl Terms {
+impl CommInfo {
     /// The same for some of the ranks.
-    pub(crate) fn of(&self, rank: Rank, members: Vec<Member>, alarm: Arc<Alarm>) -> Terms {
-        let Terms { timeout, start_timeout, .. } = *self;
-        Terms { rank, members, timeout, start_timeout, alarm }
+    pub(crate) fn of(&self, rank: Rank, members: Vec<Member>, cancel: Arc<CancelToken>) -> CommInfo {
+        let CommInfo { timeout, start_timeout, .. } = *self;
+        CommInfo { rank, members, timeout, start_timeout, cancel }
     }
 }
 
@@ -40,12 +40,12 @@ thread_local! {
 
 /// One operation under way. Its parts share one deadline, which a clone keeps from its first wait on.
 #[derive(Clone)]
-pub(crate) struct Attempt<'a> {
+pub(crate) struct OpContext<'a> {
     pub(crate) descriptor: Descriptor,
     /// The descriptor as it is sent, and its fingerprint.
     pub(crate) words: [u64; Descriptor::WORDS],
     pub(crate) fingerprint: u64,
-    pub(crate) terms: &'a Terms,
+    pub(crate) info: &'a CommInfo,
     /// How long it may take.
     timeout: Duration,
     /// When it was first seen to take time. Reading the clock costs as much as a small operation, so it is not read before
@@ -55,26 +55,31 @@ pub(crate) struct Attempt<'a> {
     note: Option<&'a Note<'a>>,
 }
 
-impl<'a> Attempt<'a> {
+impl<'a> OpContext<'a> {
     #[inline]
-    pub(crate) fn new(descriptor: Descriptor, terms: &'a Terms) -> Attempt<'a> {
+    pub(crate) fn new(descriptor: Descriptor, info: &'a CommInfo) -> OpContext<'a> {
         let words = descriptor.encode();
         let fingerprint = Descriptor::fingerprint(words);
-        Attempt { descriptor, words, fingerprint, terms, timeout: terms.timeout, started: Cell::new(None), note: None }
+        OpContext { descriptor, words, fingerprint, info, timeout: info.timeout, started: Cell::new(None), note: None }
     }
 
     /// With a time of its own, if there is one, and to be written down. At once, for small operations would notice another copy.
     #[inline]
-    pub(crate) fn noted(descriptor: Descriptor, terms: &'a Terms, timeout: Option<Duration>, note: &'a Note<'a>) -> Attempt<'a> {
+    pub(crate) fn noted(
+        descriptor: Descriptor,
+        info: &'a CommInfo,
+        timeout: Option<Duration>,
+        note: &'a Note<'a>,
+    ) -> OpContext<'a> {
         let words = descriptor.encode();
-        let (fingerprint, timeout) = (Descriptor::fingerprint(words), timeout.unwrap_or(terms.timeout));
-        Attempt { descriptor, words, fingerprint, terms, timeout, started: Cell::new(None), note: Some(note) }
+        let (fingerprint, timeout) = (Descriptor::fingerprint(words), timeout.unwrap_or(info.timeout));
+        OpContext { descriptor, words, fingerprint, info, timeout, started: Cell::new(None), note: Some(note) }
     }
 
     /// With a time of its own, if there is one.
     #[inline]
-    pub(crate) fn within(self, timeout: Option<Duration>) -> Attempt<'a> {
-        Attempt { timeout: timeout.unwrap_or(self.timeout), ..self }
+    pub(crate) fn within(self, timeout: Option<Duration>) -> OpContext<'a> {
+        OpContext { timeout: timeout.unwrap_or(self.timeout), ..self }
     }
 
     /// It turns out to be the operation of that number: messages get theirs when they come.
@@ -128,7 +133,7 @@ impl<'a> Attempt<'a> {
     /// An error if the communicator has been revoked meanwhile.
     pub(crate) fn check(&self) -> Result<()> {
         let Descriptor { op, seq, .. } = self.descriptor;
-        match self.terms.alarm.stops((!op.is_point_to_point()).then_some(seq)) {
+        match self.info.cancel.stops((!op.is_point_to_point()).then_some(seq)) {
             true => Err(Error::Aborted { op, seq }),
             false => Ok(()),
         }
@@ -149,15 +154,15 @@ impl<'a> Attempt<'a> {
         #[cfg(test)]
         assert!(!PANICS.take(), "a panic that a test asked for");
         let is_collective = !self.descriptor.op.is_point_to_point();
-        if self.terms.alarm.stops(is_collective.then_some(self.descriptor.seq)) {
+        if self.info.cancel.stops(is_collective.then_some(self.descriptor.seq)) {
             return Err(Error::Aborted { op: self.descriptor.op, seq: self.descriptor.seq });
         }
         match self.timeout.checked_sub(self.started().elapsed()) {
             Some(left) if !left.is_zero() => {
                 let is_for_one = !is_collective && matches!(awaited, Awaited::One(_));
-                self.terms.alarm.wait_for(awaited, self.words, is_for_one);
+                self.info.cancel.wait_for(awaited, self.words, is_for_one);
                 // While it is spared, it looks often.
-                Ok(if self.terms.alarm.is_rung() { left.min(Duration::from_millis(5)) } else { left })
+                Ok(if self.info.cancel.is_cancelled() { left.min(Duration::from_millis(5)) } else { left })
             }
             _ => Err(self.failed(peer, Cause::Silent { deadline: self.timeout })),
         }
@@ -166,28 +171,28 @@ impl<'a> Attempt<'a> {
     /// It waits for nobody any more.
     #[inline]
     pub(crate) fn rest(&self) {
-        self.terms.alarm.rest(self.words);
+        self.info.cancel.rest(self.words);
     }
 
     /// It has failed, and why is about to be found out. Call this before peers can see that it has.
     pub(crate) fn give_up(&self) {
-        self.terms.alarm.set_puzzle(Some(Puzzle { about: None }));
+        self.info.cancel.set_diagnosing(Some(Diagnosing { about: None }));
         self.rest();
     }
 
     /// The operation has failed because of `peer`.
     pub(crate) fn failed(&self, peer: Rank, cause: Cause) -> Error {
         let Descriptor { op, seq, dtype, count, .. } = self.descriptor;
-        let Member { host, pid } = self.terms.members[peer].clone();
+        let Member { host, pid } = self.info.members[peer].clone();
         Error::Peer { rank: peer, host, pid, op, seq, dtype, count, after: self.age(), cause }
     }
 
     /// This rank called one thing and `peer` another, now or a little earlier.
     pub(crate) fn mismatch(&self, peer: Rank, mine: Descriptor, theirs: Descriptor) -> Error {
         Error::Mismatch {
-            rank: self.terms.rank,
+            rank: self.info.rank,
             peer,
-            host: self.terms.members[peer].host.clone(),
+            host: self.info.members[peer].host.clone(),
             mine: Box::new(mine),
             theirs: Box::new(theirs),
         }
@@ -196,6 +201,6 @@ impl<'a> Attempt<'a> {
     /// `peer` sent another number of bytes than was expected.
     pub(crate) fn counts_differ(&self, peer: Rank, sent: u64, expected: u64) -> Error {
         let Descriptor { op, seq, .. } = self.descriptor;
-        Error::Counts { rank: self.terms.rank, peer, host: self.terms.members[peer].host.clone(), op, seq, sent, expected }
+        Error::Counts { rank: self.info.rank, peer, host: self.info.members[peer].host.clone(), op, seq, sent, expected }
     }
 }

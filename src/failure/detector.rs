@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::message::{Answer, Question};
-use super::report::{Notice, What};
-use super::state::{Bulletin, Contact, Posted, Unheard};
+use super::message::{Query, Reply};
+use super::report::{Failure, FailureReport};
+use super::state::{CommStatus, ControlChannel, Posted, QueryError};
 use crate::error::{Cause, Elsewhere};
 use crate::failure::Wait;
 use crate::types::{Descriptor, Rank};
@@ -97,14 +97,14 @@ fn watch(posted: &Mutex<Posted>, stop: &(Mutex<bool>, Condvar)) {
                 return;
             }
         }
-        let bulletins: Vec<((u64, Rank), Arc<Bulletin>)> = {
+        let bulletins: Vec<((u64, Rank), Arc<CommStatus>)> = {
             let posted = posted.lock();
-            posted.bulletins.iter().map(|(&name, bulletin)| (name, bulletin.clone())).collect()
+            posted.bulletins.iter().map(|(&name, status)| (name, status.clone())).collect()
         };
         let mut waited = Vec::new();
-        for ((channel, member), bulletin) in bulletins {
-            let Some(contact) = bulletin.contact().filter(|_| !bulletin.alarm.is_rung()) else { continue };
-            for wait in bulletin.alarm.waits().into_iter().filter(|wait| wait.since.elapsed() >= FIRST) {
+        for ((channel, member), status) in bulletins {
+            let Some(control) = status.control().filter(|_| !status.cancel.is_cancelled()) else { continue };
+            for wait in status.cancel.waits().into_iter().filter(|wait| wait.since.elapsed() >= FIRST) {
                 let name = (channel, member, wait.peer, wait.is_for_any, wait.words);
                 waited.push(name);
                 let new = || Case {
@@ -124,7 +124,7 @@ fn watch(posted: &Mutex<Posted>, stop: &(Mutex<bool>, Condvar)) {
                     return;
                 }
                 if case.next <= Instant::now() {
-                    look_after(&bulletin, &*contact, &wait, case);
+                    look_after(&status, &*control, &wait, case);
                 }
             }
         }
@@ -133,22 +133,22 @@ fn watch(posted: &Mutex<Posted>, stop: &(Mutex<bool>, Condvar)) {
 }
 
 /// Asks the rank for which an operation waits.
-fn look_after(bulletin: &Bulletin, contact: &dyn Contact, wait: &Wait, case: &mut Case) {
+fn look_after(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, case: &mut Case) {
     let Some(mine) = Descriptor::decode(wait.words) else { return };
     let peer = wait.peer;
     let after = wait.since.elapsed();
     let find_out = |what| {
-        bulletin.find_out(Notice {
-            origin: bulletin.rank,
+        status.find_out(FailureReport {
+            origin: status.rank,
             what,
             during: mine,
             after,
-            completed: bulletin.recording.history.last_completed(),
+            completed: status.recording.history.last_completed(),
         })
     };
     let failed = |cause| match cause {
-        Cause::Left { .. } | Cause::Died | Cause::Gone if wait.is_for_any => bulletin.alarm.miss(peer, cause),
-        cause => find_out(What::Failed { culprit: peer, cause }),
+        Cause::Left { .. } | Cause::Died | Cause::Gone if wait.is_for_any => status.cancel.miss(peer, cause),
+        cause => find_out(Failure::Failed { culprit: peer, cause }),
     };
     let mut speak = |what: &str| {
         if after >= SUSPECT && !std::mem::replace(&mut case.is_spoken_of, true) {
@@ -156,32 +156,32 @@ fn look_after(bulletin: &Bulletin, contact: &dyn Contact, wait: &Wait, case: &mu
         }
     };
     let (mut gone, mut lost) = (None, None);
-    if contact.is_stopped(peer) {
+    if control.is_stopped(peer) {
         speak("is stopped");
     } else {
-        match contact.ask(peer, &Question::Doing(Some(mine)), PATIENCE) {
-            Ok(Answer::Doing { notices, .. }) if !notices.is_empty() => bulletin.hear(notices),
-            Ok(Answer::Doing { at_your_seq: Some(theirs), .. }) if theirs != mine => {
-                find_out(What::Mismatch { ranks: [bulletin.rank, peer], calls: [mine, theirs] });
+        match control.ask(peer, &Query::Doing(Some(mine)), PATIENCE) {
+            Ok(Reply::Doing { reports, .. }) if !reports.is_empty() => status.hear(reports),
+            Ok(Reply::Doing { at_your_seq: Some(theirs), .. }) if theirs != mine => {
+                find_out(Failure::Mismatch { ranks: [status.rank, peer], calls: [mine, theirs] });
             }
-            Ok(Answer::Doing { waits: None, elsewhere: Some((job_rank, call)), .. }) => {
-                let elsewhere = Elsewhere { job_rank, rank: bulletin.rank_of(job_rank), call };
+            Ok(Reply::Doing { waits: None, elsewhere: Some((job_rank, call)), .. }) => {
+                let elsewhere = Elsewhere { job_rank, rank: status.rank_of(job_rank), call };
                 speak(&format!("is there, but did not make this call yet; it waits for {elsewhere}"));
             }
-            Ok(Answer::Doing { waits: None, .. }) => speak("is there, but did not make this call yet, or is busy with it"),
-            Ok(Answer::Doing { waits: Some((other, _)), .. }) => speak(&format!("waits for rank {other}")),
-            Ok(Answer::Left { last_seq }) if mine.op.is_point_to_point() || last_seq < mine.seq => {
+            Ok(Reply::Doing { waits: None, .. }) => speak("is there, but did not make this call yet, or is busy with it"),
+            Ok(Reply::Doing { waits: Some((other, _)), .. }) => speak(&format!("waits for rank {other}")),
+            Ok(Reply::Left { last_seq }) if mine.op.is_point_to_point() || last_seq < mine.seq => {
                 gone = Some(Cause::Left { last_seq });
             }
             Ok(_) => {}
-            Err(Unheard::Died) => gone = Some(Cause::Died),
-            Err(Unheard::Gone) => gone = Some(Cause::Gone),
-            Err(Unheard::Unasked) => speak("cannot be asked: this process has no descriptor or no memory left"),
-            Err(Unheard::Unreachable { address, kind }) => {
+            Err(QueryError::Died) => gone = Some(Cause::Died),
+            Err(QueryError::Gone) => gone = Some(Cause::Gone),
+            Err(QueryError::Unasked) => speak("cannot be asked: this process has no descriptor or no memory left"),
+            Err(QueryError::Unreachable { address, kind }) => {
                 lost = Some(Cause::Unreachable { address, kind });
                 speak("cannot be reached");
             }
-            Err(Unheard::Mute) => speak("answers nothing; it is stopped, or its machine stuck"),
+            Err(QueryError::Mute) => speak("answers nothing; it is stopped, or its machine stuck"),
         }
     }
     let now = Instant::now();

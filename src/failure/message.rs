@@ -1,18 +1,18 @@
 //! Questions and answers as bytes. Reading expects anything.
 
-use super::report::Notice;
+use super::report::FailureReport;
 use super::shrink::Decision;
-use crate::failure::Puzzle;
+use crate::failure::Diagnosing;
 use crate::types::{Descriptor, Rank};
 use crate::wire::{Reader, Writer};
 
 /// What a rank asks another of the same communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Question {
+pub(crate) enum Query {
     /// What are you doing? With what the asker is waiting for the other in.
     Doing(Option<Descriptor>),
     /// This is why the communicator ended. And you?
-    Hear(Vec<Notice>),
+    Hear(Vec<FailureReport>),
     /// I want to go on without those who failed. You too?
     Join,
     /// I am about to decide who goes on, with this ballot. Has anybody?
@@ -23,7 +23,7 @@ pub(crate) enum Question {
 
 /// What it hears.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum Reply {
     /// There is no such communicator here.
     Unknown,
     /// There is none any more; its last operation was this.
@@ -31,8 +31,8 @@ pub(crate) enum Answer {
     /// What the rank does.
     Doing {
         /// Why the communicator ended, as far as the rank knows.
-        notices: Vec<Notice>,
-        puzzle: Option<Puzzle>,
+        reports: Vec<FailureReport>,
+        diagnosing: Option<Diagnosing>,
         /// For whom it waits, and in what.
         waits: Option<(Rank, [u64; Descriptor::WORDS])>,
         /// If it waits for nobody here: for which rank of the job it waits in another communicator, and in what.
@@ -57,47 +57,47 @@ const LEFT: u64 = 2;
 const DOES: u64 = 3;
 const JOINS: u64 = 4;
 
-impl Question {
+impl Query {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         match self {
-            Question::Doing(call) => {
+            Query::Doing(call) => {
                 _ = writer.number(DOING).list(call.as_slice(), |writer, call| write_words(writer, call.encode()))
             }
-            Question::Hear(notices) => _ = writer.number(HEAR).list(notices, |writer, notice| notice.write(writer)),
-            Question::Join => _ = writer.number(JOIN),
-            Question::Prepare(ballot) => _ = writer.number(PREPARE).number(*ballot),
-            Question::Decided(decision, ballot) => write_decision(writer.number(DECIDED).number(*ballot), decision),
+            Query::Hear(reports) => _ = writer.number(HEAR).list(reports, |writer, report| report.write(writer)),
+            Query::Join => _ = writer.number(JOIN),
+            Query::Prepare(ballot) => _ = writer.number(PREPARE).number(*ballot),
+            Query::Decided(decision, ballot) => write_decision(writer.number(DECIDED).number(*ballot), decision),
         }
         writer.0
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Question> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Query> {
         let mut reader = Reader::new(bytes);
         Some(match reader.number()? {
-            DOING => Question::Doing(reader.list(read_call)?.pop()),
-            HEAR => Question::Hear(reader.list(Notice::read)?),
-            JOIN => Question::Join,
-            PREPARE => Question::Prepare(reader.number()?),
+            DOING => Query::Doing(reader.list(read_call)?.pop()),
+            HEAR => Query::Hear(reader.list(FailureReport::read)?),
+            JOIN => Query::Join,
+            PREPARE => Query::Prepare(reader.number()?),
             DECIDED => {
                 let ballot = reader.number()?;
-                Question::Decided(read_decision(&mut reader)?, ballot)
+                Query::Decided(read_decision(&mut reader)?, ballot)
             }
             _ => return None,
         })
     }
 }
 
-impl Answer {
+impl Reply {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         match self {
-            Answer::Unknown => _ = writer.number(UNKNOWN),
-            Answer::Left { last_seq } => _ = writer.number(LEFT).number(*last_seq),
-            Answer::Doing { notices, puzzle, waits, elsewhere, at_your_seq, last_seq } => {
-                writer.number(DOES).list(notices, |writer, notice| notice.write(writer));
-                writer.list(puzzle.as_slice(), |writer, puzzle| {
-                    writer.list(puzzle.about.as_slice(), |writer, &rank| _ = writer.number(rank as u64));
+            Reply::Unknown => _ = writer.number(UNKNOWN),
+            Reply::Left { last_seq } => _ = writer.number(LEFT).number(*last_seq),
+            Reply::Doing { reports, diagnosing, waits, elsewhere, at_your_seq, last_seq } => {
+                writer.number(DOES).list(reports, |writer, report| report.write(writer));
+                writer.list(diagnosing.as_slice(), |writer, diagnosing| {
+                    writer.list(diagnosing.about.as_slice(), |writer, &rank| _ = writer.number(rank as u64));
                 });
                 writer.list(waits.as_slice(), |writer, &(peer, words)| write_words(writer.number(peer as u64), words));
                 writer.list(elsewhere.as_slice(), |writer, (peer, call)| {
@@ -106,7 +106,7 @@ impl Answer {
                 });
                 writer.list(at_your_seq.as_slice(), |writer, call| write_words(writer, call.encode())).number(*last_seq);
             }
-            Answer::Joins { shrinks, promised, decision } => {
+            Reply::Joins { shrinks, promised, decision } => {
                 writer.number(JOINS).number((*shrinks).into()).number(*promised);
                 writer.list(decision.as_slice(), write_decision);
             }
@@ -114,14 +114,14 @@ impl Answer {
         writer.0
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Answer> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Reply> {
         let mut reader = Reader::new(bytes);
         Some(match reader.number()? {
-            UNKNOWN => Answer::Unknown,
-            LEFT => Answer::Left { last_seq: reader.number()? },
-            DOES => Answer::Doing {
-                notices: reader.list(Notice::read)?,
-                puzzle: reader.list(|reader| Some(Puzzle { about: reader.list(Reader::size)?.pop() }))?.pop(),
+            UNKNOWN => Reply::Unknown,
+            LEFT => Reply::Left { last_seq: reader.number()? },
+            DOES => Reply::Doing {
+                reports: reader.list(FailureReport::read)?,
+                diagnosing: reader.list(|reader| Some(Diagnosing { about: reader.list(Reader::size)?.pop() }))?.pop(),
                 waits: reader.list(|reader| Some((reader.size()?, read_words(reader)?)))?.pop(),
                 elsewhere: reader.list(|reader| Some((reader.size()?, reader.list(read_call)?.pop())))?.pop(),
                 at_your_seq: reader.list(read_call)?.pop(),
@@ -129,7 +129,7 @@ impl Answer {
             },
             JOINS => {
                 let (shrinks, promised) = (reader.number()? != 0, reader.number()?);
-                Answer::Joins { shrinks, promised, decision: reader.list(read_decision)?.pop() }
+                Reply::Joins { shrinks, promised, decision: reader.list(read_decision)?.pop() }
             }
             _ => return None,
         })
@@ -158,14 +158,14 @@ fn read_decision(reader: &mut Reader<'_>) -> Option<Decision> {
     (!members.is_empty() && is_ordered(&members)).then_some(Decision { nonce, members })
 }
 
-/// Whatever comes where a question or an answer should be.
+/// Whatever comes where a query or a reply should be.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz(bytes: &[u8]) {
-    if let Some(question) = Question::decode(bytes) {
-        assert_eq!(Question::decode(&question.encode()), Some(question), "a question is read as another");
+    if let Some(query) = Query::decode(bytes) {
+        assert_eq!(Query::decode(&query.encode()), Some(query), "a query is read as another");
     }
-    if let Some(answer) = Answer::decode(bytes) {
-        assert_eq!(Answer::decode(&answer.encode()), Some(answer), "an answer is read as another");
+    if let Some(answer) = Reply::decode(bytes) {
+        assert_eq!(Reply::decode(&answer.encode()), Some(answer), "an answer is read as another");
     }
 }
 
@@ -176,21 +176,21 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
     let decision = Decision { nonce: 5, members: vec![0, 2, 3] };
     let waits = Some((1, call.encode()));
     vec![
-        Question::Doing(Some(call)).encode(),
-        Question::Join.encode(),
-        Question::Prepare(17).encode(),
-        Question::Decided(decision.clone(), 17).encode(),
-        Answer::Left { last_seq: 9 }.encode(),
-        Answer::Doing {
-            notices: Vec::new(),
-            puzzle: Some(Puzzle { about: None }),
+        Query::Doing(Some(call)).encode(),
+        Query::Join.encode(),
+        Query::Prepare(17).encode(),
+        Query::Decided(decision.clone(), 17).encode(),
+        Reply::Left { last_seq: 9 }.encode(),
+        Reply::Doing {
+            reports: Vec::new(),
+            diagnosing: Some(Diagnosing { about: None }),
             waits,
             elsewhere: Some((3, Some(call))),
             at_your_seq: Some(call),
             last_seq: 6,
         }
         .encode(),
-        Answer::Joins { shrinks: true, promised: 17, decision: Some(decision) }.encode(),
+        Reply::Joins { shrinks: true, promised: 17, decision: Some(decision) }.encode(),
     ]
 }
 
@@ -200,7 +200,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::report::What;
+    use super::super::report::Failure;
     use super::*;
     use crate::error::Cause;
 
@@ -208,54 +208,54 @@ mod tests {
     fn messages_survive_the_wire() {
         let decision = Decision { nonce: 7 << 60, members: vec![0, 2, 5] };
         let call = Descriptor { seq: 9, ..Descriptor::nothing() };
-        let what = What::Failed { culprit: 3, cause: Cause::Died };
-        let notices = vec![Notice { origin: 0, what, during: call, after: Duration::from_millis(1), completed: 8 }];
-        for question in [
-            Question::Doing(None),
-            Question::Doing(Some(call)),
-            Question::Hear(vec![]),
-            Question::Hear(notices.clone()),
-            Question::Join,
-            Question::Prepare(9),
-            Question::Decided(decision.clone(), 1 << 40),
+        let what = Failure::Failed { culprit: 3, cause: Cause::Died };
+        let reports = vec![FailureReport { origin: 0, what, during: call, after: Duration::from_millis(1), completed: 8 }];
+        for query in [
+            Query::Doing(None),
+            Query::Doing(Some(call)),
+            Query::Hear(vec![]),
+            Query::Hear(reports.clone()),
+            Query::Join,
+            Query::Prepare(9),
+            Query::Decided(decision.clone(), 1 << 40),
         ] {
-            assert_eq!(Question::decode(&question.encode()), Some(question));
+            assert_eq!(Query::decode(&query.encode()), Some(query));
         }
-        let joins = |decision| Answer::Joins { shrinks: true, promised: 3, decision };
-        let does = |waits, elsewhere, at_your_seq| Answer::Doing {
-            notices: notices.clone(),
-            puzzle: Some(Puzzle { about: Some(3) }),
+        let joins = |decision| Reply::Joins { shrinks: true, promised: 3, decision };
+        let does = |waits, elsewhere, at_your_seq| Reply::Doing {
+            reports: reports.clone(),
+            diagnosing: Some(Diagnosing { about: Some(3) }),
             waits,
             elsewhere,
             at_your_seq,
             last_seq: 4,
         };
         for answer in [
-            Answer::Unknown,
-            Answer::Left { last_seq: 812 },
+            Reply::Unknown,
+            Reply::Left { last_seq: 812 },
             does(None, None, None),
             does(None, Some((5, None)), None),
             does(Some((2, call.encode())), Some((1, Some(call))), Some(call)),
             joins(None),
             joins(Some(decision)),
         ] {
-            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+            assert_eq!(Reply::decode(&answer.encode()), Some(answer));
         }
     }
 
     #[test]
     fn members_without_an_order_are_no_decision() {
         for members in [vec![], vec![1, 1], vec![2, 0]] {
-            assert_eq!(Question::decode(&Question::Decided(Decision { nonce: 0, members }, 0).encode()), None);
+            assert_eq!(Query::decode(&Query::Decided(Decision { nonce: 0, members }, 0).encode()), None);
         }
     }
 
     proptest! {
         #[test]
         fn anything_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0u64..8) {
-            let _ = (Question::decode(&bytes), Answer::decode(&bytes));
+            let _ = (Query::decode(&bytes), Reply::decode(&bytes));
             let tagged = [&kind.to_le_bytes()[..], &bytes].concat();
-            let _ = (Question::decode(&tagged), Answer::decode(&tagged));
+            let _ = (Query::decode(&tagged), Reply::decode(&tagged));
         }
     }
 }

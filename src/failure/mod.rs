@@ -16,10 +16,10 @@ mod report;
 pub(crate) mod shrink;
 mod state;
 
-pub(crate) use agreement::{abort, settle};
-pub(crate) use cancel::{Alarm, Puzzle, Wait};
+pub(crate) use agreement::{abort, agree_on_report};
+pub(crate) use cancel::{CancelToken, Diagnosing, Wait};
 #[cfg(test)]
 pub(crate) use context::PANICS;
-pub(crate) use context::{Attempt, Terms};
-pub(crate) use message::{Answer, Question};
-pub(crate) use state::{Boards, Bulletin, Contact, Unheard};
+pub(crate) use context::{CommInfo, OpContext};
+pub(crate) use message::{Query, Reply};
+pub(crate) use state::{CommStatus, ControlChannel, QueryError, StatusBoard};

@@ -3,17 +3,17 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use super::context::Terms;
+use super::context::CommInfo;
 use crate::error::{Cause, Differs, Elsewhere, Error};
 use crate::types::{Descriptor, Member, Rank};
 use crate::wire::{Reader, Writer};
 
 /// What one rank found out. All ranks are those of the communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Notice {
+pub(crate) struct FailureReport {
     /// Who found it out.
     pub(crate) origin: Rank,
-    pub(crate) what: What,
+    pub(crate) what: Failure,
     /// The operation that failed there, and how long it had been running.
     pub(crate) during: Descriptor,
     pub(crate) after: Duration,
@@ -23,7 +23,7 @@ pub(crate) struct Notice {
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum Failure {
     Failed {
         culprit: Rank,
         cause: Cause,
@@ -41,14 +41,14 @@ pub(crate) enum What {
     },
 }
 
-impl Notice {
-    /// Of several notices, all ranks believe the one with the least of this. What explains the others comes first: who called
+impl FailureReport {
+    /// Of several reports, all ranks believe the one with the least of this. What explains the others comes first: who called
     /// something else or is gone keeps others waiting, and not the other way round.
     pub(crate) fn order(&self) -> (u8, Rank, u64, Rank) {
         let (class, culprit) = match &self.what {
-            What::Mismatch { ranks, .. } => (0, ranks[0].min(ranks[1])),
-            What::Counts { from, .. } => (0, *from),
-            What::Failed { culprit, cause } => {
+            Failure::Mismatch { ranks, .. } => (0, ranks[0].min(ranks[1])),
+            Failure::Counts { from, .. } => (0, *from),
+            Failure::Failed { culprit, cause } => {
                 let class = match cause {
                     Cause::Diverged
                     | Cause::Corrupt(_)
@@ -72,43 +72,49 @@ impl Notice {
     }
 
     /// What an error tells the others; `None` if it tells nothing of a peer.
-    pub(crate) fn of(error: &Error, terms: &Terms, completed: u64) -> Option<Notice> {
-        let origin = terms.rank;
+    pub(crate) fn of(error: &Error, info: &CommInfo, completed: u64) -> Option<FailureReport> {
+        let origin = info.rank;
         Some(match error {
             Error::Peer { rank, op, seq, dtype, count, after, cause, .. } => {
                 let during = Descriptor { op: *op, seq: *seq, dtype: *dtype, count: *count, ..Descriptor::nothing() };
-                Notice { origin, what: What::Failed { culprit: *rank, cause: cause.clone() }, during, after: *after, completed }
+                FailureReport {
+                    origin,
+                    what: Failure::Failed { culprit: *rank, cause: cause.clone() },
+                    during,
+                    after: *after,
+                    completed,
+                }
             }
             Error::Mismatch { rank, peer, mine, theirs, .. } => {
-                let what = What::Mismatch { ranks: [*rank, *peer], calls: [**mine, **theirs] };
-                Notice { origin, what, during: **mine, after: Duration::ZERO, completed }
+                let what = Failure::Mismatch { ranks: [*rank, *peer], calls: [**mine, **theirs] };
+                FailureReport { origin, what, during: **mine, after: Duration::ZERO, completed }
             }
             Error::Counts { rank, peer, op, seq, sent, expected, .. } => {
-                let what = What::Counts { from: *peer, to: *rank, sent: *sent, expected: *expected };
+                let what = Failure::Counts { from: *peer, to: *rank, sent: *sent, expected: *expected };
                 let during = Descriptor { op: *op, seq: *seq, ..Descriptor::nothing() };
-                Notice { origin, what, during, after: Duration::ZERO, completed }
+                FailureReport { origin, what, during, after: Duration::ZERO, completed }
             }
             _ => return None,
         })
     }
 
     /// The error that this rank reports, whose own operation, if one was under way, is `during`.
-    pub(crate) fn error(&self, terms: &Terms, during: Option<(Descriptor, Duration)>) -> Error {
+    pub(crate) fn error(&self, info: &CommInfo, during: Option<(Descriptor, Duration)>) -> Error {
         let peer = |rank: Rank, cause| {
             let (Descriptor { op, seq, dtype, count, .. }, after) = during.unwrap_or((self.during, self.after));
             let after = if after.is_zero() { self.after } else { after };
-            let Member { host, pid } = terms.members[rank].clone();
+            let Member { host, pid } = info.members[rank].clone();
             Error::Peer { rank, host, pid, op, seq, dtype, count, after, cause }
         };
-        let host = |rank: Rank| terms.members[rank].host.clone();
-        let me = terms.rank;
+        let host = |rank: Rank| info.members[rank].host.clone();
+        let me = info.rank;
         match &self.what {
-            What::Failed { culprit, cause: Cause::Aborted } if *culprit == me => {
+            Failure::Failed { culprit, cause: Cause::Aborted } if *culprit == me => {
                 let Descriptor { op, seq, .. } = during.map_or(self.during, |(during, _)| during);
                 Error::Aborted { op, seq }
             }
-            What::Failed { culprit, cause } => peer(*culprit, cause.clone()),
-            What::Mismatch { ranks, calls } => {
+            Failure::Failed { culprit, cause } => peer(*culprit, cause.clone()),
+            Failure::Mismatch { ranks, calls } => {
                 let [mine, theirs] = *calls;
                 let shown = |rank, peer, mine, theirs| Error::Mismatch {
                     rank,
@@ -123,25 +129,27 @@ impl Notice {
                     [rank, other] => peer(other, Cause::Mismatch(Box::new(Differs { mine: theirs, rank, theirs: mine }))),
                 }
             }
-            What::Counts { from, to, sent, expected } if *to == me => {
+            Failure::Counts { from, to, sent, expected } if *to == me => {
                 let Descriptor { op, seq, .. } = self.during;
                 Error::Counts { rank: me, peer: *from, host: host(*from), op, seq, sent: *sent, expected: *expected }
             }
-            What::Counts { from, to, sent, expected } => peer(*from, Cause::Counts { to: *to, sent: *sent, expected: *expected }),
+            Failure::Counts { from, to, sent, expected } => {
+                peer(*from, Cause::Counts { to: *to, sent: *sent, expected: *expected })
+            }
         }
     }
 
     /// Whether all ranks in it are ranks.
     pub(crate) fn is_of(&self, world: usize) -> bool {
         let ranks = match &self.what {
-            What::Failed { culprit, cause: Cause::Mismatch(differs) } => [*culprit, differs.rank],
-            What::Failed { culprit, cause: Cause::Counts { to, .. } } => [*culprit, *to],
-            What::Failed { culprit, cause: Cause::Absent { elsewhere: Some(elsewhere), .. } } => {
+            Failure::Failed { culprit, cause: Cause::Mismatch(differs) } => [*culprit, differs.rank],
+            Failure::Failed { culprit, cause: Cause::Counts { to, .. } } => [*culprit, *to],
+            Failure::Failed { culprit, cause: Cause::Absent { elsewhere: Some(elsewhere), .. } } => {
                 [*culprit, elsewhere.rank.unwrap_or(*culprit)]
             }
-            What::Failed { culprit, .. } => [*culprit; 2],
-            What::Mismatch { ranks, .. } => *ranks,
-            What::Counts { from, to, .. } => [*from, *to],
+            Failure::Failed { culprit, .. } => [*culprit; 2],
+            Failure::Mismatch { ranks, .. } => *ranks,
+            Failure::Counts { from, to, .. } => [*from, *to],
         };
         self.origin < world && ranks.iter().all(|&rank| rank < world)
     }
@@ -150,28 +158,28 @@ impl Notice {
         writer.number(self.origin as u64).number(self.after.as_micros() as u64).number(self.completed);
         write_call(writer, &self.during);
         match &self.what {
-            What::Failed { culprit, cause } => write_cause(writer.number(0).number(*culprit as u64), cause),
-            What::Mismatch { ranks, calls } => {
+            Failure::Failed { culprit, cause } => write_cause(writer.number(0).number(*culprit as u64), cause),
+            Failure::Mismatch { ranks, calls } => {
                 writer.number(1).number(ranks[0] as u64).number(ranks[1] as u64);
                 calls.iter().for_each(|call| write_call(writer, call));
             }
-            What::Counts { from, to, sent, expected } => {
+            Failure::Counts { from, to, sent, expected } => {
                 writer.number(2).number(*from as u64).number(*to as u64).number(*sent).number(*expected);
             }
         }
     }
 
-    pub(super) fn read(reader: &mut Reader<'_>) -> Option<Notice> {
+    pub(super) fn read(reader: &mut Reader<'_>) -> Option<FailureReport> {
         let (origin, after) = (reader.size()?, Duration::from_micros(reader.number()?));
         let completed = reader.number()?;
         let during = read_call(reader)?;
         let what = match reader.number()? {
-            0 => What::Failed { culprit: reader.size()?, cause: read_cause(reader)? },
-            1 => What::Mismatch { ranks: [reader.size()?, reader.size()?], calls: [read_call(reader)?, read_call(reader)?] },
-            2 => What::Counts { from: reader.size()?, to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
+            0 => Failure::Failed { culprit: reader.size()?, cause: read_cause(reader)? },
+            1 => Failure::Mismatch { ranks: [reader.size()?, reader.size()?], calls: [read_call(reader)?, read_call(reader)?] },
+            2 => Failure::Counts { from: reader.size()?, to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
             _ => return None,
         };
-        Some(Notice { origin, what, during, after, completed })
+        Some(FailureReport { origin, what, during, after, completed })
     }
 }
 
@@ -301,17 +309,17 @@ mod tests {
             Cause::Counts { to: 1, sent: 4, expected: 8 },
             Cause::Tls("unknown issuer".to_owned()),
         ];
-        let failed = causes.map(|cause| What::Failed { culprit: 2, cause });
+        let failed = causes.map(|cause| Failure::Failed { culprit: 2, cause });
         let pairs = [
-            What::Mismatch { ranks: [0, 3], calls: [during, Descriptor::nothing()] },
-            What::Counts { from: 2, to: 0, sent: 1, expected: 9 },
+            Failure::Mismatch { ranks: [0, 3], calls: [during, Descriptor::nothing()] },
+            Failure::Counts { from: 2, to: 0, sent: 1, expected: 9 },
         ];
         for what in failed.into_iter().chain(pairs) {
-            let notice = Notice { origin: 1, what, during, after: Duration::from_micros(83_000), completed: 811 };
+            let report = FailureReport { origin: 1, what, during, after: Duration::from_micros(83_000), completed: 811 };
             let mut writer = Writer::default();
-            notice.write(&mut writer);
-            assert_eq!(Notice::read(&mut Reader::new(&writer.0)), Some(notice.clone()));
-            assert!(notice.is_of(4) && !notice.is_of(1));
+            report.write(&mut writer);
+            assert_eq!(FailureReport::read(&mut Reader::new(&writer.0)), Some(report.clone()));
+            assert!(report.is_of(4) && !report.is_of(1));
         }
     }
 }

@@ -1,11 +1,11 @@
 //! How the survivors of a failure agree on who they are.
 //!
-//! Everybody tells everybody else that it wants to go on ([`Question::Join`]); from what it hears back, or does not, it knows who
+//! Everybody tells everybody else that it wants to go on ([`Query::Join`]); from what it hears back, or does not, it knows who
 //! is there, who wants to go on, too, and who is gone. When it has heard of everybody that he wants to go on or does not, the
 //! lowest that does decides: that is the [`Decision`]. It tells the others, who keep asking it meanwhile.
 //!
 //! If the one who decides is lost, the next one does, who must not decide anything else if one that goes on has heard of what
-//! the former decided. So before anybody decides he asks all others that go on ([`Question::Prepare`]): they tell of a decision that
+//! the former decided. So before anybody decides he asks all others that go on ([`Query::Prepare`]): they tell of a decision that
 //! they have heard of, which then counts, and else promise to accept none any more of those who asked with a lower *ballot*.
 //! Whoever decides goes on with what he decided only when another has accepted it. That is the synod of Lamport, The Part-Time
 //! Parliament (1998), but that all who are left take part instead of a majority: of two halves of a network that cannot reach each
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Condvar;
 
-use super::message::{Answer, Question};
-use super::state::{Bulletin, Contact, Unheard, ask_all};
+use super::message::{Query, Reply};
+use super::state::{CommStatus, ControlChannel, QueryError, ask_all};
 use crate::types::{Rank, mix};
 
 /// Who goes on.
@@ -36,7 +36,7 @@ impl Decision {
     }
 }
 
-/// How long one question may take.
+/// How long one query may take.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the rank that failed may take to show that it wants to go on.
@@ -69,7 +69,7 @@ impl Shrink {
         self.decision.as_ref()
     }
 
-    pub(super) fn join(&mut self, from: Rank, changed: &Condvar) -> Answer {
+    pub(super) fn join(&mut self, from: Rank, changed: &Condvar) -> Reply {
         if !self.joined.contains(&from) {
             self.joined.push(from);
             changed.notify_all();
@@ -78,13 +78,13 @@ impl Shrink {
     }
 
     /// Somebody is about to decide.
-    pub(super) fn prepare(&mut self, from: Rank, ballot: u64, changed: &Condvar) -> Answer {
+    pub(super) fn prepare(&mut self, from: Rank, ballot: u64, changed: &Condvar) -> Reply {
         self.promised = self.promised.max(ballot);
         self.join(from, changed)
     }
 
     /// Somebody has decided. The first decision stays.
-    pub(super) fn decide(&mut self, decision: Decision, ballot: u64, changed: &Condvar) -> Answer {
+    pub(super) fn decide(&mut self, decision: Decision, ballot: u64, changed: &Condvar) -> Reply {
         if ballot >= self.promised {
             self.adopt(decision, changed);
         }
@@ -97,8 +97,8 @@ impl Shrink {
         changed.notify_all();
     }
 
-    fn answer(&self) -> Answer {
-        Answer::Joins { shrinks: self.shrinks, promised: self.promised, decision: self.decision.clone() }
+    fn answer(&self) -> Reply {
+        Reply::Joins { shrinks: self.shrinks, promised: self.promised, decision: self.decision.clone() }
     }
 }
 
@@ -117,18 +117,18 @@ enum View {
 
 /// Agrees with the others; on nobody if that cannot be done in time. `culprits` are waited for less long than others that do not
 /// come, who have until the deadline.
-pub(crate) fn agree(bulletin: &Bulletin, culprits: &[Rank], nonce: u64, deadline: Instant) -> Decision {
-    let Some(contact) = bulletin.contact() else { return Decision { nonce, members: vec![bulletin.rank] } };
+pub(crate) fn agree(status: &CommStatus, culprits: &[Rank], nonce: u64, deadline: Instant) -> Decision {
+    let Some(control) = status.control() else { return Decision { nonce, members: vec![status.rank] } };
     let began = Instant::now();
-    let me = bulletin.rank;
-    bulletin.shrink.lock().shrinks = true;
-    let mut views = vec![View::Alive; bulletin.world()];
+    let me = status.rank;
+    status.shrink.lock().shrinks = true;
+    let mut views = vec![View::Alive; status.world()];
     views[me] = View::Joined;
     // Everybody has to know of this rank; later on those are asked of whom it does not know enough.
-    call(bulletin, &*contact, &bulletin.others(), &Question::Join, &mut views);
+    call(status, &*control, &status.others(), &Query::Join, &mut views);
     let mut called = Instant::now();
     loop {
-        if let Some(decision) = &bulletin.shrink.lock().decision {
+        if let Some(decision) = &status.shrink.lock().decision {
             return decision.clone();
         }
         if Instant::now() >= deadline + LAST {
@@ -137,10 +137,10 @@ pub(crate) fn agree(bulletin: &Bulletin, culprits: &[Rank], nonce: u64, deadline
         if called.elapsed() >= CALL_AGAIN {
             let unclear: Vec<Rank> =
                 (0..views.len()).filter(|&rank| matches!(views[rank], View::Alive | View::Lost(_))).collect();
-            call(bulletin, &*contact, &unclear, &Question::Join, &mut views);
+            call(status, &*control, &unclear, &Query::Join, &mut views);
             called = Instant::now();
         }
-        for &rank in &bulletin.shrink.lock().joined {
+        for &rank in &status.shrink.lock().joined {
             if views[rank] == View::Alive {
                 views[rank] = View::Joined;
             }
@@ -162,43 +162,43 @@ pub(crate) fn agree(bulletin: &Bulletin, culprits: &[Rank], nonce: u64, deadline
             let members: Vec<Rank> = (0..views.len()).filter(|&rank| views[rank] == View::Joined).collect();
             let others: Vec<Rank> = members.iter().copied().filter(|&rank| rank != me).collect();
             // Higher than any that was promised, and nobody else's.
-            let round = bulletin.shrink.lock().promised / views.len() as u64 + 1;
+            let round = status.shrink.lock().promised / views.len() as u64 + 1;
             let ballot = round.saturating_mul(views.len() as u64).saturating_add(me as u64);
-            bulletin.shrink.lock().promised = ballot;
-            call(bulletin, &*contact, &others, &Question::Prepare(ballot), &mut views);
+            status.shrink.lock().promised = ballot;
+            call(status, &*control, &others, &Query::Prepare(ballot), &mut views);
             let has_changed = others.iter().any(|&rank| views[rank] != View::Joined);
-            let is_passed_over = bulletin.shrink.lock().promised != ballot;
-            if !has_changed && !is_passed_over && bulletin.shrink.lock().decision.is_none() {
+            let is_passed_over = status.shrink.lock().promised != ballot;
+            if !has_changed && !is_passed_over && status.shrink.lock().decision.is_none() {
                 let decision = Decision { nonce: mix(nonce, ballot), members };
                 let accepted = AtomicBool::new(others.is_empty());
-                ask_all(&*contact, &others, &Question::Decided(decision.clone(), ballot), PATIENCE, |_, heard| {
-                    let Ok(Answer::Joins { decision: Some(theirs), .. }) = heard else { return };
+                ask_all(&*control, &others, &Query::Decided(decision.clone(), ballot), PATIENCE, |_, heard| {
+                    let Ok(Reply::Joins { decision: Some(theirs), .. }) = heard else { return };
                     if theirs == decision {
                         accepted.store(true, Ordering::Relaxed);
-                    } else if theirs.is_of(bulletin.world()) {
-                        bulletin.shrink.lock().adopt(theirs, &bulletin.changed);
+                    } else if theirs.is_of(status.world()) {
+                        status.shrink.lock().adopt(theirs, &status.changed);
                     }
                 });
                 if accepted.into_inner() {
                     // Who has not heard it asks.
-                    bulletin.shrink.lock().adopt(decision, &bulletin.changed);
+                    status.shrink.lock().adopt(decision, &status.changed);
                 }
             }
         }
         if first != me {
-            call(bulletin, &*contact, &[first], &Question::Join, &mut views);
+            call(status, &*control, &[first], &Query::Join, &mut views);
         }
-        let mut state = bulletin.shrink.lock();
+        let mut state = status.shrink.lock();
         if state.decision.is_none() {
-            bulletin.changed.wait_for(&mut state, ASK_AGAIN);
+            status.changed.wait_for(&mut state, ASK_AGAIN);
         }
     }
 }
 
 /// Asks ranks whether they want to go on, and notes what they say.
-fn call(bulletin: &Bulletin, contact: &dyn Contact, peers: &[Rank], question: &Question, views: &mut [View]) {
+fn call(status: &CommStatus, control: &dyn ControlChannel, peers: &[Rank], query: &Query, views: &mut [View]) {
     let seen = parking_lot::Mutex::new(views);
-    ask_all(contact, peers, question, PATIENCE, |peer, heard| {
+    ask_all(control, peers, query, PATIENCE, |peer, heard| {
         let view = &mut seen.lock()[peer];
         let lost = |view| match view {
             View::Lost(since) => View::Lost(since),
@@ -206,19 +206,19 @@ fn call(bulletin: &Bulletin, contact: &dyn Contact, peers: &[Rank], question: &Q
         };
         *view = match (heard, *view) {
             (_, View::Out) => View::Out,
-            (Ok(Answer::Joins { decision: Some(decision), .. }), _) if decision.is_of(bulletin.world()) => {
-                bulletin.shrink.lock().adopt(decision, &bulletin.changed);
+            (Ok(Reply::Joins { decision: Some(decision), .. }), _) if decision.is_of(status.world()) => {
+                status.shrink.lock().adopt(decision, &status.changed);
                 View::Joined
             }
-            (Ok(Answer::Joins { shrinks, promised, .. }), _) => {
-                let mut state = bulletin.shrink.lock();
+            (Ok(Reply::Joins { shrinks, promised, .. }), _) => {
+                let mut state = status.shrink.lock();
                 state.promised = state.promised.max(promised);
                 if shrinks { View::Joined } else { View::Alive }
             }
             // Of survivors that make a communicator, one may not have got so far.
-            (Ok(Answer::Unknown), view) => lost(view),
+            (Ok(Reply::Unknown), view) => lost(view),
             // It has dropped the communicator, and gave up with it; or is gone.
-            (Ok(_) | Err(Unheard::Gone | Unheard::Died), _) => View::Out,
+            (Ok(_) | Err(QueryError::Gone | QueryError::Died), _) => View::Out,
             (Err(_), view) => lost(view),
         };
     });
@@ -229,7 +229,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
 
-    use super::super::state::Boards;
+    use super::super::state::StatusBoard;
     use super::*;
     use crate::trace::{Recorder, Who};
 
@@ -237,7 +237,7 @@ mod tests {
 
     /// Ranks of which some end after so many questions: from then on they neither ask nor answer.
     struct Mortal {
-        boards: Arc<Boards>,
+        board: Arc<StatusBoard>,
         rank: Rank,
         /// How many questions each has left.
         left: Arc<[AtomicU64; WORLD]>,
@@ -249,18 +249,18 @@ mod tests {
         }
     }
 
-    impl Contact for Mortal {
-        fn ask(&self, peer: Rank, question: &Question, _: Duration) -> Result<Answer, Unheard> {
+    impl ControlChannel for Mortal {
+        fn ask(&self, peer: Rank, query: &Query, _: Duration) -> Result<Reply, QueryError> {
             let take = |left: u64| left.checked_sub(1);
             let may = self.left[self.rank].fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok();
             if !may || self.is_dead(peer) {
-                return Err(Unheard::Gone);
+                return Err(QueryError::Gone);
             }
-            Ok(self.boards.answer(0, self.rank, peer, question.clone()))
+            Ok(self.board.answer(0, self.rank, peer, query.clone()))
         }
     }
 
-    /// Whoever was about to decide, or has told some and not others, may end at any question.
+    /// Whoever was about to decide, or has told some and not others, may end at any query.
     #[test]
     fn whoever_is_left_agrees_whenever_others_end() {
         for seed in 0..300u64 {
@@ -269,22 +269,22 @@ mod tests {
                 0 if rank < 3 => 1 + mix(seed, 100 + rank as u64) % 24,
                 _ => u64::MAX,
             };
-            let boards = Arc::new(Boards::default());
+            let board = Arc::new(StatusBoard::default());
             let left: Arc<[AtomicU64; WORLD]> = Arc::new(std::array::from_fn(|rank| AtomicU64::new(lives(rank))));
             let members: Arc<[Rank]> = (0..WORLD).collect();
             let who = Who { job: "shrink".to_owned(), run: seed, rank: 0, members: Vec::new() };
             let recorder = Recorder::new(who, None);
-            let bulletin = |rank| Bulletin::new(rank, members.clone(), recorder.open(0, rank, members.clone()));
-            let bulletins: Vec<Arc<Bulletin>> = (0..WORLD).map(|rank| Arc::new(bulletin(rank))).collect();
-            for (rank, bulletin) in bulletins.iter().enumerate() {
-                boards.post_unwatched(0, rank, bulletin.clone());
-                bulletin.reach(Arc::new(Mortal { boards: boards.clone(), rank, left: left.clone() }));
+            let status = |rank| CommStatus::new(rank, members.clone(), recorder.open(0, rank, members.clone()));
+            let bulletins: Vec<Arc<CommStatus>> = (0..WORLD).map(|rank| Arc::new(status(rank))).collect();
+            for (rank, status) in bulletins.iter().enumerate() {
+                board.post_unwatched(0, rank, status.clone());
+                status.reach(Arc::new(Mortal { board: board.clone(), rank, left: left.clone() }));
             }
             let deadline = Instant::now() + Duration::from_secs(60);
             let decisions: Vec<Decision> = std::thread::scope(|scope| {
                 let ranks = bulletins.iter().enumerate();
                 let threads: Vec<_> =
-                    ranks.map(|(rank, bulletin)| scope.spawn(move || agree(bulletin, &[], 10 + rank as u64, deadline))).collect();
+                    ranks.map(|(rank, status)| scope.spawn(move || agree(status, &[], 10 + rank as u64, deadline))).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             let living: Vec<Rank> = (0..WORLD).filter(|&rank| left[rank].load(Ordering::SeqCst) > 0).collect();
@@ -299,7 +299,7 @@ mod tests {
     fn who_has_promised_accepts_nothing_of_lower_ballots() {
         let (mut state, changed) = (Shrink::default(), Condvar::new());
         let decision = |nonce| Decision { nonce, members: vec![0, 1] };
-        let accepted = |answer| matches!(answer, Answer::Joins { decision: Some(_), .. });
+        let accepted = |answer| matches!(answer, Reply::Joins { decision: Some(_), .. });
         state.prepare(1, 7, &changed);
         assert!(!accepted(state.decide(decision(1), 6, &changed)));
         assert!(accepted(state.decide(decision(2), 7, &changed)));

@@ -1,6 +1,6 @@
 //! What others may know of one rank's communicator, and how they ask.
 //!
-//! Every communicator has a [`Bulletin`] on each of its ranks. Peers ask it [`Question`]s at any time: the process's door answers
+//! Every communicator has a [`CommStatus`] on each of its ranks. Peers ask it [`Query`]s at any time: the process's door answers
 //! from there on its own thread, whatever the rank itself is busy with. So whoever does not answer is not there.
 
 use std::collections::{HashMap, VecDeque};
@@ -11,17 +11,17 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::detector::Watch;
-use super::message::{Answer, Question};
-use super::report::Notice;
+use super::message::{Query, Reply};
+use super::report::FailureReport;
 use super::shrink::{Decision, Shrink};
-use crate::failure::Alarm;
+use crate::failure::CancelToken;
 use crate::trace::Recording;
 use crate::types::{Descriptor, Rank};
 
 /// How a rank reaches the bulletins of the others of its communicator.
-pub(crate) trait Contact: Send + Sync {
+pub(crate) trait ControlChannel: Send + Sync {
     /// Asks a rank. Takes at most `patience`.
-    fn ask(&self, peer: Rank, question: &Question, patience: Duration) -> Result<Answer, Unheard>;
+    fn ask(&self, peer: Rank, query: &Query, patience: Duration) -> Result<Reply, QueryError>;
 
     /// Whether a rank's process is known to be stopped.
     fn is_stopped(&self, _peer: Rank) -> bool {
@@ -31,7 +31,7 @@ pub(crate) trait Contact: Send + Sync {
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Unheard {
+pub(crate) enum QueryError {
     /// Nobody is at home any more: its process has ended, or has dropped all its communicators.
     Gone,
     /// No connection could be made.
@@ -45,49 +45,49 @@ pub(crate) enum Unheard {
 }
 
 /// What others may know of one rank's communicator.
-pub(crate) struct Bulletin {
+pub(crate) struct CommStatus {
     /// This rank.
     pub(crate) rank: Rank,
     /// The communicator's ranks as ranks of the job.
     members: Arc<[Rank]>,
-    pub(crate) alarm: Arc<Alarm>,
+    pub(crate) cancel: Arc<CancelToken>,
     pub(crate) recording: Arc<Recording>,
     /// `None` for a rank alone, and when it is taken down: so that whoever answers is never the last to hold the network.
-    contact: Mutex<Option<Arc<dyn Contact>>>,
+    control: Mutex<Option<Arc<dyn ControlChannel>>>,
     /// The last operation, when the rank has left.
     pub(crate) last_seq: AtomicU64,
     /// Why the communicator ended: what this rank and others have found out.
-    notices: Mutex<Vec<Notice>>,
+    reports: Mutex<Vec<FailureReport>>,
     pub(super) shrink: Mutex<Shrink>,
     /// What is known of a shrink is another.
     pub(super) changed: Condvar,
 }
 
-/// As many notices are kept: a rank finds out at most one, so only large communicators in which many fail at once lose some.
+/// As many reports are kept: a rank finds out at most one, so only large communicators in which many fail at once lose some.
 const MOST_NOTICES: usize = 64;
 
-impl Bulletin {
-    pub(crate) fn new(rank: Rank, members: Arc<[Rank]>, recording: Arc<Recording>) -> Bulletin {
-        Bulletin {
+impl CommStatus {
+    pub(crate) fn new(rank: Rank, members: Arc<[Rank]>, recording: Arc<Recording>) -> CommStatus {
+        CommStatus {
             rank,
             members,
-            alarm: Arc::default(),
+            cancel: Arc::default(),
             recording,
-            contact: Mutex::default(),
+            control: Mutex::default(),
             last_seq: AtomicU64::new(0),
-            notices: Mutex::default(),
+            reports: Mutex::default(),
             shrink: Mutex::default(),
             changed: Condvar::new(),
         }
     }
 
     /// How the others are reached, from when on they may be asked.
-    pub(crate) fn reach(&self, contact: Arc<dyn Contact>) {
-        *self.contact.lock() = Some(contact);
+    pub(crate) fn reach(&self, control: Arc<dyn ControlChannel>) {
+        *self.control.lock() = Some(control);
     }
 
-    pub(crate) fn contact(&self) -> Option<Arc<dyn Contact>> {
-        self.contact.lock().clone()
+    pub(crate) fn control(&self) -> Option<Arc<dyn ControlChannel>> {
+        self.control.lock().clone()
     }
 
     pub(crate) fn world(&self) -> usize {
@@ -99,62 +99,62 @@ impl Bulletin {
         (0..self.world()).filter(|&rank| rank != self.rank).collect()
     }
 
-    pub(crate) fn notices(&self) -> Vec<Notice> {
-        self.notices.lock().clone()
+    pub(crate) fn reports(&self) -> Vec<FailureReport> {
+        self.reports.lock().clone()
     }
 
     /// This rank has found something out, unless it knows already why the communicator ended.
-    pub(crate) fn find_out(&self, notice: Notice) {
-        let mut notices = self.notices.lock();
-        if notices.is_empty() {
-            notices.push(notice);
-            drop(notices);
-            self.alarm.ring();
+    pub(crate) fn find_out(&self, report: FailureReport) {
+        let mut reports = self.reports.lock();
+        if reports.is_empty() {
+            reports.push(report);
+            drop(reports);
+            self.cancel.cancel();
         }
     }
 
     /// Others have found something out.
-    pub(crate) fn hear(&self, heard: Vec<Notice>) {
+    pub(crate) fn hear(&self, heard: Vec<FailureReport>) {
         if heard.is_empty() {
             return;
         }
-        let mut notices = self.notices.lock();
-        for notice in heard {
-            let is_new = notices.iter().all(|known| known.origin != notice.origin);
-            if is_new && notices.len() < MOST_NOTICES && notice.is_of(self.world()) {
-                notices.push(notice);
+        let mut reports = self.reports.lock();
+        for report in heard {
+            let is_new = reports.iter().all(|known| known.origin != report.origin);
+            if is_new && reports.len() < MOST_NOTICES && report.is_of(self.world()) {
+                reports.push(report);
             }
         }
-        let completed = notices.iter().map(|notice| notice.completed).min();
-        drop(notices);
+        let completed = reports.iter().map(|report| report.completed).min();
+        drop(reports);
         if completed.is_some() {
-            self.alarm.ring_after(completed);
+            self.cancel.cancel_after(completed);
         }
     }
 
     /// What to say to a rank that asks.
-    fn answer(&self, from: Rank, question: Question) -> Answer {
-        match question {
-            Question::Doing(theirs) => self.tell(theirs),
-            Question::Hear(notices) => {
-                self.hear(notices);
+    fn answer(&self, from: Rank, query: Query) -> Reply {
+        match query {
+            Query::Doing(theirs) => self.tell(theirs),
+            Query::Hear(reports) => {
+                self.hear(reports);
                 self.tell(None)
             }
-            Question::Join => self.shrink.lock().join(from, &self.changed),
-            Question::Prepare(ballot) => self.shrink.lock().prepare(from, ballot, &self.changed),
-            Question::Decided(decision, ballot) if decision.is_of(self.world()) => {
+            Query::Join => self.shrink.lock().join(from, &self.changed),
+            Query::Prepare(ballot) => self.shrink.lock().prepare(from, ballot, &self.changed),
+            Query::Decided(decision, ballot) if decision.is_of(self.world()) => {
                 self.shrink.lock().decide(decision, ballot, &self.changed)
             }
-            Question::Decided(..) => Answer::Unknown,
+            Query::Decided(..) => Reply::Unknown,
         }
     }
 
     /// For which rank of the job an operation waits here longest, and what it is, unless it is about to be given up.
     fn longest_wait(&self) -> Option<(Duration, Rank, Option<Descriptor>)> {
-        let waits = self.alarm.waits().into_iter().min_by_key(|wait| wait.since);
+        let waits = self.cancel.waits().into_iter().min_by_key(|wait| wait.since);
         let (age, peer, call) = match waits {
             Some(wait) => (wait.since.elapsed(), wait.named(), Descriptor::decode(wait.words)),
-            None => (Duration::ZERO, self.alarm.puzzle()?.about?, None),
+            None => (Duration::ZERO, self.cancel.diagnosing()?.about?, None),
         };
         Some((age, *self.members.get(peer)?, call))
     }
@@ -165,12 +165,12 @@ impl Bulletin {
     }
 
     /// What this rank does, to a rank that does `theirs`.
-    fn tell(&self, theirs: Option<Descriptor>) -> Answer {
+    fn tell(&self, theirs: Option<Descriptor>) -> Reply {
         let collective = theirs.filter(|theirs| !theirs.op.is_point_to_point());
-        Answer::Doing {
-            notices: self.notices(),
-            puzzle: self.alarm.puzzle(),
-            waits: self.alarm.waits().first().map(|wait| (wait.named(), wait.words)),
+        Reply::Doing {
+            reports: self.reports(),
+            diagnosing: self.cancel.diagnosing(),
+            waits: self.cancel.waits().first().map(|wait| (wait.named(), wait.words)),
             elsewhere: None,
             at_your_seq: collective.and_then(|theirs| self.recording.history.collective(theirs.seq)),
             last_seq: self.recording.history.last_completed(),
@@ -180,14 +180,14 @@ impl Bulletin {
 
 /// The bulletins of a process, by communicator and rank in the job.
 #[derive(Default)]
-pub(crate) struct Boards {
+pub(crate) struct StatusBoard {
     posted: Arc<Mutex<Posted>>,
     watch: Mutex<Option<Watch>>,
 }
 
 #[derive(Default)]
 pub(super) struct Posted {
-    pub(super) bulletins: HashMap<(u64, Rank), Arc<Bulletin>>,
+    pub(super) bulletins: HashMap<(u64, Rank), Arc<CommStatus>>,
     /// Those that were taken down.
     taken_down: VecDeque<((u64, Rank), LastWords)>,
 }
@@ -203,10 +203,10 @@ struct LastWords {
 /// How many communicators that are gone are remembered.
 const REMEMBERED: usize = 256;
 
-impl Boards {
-    pub(crate) fn post(&self, channel: u64, member: Rank, bulletin: Arc<Bulletin>) {
-        let is_alone = bulletin.world() == 1;
-        self.posted.lock().bulletins.insert((channel, member), bulletin);
+impl StatusBoard {
+    pub(crate) fn post(&self, channel: u64, member: Rank, status: Arc<CommStatus>) {
+        let is_alone = status.world() == 1;
+        self.posted.lock().bulletins.insert((channel, member), status);
         let mut watch = self.watch.lock();
         if watch.is_none() && !is_alone {
             *watch = Watch::start(self.posted.clone());
@@ -215,49 +215,49 @@ impl Boards {
 
     /// Without anybody who looks after it.
     #[cfg(test)]
-    pub(crate) fn post_unwatched(&self, channel: u64, member: Rank, bulletin: Arc<Bulletin>) {
-        self.posted.lock().bulletins.insert((channel, member), bulletin);
+    pub(crate) fn post_unwatched(&self, channel: u64, member: Rank, status: Arc<CommStatus>) {
+        self.posted.lock().bulletins.insert((channel, member), status);
     }
 
     pub(crate) fn take_down(&self, channel: u64, member: Rank) {
         let mut posted = self.posted.lock();
         let taken = posted.bulletins.remove(&(channel, member));
-        if let Some(bulletin) = &taken {
+        if let Some(status) = &taken {
             posted.taken_down.truncate(REMEMBERED - 1);
-            let last_seq = bulletin.last_seq.load(Ordering::Relaxed);
-            let decision = bulletin.shrink.lock().decision().cloned();
+            let last_seq = status.last_seq.load(Ordering::Relaxed);
+            let decision = status.shrink.lock().decision().cloned();
             posted.taken_down.push_front(((channel, member), LastWords { last_seq, decision }));
         }
         let is_last = posted.bulletins.is_empty();
         drop(posted);
-        drop(taken.and_then(|bulletin| bulletin.contact.lock().take()));
+        drop(taken.and_then(|status| status.control.lock().take()));
         if is_last {
             let watch = self.watch.lock().take();
             drop(watch);
         }
     }
 
-    /// Answers a question of `from` to `to`, both ranks of the job.
-    pub(crate) fn answer(&self, channel: u64, from: Rank, to: Rank, question: Question) -> Answer {
-        let bulletin = {
+    /// Answers a query of `from` to `to`, both ranks of the job.
+    pub(crate) fn answer(&self, channel: u64, from: Rank, to: Rank, query: Query) -> Reply {
+        let status = {
             let posted = self.posted.lock();
             match posted.bulletins.get(&(channel, to)) {
-                Some(bulletin) => bulletin.clone(),
+                Some(status) => status.clone(),
                 None => {
                     let left = posted.taken_down.iter().find(|(name, _)| *name == (channel, to));
-                    return match (left, question) {
-                        (None, _) => Answer::Unknown,
-                        (Some((_, LastWords { decision: Some(decision), .. })), Question::Join | Question::Prepare(_)) => {
-                            Answer::Joins { shrinks: false, promised: 0, decision: Some(decision.clone()) }
+                    return match (left, query) {
+                        (None, _) => Reply::Unknown,
+                        (Some((_, LastWords { decision: Some(decision), .. })), Query::Join | Query::Prepare(_)) => {
+                            Reply::Joins { shrinks: false, promised: 0, decision: Some(decision.clone()) }
                         }
-                        (Some((_, words)), _) => Answer::Left { last_seq: words.last_seq },
+                        (Some((_, words)), _) => Reply::Left { last_seq: words.last_seq },
                     };
                 }
             }
         };
-        let Some(from) = bulletin.rank_of(from) else { return Answer::Unknown };
-        let mut answer = bulletin.answer(from, question);
-        if let Answer::Doing { waits: None, puzzle: None, elsewhere, .. } = &mut answer {
+        let Some(from) = status.rank_of(from) else { return Reply::Unknown };
+        let mut answer = status.answer(from, query);
+        if let Reply::Doing { waits: None, diagnosing: None, elsewhere, .. } = &mut answer {
             *elsewhere = self.waits_elsewhere(channel, to);
         }
         answer
@@ -267,25 +267,25 @@ impl Boards {
     fn waits_elsewhere(&self, channel: u64, member: Rank) -> Option<(Rank, Option<Descriptor>)> {
         let posted = self.posted.lock();
         let others = posted.bulletins.iter().filter(|((other, rank), _)| *other != channel && *rank == member);
-        let waits = others.filter_map(|(_, bulletin)| bulletin.longest_wait());
+        let waits = others.filter_map(|(_, status)| status.longest_wait());
         waits.max_by_key(|(age, ..)| *age).map(|(_, peer, call)| (peer, call))
     }
 }
 
 /// Asks several ranks at once, and calls `heard` with what each of them says.
 pub(crate) fn ask_all(
-    contact: &dyn Contact,
+    control: &dyn ControlChannel,
     peers: &[Rank],
-    question: &Question,
+    query: &Query,
     patience: Duration,
-    heard: impl Fn(Rank, Result<Answer, Unheard>) + Sync,
+    heard: impl Fn(Rank, Result<Reply, QueryError>) + Sync,
 ) {
     /// As many wait at once.
     const AT_ONCE: usize = 32;
     let next = AtomicUsize::new(0);
     let ask = || {
         while let Some(&peer) = peers.get(next.fetch_add(1, Ordering::Relaxed)) {
-            heard(peer, contact.ask(peer, question, patience));
+            heard(peer, control.ask(peer, query, patience));
         }
     };
     std::thread::scope(|scope| {

@@ -14,7 +14,7 @@ use super::{NOTES, Sources, Window, WindowCall, cma};
 use crate::buffer::ChunkMut;
 use crate::config::Passage;
 use crate::error::Result;
-use crate::failure::Attempt;
+use crate::failure::OpContext;
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::types::{DType, Op, ReduceOp};
@@ -124,13 +124,13 @@ fn size(bytes: usize) -> usize {
 }
 
 /// How a private buffer passes. All ranks come to the same, in the same operation.
-pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, bytes: usize) -> Result<Passage> {
+pub(super) fn passage(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, bytes: usize) -> Result<Passage> {
     if let Some(known) = window.passages.known(traffic, bytes) {
         return Ok(known);
     }
     let may_read = match window.passages.may_read {
         Some(may) => may,
-        None => cma::is_allowed(window, attempt)?,
+        None => cma::is_allowed(window, context)?,
     };
     window.passages.may_read = Some(may_read);
     window.keep_tuning();
@@ -142,7 +142,7 @@ pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traff
         return Ok(if may_read { Passage::Read } else { Passage::Staged });
     }
     let began = Instant::now();
-    let Some(passage) = quickest(window, attempt, traffic, size(bytes))? else { return Ok(Passage::Staged) };
+    let Some(passage) = quickest(window, context, traffic, size(bytes))? else { return Ok(Passage::Staged) };
     tracing::info!(?traffic, bytes, %passage, took = ?began.elapsed(), "tried how large buffers pass");
     window.passages.tried[traffic as usize][size(bytes)] = passage;
     window.keep_tuning();
@@ -150,33 +150,33 @@ pub(super) fn passage(window: &mut Window, attempt: &Attempt<'_>, traffic: Traff
 }
 
 /// The quickest way; `None` if a rank's deadline leaves no room to find out.
-fn quickest(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, size: usize) -> Result<Option<Passage>> {
-    let Some(mut bytes) = scratch(window, attempt, TRIED[size])? else { return Ok(None) };
+fn quickest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size: usize) -> Result<Option<Passage>> {
+    let Some(mut bytes) = scratch(window, context, TRIED[size])? else { return Ok(None) };
     let buffer = ChunkMut::of(&mut bytes);
     let possible = WAYS.map(|way| match way {
         Passage::Read => window.passages.may_read == Some(true),
         Passage::Streamed => traffic == Traffic::Reduced,
         Passage::Auto | Passage::Staged => true,
     });
-    let times = race(window, attempt, TRIES[size], possible, |window, way| run(window, attempt, traffic, WAYS[way], buffer))?;
+    let times = race(window, context, TRIES[size], possible, |window, way| run(window, context, traffic, WAYS[way], buffer))?;
     let quickest = (1..WAYS.len()).fold(0, |best, way| if times[way] < CLEARLY * times[best] { way } else { best });
     Ok(Some(WAYS[quickest]))
 }
 
 /// Bytes over all ranks up to which everybody reduces everything: one turn saved is worth more than what that takes.
-pub(super) fn one_shot(window: &mut Window, attempt: &Attempt<'_>) -> Result<usize> {
+pub(super) fn one_shot(window: &mut Window, context: &OpContext<'_>) -> Result<usize> {
     if let Some(known) = window.passages.one_shot {
         return Ok(known);
     }
     let began = Instant::now();
     let (least, most) = (ONE_SHOT.start - 1, ONE_SHOT.end - 1);
     let mut limit = least;
-    let Some(mut bytes) = scratch(window, attempt, most)? else { return Ok(limit) };
+    let Some(mut bytes) = scratch(window, context, most)? else { return Ok(limit) };
     let ranks = window.members.len();
     for size in std::iter::successors(Some(2 * least), |size| Some(2 * size)).take_while(|&size| size <= most) {
         let buffer = ChunkMut::of(&mut bytes).take(size / ranks / DTYPE.size() * DTYPE.size());
-        let [one, two] = race(window, attempt, SHORT_TRIES, [true; 2], |window, way| {
-            (0..SHORT_RUN).try_for_each(|_| reduce(window, attempt, 1 + way, false, buffer))
+        let [one, two] = race(window, context, SHORT_TRIES, [true; 2], |window, way| {
+            (0..SHORT_RUN).try_for_each(|_| reduce(window, context, 1 + way, false, buffer))
         })?;
         if two < CLEARLY * one {
             break;
@@ -191,11 +191,11 @@ pub(super) fn one_shot(window: &mut Window, attempt: &Attempt<'_>) -> Result<usi
 
 /// Zeros to try things on, which stay zeros however often they are added; `None` on all ranks if one has no memory for them, or
 /// no time: then a later operation tries.
-fn scratch(window: &mut Window, attempt: &Attempt<'_>, bytes: usize) -> Result<Option<Vec<u64>>> {
+fn scratch(window: &mut Window, context: &OpContext<'_>, bytes: usize) -> Result<Option<Vec<u64>>> {
     let words = bytes / size_of::<u64>();
     let mut zeros: Vec<u64> = Vec::new();
-    let is_ready = attempt.left() >= ROOM && zeros.try_reserve_exact(words).is_ok();
-    if !all(window, attempt, is_ready)? {
+    let is_ready = context.left() >= ROOM && zeros.try_reserve_exact(words).is_ok();
+    if !all(window, context, is_ready)? {
         return Ok(None);
     }
     // Memory that was never written is not there.
@@ -204,32 +204,32 @@ fn scratch(window: &mut Window, attempt: &Attempt<'_>, bytes: usize) -> Result<O
 }
 
 /// Whether all ranks say yes. All ranks get the same.
-fn all(window: &mut Window, attempt: &Attempt<'_>, mine: bool) -> Result<bool> {
+fn all(window: &mut Window, context: &OpContext<'_>, mine: bool) -> Result<bool> {
     let mut notes = [0; NOTES];
     notes[0] = mine.into();
-    let turn = window.exchange(attempt, notes)?;
+    let turn = window.exchange(context, notes)?;
     Ok((0..window.members.len()).all(|rank| window.turns.line(rank, turn).notes()[0] == 1))
 }
 
 /// Nanoseconds of each possible way: of the quickest of its tries, on the slowest rank. All ranks get the same.
 pub(super) fn race<const WAYS: usize>(
     window: &mut Window,
-    attempt: &Attempt<'_>,
+    context: &OpContext<'_>,
     tries: usize,
     possible: [bool; WAYS],
     mut run: impl FnMut(&mut Window, usize) -> Result<()>,
 ) -> Result<[f64; WAYS]> {
     let mut mine = [Duration::MAX; WAYS];
-    let (began, budget) = (Instant::now(), attempt.left() / SHARE);
+    let (began, budget) = (Instant::now(), context.left() / SHARE);
     for round in 0..tries {
-        if round > 0 && !all(window, attempt, began.elapsed() < budget)? {
+        if round > 0 && !all(window, context, began.elapsed() < budget)? {
             break;
         }
         for way in (0..WAYS).filter(|&way| possible[way]) {
-            window.meet(attempt)?;
+            window.meet(context)?;
             let began = Instant::now();
             run(window, way)?;
-            window.meet(attempt)?;
+            window.meet(context)?;
             mine[way] = began.elapsed().min(mine[way]);
         }
     }
@@ -237,7 +237,7 @@ pub(super) fn race<const WAYS: usize>(
     for (note, time) in notes.iter_mut().zip(mine) {
         *note = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     }
-    let turn = window.exchange(attempt, notes)?;
+    let turn = window.exchange(context, notes)?;
     let slowest =
         |way| (0..window.members.len()).map(|rank| window.turns.line(rank, turn).notes()[way]).max().unwrap_or(u64::MAX);
     let times = std::array::from_fn(|way| slowest(way) as f64);
@@ -249,7 +249,7 @@ pub(super) fn race<const WAYS: usize>(
 const DTYPE: DType = DType::F32;
 
 /// All-reduces a private buffer in one turn or in two.
-fn reduce(window: &mut Window, attempt: &Attempt<'_>, turns: usize, streams: bool, buffer: ChunkMut) -> Result<()> {
+fn reduce(window: &mut Window, context: &OpContext<'_>, turns: usize, streams: bool, buffer: ChunkMut) -> Result<()> {
     let call = WindowCall {
         count: buffer.len / DTYPE.size(),
         kernel: Kernel::new(DTYPE, ReduceOp::Sum),
@@ -258,20 +258,20 @@ fn reduce(window: &mut Window, attempt: &Attempt<'_>, turns: usize, streams: boo
     let memory = Memory { call: &call, rank: window.rank, ranks: window.members.len() };
     let mut parts = std::mem::take(&mut window.parts);
     let result = if turns == 1 {
-        window.pipeline(attempt, Sources::Everybody, 0, &mut OneShot { memory, takes: true, parts: &mut parts })
+        window.pipeline(context, Sources::Everybody, 0, &mut OneShot { memory, takes: true, parts: &mut parts })
     } else {
-        window.pipeline(attempt, Sources::Everybody, 0, &mut TwoShot { memory, root: None, streams, parts: &mut parts })
+        window.pipeline(context, Sources::Everybody, 0, &mut TwoShot { memory, root: None, streams, parts: &mut parts })
     };
     window.parts = parts;
     result
 }
 
 /// All-reduces or all-gathers a private buffer, one way or the other.
-fn run(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, way: Passage, buffer: ChunkMut) -> Result<()> {
+fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, way: Passage, buffer: ChunkMut) -> Result<()> {
     let (rank, ranks) = (window.rank, window.members.len());
     let count = buffer.len / DTYPE.size();
     let call = match traffic {
-        Traffic::Reduced if way != Passage::Read => return reduce(window, attempt, 2, way == Passage::Streamed, buffer),
+        Traffic::Reduced if way != Passage::Read => return reduce(window, context, 2, way == Passage::Streamed, buffer),
         Traffic::Reduced => WindowCall {
             count,
             kernel: Kernel::new(DTYPE, ReduceOp::Sum),
@@ -285,8 +285,8 @@ fn run(window: &mut Window, attempt: &Attempt<'_>, traffic: Traffic, way: Passag
     };
     let memory = Memory { call: &call, rank, ranks };
     match (traffic, way) {
-        (Traffic::Reduced, _) => cma::all_reduce(window, attempt, memory, &mut Vec::with_capacity(ranks)).map(drop),
-        (Traffic::Copied, Passage::Read) => cma::copy_now(window, attempt, memory).map(drop),
-        (Traffic::Copied, _) => window.pipeline(attempt, Sources::Everybody, 0, &mut Collect { memory, takes: true }),
+        (Traffic::Reduced, _) => cma::all_reduce(window, context, memory, &mut Vec::with_capacity(ranks)).map(drop),
+        (Traffic::Copied, Passage::Read) => cma::copy_now(window, context, memory).map(drop),
+        (Traffic::Copied, _) => window.pipeline(context, Sources::Everybody, 0, &mut Collect { memory, takes: true }),
     }
 }

@@ -9,35 +9,35 @@ use super::{NOTES, Window};
 use crate::buffer::Chunk;
 use crate::config::Passage;
 use crate::error::{Cause, Result};
-use crate::failure::Attempt;
+use crate::failure::OpContext;
 use crate::schedule::chunk;
 use crate::sys;
 use crate::types::Op;
 
 /// Carries out an operation in which everybody gets data of everybody as it is; false, and nothing done, if it is not one, or
 /// if it is better staged. (Where one rank has what the others want, it had better help them: staged, it copies, too.)
-pub(super) fn copy(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_>) -> Result<bool> {
+pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
     let call = memory.call;
     if !matches!(call.op, Op::AllGather | Op::AllGatherV | Op::AllToAll) {
         return Ok(false);
     }
     let bytes = call.blocks.range(memory.ranks - 1).end * call.element;
-    if bytes < LARGE || autotune::passage(window, attempt, Traffic::Copied, bytes)? != Passage::Read {
+    if bytes < LARGE || autotune::passage(window, context, Traffic::Copied, bytes)? != Passage::Read {
         return Ok(false);
     }
-    copy_now(window, attempt, memory)
+    copy_now(window, context, memory)
 }
 
 /// As [`copy`], without asking whether it is better; false if a rank's input would be overwritten while others read it, or cannot
 /// be read by the system at all.
-pub(super) fn copy_now(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_>) -> Result<bool> {
+pub(super) fn copy_now(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
     let Memory { call, rank, ranks } = memory;
     let (input, output) = (call.input.ptr.addr(), call.output.ptr.addr());
     let overlap = input < output + call.output.len && output < input + call.input.len;
     let cannot_lend = (call.op == Op::AllToAll && overlap) || !is_readable(call.input);
     let mut notes = [0; NOTES];
     (notes[0], notes[1]) = (call.input.ptr.expose_provenance() as u64, cannot_lend.into());
-    let turn = window.exchange(attempt, notes)?;
+    let turn = window.exchange(context, notes)?;
     note(window, turn);
     if window.noted.iter().any(|notes| notes[1] != 0) {
         return Ok(false);
@@ -54,10 +54,10 @@ pub(super) fn copy_now(window: &mut Window, attempt: &Attempt<'_>, memory: Memor
         } else {
             let address = window.noted[peer][0] + (from.start * call.element) as u64;
             // SAFETY: the caller of `Window::run` vouches for the output; in place others read only this rank's own block of it.
-            unsafe { read(window, attempt, peer, address, to, from.len() * call.element)? };
+            unsafe { read(window, context, peer, address, to, from.len() * call.element)? };
         }
     }
-    depart(window, attempt)?;
+    depart(window, context)?;
     Ok(true)
 }
 
@@ -70,10 +70,10 @@ fn note(window: &mut Window, turn: u32) {
 
 /// The last turn: nobody returns before everybody has read. What was read counts only if nobody had failed by then: a rank
 /// that fails says so before its memory is its caller's again.
-fn depart(window: &mut Window, attempt: &Attempt<'_>) -> Result<()> {
+fn depart(window: &mut Window, context: &OpContext<'_>) -> Result<()> {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-    window.check_nobody_failed(attempt)?;
-    window.meet(attempt)
+    window.check_nobody_failed(context)?;
+    window.meet(context)
 }
 
 /// Whether the system can read this memory of the own process, as far as the ends tell. Memory of devices it cannot.
@@ -108,7 +108,7 @@ pub(super) struct Line([u8; 64]);
 /// only the others', of which nobody reads this rank's copy.
 pub(super) fn all_reduce(
     window: &mut Window,
-    attempt: &Attempt<'_>,
+    context: &OpContext<'_>,
     memory: Memory<'_>,
     parts: &mut Vec<*const u8>,
 ) -> Result<bool> {
@@ -117,7 +117,7 @@ pub(super) fn all_reduce(
     let mut notes = [0; NOTES];
     (notes[0], notes[1]) = (address(call.input.ptr), address(call.output.ptr));
     notes[2] = (is_readable(call.input) && is_readable(call.output.as_const())).into();
-    let turn = window.exchange(attempt, notes)?;
+    let turn = window.exchange(context, notes)?;
     note(window, turn);
     if window.noted.iter().any(|notes| notes[2] == 0) {
         return Ok(false);
@@ -140,7 +140,7 @@ pub(super) fn all_reduce(
             let room = free.next().expect("there is one for each other rank").as_mut_ptr().cast::<u8>();
             let from = window.noted[peer][0] + (start * call.element) as u64;
             // SAFETY: there is room for a block.
-            unsafe { read(window, attempt, peer, from, room, bytes)? };
+            unsafe { read(window, context, peer, from, room, bytes)? };
             parts.push(room);
         }
         // SAFETY: the parts are this rank's input and rooms, of so many elements; the caller of `Window::run` vouches for the
@@ -148,15 +148,15 @@ pub(super) fn all_reduce(
         unsafe { memory.fold(parts, memory.output(&elements), elements.len()) };
     }
     window.rooms = rooms;
-    window.meet(attempt)?;
+    window.meet(context)?;
     // Each begins with the next, so that not all read from one.
     for peer in (1..ranks).map(|step| (rank + step) % ranks) {
         let theirs = chunk(call.count, ranks, peer);
         let from = window.noted[peer][1] + (theirs.start * call.element) as u64;
         // SAFETY: the caller of `Window::run` vouches for the output, of which others read only this rank's slice.
-        unsafe { read(window, attempt, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
+        unsafe { read(window, context, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
     }
-    depart(window, attempt)?;
+    depart(window, context)?;
     Ok(true)
 }
 
@@ -165,14 +165,14 @@ pub(super) fn all_reduce(
 /// # Safety
 ///
 /// `to` is writable for `len` bytes, and nobody else touches it meanwhile.
-unsafe fn read(window: &mut Window, attempt: &Attempt<'_>, peer: usize, from: u64, to: *mut u8, len: usize) -> Result<()> {
+unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: u64, to: *mut u8, len: usize) -> Result<()> {
     #[cfg(test)]
     {
         window.reads += 1;
     }
     let process = window.process(peer).unwrap_or(u32::MAX);
     for at in (0..len).step_by(PIECE) {
-        attempt.patience_with(window.members[peer])?;
+        context.patience_with(window.members[peer])?;
         // SAFETY: within what the caller vouches for. If the peer has ended, its number may be another's by now: then this
         // operation fails in the next turn, which the peer does not come to.
         let read = unsafe { sys::read_process(process, from + at as u64, to.add(at), PIECE.min(len - at)) };
@@ -181,23 +181,23 @@ unsafe fn read(window: &mut Window, attempt: &Attempt<'_>, peer: usize, from: u6
         // without this one, so who waits for it learns why.
         let never = window.turns.next().wrapping_add(1);
         if error.raw_os_error() == Some(NO_SUCH_PROCESS) {
-            window.wait(attempt, peer, never)?;
+            window.wait(context, peer, never)?;
         }
-        window.look_after_peers(attempt, peer, never)?;
+        window.look_after_peers(context, peer, never)?;
         tracing::error!(rank = window.members[peer], %error, "memory of another process cannot be read");
-        return Err(attempt.failed(window.members[peer], Cause::Corrupt("the address of a buffer that cannot be read")));
+        return Err(context.failed(window.members[peer], Cause::Corrupt("the address of a buffer that cannot be read")));
     }
     Ok(())
 }
 
 /// Whether every rank can read the memory of every other.
-pub(super) fn is_allowed(window: &mut Window, attempt: &Attempt<'_>) -> Result<bool> {
+pub(super) fn is_allowed(window: &mut Window, context: &OpContext<'_>) -> Result<bool> {
     // Something to read that is not the same everywhere.
-    let canary = [u64::from(std::process::id()), attempt.fingerprint, window.rank as u64];
+    let canary = [u64::from(std::process::id()), context.fingerprint, window.rank as u64];
     let mut notes = [0; NOTES];
     notes[0] = canary.as_ptr().expose_provenance() as u64;
     notes[1..=canary.len()].copy_from_slice(&canary);
-    let turn = window.exchange(attempt, notes)?;
+    let turn = window.exchange(context, notes)?;
     let can_read = |peer: usize| {
         let notes = window.turns.line(peer, turn).notes();
         let mut seen = [0u64; 3];
@@ -209,6 +209,6 @@ pub(super) fn is_allowed(window: &mut Window, attempt: &Attempt<'_>) -> Result<b
     let mut notes = [0; NOTES];
     notes[0] = all.into();
     // The canaries live until everybody has read them.
-    let turn = window.exchange(attempt, notes)?;
+    let turn = window.exchange(context, notes)?;
     Ok((0..window.members.len()).all(|peer| window.turns.line(peer, turn).notes()[0] != 0))
 }

@@ -22,7 +22,7 @@ use super::registered::Location;
 use super::{Direct, SLOT, Slots, Sources, Window, WindowCall, cma};
 use crate::config::Passage;
 use crate::error::{Cause, Result};
-use crate::failure::Attempt;
+use crate::failure::OpContext;
 use crate::reduce::{self, copy_streaming};
 use crate::schedule::chunk;
 use crate::sync;
@@ -43,7 +43,7 @@ const FORESEEN: usize = 8 << 10;
 /// # Safety
 ///
 /// As there.
-pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &WindowCall<'_>) -> Result<()> {
+pub(super) unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &WindowCall<'_>) -> Result<()> {
     let (rank, ranks) = (window.rank, window.members.len());
     let is_root = rank == call.root;
     let bytes = call.count * call.element;
@@ -52,18 +52,18 @@ pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &Wind
     let memory = Memory { call, rank, ranks };
     // What is short comes first: there, every test counts.
     match call.op {
-        Op::Barrier => return window.meet(attempt),
+        Op::Barrier => return window.meet(context),
         Op::AllReduce | Op::Reduce if bytes <= size_of::<Notes>() => {
-            return inline(window, attempt, memory, call.op == Op::AllReduce || is_root);
+            return inline(window, context, memory, call.op == Op::AllReduce || is_root);
         }
         _ => {}
     }
-    if cma::copy(window, attempt, memory)? {
+    if cma::copy(window, context, memory)? {
         return Ok(());
     }
     // Bytes over all ranks up to which everybody reduces everything.
     let one_shot = match call.op {
-        Op::AllReduce | Op::Reduce if autotune::ONE_SHOT.contains(&(bytes * ranks)) => autotune::one_shot(window, attempt)?,
+        Op::AllReduce | Op::Reduce if autotune::ONE_SHOT.contains(&(bytes * ranks)) => autotune::one_shot(window, context)?,
         _ => autotune::ONE_SHOT.start,
     };
     let mut parts = std::mem::take(&mut window.parts);
@@ -71,27 +71,27 @@ pub(super) unsafe fn run(window: &mut Window, attempt: &Attempt<'_>, call: &Wind
         Op::AllReduce | Op::Reduce if bytes * ranks <= one_shot => {
             let takes = call.op == Op::AllReduce || is_root;
             let sources = if takes { Sources::Everybody } else { Sources::Nobody };
-            window.pipeline(attempt, sources, 0, &mut OneShot { memory, takes, parts: &mut parts })
+            window.pipeline(context, sources, 0, &mut OneShot { memory, takes, parts: &mut parts })
         }
         Op::AllReduce => {
             let mut two_shot = TwoShot { memory, root: None, streams: false, parts: &mut parts };
-            all_reduce(window, attempt, &mut two_shot)
+            all_reduce(window, context, &mut two_shot)
         }
         Op::Reduce => {
             let mut two_shot = TwoShot { memory, root: Some(call.root), streams: false, parts: &mut parts };
-            window.pipeline(attempt, Sources::Everybody, 0, &mut two_shot)
+            window.pipeline(context, Sources::Everybody, 0, &mut two_shot)
         }
-        Op::Broadcast => window.pipeline(attempt, from_root, 0, &mut Spread { memory, blocks: false }),
-        Op::Scatter => window.pipeline(attempt, from_root, 0, &mut Spread { memory, blocks: true }),
-        Op::Gather => window.pipeline(attempt, to_root, 0, &mut Collect { memory, takes: is_root }),
-        Op::AllGather | Op::AllGatherV => window.pipeline(attempt, Sources::Everybody, 0, &mut Collect { memory, takes: true }),
+        Op::Broadcast => window.pipeline(context, from_root, 0, &mut Spread { memory, blocks: false }),
+        Op::Scatter => window.pipeline(context, from_root, 0, &mut Spread { memory, blocks: true }),
+        Op::Gather => window.pipeline(context, to_root, 0, &mut Collect { memory, takes: is_root }),
+        Op::AllGather | Op::AllGatherV => window.pipeline(context, Sources::Everybody, 0, &mut Collect { memory, takes: true }),
         Op::ReduceScatter | Op::ReduceScatterV => {
             let mut exchange = Exchange { memory, reduces: true, parts: &mut parts };
-            window.pipeline(attempt, Sources::Everybody, 0, &mut exchange)
+            window.pipeline(context, Sources::Everybody, 0, &mut exchange)
         }
         Op::AllToAll => {
             let mut exchange = Exchange { memory, reduces: false, parts: &mut parts };
-            window.pipeline(attempt, Sources::Everybody, 0, &mut exchange)
+            window.pipeline(context, Sources::Everybody, 0, &mut exchange)
         }
         op => unreachable!("{op} has no window"),
     };
@@ -185,19 +185,19 @@ impl Memory<'_> {
 }
 
 /// Everybody says everything in its flag line, which the others read anyhow: one cache line from each.
-fn inline(window: &mut Window, attempt: &Attempt<'_>, memory: Memory<'_>, takes: bool) -> Result<()> {
+fn inline(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, takes: bool) -> Result<()> {
     let all = 0..memory.call.count;
     let bytes = all.len() * memory.call.element;
     let mut notes: Notes = [0; NOTES];
     // SAFETY: notes have room for `bytes`, and the caller of `run` vouches for the input.
     unsafe { std::ptr::copy_nonoverlapping(memory.input(&all), notes.as_mut_ptr().cast(), bytes) };
     let turn = window.turns.next();
-    window.begin_turn(attempt, notes)?;
+    window.begin_turn(context, notes)?;
     window.turns.publish();
     if !takes {
         return Ok(());
     }
-    window.wait_for(attempt, Sources::Everybody, turn)?;
+    window.wait_for(context, Sources::Everybody, turn)?;
     let Window { inline, turns, parts, .. } = window;
     parts.clear();
     for (rank, place) in inline.iter_mut().enumerate() {
@@ -566,10 +566,10 @@ impl Places {
 /// An all-reduce that is worth asking whether its buffers are registered. In the first turn everybody says so; those whose
 /// buffers are not stage their first piece in the same turn, if it is known that it is to be staged. If all are, nothing need be staged. If none are, the first turn
 /// was that of the first piece. If some are, the turn was for nothing.
-fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot<'_>) -> Result<()> {
+fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot: &mut TwoShot<'_>) -> Result<()> {
     let memory = two_shot.memory;
     let bytes = memory.call.count * memory.call.element;
-    let lent = window.lend_memory(attempt, memory.call.input, memory.call.output);
+    let lent = window.lend_memory(context, memory.call.input, memory.call.output);
     let mine = lent.map(|[input, output]| Places { input, output });
 
     // If the passage is known already, the first piece need not wait until it is known what the others have.
@@ -577,34 +577,34 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
     let stages = matches!(passage, Some(Passage::Staged | Passage::Streamed));
     two_shot.streams = passage == Some(Passage::Streamed);
     if mine.is_none() && stages {
-        window.hold_stage(attempt)?;
+        window.hold_stage(context)?;
     }
     let turn = window.turns.next();
-    window.begin_turn(attempt, Places::notes(mine))?;
+    window.begin_turn(context, Places::notes(mine))?;
     if mine.is_none() && stages {
         two_shot.stage(0, window.slots(turn).of(memory.rank));
     }
     window.turns.publish();
-    window.wait_for(attempt, Sources::Everybody, turn)?;
+    window.wait_for(context, Sources::Everybody, turn)?;
     let places = |rank: usize| match rank == memory.rank {
         true => mine,
         false => Places::from_notes(window.turns.line(rank, turn).notes()),
     };
     let registered = (0..memory.ranks).filter(|&rank| places(rank).is_some()).count();
     if registered == 0 && stages {
-        return window.pipeline(attempt, Sources::Everybody, 1, two_shot);
+        return window.pipeline(context, Sources::Everybody, 1, two_shot);
     }
     if registered < memory.ranks {
         // All have come to the same, so no peer uses what was lent.
         window.heap.give_back();
         if registered == 0 {
-            let passage = autotune::passage(window, attempt, Traffic::Reduced, bytes)?;
-            if passage == Passage::Read && cma::all_reduce(window, attempt, memory, two_shot.parts)? {
+            let passage = autotune::passage(window, context, Traffic::Reduced, bytes)?;
+            if passage == Passage::Read && cma::all_reduce(window, context, memory, two_shot.parts)? {
                 return Ok(());
             }
             two_shot.streams = passage == Passage::Streamed;
         }
-        return window.pipeline(attempt, Sources::Everybody, 0, two_shot);
+        return window.pipeline(context, Sources::Everybody, 0, two_shot);
     }
 
     let slice = chunk(memory.call.count, memory.ranks, memory.rank);
@@ -615,12 +615,12 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
         let lent = places(rank).and_then(|places| window.lent_by(rank, [places.input, places.output], bytes));
         let aligned = |ptr: *mut u8| ptr.addr().is_multiple_of(memory.call.element);
         let Some([input, output]) = lent.filter(|lent| lent.iter().all(|&ptr| aligned(ptr))) else {
-            return Err(attempt.failed(window.members[rank], Cause::Corrupt("a registered buffer that is not there")));
+            return Err(context.failed(window.members[rank], Cause::Corrupt("a registered buffer that is not there")));
         };
         two_shot.parts.push(input.wrapping_add(at));
         outputs.push(output.wrapping_add(at));
     }
-    let borrowed = window.borrow_memory(attempt)?;
+    let borrowed = window.borrow_memory(context)?;
     // In blocks that stay in the cache while they are stored to every rank.
     let block = (32 << 10) / memory.call.element;
     for start in (0..slice.len()).step_by(block) {
@@ -640,7 +640,7 @@ fn all_reduce(window: &mut Window, attempt: &Attempt<'_>, two_shot: &mut TwoShot
     }
     drop(borrowed);
     // Nobody returns before everybody has written.
-    window.meet(attempt)?;
+    window.meet(context)?;
     window.heap.give_back();
     Ok(())
 }

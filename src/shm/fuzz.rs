@@ -11,7 +11,7 @@ use crate::bootstrap::host_group::area::{AREA, Area, USABLE};
 use crate::bootstrap::host_group::stage::FIRST;
 use crate::buffer::{Chunk, ChunkMut};
 use crate::config::Passage;
-use crate::failure::{Attempt, Terms};
+use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sync::Ordering;
@@ -53,9 +53,9 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         ..Descriptor::nothing()
     };
     let members = vec![Member { host: "here".into(), pid: 1 }; 2];
-    let terms =
-        Terms { rank: 0, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, alarm: Arc::default() };
-    let attempt = Attempt::new(descriptor, &terms);
+    let info =
+        CommInfo { rank: 0, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, cancel: Arc::default() };
+    let context = OpContext::new(descriptor, &info);
     for turn in 1..=SLOTS as u32 {
         let line: &Line = peer.line(1, Turns::<Shared>::slot(turn));
         if keeps & 1 != 0 {
@@ -63,7 +63,7 @@ pub(crate) fn fuzz(bytes: &[u8]) {
             line.turn.store(turn + (1 << 20) * SLOTS as u32, Ordering::Relaxed);
         }
         if keeps & 2 != 0 {
-            line.agree(Descriptor::chained(0, attempt.fingerprint));
+            line.agree(Descriptor::chained(0, context.fingerprint));
         }
     }
     let is_registered = keeps & 4 != 0;
@@ -91,7 +91,7 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         ..WindowCall::new(op, input, output, 8)
     };
     // SAFETY: the buffers live until this returns, and the peer is nobody.
-    let outcome = unsafe { window.run(&attempt, &call) };
+    let outcome = unsafe { window.run(&context, &call) };
     if let Err(error) = &outcome {
         assert!(!error.to_string().is_empty());
     }

@@ -27,7 +27,7 @@ use crate::bootstrap::host_group::area::{Area, Parts, USABLE};
 use crate::bootstrap::host_group::stage::{Holder, STAGE, Stage};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::error::{Cause, Error, Result};
-use crate::failure::Attempt;
+use crate::failure::OpContext;
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
@@ -327,18 +327,18 @@ impl Window {
     ///
     /// `call.input` is readable and `call.output` writable until this returns, aligned to the element, and nobody else writes
     /// either or reads the output. They are apart or in place as [`crate::schedule`] says.
-    pub(crate) unsafe fn run(&mut self, attempt: &Attempt<'_>, call: &WindowCall<'_>) -> Result<()> {
-        self.chain = Descriptor::chained(self.chain, attempt.fingerprint);
+    pub(crate) unsafe fn run(&mut self, context: &OpContext<'_>, call: &WindowCall<'_>) -> Result<()> {
+        self.chain = Descriptor::chained(self.chain, context.fingerprint);
         // A rank that failed may have got as far as this one needs it to, but its memory is its own again.
-        self.check_nobody_failed(attempt)?;
+        self.check_nobody_failed(context)?;
         // SAFETY: passed on.
-        let result = unsafe { collectives::run(self, attempt, call) };
+        let result = unsafe { collectives::run(self, context, call) };
         match &result {
-            Ok(()) => attempt.rest(),
+            Ok(()) => context.rest(),
             Err(_) => {
                 // Peers may read whatever has been published.
                 self.staged = self.turns.next().wrapping_sub(1);
-                attempt.give_up();
+                context.give_up();
             }
         }
         result
@@ -369,18 +369,18 @@ impl Window {
 
     /// An error if a rank of this host has failed.
     #[inline]
-    fn check_nobody_failed(&self, attempt: &Attempt<'_>) -> Result<()> {
+    fn check_nobody_failed(&self, context: &OpContext<'_>) -> Result<()> {
         for peer in self.peers() {
             if self.turns.lines.card(peer).state.load(Ordering::SeqCst) == REVOKED {
-                return Err(attempt.failed(self.members[peer], Cause::Revoked));
+                return Err(context.failed(self.members[peer], Cause::Revoked));
             }
         }
         Ok(())
     }
 
     /// Lends the buffers of an operation to the peers, if they are registered, and says where they lie.
-    fn lend_memory(&mut self, attempt: &Attempt<'_>, input: Chunk, output: ChunkMut) -> Option<[Location; 2]> {
-        let locations = self.heap.lend(attempt.descriptor.seq, input, output)?;
+    fn lend_memory(&mut self, context: &OpContext<'_>, input: Chunk, output: ChunkMut) -> Option<[Location; 2]> {
+        let locations = self.heap.lend(context.descriptor.seq, input, output)?;
         // Published with the turn in which the peers read the locations.
         let lent = &self.turns.lines.card(self.rank).lent;
         lent[0].store(input.ptr.cast_mut(), Ordering::Relaxed);
@@ -406,11 +406,11 @@ impl Window {
     /// Before this rank uses others' registered buffers: says so, and makes sure that none of them has failed. Both sides store
     /// before they look at what the other has stored, sequentially consistent: either this rank sees the failure, or the one that
     /// failed sees the borrower. See [`Window::take_back_memory`].
-    fn borrow_memory(&self, attempt: &Attempt<'_>) -> Result<Borrowed<'_>> {
+    fn borrow_memory(&self, context: &OpContext<'_>) -> Result<Borrowed<'_>> {
         let card = self.turns.lines.card(self.rank);
         card.borrows.store(1, Ordering::SeqCst);
         let borrowed = Borrowed(card);
-        self.check_nobody_failed(attempt)?;
+        self.check_nobody_failed(context)?;
         Ok(borrowed)
     }
 
@@ -453,16 +453,16 @@ impl Window {
     }
 
     /// Tells every rank of this host what each of them notes. Returns all notes, in the order of ranks.
-    pub(crate) fn tell(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<Vec<Notes>> {
-        self.chain = Descriptor::chained(self.chain, attempt.fingerprint);
-        let told = self.check_nobody_failed(attempt).and_then(|()| self.exchange(attempt, notes));
+    pub(crate) fn tell(&mut self, context: &OpContext<'_>, notes: Notes) -> Result<Vec<Notes>> {
+        self.chain = Descriptor::chained(self.chain, context.fingerprint);
+        let told = self.check_nobody_failed(context).and_then(|()| self.exchange(context, notes));
         match told {
             Ok(turn) => {
-                attempt.rest();
+                context.rest();
                 Ok((0..self.members.len()).map(|rank| self.turns.line(rank, turn).notes()).collect())
             }
             Err(error) => {
-                attempt.give_up();
+                context.give_up();
                 Err(error)
             }
         }
@@ -475,24 +475,24 @@ impl Window {
 
     /// Makes sure that this rank has a stage before it stages anything in an operation.
     #[inline]
-    fn hold_stage(&mut self, attempt: &Attempt<'_>) -> Result<()> {
-        if self.stage.is_some() { Ok(()) } else { self.take_stage(attempt) }
+    fn hold_stage(&mut self, context: &OpContext<'_>) -> Result<()> {
+        if self.stage.is_some() { Ok(()) } else { self.take_stage(context) }
     }
 
     #[cold]
-    fn take_stage(&mut self, attempt: &Attempt<'_>) -> Result<()> {
+    fn take_stage(&mut self, context: &OpContext<'_>) -> Result<()> {
         let began = Instant::now();
         let stage = loop {
             // Peers are about to finish with what was staged last: that is sooner done than memory is made and mapped.
             let is_long = began.elapsed() >= PATIENCE_WITH_READERS;
             match self.host.take_stage(&self.holder, is_long) {
                 Ok(Some(stage)) => break stage,
-                Err(error) if attempt.left().is_zero() => {
+                Err(error) if context.left().is_zero() => {
                     return Err(Error::os("reserving shared memory to stage data: free some, or raise the limit")(error));
                 }
                 Ok(None) | Err(_) => {
                     if is_long {
-                        attempt.check()?;
+                        context.check()?;
                         std::thread::sleep(PATIENCE_WITH_READERS);
                     }
                     std::thread::yield_now();
@@ -508,25 +508,25 @@ impl Window {
 
     /// Finds the stages of those whose slots are read, after they have published the first turn of an operation.
     #[inline]
-    fn find_stages(&mut self, attempt: &Attempt<'_>, sources: Sources) -> Result<()> {
+    fn find_stages(&mut self, context: &OpContext<'_>, sources: Sources) -> Result<()> {
         match sources {
-            Sources::Everybody => self.peers().try_for_each(|peer| self.find_stage(attempt, peer)),
-            Sources::One(peer) => self.find_stage(attempt, peer),
+            Sources::Everybody => self.peers().try_for_each(|peer| self.find_stage(context, peer)),
+            Sources::One(peer) => self.find_stage(context, peer),
             Sources::Nobody => Ok(()),
         }
     }
 
     #[inline]
-    fn find_stage(&mut self, attempt: &Attempt<'_>, peer: usize) -> Result<()> {
+    fn find_stage(&mut self, context: &OpContext<'_>, peer: usize) -> Result<()> {
         let stage = self.turns.lines.card(peer).stage.load(Ordering::Relaxed);
-        if stage == self.slots[peer].stage && stage != 0 { Ok(()) } else { self.map_stage(attempt, peer, stage) }
+        if stage == self.slots[peer].stage && stage != 0 { Ok(()) } else { self.map_stage(context, peer, stage) }
     }
 
     #[cold]
-    fn map_stage(&mut self, attempt: &Attempt<'_>, peer: usize, stage: u32) -> Result<()> {
+    fn map_stage(&mut self, context: &OpContext<'_>, peer: usize, stage: u32) -> Result<()> {
         let member = self.members[peer];
         if stage == 0 {
-            return Err(attempt.failed(member, Cause::Corrupt("no stage where data is staged")));
+            return Err(context.failed(member, Cause::Corrupt("no stage where data is staged")));
         }
         match self.host.stage_of(self.jobs[peer], stage) {
             Ok(base) => {
@@ -534,7 +534,7 @@ impl Window {
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(attempt.failed(member, Cause::Corrupt("the number of a stage that is not there")))
+                Err(context.failed(member, Cause::Corrupt("the number of a stage that is not there")))
             }
             Err(error) => Err(Error::os("mapping the memory in which a rank of this host stages data")(error)),
         }
@@ -542,14 +542,14 @@ impl Window {
 
     /// A segment that a rank of this host lends, for which that rank is asked until the operation's deadline, as long as there is a
     /// chance; an error inside if this process cannot have it.
-    pub(crate) fn fetch(&mut self, attempt: &Attempt<'_>, peer: usize, id: u32) -> Result<io::Result<Arc<Segment>>> {
+    pub(crate) fn fetch(&mut self, context: &OpContext<'_>, peer: usize, id: u32) -> Result<io::Result<Arc<Segment>>> {
         let found = loop {
-            let until = Instant::now() + attempt.patience_with(self.members[peer])?.min(LOOK);
+            let until = Instant::now() + context.patience_with(self.members[peer])?.min(LOOK);
             let found = self.host.fetch_once(self.jobs[peer], id, until);
             if found.is_err()
                 && let Some(cause) = self.why_gone(peer)
             {
-                return Err(attempt.failed(self.members[peer], cause));
+                return Err(context.failed(self.members[peer], cause));
             }
             match found {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
@@ -557,7 +557,7 @@ impl Window {
             }
         };
         // What takes long from now on is not the peer's doing.
-        attempt.rest();
+        context.rest();
         Ok(found)
     }
 
@@ -567,19 +567,19 @@ impl Window {
     /// combined first. Each iteration publishes one turn, so ranks wait for each other once per piece, and then for what the
     /// others did an iteration ago.
     ///
-    /// `from` is 1 if the first piece has been staged and its turn published, as operation `attempt`, 0 otherwise.
-    fn pipeline<D: Direct>(&mut self, attempt: &Attempt<'_>, sources: Sources, from: usize, direct: &mut D) -> Result<()> {
+    /// `from` is 1 if the first piece has been staged and its turn published, as operation `context`, 0 otherwise.
+    fn pipeline<D: Direct>(&mut self, context: &OpContext<'_>, sources: Sources, from: usize, direct: &mut D) -> Result<()> {
         let pieces = direct.pieces();
         let lag = 1 + usize::from(D::COMBINES);
         let first = self.turns.next().wrapping_sub(from as u32);
         let turn_of = |iteration: usize| first.wrapping_add(iteration as u32);
         if direct.stages() {
-            self.hold_stage(attempt)?;
+            self.hold_stage(context)?;
         }
         for i in from..pieces + lag {
             let publishes = i + 1 < pieces + lag;
             if publishes {
-                self.begin_turn(attempt, [0; NOTES])?;
+                self.begin_turn(context, [0; NOTES])?;
             }
             if i < pieces {
                 direct.stage(i, self.slots(turn_of(i)).of(self.rank));
@@ -589,10 +589,10 @@ impl Window {
                 direct.foresee(self.slots(turn_of(i + 1)).of(self.rank));
             }
             if i >= 1 {
-                self.wait_for(attempt, sources, turn_of(i - 1))?;
+                self.wait_for(context, sources, turn_of(i - 1))?;
             }
             if i == 1 {
-                self.find_stages(attempt, sources)?;
+                self.find_stages(context, sources)?;
             }
             if D::COMBINES && (1..=pieces).contains(&i) {
                 direct.combine(i - 1, &self.slots(turn_of(i - 1)));
@@ -620,55 +620,55 @@ impl Window {
 
     /// One turn with nothing in it: returns when everybody has come to it.
     #[inline]
-    fn meet(&mut self, attempt: &Attempt<'_>) -> Result<()> {
-        self.exchange(attempt, [0; NOTES]).map(drop)
+    fn meet(&mut self, context: &OpContext<'_>) -> Result<()> {
+        self.exchange(context, [0; NOTES]).map(drop)
     }
 
     /// One turn with nothing but notes in it; returns its number, with which everybody's can be read.
     #[inline]
-    fn exchange(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<u32> {
+    fn exchange(&mut self, context: &OpContext<'_>, notes: Notes) -> Result<u32> {
         let turn = self.turns.next();
-        self.begin_turn(attempt, notes)?;
+        self.begin_turn(context, notes)?;
         self.turns.publish();
-        self.wait_for(attempt, Sources::Everybody, turn)?;
+        self.wait_for(context, Sources::Everybody, turn)?;
         Ok(turn)
     }
 
     /// Waits until this rank's next slot may be written, and says whose turn it is.
     #[inline]
-    fn begin_turn(&mut self, attempt: &Attempt<'_>, notes: Notes) -> Result<()> {
+    fn begin_turn(&mut self, context: &OpContext<'_>, notes: Notes) -> Result<()> {
         let turn = self.turns.next();
         for peer in self.peers() {
-            self.wait(attempt, peer, Turns::<Shared>::retires(turn))?;
+            self.wait(context, peer, Turns::<Shared>::retires(turn))?;
         }
-        self.turns.announce(turn, self.chain, attempt.words, notes);
+        self.turns.announce(turn, self.chain, context.words, notes);
         Ok(())
     }
 
     /// Waits until the sources have published a turn of this operation.
     #[inline]
-    fn wait_for(&mut self, attempt: &Attempt<'_>, sources: Sources, turn: u32) -> Result<()> {
+    fn wait_for(&mut self, context: &OpContext<'_>, sources: Sources, turn: u32) -> Result<()> {
         match sources {
-            Sources::Everybody => self.peers().try_for_each(|peer| self.wait_and_compare(attempt, peer, turn)),
-            Sources::One(peer) => self.wait_and_compare(attempt, peer, turn),
+            Sources::Everybody => self.peers().try_for_each(|peer| self.wait_and_compare(context, peer, turn)),
+            Sources::One(peer) => self.wait_and_compare(context, peer, turn),
             Sources::Nobody => Ok(()),
         }
     }
 
     #[inline]
-    fn wait_and_compare(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
-        self.wait(attempt, peer, turn)?;
+    fn wait_and_compare(&mut self, context: &OpContext<'_>, peer: usize, turn: u32) -> Result<()> {
+        self.wait(context, peer, turn)?;
         let line = self.turns.line(peer, turn);
-        if line.fingerprint() == self.chain { Ok(()) } else { Err(self.mismatch(attempt, peer, turn)) }
+        if line.fingerprint() == self.chain { Ok(()) } else { Err(self.mismatch(context, peer, turn)) }
     }
 
     /// What to say when a rank's turn belongs to something else.
     #[cold]
-    fn mismatch(&self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Error {
+    fn mismatch(&self, context: &OpContext<'_>, peer: usize, turn: u32) -> Error {
         let rank = self.members[peer];
         match Descriptor::decode(self.turns.line(peer, turn).descriptor()) {
-            None => return attempt.failed(rank, Cause::Corrupt("a flag line that describes no operation")),
-            Some(theirs) if theirs != attempt.descriptor => return attempt.mismatch(rank, attempt.descriptor, theirs),
+            None => return context.failed(rank, Cause::Corrupt("a flag line that describes no operation")),
+            Some(theirs) if theirs != context.descriptor => return context.mismatch(rank, context.descriptor, theirs),
             Some(_) => {}
         }
         // They agree on this operation, so they did not on one before, of which the flags may still be there.
@@ -680,34 +680,34 @@ impl Window {
             if let (Some(mine), Some(theirs)) = (described(self.rank), described(peer))
                 && mine != theirs
             {
-                return attempt.mismatch(rank, mine, theirs);
+                return context.mismatch(rank, mine, theirs);
             }
         }
-        attempt.failed(rank, Cause::Diverged)
+        context.failed(rank, Cause::Diverged)
     }
 
     /// Waits until a rank of this host has published a turn.
     #[inline]
-    fn wait(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+    fn wait(&mut self, context: &OpContext<'_>, peer: usize, turn: u32) -> Result<()> {
         if self.turns.has_reached(peer, turn) {
             return Ok(());
         }
-        self.wait_long(attempt, peer, turn)
+        self.wait_long(context, peer, turn)
     }
 
-    fn wait_long(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+    fn wait_long(&mut self, context: &OpContext<'_>, peer: usize, turn: u32) -> Result<()> {
         let mut waiting = Waiting::default();
         // While there is nothing else to do.
-        attempt.note();
+        context.note();
         while !self.turns.has_reached(peer, turn) {
             if self.patience.pause(&mut waiting) {
-                let nap = attempt.patience_with(self.members[peer])?;
-                self.look_after_peers(attempt, peer, turn)?;
+                let nap = context.patience_with(self.members[peer])?;
+                self.look_after_peers(context, peer, turn)?;
                 self.turns.sleep(peer, turn, nap.min(NAP));
             }
         }
         if waiting.is_long() {
-            attempt.waits();
+            context.waits();
         }
         self.patience.done(waiting);
         Ok(())
@@ -716,7 +716,7 @@ impl Window {
     /// An error if a rank can publish `turn` no more: then the operation, in which all take part, cannot end. If that is so of
     /// several, one that has died is named rather than one that has left, and `peer` rather than another.
     #[cold]
-    fn look_after_peers(&mut self, attempt: &Attempt<'_>, peer: usize, turn: u32) -> Result<()> {
+    fn look_after_peers(&mut self, context: &OpContext<'_>, peer: usize, turn: u32) -> Result<()> {
         let peer_first = std::iter::once(peer).chain(self.peers().filter(|&other| other != peer));
         // What a rank published before it ended still counts.
         let gone = peer_first.filter_map(|other| {
@@ -729,7 +729,7 @@ impl Window {
             Cause::Left { .. } => 1,
             _ => 2,
         });
-        named.map_or(Ok(()), |(other, cause)| Err(attempt.failed(self.members[other], cause)))
+        named.map_or(Ok(()), |(other, cause)| Err(context.failed(self.members[other], cause)))
     }
 
     /// Why a rank publishes no more turns, if that is so.

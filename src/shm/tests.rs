@@ -11,7 +11,7 @@ use crate::bootstrap::host_group::area::{AREA, Area};
 use crate::buffer::{Chunk, ChunkMut};
 use crate::config::Passage;
 use crate::error::{Cause, Error, Result};
-use crate::failure::{Attempt, Terms};
+use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sys::{PageSize, Patience, Segment};
@@ -30,9 +30,9 @@ const OPS: [Op; 10] = [
     Op::Scatter,
 ];
 
-fn terms(rank: usize, ranks: usize, timeout: Duration) -> Terms {
+fn info(rank: usize, ranks: usize, timeout: Duration) -> CommInfo {
     let members = vec![Member { host: "here".into(), pid: 1 }; ranks];
-    Terms { rank, members, timeout, start_timeout: timeout, alarm: Arc::default() }
+    CommInfo { rank, members, timeout, start_timeout: timeout, cancel: Arc::default() }
 }
 
 const LATE: Duration = Duration::from_secs(120);
@@ -40,7 +40,7 @@ const LATE: Duration = Duration::from_secs(120);
 /// One rank with its window.
 struct Dancer {
     window: Window,
-    terms: Terms,
+    info: CommInfo,
     seq: u64,
 }
 
@@ -59,7 +59,7 @@ fn dance_with(passage: Passage, ranks: usize, timeout: Duration, body: impl Fn(&
             scope.spawn(move || {
                 let patience = Arc::new(Patience::new(ranks));
                 let window = Window::new(area, members.clone(), members, host, patience, Passages::new(passage));
-                body(&mut Dancer { window, terms: terms(rank, ranks, timeout), seq: 0 }, rank);
+                body(&mut Dancer { window, info: info(rank, ranks, timeout), seq: 0 }, rank);
             });
         }
     });
@@ -87,7 +87,7 @@ impl Dancer {
             seq: self.seq,
             ..Descriptor::nothing()
         };
-        let attempt = Attempt::new(descriptor, &self.terms);
+        let context = OpContext::new(descriptor, &self.info);
         let call = WindowCall {
             op,
             input,
@@ -100,12 +100,12 @@ impl Dancer {
             finish: None,
         };
         // SAFETY: the tests lend both buffers until this returns.
-        unsafe { self.window.run(&attempt, &call) }
+        unsafe { self.window.run(&context, &call) }
     }
 
     /// Runs one operation on random words and checks what comes out.
     fn check(&mut self, op: Op, count: usize, root: usize, in_place: bool, seed: u64) {
-        let (rank, ranks) = (self.terms.rank, self.terms.members.len());
+        let (rank, ranks) = (self.info.rank, self.info.members.len());
         let word = |rank: usize, i: usize| mix(mix(seed, rank as u64), i as u64);
         let sum = |i: usize| (0..ranks).fold(0u64, |sum, rank| sum.wrapping_add(word(rank, i)));
         let offsets: Vec<usize> = if op == Op::AllGatherV {
@@ -302,10 +302,10 @@ fn nothing_is_tried_where_a_deadline_leaves_no_room() {
             [passages.has_tried_one_shot(), passages.known(Traffic::Reduced, LARGE).is_some()]
         };
         // One short deadline is enough. What the others say is the same.
-        dancer.terms.timeout = if rank == 1 { ROOM * 3 / 4 } else { LATE };
+        dancer.info.timeout = if rank == 1 { ROOM * 3 / 4 } else { LATE };
         all_reduce(dancer, 1);
         assert_eq!(tried(dancer), [false; 2]);
-        dancer.terms.timeout = LATE;
+        dancer.info.timeout = LATE;
         all_reduce(dancer, 2);
         assert_eq!(tried(dancer), [true; 2]);
     });
@@ -315,17 +315,17 @@ fn nothing_is_tried_where_a_deadline_leaves_no_room() {
 #[test]
 fn a_trial_ends_long_before_the_deadline() {
     dance(2, LATE, |dancer, rank| {
-        let terms = Terms { timeout: 2 * ROOM, ..dancer.terms.clone() };
-        let attempt = Attempt::new(Descriptor { op: Op::Barrier, seq: 1, ..Descriptor::nothing() }, &terms);
+        let info = CommInfo { timeout: 2 * ROOM, ..dancer.info.clone() };
+        let context = OpContext::new(Descriptor { op: Op::Barrier, seq: 1, ..Descriptor::nothing() }, &info);
         let tries = std::cell::Cell::new(0u64);
         let slow = |_: &mut Window, _| {
             tries.set(tries.get() + 1);
             std::thread::sleep(Duration::from_millis(5 * rank as u64));
             Ok(())
         };
-        let times = autotune::race(&mut dancer.window, &attempt, usize::MAX, [true, false], slow).unwrap();
+        let times = autotune::race(&mut dancer.window, &context, usize::MAX, [true, false], slow).unwrap();
         assert!(times[0] >= 5e6 && times[1] > 1e18, "{times:?}");
-        assert!(tries.get() > 0 && !attempt.left().is_zero());
+        assert!(tries.get() > 0 && !context.left().is_zero());
     });
 }
 
@@ -370,16 +370,16 @@ mod taken_back {
         card.namespace.store(window.namespace, Ordering::Relaxed);
         card.state.store(PRESENT, Ordering::Relaxed);
         card.borrows.store(1, Ordering::Relaxed);
-        let terms = terms(0, 2, LATE);
-        let attempt = Attempt::new(Descriptor { op: Op::AllReduce, seq: 1, ..Descriptor::nothing() }, &terms);
+        let info = info(0, 2, LATE);
+        let context = OpContext::new(Descriptor { op: Op::AllReduce, seq: 1, ..Descriptor::nothing() }, &info);
         // In the middle of the third page; the input is in the first.
         let input = Chunk { ptr: lent.at(0, 8), len: 800 };
         let output = ChunkMut { ptr: lent.at(0, 2 * page.bytes() + 8), len: 800 };
-        assert!(window.lend_memory(&attempt, input, output).is_some());
-        assert!(window.lend_memory(&attempt, input, output).is_none(), "lent twice");
+        assert!(window.lend_memory(&context, input, output).is_some());
+        assert!(window.lend_memory(&context, input, output).is_none(), "lent twice");
 
         window.part(1, true);
-        assert!(window.lend_memory(&attempt, input, output).is_none(), "lent after it was revoked");
+        assert!(window.lend_memory(&context, input, output).is_none(), "lent after it was revoked");
         let places =
             [(&lent, 2), (&lent, 0), (&other, 2)].map(|(allocation, n)| (allocation, n * page.bytes()..(n + 1) * page.bytes()));
         let seen = places.map(|(allocation, bytes)| {

@@ -67,13 +67,13 @@ impl OnDevices<'_> {
 
     pub(super) fn failed(&self, peer: Rank, cause: Cause) -> Error {
         let descriptor = self.call.descriptor(self.core.next_seq() - 1, 0);
-        crate::failure::Attempt::new(descriptor, &self.shared.terms).failed(peer, cause)
+        crate::failure::OpContext::new(descriptor, &self.shared.info).failed(peer, cause)
     }
 
     pub(super) fn mismatch(&self, peer: Rank, mine: [u64; Descriptor::WORDS], theirs: [u64; Descriptor::WORDS]) -> Error {
         let decode = |words| Descriptor::decode(words).map(|decoded| Descriptor { seq: self.core.next_seq() - 1, ..decoded });
         match (decode(mine), decode(theirs)) {
-            (Some(mine), Some(theirs)) => crate::failure::Attempt::new(mine, &self.shared.terms).mismatch(peer, mine, theirs),
+            (Some(mine), Some(theirs)) => crate::failure::OpContext::new(mine, &self.shared.info).mismatch(peer, mine, theirs),
             _ => self.failed(peer, Cause::Corrupt("what it called")),
         }
     }

@@ -155,7 +155,7 @@ impl Executor {
     /// Waits for what a stream of the caller's was given, as an operation of this communicator would: not longer than those may take,
     /// nor beyond its end. To be called where no operation is under way.
     pub(crate) fn until_done(&self, event: &Event) -> Result<()> {
-        let result = self.state.until(event, self.state.terms.timeout, Op::AllReduce, None);
+        let result = self.state.until(event, self.state.info.timeout, Op::AllReduce, None);
         result.map_err(|error| match error {
             Error::Aborted { .. } => self.state.fail(&mut self.state.core.lock(), error),
             error => error,

@@ -24,7 +24,7 @@ impl Staged {
         let (send, recv) = (call.send, call.recv);
         let problem = Argument::TooMany { count: call.count };
         let memory = Segment::try_heap(send.len.max(recv.len).max(1)).ok_or(Error::Argument { op: call.op, problem })?;
-        let timeout = call.timeout.unwrap_or(shared.terms.timeout);
+        let timeout = call.timeout.unwrap_or(shared.info.timeout);
         let mut staged = Staged { memory: Arc::new(memory), to: ChunkMut::EMPTY, lent, timeout };
         let [sends, receives] = staged.lent.on_device;
         let there = staged.memory.at(0);

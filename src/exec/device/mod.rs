@@ -140,7 +140,7 @@ impl CommState {
     pub(super) unsafe fn collective(&self, core: &mut Core, call: &Call) -> Result<()> {
         if !self.settings.devices || (call.lent.is_none() && !self.asks(call)) {
             // SAFETY: passed on.
-            return unsafe { core.collective(&self.terms, &self.recording.history, call) };
+            return unsafe { core.collective(&self.info, &self.recording.history, call) };
         }
         // SAFETY: passed on.
         unsafe { OnDevices::new(self, core, call).carry_out() }
@@ -148,7 +148,7 @@ impl CommState {
 
     /// Waits until the caller's stream has come to a call.
     fn until_ready(&self, call: &Call, lent: &Lent, seq: Option<u64>) -> Result<()> {
-        self.until(&lent.ready, call.timeout.unwrap_or(self.terms.timeout), call.op, seq)
+        self.until(&lent.ready, call.timeout.unwrap_or(self.info.timeout), call.op, seq)
     }
 
     /// Waits for what a stream of the caller's was given.
@@ -156,7 +156,7 @@ impl CommState {
         let began = Instant::now();
         let mut looks = Looks::default();
         while !event.is_done()? {
-            if self.terms.alarm.stops(seq) {
+            if self.info.cancel.stops(seq) {
                 return Err(Error::Aborted { op, seq: seq.unwrap_or(0) });
             }
             if began.elapsed() >= timeout {
@@ -219,7 +219,7 @@ struct OnDevices<'a> {
 
 impl<'a> OnDevices<'a> {
     fn new(shared: &'a CommState, core: &'a mut Core, call: &'a Call) -> OnDevices<'a> {
-        OnDevices { rank: shared.terms.rank, world: shared.layout.ranks, shared, core, call }
+        OnDevices { rank: shared.info.rank, world: shared.layout.ranks, shared, core, call }
     }
 
     /// # Safety
@@ -279,14 +279,14 @@ impl<'a> OnDevices<'a> {
     /// An error if the operation has been given up: what other ranks lent for it may be theirs again.
     fn check_not_given_up(&self) -> Result<()> {
         let seq = self.core.next_seq();
-        if self.shared.terms.alarm.stops(Some(seq)) { Err(Error::Aborted { op: self.call.op, seq }) } else { Ok(()) }
+        if self.shared.info.cancel.stops(Some(seq)) { Err(Error::Aborted { op: self.call.op, seq }) } else { Ok(()) }
     }
 
     /// A part of the call, in host memory.
     unsafe fn on_host(&mut self, call: &Call) -> Result<()> {
-        let (terms, history) = (&self.shared.terms, &self.shared.recording.history);
+        let (info, history) = (&self.shared.info, &self.shared.recording.history);
         // SAFETY: passed on.
-        unsafe { self.core.collective(terms, history, call) }
+        unsafe { self.core.collective(info, history, call) }
     }
 
     /// A call that serves this one.
@@ -348,7 +348,7 @@ impl<'a> OnDevices<'a> {
             Some(lanes) => lanes,
             None => Lanes::new(&lent.device)?,
         };
-        lanes.timeout = self.call.timeout.unwrap_or(self.shared.terms.timeout);
+        lanes.timeout = self.call.timeout.unwrap_or(self.shared.info.timeout);
         Ok(devices.lanes.insert(lanes))
     }
 

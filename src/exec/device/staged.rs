@@ -198,7 +198,7 @@ impl OnDevices<'_> {
         // Whether there is enough is the same on all ranks: it depends on what they called.
         if self.core.devices.area.as_ref().is_none_or(|area| area.memory.part < len) {
             self.core.devices.area = None;
-            let shared = self.core.allocate(&self.shared.terms, len)?;
+            let shared = self.core.allocate(&self.shared.info, len)?;
             let place = self.core.place_on_host();
             let area = match shared {
                 Some(memory) => Some(Area { pinned: None, memory, place }),
