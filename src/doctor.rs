@@ -329,7 +329,7 @@ fn processor() -> Finding {
     Finding::fine("processor", found)
 }
 
-/// Files that a rank has open beside its links: libraries, its door, its store, those who come to the door.
+/// Files that a rank has open beside its links: libraries, its listener, its store, those who come to the listener.
 const FILES: u64 = 192;
 
 fn descriptors(ranks: usize, sockets: u64) -> Finding {

@@ -54,7 +54,7 @@
 //! | what users call | `comm`, and `ddp` upon it; from C, `ffi`, of which `include/kolo.h` is generated; [`doctor`] looks at the machine |
 //! | what carries a collective out | `engine` (schedules over links), `window` (shared memory), `cuda` (devices) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
-//! | how ranks come together | `bootstrap`, `door` (who may come in), `store` |
+//! | how ranks come together | `bootstrap`, `listener` (who may come in), `store` |
 //! | what is known of how they are, and what they tell each other beside their operations | `health` |
 //! | beneath all | `sys` (the operating system), `wire`, `config`, `types`, `error` |
 //!

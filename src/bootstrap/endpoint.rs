@@ -4,25 +4,25 @@ use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 
 use super::Start;
-use super::network::{Mailbox, Reception};
-use super::peer_info::{self, Card};
+use super::network::{Arrivals, Mailbox};
+use super::peer_info::{self, PeerInfo};
 use crate::bootstrap::listener::handshake::{Identity, random};
-use crate::bootstrap::listener::{self, Door};
+use crate::bootstrap::listener::{self, Listener};
 use crate::bootstrap::store::Place;
 use crate::error::{Error, Result};
 use crate::failure::StatusBoard;
 use crate::sys::{self, LocalListener};
 
 /// A rank's sockets for one run, what came in through them, and what the others read of this rank there.
-pub(super) struct Listener {
-    pub(super) door: Door,
+pub(super) struct Endpoint {
+    pub(super) listener: Listener,
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) board: Arc<StatusBoard>,
 }
 
-impl Listener {
+impl Endpoint {
     /// Listens to the ranks of a run, at an address of this machine and at a name that only this host reaches.
-    pub(super) fn open(start: &Start<'_>, ip: IpAddr, identity: &Identity) -> Result<Listener> {
+    pub(super) fn open(start: &Start<'_>, ip: IpAddr, identity: &Identity) -> Result<Endpoint> {
         // If only this machine reaches the store, all ranks are on it.
         let is_store_local = matches!(start.place, Some(Place::Tcp { .. })) && !start.identity.may_listen();
         let ip = if is_store_local { sys::own_loopback(ip) } else { ip };
@@ -36,20 +36,20 @@ impl Listener {
             }
         };
         let (mailbox, board) = (Arc::new(Mailbox::default()), Arc::new(StatusBoard::default()));
-        let reception = Reception { rank: start.rank, world: start.world_size, mailbox: mailbox.clone(), board: board.clone() };
-        let door = Door::open(Some(tcp), local, identity.clone(), reception).map_err(Error::os("opening the listener"))?;
-        Ok(Listener { door, mailbox, board })
+        let arrivals = Arrivals { rank: start.rank, world: start.world_size, mailbox: mailbox.clone(), board: board.clone() };
+        let listener = Listener::open(Some(tcp), local, identity.clone(), arrivals).map_err(Error::os("opening the listener"))?;
+        Ok(Endpoint { listener, mailbox, board })
     }
 
     /// What this rank tells the others of itself.
-    pub(super) fn card(&self, start: &Start<'_>) -> Result<Card> {
-        let address = self.door.address();
+    pub(super) fn peer(&self, start: &Start<'_>) -> Result<PeerInfo> {
+        let address = self.listener.address();
         let address =
             address.ok_or_else(|| Error::Unsupported { what: "a network", why: "the listener has no address".to_owned() })?;
-        let local_name = self.door.name().unwrap_or_default().to_owned();
-        let neighbourhood = sys::boot_identity().filter(|_| !local_name.is_empty());
+        let local_name = self.listener.name().unwrap_or_default().to_owned();
+        let machine = sys::boot_identity().filter(|_| !local_name.is_empty());
         let declared = start.settings.host.as_deref().unwrap_or_default();
-        Ok(Card {
+        Ok(PeerInfo {
             version: peer_info::version(),
             rank: start.rank,
             world_size: start.world_size,
@@ -57,7 +57,7 @@ impl Listener {
             host: start.host(),
             pid: std::process::id(),
             pid_namespace: sys::process_namespace().unwrap_or(0),
-            neighbourhood: neighbourhood.map_or_else(String::new, |identity| format!("{identity} {declared}")),
+            machine: machine.map_or_else(String::new, |identity| format!("{identity} {declared}")),
             address,
             local_name,
             encrypts: start.settings.tls.is_some(),

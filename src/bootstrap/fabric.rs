@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::host_setup::{Failed, Star};
+use super::host_setup::{Failed, HostConnections};
 use super::lending::{NetworkLender, ProcessLender};
 use super::network::{Network, NetworkControl, NetworkOpener};
 use crate::bootstrap::host_group::area::{AREA, Area};
@@ -16,7 +16,7 @@ use crate::types::Rank;
 
 /// The ranks of one communicator, seen from one of them.
 pub(crate) struct Fabric {
-    ground: Ground,
+    backing: Backing,
     /// Tells the communicators of a job apart; the same on all its ranks.
     channel: u64,
     rank: Rank,
@@ -25,7 +25,7 @@ pub(crate) struct Fabric {
     /// For each rank, the lowest one that can share memory with it.
     hosts: Arc<[usize]>,
     /// Until memory is shared first.
-    star: Option<Star>,
+    connections: Option<HostConnections>,
     /// What this process shares with the other ranks of its host; `None` if they share nothing.
     host: Option<Arc<HostGroup>>,
     recorder: Arc<Recorder>,
@@ -34,7 +34,7 @@ pub(crate) struct Fabric {
 }
 
 #[derive(Clone)]
-enum Ground {
+enum Backing {
     /// Processes.
     Network(Arc<Network>),
     /// Threads of one process.
@@ -46,21 +46,21 @@ enum Ground {
 impl Fabric {
     /// One rank that needs nobody.
     pub(crate) fn alone(recorder: Arc<Recorder>) -> Fabric {
-        Fabric::new(Ground::Nothing, 0, 0, [0].into(), [0].into(), recorder)
+        Fabric::new(Backing::Nothing, 0, 0, [0].into(), [0].into(), recorder)
     }
 
-    /// All ranks of a job, of which `star` connects those of this host.
+    /// All ranks of a job, of which `connections` are those of this host.
     pub(super) fn of_network(
         network: Arc<Network>,
         channel: u64,
         hosts: Arc<[usize]>,
-        star: Option<Star>,
+        connections: Option<HostConnections>,
         recorder: Arc<Recorder>,
     ) -> Fabric {
-        let members = (0..network.cards.len()).collect();
+        let members = (0..network.peers.len()).collect();
         let rank = network.rank;
-        let mut fabric = Fabric::new(Ground::Network(network), channel, rank, members, hosts, recorder);
-        fabric.star = star;
+        let mut fabric = Fabric::new(Backing::Network(network), channel, rank, members, hosts, recorder);
+        fabric.connections = connections;
         fabric
     }
 
@@ -73,11 +73,11 @@ impl Fabric {
         recorder: Arc<Recorder>,
     ) -> Fabric {
         let hosts = vec![0; world].into();
-        Fabric::new(Ground::Process(hub, board), 0, rank, (0..world).collect(), hosts, recorder)
+        Fabric::new(Backing::Process(hub, board), 0, rank, (0..world).collect(), hosts, recorder)
     }
 
     fn new(
-        ground: Ground,
+        backing: Backing,
         channel: u64,
         rank: Rank,
         members: Arc<[Rank]>,
@@ -86,7 +86,7 @@ impl Fabric {
     ) -> Fabric {
         let recording = recorder.open(channel, rank, members.clone());
         let status = Arc::new(CommStatus::new(rank, members.clone(), recording));
-        let fabric = Fabric { ground, channel, rank, members, hosts, star: None, host: None, recorder, status };
+        let fabric = Fabric { backing, channel, rank, members, hosts, connections: None, host: None, recorder, status };
         if let Some(control) = fabric.control() {
             fabric.status.reach(control);
         }
@@ -125,28 +125,28 @@ impl Fabric {
 
     /// Opens links to the others; `None` for a rank alone.
     pub(crate) fn opener(&self) -> Option<Box<dyn Opener>> {
-        match &self.ground {
-            Ground::Network(network) => Some(Box::new(NetworkOpener::new(
+        match &self.backing {
+            Backing::Network(network) => Some(Box::new(NetworkOpener::new(
                 network.clone(),
                 self.channel,
                 self.rank,
                 self.members.clone(),
                 self.hosts.clone(),
             ))),
-            Ground::Process(hub, _) => Some(Box::new(MemoryOpener { hub: hub.clone(), channel: self.channel, rank: self.rank })),
-            Ground::Nothing => None,
+            Backing::Process(hub, _) => Some(Box::new(MemoryOpener { hub: hub.clone(), channel: self.channel, rank: self.rank })),
+            Backing::Nothing => None,
         }
     }
 
     /// How this rank asks the others, beside its operations; `None` for a rank alone.
     fn control(&self) -> Option<Arc<dyn ControlChannel>> {
         let (channel, members) = (self.channel, self.members.clone());
-        match &self.ground {
-            Ground::Network(network) => Some(Arc::new(NetworkControl { network: network.clone(), channel, members })),
-            Ground::Process(_, board) => {
+        match &self.backing {
+            Backing::Network(network) => Some(Arc::new(NetworkControl { network: network.clone(), channel, members })),
+            Backing::Process(_, board) => {
                 Some(Arc::new(ProcessControl { board: board.clone(), channel, rank: self.rank, members }))
             }
-            Ground::Nothing => None,
+            Backing::Nothing => None,
         }
     }
 
@@ -156,10 +156,10 @@ impl Fabric {
     }
 
     fn board(&self) -> Option<&StatusBoard> {
-        match &self.ground {
-            Ground::Network(network) => Some(network.board()),
-            Ground::Process(_, board) => Some(board),
-            Ground::Nothing => None,
+        match &self.backing {
+            Backing::Network(network) => Some(network.board()),
+            Backing::Process(_, board) => Some(board),
+            Backing::Nothing => None,
         }
     }
 
@@ -172,32 +172,34 @@ impl Fabric {
         let is_home = self.host.is_none();
         let part = if is_home { HOME } else { AREA };
         let room = if is_home { stage::room(neighbours.len()) } else { 0 };
-        let segment = match &self.ground {
-            Ground::Network(network) => {
+        let segment = match &self.backing {
+            Backing::Network(network) => {
                 let cancel = Some(&*self.status.cancel);
-                let star = match self.star.take() {
-                    Some(star) => star,
-                    None => Star::form(network, self.channel, self.rank, &self.members, &neighbours, cancel, deadline)?,
+                let connections = match self.connections.take() {
+                    Some(connections) => connections,
+                    None => {
+                        HostConnections::form(network, self.channel, self.rank, &self.members, &neighbours, cancel, deadline)?
+                    }
                 };
                 // If a rank could not come, all know it.
-                if star.members() != &*neighbours {
+                if connections.members() != &*neighbours {
                     return Ok(None);
                 }
-                star.share(part, room, deadline)?
+                connections.share(part, room, deadline)?
             }
-            Ground::Process(hub, _) => {
+            Backing::Process(hub, _) => {
                 let users = neighbours.len();
                 // Links are named by two ranks; no rank is as large as this.
                 Some(hub.segment((self.channel, [u64::MAX, 0]), part * users, users))
             }
-            Ground::Nothing => None,
+            Backing::Nothing => None,
         };
         let Some(segment) = segment else { return Ok(None) };
         if is_home {
-            let lender: Arc<dyn Lender> = match &self.ground {
-                Ground::Network(network) => Arc::new(NetworkLender { network: network.clone() }),
-                Ground::Process(hub, _) => Arc::new(ProcessLender { hub: hub.clone(), rank: self.members[self.rank] }),
-                Ground::Nothing => return Ok(None),
+            let lender: Arc<dyn Lender> = match &self.backing {
+                Backing::Network(network) => Arc::new(NetworkLender { network: network.clone() }),
+                Backing::Process(hub, _) => Arc::new(ProcessLender { hub: hub.clone(), rank: self.members[self.rank] }),
+                Backing::Nothing => return Ok(None),
             };
             let members = neighbours.iter().map(|&rank| self.members[rank]).collect();
             self.host = Some(Arc::new(HostGroup::new(self.members[self.rank], members, segment.clone(), lender)));
@@ -229,7 +231,7 @@ impl Fabric {
         let members = ranks.iter().map(|&rank| self.members[rank]).collect();
         let same_host = |rank: Rank| ranks.iter().position(|&other| self.hosts[other] == self.hosts[rank]);
         let hosts = ranks.iter().map(|&rank| same_host(rank).unwrap_or(0)).collect();
-        let mut part = Fabric::new(self.ground.clone(), channel, rank, members, hosts, self.recorder.clone());
+        let mut part = Fabric::new(self.backing.clone(), channel, rank, members, hosts, self.recorder.clone());
         part.host = self.host.clone();
         part
     }

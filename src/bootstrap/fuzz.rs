@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::network::{Mailbox, Reception};
+use super::network::{Arrivals, Mailbox};
 use crate::bootstrap::listener::handshake::{Hello, Identity, Introduction, Medium, Purpose, Step};
-use crate::bootstrap::listener::{self, Door, random_name};
+use crate::bootstrap::listener::{self, Listener, random_name};
 use crate::failure::{Query, Reply, StatusBoard};
 use crate::sys::{LocalListener, LocalStream};
 
@@ -39,8 +39,8 @@ pub(crate) fn listener(script: &[u8]) {
     let member = Identity::new("job", Some([1; 32]));
     let stranger = Identity::new("job", Some([2; 32]));
     let mailbox = Arc::new(Mailbox::default());
-    let host = Reception { rank: RANK, world: WORLD, mailbox: mailbox.clone(), board: Arc::new(StatusBoard::default()) };
-    let _door = Door::open(None, Some((name.clone(), socket)), member.clone(), host).expect("a door can be opened");
+    let host = Arrivals { rank: RANK, world: WORLD, mailbox: mailbox.clone(), board: Arc::new(StatusBoard::default()) };
+    let _door = Listener::open(None, Some((name.clone(), socket)), member.clone(), host).expect("a listener can be opened");
 
     let connect = || LocalStream::connect(&name, Instant::now() + PATIENCE).expect("the listener takes connections");
     let mut callers: Vec<Caller> = Vec::new();

@@ -17,7 +17,7 @@ use crate::sys::{self, LocalStream, Segment};
 use crate::types::Rank;
 
 /// The connections between a host's ranks, seen from one of them.
-pub(crate) struct Star {
+pub(crate) struct HostConnections {
     /// The communicator's ranks on this host, in their order.
     members: Vec<Rank>,
     /// This rank's place among them.
@@ -35,8 +35,8 @@ pub(crate) struct Failed {
 const YES: u8 = 1;
 const NO: u8 = 0;
 
-impl Star {
-    /// Forms the star of those of `candidates` that can reach their leader on this host. A rank that cannot is alone.
+impl HostConnections {
+    /// Forms the connections of those of `candidates` that can reach their leader on this host. A rank that cannot is alone.
     ///
     /// All in `rank`s of the communicator; `members` says which ranks of the job they are. Nobody is waited for any more when the
     /// communicator's `cancel` token is cancelled, if it has one yet.
@@ -48,11 +48,11 @@ impl Star {
         candidates: &[Rank],
         cancel: Option<&CancelToken>,
         deadline: Instant,
-    ) -> Result<Star, Failed> {
+    ) -> Result<HostConnections, Failed> {
         if candidates[0] == rank {
-            Star::lead(network, channel, rank, members, candidates, cancel, deadline)
+            HostConnections::lead(network, channel, rank, members, candidates, cancel, deadline)
         } else {
-            Star::join(network, channel, rank, members, candidates[0], cancel, deadline)
+            HostConnections::join(network, channel, rank, members, candidates[0], cancel, deadline)
         }
     }
 
@@ -64,26 +64,26 @@ impl Star {
         candidates: &[Rank],
         cancel: Option<&CancelToken>,
         deadline: Instant,
-    ) -> Result<Star, Failed> {
-        let mut star = Star { members: vec![rank], place: 0, streams: Vec::new() };
+    ) -> Result<HostConnections, Failed> {
+        let mut connections = HostConnections { members: vec![rank], place: 0, streams: Vec::new() };
         for &candidate in &candidates[1..] {
             let to = members[candidate];
             let arrival = network.mailbox().wait_for_neighbour(channel, to, deadline, || absence(network, to, cancel));
             match arrival {
                 Ok((_, Stream::Local(stream))) => {
-                    star.members.push(candidate);
-                    star.streams.push(stream);
+                    connections.members.push(candidate);
+                    connections.streams.push(stream);
                 }
                 Ok((_, Stream::Tcp(_))) => tracing::info!(rank = candidate, "a rank on this machine cannot share memory"),
                 Err(cause) => return Err(Failed { rank: candidate, cause }),
             }
         }
-        let list: Vec<u8> = star.members.iter().flat_map(|&member| (member as u32).to_le_bytes()).collect();
-        let message = [&(star.members.len() as u32).to_le_bytes()[..], &list].concat();
-        for (stream, &member) in star.streams.iter().zip(&star.members[1..]) {
+        let list: Vec<u8> = connections.members.iter().flat_map(|&member| (member as u32).to_le_bytes()).collect();
+        let message = [&(connections.members.len() as u32).to_le_bytes()[..], &list].concat();
+        for (stream, &member) in connections.streams.iter().zip(&connections.members[1..]) {
             stream.until(deadline).write_all(&message).map_err(|error| failed(member, &error))?;
         }
-        Ok(star)
+        Ok(connections)
     }
 
     fn join(
@@ -94,8 +94,8 @@ impl Star {
         leader: Rank,
         cancel: Option<&CancelToken>,
         deadline: Instant,
-    ) -> Result<Star, Failed> {
-        let alone = Star { members: vec![rank], place: 0, streams: Vec::new() };
+    ) -> Result<HostConnections, Failed> {
+        let alone = HostConnections { members: vec![rank], place: 0, streams: Vec::new() };
         let to = members[leader];
         let look = || absence(network, to, cancel);
         let stream = match network.call_locally(Purpose::Window, channel, to, deadline, look) {
@@ -129,7 +129,7 @@ impl Star {
         }
         match together.iter().position(|&member| member == rank) {
             Some(place) if together.is_sorted() && together.last().is_some_and(|&last| last < members.len()) => {
-                Ok(Star { members: together, place, streams: vec![stream] })
+                Ok(HostConnections { members: together, place, streams: vec![stream] })
             }
             _ => Err(corrupt),
         }
@@ -233,7 +233,7 @@ impl Star {
 
 /// Why a rank of the job will not come, if that is known.
 fn absence(network: &Network, member: Rank, cancel: Option<&CancelToken>) -> Option<Cause> {
-    match network.cards[network.rank].sees(&network.cards[member]) {
+    match network.peers[network.rank].sees(&network.peers[member]) {
         Some(process) if sys::has_ended(process) => Some(Cause::Died),
         // Its own error says why.
         _ => cancel.filter(|cancel| cancel.is_cancelled()).map(|_| Cause::Revoked),

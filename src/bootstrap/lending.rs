@@ -88,8 +88,8 @@ impl Lender for NetworkLender {
     }
 
     fn process(&self, rank: Rank) -> Option<u32> {
-        let cards = &self.network.cards;
-        cards[self.network.rank].sees(&cards[rank])
+        let peers = &self.network.peers;
+        peers[self.network.rank].sees(&peers[rank])
     }
 }
 

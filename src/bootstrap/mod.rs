@@ -3,8 +3,8 @@
 //! 1. Rank 0 makes up the number of this run, and announces it ([`announcement`]).
 //! 2. Every rank learns the secret of the run: it was given it, finds it in a store that only ranks read, or agrees on it with
 //!    rank 0 ([`key_exchange`]). Until then it listens nowhere, and believes nothing that it reads.
-//! 3. Every rank opens its [`endpoint`], and puts a [`peer_info::Card`] into the store.
-//! 4. Rank 0 collects the cards and publishes the [`peer_info::Book`]: all cards, or why there will be no start.
+//! 3. Every rank opens its [`endpoint`], and puts a [`peer_info::PeerInfo`] into the store.
+//! 4. Rank 0 collects them and publishes the [`peer_info::PeerTable`]: the information of all ranks, or why there will be no start.
 //! 5. Ranks that seem to be on one host prove that they can share memory ([`host_setup`]).
 //!
 //! After that the store is not needed any more. Links between ranks are opened when they are first used.
@@ -14,8 +14,8 @@
 //! # Former runs
 //!
 //! A store may hold what a crashed run left. So all keys but that of the announcement are named after the run. A rank that finds
-//! the announcement of a former run takes part in it: it puts its card there and waits for a book that has this very card in it. No
-//! former run's book has; and when the announcement changes, the rank closes its listener and starts over.
+//! the announcement of a former run takes part in it: it puts its information there and waits for a table that has this very information in it. No
+//! former run's table has; and when the announcement changes, the rank closes its listener and starts over.
 
 pub(crate) mod address;
 pub(crate) mod announcement;
@@ -44,12 +44,12 @@ use crate::sys;
 use crate::trace::{Recorder, Who};
 use crate::transport::tls::Tls;
 use crate::types::{DType, Member, Op, Rank, mix};
-use endpoint::Listener;
+use endpoint::Endpoint;
 use fabric::Fabric;
-use host_setup::{Failed, Star};
+use host_setup::{Failed, HostConnections};
 use listener::handshake::Identity;
 use network::{Lines, Network};
-use peer_info::Card;
+use peer_info::PeerInfo;
 use rendezvous::Met;
 use store::{Place, Store};
 
@@ -93,22 +93,22 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         sys::by_deadline(kind, start.deadline, sys::SILENT_FILE, load, Error::os("reading the files of KOLO_TLS_*"))
     };
     let tls = start.settings.tls.clone().map(load).transpose()?;
-    let Met { listener: Listener { door, mailbox, board }, identity, cards, settings } =
+    let Met { endpoint: Endpoint { listener, mailbox, board }, identity, peers, settings } =
         rendezvous::meet(start, chosen.ip, began)?;
-    let members = cards.iter().map(|card| Member { host: card.host.as_str().into(), pid: card.pid }).collect::<Vec<_>>();
-    let candidates = candidates(&cards, start.rank, settings.transport);
-    let run = cards.iter().fold(0, |run, card| mix(run, card.instance));
+    let members = peers.iter().map(|peer| Member { host: peer.host.as_str().into(), pid: peer.pid }).collect::<Vec<_>>();
+    let candidates = candidates(&peers, start.rank, settings.transport);
+    let run = peers.iter().fold(0, |run, peer| mix(run, peer.instance));
     let who = Who { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
     let network =
-        Network::new(door, mailbox, board, identity.clone(), cards, start.rank, Lines { sockets: settings.sockets, tls });
+        Network::new(listener, mailbox, board, identity.clone(), peers, start.rank, Lines { sockets: settings.sockets, tls });
 
     let everybody: Vec<Rank> = (0..start.world_size).collect();
-    let star = match candidates.len() {
+    let connections = match candidates.len() {
         1 => None,
-        _ => Some(Star::form(&network, WORLD, start.rank, &everybody, &candidates, None, start.deadline)),
+        _ => Some(HostConnections::form(&network, WORLD, start.rank, &everybody, &candidates, None, start.deadline)),
     };
-    let star = star.transpose().map_err(|failed| peer_failed(failed, &members, began))?;
-    let together = star.as_ref().map_or(vec![start.rank], |star| star.members().to_vec());
+    let connections = connections.transpose().map_err(|failed| peer_failed(failed, &members, began))?;
+    let together = connections.as_ref().map_or(vec![start.rank], |connections| connections.members().to_vec());
     let hosts = if together.len() == start.world_size {
         vec![0; start.world_size]
     } else {
@@ -121,7 +121,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     }
     tracing::info!(rank = start.rank, world = start.world_size, neighbours = together.len(), after = ?began.elapsed(), "ranks have met");
     let recorder = Recorder::new(who, start.settings.trace_dir.clone());
-    let fabric = Fabric::of_network(Arc::new(network), WORLD, hosts.into(), star, recorder);
+    let fabric = Fabric::of_network(Arc::new(network), WORLD, hosts.into(), connections, recorder);
     Ok(Connected { fabric, settings, members })
 }
 
@@ -135,10 +135,10 @@ pub(crate) fn peer_failed(failed: Failed, members: &[Member], began: Instant) ->
 }
 
 /// The ranks that may be able to share memory with this one, and it.
-fn candidates(cards: &[Card], rank: Rank, transport: Transport) -> Vec<Rank> {
-    let mine = &cards[rank].neighbourhood;
+fn candidates(peers: &[PeerInfo], rank: Rank, transport: Transport) -> Vec<Rank> {
+    let mine = &peers[rank].machine;
     if mine.is_empty() || transport == Transport::Tcp {
         return vec![rank];
     }
-    (0..cards.len()).filter(|&other| cards[other].neighbourhood == *mine).collect()
+    (0..peers.len()).filter(|&other| peers[other].machine == *mine).collect()
 }

@@ -1,4 +1,4 @@
-//! The network of one process: its door, and the connections that came in through it.
+//! The network of one process: its listener, and the connections that came in through it.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,9 +10,9 @@ use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use parking_lot::{Condvar, Mutex};
 
 use super::lending::Lent;
-use super::peer_info::Card;
+use super::peer_info::PeerInfo;
 use crate::bootstrap::listener::handshake::{Hello, Identity, Purpose, Refusal};
-use crate::bootstrap::listener::{self, Connector, DialError, Door, Host, Stream, Target};
+use crate::bootstrap::listener::{self, Connector, DialError, Host, Listener, Stream, Target};
 use crate::error::Cause;
 use crate::failure::{ControlChannel, Query, QueryError, Reply, StatusBoard};
 use crate::sys::{self, LocalStream};
@@ -23,12 +23,12 @@ use crate::types::Rank;
 /// What all communicators of one process use to reach the others of its job.
 pub(crate) struct Network {
     // Kept open: others call as long as they have communicators with this rank.
-    _door: Door,
+    _door: Listener,
     mailbox: Arc<Mailbox>,
     board: Arc<StatusBoard>,
     identity: Identity,
     /// All ranks of the job.
-    pub(crate) cards: Vec<Card>,
+    pub(crate) peers: Vec<PeerInfo>,
     /// This rank in the job.
     pub(crate) rank: Rank,
     lines: Lines,
@@ -160,22 +160,22 @@ impl Mailbox {
     }
 }
 
-/// Whom the door of this process serves.
-pub(super) struct Reception {
+/// Whom the listener of this process serves.
+pub(super) struct Arrivals {
     pub(super) rank: Rank,
     pub(super) world: usize,
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) board: Arc<StatusBoard>,
 }
 
-impl Reception {
+impl Arrivals {
     fn is_for_this_rank(&self, hello: &Hello) -> bool {
         let (from, to) = (hello.from as usize, hello.to as usize);
         to == self.rank && from < self.world && from != self.rank
     }
 }
 
-impl Host for Reception {
+impl Host for Arrivals {
     fn admit(&mut self, hello: Hello, stream: Stream) {
         if !self.is_for_this_rank(&hello) {
             return;
@@ -197,15 +197,15 @@ impl Host for Reception {
 
 impl Network {
     pub(crate) fn new(
-        door: Door,
+        listener: Listener,
         mailbox: Arc<Mailbox>,
         board: Arc<StatusBoard>,
         identity: Identity,
-        cards: Vec<Card>,
+        peers: Vec<PeerInfo>,
         rank: Rank,
         lines: Lines,
     ) -> Network {
-        Network { _door: door, mailbox, board, identity, cards, rank, lines }
+        Network { _door: listener, mailbox, board, identity, peers, rank, lines }
     }
 
     pub(super) fn mailbox(&self) -> &Mailbox {
@@ -222,7 +222,7 @@ impl Network {
 
     /// How to call at a rank's local listener.
     pub(super) fn local(&self, purpose: Purpose, channel: u64, to: Rank) -> (&str, &Identity, Hello) {
-        (&self.cards[to].local_name, &self.identity, self.hello(purpose, channel, to))
+        (&self.peers[to].local_name, &self.identity, self.hello(purpose, channel, to))
     }
 
     fn hello(&self, purpose: Purpose, channel: u64, to: Rank) -> Hello {
@@ -231,7 +231,7 @@ impl Network {
 
     /// Where a rank listens: in the network, or inside the host.
     fn target(&self, to: Rank, is_local: bool) -> Target {
-        let Card { address, local_name, .. } = &self.cards[to];
+        let PeerInfo { address, local_name, .. } = &self.peers[to];
         if is_local { Target::Local(local_name.clone()) } else { Target::Network(*address) }
     }
 
@@ -304,7 +304,7 @@ fn unreachable(target: &Target, error: &DialError) -> Cause {
     }
 }
 
-/// How a rank reaches the others of a communicator at their doors.
+/// How a rank reaches the others of a communicator at their listeners.
 pub(super) struct NetworkControl {
     pub(super) network: Arc<Network>,
     pub(super) channel: u64,
@@ -315,8 +315,8 @@ pub(super) struct NetworkControl {
 impl NetworkControl {
     /// The process of a rank, if this one can see it.
     fn process(&self, peer: Rank) -> Option<u32> {
-        let Network { cards, rank, .. } = &*self.network;
-        cards[*rank].sees(&cards[self.members[peer]])
+        let Network { peers, rank, .. } = &*self.network;
+        peers[*rank].sees(&peers[self.members[peer]])
     }
 }
 
@@ -330,11 +330,11 @@ impl ControlChannel for NetworkControl {
             return Err(QueryError::Died);
         }
         let to = self.members[peer];
-        let Network { cards, identity, rank, .. } = &*self.network;
+        let Network { peers, identity, rank, .. } = &*self.network;
         let hello = self.network.hello(Purpose::Ask, self.channel, to);
         let (query, deadline) = (query.encode(), Instant::now() + patience);
-        let Card { address, local_name, neighbourhood, .. } = &cards[to];
-        let is_near = !neighbourhood.is_empty() && *neighbourhood == cards[*rank].neighbourhood;
+        let PeerInfo { address, local_name, machine, .. } = &peers[to];
+        let is_near = !machine.is_empty() && *machine == peers[*rank].machine;
         let heard = match is_near.then(|| listener::ask_local(local_name, identity, &hello, &query, deadline)) {
             // Its queue is full: it takes no calls.
             Some(Err(DialError::Connect(error))) if error.kind() == io::ErrorKind::TimedOut => return Err(QueryError::Mute),

@@ -1,4 +1,4 @@
-//! What a rank tells the others of itself, and what rank 0 makes of it: the book, with everybody's card, or the reason why
+//! What a rank tells the others of itself, and what rank 0 makes of it: the table of all ranks, or the reason why
 //! there is none.
 
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use crate::wire::{Reader, Writer};
 
 /// What a rank tells of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Card {
+pub(crate) struct PeerInfo {
     pub(crate) version: u32,
     pub(crate) rank: Rank,
     pub(crate) world_size: usize,
@@ -25,30 +25,30 @@ pub(crate) struct Card {
     /// The namespace in which `pid` means something; 0 if unknown.
     pub(crate) pid_namespace: u64,
     /// Ranks with equal ones may be able to share memory. Empty if this one surely cannot.
-    pub(crate) neighbourhood: String,
-    /// Where its door is in the network, and on its host.
+    pub(crate) machine: String,
+    /// Where its listener is in the network, and on its host.
     pub(crate) address: SocketAddr,
     pub(crate) local_name: String,
     /// It takes only links that are encrypted.
     pub(crate) encrypts: bool,
 }
 
-impl Card {
+impl PeerInfo {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.number(self.version.into()).number(self.rank as u64).number(self.world_size as u64).number(self.instance);
-        writer.text(&self.host).number(self.pid.into()).number(self.pid_namespace).text(&self.neighbourhood);
+        writer.text(&self.host).number(self.pid.into()).number(self.pid_namespace).text(&self.machine);
         writer.text(&self.address.ip().to_string()).number(self.address.port().into()).text(&self.local_name);
         writer.number(self.encrypts.into());
         writer.0
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Card> {
-        Card::read(&mut Reader::new(bytes))
+    pub(crate) fn decode(bytes: &[u8]) -> Option<PeerInfo> {
+        PeerInfo::read(&mut Reader::new(bytes))
     }
 
-    fn read(reader: &mut Reader<'_>) -> Option<Card> {
-        Some(Card {
+    fn read(reader: &mut Reader<'_>) -> Option<PeerInfo> {
+        Some(PeerInfo {
             version: reader.number()?.try_into().ok()?,
             rank: reader.size()?,
             world_size: reader.size()?,
@@ -56,7 +56,7 @@ impl Card {
             host: reader.text()?,
             pid: reader.number()?.try_into().ok()?,
             pid_namespace: reader.number()?,
-            neighbourhood: reader.text()?,
+            machine: reader.text()?,
             address: SocketAddr::new(reader.text()?.parse::<IpAddr>().ok()?, reader.number()?.try_into().ok()?),
             local_name: reader.text()?,
             encrypts: reader.number()? != 0,
@@ -71,18 +71,18 @@ impl Card {
     /// The machine, and the network of it; `None` if that is not known.
     fn machine(&self) -> Option<&str> {
         // What the rank declared follows.
-        self.neighbourhood.rsplit_once(' ').map(|(machine, _)| machine)
+        self.machine.rsplit_once(' ').map(|(machine, _)| machine)
     }
 
     /// The other's process, if this one can see it, whatever hosts were declared.
-    pub(crate) fn sees(&self, other: &Card) -> Option<u32> {
+    pub(crate) fn sees(&self, other: &PeerInfo) -> Option<u32> {
         let is_same_machine = self.machine().is_some() && self.machine() == other.machine();
         let is_seen = self.pid_namespace != 0 && self.pid_namespace == other.pid_namespace;
         (is_same_machine && is_seen).then_some(other.pid)
     }
 
     /// What keeps this rank from joining the other, if anything does.
-    pub(crate) fn disagreement(&self, other: &Card) -> Option<Error> {
+    pub(crate) fn disagreement(&self, other: &PeerInfo) -> Option<Error> {
         if other.version != self.version {
             let (theirs, mine) = (other.version, self.version);
             return Some(Error::Version { rank: other.rank, host: other.host.clone(), theirs, mine });
@@ -107,10 +107,10 @@ impl Card {
     }
 }
 
-/// What rank 0 publishes when all cards are there, or when they will not be.
+/// What rank 0 publishes when the information of all ranks is there, or when it will not be.
 #[derive(Clone, Debug)]
-pub(crate) enum Book {
-    Members { cards: Vec<Card>, settings: SharedSettings },
+pub(crate) enum PeerTable {
+    Members { peers: Vec<PeerInfo>, settings: SharedSettings },
     Refused(Refusal),
 }
 
@@ -122,10 +122,10 @@ pub(crate) enum Refusal {
         world_size: usize,
         waited: Duration,
     },
-    /// The card that does not agree with rank 0's, and rank 0's.
+    /// The information that does not agree with rank 0's, and rank 0's.
     Disagrees {
-        other: Box<Card>,
-        zero: Box<Card>,
+        other: Box<PeerInfo>,
+        zero: Box<PeerInfo>,
     },
     /// A value in the store is not of the rank that it should be of.
     Forged {
@@ -154,12 +154,12 @@ const DISAGREES: u64 = 2;
 const FORGED: u64 = 3;
 const NO_ALGORITHM: u64 = u64::MAX;
 
-impl Book {
+impl PeerTable {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         match self {
-            Book::Members { cards, settings } => {
-                writer.number(MEMBERS).list(cards, |writer, card| _ = writer.bytes(&card.encode()));
+            PeerTable::Members { peers, settings } => {
+                writer.number(MEMBERS).list(peers, |writer, peer| _ = writer.bytes(&peer.encode()));
                 let SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, device_path, model } =
                     settings;
                 writer.number(algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u64));
@@ -169,23 +169,23 @@ impl Book {
                     writer.number(price.to_bits());
                 }
             }
-            Book::Refused(Refusal::Missing { ranks, world_size, waited }) => {
+            PeerTable::Refused(Refusal::Missing { ranks, world_size, waited }) => {
                 writer.number(MISSING).list(ranks, |writer, &rank| _ = writer.number(rank as u64));
                 writer.number(*world_size as u64).number(waited.as_millis() as u64);
             }
-            Book::Refused(Refusal::Forged { key }) => _ = writer.number(FORGED).text(key),
-            Book::Refused(Refusal::Disagrees { other, zero }) => {
+            PeerTable::Refused(Refusal::Forged { key }) => _ = writer.number(FORGED).text(key),
+            PeerTable::Refused(Refusal::Disagrees { other, zero }) => {
                 writer.number(DISAGREES).bytes(&other.encode()).bytes(&zero.encode());
             }
         }
         writer.0
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Book> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<PeerTable> {
         let mut reader = Reader::new(bytes);
         Some(match reader.number()? {
             MEMBERS => {
-                let cards = reader.list(|reader| Card::decode(reader.bytes()?))?;
+                let peers = reader.list(|reader| PeerInfo::decode(reader.bytes()?))?;
                 let algorithm = match reader.number()? {
                     NO_ALGORITHM => None,
                     number => Some(Algorithm::from_number(number.try_into().ok()?)?),
@@ -202,18 +202,18 @@ impl Book {
                 let model = CostModel { network, local, reduce: price()?, window_sync: price()?, window_per_byte: price()? };
                 let settings =
                     SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, device_path, model };
-                Book::Members { cards, settings }
+                PeerTable::Members { peers, settings }
             }
-            MISSING => Book::Refused(Refusal::Missing {
+            MISSING => PeerTable::Refused(Refusal::Missing {
                 ranks: reader.list(Reader::size)?,
                 world_size: reader.size()?,
                 waited: Duration::from_millis(reader.number()?),
             }),
-            DISAGREES => Book::Refused(Refusal::Disagrees {
-                other: Box::new(Card::decode(reader.bytes()?)?),
-                zero: Box::new(Card::decode(reader.bytes()?)?),
+            DISAGREES => PeerTable::Refused(Refusal::Disagrees {
+                other: Box::new(PeerInfo::decode(reader.bytes()?)?),
+                zero: Box::new(PeerInfo::decode(reader.bytes()?)?),
             }),
-            FORGED => Book::Refused(Refusal::Forged { key: reader.text()? }),
+            FORGED => PeerTable::Refused(Refusal::Forged { key: reader.text()? }),
             _ => return None,
         })
     }
@@ -226,28 +226,28 @@ fn prices(model: &CostModel) -> [f64; 9] {
     [network[0], network[1], network[2], local[0], local[1], local[2], reduce, window_sync, window_per_byte]
 }
 
-/// The protocol version that cards carry.
+/// The protocol version that a [`PeerInfo`] carries.
 pub(crate) fn version() -> u32 {
     VERSION.into()
 }
 
-/// Whatever a store holds where a card or the book should be.
+/// Whatever a store holds where a peer info or the table should be.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz(bytes: &[u8]) {
-    if let Some(card) = Card::decode(bytes) {
-        assert_eq!(Card::decode(&card.encode()), Some(card), "a card is read as another");
+    if let Some(peer) = PeerInfo::decode(bytes) {
+        assert_eq!(PeerInfo::decode(&peer.encode()), Some(peer), "a peer is read as another");
     }
-    match Book::decode(bytes) {
-        Some(Book::Refused(refusal)) => _ = refusal.error("file:///store").to_string(),
-        Some(book @ Book::Members { .. }) => assert!(Book::decode(&book.encode()).is_some()),
+    match PeerTable::decode(bytes) {
+        Some(PeerTable::Refused(refusal)) => _ = refusal.error("file:///store").to_string(),
+        Some(table @ PeerTable::Members { .. }) => assert!(PeerTable::decode(&table.encode()).is_some()),
         None => {}
     }
 }
 
-/// A card, and books of every kind.
+/// A peer info, and tables of every kind.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
-    let card = Card {
+    let peer = PeerInfo {
         version: version(),
         rank: 1,
         world_size: 2,
@@ -255,18 +255,18 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         host: "node7".to_owned(),
         pid: 4121,
         pid_namespace: 7,
-        neighbourhood: "here".to_owned(),
+        machine: "here".to_owned(),
         address: SocketAddr::from(([10, 0, 0, 2], 4000)),
         local_name: "kolo-x".to_owned(),
         encrypts: true,
     };
     let settings = crate::config::Settings::default().shared;
     let books = [
-        Book::Members { cards: vec![card.clone(), card.clone()], settings },
-        Book::Refused(Refusal::Missing { ranks: vec![1, 5], world_size: 8, waited: Duration::from_secs(30) }),
-        Book::Refused(Refusal::Disagrees { other: Box::new(card.clone()), zero: Box::new(card.clone()) }),
+        PeerTable::Members { peers: vec![peer.clone(), peer.clone()], settings },
+        PeerTable::Refused(Refusal::Missing { ranks: vec![1, 5], world_size: 8, waited: Duration::from_secs(30) }),
+        PeerTable::Refused(Refusal::Disagrees { other: Box::new(peer.clone()), zero: Box::new(peer.clone()) }),
     ];
-    books.iter().map(Book::encode).chain([card.encode()]).collect()
+    books.iter().map(PeerTable::encode).chain([peer.encode()]).collect()
 }
 
 #[cfg(test)]
@@ -276,8 +276,8 @@ mod tests {
     use super::*;
     use crate::config::Settings;
 
-    fn card(rank: Rank) -> Card {
-        Card {
+    fn peer(rank: Rank) -> PeerInfo {
+        PeerInfo {
             version: 1,
             rank,
             world_size: 2,
@@ -285,7 +285,7 @@ mod tests {
             host: "node7".to_owned(),
             pid: 4121,
             pid_namespace: 7,
-            neighbourhood: "here".to_owned(),
+            machine: "here".to_owned(),
             address: "[fd00::2]:4000".parse().unwrap(),
             local_name: "kolo-x".to_owned(),
             encrypts: false,
@@ -299,18 +299,18 @@ mod tests {
         settings.devices = true;
         settings.device_path = DevicePath::Staged;
         settings.model.local.per_byte = 0.125;
-        let members = Book::Members { cards: vec![card(0), card(1)], settings };
-        match Book::decode(&members.encode()) {
-            Some(Book::Members { cards, settings: read }) => assert_eq!((cards, read), (vec![card(0), card(1)], settings)),
+        let members = PeerTable::Members { peers: vec![peer(0), peer(1)], settings };
+        match PeerTable::decode(&members.encode()) {
+            Some(PeerTable::Members { peers, settings: read }) => assert_eq!((peers, read), (vec![peer(0), peer(1)], settings)),
             other => panic!("{other:?}"),
         }
         for refusal in [
             Refusal::Missing { ranks: vec![1, 5], world_size: 8, waited: Duration::from_secs(30) },
             Refusal::Forged { key: "run/rank/1".to_owned() },
-            Refusal::Disagrees { other: Box::new(Card { world_size: 3, ..card(1) }), zero: Box::new(card(0)) },
+            Refusal::Disagrees { other: Box::new(PeerInfo { world_size: 3, ..peer(1) }), zero: Box::new(peer(0)) },
         ] {
-            match Book::decode(&Book::Refused(refusal.clone()).encode()) {
-                Some(Book::Refused(read)) => assert_eq!(read, refusal),
+            match PeerTable::decode(&PeerTable::Refused(refusal.clone()).encode()) {
+                Some(PeerTable::Refused(read)) => assert_eq!(read, refusal),
                 other => panic!("{other:?}"),
             }
         }
@@ -319,11 +319,11 @@ mod tests {
     proptest! {
         #[test]
         fn damaged_books_do_no_harm(at in 0usize..400, bits: u8, cut in 0usize..400) {
-            let mut bytes = Book::Members { cards: vec![card(0), card(1)], settings: Settings::default().shared }.encode();
+            let mut bytes = PeerTable::Members { peers: vec![peer(0), peer(1)], settings: Settings::default().shared }.encode();
             let at = at % bytes.len();
             bytes[at] ^= bits;
             bytes.truncate(cut);
-            let _ = Book::decode(&bytes);
+            let _ = PeerTable::decode(&bytes);
         }
     }
 }

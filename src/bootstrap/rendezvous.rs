@@ -1,4 +1,4 @@
-//! How ranks meet in a store: the announcement, the secret, cards, the book, and which ranks share a host. See [`super`] for the
+//! How ranks meet in a store: the announcement, the secret, the information of each rank, the table of all, and which ranks share a host. See [`super`] for the
 //! protocol.
 
 use std::net::IpAddr;
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::Start;
 use super::announcement::{self, Announcement, Source};
-use super::endpoint::Listener;
+use super::endpoint::Endpoint;
 use super::key_exchange::{Exchange, KeyPair, KeyShare};
-use super::peer_info::{Book, Card, Refusal};
+use super::peer_info::{PeerInfo, PeerTable, Refusal};
 use super::signed::{SignedStore, in_run};
 use crate::bootstrap::listener;
 use crate::bootstrap::listener::handshake::{Hello, Identity, Purpose, Run, random, random_secret};
@@ -26,11 +26,11 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How long to wait before looking again at what is there and has to change.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The key of the book.
-const BOOK: &str = "book";
+/// The key of the table.
+const BOOK: &str = "table";
 
-/// The keys in the store of: a rank's card, its public key, its secret, the ranks on its host, and that it has read a refusal.
-fn card_of(rank: Rank) -> String {
+/// The keys in the store of: a rank's information, its public key, its secret, the ranks on its host, and that it has read a refusal.
+fn peer_info_of(rank: Rank) -> String {
     format!("rank/{rank}")
 }
 
@@ -52,23 +52,23 @@ fn heard_by(rank: Rank) -> String {
 
 /// What a rank knows when all have met.
 pub(super) struct Met {
-    pub(super) listener: Listener,
+    pub(super) endpoint: Endpoint,
     /// With the run and its secret.
     pub(super) identity: Identity,
-    pub(super) cards: Vec<Card>,
+    pub(super) peers: Vec<PeerInfo>,
     /// Rank 0's.
     pub(super) settings: SharedSettings,
 }
 
 /// Meets the other ranks, and listens to them at `ip` from when it knows the secret.
 pub(super) fn meet(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<Met> {
-    let (listener, identity, book) = if start.rank == 0 { collect(start, ip, began)? } else { join(start, ip, began)? };
-    if let (Book::Refused(_), true) = (&book, start.rank != 0) {
+    let (endpoint, identity, table) = if start.rank == 0 { collect(start, ip, began)? } else { join(start, ip, began)? };
+    if let (PeerTable::Refused(_), true) = (&table, start.rank != 0) {
         store_error(start, SignedStore::new(start.store, &identity).set(&heard_by(start.rank), start.rank, &[], GRACE))?;
     }
-    match book {
-        Book::Members { cards, settings } => Ok(Met { listener, identity, cards, settings }),
-        Book::Refused(refusal) => Err(refusal.error(&start.store.url())),
+    match table {
+        PeerTable::Members { peers, settings } => Ok(Met { endpoint, identity, peers, settings }),
+        PeerTable::Refused(refusal) => Err(refusal.error(&start.store.url())),
     }
 }
 
@@ -81,7 +81,7 @@ fn left(start: &Start<'_>) -> Duration {
 }
 
 /// What rank 0 does.
-fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Identity, Book)> {
+fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Endpoint, Identity, PeerTable)> {
     let run = random();
     let keys = KeyPair::random();
     let secret = start.identity.secret();
@@ -101,24 +101,24 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
         }
     };
     let is_agreed = matches!(announcement.secret, Source::Agreed { .. });
-    let listener = Listener::open(start, ip, &identity)?;
-    let mine = listener.card(start)?;
+    let endpoint = Endpoint::open(start, ip, &identity)?;
+    let mine = endpoint.peer(start)?;
     let signed = SignedStore::new(start.store, &identity);
     let patience = left(start).max(GLANCE);
     store_error(start, start.store.set(announcement::NAME, &announcement.encode(), patience))?;
-    store_error(start, signed.claim(&card_of(0), 0, &mine.encode(), patience))?;
-    let mut cards: Vec<Option<Card>> = vec![None; start.world_size];
-    cards[0] = Some(mine.clone());
+    store_error(start, signed.claim(&peer_info_of(0), 0, &mine.encode(), patience))?;
+    let mut peers: Vec<Option<PeerInfo>> = vec![None; start.world_size];
+    peers[0] = Some(mine.clone());
     let mut has_secret = vec![!is_agreed; start.world_size];
-    let book = 'book: loop {
-        let missing: Vec<Rank> = (0..start.world_size).filter(|&rank| cards[rank].is_none()).collect();
+    let table = 'table: loop {
+        let missing: Vec<Rank> = (0..start.world_size).filter(|&rank| peers[rank].is_none()).collect();
         let Some(&first) = missing.first() else {
             let settings = start.settings.shared;
-            break Book::Members { cards: cards.into_iter().flatten().collect(), settings };
+            break PeerTable::Members { peers: peers.into_iter().flatten().collect(), settings };
         };
         if left(start).is_zero() {
             let waited = began.elapsed();
-            break Book::Refused(Refusal::Missing { ranks: missing, world_size: start.world_size, waited });
+            break PeerTable::Refused(Refusal::Missing { ranks: missing, world_size: start.world_size, waited });
         }
         // The first is waited for; what of the others is there is taken along, so that disagreements show at once. But once the
         // first has come, only up to the next that is missing, which is then the first: each rank is asked for once, not in
@@ -130,19 +130,22 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
             if !was_told {
                 has_secret[rank] = hand_out(start, &identity, &keys, rank, patience)?;
             }
-            let bytes = match has_secret[rank].then(|| signed.get(&card_of(rank), rank, patience)) {
-                Some(Err(StoreProblem::Forged { key })) => break 'book Book::Refused(Refusal::Forged { key }),
+            let bytes = match has_secret[rank].then(|| signed.get(&peer_info_of(rank), rank, patience)) {
+                Some(Err(StoreProblem::Forged { key })) => break 'table PeerTable::Refused(Refusal::Forged { key }),
                 Some(other) => store_error(start, other)?,
                 None => None,
             };
-            let card = bytes.and_then(|bytes| Card::decode(&bytes)).filter(|card| card.rank == rank);
-            if let Some(other) = card.as_ref().filter(|card| mine.disagreement(card).is_some()) {
-                break 'book Book::Refused(Refusal::Disagrees { other: Box::new(other.clone()), zero: Box::new(mine.clone()) });
+            let peer = bytes.and_then(|bytes| PeerInfo::decode(&bytes)).filter(|peer| peer.rank == rank);
+            if let Some(other) = peer.as_ref().filter(|peer| mine.disagreement(peer).is_some()) {
+                break 'table PeerTable::Refused(Refusal::Disagrees {
+                    other: Box::new(other.clone()),
+                    zero: Box::new(mine.clone()),
+                });
             }
-            let has_come = card.is_some();
-            cards[rank] = card;
+            let has_come = peer.is_some();
+            peers[rank] = peer;
             has_first_come |= has_come && rank == first;
-            // A rank that has just been told the secret is about to put its card there, and keeps no other from being told.
+            // A rank that has just been told the secret is about to put its information there, and keeps no other from being told.
             if has_first_come && !has_come && was_told == has_secret[rank] {
                 break;
             }
@@ -152,8 +155,8 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
             return Err(second_rank_0(start, &mine, &other)?);
         }
     };
-    store_error(start, signed.set(BOOK, 0, &book.encode(), GRACE))?;
-    if let Book::Refused(refusal) = &book {
+    store_error(start, signed.set(BOOK, 0, &table.encode(), GRACE))?;
+    if let PeerTable::Refused(refusal) = &table {
         // The store may end with this process: the others shall read why before it does.
         let absent = match refusal {
             Refusal::Missing { ranks, .. } => &ranks[..],
@@ -166,7 +169,7 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, I
             store_error(start, start.store.get(&signed.name(&heard_by(rank)), patience))?;
         }
     }
-    Ok((listener, identity, book))
+    Ok((endpoint, identity, table))
 }
 
 /// Gives the secret to a rank that has put its public key into the store. Returns whether the key was there.
@@ -190,8 +193,8 @@ fn hand_out(start: &Start<'_>, identity: &Identity, keys: &KeyPair, rank: Rank, 
     Ok(true)
 }
 
-/// Another process has announced a run while this one collected cards.
-fn second_rank_0(start: &Start<'_>, mine: &Card, announced: &[u8]) -> Result<Error> {
+/// Another process has announced a run while this one collected those of the ranks.
+fn second_rank_0(start: &Start<'_>, mine: &PeerInfo, announced: &[u8]) -> Result<Error> {
     let forged = || StoreProblem::Forged { key: announcement::NAME.to_owned() }.at(start.store.url());
     let Some(Announcement { run, secret }) = Announcement::decode(announced) else { return Ok(forged()) };
     let known = match secret {
@@ -206,9 +209,9 @@ fn second_rank_0(start: &Start<'_>, mine: &Card, announced: &[u8]) -> Result<Err
     {
         return Ok(forged());
     }
-    let card = other.map(|other| SignedStore::new(start.store, &other).get(&card_of(0), 0, GLANCE));
-    let card = card.and_then(|card| Card::decode(&card.ok()??));
-    let second = card.map_or_else(|| "another process".to_owned(), |card| card.who());
+    let peer = other.map(|other| SignedStore::new(start.store, &other).get(&peer_info_of(0), 0, GLANCE));
+    let peer = peer.and_then(|peer| PeerInfo::decode(&peer.ok()??));
+    let second = peer.map_or_else(|| "another process".to_owned(), |peer| peer.who());
     Ok(Error::RankTaken { rank: 0, first: mine.who(), second })
 }
 
@@ -220,8 +223,8 @@ enum JoinState {
     Unbelieved(StoreProblem),
     /// It waits for rank 0 to hand it the secret.
     Secretless(Secretless),
-    /// It knows the secret, listens, and waits for the book.
-    Listening { listener: Listener, identity: Identity, mine: Box<Card>, conflict: Option<Box<(Card, Instant)>> },
+    /// It knows the secret, listens, and waits for the table.
+    Listening { endpoint: Endpoint, identity: Identity, mine: Box<PeerInfo>, conflict: Option<Box<(PeerInfo, Instant)>> },
 }
 
 /// What a rank that waits for the secret knows.
@@ -236,17 +239,17 @@ struct Secretless {
     is_forged: bool,
 }
 
-/// What a rank finds that waits for the book.
+/// What a rank finds that waits for the table.
 enum Found {
     Nothing,
     /// It has this rank in it, or rank 0, which still lives, refuses to start.
-    Book(Book),
+    PeerTable(PeerTable),
     /// The run has ended like this: it is a former one, or this rank comes too late.
     End(Error),
 }
 
 /// What the others do.
-fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Identity, Book)> {
+fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Endpoint, Identity, PeerTable)> {
     let deadline = start.deadline + GRACE;
     let mut announced: Option<Vec<u8>> = None;
     let mut state = JoinState::Nothing;
@@ -268,13 +271,13 @@ fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Listener, Iden
         }
         state = match state {
             JoinState::Secretless(waiting @ Secretless { conflict: None, .. }) => learn(start, ip, waiting)?,
-            JoinState::Listening { listener, identity, mine, conflict } => {
+            JoinState::Listening { endpoint, identity, mine, conflict } => {
                 match listen(start, &identity, &mine, conflict.as_deref(), is_late)? {
-                    Found::Book(book) => return Ok((listener, identity, book)),
+                    Found::PeerTable(table) => return Ok((endpoint, identity, table)),
                     Found::End(error) => end = Some(error),
                     Found::Nothing => {}
                 }
-                JoinState::Listening { listener, identity, mine, conflict }
+                JoinState::Listening { endpoint, identity, mine, conflict }
             }
             // The announcement has to change.
             other => {
@@ -338,24 +341,24 @@ fn learn(start: &Start<'_>, ip: IpAddr, waiting: Secretless) -> Result<JoinState
     announce_self(start, ip, start.identity.clone().of_run(run, secret).agreed())
 }
 
-/// Opens the listener, and says where it is.
+/// Opens the endpoint, and says where it is.
 fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity) -> Result<JoinState> {
-    let listener = Listener::open(start, ip, &identity)?;
-    let mine = listener.card(start)?;
+    let endpoint = Endpoint::open(start, ip, &identity)?;
+    let mine = endpoint.peer(start)?;
     let signed = SignedStore::new(start.store, &identity);
     let patience = left(start).max(GLANCE);
-    let holder = store_error(start, signed.claim(&card_of(start.rank), start.rank, &mine.encode(), patience))?;
-    let holder = Card::decode(&holder).filter(|holder| holder.instance != mine.instance);
+    let holder = store_error(start, signed.claim(&peer_info_of(start.rank), start.rank, &mine.encode(), patience))?;
+    let holder = PeerInfo::decode(&holder).filter(|holder| holder.instance != mine.instance);
     let conflict = holder.map(|holder| Box::new((holder, Instant::now())));
-    Ok(JoinState::Listening { listener, identity, mine: Box::new(mine), conflict })
+    Ok(JoinState::Listening { endpoint, identity, mine: Box::new(mine), conflict })
 }
 
-/// Looks for a book with this rank in it.
+/// Looks for a table with this rank in it.
 fn listen(
     start: &Start<'_>,
     identity: &Identity,
-    mine: &Card,
-    conflict: Option<&(Card, Instant)>,
+    mine: &PeerInfo,
+    conflict: Option<&(PeerInfo, Instant)>,
     is_late: bool,
 ) -> Result<Found> {
     if let Some((holder, since)) = conflict {
@@ -368,27 +371,29 @@ fn listen(
     }
     let signed = SignedStore::new(start.store, identity);
     let bytes = store_error(start, signed.get(BOOK, 0, GLANCE))?;
-    let end = match bytes.and_then(|bytes| Book::decode(&bytes)) {
+    let end = match bytes.and_then(|bytes| PeerTable::decode(&bytes)) {
         None => return Ok(Found::Nothing),
-        Some(Book::Members { cards, settings }) if cards.get(start.rank).is_some_and(|card| card.instance == mine.instance) => {
-            return Ok(Found::Book(Book::Members { cards, settings }));
+        Some(PeerTable::Members { peers, settings })
+            if peers.get(start.rank).is_some_and(|peer| peer.instance == mine.instance) =>
+        {
+            return Ok(Found::PeerTable(PeerTable::Members { peers, settings }));
         }
-        Some(Book::Members { cards, .. }) if cards.len() != start.world_size => {
-            let theirs = cards.len();
-            let host = cards.first().map_or_else(String::new, |card| card.host.clone());
+        Some(PeerTable::Members { peers, .. }) if peers.len() != start.world_size => {
+            let theirs = peers.len();
+            let host = peers.first().map_or_else(String::new, |peer| peer.host.clone());
             Some(Err(Error::WorldSize { rank: 0, host, theirs, my_rank: start.rank, mine: start.world_size }))
         }
-        Some(Book::Members { .. }) => None,
-        Some(Book::Refused(refusal)) => Some(Ok(refusal)),
+        Some(PeerTable::Members { .. }) => None,
+        Some(PeerTable::Refused(refusal)) => Some(Ok(refusal)),
     };
     // That is how this start ends if rank 0 still lives; else it may be how a former run has ended.
     let Some(end) = end else {
         std::thread::sleep(PAUSE);
         return Ok(Found::Nothing);
     };
-    let zero = store_error(start, signed.get(&card_of(0), 0, Duration::ZERO))?.and_then(|bytes| Card::decode(&bytes));
+    let zero = store_error(start, signed.get(&peer_info_of(0), 0, Duration::ZERO))?.and_then(|bytes| PeerInfo::decode(&bytes));
     if is_late || zero.is_some_and(|zero| answers(start, identity, &zero, GRACE)) {
-        return end.map(|refusal| Found::Book(Book::Refused(refusal)));
+        return end.map(|refusal| Found::PeerTable(PeerTable::Refused(refusal)));
     }
     std::thread::sleep(PAUSE);
     Ok(Found::End(end.map_or_else(|error| error, |refusal| refusal.error(&start.store.url()))))
@@ -414,20 +419,20 @@ fn too_late(start: &Start<'_>, state: JoinState, began: Instant) -> Error {
 /// How long a rank that finds its place taken waits before it looks who holds it: a former run may be about to end.
 const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
 
-/// Whether the process that wrote a card lives: its listener lets in ranks of this run.
-fn answers(start: &Start<'_>, identity: &Identity, holder: &Card, patience: Duration) -> bool {
+/// Whether the process that wrote a peer info lives: its listener lets in ranks of this run.
+fn answers(start: &Start<'_>, identity: &Identity, holder: &PeerInfo, patience: Duration) -> bool {
     let hello = Hello::new(Purpose::Probe, 0, start.rank, holder.rank);
     listener::dial(holder.address, identity, &hello, Instant::now() + patience).is_ok()
 }
 
-/// The ranks without a card, as far as another than rank 0 can tell.
+/// The ranks without an entry in the store, as far as another than rank 0 can tell.
 fn missing(start: &Start<'_>, identity: &Identity) -> Vec<Rank> {
-    let has_card = |rank: &Rank| {
-        let found = start.store.get(&in_run(&identity.run(), &card_of(*rank)), Duration::ZERO);
+    let has_peer_info = |rank: &Rank| {
+        let found = start.store.get(&in_run(&identity.run(), &peer_info_of(*rank)), Duration::ZERO);
         !matches!(found, Ok(None))
     };
-    let missing: Vec<Rank> = (0..start.world_size.min(1024)).filter(|rank| !has_card(rank)).collect();
-    // All cards are there, but no book: rank 0 has ended, or this is a former run.
+    let missing: Vec<Rank> = (0..start.world_size.min(1024)).filter(|rank| !has_peer_info(rank)).collect();
+    // All entries are there, but no table: rank 0 has ended, or this is a former run.
     if missing.is_empty() { vec![0] } else { missing }
 }
 
@@ -485,8 +490,8 @@ mod tests {
         store: Box<dyn Store>,
         is_private: bool,
         values: Mutex<Vec<(String, Vec<u8>)>>,
-        looks_for_book: AtomicUsize,
-        /// Requests for cards and for public keys.
+        looks_for_table: AtomicUsize,
+        /// Requests for the information of ranks and for public keys.
         looks_for_ranks: AtomicUsize,
     }
 
@@ -494,7 +499,7 @@ mod tests {
         fn new(name: &str, is_private: bool) -> Recording {
             let place = Place::Hash(name.to_owned());
             let store = store::open(&place, true, &Identity::new("job", None), late()).unwrap();
-            Recording { store, is_private, values: Mutex::default(), looks_for_book: 0.into(), looks_for_ranks: 0.into() }
+            Recording { store, is_private, values: Mutex::default(), looks_for_table: 0.into(), looks_for_ranks: 0.into() }
         }
 
         fn holds_key(&self, end: &str) -> bool {
@@ -515,7 +520,7 @@ mod tests {
         }
         fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
             if key.ends_with(BOOK) {
-                self.looks_for_book.fetch_add(1, Ordering::Relaxed);
+                self.looks_for_table.fetch_add(1, Ordering::Relaxed);
             } else if key.contains("/rank/") || key.contains("/key_share/") {
                 self.looks_for_ranks.fetch_add(1, Ordering::Relaxed);
             }
@@ -636,7 +641,7 @@ mod tests {
         let position = |end: &str| values.iter().position(|(key, _)| key.ends_with(end)).unwrap();
         for rank in 1..3 {
             assert!(position(&key_share_of(rank)) < position(&secret_for(rank)));
-            assert!(position(&secret_for(rank)) < position(&format!("/{}", card_of(rank))));
+            assert!(position(&secret_for(rank)) < position(&format!("/{}", peer_info_of(rank))));
         }
     }
     /// Meets, as `rank` of `world_size`, by the deadline.
@@ -658,7 +663,7 @@ mod tests {
             drop(former);
             std::thread::scope(|scope| {
                 let one = scope.spawn(|| meet(&store, 1, 2, late()).map(drop));
-                while store.looks_for_book.load(Ordering::Relaxed) < 2 && !one.is_finished() {
+                while store.looks_for_table.load(Ordering::Relaxed) < 2 && !one.is_finished() {
                     std::thread::yield_now();
                 }
                 meet(&store, 0, 2, Instant::now() + 10 * GRACE).map(drop).unwrap();
@@ -683,7 +688,7 @@ mod tests {
                             let store = &store;
                             move || meet(store, rank, RANKS, late()).map(drop)
                         });
-                        while !store.holds_key(&card_of(rank)) && !joins.is_finished() {
+                        while !store.holds_key(&peer_info_of(rank)) && !joins.is_finished() {
                             std::thread::yield_now();
                         }
                         joins

@@ -105,7 +105,7 @@ impl Shrink {
 /// What is known of a rank.
 #[derive(Clone, Copy, PartialEq)]
 enum View {
-    /// Its door answers, but it has not come to [`agree`].
+    /// Its listener answers, but it has not come to [`agree`].
     Alive,
     /// It wants to go on.
     Joined,

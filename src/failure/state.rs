@@ -1,6 +1,6 @@
 //! What others may know of one rank's communicator, and how they ask.
 //!
-//! Every communicator has a [`CommStatus`] on each of its ranks. Peers ask it [`Query`]s at any time: the process's door answers
+//! Every communicator has a [`CommStatus`] on each of its ranks. Peers ask it [`Query`]s at any time: the process's listener answers
 //! from there on its own thread, whatever the rank itself is busy with. So whoever does not answer is not there.
 
 use std::collections::{HashMap, VecDeque};

@@ -291,7 +291,7 @@ impl LocalStream {
         /// How long before it is tried again to join a queue that is full.
         const AGAIN: Duration = Duration::from_millis(1);
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-        // One that blocks would do so for as long as the queue before the door is full, which strangers can see to.
+        // One that blocks would do so for as long as the queue before the listener is full, which strangers can see to.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         loop {
@@ -517,7 +517,7 @@ mod tests {
         unsafe { mapping.base.as_ptr().add(at).write_volatile(value) }
     }
 
-    /// Whoever calls at a door whose queue is full gives up in time.
+    /// Whoever calls at a listener whose queue is full gives up in time.
     #[test]
     fn a_full_queue_keeps_nobody_waiting_for_long() {
         let name = format!("kolo-queue-{}", std::process::id());

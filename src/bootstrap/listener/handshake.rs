@@ -187,7 +187,7 @@ pub(crate) enum Purpose {
     Store = 4,
     /// To learn whether somebody is there.
     Probe = 5,
-    /// To ask one question about a communicator, which the door answers.
+    /// To ask one question about a communicator, which the listener answers.
     Ask = 6,
     /// To map a segment of memory that the listener's rank lends.
     Segment = 7,
@@ -461,7 +461,7 @@ pub(super) fn introduce(
     }
 }
 
-/// Whatever a stranger says to a door, in portions of so many bytes: no panic, no entry, and no answer without end.
+/// Whatever a stranger says to a listener, in portions of so many bytes: no panic, no entry, and no answer without end.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz_door(said: &[u8], portion: usize) {
     let identity = Identity::new("job", Some([1; 32]));
@@ -482,7 +482,7 @@ pub(crate) fn fuzz_door(said: &[u8], portion: usize) {
     }
 }
 
-/// Whatever a door answers that does not know the secret: nobody takes it for one of his job.
+/// Whatever a listener answers that does not know the secret: no rank takes it for one of its job.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz_caller(answers: &[u8]) {
     struct Answers<'a>(&'a [u8]);
@@ -501,7 +501,7 @@ pub(crate) fn fuzz_caller(answers: &[u8]) {
     }
     let identity = Identity::new("job", Some([1; 32]));
     let hello = Hello::new(Purpose::Link, 1, 1, 0);
-    assert!(introduce(&mut Answers(answers), &identity, Medium::Network, &hello).is_err(), "a stranger's door is trusted");
+    assert!(introduce(&mut Answers(answers), &identity, Medium::Network, &hello).is_err(), "a stranger's listener is trusted");
 }
 
 /// What a caller with the secret says first, and what such a listener answers.

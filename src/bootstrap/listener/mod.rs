@@ -1,7 +1,7 @@
 //! Who is let in: the socket on which a process takes connections, and what a caller must prove before anything else of the
 //! library sees it.
 //!
-//! A [`Door`] is one small thread that accepts and shakes hands, so that a caller never waits for a collective that the
+//! A [`Listener`] is one small thread that accepts and shakes hands, so that a caller never waits for a collective that the
 //! process is busy with. Callers that do not speak the protocol, are too slow or too many are turned away and leave nothing
 //! behind.
 
@@ -95,12 +95,12 @@ impl Stream {
     }
 }
 
-/// Whom a door serves.
+/// Whom a listener serves.
 pub(crate) trait Host: Send + 'static {
     /// Takes the connection of a caller who has proved who it is.
     fn admit(&mut self, hello: Hello, stream: Stream);
 
-    /// What to say to a caller who has proved who it is and asks something. On the door's thread: it must not wait.
+    /// What to say to a caller who has proved who it is and asks something. On the listener's thread: it must not wait.
     fn answer(&mut self, _hello: &Hello, _question: &[u8]) -> Vec<u8> {
         Vec::new()
     }
@@ -113,7 +113,7 @@ impl<F: FnMut(Hello, Stream) + Send + 'static> Host for F {
 }
 
 /// Takes connections on its own thread until it is dropped.
-pub(crate) struct Door {
+pub(crate) struct Listener {
     address: Option<SocketAddr>,
     name: Option<String>,
     stop: Arc<AtomicBool>,
@@ -121,7 +121,7 @@ pub(crate) struct Door {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Door {
+impl Listener {
     /// Takes connections on `tcp` and on a name that only this host can reach, as many of them as are given, and passes those
     /// who share `identity` and ask for nothing wrong to `host`.
     pub(crate) fn open(
@@ -129,7 +129,7 @@ impl Door {
         local: Option<(String, LocalListener)>,
         identity: Identity,
         host: impl Host,
-    ) -> io::Result<Door> {
+    ) -> io::Result<Listener> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let address = tcp.as_ref().map(StdListener::local_addr).transpose()?;
@@ -156,30 +156,30 @@ impl Door {
             said: None,
             host,
         };
-        let thread = std::thread::Builder::new().name("kolo-door".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("kolo-listener".to_owned()).spawn(move || {
             if let Err(error) = porter.serve(&stopped) {
                 tracing::error!(%error, "no more connections are accepted");
             }
         })?;
-        Ok(Door { address, name, stop, waker, thread: Some(thread) })
+        Ok(Listener { address, name, stop, waker, thread: Some(thread) })
     }
 
-    /// Where the door is in the network.
+    /// Where the listener is in the network.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 
-    /// What the door is called on this host.
+    /// What the listener is called on this host.
     pub(crate) fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 }
 
-impl Drop for Door {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         if let Err(error) = self.waker.wake() {
-            tracing::error!(%error, "the door cannot be closed");
+            tracing::error!(%error, "the listener cannot be closed");
             return;
         }
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
@@ -189,12 +189,12 @@ impl Drop for Door {
     }
 }
 
-/// A random name for a door.
+/// A random name for a listener.
 pub(crate) fn random_name() -> String {
     format!("kolo-{:032x}", u128::from_le_bytes(handshake::random()))
 }
 
-/// What the door's thread works on.
+/// What the listener's thread works on.
 struct Porter<H> {
     poll: Poll,
     tcp: Option<TcpListener>,
@@ -481,7 +481,7 @@ fn is_nobody(result: &io::Result<Stream>) -> bool {
     result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// Why a door was not opened.
+/// Why a listener was not opened.
 #[derive(Debug)]
 pub(crate) enum DialError {
     /// Nobody took the connection.
@@ -497,7 +497,7 @@ impl From<io::Error> for DialError {
     }
 }
 
-/// Calls at a door in the network, and waits until it is let in. A [`Connector`] does so without waiting.
+/// Connects to a listener in the network, and waits until it is let in. A [`Connector`] does so without waiting.
 pub(crate) fn dial(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<TcpStream, DialError> {
     let stream = connect(address, identity, hello, deadline)?;
     stream.set_read_timeout(None)?;
@@ -567,7 +567,7 @@ impl Write for Until<'_> {
     }
 }
 
-/// Calls at a door of this host, and waits until it is let in.
+/// Connects to a listener of this host, and waits until it is let in.
 pub(crate) fn dial_local(name: &str, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<LocalStream, DialError> {
     again_and_again(deadline, || {
         let stream = connect_local(name, identity, deadline)?;
@@ -585,7 +585,7 @@ fn connect_local(name: &str, identity: &Identity, deadline: Instant) -> Result<L
     }
 }
 
-/// Asks a question at a door in the network.
+/// Asks a question at a listener in the network.
 pub(crate) fn ask(
     address: SocketAddr,
     identity: &Identity,
@@ -597,7 +597,7 @@ pub(crate) fn ask(
     converse(&mut Until { stream: &stream, deadline }, question)
 }
 
-/// Asks a question at a door of this host.
+/// Asks a question at a listener of this host.
 pub(crate) fn ask_local(
     name: &str,
     identity: &Identity,
@@ -631,11 +631,12 @@ mod tests {
     use super::*;
     use handshake::Purpose;
 
-    fn door(identity: Identity) -> (Door, mpsc::Receiver<Hello>) {
+    fn listener(identity: Identity) -> (Listener, mpsc::Receiver<Hello>) {
         let (send, receive) = mpsc::channel();
         let listener = StdListener::bind("127.0.0.1:0").unwrap();
-        let door = Door::open(Some(listener), None, identity, move |hello: Hello, _: Stream| send.send(hello).unwrap()).unwrap();
-        (door, receive)
+        let listener =
+            Listener::open(Some(listener), None, identity, move |hello: Hello, _: Stream| send.send(hello).unwrap()).unwrap();
+        (listener, receive)
     }
 
     fn hello() -> Hello {
@@ -649,15 +650,15 @@ mod tests {
     #[test]
     fn who_shares_job_and_secret_is_let_in() {
         let identity = Identity::new("job", Some([7; 32]));
-        let (door, admitted) = door(identity.clone());
-        dial(door.address().unwrap(), &identity, &hello(), soon()).unwrap();
+        let (listener, admitted) = listener(identity.clone());
+        dial(listener.address().unwrap(), &identity, &hello(), soon()).unwrap();
         assert_eq!(admitted.recv().unwrap(), hello());
     }
 
     #[test]
     fn who_does_not_is_told_why() {
-        let (door, admitted) = door(Identity::new("job", Some([7; 32])));
-        let dial = |identity| dial(door.address().unwrap(), &identity, &hello(), soon()).map(drop);
+        let (listener, admitted) = listener(Identity::new("job", Some([7; 32])));
+        let dial = |identity| dial(listener.address().unwrap(), &identity, &hello(), soon()).map(drop);
         match dial(Identity::new("other", Some([7; 32]))) {
             Err(DialError::Refused(Refusal::Job { theirs })) => assert_eq!(theirs.as_deref(), Some("job")),
             other => panic!("{other:?}"),
@@ -673,8 +674,8 @@ mod tests {
     fn processes_of_an_earlier_run_have_no_effect() {
         let job = Identity::new("job", None);
         let (earlier, now) = (job.clone().of_run([1; 16], [7; 32]), job.of_run([2; 16], [7; 32]));
-        let (door, admitted) = door(now.clone());
-        let dial = |identity| dial(door.address().unwrap(), identity, &hello(), soon()).map(drop);
+        let (listener, admitted) = listener(now.clone());
+        let dial = |identity| dial(listener.address().unwrap(), identity, &hello(), soon()).map(drop);
         assert!(matches!(dial(&earlier), Err(DialError::Refused(Refusal::Run))));
         dial(&now).unwrap();
         assert_eq!(admitted.recv().unwrap(), hello());
@@ -696,7 +697,8 @@ mod tests {
             let name = random_name();
             let local = (name.clone(), LocalListener::bind(&name).unwrap());
             let (send, admitted) = mpsc::channel();
-            let _door = Door::open(None, Some(local), identity.clone(), move |hello: Hello, _: Stream| send.send(hello).unwrap());
+            let _door =
+                Listener::open(None, Some(local), identity.clone(), move |hello: Hello, _: Stream| send.send(hello).unwrap());
             dial_local(&name, &identity, &hello(), soon()).unwrap();
             assert_eq!(admitted.recv().unwrap(), hello());
             let (another, stranger) = (name.clone(), identity.clone());
@@ -733,9 +735,9 @@ mod tests {
     fn questions_are_answered_to_who_may_ask() {
         let identity = Identity::new("job", Some([7; 32]));
         let listener = StdListener::bind("127.0.0.1:0").unwrap();
-        let door = Door::open(Some(listener), None, identity.clone(), Echo).unwrap();
+        let listener = Listener::open(Some(listener), None, identity.clone(), Echo).unwrap();
         let ask = |identity: &Identity, question: &[u8]| {
-            ask(door.address().unwrap(), identity, &Hello::new(Purpose::Ask, 77, 3, 0), question, soon())
+            ask(listener.address().unwrap(), identity, &Hello::new(Purpose::Ask, 77, 3, 0), question, soon())
         };
         for len in [0, 1, 63, 64, 5000, LONGEST_QUESTION] {
             let question: Vec<u8> = (0..len).map(|i| i as u8).collect();
@@ -751,8 +753,8 @@ mod tests {
     fn all_members_are_let_in_at_once() {
         const AT_ONCE: usize = 200;
         let identity = Identity::new("job", Some([7; 32]));
-        let (door, admitted) = door(identity.clone());
-        let address = door.address().unwrap();
+        let (listener, admitted) = listener(identity.clone());
+        let address = listener.address().unwrap();
         let deadline = soon();
         loop {
             let began = Instant::now();
@@ -791,8 +793,8 @@ mod tests {
     #[test]
     fn members_do_not_make_room_for_strangers() {
         let identity = Identity::new("job", Some([7; 32]));
-        let (door, admitted) = door(identity.clone());
-        let address = door.address().unwrap();
+        let (listener, admitted) = listener(identity.clone());
+        let address = listener.address().unwrap();
         let deadline = soon();
         loop {
             let mut member = handshake::Introduction::new(&identity, Medium::Network, &hello());
@@ -823,8 +825,8 @@ mod tests {
     #[test]
     fn who_repeats_a_hello_is_a_stranger() {
         let identity = Identity::new("job", Some([7; 32]));
-        let (door, admitted) = door(identity.clone());
-        let address = door.address().unwrap();
+        let (listener, admitted) = listener(identity.clone());
+        let address = listener.address().unwrap();
         let overheard = handshake::Introduction::new(&identity, Medium::Network, &hello());
         let challenged = (0..3 * STRANGERS).filter(|_| {
             let mut stream = StdStream::connect(address).unwrap();
@@ -852,8 +854,8 @@ mod tests {
     #[test]
     fn handshakes_that_end_early_are_tried_again() {
         let identity = Identity::new("job", Some([7; 32]));
-        let (door, admitted) = door(identity.clone());
-        let address = door.address().unwrap();
+        let (listener, admitted) = listener(identity.clone());
+        let address = listener.address().unwrap();
         // Between the two, a relay that ends the first three connections.
         let between = StdListener::bind("127.0.0.1:0").unwrap();
         let target = between.local_addr().unwrap();
@@ -892,7 +894,7 @@ mod tests {
             let _ = paused.recv();
             let _ = send.send(hello);
         };
-        let door = Door::open(Some(listener), None, identity.clone(), host).unwrap();
+        let listener = Listener::open(Some(listener), None, identity.clone(), host).unwrap();
         dial(address, &identity, &hello(), soon()).unwrap();
         let mut poll = Poll::new().unwrap();
         let mut events = Events::with_capacity(8);
@@ -906,7 +908,7 @@ mod tests {
             poll.poll(&mut events, connector.left()).unwrap();
         }
         assert_eq!(admitted.iter().take(2).count(), 2);
-        drop(door);
+        drop(listener);
     }
 
     #[test]
@@ -919,8 +921,8 @@ mod tests {
     #[test]
     fn garbage_silence_and_crowds_do_not_keep_others_out() {
         let identity = Identity::new("job", None);
-        let (door, admitted) = door(identity.clone());
-        let address = door.address().unwrap();
+        let (listener, admitted) = listener(identity.clone());
+        let address = listener.address().unwrap();
         let mut strangers = Vec::new();
         for i in 0..300u32 {
             let mut stranger = StdStream::connect(address).unwrap();

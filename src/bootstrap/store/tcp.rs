@@ -1,6 +1,6 @@
 //! A store that rank 0 (or `kolo run`) serves over TCP.
 //!
-//! Callers pass the job's door first. Then each request is `operation (1), 0 (1), length of key (2), length of value (4),
+//! Callers pass the job's handshake first. Then each request is `operation (1), 0 (1), length of key (2), length of value (4),
 //! timeout in milliseconds (8), key, value`, and its response `status (1), 0 (3), length of value (4), value`; all
 //! little-endian.
 
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::{LARGEST_VALUE, LONGEST_KEY, Store, check};
 use crate::bootstrap::listener::handshake::{self, Hello, Identity, Purpose, Refusal};
-use crate::bootstrap::listener::{self, DialError, Door, Stream};
+use crate::bootstrap::listener::{self, DialError, Listener, Stream};
 use crate::error::{Result, StoreProblem};
 use crate::sys;
 
@@ -47,7 +47,7 @@ const WAKER: Token = Token(usize::MAX);
 /// [`Builder::store_is_served`](crate::Builder::store_is_served).
 pub struct TcpStoreServer {
     // Dropped first: no caller comes any more.
-    door: Door,
+    listener: Listener,
     stop: Arc<AtomicBool>,
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
@@ -71,7 +71,7 @@ impl TcpStoreServer {
         let stop = Arc::new(AtomicBool::new(false));
         let arrivals: Arc<Mutex<Vec<mio::net::TcpStream>>> = Arc::default();
         let (admitted, bell) = (arrivals.clone(), waker.clone());
-        let door = Door::open(Some(listener), None, identity, move |hello: Hello, stream| {
+        let listener = Listener::open(Some(listener), None, identity, move |hello: Hello, stream| {
             if let (Purpose::Store, Stream::Tcp(stream)) = (hello.purpose, stream) {
                 admitted.lock().push(stream);
                 if let Err(error) = bell.wake() {
@@ -86,12 +86,12 @@ impl TcpStoreServer {
                 tracing::error!(%error, "the store is no longer served");
             }
         })?;
-        Ok(TcpStoreServer { door, stop, waker, thread: Some(thread) })
+        Ok(TcpStoreServer { listener, stop, waker, thread: Some(thread) })
     }
 
     /// Where it is served.
     pub fn address(&self) -> SocketAddr {
-        self.door.address().expect("the door was opened with a listener")
+        self.listener.address().expect("the listener was opened with a listener")
     }
 
     /// The URL under which ranks reach it.
