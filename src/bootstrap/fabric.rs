@@ -18,7 +18,7 @@ use crate::types::Rank;
 pub(crate) struct Fabric {
     backing: Backing,
     /// Tells the communicators of a job apart; the same on all its ranks.
-    channel: u64,
+    comm_id: u64,
     rank: Rank,
     /// The ranks of the communicator as ranks of the job.
     members: Arc<[Rank]>,
@@ -52,14 +52,14 @@ impl Fabric {
     /// All ranks of a job, of which `connections` are those of this host.
     pub(super) fn of_network(
         network: Arc<Network>,
-        channel: u64,
+        comm_id: u64,
         hosts: Arc<[usize]>,
         connections: Option<HostConnections>,
         recorder: Arc<Recorder>,
     ) -> Fabric {
         let members = (0..network.peers.len()).collect();
         let rank = network.rank;
-        let mut fabric = Fabric::new(Backing::Network(network), channel, rank, members, hosts, recorder);
+        let mut fabric = Fabric::new(Backing::Network(network), comm_id, rank, members, hosts, recorder);
         fabric.connections = connections;
         fabric
     }
@@ -78,20 +78,20 @@ impl Fabric {
 
     fn new(
         backing: Backing,
-        channel: u64,
+        comm_id: u64,
         rank: Rank,
         members: Arc<[Rank]>,
         hosts: Arc<[usize]>,
         recorder: Arc<Recorder>,
     ) -> Fabric {
-        let recording = recorder.open(channel, rank, members.clone());
+        let recording = recorder.open(comm_id, rank, members.clone());
         let status = Arc::new(CommStatus::new(rank, members.clone(), recording));
-        let fabric = Fabric { backing, channel, rank, members, hosts, connections: None, host: None, recorder, status };
+        let fabric = Fabric { backing, comm_id, rank, members, hosts, connections: None, host: None, recorder, status };
         if let Some(control) = fabric.control() {
             fabric.status.reach(control);
         }
         if let Some(board) = fabric.board() {
-            board.post(channel, fabric.members[rank], fabric.status.clone());
+            board.post(comm_id, fabric.members[rank], fabric.status.clone());
         }
         fabric
     }
@@ -104,8 +104,8 @@ impl Fabric {
         self.members.len()
     }
 
-    pub(crate) fn channel(&self) -> u64 {
-        self.channel
+    pub(crate) fn comm_id(&self) -> u64 {
+        self.comm_id
     }
 
     /// Where this rank's operations on the communicator are recorded.
@@ -128,23 +128,23 @@ impl Fabric {
         match &self.backing {
             Backing::Network(network) => Some(Box::new(NetworkOpener::new(
                 network.clone(),
-                self.channel,
+                self.comm_id,
                 self.rank,
                 self.members.clone(),
                 self.hosts.clone(),
             ))),
-            Backing::Process(hub, _) => Some(Box::new(MemoryOpener { hub: hub.clone(), channel: self.channel, rank: self.rank })),
+            Backing::Process(hub, _) => Some(Box::new(MemoryOpener { hub: hub.clone(), comm_id: self.comm_id, rank: self.rank })),
             Backing::Nothing => None,
         }
     }
 
     /// How this rank asks the others, beside its operations; `None` for a rank alone.
     fn control(&self) -> Option<Arc<dyn ControlChannel>> {
-        let (channel, members) = (self.channel, self.members.clone());
+        let (comm_id, members) = (self.comm_id, self.members.clone());
         match &self.backing {
-            Backing::Network(network) => Some(Arc::new(NetworkControl { network: network.clone(), channel, members })),
+            Backing::Network(network) => Some(Arc::new(NetworkControl { network: network.clone(), comm_id, members })),
             Backing::Process(_, board) => {
-                Some(Arc::new(ProcessControl { board: board.clone(), channel, rank: self.rank, members }))
+                Some(Arc::new(ProcessControl { board: board.clone(), comm_id, rank: self.rank, members }))
             }
             Backing::Nothing => None,
         }
@@ -178,7 +178,7 @@ impl Fabric {
                 let connections = match self.connections.take() {
                     Some(connections) => connections,
                     None => {
-                        HostConnections::form(network, self.channel, self.rank, &self.members, &neighbours, cancel, deadline)?
+                        HostConnections::form(network, self.comm_id, self.rank, &self.members, &neighbours, cancel, deadline)?
                     }
                 };
                 // If a rank could not come, all know it.
@@ -190,7 +190,7 @@ impl Fabric {
             Backing::Process(hub, _) => {
                 let users = neighbours.len();
                 // Links are named by two ranks; no rank is as large as this.
-                Some(hub.segment((self.channel, [u64::MAX, 0]), part * users, users))
+                Some(hub.segment((self.comm_id, [u64::MAX, 0]), part * users, users))
             }
             Backing::Nothing => None,
         };
@@ -226,12 +226,12 @@ impl Fabric {
     }
 
     /// The fabric of some of the ranks, in the order given, of which this rank is one.
-    pub(crate) fn divide(&self, channel: u64, ranks: &[Rank]) -> Fabric {
+    pub(crate) fn divide(&self, comm_id: u64, ranks: &[Rank]) -> Fabric {
         let rank = ranks.iter().position(|&rank| rank == self.rank).expect("a rank divides into parts of which it is one");
         let members = ranks.iter().map(|&rank| self.members[rank]).collect();
         let same_host = |rank: Rank| ranks.iter().position(|&other| self.hosts[other] == self.hosts[rank]);
         let hosts = ranks.iter().map(|&rank| same_host(rank).unwrap_or(0)).collect();
-        let mut part = Fabric::new(self.backing.clone(), channel, rank, members, hosts, self.recorder.clone());
+        let mut part = Fabric::new(self.backing.clone(), comm_id, rank, members, hosts, self.recorder.clone());
         part.host = self.host.clone();
         part
     }
@@ -240,7 +240,7 @@ impl Fabric {
 impl Drop for Fabric {
     fn drop(&mut self) {
         if let Some(board) = self.board() {
-            board.take_down(self.channel, self.members[self.rank]);
+            board.take_down(self.comm_id, self.members[self.rank]);
         }
     }
 }
@@ -248,13 +248,13 @@ impl Drop for Fabric {
 /// How a rank reaches the others that are threads of its process.
 struct ProcessControl {
     board: Arc<StatusBoard>,
-    channel: u64,
+    comm_id: u64,
     rank: Rank,
     members: Arc<[Rank]>,
 }
 
 impl ControlChannel for ProcessControl {
     fn ask(&self, peer: Rank, query: &Query, _: Duration) -> Result<Reply, QueryError> {
-        Ok(self.board.answer(self.channel, self.members[self.rank], self.members[peer], query.clone()))
+        Ok(self.board.answer(self.comm_id, self.members[self.rank], self.members[peer], query.clone()))
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn listener(script: &[u8]) {
     let stranger = Identity::new("job", Some([2; 32]));
     let mailbox = Arc::new(Mailbox::default());
     let host = Arrivals { rank: RANK, world: WORLD, mailbox: mailbox.clone(), board: Arc::new(StatusBoard::default()) };
-    let _door = Listener::open(None, Some((name.clone(), socket)), member.clone(), host).expect("a listener can be opened");
+    let _listener = Listener::open(None, Some((name.clone(), socket)), member.clone(), host).expect("a listener can be opened");
 
     let connect = || LocalStream::connect(&name, Instant::now() + PATIENCE).expect("the listener takes connections");
     let mut callers: Vec<Caller> = Vec::new();
@@ -104,21 +104,21 @@ pub(crate) fn listener(script: &[u8]) {
     let answer = listener::ask_local(&name, &member, &hello, &query, Instant::now() + PATIENCE);
     assert!(answer.is_ok_and(|answer| Reply::decode(&answer).is_some()), "a member is not answered");
     assert!(mailbox.waiting() <= let_in, "more wait than were let in");
-    for (channel, from) in (0..CHANNELS).flat_map(|channel| (0..WORLD).map(move |from| (channel, from))) {
+    for (comm_id, from) in (0..COMM_IDS).flat_map(|comm_id| (0..WORLD).map(move |from| (comm_id, from))) {
         let before = mailbox.waiting();
-        if let Some(streams) = mailbox.link_streams(channel, from) {
+        if let Some(streams) = mailbox.link_streams(comm_id, from) {
             assert!(
                 !streams.is_empty() && mailbox.waiting() + streams.len() <= before,
                 "a link of connections that did not come"
             );
         }
-        mailbox.forget(channel);
+        mailbox.forget(comm_id);
     }
     assert_eq!(mailbox.waiting(), 0, "connections are kept of communicators that are gone");
 }
 
 /// Communicators that callers name.
-const CHANNELS: u64 = 2;
+const COMM_IDS: u64 = 2;
 
 /// What is left of the bytes.
 struct Script<'a>(&'a [u8]);
@@ -143,8 +143,8 @@ impl<'a> Script<'a> {
         let mut below = |bound: u8| self.byte().unwrap_or_default() % bound;
         let purpose = purposes[usize::from(below(purposes.len() as u8))];
         let lanes = 1 + below(3);
-        let (channel, from, to) = (below(CHANNELS as u8), below(WORLD as u8 + 1), below(3));
-        Hello { lane: below(lanes), lanes, ..Hello::new(purpose, channel.into(), from.into(), to.into()) }
+        let (comm_id, from, to) = (below(COMM_IDS as u8), below(WORLD as u8 + 1), below(3));
+        Hello { lane: below(lanes), lanes, ..Hello::new(purpose, comm_id.into(), from.into(), to.into()) }
     }
 
     fn one_of<'c>(&mut self, callers: &'c mut [Caller]) -> Option<&'c mut Caller> {

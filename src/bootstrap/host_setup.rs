@@ -42,7 +42,7 @@ impl HostConnections {
     /// communicator's `cancel` token is cancelled, if it has one yet.
     pub(crate) fn form(
         network: &Network,
-        channel: u64,
+        comm_id: u64,
         rank: Rank,
         members: &[Rank],
         candidates: &[Rank],
@@ -50,15 +50,15 @@ impl HostConnections {
         deadline: Instant,
     ) -> Result<HostConnections, Failed> {
         if candidates[0] == rank {
-            HostConnections::lead(network, channel, rank, members, candidates, cancel, deadline)
+            HostConnections::lead(network, comm_id, rank, members, candidates, cancel, deadline)
         } else {
-            HostConnections::join(network, channel, rank, members, candidates[0], cancel, deadline)
+            HostConnections::join(network, comm_id, rank, members, candidates[0], cancel, deadline)
         }
     }
 
     fn lead(
         network: &Network,
-        channel: u64,
+        comm_id: u64,
         rank: Rank,
         members: &[Rank],
         candidates: &[Rank],
@@ -68,7 +68,7 @@ impl HostConnections {
         let mut connections = HostConnections { members: vec![rank], place: 0, streams: Vec::new() };
         for &candidate in &candidates[1..] {
             let to = members[candidate];
-            let arrival = network.mailbox().wait_for_neighbour(channel, to, deadline, || absence(network, to, cancel));
+            let arrival = network.mailbox().wait_for_neighbour(comm_id, to, deadline, || absence(network, to, cancel));
             match arrival {
                 Ok((_, Stream::Local(stream))) => {
                     connections.members.push(candidate);
@@ -88,7 +88,7 @@ impl HostConnections {
 
     fn join(
         network: &Network,
-        channel: u64,
+        comm_id: u64,
         rank: Rank,
         members: &[Rank],
         leader: Rank,
@@ -98,11 +98,11 @@ impl HostConnections {
         let alone = HostConnections { members: vec![rank], place: 0, streams: Vec::new() };
         let to = members[leader];
         let look = || absence(network, to, cancel);
-        let stream = match network.call_locally(Purpose::Window, channel, to, deadline, look) {
+        let stream = match network.call_locally(Purpose::Window, comm_id, to, deadline, look) {
             Ok(stream) => stream,
             Err(cause) => {
                 tracing::info!(leader, %cause, "this rank cannot share memory with others on its machine");
-                let told = network.call(Purpose::Apart, channel, to, deadline, look);
+                let told = network.call(Purpose::Apart, comm_id, to, deadline, look);
                 return told.map(|_| alone).map_err(|cause| Failed { rank: leader, cause });
             }
         };

@@ -23,7 +23,7 @@ use crate::types::Rank;
 /// What all communicators of one process use to reach the others of its job.
 pub(crate) struct Network {
     // Kept open: others call as long as they have communicators with this rank.
-    _door: Listener,
+    _listener: Listener,
     mailbox: Arc<Mailbox>,
     board: Arc<StatusBoard>,
     identity: Identity,
@@ -86,7 +86,7 @@ impl Mailbox {
             return;
         }
         let mut arrived = self.arrived.lock();
-        let waiting = arrived.entry((hello.channel, hello.from)).or_default();
+        let waiting = arrived.entry((hello.comm_id, hello.from)).or_default();
         if waiting.len() >= MOST_WAITING {
             tracing::warn!(from = hello.from, "a rank opens more connections than it can need");
             return;
@@ -97,7 +97,7 @@ impl Mailbox {
         waiting.push((hello, stream));
         drop(arrived);
         self.changed.notify_all();
-        if let Some(Err(error)) = self.wakers.lock().get(&hello.channel).map(|waker| waker.wake()) {
+        if let Some(Err(error)) = self.wakers.lock().get(&hello.comm_id).map(|waker| waker.wake()) {
             tracing::warn!(%error, "a communicator could not be woken");
         }
     }
@@ -106,14 +106,14 @@ impl Mailbox {
     /// is asked now and then, says that it will not come.
     pub(super) fn wait_for_neighbour(
         &self,
-        channel: u64,
+        comm_id: u64,
         from: Rank,
         deadline: Instant,
         look: impl Fn() -> Option<Cause>,
     ) -> Result<Arrival, Cause> {
         let mut arrived = self.arrived.lock();
         loop {
-            if let Some(waiting) = arrived.get_mut(&(channel, from as u32))
+            if let Some(waiting) = arrived.get_mut(&(comm_id, from as u32))
                 && let Some(at) = waiting.iter().position(|(hello, _)| matches!(hello.purpose, Purpose::Window | Purpose::Apart))
             {
                 return Ok(waiting.remove(at));
@@ -130,9 +130,9 @@ impl Mailbox {
     }
 
     /// Takes out all connections of one link, once they have all come.
-    pub(super) fn link_streams(&self, channel: u64, from: Rank) -> Option<Vec<Stream>> {
+    pub(super) fn link_streams(&self, comm_id: u64, from: Rank) -> Option<Vec<Stream>> {
         let mut arrived = self.arrived.lock();
-        let waiting = arrived.get_mut(&(channel, from as u32))?;
+        let waiting = arrived.get_mut(&(comm_id, from as u32))?;
         let (first, medium) =
             waiting.iter().find_map(|(hello, stream)| (hello.purpose == Purpose::Link).then_some((*hello, is_local(stream))))?;
         // A connection inside the host may be given up for others through the network, which are of another link.
@@ -154,9 +154,9 @@ impl Mailbox {
         self.arrived.lock().values().map(Vec::len).sum()
     }
 
-    pub(super) fn forget(&self, channel: u64) {
-        self.wakers.lock().remove(&channel);
-        self.arrived.lock().retain(|&(other, _), _| other != channel);
+    pub(super) fn forget(&self, comm_id: u64) {
+        self.wakers.lock().remove(&comm_id);
+        self.arrived.lock().retain(|&(other, _), _| other != comm_id);
     }
 }
 
@@ -181,14 +181,14 @@ impl Host for Arrivals {
             return;
         }
         match hello.purpose {
-            Purpose::Segment => self.mailbox.lent.hand_over(hello.channel, &stream),
+            Purpose::Segment => self.mailbox.lent.hand_over(hello.comm_id, &stream),
             _ => self.mailbox.admit(hello, stream),
         }
     }
 
     fn answer(&mut self, hello: &Hello, query: &[u8]) -> Vec<u8> {
         let answer = match Query::decode(query).filter(|_| self.is_for_this_rank(hello)) {
-            Some(query) => self.board.answer(hello.channel, hello.from as usize, self.rank, query),
+            Some(query) => self.board.answer(hello.comm_id, hello.from as usize, self.rank, query),
             None => Reply::Unknown,
         };
         answer.encode()
@@ -205,7 +205,7 @@ impl Network {
         rank: Rank,
         lines: Lines,
     ) -> Network {
-        Network { _door: listener, mailbox, board, identity, peers, rank, lines }
+        Network { _listener: listener, mailbox, board, identity, peers, rank, lines }
     }
 
     pub(super) fn mailbox(&self) -> &Mailbox {
@@ -221,12 +221,12 @@ impl Network {
     }
 
     /// How to call at a rank's local listener.
-    pub(super) fn local(&self, purpose: Purpose, channel: u64, to: Rank) -> (&str, &Identity, Hello) {
-        (&self.peers[to].local_name, &self.identity, self.hello(purpose, channel, to))
+    pub(super) fn local(&self, purpose: Purpose, comm_id: u64, to: Rank) -> (&str, &Identity, Hello) {
+        (&self.peers[to].local_name, &self.identity, self.hello(purpose, comm_id, to))
     }
 
-    fn hello(&self, purpose: Purpose, channel: u64, to: Rank) -> Hello {
-        Hello::new(purpose, channel, self.rank, to)
+    fn hello(&self, purpose: Purpose, comm_id: u64, to: Rank) -> Hello {
+        Hello::new(purpose, comm_id, self.rank, to)
     }
 
     /// Where a rank listens: in the network, or inside the host.
@@ -239,24 +239,24 @@ impl Network {
     pub(super) fn call(
         &self,
         purpose: Purpose,
-        channel: u64,
+        comm_id: u64,
         to: Rank,
         deadline: Instant,
         look: impl Fn() -> Option<Cause>,
     ) -> Result<Stream, Cause> {
-        self.connect(Connector::new(self.target(to, false), self.hello(purpose, channel, to)), deadline, look)
+        self.connect(Connector::new(self.target(to, false), self.hello(purpose, comm_id, to)), deadline, look)
     }
 
     /// Connects with a rank of this host, as [`Network::connect`] does.
     pub(super) fn call_locally(
         &self,
         purpose: Purpose,
-        channel: u64,
+        comm_id: u64,
         to: Rank,
         deadline: Instant,
         look: impl Fn() -> Option<Cause>,
     ) -> Result<LocalStream, Cause> {
-        let connector = Connector::new(self.target(to, true), self.hello(purpose, channel, to));
+        let connector = Connector::new(self.target(to, true), self.hello(purpose, comm_id, to));
         match self.connect(connector, deadline, look)? {
             Stream::Local(stream) => Ok(stream),
             Stream::Tcp(_) => unreachable!("a name inside the host is no address in the network"),
@@ -307,7 +307,7 @@ fn unreachable(target: &Target, error: &DialError) -> Cause {
 /// How a rank reaches the others of a communicator at their listeners.
 pub(super) struct NetworkControl {
     pub(super) network: Arc<Network>,
-    pub(super) channel: u64,
+    pub(super) comm_id: u64,
     /// The communicator's ranks as ranks of the job.
     pub(super) members: Arc<[Rank]>,
 }
@@ -331,7 +331,7 @@ impl ControlChannel for NetworkControl {
         }
         let to = self.members[peer];
         let Network { peers, identity, rank, .. } = &*self.network;
-        let hello = self.network.hello(Purpose::Ask, self.channel, to);
+        let hello = self.network.hello(Purpose::Ask, self.comm_id, to);
         let (query, deadline) = (query.encode(), Instant::now() + patience);
         let PeerInfo { address, local_name, machine, .. } = &peers[to];
         let is_near = !machine.is_empty() && *machine == peers[*rank].machine;
@@ -363,7 +363,7 @@ fn is_end(error: &io::Error) -> bool {
 /// Opens the links of one communicator. Of two ranks, the lower one connects.
 pub(crate) struct NetworkOpener {
     network: Arc<Network>,
-    channel: u64,
+    comm_id: u64,
     /// This rank in the communicator.
     rank: Rank,
     /// The communicator's ranks as ranks of the job.
@@ -385,18 +385,18 @@ struct Opening {
 impl NetworkOpener {
     pub(super) fn new(
         network: Arc<Network>,
-        channel: u64,
+        comm_id: u64,
         rank: Rank,
         members: Arc<[Rank]>,
         hosts: Arc<[usize]>,
     ) -> NetworkOpener {
-        NetworkOpener { network, channel, rank, members, hosts, opening: HashMap::new(), offering: HashMap::new() }
+        NetworkOpener { network, comm_id, rank, members, hosts, opening: HashMap::new(), offering: HashMap::new() }
     }
 
     /// How to connect with a peer of this host, or through the network for one lane of a link.
     fn connector(&self, peer: Rank, is_local: bool, lane: usize) -> Connector {
         let to = self.members[peer];
-        let hello = self.network.hello(Purpose::Link, self.channel, to);
+        let hello = self.network.hello(Purpose::Link, self.comm_id, to);
         let lanes = if is_local { 1 } else { self.network.lines.count() };
         Connector::new(self.network.target(to, is_local), Hello { lane: lane as u8, lanes, ..hello })
     }
@@ -441,7 +441,7 @@ impl NetworkOpener {
             let mut stream = match self.offering.remove(&peer) {
                 Some(stream) => stream,
                 None => {
-                    let Some(streams) = self.network.mailbox.link_streams(self.channel, self.members[peer]) else {
+                    let Some(streams) = self.network.mailbox.link_streams(self.comm_id, self.members[peer]) else {
                         return Ok(None);
                     };
                     let mut lanes = Vec::with_capacity(streams.len());
@@ -486,12 +486,12 @@ impl Opener for NetworkOpener {
     }
 
     fn attach(&mut self, waker: Arc<Waker>) {
-        self.network.mailbox.wakers.lock().insert(self.channel, waker);
+        self.network.mailbox.wakers.lock().insert(self.comm_id, waker);
     }
 }
 
 impl Drop for NetworkOpener {
     fn drop(&mut self) {
-        self.network.mailbox.forget(self.channel);
+        self.network.mailbox.forget(self.comm_id);
     }
 }

@@ -27,7 +27,7 @@ const GRACE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The key of the table.
-const BOOK: &str = "table";
+const TABLE: &str = "table";
 
 /// The keys in the store of: a rank's information, its public key, its secret, the ranks on its host, and that it has read a refusal.
 fn peer_info_of(rank: Rank) -> String {
@@ -155,7 +155,7 @@ fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Endpoint, I
             return Err(second_rank_0(start, &mine, &other)?);
         }
     };
-    store_error(start, signed.set(BOOK, 0, &table.encode(), GRACE))?;
+    store_error(start, signed.set(TABLE, 0, &table.encode(), GRACE))?;
     if let PeerTable::Refused(refusal) = &table {
         // The store may end with this process: the others shall read why before it does.
         let absent = match refusal {
@@ -370,7 +370,7 @@ fn listen(
         return Ok(Found::Nothing);
     }
     let signed = SignedStore::new(start.store, identity);
-    let bytes = store_error(start, signed.get(BOOK, 0, GLANCE))?;
+    let bytes = store_error(start, signed.get(TABLE, 0, GLANCE))?;
     let end = match bytes.and_then(|bytes| PeerTable::decode(&bytes)) {
         None => return Ok(Found::Nothing),
         Some(PeerTable::Members { peers, settings })
@@ -519,7 +519,7 @@ mod tests {
             self.store.set(key, value, timeout)
         }
         fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
-            if key.ends_with(BOOK) {
+            if key.ends_with(TABLE) {
                 self.looks_for_table.fetch_add(1, Ordering::Relaxed);
             } else if key.contains("/rank/") || key.contains("/key_share/") {
                 self.looks_for_ranks.fetch_add(1, Ordering::Relaxed);

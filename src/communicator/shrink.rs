@@ -85,7 +85,7 @@ fn survivors(fabric: &Fabric, info: &CommInfo, culprits: &[Rank], began: Instant
         return Err(Error::Excluded { survivors: ranks.clone() });
     };
     tracing::info!(survivors = ranks.len(), of = info.members.len(), after = ?began.elapsed(), "survivors have agreed");
-    let fabric = fabric.divide(mix(fabric.channel(), decision.nonce), ranks);
+    let fabric = fabric.divide(mix(fabric.comm_id(), decision.nonce), ranks);
     let cancel = fabric.status().cancel.clone();
     Ok((fabric, info.of(rank, ranks.iter().map(|&rank| info.members[rank].clone()).collect(), cancel)))
 }

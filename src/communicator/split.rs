@@ -93,8 +93,8 @@ impl Communicator {
         let began = Instant::now();
         let part = color.map(|_| {
             let core = self.exec.state.core.lock();
-            let channel = mix(mix(core.fabric().channel(), words(ranks[0])[3]), mine[1]);
-            (core.fabric().divide(channel, &ranks), core.settings())
+            let comm_id = mix(mix(core.fabric().comm_id(), words(ranks[0])[3]), mine[1]);
+            (core.fabric().divide(comm_id, &ranks), core.settings())
         });
         let agreed = match self.exec.state.layout.windows {
             true => Some(self.agree_on_memory(part.as_ref().map(|(fabric, _)| fabric), &ranks, offered, |rank| {

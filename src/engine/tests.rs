@@ -22,7 +22,7 @@ fn info(rank: usize, timeout: Duration) -> CommInfo {
 /// Rank 0's engine, and the raw link of rank 1.
 fn engine_and_peer() -> (Engine, Box<dyn Link>) {
     let hub = Arc::new(Hub::default());
-    let opener = |rank| MemoryOpener { hub: hub.clone(), channel: 0, rank };
+    let opener = |rank| MemoryOpener { hub: hub.clone(), comm_id: 0, rank };
     let mesh = Mesh::new(2, Box::new(opener(0))).unwrap();
     (Engine::new(mesh, 2, Arc::new(Patience::new(1))), opener(1).link(0))
 }
@@ -31,7 +31,7 @@ fn engine_and_peer() -> (Engine, Box<dyn Link>) {
 fn engines(capacity: usize) -> [Engine; 2] {
     let hub = Arc::new(Hub::with_rings(capacity));
     [0, 1].map(|rank| {
-        let mesh = Mesh::new(2, Box::new(MemoryOpener { hub: hub.clone(), channel: 0, rank })).unwrap();
+        let mesh = Mesh::new(2, Box::new(MemoryOpener { hub: hub.clone(), comm_id: 0, rank })).unwrap();
         Engine::new(mesh, 2, Arc::new(Patience::new(1)))
     })
 }

@@ -215,7 +215,7 @@ fn run(seed: u64) -> Run {
             let timeout = Duration::from_secs(3600);
             let cancel = status.cancel.clone();
             let info = CommInfo { rank, members: members.clone(), timeout, start_timeout: timeout, cancel };
-            let opener = MemoryOpener { hub: hub.clone(), channel: CHANNEL, rank };
+            let opener = MemoryOpener { hub: hub.clone(), comm_id: CHANNEL, rank };
             let mesh = Mesh::new(ranks, Box::new(FaultyOpener { opener, world: world.clone() })).unwrap();
             let engine = Engine::new(mesh, ranks, Arc::new(Patience::new(1)));
             let redop = if fault == Fault::Differs(rank) { ReduceOp::Max } else { ReduceOp::Sum };

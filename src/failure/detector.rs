@@ -102,10 +102,10 @@ fn watch(posted: &Mutex<Posted>, stop: &(Mutex<bool>, Condvar)) {
             posted.bulletins.iter().map(|(&name, status)| (name, status.clone())).collect()
         };
         let mut waited = Vec::new();
-        for ((channel, member), status) in bulletins {
+        for ((comm_id, member), status) in bulletins {
             let Some(control) = status.control().filter(|_| !status.cancel.is_cancelled()) else { continue };
             for wait in status.cancel.waits().into_iter().filter(|wait| wait.since.elapsed() >= FIRST) {
-                let name = (channel, member, wait.peer, wait.is_for_any, wait.words);
+                let name = (comm_id, member, wait.peer, wait.is_for_any, wait.words);
                 waited.push(name);
                 let new = || Case {
                     since: wait.since,

@@ -204,9 +204,9 @@ struct LastWords {
 const REMEMBERED: usize = 256;
 
 impl StatusBoard {
-    pub(crate) fn post(&self, channel: u64, member: Rank, status: Arc<CommStatus>) {
+    pub(crate) fn post(&self, comm_id: u64, member: Rank, status: Arc<CommStatus>) {
         let is_alone = status.world() == 1;
-        self.posted.lock().bulletins.insert((channel, member), status);
+        self.posted.lock().bulletins.insert((comm_id, member), status);
         let mut watch = self.watch.lock();
         if watch.is_none() && !is_alone {
             *watch = Watch::start(self.posted.clone());
@@ -215,18 +215,18 @@ impl StatusBoard {
 
     /// Without anybody who looks after it.
     #[cfg(test)]
-    pub(crate) fn post_unwatched(&self, channel: u64, member: Rank, status: Arc<CommStatus>) {
-        self.posted.lock().bulletins.insert((channel, member), status);
+    pub(crate) fn post_unwatched(&self, comm_id: u64, member: Rank, status: Arc<CommStatus>) {
+        self.posted.lock().bulletins.insert((comm_id, member), status);
     }
 
-    pub(crate) fn take_down(&self, channel: u64, member: Rank) {
+    pub(crate) fn take_down(&self, comm_id: u64, member: Rank) {
         let mut posted = self.posted.lock();
-        let taken = posted.bulletins.remove(&(channel, member));
+        let taken = posted.bulletins.remove(&(comm_id, member));
         if let Some(status) = &taken {
             posted.taken_down.truncate(REMEMBERED - 1);
             let last_seq = status.last_seq.load(Ordering::Relaxed);
             let decision = status.shrink.lock().decision().cloned();
-            posted.taken_down.push_front(((channel, member), LastWords { last_seq, decision }));
+            posted.taken_down.push_front(((comm_id, member), LastWords { last_seq, decision }));
         }
         let is_last = posted.bulletins.is_empty();
         drop(posted);
@@ -238,13 +238,13 @@ impl StatusBoard {
     }
 
     /// Answers a query of `from` to `to`, both ranks of the job.
-    pub(crate) fn answer(&self, channel: u64, from: Rank, to: Rank, query: Query) -> Reply {
+    pub(crate) fn answer(&self, comm_id: u64, from: Rank, to: Rank, query: Query) -> Reply {
         let status = {
             let posted = self.posted.lock();
-            match posted.bulletins.get(&(channel, to)) {
+            match posted.bulletins.get(&(comm_id, to)) {
                 Some(status) => status.clone(),
                 None => {
-                    let left = posted.taken_down.iter().find(|(name, _)| *name == (channel, to));
+                    let left = posted.taken_down.iter().find(|(name, _)| *name == (comm_id, to));
                     return match (left, query) {
                         (None, _) => Reply::Unknown,
                         (Some((_, LastWords { decision: Some(decision), .. })), Query::Join | Query::Prepare(_)) => {
@@ -258,15 +258,15 @@ impl StatusBoard {
         let Some(from) = status.rank_of(from) else { return Reply::Unknown };
         let mut answer = status.answer(from, query);
         if let Reply::Doing { waits: None, diagnosing: None, elsewhere, .. } = &mut answer {
-            *elsewhere = self.waits_elsewhere(channel, to);
+            *elsewhere = self.waits_elsewhere(comm_id, to);
         }
         answer
     }
 
     /// For whom a rank waits longest in other communicators than this.
-    fn waits_elsewhere(&self, channel: u64, member: Rank) -> Option<(Rank, Option<Descriptor>)> {
+    fn waits_elsewhere(&self, comm_id: u64, member: Rank) -> Option<(Rank, Option<Descriptor>)> {
         let posted = self.posted.lock();
-        let others = posted.bulletins.iter().filter(|((other, rank), _)| *other != channel && *rank == member);
+        let others = posted.bulletins.iter().filter(|((other, rank), _)| *other != comm_id && *rank == member);
         let waits = others.filter_map(|(_, status)| status.longest_wait());
         waits.max_by_key(|(age, ..)| *age).map(|(_, peer, call)| (peer, call))
     }

@@ -82,7 +82,7 @@ fn communicator(recording: &Recording, timeline: &Timeline) -> String {
     let _ = write!(
         json,
         "{{\"id\": \"{:016x}\", \"rank\": {}, \"ranks\": {:?}, \"begun\": {}, \"failure\": {failure},\n\"operations\": [{operations}]}}",
-        recording.channel,
+        recording.comm_id,
         recording.rank,
         &*recording.members,
         recording.history.begun(),

@@ -18,7 +18,7 @@ use crate::types::{Member, Rank};
 /// The operations of one communicator, seen from one rank.
 pub(crate) struct Recording {
     /// Tells the communicators of a job apart; the same on all its ranks.
-    pub(super) channel: u64,
+    pub(super) comm_id: u64,
     /// This rank in the communicator, and the communicator's ranks as ranks of the job.
     pub(super) rank: Rank,
     pub(super) members: Arc<[Rank]>,
@@ -94,9 +94,9 @@ impl Recorder {
     }
 
     /// The recording of one communicator.
-    pub(crate) fn open(self: &Arc<Self>, channel: u64, rank: Rank, members: Arc<[Rank]>) -> Arc<Recording> {
+    pub(crate) fn open(self: &Arc<Self>, comm_id: u64, rank: Rank, members: Arc<[Rank]>) -> Arc<Recording> {
         let (history, failure) = (History::default(), OnceLock::new());
-        let recording = Arc::new(Recording { channel, rank, members, history, failure, recorder: self.clone() });
+        let recording = Arc::new(Recording { comm_id, rank, members, history, failure, recorder: self.clone() });
         let mut recordings = self.recordings.lock();
         recordings.retain(|other| other.strong_count() > 0);
         recordings.push(Arc::downgrade(&recording));

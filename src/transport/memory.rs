@@ -68,9 +68,9 @@ impl Hub {
         self.lent.lock().get(&name).cloned()
     }
 
-    fn wake(&self, channel: u64, rank: Rank) {
+    fn wake(&self, comm_id: u64, rank: Rank) {
         // A rank without a waker has never slept.
-        if let Some(Err(error)) = self.wakers.lock().get(&(channel, rank)).map(|waker| waker.wake()) {
+        if let Some(Err(error)) = self.wakers.lock().get(&(comm_id, rank)).map(|waker| waker.wake()) {
             tracing::warn!(%error, "a rank of this process could not be woken");
         }
     }
@@ -80,15 +80,15 @@ impl Hub {
 pub(crate) struct MemoryOpener {
     pub(crate) hub: Arc<Hub>,
     /// Tells the communicators of the process apart.
-    pub(crate) channel: u64,
+    pub(crate) comm_id: u64,
     pub(crate) rank: Rank,
 }
 
 impl MemoryOpener {
     pub(crate) fn link(&self, peer: Rank) -> Box<dyn Link> {
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
-        let segment = self.hub.segment((self.channel, [low as u64, high as u64]), ring::pair_size(self.hub.capacity), 2);
-        let bell = Peer { hub: self.hub.clone(), channel: self.channel, peer };
+        let segment = self.hub.segment((self.comm_id, [low as u64, high as u64]), ring::pair_size(self.hub.capacity), 2);
+        let bell = Peer { hub: self.hub.clone(), comm_id: self.comm_id, peer };
         Box::new(RingLink::new(segment, usize::from(self.rank > peer), bell))
     }
 }
@@ -99,26 +99,26 @@ impl Opener for MemoryOpener {
     }
 
     fn attach(&mut self, waker: Arc<Waker>) {
-        self.hub.wakers.lock().insert((self.channel, self.rank), waker);
+        self.hub.wakers.lock().insert((self.comm_id, self.rank), waker);
     }
 }
 
 impl Drop for MemoryOpener {
     fn drop(&mut self) {
-        self.hub.wakers.lock().remove(&(self.channel, self.rank));
+        self.hub.wakers.lock().remove(&(self.comm_id, self.rank));
     }
 }
 
 /// Wakes a rank of this process.
 pub(crate) struct Peer {
     hub: Arc<Hub>,
-    channel: u64,
+    comm_id: u64,
     peer: Rank,
 }
 
 impl Bell for Peer {
     fn ring(&mut self) {
-        self.hub.wake(self.channel, self.peer);
+        self.hub.wake(self.comm_id, self.peer);
     }
 
     fn answer(&mut self) {}

@@ -12,7 +12,7 @@ use crate::types::mix;
 
 fn memory_pair() -> [Box<dyn Link>; 2] {
     let hub = Arc::new(Hub::default());
-    [0, 1].map(|rank| MemoryOpener { hub: hub.clone(), channel: 7, rank }.link(1 - rank))
+    [0, 1].map(|rank| MemoryOpener { hub: hub.clone(), comm_id: 7, rank }.link(1 - rank))
 }
 
 fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
@@ -176,7 +176,7 @@ fn shm_links() {
 #[cfg_attr(miri, ignore = "Miri has no poll")]
 fn a_sleeper_is_woken_by_bytes_and_by_room() {
     let hub = Arc::new(Hub::default());
-    let mesh = |rank| Mesh::new(2, Box::new(MemoryOpener { hub: hub.clone(), channel: 1, rank })).unwrap();
+    let mesh = |rank| Mesh::new(2, Box::new(MemoryOpener { hub: hub.clone(), comm_id: 1, rank })).unwrap();
     let (mut a, mut b) = (mesh(0), mesh(1));
     let rounds = 2000u64;
     let long = std::time::Duration::from_secs(60);

@@ -201,7 +201,7 @@ pub(crate) struct Hello {
     pub(crate) lane: u8,
     pub(crate) lanes: u8,
     /// The communicator, or the segment.
-    pub(crate) channel: u64,
+    pub(crate) comm_id: u64,
     /// The caller, and who it wants; ranks of the job.
     pub(crate) from: u32,
     pub(crate) to: u32,
@@ -234,8 +234,8 @@ const WELCOMES: u8 = 5;
 
 impl Hello {
     /// A connection that is not one of several.
-    pub(crate) fn new(purpose: Purpose, channel: u64, from: Rank, to: Rank) -> Hello {
-        Hello { purpose, lane: 0, lanes: 1, channel, from: from as u32, to: to as u32 }
+    pub(crate) fn new(purpose: Purpose, comm_id: u64, from: Rank, to: Rank) -> Hello {
+        Hello { purpose, lane: 0, lanes: 1, comm_id, from: from as u32, to: to as u32 }
     }
 
     fn encode(&self, identity: &Identity, key: &Key, nonce: [u8; NONCE]) -> [u8; HELLO] {
@@ -245,7 +245,7 @@ impl Hello {
         bytes[6..9].copy_from_slice(&[self.purpose as u8, self.lane, self.lanes]);
         bytes[16..32].copy_from_slice(&identity.digest);
         bytes[32..48].copy_from_slice(&identity.run);
-        bytes[48..56].copy_from_slice(&self.channel.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.comm_id.to_le_bytes());
         bytes[56..60].copy_from_slice(&self.from.to_le_bytes());
         bytes[60..64].copy_from_slice(&self.to.to_le_bytes());
         bytes[64..CLAIMS].copy_from_slice(&nonce);
@@ -279,7 +279,7 @@ impl Hello {
         if lane >= lanes || bytes[9..16] != [0; 7] {
             return Err(Refusal::Foreign);
         }
-        Ok(Hello { purpose, lane, lanes, channel: number(48, 8), from: number(56, 4) as u32, to: number(60, 4) as u32 })
+        Ok(Hello { purpose, lane, lanes, comm_id: number(48, 8), from: number(56, 4) as u32, to: number(60, 4) as u32 })
     }
 }
 
