@@ -2,63 +2,63 @@
 
 /// Memory that is read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Chunk {
+pub(crate) struct RawSlice {
     pub(crate) ptr: *const u8,
     pub(crate) len: usize,
 }
 
 /// Memory that is written, and perhaps read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ChunkMut {
+pub(crate) struct RawSliceMut {
     pub(crate) ptr: *mut u8,
     pub(crate) len: usize,
 }
 
 // SAFETY: these are addresses. Whoever dereferences them vouches that the memory is there and that its owner has lent it.
-unsafe impl Send for Chunk {}
+unsafe impl Send for RawSlice {}
 // SAFETY: as above.
-unsafe impl Send for ChunkMut {}
+unsafe impl Send for RawSliceMut {}
 
-impl Chunk {
-    pub(crate) const EMPTY: Chunk = Chunk { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
+impl RawSlice {
+    pub(crate) const EMPTY: RawSlice = RawSlice { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
 
-    pub(crate) fn of<T>(slice: &[T]) -> Chunk {
-        Chunk { ptr: slice.as_ptr().cast(), len: size_of_val(slice) }
+    pub(crate) fn of<T>(slice: &[T]) -> RawSlice {
+        RawSlice { ptr: slice.as_ptr().cast(), len: size_of_val(slice) }
     }
 
     /// The chunk without its first `count` bytes.
-    pub(crate) fn skip(self, count: usize) -> Chunk {
+    pub(crate) fn skip(self, count: usize) -> RawSlice {
         assert!(count <= self.len);
-        Chunk { ptr: self.ptr.wrapping_add(count), len: self.len - count }
+        RawSlice { ptr: self.ptr.wrapping_add(count), len: self.len - count }
     }
 
     /// The first `len` bytes, or all if there are fewer.
-    pub(crate) fn take(self, len: usize) -> Chunk {
-        Chunk { len: self.len.min(len), ..self }
+    pub(crate) fn take(self, len: usize) -> RawSlice {
+        RawSlice { len: self.len.min(len), ..self }
     }
 }
 
-impl ChunkMut {
-    pub(crate) const EMPTY: ChunkMut = ChunkMut { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
+impl RawSliceMut {
+    pub(crate) const EMPTY: RawSliceMut = RawSliceMut { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
 
-    pub(crate) fn of<T>(slice: &mut [T]) -> ChunkMut {
-        ChunkMut { ptr: slice.as_mut_ptr().cast(), len: size_of_val(slice) }
+    pub(crate) fn of<T>(slice: &mut [T]) -> RawSliceMut {
+        RawSliceMut { ptr: slice.as_mut_ptr().cast(), len: size_of_val(slice) }
     }
 
     /// The chunk without its first `count` bytes.
-    pub(crate) fn skip(self, count: usize) -> ChunkMut {
+    pub(crate) fn skip(self, count: usize) -> RawSliceMut {
         assert!(count <= self.len);
-        ChunkMut { ptr: self.ptr.wrapping_add(count), len: self.len - count }
+        RawSliceMut { ptr: self.ptr.wrapping_add(count), len: self.len - count }
     }
 
     /// The first `len` bytes, or all if there are fewer.
-    pub(crate) fn take(self, len: usize) -> ChunkMut {
-        ChunkMut { len: self.len.min(len), ..self }
+    pub(crate) fn take(self, len: usize) -> RawSliceMut {
+        RawSliceMut { len: self.len.min(len), ..self }
     }
 
     /// The same memory, to be read.
-    pub(crate) fn as_const(self) -> Chunk {
-        Chunk { ptr: self.ptr, len: self.len }
+    pub(crate) fn as_const(self) -> RawSlice {
+        RawSlice { ptr: self.ptr, len: self.len }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Calls from typed buffers: what the blocking, the scoped and the asynchronous methods have in common.
 
-use crate::buffer::{Chunk, ChunkMut, Source};
+use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Argument, Error, Result};
 use crate::exec::call::{Call, Counts};
 use crate::types::{Element, Op, Rank, ReduceOp};
@@ -26,34 +26,34 @@ fn counts(op: Op, counts: &[usize], world_size: usize) -> Result<Option<Counts>>
 }
 
 /// A rank's block of a whole buffer.
-fn own<T: Element>(buf: ChunkMut, range: std::ops::Range<usize>) -> ChunkMut {
+fn own<T: Element>(buf: RawSliceMut, range: std::ops::Range<usize>) -> RawSliceMut {
     let size = size_of::<T>();
     buf.skip((range.start * size).min(buf.len)).take(range.len() * size)
 }
 
 pub(super) fn all_reduce<T: Element>(buf: &mut [T], redop: ReduceOp) -> Call {
-    let recv = ChunkMut::of(buf);
+    let recv = RawSliceMut::of(buf);
     Call { redop: Some(redop), count: buf.len(), send: recv.as_const(), recv, ..Call::new::<T>(Op::AllReduce) }
 }
 
 pub(super) fn all_reduce_into<T: Element>(send: &[T], recv: &mut [T], redop: ReduceOp) -> Call {
-    let (count, send) = (send.len(), Chunk::of(send));
-    Call { redop: Some(redop), count, send, recv: ChunkMut::of(recv), ..Call::new::<T>(Op::AllReduce) }
+    let (count, send) = (send.len(), RawSlice::of(send));
+    Call { redop: Some(redop), count, send, recv: RawSliceMut::of(recv), ..Call::new::<T>(Op::AllReduce) }
 }
 
 pub(super) fn broadcast<T: Element>(buf: &mut [T], root: Rank) -> Call {
-    let recv = ChunkMut::of(buf);
+    let recv = RawSliceMut::of(buf);
     Call { root, count: buf.len(), send: recv.as_const(), recv, ..Call::new::<T>(Op::Broadcast) }
 }
 
 pub(super) fn broadcast_into<T: Element>(send: Option<&[T]>, recv: &mut [T], root: Rank, rank: Rank) -> Result<Call> {
     let count = recv.len();
-    let send = needed_by_root(Op::Broadcast, "send", send.map(Chunk::of), root, rank)?.unwrap_or(Chunk::EMPTY);
-    Ok(Call { root, count, send, recv: ChunkMut::of(recv), ..Call::new::<T>(Op::Broadcast) })
+    let send = needed_by_root(Op::Broadcast, "send", send.map(RawSlice::of), root, rank)?.unwrap_or(RawSlice::EMPTY);
+    Ok(Call { root, count, send, recv: RawSliceMut::of(recv), ..Call::new::<T>(Op::Broadcast) })
 }
 
 pub(super) fn reduce<T: Element>(buf: &mut [T], redop: ReduceOp, root: Rank) -> Call {
-    let recv = ChunkMut::of(buf);
+    let recv = RawSliceMut::of(buf);
     Call { redop: Some(redop), root, count: buf.len(), send: recv.as_const(), recv, ..Call::new::<T>(Op::Reduce) }
 }
 
@@ -64,8 +64,8 @@ pub(super) fn reduce_into<T: Element>(
     root: Rank,
     rank: Rank,
 ) -> Result<Call> {
-    let recv = needed_by_root(Op::Reduce, "receive", recv.map(ChunkMut::of), root, rank)?.unwrap_or(ChunkMut::EMPTY);
-    Ok(Call { redop: Some(redop), root, count: send.len(), send: Chunk::of(send), recv, ..Call::new::<T>(Op::Reduce) })
+    let recv = needed_by_root(Op::Reduce, "receive", recv.map(RawSliceMut::of), root, rank)?.unwrap_or(RawSliceMut::EMPTY);
+    Ok(Call { redop: Some(redop), root, count: send.len(), send: RawSlice::of(send), recv, ..Call::new::<T>(Op::Reduce) })
 }
 
 /// A buffer that only the root has to give.
@@ -78,36 +78,36 @@ pub(super) fn barrier() -> Call {
 }
 
 pub(super) fn all_gather<T: Element>(send: &[T], recv: &mut [T]) -> Call {
-    Call { count: send.len(), send: Chunk::of(send), recv: ChunkMut::of(recv), ..Call::new::<T>(Op::AllGather) }
+    Call { count: send.len(), send: RawSlice::of(send), recv: RawSliceMut::of(recv), ..Call::new::<T>(Op::AllGather) }
 }
 
 pub(super) fn all_gather_in_place<T: Element>(buf: &mut [T], rank: Rank, world: usize) -> Result<Call> {
     let count = block(Op::AllGather, "receive", buf.len(), world)?;
-    let recv = ChunkMut::of(buf);
+    let recv = RawSliceMut::of(buf);
     let send = own::<T>(recv, rank * count..(rank + 1) * count).as_const();
     Ok(Call { count, send, recv, ..Call::new::<T>(Op::AllGather) })
 }
 
 pub(super) fn all_gather_v<T: Element>(send: &[T], recv: &mut [T], per_rank: &[usize], world: usize) -> Result<Call> {
     let recv_counts = counts(Op::AllGatherV, per_rank, world)?;
-    Ok(Call { send: Chunk::of(send), recv: ChunkMut::of(recv), recv_counts, ..Call::new::<T>(Op::AllGatherV) })
+    Ok(Call { send: RawSlice::of(send), recv: RawSliceMut::of(recv), recv_counts, ..Call::new::<T>(Op::AllGatherV) })
 }
 
 pub(super) fn all_gather_v_in_place<T: Element>(buf: &mut [T], per_rank: &[usize], rank: Rank, world: usize) -> Result<Call> {
     let recv_counts = counts(Op::AllGatherV, per_rank, world)?;
-    let recv = ChunkMut::of(buf);
-    let send = recv_counts.as_ref().map_or(Chunk::EMPTY, |counts| own::<T>(recv, counts.range(rank)).as_const());
+    let recv = RawSliceMut::of(buf);
+    let send = recv_counts.as_ref().map_or(RawSlice::EMPTY, |counts| own::<T>(recv, counts.range(rank)).as_const());
     Ok(Call { send, recv, recv_counts, ..Call::new::<T>(Op::AllGatherV) })
 }
 
 pub(super) fn reduce_scatter<T: Element>(send: &[T], recv: &mut [T], redop: ReduceOp) -> Call {
-    let (count, send) = (recv.len(), Chunk::of(send));
-    Call { redop: Some(redop), count, send, recv: ChunkMut::of(recv), ..Call::new::<T>(Op::ReduceScatter) }
+    let (count, send) = (recv.len(), RawSlice::of(send));
+    Call { redop: Some(redop), count, send, recv: RawSliceMut::of(recv), ..Call::new::<T>(Op::ReduceScatter) }
 }
 
 pub(super) fn reduce_scatter_in_place<T: Element>(buf: &mut [T], redop: ReduceOp, rank: Rank, world: usize) -> Result<Call> {
     let count = block(Op::ReduceScatter, "send", buf.len(), world)?;
-    let whole = ChunkMut::of(buf);
+    let whole = RawSliceMut::of(buf);
     let recv = own::<T>(whole, rank * count..(rank + 1) * count);
     Ok(Call { redop: Some(redop), count, send: whole.as_const(), recv, ..Call::new::<T>(Op::ReduceScatter) })
 }
@@ -120,7 +120,7 @@ pub(super) fn reduce_scatter_v<T: Element>(
     world: usize,
 ) -> Result<Call> {
     let send_counts = counts(Op::ReduceScatterV, per_rank, world)?;
-    let (send, recv) = (Chunk::of(send), ChunkMut::of(recv));
+    let (send, recv) = (RawSlice::of(send), RawSliceMut::of(recv));
     Ok(Call { redop: Some(redop), send, recv, send_counts, ..Call::new::<T>(Op::ReduceScatterV) })
 }
 
@@ -132,19 +132,19 @@ pub(super) fn reduce_scatter_v_in_place<T: Element>(
     world: usize,
 ) -> Result<Call> {
     let send_counts = counts(Op::ReduceScatterV, per_rank, world)?;
-    let whole = ChunkMut::of(buf);
-    let recv = send_counts.as_ref().map_or(ChunkMut::EMPTY, |counts| own::<T>(whole, counts.range(rank)));
+    let whole = RawSliceMut::of(buf);
+    let recv = send_counts.as_ref().map_or(RawSliceMut::EMPTY, |counts| own::<T>(whole, counts.range(rank)));
     Ok(Call { redop: Some(redop), send: whole.as_const(), recv, send_counts, ..Call::new::<T>(Op::ReduceScatterV) })
 }
 
 pub(super) fn all_to_all<T: Element>(send: &[T], recv: &mut [T], world: usize) -> Result<Call> {
     let count = block(Op::AllToAll, "send", send.len(), world)?;
-    Ok(Call { count, send: Chunk::of(send), recv: ChunkMut::of(recv), ..Call::new::<T>(Op::AllToAll) })
+    Ok(Call { count, send: RawSlice::of(send), recv: RawSliceMut::of(recv), ..Call::new::<T>(Op::AllToAll) })
 }
 
 pub(super) fn all_to_all_in_place<T: Element>(buf: &mut [T], world: usize) -> Result<Call> {
     let count = block(Op::AllToAll, "send", buf.len(), world)?;
-    let recv = ChunkMut::of(buf);
+    let recv = RawSliceMut::of(buf);
     Ok(Call { count, send: recv.as_const(), recv, ..Call::new::<T>(Op::AllToAll) })
 }
 
@@ -157,13 +157,13 @@ pub(super) fn all_to_all_v<T: Element>(
 ) -> Result<Call> {
     let send_counts = counts(Op::AllToAllV, send_per_rank, world)?;
     let recv_counts = counts(Op::AllToAllV, recv_per_rank, world)?;
-    let (send, recv) = (Chunk::of(send), ChunkMut::of(recv));
+    let (send, recv) = (RawSlice::of(send), RawSliceMut::of(recv));
     Ok(Call { send, recv, send_counts, recv_counts, ..Call::new::<T>(Op::AllToAllV) })
 }
 
 pub(super) fn gather<T: Element>(send: &[T], recv: Option<&mut [T]>, root: Rank, rank: Rank) -> Result<Call> {
-    let recv = needed_by_root(Op::Gather, "receive", recv.map(ChunkMut::of), root, rank)?.unwrap_or(ChunkMut::EMPTY);
-    Ok(Call { root, count: send.len(), send: Chunk::of(send), recv, ..Call::new::<T>(Op::Gather) })
+    let recv = needed_by_root(Op::Gather, "receive", recv.map(RawSliceMut::of), root, rank)?.unwrap_or(RawSliceMut::EMPTY);
+    Ok(Call { root, count: send.len(), send: RawSlice::of(send), recv, ..Call::new::<T>(Op::Gather) })
 }
 
 pub(super) fn gather_in_place<T: Element>(buf: &mut [T], root: Rank, rank: Rank, world: usize) -> Result<Call> {
@@ -173,23 +173,23 @@ pub(super) fn gather_in_place<T: Element>(buf: &mut [T], root: Rank, rank: Rank,
 
 pub(super) fn scatter<T: Element>(send: Option<&[T]>, recv: &mut [T], root: Rank, rank: Rank) -> Result<Call> {
     let count = recv.len();
-    let send = needed_by_root(Op::Scatter, "send", send.map(Chunk::of), root, rank)?.unwrap_or(Chunk::EMPTY);
-    Ok(Call { root, count, send, recv: ChunkMut::of(recv), ..Call::new::<T>(Op::Scatter) })
+    let send = needed_by_root(Op::Scatter, "send", send.map(RawSlice::of), root, rank)?.unwrap_or(RawSlice::EMPTY);
+    Ok(Call { root, count, send, recv: RawSliceMut::of(recv), ..Call::new::<T>(Op::Scatter) })
 }
 
 pub(super) fn scatter_in_place<T: Element>(buf: &mut [T], root: Rank, rank: Rank, world: usize) -> Result<Call> {
     let count = block(Op::Scatter, "send", buf.len(), world)?;
-    let whole = ChunkMut::of(buf);
+    let whole = RawSliceMut::of(buf);
     let recv = own::<T>(whole, rank * count..(rank + 1) * count);
     Ok(Call { root, count, send: whole.as_const(), recv, ..Call::new::<T>(Op::Scatter) })
 }
 
 pub(super) fn send<T: Element>(buf: &[T], to: Rank) -> Call {
-    Call { root: to, count: buf.len(), send: Chunk::of(buf), ..Call::new::<T>(Op::Send) }
+    Call { root: to, count: buf.len(), send: RawSlice::of(buf), ..Call::new::<T>(Op::Send) }
 }
 
 pub(super) fn recv<T: Element>(buf: &mut [T], from: Rank) -> Call {
-    Call { root: from, count: buf.len(), recv: ChunkMut::of(buf), ..Call::new::<T>(Op::Recv) }
+    Call { root: from, count: buf.len(), recv: RawSliceMut::of(buf), ..Call::new::<T>(Op::Recv) }
 }
 
 /// From whoever sends first, which is put into `source`. This rank stands for the peer that is not known yet.

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::buffer::ChunkMut;
+use crate::buffer::RawSliceMut;
 use crate::error::{ReducerProblem, Result};
 use crate::types::{DType, Element};
 
@@ -87,7 +87,7 @@ impl std::fmt::Display for Parameter {
 pub struct TensorMut<'a> {
     pub(super) dtype: DType,
     pub(super) count: usize,
-    pub(super) memory: ChunkMut,
+    pub(super) memory: RawSliceMut,
     /// Whether the memory is the reducer's device's: no host reads there.
     pub(super) on_device: bool,
     /// To which the memory belongs, if that is known.
@@ -97,7 +97,7 @@ pub struct TensorMut<'a> {
 }
 
 impl TensorMut<'_> {
-    fn new(dtype: DType, count: usize, memory: ChunkMut) -> Self {
+    fn new(dtype: DType, count: usize, memory: RawSliceMut) -> Self {
         TensorMut {
             dtype,
             count,
@@ -116,7 +116,7 @@ impl TensorMut<'_> {
     /// As for a mutable slice of as many elements; what a `bool` holds may be anything. If the parameter is on a device, that is
     /// where the address is valid, in the order of the reducer's stream.
     pub(crate) unsafe fn at(address: *mut u8, parameter: &Parameter) -> Self {
-        let memory = ChunkMut { ptr: address, len: parameter.bytes() };
+        let memory = RawSliceMut { ptr: address, len: parameter.bytes() };
         TensorMut { on_device: parameter.on_device, ..TensorMut::new(parameter.dtype, parameter.count(), memory) }
     }
 }
@@ -127,7 +127,7 @@ impl TensorMut<'_> {
     pub(super) fn of_device(
         dtype: DType,
         count: usize,
-        memory: ChunkMut,
+        memory: RawSliceMut,
         stream: std::sync::Arc<cudarc::driver::CudaStream>,
     ) -> Self {
         TensorMut { on_device: true, stream: Some(stream), ..TensorMut::new(dtype, count, memory) }
@@ -146,7 +146,7 @@ impl TensorMut<'_> {
 
 impl<'a, T: Element> From<&'a mut [T]> for TensorMut<'a> {
     fn from(values: &'a mut [T]) -> TensorMut<'a> {
-        TensorMut::new(T::DTYPE, values.len(), ChunkMut::of(values))
+        TensorMut::new(T::DTYPE, values.len(), RawSliceMut::of(values))
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! Little-endian, whatever the machine. The padding, too, makes every payload start at a multiple of 16 in its stream.
 
-use crate::buffer::ChunkMut;
+use crate::buffer::RawSliceMut;
 use crate::error::Cause;
 use crate::transport::Link;
 use crate::types::Descriptor;
@@ -98,7 +98,7 @@ impl Inbox {
         }
         while self.len < HEADER {
             // SAFETY: the header is this inbox's own.
-            let count = unsafe { link.receive(ChunkMut::of(&mut self.header[self.len..]))? };
+            let count = unsafe { link.receive(RawSliceMut::of(&mut self.header[self.len..]))? };
             if count == 0 {
                 return Ok(None);
             }

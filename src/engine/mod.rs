@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use mio::Waker;
 
-use crate::buffer::{Chunk, ChunkMut, Source};
+use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
 use crate::reduce::Kernel;
@@ -38,8 +38,8 @@ pub(crate) struct Job<'a> {
     /// This rank's place among them, and how many they are.
     pub(crate) rank: Rank,
     pub(crate) world: usize,
-    pub(crate) input: Chunk,
-    pub(crate) output: ChunkMut,
+    pub(crate) input: RawSlice,
+    pub(crate) output: RawSliceMut,
     /// Bytes of an element.
     pub(crate) element: usize,
     pub(crate) kernel: Option<Kernel>,
@@ -92,7 +92,7 @@ struct Outgoing {
     job: u64,
     to: Rank,
     header: [u8; HEADER],
-    payload: Chunk,
+    payload: RawSlice,
     /// Bytes of the payload that may leave; fewer than there are while the step that forwards them goes on.
     ready: usize,
     /// Bytes that have left, of header, payload and padding.
@@ -105,7 +105,7 @@ impl Outgoing {
     }
 
     /// What may leave now.
-    fn rest(&self) -> [Chunk; 3] {
+    fn rest(&self) -> [RawSlice; 3] {
         static ZEROS: [u8; ALIGN] = [0; ALIGN];
         let of_header = self.sent.min(HEADER);
         let of_payload = (self.sent - of_header).min(self.payload.len);
@@ -113,14 +113,14 @@ impl Outgoing {
         let padding =
             if self.ready == self.payload.len { self.payload.len.next_multiple_of(ALIGN) - self.payload.len } else { 0 };
         [
-            Chunk::of(&self.header[of_header..]),
+            RawSlice::of(&self.header[of_header..]),
             self.payload.take(self.ready).skip(of_payload.min(self.ready)),
-            Chunk::of(&ZEROS[..padding - of_padding.min(padding)]),
+            RawSlice::of(&ZEROS[..padding - of_padding.min(padding)]),
         ]
     }
 
     /// The memory that is still to be read.
-    fn unread(&self) -> Chunk {
+    fn unread(&self) -> RawSlice {
         self.payload.skip(self.sent.saturating_sub(HEADER).min(self.payload.len))
     }
 }
@@ -468,7 +468,7 @@ impl Engine {
         active.forward = (ready < payload.len).then_some(self.messages);
     }
 
-    fn memory(&mut self, job: &Job<'_>, span: Span) -> Chunk {
+    fn memory(&mut self, job: &Job<'_>, span: Span) -> RawSlice {
         let (at, len) = (span.at * job.element, span.len * job.element);
         let whole = match span.place {
             Place::Input => job.input,
@@ -479,15 +479,15 @@ impl Engine {
         whole.skip(at).take(len)
     }
 
-    fn memory_mut(&mut self, job: &Job<'_>, span: Span) -> ChunkMut {
+    fn memory_mut(&mut self, job: &Job<'_>, span: Span) -> RawSliceMut {
         debug_assert_ne!(span.place, Place::Input);
         let chunk = self.memory(job, span);
-        ChunkMut { ptr: chunk.ptr.cast_mut(), len: chunk.len }
+        RawSliceMut { ptr: chunk.ptr.cast_mut(), len: chunk.len }
     }
 
     /// How many bytes from the front of a destination no message has still to read, not counting the message with which the
     /// step itself forwards.
-    fn free(&self, dst: ChunkMut, forward: Option<u64>) -> usize {
+    fn free(&self, dst: RawSliceMut, forward: Option<u64>) -> usize {
         let (start, end) = (dst.ptr.addr(), dst.ptr.addr() + dst.len);
         let others = self.outgoing.iter().filter(|out| Some(out.message) != forward);
         let unread = others.map(Outgoing::unread).filter(|chunk| chunk.len > 0);
@@ -645,7 +645,7 @@ impl Engine {
             let rest = dst.len.next_multiple_of(ALIGN) - dst.len - *padding;
             let mut zeros = [0u8; ALIGN];
             // SAFETY: `zeros` is borrowed for the call.
-            let count = if rest > 0 { unsafe { link.receive(ChunkMut::of(&mut zeros[..rest])) }.map_err(fail)? } else { 0 };
+            let count = if rest > 0 { unsafe { link.receive(RawSliceMut::of(&mut zeros[..rest])) }.map_err(fail)? } else { 0 };
             *padding += count;
             *moved |= count > 0;
         }
@@ -669,7 +669,7 @@ impl Engine {
         let bytes = Frame { kind, len: 0, descriptor: descriptor.encode() }.encode();
         for link in self.mesh.open_links() {
             // SAFETY: `bytes` is borrowed for the call.
-            let _ = unsafe { link.send(&[Chunk::of(&bytes)]) };
+            let _ = unsafe { link.send(&[RawSlice::of(&bytes)]) };
         }
     }
 }
@@ -735,8 +735,8 @@ impl Scratch {
         }
     }
 
-    fn chunk(&mut self) -> ChunkMut {
-        ChunkMut { ptr: self.memory.as_mut_ptr().cast(), len: self.len() }
+    fn chunk(&mut self) -> RawSliceMut {
+        RawSliceMut { ptr: self.memory.as_mut_ptr().cast(), len: self.len() }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::frame::{Frame, HEADER, Kind};
 use super::{Engine, Job};
-use crate::buffer::{Chunk, ChunkMut, Source};
+use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
@@ -43,16 +43,23 @@ fn descriptor(count: u64) -> Descriptor {
 /// The job of `rank` that sends `bytes`, its `seq`-th message to the other.
 fn sends<'a>(info: &'a CommInfo, seq: u64, bytes: &'a [u8]) -> Job<'a> {
     let count = bytes.len() as u64;
-    job(info, Descriptor { seq, ..descriptor(count) }, Op::Send, Chunk::of(bytes), ChunkMut::EMPTY, None)
+    job(info, Descriptor { seq, ..descriptor(count) }, Op::Send, RawSlice::of(bytes), RawSliceMut::EMPTY, None)
 }
 
 /// The job of `rank` that receives from the other, or from any rank if it is given where to put the sender.
 fn receives<'a>(info: &'a CommInfo, into: &mut [u8], source: Option<Source>) -> Job<'a> {
     let message = Descriptor { seq: 0, ..descriptor(into.len() as u64) };
-    job(info, message, Op::Recv, Chunk::EMPTY, ChunkMut::of(into), source)
+    job(info, message, Op::Recv, RawSlice::EMPTY, RawSliceMut::of(into), source)
 }
 
-fn job<'a>(info: &'a CommInfo, message: Descriptor, op: Op, input: Chunk, output: ChunkMut, source: Option<Source>) -> Job<'a> {
+fn job<'a>(
+    info: &'a CommInfo,
+    message: Descriptor,
+    op: Op,
+    input: RawSlice,
+    output: RawSliceMut,
+    source: Option<Source>,
+) -> Job<'a> {
     let (rank, none) = (info.rank, Blocks::Even(0));
     let count = message.count as usize;
     let problem = Problem { op, rank, world: 2, root: 1 - rank, count, sends: none, recvs: none, piece: 1 };
@@ -83,8 +90,8 @@ fn receive(engine: &mut Engine, timeout: Duration) -> Result<[u8; 4]> {
         ranks: None,
         rank: 0,
         world: 2,
-        input: Chunk::EMPTY,
-        output: ChunkMut::of(&mut got),
+        input: RawSlice::EMPTY,
+        output: RawSliceMut::of(&mut got),
         element: 1,
         kernel: None,
         parts: 1,
@@ -118,7 +125,7 @@ fn a_message_arrives_bytewise() {
         scope.spawn(move || {
             for byte in bytes.chunks(1) {
                 // SAFETY: `byte` is borrowed for the call.
-                assert_eq!(unsafe { peer.send(&[Chunk::of(byte)]) }, Ok(1));
+                assert_eq!(unsafe { peer.send(&[RawSlice::of(byte)]) }, Ok(1));
                 std::thread::yield_now();
             }
             peer
@@ -138,7 +145,7 @@ fn other_operations_lengths_and_garbage_are_told_apart() {
     let send = |bytes: &[u8]| {
         let (mut engine, mut peer) = engine_and_peer();
         // SAFETY: `bytes` is borrowed for the call.
-        assert_eq!(unsafe { peer.send(&[Chunk::of(bytes)]) }, Ok(bytes.len()));
+        assert_eq!(unsafe { peer.send(&[RawSlice::of(bytes)]) }, Ok(bytes.len()));
         receive(&mut engine, LATE)
     };
     let frame = |kind, len, descriptor: Descriptor| Frame { kind, len, descriptor: descriptor.encode() }.encode();
@@ -168,7 +175,7 @@ fn the_end_of_a_peer_is_noticed() {
     let (mut engine, mut peer) = engine_and_peer();
     let message = Frame { kind: Kind::Data, len: 4, descriptor: descriptor(4).encode() }.encode();
     // SAFETY: `message` is borrowed for the call.
-    assert_eq!(unsafe { peer.send(&[Chunk::of(&message)]) }, Ok(HEADER));
+    assert_eq!(unsafe { peer.send(&[RawSlice::of(&message)]) }, Ok(HEADER));
     std::thread::scope(|scope| {
         scope.spawn(move || drop(peer));
         assert_eq!(cause(receive(&mut engine, LATE)), Cause::Closed);
@@ -190,8 +197,8 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
         ranks: None,
         rank: 0,
         world: 2,
-        input: Chunk::of(&payload),
-        output: ChunkMut::EMPTY,
+        input: RawSlice::of(&payload),
+        output: RawSliceMut::EMPTY,
         element: 1,
         kernel: None,
         parts: 1,
@@ -207,7 +214,7 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
     let (mut taken, mut block) = (0, [0u8; 4096]);
     let end = loop {
         // SAFETY: `block` is borrowed for the call.
-        match unsafe { peer.receive(ChunkMut::of(&mut block)) } {
+        match unsafe { peer.receive(RawSliceMut::of(&mut block)) } {
             Ok(count) => {
                 let payload = &block[(HEADER.saturating_sub(taken)).min(count)..count];
                 assert!(payload.iter().all(|&byte| byte == 7), "something else in the payload, at {taken}");

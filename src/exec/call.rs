@@ -6,7 +6,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::device::Lent;
-use crate::buffer::{Chunk, ChunkMut, Source};
+use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Argument, Error, Result};
 use crate::schedule::Blocks;
 use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
@@ -26,8 +26,8 @@ pub(crate) struct Call {
     pub(crate) root: Rank,
     /// Elements of the buffer, or of one rank's block.
     pub(crate) count: usize,
-    pub(crate) send: Chunk,
-    pub(crate) recv: ChunkMut,
+    pub(crate) send: RawSlice,
+    pub(crate) recv: RawSliceMut,
     /// Counts for each rank of what is sent and of what is received, where the operation has them.
     pub(crate) send_counts: Option<Counts>,
     pub(crate) recv_counts: Option<Counts>,
@@ -95,8 +95,8 @@ impl Call {
             redop: None,
             root: 0,
             count: 0,
-            send: Chunk::EMPTY,
-            recv: ChunkMut::EMPTY,
+            send: RawSlice::EMPTY,
+            recv: RawSliceMut::EMPTY,
             send_counts: None,
             recv_counts: None,
             timeout: None,
@@ -220,7 +220,7 @@ impl Call {
         let [send, recv] = self.needs(rank, world)?;
         self.send = check_buffer("send", self.send, send, dtype)?;
         let recv = check_buffer("receive", self.recv.as_const(), recv, dtype)?;
-        self.recv = ChunkMut { ptr: recv.ptr.cast_mut(), len: recv.len };
+        self.recv = RawSliceMut { ptr: recv.ptr.cast_mut(), len: recv.len };
         let (send, recv) = (self.send, self.recv);
         let overlap = send.len > 0
             && recv.len > 0
@@ -251,8 +251,8 @@ impl Call {
 
 /// The part of a buffer that is needed, if it is fit for it.
 #[inline]
-fn check_buffer(buffer: &'static str, chunk: Chunk, needed: Option<usize>, dtype: DType) -> Result<Chunk, Argument> {
-    let Some(needed) = needed else { return Ok(Chunk::EMPTY) };
+fn check_buffer(buffer: &'static str, chunk: RawSlice, needed: Option<usize>, dtype: DType) -> Result<RawSlice, Argument> {
+    let Some(needed) = needed else { return Ok(RawSlice::EMPTY) };
     let size = dtype.size();
     let is_fit = chunk.len as u64 <= MOST_BYTES
         && chunk.len.is_multiple_of(size)
@@ -264,14 +264,14 @@ fn check_buffer(buffer: &'static str, chunk: Chunk, needed: Option<usize>, dtype
 
 /// One that may be empty; then where it is is of no interest.
 #[cold]
-fn check_unfit_buffer(buffer: &'static str, chunk: Chunk, needed: usize, dtype: DType) -> Result<Chunk, Argument> {
+fn check_unfit_buffer(buffer: &'static str, chunk: RawSlice, needed: usize, dtype: DType) -> Result<RawSlice, Argument> {
     let bytes = needed.checked_mul(dtype.size()).filter(|&bytes| bytes as u64 <= MOST_BYTES);
     let bytes = bytes.ok_or(Argument::TooMany { count: needed })?;
     if chunk.len != bytes {
         return Err(Argument::Length { buffer, expected: needed, given: chunk.len / dtype.size() });
     }
     if bytes == 0 {
-        return Ok(Chunk::EMPTY);
+        return Ok(RawSlice::EMPTY);
     }
     if chunk.ptr.is_null() {
         return Err(Argument::Null { buffer });

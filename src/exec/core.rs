@@ -13,7 +13,7 @@ use super::device::Devices;
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::host_group::area::Area;
 use crate::bootstrap::peer_failed;
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::config::{SharedSettings, Transport};
 use crate::engine::{Engine, Job};
 use crate::error::{Error, Result};
@@ -160,7 +160,7 @@ impl Core {
         if self.layout.hosts > 1 {
             // The others' windows cannot be seen from here.
             let mut everybody = [u8::from(has_window)];
-            let chunk = ChunkMut::of(&mut everybody);
+            let chunk = RawSliceMut::of(&mut everybody);
             let descriptor = Descriptor { op: Op::Connect, count: 1, ..Descriptor::nothing() };
             let kernel = Kernel::new(DType::U8, ReduceOp::Min);
             let context = OpContext::new(descriptor, info);
@@ -383,7 +383,7 @@ impl Core {
         algorithm: Algorithm,
         ranks: Option<(&[Rank], Rank)>,
         element: usize,
-        memory: ChunkMut,
+        memory: RawSliceMut,
         kernel: Option<Kernel>,
     ) -> Result<()> {
         let all = self.layout.ranks;
@@ -470,9 +470,9 @@ impl Core {
             call.recv
         } else if is_head {
             partial.resize(call.send.len.div_ceil(size_of::<u64>()), 0);
-            ChunkMut::of(&mut partial).take(call.send.len)
+            RawSliceMut::of(&mut partial).take(call.send.len)
         } else {
-            ChunkMut::EMPTY
+            RawSliceMut::EMPTY
         };
         let kernel = kernel(call);
         let head = self.head_of_my_host(&heads);
@@ -521,14 +521,14 @@ impl Core {
     /// Each host waits for its own, one rank of each for the others, and each host for that one.
     unsafe fn barrier_in_hierarchy(&mut self, context: &OpContext<'_>, between: Algorithm) -> Result<()> {
         let (heads, _) = self.heads(0);
-        let local = WindowCall::new(Op::Barrier, Chunk::EMPTY, ChunkMut::EMPTY, 1);
+        let local = WindowCall::new(Op::Barrier, RawSlice::EMPTY, RawSliceMut::EMPTY, 1);
         // SAFETY: no buffer is touched.
         unsafe {
             if let Some(window) = &mut self.window {
                 window.run(context, &local)?;
             }
             if heads.contains(&context.info.rank) {
-                self.messages(context.clone(), Op::Barrier, between, Some((&heads, 0)), 1, ChunkMut::EMPTY, None)?;
+                self.messages(context.clone(), Op::Barrier, between, Some((&heads, 0)), 1, RawSliceMut::EMPTY, None)?;
             }
             match &mut self.window {
                 Some(window) => window.run(context, &local),
@@ -581,7 +581,7 @@ impl Core {
             unreachable!("the engine was just made")
         };
         // For each call under way, its entry in the recording, and what has to be made true or false when it has ended.
-        let under_way: RefCell<Vec<(trace::Place, Option<ChunkMut>)>> = RefCell::default();
+        let under_way: RefCell<Vec<(trace::Place, Option<RawSliceMut>)>> = RefCell::default();
         let next = || {
             let call = next()?;
             let Call { op, root, count, send, recv, source, dtype, timeout, .. } = call;
@@ -667,7 +667,7 @@ impl Core {
         let descriptor = Descriptor { op: Op::Alloc, dtype: DType::U64, redop, seq: self.seq, ..Descriptor::nothing() };
         // One word more, so that there is one before the first allocation.
         dropped.push(0);
-        let memory = ChunkMut::of(&mut dropped);
+        let memory = RawSliceMut::of(&mut dropped);
         let element = size_of::<u64>();
         let call = WindowCall {
             count: memory.len / element,

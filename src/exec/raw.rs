@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::call::{Call, Counts};
 use super::submit::Executor;
 use super::work::{Work, begin};
-use crate::buffer::{Chunk, ChunkMut, Source};
+use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Argument, Error, Result};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
@@ -60,7 +60,7 @@ impl Executor {
             None => Ok(None),
         };
         let (send_counts, recv_counts) = (counts(raw.send_counts)?, counts(raw.recv_counts)?);
-        let (send, recv) = (Chunk { ptr: send, len: 0 }, ChunkMut { ptr: recv, len: 0 });
+        let (send, recv) = (RawSlice { ptr: send, len: 0 }, RawSliceMut { ptr: recv, len: 0 });
         let mut call = Call {
             op,
             on_behalf_of: None,

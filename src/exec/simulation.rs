@@ -11,7 +11,7 @@ use std::time::Duration;
 use mio::{Registry, Token, Waker};
 use parking_lot::Mutex;
 
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::engine::{Engine, Job};
 use crate::error::{Cause, Error};
 use crate::failure::{CommInfo, OpContext};
@@ -83,7 +83,7 @@ impl Faulty {
 }
 
 impl Link for Faulty {
-    unsafe fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause> {
+    unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause> {
         let mut left = self.allowed()?;
         let mut some = Vec::new();
         for part in parts {
@@ -94,7 +94,7 @@ impl Link for Faulty {
         unsafe { self.link.send(&some) }
     }
 
-    fn peek(&mut self, want: usize) -> Result<Chunk, Cause> {
+    fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
         let allowed = self.allowed()?;
         self.link.peek(want.min(allowed))
     }
@@ -103,7 +103,7 @@ impl Link for Faulty {
         self.link.consume(count);
     }
 
-    unsafe fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause> {
+    unsafe fn receive(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
         let allowed = self.allowed()?;
         // SAFETY: passed on.
         unsafe { self.link.receive(into.take(into.len.min(allowed))) }
@@ -242,7 +242,7 @@ fn run(seed: u64) -> Run {
                 return (info, status, engine, call, None);
             }
             _ = status.recording.history.begin(call.encode(), 0, 0);
-            let (none, memory) = (Blocks::Even(0), ChunkMut::of(buf));
+            let (none, memory) = (Blocks::Even(0), RawSliceMut::of(buf));
             let (op, rank, root) = (Op::AllReduce, info.rank, 0);
             let problem = Problem { op, rank, world: ranks, root, count, sends: none, recvs: none, piece: 1000 };
             let job = Job {

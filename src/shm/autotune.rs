@@ -1,17 +1,17 @@
 //! What depends on the machine is tried: the first operations find out how large private buffers pass between processes, and
-//! up to which size one turn is better than two. The quickest way is taken from then on.
+//! up to which size one phase is better than two. The quickest way is taken from then on.
 //!
 //! No table of machines would do: with processors that share a cache, data is best staged in it; with processors that do not,
 //! a cache line costs more to get from the other's cache than from memory; and what the system takes to find another process's
-//! pages depends on whether there is a hypervisor. Whether it may is up to the administrator. And what a turn costs is 0.05 us
+//! pages depends on whether there is a hypervisor. Whether it may is up to the administrator. And what a phase costs is 0.05 us
 //! here and 0.3 us there, where the same data takes as long.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::collectives::{Collect, Memory, OneShot, TwoShot};
-use super::{NOTES, Sources, Window, WindowCall, cma};
-use crate::buffer::ChunkMut;
+use super::{Sources, WORDS, Window, WindowCall, cma};
+use crate::buffer::RawSliceMut;
 use crate::config::Passage;
 use crate::error::Result;
 use crate::failure::OpContext;
@@ -67,7 +67,7 @@ pub(crate) struct Passages {
     tried: [[Passage; TRIED.len()]; 2],
     /// Whether all ranks can read each other's memory; `None` until that has been tried.
     may_read: Option<bool>,
-    /// Bytes over all ranks up to which one turn is quicker than two; `None` until that has been tried.
+    /// Bytes over all ranks up to which one phase is quicker than two; `None` until that has been tried.
     one_shot: Option<usize>,
 }
 
@@ -98,7 +98,7 @@ impl Passages {
         bits.enumerate().fold(one_shot, |word, (at, bits)| word | bits << (2 * at))
     }
 
-    /// Whether it is known up to which size one turn is quicker than two.
+    /// Whether it is known up to which size one phase is quicker than two.
     #[cfg(test)]
     pub(super) fn has_tried_one_shot(&self) -> bool {
         self.one_shot.is_some()
@@ -152,7 +152,7 @@ pub(super) fn passage(window: &mut Window, context: &OpContext<'_>, traffic: Tra
 /// The quickest way; `None` if a rank's deadline leaves no room to find out.
 fn quickest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size: usize) -> Result<Option<Passage>> {
     let Some(mut bytes) = scratch(window, context, TRIED[size])? else { return Ok(None) };
-    let buffer = ChunkMut::of(&mut bytes);
+    let buffer = RawSliceMut::of(&mut bytes);
     let possible = WAYS.map(|way| match way {
         Passage::Read => window.passages.may_read == Some(true),
         Passage::Streamed => traffic == Traffic::Reduced,
@@ -163,7 +163,7 @@ fn quickest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size
     Ok(Some(WAYS[quickest]))
 }
 
-/// Bytes over all ranks up to which everybody reduces everything: one turn saved is worth more than what that takes.
+/// Bytes over all ranks up to which everybody reduces everything: one phase saved is worth more than what that takes.
 pub(super) fn one_shot(window: &mut Window, context: &OpContext<'_>) -> Result<usize> {
     if let Some(known) = window.passages.one_shot {
         return Ok(known);
@@ -174,7 +174,7 @@ pub(super) fn one_shot(window: &mut Window, context: &OpContext<'_>) -> Result<u
     let Some(mut bytes) = scratch(window, context, most)? else { return Ok(limit) };
     let ranks = window.members.len();
     for size in std::iter::successors(Some(2 * least), |size| Some(2 * size)).take_while(|&size| size <= most) {
-        let buffer = ChunkMut::of(&mut bytes).take(size / ranks / DTYPE.size() * DTYPE.size());
+        let buffer = RawSliceMut::of(&mut bytes).take(size / ranks / DTYPE.size() * DTYPE.size());
         let [one, two] = race(window, context, SHORT_TRIES, [true; 2], |window, way| {
             (0..SHORT_RUN).try_for_each(|_| reduce(window, context, 1 + way, false, buffer))
         })?;
@@ -183,7 +183,7 @@ pub(super) fn one_shot(window: &mut Window, context: &OpContext<'_>) -> Result<u
         }
         limit = size;
     }
-    tracing::info!(limit, took = ?began.elapsed(), "tried up to which size one turn is quicker than two");
+    tracing::info!(limit, took = ?began.elapsed(), "tried up to which size one phase is quicker than two");
     window.passages.one_shot = Some(limit);
     window.keep_tuning();
     Ok(limit)
@@ -205,10 +205,10 @@ fn scratch(window: &mut Window, context: &OpContext<'_>, bytes: usize) -> Result
 
 /// Whether all ranks say yes. All ranks get the same.
 fn all(window: &mut Window, context: &OpContext<'_>, mine: bool) -> Result<bool> {
-    let mut notes = [0; NOTES];
-    notes[0] = mine.into();
-    let turn = window.exchange(context, notes)?;
-    Ok((0..window.members.len()).all(|rank| window.turns.line(rank, turn).notes()[0] == 1))
+    let mut words = [0; WORDS];
+    words[0] = mine.into();
+    let phase = window.exchange(context, words)?;
+    Ok((0..window.members.len()).all(|rank| window.phases.line(rank, phase).words()[0] == 1))
 }
 
 /// Nanoseconds of each possible way: of the quickest of its tries, on the slowest rank. All ranks get the same.
@@ -233,13 +233,13 @@ pub(super) fn race<const WAYS: usize>(
             mine[way] = began.elapsed().min(mine[way]);
         }
     }
-    let mut notes = [0; NOTES];
-    for (note, time) in notes.iter_mut().zip(mine) {
+    let mut words = [0; WORDS];
+    for (note, time) in words.iter_mut().zip(mine) {
         *note = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     }
-    let turn = window.exchange(context, notes)?;
+    let phase = window.exchange(context, words)?;
     let slowest =
-        |way| (0..window.members.len()).map(|rank| window.turns.line(rank, turn).notes()[way]).max().unwrap_or(u64::MAX);
+        |way| (0..window.members.len()).map(|rank| window.phases.line(rank, phase).words()[way]).max().unwrap_or(u64::MAX);
     let times = std::array::from_fn(|way| slowest(way) as f64);
     tracing::debug!(?times, "nanoseconds of each way");
     Ok(times)
@@ -248,8 +248,8 @@ pub(super) fn race<const WAYS: usize>(
 /// What is tried is reduced as this.
 const DTYPE: DType = DType::F32;
 
-/// All-reduces a private buffer in one turn or in two.
-fn reduce(window: &mut Window, context: &OpContext<'_>, turns: usize, streams: bool, buffer: ChunkMut) -> Result<()> {
+/// All-reduces a private buffer in one phase or in two.
+fn reduce(window: &mut Window, context: &OpContext<'_>, phases: usize, streams: bool, buffer: RawSliceMut) -> Result<()> {
     let call = WindowCall {
         count: buffer.len / DTYPE.size(),
         kernel: Kernel::new(DTYPE, ReduceOp::Sum),
@@ -257,7 +257,7 @@ fn reduce(window: &mut Window, context: &OpContext<'_>, turns: usize, streams: b
     };
     let memory = Memory { call: &call, rank: window.rank, ranks: window.members.len() };
     let mut parts = std::mem::take(&mut window.parts);
-    let result = if turns == 1 {
+    let result = if phases == 1 {
         window.pipeline(context, Sources::Everybody, 0, &mut OneShot { memory, takes: true, parts: &mut parts })
     } else {
         window.pipeline(context, Sources::Everybody, 0, &mut TwoShot { memory, root: None, streams, parts: &mut parts })
@@ -267,7 +267,7 @@ fn reduce(window: &mut Window, context: &OpContext<'_>, turns: usize, streams: b
 }
 
 /// All-reduces or all-gathers a private buffer, one way or the other.
-fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, way: Passage, buffer: ChunkMut) -> Result<()> {
+fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, way: Passage, buffer: RawSliceMut) -> Result<()> {
     let (rank, ranks) = (window.rank, window.members.len());
     let count = buffer.len / DTYPE.size();
     let call = match traffic {

@@ -5,8 +5,8 @@
 
 use super::autotune::{self, LARGE, Traffic};
 use super::collectives::Memory;
-use super::{NOTES, Window};
-use crate::buffer::Chunk;
+use super::{WORDS, Window};
+use crate::buffer::RawSlice;
 use crate::config::Passage;
 use crate::error::{Cause, Result};
 use crate::failure::OpContext;
@@ -35,11 +35,11 @@ pub(super) fn copy_now(window: &mut Window, context: &OpContext<'_>, memory: Mem
     let (input, output) = (call.input.ptr.addr(), call.output.ptr.addr());
     let overlap = input < output + call.output.len && output < input + call.input.len;
     let cannot_lend = (call.op == Op::AllToAll && overlap) || !is_readable(call.input);
-    let mut notes = [0; NOTES];
-    (notes[0], notes[1]) = (call.input.ptr.expose_provenance() as u64, cannot_lend.into());
-    let turn = window.exchange(context, notes)?;
-    note(window, turn);
-    if window.noted.iter().any(|notes| notes[1] != 0) {
+    let mut words = [0; WORDS];
+    (words[0], words[1]) = (call.input.ptr.expose_provenance() as u64, cannot_lend.into());
+    let phase = window.exchange(context, words)?;
+    note(window, phase);
+    if window.told.iter().any(|words| words[1] != 0) {
         return Ok(false);
     }
     // Each begins with the next, so that not all read from one.
@@ -52,7 +52,7 @@ pub(super) fn copy_now(window: &mut Window, context: &OpContext<'_>, memory: Mem
             // SAFETY: the caller of `Window::run` vouches for both buffers.
             unsafe { memory.copy(memory.input(&from), to, from.len()) };
         } else {
-            let address = window.noted[peer][0] + (from.start * call.element) as u64;
+            let address = window.told[peer][0] + (from.start * call.element) as u64;
             // SAFETY: the caller of `Window::run` vouches for the output; in place others read only this rank's own block of it.
             unsafe { read(window, context, peer, address, to, from.len() * call.element)? };
         }
@@ -61,14 +61,14 @@ pub(super) fn copy_now(window: &mut Window, context: &OpContext<'_>, memory: Mem
     Ok(true)
 }
 
-/// Keeps what everybody noted in a turn, before the lines are used again.
-fn note(window: &mut Window, turn: u32) {
-    for peer in 0..window.noted.len() {
-        window.noted[peer] = window.turns.line(peer, turn).notes();
+/// Keeps what everybody told in a phase, before the lines are used again.
+fn note(window: &mut Window, phase: u32) {
+    for peer in 0..window.told.len() {
+        window.told[peer] = window.phases.line(peer, phase).words();
     }
 }
 
-/// The last turn: nobody returns before everybody has read. What was read counts only if nobody had failed by then: a rank
+/// The last phase: nobody returns before everybody has read. What was read counts only if nobody had failed by then: a rank
 /// that fails says so before its memory is its caller's again.
 fn depart(window: &mut Window, context: &OpContext<'_>) -> Result<()> {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
@@ -77,7 +77,7 @@ fn depart(window: &mut Window, context: &OpContext<'_>) -> Result<()> {
 }
 
 /// Whether the system can read this memory of the own process, as far as the ends tell. Memory of devices it cannot.
-fn is_readable(memory: Chunk) -> bool {
+fn is_readable(memory: RawSlice) -> bool {
     let Some(last) = memory.len.checked_sub(1) else { return true };
     [0, last].into_iter().all(|at| {
         let address = memory.skip(at).ptr.expose_provenance() as u64;
@@ -99,7 +99,7 @@ const NO_SUCH_PROCESS: i32 = 3;
 /// A piece of memory to read into, aligned for every element.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct Line([u8; 64]);
+pub(super) struct CacheLine([u8; 64]);
 
 /// Everybody reduces its slice from the others' inputs, then takes their slices from their outputs. False, and nothing done, if
 /// the system cannot read a rank's buffers.
@@ -114,31 +114,31 @@ pub(super) fn all_reduce(
 ) -> Result<bool> {
     let Memory { call, rank, ranks } = memory;
     let address = |ptr: *const u8| ptr.expose_provenance() as u64;
-    let mut notes = [0; NOTES];
-    (notes[0], notes[1]) = (address(call.input.ptr), address(call.output.ptr));
-    notes[2] = (is_readable(call.input) && is_readable(call.output.as_const())).into();
-    let turn = window.exchange(context, notes)?;
-    note(window, turn);
-    if window.noted.iter().any(|notes| notes[2] == 0) {
+    let mut words = [0; WORDS];
+    (words[0], words[1]) = (address(call.input.ptr), address(call.output.ptr));
+    words[2] = (is_readable(call.input) && is_readable(call.output.as_const())).into();
+    let phase = window.exchange(context, words)?;
+    note(window, phase);
+    if window.told.iter().any(|words| words[2] == 0) {
         return Ok(false);
     }
     let mine = chunk(call.count, ranks, rank);
-    let room = (BLOCK / (ranks - 1).max(1)).next_multiple_of(size_of::<Line>());
+    let room = (BLOCK / (ranks - 1).max(1)).next_multiple_of(size_of::<CacheLine>());
     let block = room / call.element;
     let mut rooms = std::mem::take(&mut window.rooms);
-    rooms.resize((ranks - 1) * room / size_of::<Line>(), Line([0; 64]));
+    rooms.resize((ranks - 1) * room / size_of::<CacheLine>(), CacheLine([0; 64]));
     for start in mine.clone().step_by(block) {
         let elements = start..(start + block).min(mine.end);
         let bytes = elements.len() * call.element;
         parts.clear();
-        let mut free = rooms.chunks_exact_mut(room / size_of::<Line>());
+        let mut free = rooms.chunks_exact_mut(room / size_of::<CacheLine>());
         for peer in 0..ranks {
             if peer == rank {
                 parts.push(memory.input(&elements));
                 continue;
             }
             let room = free.next().expect("there is one for each other rank").as_mut_ptr().cast::<u8>();
-            let from = window.noted[peer][0] + (start * call.element) as u64;
+            let from = window.told[peer][0] + (start * call.element) as u64;
             // SAFETY: there is room for a block.
             unsafe { read(window, context, peer, from, room, bytes)? };
             parts.push(room);
@@ -152,7 +152,7 @@ pub(super) fn all_reduce(
     // Each begins with the next, so that not all read from one.
     for peer in (1..ranks).map(|step| (rank + step) % ranks) {
         let theirs = chunk(call.count, ranks, peer);
-        let from = window.noted[peer][1] + (theirs.start * call.element) as u64;
+        let from = window.told[peer][1] + (theirs.start * call.element) as u64;
         // SAFETY: the caller of `Window::run` vouches for the output, of which others read only this rank's slice.
         unsafe { read(window, context, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
     }
@@ -174,12 +174,12 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
     for at in (0..len).step_by(PIECE) {
         context.patience_with(window.members[peer])?;
         // SAFETY: within what the caller vouches for. If the peer has ended, its number may be another's by now: then this
-        // operation fails in the next turn, which the peer does not come to.
+        // operation fails in the next phase, which the peer does not come to.
         let read = unsafe { sys::read_process(process, from + at as u64, to.add(at), PIECE.min(len - at)) };
         let Err(error) = read else { continue };
-        // A rank that is gone, or has failed, no longer has the memory that it spoke of. The turn after the next it cannot come to
+        // A rank that is gone, or has failed, no longer has the memory that it spoke of. The phase after the next it cannot come to
         // without this one, so who waits for it learns why.
-        let never = window.turns.next().wrapping_add(1);
+        let never = window.phases.next().wrapping_add(1);
         if error.raw_os_error() == Some(NO_SUCH_PROCESS) {
             window.wait(context, peer, never)?;
         }
@@ -194,21 +194,21 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
 pub(super) fn is_allowed(window: &mut Window, context: &OpContext<'_>) -> Result<bool> {
     // Something to read that is not the same everywhere.
     let canary = [u64::from(std::process::id()), context.fingerprint, window.rank as u64];
-    let mut notes = [0; NOTES];
-    notes[0] = canary.as_ptr().expose_provenance() as u64;
-    notes[1..=canary.len()].copy_from_slice(&canary);
-    let turn = window.exchange(context, notes)?;
+    let mut words = [0; WORDS];
+    words[0] = canary.as_ptr().expose_provenance() as u64;
+    words[1..=canary.len()].copy_from_slice(&canary);
+    let phase = window.exchange(context, words)?;
     let can_read = |peer: usize| {
-        let notes = window.turns.line(peer, turn).notes();
+        let words = window.phases.line(peer, phase).words();
         let mut seen = [0u64; 3];
         // SAFETY: `seen` is as long.
-        let read = window.process(peer).map(|pid| unsafe { sys::read_process(pid, notes[0], seen.as_mut_ptr().cast(), 24) });
-        matches!(read, Some(Ok(()))) && seen[..] == notes[1..=3]
+        let read = window.process(peer).map(|pid| unsafe { sys::read_process(pid, words[0], seen.as_mut_ptr().cast(), 24) });
+        matches!(read, Some(Ok(()))) && seen[..] == words[1..=3]
     };
     let all = window.peers().all(can_read);
-    let mut notes = [0; NOTES];
-    notes[0] = all.into();
+    let mut words = [0; WORDS];
+    words[0] = all.into();
     // The canaries live until everybody has read them.
-    let turn = window.exchange(context, notes)?;
-    Ok((0..window.members.len()).all(|peer| window.turns.line(peer, turn).notes()[0] != 0))
+    let phase = window.exchange(context, words)?;
+    Ok((0..window.members.len()).all(|peer| window.phases.line(peer, phase).words()[0] != 0))
 }

@@ -1,8 +1,8 @@
-//! The collectives themselves: what each rank copies and reduces, and between which of the others' turns.
+//! The collectives themselves: what each rank copies and reduces, and between which of the others' phases.
 //!
 //! Let N be the ranks of the host and S the bytes of the buffer (or of all blocks). What a rank loads and stores, in bytes:
 //!
-//! | form | bytes | turns |
+//! | form | bytes | phases |
 //! |---|---|---|
 //! | [`inline`]: up to 48 bytes in the flag line | none but the line | 1 |
 //! | [`OneShot`]: stage all, reduce everybody's | (N + 3) S | 1 |
@@ -17,9 +17,9 @@
 use std::ops::Range;
 
 use super::autotune::{self, Traffic};
-use super::flags::{NOTES, Notes};
+use super::flags::{WORDS, Words};
 use super::registered::Location;
-use super::{Direct, SLOT, Slots, Sources, Window, WindowCall, cma};
+use super::{Collective, SLOT, Slots, Sources, Window, WindowCall, cma};
 use crate::config::Passage;
 use crate::error::{Cause, Result};
 use crate::failure::OpContext;
@@ -36,7 +36,7 @@ const STREAM: usize = 32 << 20;
 
 /// Up to so many bytes, a rank fetches its next slot ahead. Of 16 KiB, where cores are far from each other, that takes longer than
 /// it saves.
-const FORESEEN: usize = 8 << 10;
+const PREFETCHED: usize = 8 << 10;
 
 /// See [`Window::run`].
 ///
@@ -53,7 +53,7 @@ pub(super) unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &Wi
     // What is short comes first: there, every test counts.
     match call.op {
         Op::Barrier => return window.meet(context),
-        Op::AllReduce | Op::Reduce if bytes <= size_of::<Notes>() => {
+        Op::AllReduce | Op::Reduce if bytes <= size_of::<Words>() => {
             return inline(window, context, memory, call.op == Op::AllReduce || is_root);
         }
         _ => {}
@@ -188,23 +188,23 @@ impl Memory<'_> {
 fn inline(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, takes: bool) -> Result<()> {
     let all = 0..memory.call.count;
     let bytes = all.len() * memory.call.element;
-    let mut notes: Notes = [0; NOTES];
-    // SAFETY: notes have room for `bytes`, and the caller of `run` vouches for the input.
-    unsafe { std::ptr::copy_nonoverlapping(memory.input(&all), notes.as_mut_ptr().cast(), bytes) };
-    let turn = window.turns.next();
-    window.begin_turn(context, notes)?;
-    window.turns.publish();
+    let mut words: Words = [0; WORDS];
+    // SAFETY: words have room for `bytes`, and the caller of `run` vouches for the input.
+    unsafe { std::ptr::copy_nonoverlapping(memory.input(&all), words.as_mut_ptr().cast(), bytes) };
+    let phase = window.phases.next();
+    window.begin_turn(context, words)?;
+    window.phases.publish();
     if !takes {
         return Ok(());
     }
-    window.wait_for(context, Sources::Everybody, turn)?;
-    let Window { inline, turns, parts, .. } = window;
+    window.wait_for(context, Sources::Everybody, phase)?;
+    let Window { inline, phases, parts, .. } = window;
     parts.clear();
     for (rank, place) in inline.iter_mut().enumerate() {
-        *place = if rank == memory.rank { notes } else { turns.line(rank, turn).notes() };
+        *place = if rank == memory.rank { words } else { phases.line(rank, phase).words() };
         parts.push(place.as_ptr().cast());
     }
-    // SAFETY: the parts are notes, which hold so many elements; the caller of `run` vouches for the output.
+    // SAFETY: the parts are words, which hold so many elements; the caller of `run` vouches for the output.
     unsafe { memory.fold(parts, memory.output(&all), all.len()) };
     Ok(())
 }
@@ -222,7 +222,7 @@ impl OneShot<'_> {
     }
 }
 
-impl Direct for OneShot<'_> {
+impl Collective for OneShot<'_> {
     const COMBINES: bool = false;
 
     fn pieces(&self) -> usize {
@@ -233,12 +233,12 @@ impl Direct for OneShot<'_> {
         let all = 0..self.memory.call.count;
         let (input, bytes) = (self.memory.input(&all), self.bytes());
         // SAFETY: a slot holds what is reduced in one shot, and the caller of `run` vouches for the input.
-        unsafe { reduce::copy_up_to(FORESEEN, input, mine, bytes) };
+        unsafe { reduce::copy_up_to(PREFETCHED, input, mine, bytes) };
     }
 
     /// The next operation is often as large as this one.
-    fn foresee(&self, next: *mut u8) {
-        if self.takes && self.bytes() <= FORESEEN {
+    fn prefetch(&self, next: *mut u8) {
+        if self.takes && self.bytes() <= PREFETCHED {
             for line in (0..self.bytes()).step_by(64) {
                 sync::prefetch_to_write(next.wrapping_add(line));
             }
@@ -299,7 +299,7 @@ impl TwoShot<'_> {
     }
 }
 
-impl Direct for TwoShot<'_> {
+impl Collective for TwoShot<'_> {
     const COMBINES: bool = true;
 
     fn pieces(&self) -> usize {
@@ -328,7 +328,7 @@ impl Direct for TwoShot<'_> {
             let output = memory.output(&slice);
             let (first, second) = if memory.streams(output) { (shared, output) } else { (output, shared) };
             // SAFETY: everybody has staged this rank's slice; the caller of `run` vouches for both buffers, and this rank's slice
-            // of its own slot is its own until the next turn. What comes first is in the cache when it is copied.
+            // of its own slot is its own until the next phase. What comes first is in the cache when it is copied.
             unsafe {
                 memory.fold(self.parts, first, slice.len());
                 if second == output {
@@ -374,7 +374,7 @@ impl Spread<'_> {
     }
 }
 
-impl Direct for Spread<'_> {
+impl Collective for Spread<'_> {
     const COMBINES: bool = false;
 
     fn stages(&self) -> bool {
@@ -440,7 +440,7 @@ impl Collect<'_> {
     }
 }
 
-impl Direct for Collect<'_> {
+impl Collective for Collect<'_> {
     const COMBINES: bool = false;
 
     fn stages(&self) -> bool {
@@ -492,7 +492,7 @@ impl Exchange<'_> {
     }
 }
 
-impl Direct for Exchange<'_> {
+impl Collective for Exchange<'_> {
     const COMBINES: bool = false;
 
     fn pieces(&self) -> usize {
@@ -538,7 +538,7 @@ impl Direct for Exchange<'_> {
     }
 }
 
-/// What a rank notes of its buffers in the first turn of an all-reduce: where the input and the output are registered, or
+/// What a rank says of its buffers in the first phase of an all-reduce: where the input and the output are registered, or
 /// that they are not.
 #[derive(Clone, Copy)]
 struct Places {
@@ -549,13 +549,13 @@ struct Places {
 const REGISTERED: u64 = 1;
 
 impl Places {
-    fn notes(places: Option<Places>) -> Notes {
-        places.map_or([0; NOTES], |Places { input, output }| {
+    fn words(places: Option<Places>) -> Words {
+        places.map_or([0; WORDS], |Places { input, output }| {
             [REGISTERED, input.allocation.into(), input.offset, output.allocation.into(), output.offset, 0]
         })
     }
 
-    fn from_notes([kind, input, input_at, output, output_at, _]: Notes) -> Option<Places> {
+    fn from_notes([kind, input, input_at, output, output_at, _]: Words) -> Option<Places> {
         let location = |number: u64, offset| Some(Location { allocation: number.try_into().ok()?, offset });
         (kind == REGISTERED)
             .then(|| Some(Places { input: location(input, input_at)?, output: location(output, output_at)? }))
@@ -563,9 +563,9 @@ impl Places {
     }
 }
 
-/// An all-reduce that is worth asking whether its buffers are registered. In the first turn everybody says so; those whose
-/// buffers are not stage their first piece in the same turn, if it is known that it is to be staged. If all are, nothing need be staged. If none are, the first turn
-/// was that of the first piece. If some are, the turn was for nothing.
+/// An all-reduce that is worth asking whether its buffers are registered. In the first phase everybody says so; those whose
+/// buffers are not stage their first piece in the same phase, if it is known that it is to be staged. If all are, nothing need be staged. If none are, the first phase
+/// was that of the first piece. If some are, the phase was for nothing.
 fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot: &mut TwoShot<'_>) -> Result<()> {
     let memory = two_shot.memory;
     let bytes = memory.call.count * memory.call.element;
@@ -579,16 +579,16 @@ fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot: &mut TwoSh
     if mine.is_none() && stages {
         window.hold_stage(context)?;
     }
-    let turn = window.turns.next();
-    window.begin_turn(context, Places::notes(mine))?;
+    let phase = window.phases.next();
+    window.begin_turn(context, Places::words(mine))?;
     if mine.is_none() && stages {
-        two_shot.stage(0, window.slots(turn).of(memory.rank));
+        two_shot.stage(0, window.slots(phase).of(memory.rank));
     }
-    window.turns.publish();
-    window.wait_for(context, Sources::Everybody, turn)?;
+    window.phases.publish();
+    window.wait_for(context, Sources::Everybody, phase)?;
     let places = |rank: usize| match rank == memory.rank {
         true => mine,
-        false => Places::from_notes(window.turns.line(rank, turn).notes()),
+        false => Places::from_notes(window.phases.line(rank, phase).words()),
     };
     let registered = (0..memory.ranks).filter(|&rank| places(rank).is_some()).count();
     if registered == 0 && stages {
@@ -631,7 +631,7 @@ fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot: &mut TwoSh
         }
         let first = outputs[memory.rank].wrapping_add(offset);
         // SAFETY: all parts lie in registered memory that was resolved for the whole buffer. This slice of all ranks' buffers is
-        // this rank's to read and write until the next turn.
+        // this rank's to read and write until the next phase.
         unsafe { memory.fold(two_shot.parts, first, len) };
         for rank in (0..memory.ranks).filter(|&rank| rank != memory.rank) {
             // SAFETY: as above.

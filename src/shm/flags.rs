@@ -1,21 +1,21 @@
 //! How ranks that share memory tell each other how far they are.
 //!
-//! Time is counted in turns, the same on all ranks. In a turn a rank writes its slot of shared memory, publishes the turn, and
+//! Time is counted in phases, the same on all ranks. In a phase a rank writes its slot of shared memory, publishes the phase, and
 //! then reads the slots in which others published theirs. There are [`SLOTS`] slots for each rank, used in rotation, each with
-//! a [`Line`] of flags beside it.
+//! a [`FlagLine`] of flags beside it.
 //!
-//! - *Published*: `line.turn` holds the turn. It is stored with release and loaded with acquire, so who sees the turn sees
+//! - *Published*: `line.phase` holds the phase. It is stored with release and loaded with acquire, so who sees the phase sees
 //!   everything that its rank wrote before: its slot, and also its reads, which are thus over.
-//! - *Retired*: no rank reads the slots of a turn any more. A rank that publishes turn t promises to be done with turns up to
-//!   t - [`LAG`]. So turn t of a slot may be overwritten in turn t + `SLOTS` by a rank that has seen everybody publish turn
+//! - *Retired*: no rank reads the slots of a phase any more. A rank that publishes phase t promises to be done with phases up to
+//!   t - [`LAG`]. So phase t of a slot may be overwritten in phase t + `SLOTS` by a rank that has seen everybody publish phase
 //!   t + `LAG`.
-//! - *Finished*: a rank that will read no slot of the turns so far says so when its operation is over. When all readers have
+//! - *Finished*: a rank that will read no slot of the phases so far says so when its operation is over. When all readers have
 //!   finished, the memory of a rank's slots may be given to another communicator.
-//! - *Sleeping*: a rank that has waited long adds itself to `line.sleepers`, looks at `line.turn` once more, and sleeps on it.
-//!   The publisher stores `line.turn` and then looks at `line.sleepers`. All four are sequentially consistent, so the
-//!   sleeper sees the turn or the publisher sees the sleeper: no wake is lost.
+//! - *Sleeping*: a rank that has waited long adds itself to `line.sleepers`, looks at `line.phase` once more, and sleeps on it.
+//!   The publisher stores `line.phase` and then looks at `line.sleepers`. All four are sequentially consistent, so the
+//!   sleeper sees the phase or the publisher sees the sleeper: no wake is lost.
 //!
-//! Turns are 32-bit and wrap; they are compared by difference. A peer that publishes nonsense can make this rank read
+//! Phases are 32-bit and wrap; they are compared by difference. A peer that publishes nonsense can make this rank read
 //! nonsense, but not read or write outside the shared memory.
 
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering, announce, announce_add, look};
@@ -24,42 +24,42 @@ use crate::types::Descriptor;
 /// Slots of each rank.
 pub(crate) const SLOTS: usize = 8;
 
-/// How many turns a rank may still read after it has published.
+/// How many phases a rank may still read after it has published.
 pub(crate) const LAG: u32 = 3;
 
-/// Words that a rank says to the others along with a turn, in the same cache line.
-pub(crate) const NOTES: usize = 6;
-pub(crate) type Notes = [u64; NOTES];
+/// Words that a rank says to the others along with a phase, in the same cache line.
+pub(crate) const WORDS: usize = 6;
+pub(crate) type Words = [u64; WORDS];
 
 /// The flags of one slot, in two cache lines of which only the first is read in the normal course.
 #[repr(C, align(128))]
-pub(crate) struct Line {
-    /// The last turn that was published in this slot.
-    pub(crate) turn: AtomicU32,
-    /// How many ranks sleep on `turn`.
+pub(crate) struct FlagLine {
+    /// The last phase that was published in this slot.
+    pub(crate) phase: AtomicU32,
+    /// How many ranks sleep on `phase`.
     sleepers: AtomicU32,
-    /// The fingerprint of the operation that the turn belongs to, and of all before it.
+    /// The fingerprint of the operation that the phase belongs to, and of all before it.
     fingerprint: AtomicU64,
-    notes: [AtomicU64; NOTES],
+    words: [AtomicU64; WORDS],
     /// The operation itself, read only if the fingerprint is another than expected.
     descriptor: [AtomicU64; Descriptor::WORDS],
 }
 
-impl Line {
+impl FlagLine {
     #[cfg(kolo_loom)]
-    pub(crate) fn new() -> Line {
-        Line {
-            turn: AtomicU32::new(0),
+    pub(crate) fn new() -> FlagLine {
+        FlagLine {
+            phase: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             fingerprint: AtomicU64::new(0),
-            notes: std::array::from_fn(|_| AtomicU64::new(0)),
+            words: std::array::from_fn(|_| AtomicU64::new(0)),
             descriptor: std::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 
-    fn has_reached(&self, turn: u32) -> Option<u32> {
-        let now = self.turn.load(Ordering::Acquire);
-        is_reached(now, turn).then_some(now)
+    fn has_reached(&self, phase: u32) -> Option<u32> {
+        let now = self.phase.load(Ordering::Acquire);
+        is_reached(now, phase).then_some(now)
     }
 
     /// As one who does the same.
@@ -68,17 +68,17 @@ impl Line {
         self.fingerprint.store(fingerprint, Ordering::Relaxed);
     }
 
-    /// Whether what is written here belongs to a turn.
-    pub(crate) fn holds(&self, turn: u32) -> bool {
-        self.turn.load(Ordering::Acquire) == turn
+    /// Whether what is written here belongs to a phase.
+    pub(crate) fn holds(&self, phase: u32) -> bool {
+        self.phase.load(Ordering::Acquire) == phase
     }
 
     pub(crate) fn fingerprint(&self) -> u64 {
         self.fingerprint.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn notes(&self) -> Notes {
-        std::array::from_fn(|i| self.notes[i].load(Ordering::Relaxed))
+    pub(crate) fn words(&self) -> Words {
+        std::array::from_fn(|i| self.words[i].load(Ordering::Relaxed))
     }
 
     pub(crate) fn descriptor(&self) -> [u64; Descriptor::WORDS] {
@@ -86,17 +86,17 @@ impl Line {
     }
 }
 
-/// Whether a rank at turn `now` has published `turn`.
-fn is_reached(now: u32, turn: u32) -> bool {
-    now.wrapping_sub(turn) as i32 >= 0
+/// Whether a rank at phase `now` has published `phase`.
+fn is_reached(now: u32, phase: u32) -> bool {
+    now.wrapping_sub(phase) as i32 >= 0
 }
 
 /// Where lines live, and how to sleep there: shared memory, or a model of it.
-pub(crate) trait Lines {
+pub(crate) trait FlagLines {
     /// The line of a rank's slot.
-    fn line(&self, rank: usize, slot: usize) -> &Line;
+    fn line(&self, rank: usize, slot: usize) -> &FlagLine;
 
-    /// The last turn up to which a rank has finished reading.
+    /// The last phase up to which a rank has finished reading.
     fn finished(&self, rank: usize) -> &AtomicU32;
 
     /// Sleeps while `word` holds `value`, for some time at most. May return early.
@@ -106,65 +106,65 @@ pub(crate) trait Lines {
     fn wake(&self, word: &AtomicU32);
 }
 
-/// Whether a rank reads the slots of turns up to `turn` no more.
-pub(crate) fn has_finished(lines: &impl Lines, rank: usize, turn: u32) -> bool {
+/// Whether a rank reads the slots of phases up to `phase` no more.
+pub(crate) fn has_finished(lines: &impl FlagLines, rank: usize, phase: u32) -> bool {
     // Acquires that its reads are over.
-    is_reached(lines.finished(rank).load(Ordering::Acquire), turn)
+    is_reached(lines.finished(rank).load(Ordering::Acquire), phase)
 }
 
-/// One rank's view of everybody's turns.
-pub(crate) struct Turns<L> {
+/// One rank's view of everybody's phases.
+pub(crate) struct Phases<L> {
     pub(crate) lines: L,
     rank: usize,
-    /// The last turn of each rank that has been seen. This rank's own is the last that it published.
+    /// The last phase of each rank that has been seen. This rank's own is the last that it published.
     seen: Vec<u32>,
 }
 
-impl<L: Lines> Turns<L> {
-    pub(crate) fn new(lines: L, rank: usize, ranks: usize) -> Turns<L> {
-        Turns { lines, rank, seen: vec![0; ranks] }
+impl<L: FlagLines> Phases<L> {
+    pub(crate) fn new(lines: L, rank: usize, ranks: usize) -> Phases<L> {
+        Phases { lines, rank, seen: vec![0; ranks] }
     }
 
-    /// The turn that this rank publishes next.
+    /// The phase that this rank publishes next.
     pub(crate) fn next(&self) -> u32 {
         self.seen[self.rank].wrapping_add(1)
     }
 
-    pub(crate) fn slot(turn: u32) -> usize {
-        turn as usize % SLOTS
+    pub(crate) fn slot(phase: u32) -> usize {
+        phase as usize % SLOTS
     }
 
-    /// A rank's line in a turn.
-    pub(crate) fn line(&self, rank: usize, turn: u32) -> &Line {
-        self.lines.line(rank, Self::slot(turn))
+    /// A rank's line in a phase.
+    pub(crate) fn line(&self, rank: usize, phase: u32) -> &FlagLine {
+        self.lines.line(rank, Self::slot(phase))
     }
 
-    /// Before a turn is published: says to what operation it belongs, to those who compare. `notes` ride along.
+    /// Before a phase is published: says to what operation it belongs, to those who compare. `words` ride along.
     ///
-    /// May be called for a turn only when the one that used its slot before is retired.
+    /// May be called for a phase only when the one that used its slot before is retired.
     #[inline]
-    pub(crate) fn announce(&mut self, turn: u32, fingerprint: u64, descriptor: [u64; Descriptor::WORDS], notes: Notes) {
-        let line = self.line(self.rank, turn);
+    pub(crate) fn announce(&mut self, phase: u32, fingerprint: u64, descriptor: [u64; Descriptor::WORDS], words: Words) {
+        let line = self.line(self.rank, phase);
         line.fingerprint.store(fingerprint, Ordering::Relaxed);
         for (to, word) in line.descriptor.iter().zip(descriptor) {
             to.store(word, Ordering::Relaxed);
         }
-        for (to, word) in line.notes.iter().zip(notes) {
+        for (to, word) in line.words.iter().zip(words) {
             to.store(word, Ordering::Relaxed);
         }
     }
 
-    /// Publishes the next turn.
+    /// Publishes the next phase.
     #[inline]
     pub(crate) fn publish(&mut self) {
-        let turn = self.next();
-        let line = self.line(self.rank, turn);
+        let phase = self.next();
+        let line = self.line(self.rank, phase);
         // Releases the slot and the line.
-        announce(&line.turn, turn);
+        announce(&line.phase, phase);
         if look(&line.sleepers) != 0 {
-            self.lines.wake(&line.turn);
+            self.lines.wake(&line.phase);
         }
-        self.seen[self.rank] = turn;
+        self.seen[self.rank] = phase;
         // While there is nothing to do but to wait for the others, who read the next line when it was last used. Of its two cache
         // lines the second came to them unasked, for processors fetch lines in pairs.
         let next = self.line(self.rank, self.next());
@@ -172,21 +172,21 @@ impl<L: Lines> Turns<L> {
         sync::prefetch_to_write(&next.descriptor);
     }
 
-    /// Says that this rank reads the slots of all turns so far no more; returns the last of them.
+    /// Says that this rank reads the slots of all phases so far no more; returns the last of them.
     #[inline]
     pub(crate) fn finish(&self) -> u32 {
-        let turn = self.seen[self.rank];
+        let phase = self.seen[self.rank];
         // Releases the slots to the rank that writes them next.
-        self.lines.finished(self.rank).store(turn, Ordering::Release);
-        turn
+        self.lines.finished(self.rank).store(phase, Ordering::Release);
+        phase
     }
 
-    /// Whether a rank has published a turn. If so, acquires what it wrote before.
-    pub(crate) fn has_reached(&mut self, rank: usize, turn: u32) -> bool {
-        if is_reached(self.seen[rank], turn) {
+    /// Whether a rank has published a phase. If so, acquires what it wrote before.
+    pub(crate) fn has_reached(&mut self, rank: usize, phase: u32) -> bool {
+        if is_reached(self.seen[rank], phase) {
             return true;
         }
-        match self.line(rank, turn).has_reached(turn) {
+        match self.line(rank, phase).has_reached(phase) {
             Some(now) => {
                 self.seen[rank] = now;
                 true
@@ -195,26 +195,26 @@ impl<L: Lines> Turns<L> {
         }
     }
 
-    /// Sleeps until a rank has published a turn, or `nap` is over. May return early.
-    pub(crate) fn sleep(&self, rank: usize, turn: u32, nap: std::time::Duration) {
-        let line = self.line(rank, turn);
+    /// Sleeps until a rank has published a phase, or `nap` is over. May return early.
+    pub(crate) fn sleep(&self, rank: usize, phase: u32, nap: std::time::Duration) {
+        let line = self.line(rank, phase);
         announce_add(&line.sleepers, 1);
-        let now = look(&line.turn);
-        if !is_reached(now, turn) {
-            self.lines.sleep(&line.turn, now, nap);
+        let now = look(&line.phase);
+        if !is_reached(now, phase) {
+            self.lines.sleep(&line.phase, now, nap);
         }
         line.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The turn that all must have published before this rank may write its slot for `turn`.
-    pub(crate) fn retires(turn: u32) -> u32 {
-        turn.wrapping_sub(SLOTS as u32).wrapping_add(LAG)
+    /// The phase that all must have published before this rank may write its slot for `phase`.
+    pub(crate) fn retires(phase: u32) -> u32 {
+        phase.wrapping_sub(SLOTS as u32).wrapping_add(LAG)
     }
 
     /// Wakes all who sleep on this rank, whatever they wait for.
     pub(crate) fn wake_everybody(&self) {
         for slot in 0..SLOTS {
-            self.lines.wake(&self.lines.line(self.rank, slot).turn);
+            self.lines.wake(&self.lines.line(self.rank, slot).phase);
         }
     }
 }
@@ -231,7 +231,7 @@ mod tests {
 
     /// Shared memory as loom sees it: a slot is a cell in which loom detects races, a futex is a lock and a condition.
     struct Memory {
-        lines: Vec<[Line; SLOTS]>,
+        lines: Vec<[FlagLine; SLOTS]>,
         slots: Vec<[UnsafeCell<u32>; SLOTS]>,
         finished: Vec<AtomicU32>,
         futex: Mutex<()>,
@@ -246,7 +246,7 @@ mod tests {
     impl Memory {
         fn new(ranks: usize) -> Arc<Memory> {
             Arc::new(Memory {
-                lines: (0..ranks).map(|_| std::array::from_fn(|_| Line::new())).collect(),
+                lines: (0..ranks).map(|_| std::array::from_fn(|_| FlagLine::new())).collect(),
                 slots: (0..ranks).map(|_| std::array::from_fn(|_| UnsafeCell::new(0))).collect(),
                 finished: (0..ranks).map(|_| AtomicU32::new(0)).collect(),
                 futex: Mutex::new(()),
@@ -255,8 +255,8 @@ mod tests {
         }
     }
 
-    impl Lines for Arc<Memory> {
-        fn line(&self, rank: usize, slot: usize) -> &Line {
+    impl FlagLines for Arc<Memory> {
+        fn line(&self, rank: usize, slot: usize) -> &FlagLine {
             &self.lines[rank][slot]
         }
 
@@ -278,56 +278,56 @@ mod tests {
         }
     }
 
-    fn wait(turns: &mut Turns<Arc<Memory>>, rank: usize, turn: u32) {
-        while !turns.has_reached(rank, turn) {
-            turns.sleep(rank, turn, std::time::Duration::MAX);
+    fn wait(phases: &mut Phases<Arc<Memory>>, rank: usize, phase: u32) {
+        while !phases.has_reached(rank, phase) {
+            phases.sleep(rank, phase, std::time::Duration::MAX);
         }
     }
 
     /// One rank's part in a model.
     struct Dancer {
         memory: Arc<Memory>,
-        turns: Turns<Arc<Memory>>,
+        phases: Phases<Arc<Memory>>,
         rank: usize,
         ranks: usize,
     }
 
     impl Dancer {
-        fn wait(&mut self, rank: usize, turn: u32) {
-            while !self.turns.has_reached(rank, turn) {
-                self.turns.sleep(rank, turn, std::time::Duration::MAX);
+        fn wait(&mut self, rank: usize, phase: u32) {
+            while !self.phases.has_reached(rank, phase) {
+                self.phases.sleep(rank, phase, std::time::Duration::MAX);
             }
         }
 
-        /// Writes this rank's slot and publishes the turn.
-        fn write(&mut self, turn: u32) {
+        /// Writes this rank's slot and publishes the phase.
+        fn write(&mut self, phase: u32) {
             for other in 0..self.ranks {
-                self.wait(other, Turns::<Arc<Memory>>::retires(turn));
+                self.wait(other, Phases::<Arc<Memory>>::retires(phase));
             }
-            self.turns.announce(turn, turn.into(), [0; 4], [self.rank as u64; NOTES]);
-            let (slot, word) = (Turns::<Arc<Memory>>::slot(turn), turn.wrapping_mul(10) + self.rank as u32);
+            self.phases.announce(phase, phase.into(), [0; 4], [self.rank as u64; WORDS]);
+            let (slot, word) = (Phases::<Arc<Memory>>::slot(phase), phase.wrapping_mul(10) + self.rank as u32);
             // SAFETY: loom checks that nobody else touches the slot.
             self.memory.slots[self.rank][slot].with_mut(|to| unsafe { *to = word });
-            self.turns.publish();
+            self.phases.publish();
         }
 
-        /// Waits for a rank's turn and reads its slot.
-        fn read(&mut self, rank: usize, turn: u32) {
-            self.wait(rank, turn);
-            assert_eq!(self.turns.line(rank, turn).fingerprint(), turn.into());
-            assert_eq!(self.turns.line(rank, turn).notes()[0], rank as u64);
+        /// Waits for a rank's phase and reads its slot.
+        fn read(&mut self, rank: usize, phase: u32) {
+            self.wait(rank, phase);
+            assert_eq!(self.phases.line(rank, phase).fingerprint(), phase.into());
+            assert_eq!(self.phases.line(rank, phase).words()[0], rank as u64);
             // SAFETY: loom checks that nobody writes the slot.
-            let word = self.memory.slots[rank][Turns::<Arc<Memory>>::slot(turn)].with(|word| unsafe { *word });
-            assert_eq!(word, turn.wrapping_mul(10) + rank as u32);
+            let word = self.memory.slots[rank][Phases::<Arc<Memory>>::slot(phase)].with(|word| unsafe { *word });
+            assert_eq!(word, phase.wrapping_mul(10) + rank as u32);
         }
     }
 
-    /// Every rank writes its slot in every turn, and reads everybody's.
+    /// Every rank writes its slot in every phase, and reads everybody's.
     fn exchange(dancer: &mut Dancer, first: u32, count: u32) {
-        for turn in (0..count).map(|i| first.wrapping_add(i)) {
-            dancer.write(turn);
+        for phase in (0..count).map(|i| first.wrapping_add(i)) {
+            dancer.write(phase);
             for other in 0..dancer.ranks {
-                dancer.read(other, turn);
+                dancer.read(other, phase);
             }
         }
     }
@@ -346,12 +346,12 @@ mod tests {
     fn give_up(dancer: &mut Dancer, first: u32, _: u32) {
         if dancer.rank > 0 {
             dancer.read(0, first);
-            dancer.turns.finish();
+            dancer.phases.finish();
             return;
         }
         dancer.write(first);
         if (1..dancer.ranks).all(|other| has_finished(&dancer.memory, other, first)) {
-            let slot = Turns::<Arc<Memory>>::slot(first);
+            let slot = Phases::<Arc<Memory>>::slot(first);
             // SAFETY: loom checks that no rank reads the slot.
             dancer.memory.slots[0][slot].with_mut(|to| unsafe { *to = 0 });
         }
@@ -364,11 +364,11 @@ mod tests {
         builder.check(move || {
             let memory = Memory::new(ranks);
             let before = first.wrapping_sub(1);
-            memory.lines.iter().flatten().for_each(|line| line.turn.store(before, Ordering::Relaxed));
+            memory.lines.iter().flatten().for_each(|line| line.phase.store(before, Ordering::Relaxed));
             let dancer = |rank| {
-                let mut turns = Turns::new(memory.clone(), rank, ranks);
-                turns.seen = vec![before; ranks];
-                Dancer { memory: memory.clone(), turns, rank, ranks }
+                let mut phases = Phases::new(memory.clone(), rank, ranks);
+                phases.seen = vec![before; ranks];
+                Dancer { memory: memory.clone(), phases, rank, ranks }
             };
             let others: Vec<_> = (1..ranks)
                 .map(|rank| {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::flags::{SLOTS, Turns};
+use super::flags::{Phases, SLOTS};
 use super::registered::Allocation;
-use super::{Line, Lines, Passages, Shared, Window, WindowCall};
+use super::{FlagLine, FlagLines, Passages, Shared, Window, WindowCall};
 use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area, USABLE};
 use crate::bootstrap::host_group::stage::FIRST;
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::config::Passage;
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
@@ -24,7 +24,7 @@ const OPS: [Op; 8] =
 /// Words of one rank's buffer: inline, in one shot, in pieces.
 const COUNTS: [usize; 4] = [1, 6, 500, 40_000];
 
-/// The first bytes say what this rank calls, and how far the peer keeps to the protocol; the rest is what the peer's card and
+/// The first bytes say what this rank calls, and how far the peer keeps to the protocol; the rest is what the peer's state and
 /// flag lines hold. The outcome may be anything but a panic, an endless wait, or memory touched that is nobody's.
 pub(crate) fn fuzz(bytes: &[u8]) {
     let Some((&[what, keeps, count], written)) = bytes.split_first_chunk::<3>() else { return };
@@ -38,11 +38,11 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(2 * BUFFER)), part: BUFFER });
     window.heap().add(registered.clone());
 
-    // SAFETY: the peer's card and lines, which consist of words that are valid whatever they hold; nobody else knows of them.
+    // SAFETY: the peer's state and lines, which consist of words that are valid whatever they hold; nobody else knows of them.
     unsafe { std::ptr::copy_nonoverlapping(written.as_ptr(), segment.at(AREA), written.len().min(USABLE)) };
     if keeps & 16 == 0 {
         // It stages data where others find it.
-        peer.card(1).stage.store(FIRST, Ordering::Relaxed);
+        peer.rank_state(1).stage.store(FIRST, Ordering::Relaxed);
     }
     let descriptor = Descriptor {
         op,
@@ -56,11 +56,11 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     let info =
         CommInfo { rank: 0, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, cancel: Arc::default() };
     let context = OpContext::new(descriptor, &info);
-    for turn in 1..=SLOTS as u32 {
-        let line: &Line = peer.line(1, Turns::<Shared>::slot(turn));
+    for phase in 1..=SLOTS as u32 {
+        let line: &FlagLine = peer.line(1, Phases::<Shared>::slot(phase));
         if keeps & 1 != 0 {
             // It has come as far as anybody needs it to.
-            line.turn.store(turn + (1 << 20) * SLOTS as u32, Ordering::Relaxed);
+            line.phase.store(phase + (1 << 20) * SLOTS as u32, Ordering::Relaxed);
         }
         if keeps & 2 != 0 {
             line.agree(Descriptor::chained(0, context.fingerprint));
@@ -77,11 +77,11 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     let mut private = [vec![1u64; blocks_in * count], vec![2u64; blocks_out * count]];
     let (input, output) = if is_registered && blocks_in.max(blocks_out) * count * 16 <= BUFFER {
         let bytes = |blocks: usize| blocks * count * 8;
-        let input = Chunk { ptr: registered.at(0, 0), len: bytes(blocks_in) };
-        (input, ChunkMut { ptr: registered.at(0, BUFFER / 2), len: bytes(blocks_out) })
+        let input = RawSlice { ptr: registered.at(0, 0), len: bytes(blocks_in) };
+        (input, RawSliceMut { ptr: registered.at(0, BUFFER / 2), len: bytes(blocks_out) })
     } else {
         let [input, output] = &mut private;
-        (Chunk::of(input), ChunkMut::of(output))
+        (RawSlice::of(input), RawSliceMut::of(output))
     };
     let call = WindowCall {
         count,
@@ -96,7 +96,7 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         assert!(!error.to_string().is_empty());
     }
     // One that says that it still writes is waited for, for seconds.
-    peer.card(1).borrows.store(0, Ordering::Relaxed);
+    peer.rank_state(1).borrows.store(0, Ordering::Relaxed);
     window.part(1, outcome.is_err());
 }
 

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::host_group::HostGroup;
 use crate::bootstrap::host_group::area::{Area, Parts, USABLE};
 use crate::bootstrap::host_group::stage::{Holder, STAGE, Stage};
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
 use crate::reduce::Kernel;
@@ -34,7 +34,7 @@ use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
 use crate::sys::{self, PageSize, Patience, Segment, Waiting};
 use crate::types::{Descriptor, Op, Rank};
 pub(crate) use autotune::Passages;
-use flags::{Line, Lines, NOTES, Notes, SLOTS, Turns};
+use flags::{FlagLine, FlagLines, Phases, SLOTS, WORDS, Words};
 use registered::{Heap, Location};
 
 /// Bytes of one slot. Larger data goes through in pieces.
@@ -43,11 +43,11 @@ const SLOT: usize = 128 << 10;
 /// The most ranks of a host that share a window: each has a line of every slot to itself.
 pub(crate) const MOST_RANKS: usize = SLOT / 64;
 
-const _: () = assert!(LINES + SLOTS * size_of::<Line>() <= USABLE, "a rank's flags fit its part of an area");
+const _: () = assert!(LINES + SLOTS * size_of::<FlagLine>() <= USABLE, "a rank's flags fit its part of an area");
 const _: () = assert!(SLOTS * SLOT == STAGE, "a stage has room for a rank's slots");
 
-/// Where a rank's lines begin in its part of the area: after the card and the progress.
-const LINES: usize = size_of::<Card>() + size_of::<Progress>();
+/// Where a rank's lines begin in its part of the area: after the state and the progress.
+const LINES: usize = size_of::<RankState>() + size_of::<Progress>();
 
 /// How long a rank that has failed waits for those that write into its registered buffers.
 const PATIENCE_WITH_WRITERS: Duration = Duration::from_millis(100);
@@ -66,7 +66,7 @@ const NAP: Duration = Duration::from_millis(50);
 
 /// What a rank says of itself.
 #[repr(C, align(128))]
-struct Card {
+struct RankState {
     /// One of the states below.
     state: AtomicU32,
     pid: AtomicU32,
@@ -82,10 +82,10 @@ struct Card {
     lent: [AtomicPtr<u8>; 2],
 }
 
-/// How far a rank is with reading. Apart from the card, which all ranks read in every operation.
+/// How far a rank is with reading. Apart from the state, which all ranks read in every operation.
 #[repr(C, align(128))]
 struct Progress {
-    /// The last turn of the last operation in which the rank has read others' slots: it reads those of earlier turns no more.
+    /// The last phase of the last operation in which the rank has read others' slots: it reads those of earlier phases no more.
     finished: AtomicU32,
 }
 
@@ -104,25 +104,25 @@ struct Shared {
 }
 
 impl Shared {
-    fn card(&self, rank: usize) -> &Card {
-        // SAFETY: an area has a part for every rank, aligned to more than a card. The memory started zeroed, which is a valid card,
+    fn rank_state(&self, rank: usize) -> &RankState {
+        // SAFETY: an area has a part for every rank, aligned to more than a state. The memory started zeroed, which is a valid state,
         // and is touched only through its atomics.
-        unsafe { &*self.parts.at(rank).cast::<Card>() }
+        unsafe { &*self.parts.at(rank).cast::<RankState>() }
     }
 }
 
-impl Lines for Shared {
+impl FlagLines for Shared {
     #[inline]
-    fn line(&self, rank: usize, slot: usize) -> &Line {
+    fn line(&self, rank: usize, slot: usize) -> &FlagLine {
         debug_assert!(slot < SLOTS);
-        // SAFETY: as for `card`; the lines follow card and progress, which are as aligned as they are.
-        unsafe { &*self.parts.at(rank).add(LINES + slot * size_of::<Line>()).cast::<Line>() }
+        // SAFETY: as for `rank_state`; the lines follow state and progress, which are as aligned as they are.
+        unsafe { &*self.parts.at(rank).add(LINES + slot * size_of::<FlagLine>()).cast::<FlagLine>() }
     }
 
     #[inline]
     fn finished(&self, rank: usize) -> &AtomicU32 {
-        // SAFETY: as for `card`, which the progress follows.
-        unsafe { &(*self.parts.at(rank).add(size_of::<Card>()).cast::<Progress>()).finished }
+        // SAFETY: as for `rank_state`, which the progress follows.
+        unsafe { &(*self.parts.at(rank).add(size_of::<RankState>()).cast::<Progress>()).finished }
     }
 
     fn sleep(&self, word: &AtomicU32, value: u32, nap: Duration) {
@@ -136,7 +136,7 @@ impl Lines for Shared {
 
 /// The memory that the ranks of one host share, seen from one of them.
 pub(crate) struct Window {
-    turns: Turns<Shared>,
+    phases: Phases<Shared>,
     /// In which this process's number means something; 0 if unknown.
     namespace: u64,
     /// This rank's number among those of the host.
@@ -151,10 +151,10 @@ pub(crate) struct Window {
     area: Option<Area>,
     /// Where this rank stages data, if it holds a stage.
     stage: Option<Stage>,
-    /// The last turn in which it staged something.
+    /// The last phase in which it staged something.
     staged: u32,
     /// Where the slots of every rank are, and the number of the stage that they are in, as last seen.
-    slots: Vec<Place>,
+    slots: Vec<StageAt>,
     /// The communicator that is asked to give up the stage.
     holder: Weak<dyn Holder>,
     heap: Heap,
@@ -164,10 +164,10 @@ pub(crate) struct Window {
     passages: Passages,
     /// The addresses of a fold's parts, and what came inline; kept for their memory.
     parts: Vec<*const u8>,
-    inline: Vec<Notes>,
-    /// What everybody noted, and what was read from other processes; kept for its memory, too.
-    noted: Vec<Notes>,
-    rooms: Vec<cma::Line>,
+    inline: Vec<Words>,
+    /// What everybody told, and what was read from other processes; kept for its memory, too.
+    told: Vec<Words>,
+    rooms: Vec<cma::CacheLine>,
     /// How often another process was read.
     #[cfg(test)]
     reads: u64,
@@ -179,13 +179,13 @@ unsafe impl Send for Window {}
 
 /// Where a rank's slots are.
 #[derive(Clone, Copy)]
-struct Place {
+struct StageAt {
     stage: u32,
     base: *mut u8,
 }
 
 /// A rank uses others' registered buffers until this is dropped, be it by a panic.
-struct Borrowed<'a>(&'a Card);
+struct Borrowed<'a>(&'a RankState);
 
 impl Drop for Borrowed<'_> {
     fn drop(&mut self) {
@@ -193,7 +193,7 @@ impl Drop for Borrowed<'_> {
     }
 }
 
-/// Whose turns a rank waits for.
+/// Whose phases a rank waits for.
 #[derive(Clone, Copy)]
 pub(crate) enum Sources {
     Everybody,
@@ -201,8 +201,8 @@ pub(crate) enum Sources {
     Nobody,
 }
 
-/// What an operation does between the turns; see [`collectives`].
-pub(crate) trait Direct {
+/// What an operation does between the phases; see [`collectives`].
+pub(crate) trait Collective {
     /// Whether pieces are combined between being staged and being taken.
     const COMBINES: bool;
 
@@ -217,8 +217,8 @@ pub(crate) trait Direct {
     /// Writes a piece of this rank's input to its slot.
     fn stage(&mut self, piece: usize, mine: *mut u8);
 
-    /// Fetches the lines of the next turn's slot that will probably be written, while this rank waits for the others.
-    fn foresee(&self, _next: *mut u8) {}
+    /// Fetches the lines of the next phase's slot that will probably be written, while this rank waits for the others.
+    fn prefetch(&self, _next: *mut u8) {}
 
     /// Reduces this rank's share of a piece that everybody has staged, into its slot or its output.
     fn combine(&mut self, _piece: usize, _slots: &Slots<'_>) {}
@@ -227,9 +227,9 @@ pub(crate) trait Direct {
     fn take(&mut self, piece: usize, slots: &Slots<'_>);
 }
 
-/// Everybody's slots of one turn.
+/// Everybody's slots of one phase.
 pub(crate) struct Slots<'a> {
-    places: &'a [Place],
+    places: &'a [StageAt],
     offset: usize,
 }
 
@@ -242,8 +242,8 @@ impl Slots<'_> {
 /// An operation as the windows see it: ranks count within the host.
 pub(crate) struct WindowCall<'a> {
     pub(crate) op: Op,
-    pub(crate) input: Chunk,
-    pub(crate) output: ChunkMut,
+    pub(crate) input: RawSlice,
+    pub(crate) output: RawSliceMut,
     /// Bytes of an element.
     pub(crate) element: usize,
     /// Elements of the buffer, where it is not made of blocks.
@@ -258,7 +258,7 @@ pub(crate) struct WindowCall<'a> {
 
 impl WindowCall<'_> {
     /// An operation on these buffers, of no elements, blocks, root or kernel yet.
-    pub(crate) fn new(op: Op, input: Chunk, output: ChunkMut, element: usize) -> Self {
+    pub(crate) fn new(op: Op, input: RawSlice, output: RawSliceMut, element: usize) -> Self {
         WindowCall { op, input, output, element, count: 0, blocks: Blocks::Even(0), root: 0, kernel: None, finish: None }
     }
 }
@@ -277,13 +277,13 @@ impl Window {
         assert!(area.ranks() == ranks && jobs.len() == ranks);
         area.enter();
         let shared = Shared { parts: area.parts().clone() };
-        let card = shared.card(rank);
-        card.pid.store(std::process::id(), Ordering::Relaxed);
+        let rank_state = shared.rank_state(rank);
+        rank_state.pid.store(std::process::id(), Ordering::Relaxed);
         let namespace = sys::process_namespace().unwrap_or(0);
-        card.namespace.store(namespace, Ordering::Relaxed);
-        card.state.store(PRESENT, Ordering::Release);
+        rank_state.namespace.store(namespace, Ordering::Relaxed);
+        rank_state.state.store(PRESENT, Ordering::Release);
         Window {
-            turns: Turns::new(shared, rank, ranks),
+            phases: Phases::new(shared, rank, ranks),
             namespace,
             rank,
             members,
@@ -293,14 +293,14 @@ impl Window {
             area: Some(area),
             stage: None,
             staged: 0,
-            slots: vec![Place { stage: 0, base: std::ptr::null_mut() }; ranks],
+            slots: vec![StageAt { stage: 0, base: std::ptr::null_mut() }; ranks],
             holder: Weak::<NoHolder>::new(),
             heap: Heap::new(rank, PageSize::system()),
             chain: 0,
             passages,
             parts: Vec::with_capacity(ranks),
-            inline: vec![[0; NOTES]; ranks],
-            noted: vec![[0; NOTES]; ranks],
+            inline: vec![[0; WORDS]; ranks],
+            told: vec![[0; WORDS]; ranks],
             rooms: Vec::new(),
             #[cfg(test)]
             reads: 0,
@@ -337,7 +337,7 @@ impl Window {
             Ok(()) => context.rest(),
             Err(_) => {
                 // Peers may read whatever has been published.
-                self.staged = self.turns.next().wrapping_sub(1);
+                self.staged = self.phases.next().wrapping_sub(1);
                 context.give_up();
             }
         }
@@ -346,11 +346,11 @@ impl Window {
 
     /// Ends the sleep of whoever waits in this window, in whatever process: for another thread.
     pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + use<> {
-        let shared = Shared { parts: self.turns.lines.parts.clone() };
+        let shared = Shared { parts: self.phases.lines.parts.clone() };
         let ranks = self.members.len();
         move || {
             for (rank, slot) in (0..ranks).flat_map(|rank| (0..SLOTS).map(move |slot| (rank, slot))) {
-                shared.wake(&shared.line(rank, slot).turn);
+                shared.wake(&shared.line(rank, slot).phase);
             }
         }
     }
@@ -358,10 +358,10 @@ impl Window {
     /// The other ranks will hear of it that this one has failed, or left after operation `last_seq`. If it has failed, nobody
     /// uses its registered buffers when this returns.
     pub(crate) fn part(&mut self, last_seq: u64, failed: bool) {
-        let card = self.turns.lines.card(self.rank);
-        card.last_seq.store(last_seq, Ordering::Relaxed);
-        card.state.store(if failed { REVOKED } else { LEFT }, Ordering::SeqCst);
-        self.turns.wake_everybody();
+        let rank_state = self.phases.lines.rank_state(self.rank);
+        rank_state.last_seq.store(last_seq, Ordering::Relaxed);
+        rank_state.state.store(if failed { REVOKED } else { LEFT }, Ordering::SeqCst);
+        self.phases.wake_everybody();
         if failed {
             self.take_back_memory();
         }
@@ -371,7 +371,7 @@ impl Window {
     #[inline]
     fn check_nobody_failed(&self, context: &OpContext<'_>) -> Result<()> {
         for peer in self.peers() {
-            if self.turns.lines.card(peer).state.load(Ordering::SeqCst) == REVOKED {
+            if self.phases.lines.rank_state(peer).state.load(Ordering::SeqCst) == REVOKED {
                 return Err(context.failed(self.members[peer], Cause::Revoked));
             }
         }
@@ -379,10 +379,10 @@ impl Window {
     }
 
     /// Lends the buffers of an operation to the peers, if they are registered, and says where they lie.
-    fn lend_memory(&mut self, context: &OpContext<'_>, input: Chunk, output: ChunkMut) -> Option<[Location; 2]> {
+    fn lend_memory(&mut self, context: &OpContext<'_>, input: RawSlice, output: RawSliceMut) -> Option<[Location; 2]> {
         let locations = self.heap.lend(context.descriptor.seq, input, output)?;
-        // Published with the turn in which the peers read the locations.
-        let lent = &self.turns.lines.card(self.rank).lent;
+        // Published with the phase in which the peers read the locations.
+        let lent = &self.phases.lines.rank_state(self.rank).lent;
         lent[0].store(input.ptr.cast_mut(), Ordering::Relaxed);
         lent[1].store(output.ptr, Ordering::Relaxed);
         Some(locations)
@@ -392,11 +392,11 @@ impl Window {
     /// locations come from peers.
     ///
     /// To a rank that is a thread of this process its buffers are borrowed while it calls, so only what was derived from that borrow
-    /// may be used: the addresses that it left on its card. Those of another process mean something here only if they are the same
+    /// may be used: the addresses that it left on its state. Those of another process mean something here only if they are the same
     /// as where its memory is mapped here.
     fn lent_by(&self, rank: usize, locations: [Location; 2], len: usize) -> Option<[*mut u8; 2]> {
         let mut found = [std::ptr::null_mut(); 2];
-        for ((found, location), lent) in found.iter_mut().zip(locations).zip(&self.turns.lines.card(rank).lent) {
+        for ((found, location), lent) in found.iter_mut().zip(locations).zip(&self.phases.lines.rank_state(rank).lent) {
             let (here, lent) = (self.heap.resolve(rank, location, len)?, lent.load(Ordering::Relaxed));
             *found = if lent.addr() == here.addr() { lent } else { here };
         }
@@ -407,9 +407,9 @@ impl Window {
     /// before they look at what the other has stored, sequentially consistent: either this rank sees the failure, or the one that
     /// failed sees the borrower. See [`Window::take_back_memory`].
     fn borrow_memory(&self, context: &OpContext<'_>) -> Result<Borrowed<'_>> {
-        let card = self.turns.lines.card(self.rank);
-        card.borrows.store(1, Ordering::SeqCst);
-        let borrowed = Borrowed(card);
+        let rank_state = self.phases.lines.rank_state(self.rank);
+        rank_state.borrows.store(1, Ordering::SeqCst);
+        let borrowed = Borrowed(rank_state);
         self.check_nobody_failed(context)?;
         Ok(borrowed)
     }
@@ -421,7 +421,7 @@ impl Window {
         let until = Instant::now() + PATIENCE_WITH_WRITERS;
         let mut private = None;
         for peer in self.peers() {
-            while self.turns.lines.card(peer).borrows.load(Ordering::SeqCst) != 0 && !self.has_ended(peer) {
+            while self.phases.lines.rank_state(peer).borrows.load(Ordering::SeqCst) != 0 && !self.has_ended(peer) {
                 std::thread::yield_now();
                 if Instant::now() < until {
                     continue;
@@ -452,14 +452,14 @@ impl Window {
         self.host.set_tuning(&self.jobs, self.passages.encode());
     }
 
-    /// Tells every rank of this host what each of them notes. Returns all notes, in the order of ranks.
-    pub(crate) fn tell(&mut self, context: &OpContext<'_>, notes: Notes) -> Result<Vec<Notes>> {
+    /// Tells every rank of this host what each of them says. Returns all words, in the order of ranks.
+    pub(crate) fn tell(&mut self, context: &OpContext<'_>, words: Words) -> Result<Vec<Words>> {
         self.chain = Descriptor::chained(self.chain, context.fingerprint);
-        let told = self.check_nobody_failed(context).and_then(|()| self.exchange(context, notes));
+        let told = self.check_nobody_failed(context).and_then(|()| self.exchange(context, words));
         match told {
-            Ok(turn) => {
+            Ok(phase) => {
                 context.rest();
-                Ok((0..self.members.len()).map(|rank| self.turns.line(rank, turn).notes()).collect())
+                Ok((0..self.members.len()).map(|rank| self.phases.line(rank, phase).words()).collect())
             }
             Err(error) => {
                 context.give_up();
@@ -470,7 +470,7 @@ impl Window {
 
     /// Gives the stage up, if every peer has finished with it.
     pub(crate) fn give_up_stage(&mut self) -> Option<Stage> {
-        self.stage.take_if(|_| have_read(&self.turns.lines, self.rank, &self.jobs, self.staged, &self.host))
+        self.stage.take_if(|_| have_read(&self.phases.lines, self.rank, &self.jobs, self.staged, &self.host))
     }
 
     /// Makes sure that this rank has a stage before it stages anything in an operation.
@@ -499,14 +499,14 @@ impl Window {
                 }
             }
         };
-        self.slots[self.rank] = Place { stage: stage.id, base: stage.base() };
-        // Released with the turn in which something is staged there first.
-        self.turns.lines.card(self.rank).stage.store(stage.id, Ordering::Relaxed);
+        self.slots[self.rank] = StageAt { stage: stage.id, base: stage.base() };
+        // Released with the phase in which something is staged there first.
+        self.phases.lines.rank_state(self.rank).stage.store(stage.id, Ordering::Relaxed);
         self.stage = Some(stage);
         Ok(())
     }
 
-    /// Finds the stages of those whose slots are read, after they have published the first turn of an operation.
+    /// Finds the stages of those whose slots are read, after they have published the first phase of an operation.
     #[inline]
     fn find_stages(&mut self, context: &OpContext<'_>, sources: Sources) -> Result<()> {
         match sources {
@@ -518,7 +518,7 @@ impl Window {
 
     #[inline]
     fn find_stage(&mut self, context: &OpContext<'_>, peer: usize) -> Result<()> {
-        let stage = self.turns.lines.card(peer).stage.load(Ordering::Relaxed);
+        let stage = self.phases.lines.rank_state(peer).stage.load(Ordering::Relaxed);
         if stage == self.slots[peer].stage && stage != 0 { Ok(()) } else { self.map_stage(context, peer, stage) }
     }
 
@@ -530,7 +530,7 @@ impl Window {
         }
         match self.host.stage_of(self.jobs[peer], stage) {
             Ok(base) => {
-                self.slots[peer] = Place { stage, base };
+                self.slots[peer] = StageAt { stage, base };
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -561,17 +561,17 @@ impl Window {
         Ok(found)
     }
 
-    /// Runs the turns of one operation.
+    /// Runs the phases of one operation.
     ///
     /// In iteration i a rank stages piece i, combines piece i-1 and takes what is complete: piece i-1, or i-2 if pieces are
-    /// combined first. Each iteration publishes one turn, so ranks wait for each other once per piece, and then for what the
+    /// combined first. Each iteration publishes one phase, so ranks wait for each other once per piece, and then for what the
     /// others did an iteration ago.
     ///
-    /// `from` is 1 if the first piece has been staged and its turn published, as operation `context`, 0 otherwise.
-    fn pipeline<D: Direct>(&mut self, context: &OpContext<'_>, sources: Sources, from: usize, direct: &mut D) -> Result<()> {
+    /// `from` is 1 if the first piece has been staged and its phase published, as operation `context`, 0 otherwise.
+    fn pipeline<D: Collective>(&mut self, context: &OpContext<'_>, sources: Sources, from: usize, direct: &mut D) -> Result<()> {
         let pieces = direct.pieces();
         let lag = 1 + usize::from(D::COMBINES);
-        let first = self.turns.next().wrapping_sub(from as u32);
+        let first = self.phases.next().wrapping_sub(from as u32);
         let turn_of = |iteration: usize| first.wrapping_add(iteration as u32);
         if direct.stages() {
             self.hold_stage(context)?;
@@ -579,14 +579,14 @@ impl Window {
         for i in from..pieces + lag {
             let publishes = i + 1 < pieces + lag;
             if publishes {
-                self.begin_turn(context, [0; NOTES])?;
+                self.begin_turn(context, [0; WORDS])?;
             }
             if i < pieces {
                 direct.stage(i, self.slots(turn_of(i)).of(self.rank));
             }
             if publishes && !D::COMBINES {
-                self.turns.publish();
-                direct.foresee(self.slots(turn_of(i + 1)).of(self.rank));
+                self.phases.publish();
+                direct.prefetch(self.slots(turn_of(i + 1)).of(self.rank));
             }
             if i >= 1 {
                 self.wait_for(context, sources, turn_of(i - 1))?;
@@ -598,13 +598,13 @@ impl Window {
                 direct.combine(i - 1, &self.slots(turn_of(i - 1)));
             }
             if publishes && D::COMBINES {
-                self.turns.publish();
+                self.phases.publish();
             }
             if i >= lag {
                 direct.take(i - lag, &self.slots(turn_of(i - lag)));
             }
         }
-        self.staged = self.turns.finish();
+        self.staged = self.phases.finish();
         Ok(())
     }
 
@@ -614,68 +614,68 @@ impl Window {
         (0..ranks).filter(move |&peer| peer != rank)
     }
 
-    fn slots(&self, turn: u32) -> Slots<'_> {
-        Slots { places: &self.slots, offset: Turns::<Shared>::slot(turn) * SLOT }
+    fn slots(&self, phase: u32) -> Slots<'_> {
+        Slots { places: &self.slots, offset: Phases::<Shared>::slot(phase) * SLOT }
     }
 
-    /// One turn with nothing in it: returns when everybody has come to it.
+    /// One phase with nothing in it: returns when everybody has come to it.
     #[inline]
     fn meet(&mut self, context: &OpContext<'_>) -> Result<()> {
-        self.exchange(context, [0; NOTES]).map(drop)
+        self.exchange(context, [0; WORDS]).map(drop)
     }
 
-    /// One turn with nothing but notes in it; returns its number, with which everybody's can be read.
+    /// One phase with nothing but words in it; returns its number, with which everybody's can be read.
     #[inline]
-    fn exchange(&mut self, context: &OpContext<'_>, notes: Notes) -> Result<u32> {
-        let turn = self.turns.next();
-        self.begin_turn(context, notes)?;
-        self.turns.publish();
-        self.wait_for(context, Sources::Everybody, turn)?;
-        Ok(turn)
+    fn exchange(&mut self, context: &OpContext<'_>, words: Words) -> Result<u32> {
+        let phase = self.phases.next();
+        self.begin_turn(context, words)?;
+        self.phases.publish();
+        self.wait_for(context, Sources::Everybody, phase)?;
+        Ok(phase)
     }
 
-    /// Waits until this rank's next slot may be written, and says whose turn it is.
+    /// Waits until this rank's next slot may be written, and says whose phase it is.
     #[inline]
-    fn begin_turn(&mut self, context: &OpContext<'_>, notes: Notes) -> Result<()> {
-        let turn = self.turns.next();
+    fn begin_turn(&mut self, context: &OpContext<'_>, words: Words) -> Result<()> {
+        let phase = self.phases.next();
         for peer in self.peers() {
-            self.wait(context, peer, Turns::<Shared>::retires(turn))?;
+            self.wait(context, peer, Phases::<Shared>::retires(phase))?;
         }
-        self.turns.announce(turn, self.chain, context.words, notes);
+        self.phases.announce(phase, self.chain, context.words, words);
         Ok(())
     }
 
-    /// Waits until the sources have published a turn of this operation.
+    /// Waits until the sources have published a phase of this operation.
     #[inline]
-    fn wait_for(&mut self, context: &OpContext<'_>, sources: Sources, turn: u32) -> Result<()> {
+    fn wait_for(&mut self, context: &OpContext<'_>, sources: Sources, phase: u32) -> Result<()> {
         match sources {
-            Sources::Everybody => self.peers().try_for_each(|peer| self.wait_and_compare(context, peer, turn)),
-            Sources::One(peer) => self.wait_and_compare(context, peer, turn),
+            Sources::Everybody => self.peers().try_for_each(|peer| self.wait_and_compare(context, peer, phase)),
+            Sources::One(peer) => self.wait_and_compare(context, peer, phase),
             Sources::Nobody => Ok(()),
         }
     }
 
     #[inline]
-    fn wait_and_compare(&mut self, context: &OpContext<'_>, peer: usize, turn: u32) -> Result<()> {
-        self.wait(context, peer, turn)?;
-        let line = self.turns.line(peer, turn);
-        if line.fingerprint() == self.chain { Ok(()) } else { Err(self.mismatch(context, peer, turn)) }
+    fn wait_and_compare(&mut self, context: &OpContext<'_>, peer: usize, phase: u32) -> Result<()> {
+        self.wait(context, peer, phase)?;
+        let line = self.phases.line(peer, phase);
+        if line.fingerprint() == self.chain { Ok(()) } else { Err(self.mismatch(context, peer, phase)) }
     }
 
-    /// What to say when a rank's turn belongs to something else.
+    /// What to say when a rank's phase belongs to something else.
     #[cold]
-    fn mismatch(&self, context: &OpContext<'_>, peer: usize, turn: u32) -> Error {
+    fn mismatch(&self, context: &OpContext<'_>, peer: usize, phase: u32) -> Error {
         let rank = self.members[peer];
-        match Descriptor::decode(self.turns.line(peer, turn).descriptor()) {
+        match Descriptor::decode(self.phases.line(peer, phase).descriptor()) {
             None => return context.failed(rank, Cause::Corrupt("a flag line that describes no operation")),
             Some(theirs) if theirs != context.descriptor => return context.mismatch(rank, context.descriptor, theirs),
             Some(_) => {}
         }
         // They agree on this operation, so they did not on one before, of which the flags may still be there.
-        for turn in (1..SLOTS as u32).rev().map(|ago| turn.wrapping_sub(ago)) {
+        for phase in (1..SLOTS as u32).rev().map(|ago| phase.wrapping_sub(ago)) {
             let described = |rank| {
-                let line = self.turns.line(rank, turn);
-                Descriptor::decode(line.descriptor()).filter(|_| line.holds(turn))
+                let line = self.phases.line(rank, phase);
+                Descriptor::decode(line.descriptor()).filter(|_| line.holds(phase))
             };
             if let (Some(mine), Some(theirs)) = (described(self.rank), described(peer))
                 && mine != theirs
@@ -686,24 +686,24 @@ impl Window {
         context.failed(rank, Cause::Diverged)
     }
 
-    /// Waits until a rank of this host has published a turn.
+    /// Waits until a rank of this host has published a phase.
     #[inline]
-    fn wait(&mut self, context: &OpContext<'_>, peer: usize, turn: u32) -> Result<()> {
-        if self.turns.has_reached(peer, turn) {
+    fn wait(&mut self, context: &OpContext<'_>, peer: usize, phase: u32) -> Result<()> {
+        if self.phases.has_reached(peer, phase) {
             return Ok(());
         }
-        self.wait_long(context, peer, turn)
+        self.wait_long(context, peer, phase)
     }
 
-    fn wait_long(&mut self, context: &OpContext<'_>, peer: usize, turn: u32) -> Result<()> {
+    fn wait_long(&mut self, context: &OpContext<'_>, peer: usize, phase: u32) -> Result<()> {
         let mut waiting = Waiting::default();
         // While there is nothing else to do.
         context.note();
-        while !self.turns.has_reached(peer, turn) {
+        while !self.phases.has_reached(peer, phase) {
             if self.patience.pause(&mut waiting) {
                 let nap = context.patience_with(self.members[peer])?;
-                self.look_after_peers(context, peer, turn)?;
-                self.turns.sleep(peer, turn, nap.min(NAP));
+                self.look_after_peers(context, peer, phase)?;
+                self.phases.sleep(peer, phase, nap.min(NAP));
             }
         }
         if waiting.is_long() {
@@ -713,15 +713,15 @@ impl Window {
         Ok(())
     }
 
-    /// An error if a rank can publish `turn` no more: then the operation, in which all take part, cannot end. If that is so of
+    /// An error if a rank can publish `phase` no more: then the operation, in which all take part, cannot end. If that is so of
     /// several, one that has died is named rather than one that has left, and `peer` rather than another.
     #[cold]
-    fn look_after_peers(&mut self, context: &OpContext<'_>, peer: usize, turn: u32) -> Result<()> {
+    fn look_after_peers(&mut self, context: &OpContext<'_>, peer: usize, phase: u32) -> Result<()> {
         let peer_first = std::iter::once(peer).chain(self.peers().filter(|&other| other != peer));
         // What a rank published before it ended still counts.
         let gone = peer_first.filter_map(|other| {
             let cause = self.why_gone(other)?;
-            (!self.turns.has_reached(other, turn)).then_some((other, cause))
+            (!self.phases.has_reached(other, phase)).then_some((other, cause))
         });
         // A rank that has failed did so because of another.
         let named = gone.min_by_key(|(_, cause)| match cause {
@@ -732,13 +732,13 @@ impl Window {
         named.map_or(Ok(()), |(other, cause)| Err(context.failed(self.members[other], cause)))
     }
 
-    /// Why a rank publishes no more turns, if that is so.
+    /// Why a rank publishes no more phases, if that is so.
     fn why_gone(&mut self, peer: usize) -> Option<Cause> {
         // A rank that has left in good order has not died, even if its process has ended.
         let has_ended = self.has_ended(peer);
-        let card = self.turns.lines.card(peer);
-        match card.state.load(Ordering::SeqCst) {
-            LEFT => Some(Cause::Left { last_seq: card.last_seq.load(Ordering::Relaxed) }),
+        let rank_state = self.phases.lines.rank_state(peer);
+        match rank_state.state.load(Ordering::SeqCst) {
+            LEFT => Some(Cause::Left { last_seq: rank_state.last_seq.load(Ordering::Relaxed) }),
             REVOKED => Some(Cause::Revoked),
             _ => has_ended.then_some(Cause::Died),
         }
@@ -746,23 +746,23 @@ impl Window {
 
     /// The process of a rank that has been here, if this one can see it.
     fn process(&self, peer: usize) -> Option<u32> {
-        let card = self.turns.lines.card(peer);
-        let namespace = card.namespace.load(Ordering::Relaxed);
-        (namespace != 0 && namespace == self.namespace).then(|| card.pid.load(Ordering::Relaxed))
+        let rank_state = self.phases.lines.rank_state(peer);
+        let namespace = rank_state.namespace.load(Ordering::Relaxed);
+        (namespace != 0 && namespace == self.namespace).then(|| rank_state.pid.load(Ordering::Relaxed))
     }
 
     /// Whether the process of a rank has ended.
     fn has_ended(&mut self, peer: usize) -> bool {
-        let is_there = self.turns.lines.card(peer).state.load(Ordering::Acquire) != ABSENT;
+        let is_there = self.phases.lines.rank_state(peer).state.load(Ordering::Acquire) != ABSENT;
         is_there && self.process(peer).is_some_and(|process| self.host.process_has_ended(process))
     }
 }
 
-/// Whether every peer has finished with what `rank` staged up to a turn: has read it, or reads nothing in this area any more.
-fn have_read(shared: &Shared, rank: usize, jobs: &[Rank], turn: u32, host: &HostGroup) -> bool {
+/// Whether every peer has finished with what `rank` staged up to a phase: has read it, or reads nothing in this area any more.
+fn have_read(shared: &Shared, rank: usize, jobs: &[Rank], phase: u32, host: &HostGroup) -> bool {
     let is_done = |peer: usize| {
-        flags::has_finished(shared, peer, turn)
-            || matches!(shared.card(peer).state.load(Ordering::Acquire), LEFT | REVOKED)
+        flags::has_finished(shared, peer, phase)
+            || matches!(shared.rank_state(peer).state.load(Ordering::Acquire), LEFT | REVOKED)
             || host.has_ended(jobs[peer])
     };
     (0..jobs.len()).filter(|&peer| peer != rank).all(is_done)
@@ -780,15 +780,15 @@ impl Holder for NoHolder {
 impl Drop for Window {
     fn drop(&mut self) {
         let Some(stage) = self.stage.take() else { return };
-        let (rank, jobs, turn) = (self.rank, self.jobs.clone(), self.staged);
-        let shared = Shared { parts: self.turns.lines.parts.clone() };
+        let (rank, jobs, phase) = (self.rank, self.jobs.clone(), self.staged);
+        let shared = Shared { parts: self.phases.lines.parts.clone() };
         // The area stays this rank's until its peers have read.
         let area = self.area.take();
         self.host.park_stage(
             stage,
             Box::new(move |host| {
                 let _ = &area;
-                have_read(&shared, rank, &jobs, turn, host)
+                have_read(&shared, rank, &jobs, phase, host)
             }),
         );
     }

@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::sys::{PageSize, Segment};
 
 /// One collective allocation: a part of equal size for every rank of the host.
@@ -79,7 +79,7 @@ impl Heap {
 
     /// Lends the buffers of operation `seq` to the peers, if both are registered, and says where they lie. From now on peers may read
     /// the input and write the output, until [`Heap::give_back`] or [`Heap::revoke`].
-    pub(crate) fn lend(&mut self, seq: u64, input: Chunk, output: ChunkMut) -> Option<[Location; 2]> {
+    pub(crate) fn lend(&mut self, seq: u64, input: RawSlice, output: RawSliceMut) -> Option<[Location; 2]> {
         let locations = [self.find(input)?, self.find(output.as_const())?];
         let written = locations[1].offset as usize..locations[1].offset as usize + output.len;
         for (location, written) in locations.into_iter().zip([0..0, written]) {
@@ -127,7 +127,7 @@ impl Heap {
     }
 
     /// Where this rank's memory lies, if it does in its part of an allocation that may be lent.
-    fn find(&self, chunk: Chunk) -> Option<Location> {
+    fn find(&self, chunk: RawSlice) -> Option<Location> {
         self.all.iter().enumerate().find_map(|(number, entry)| {
             let Entry { allocation, state } = entry.as_ref()?;
             let offset = chunk.ptr.addr().checked_sub(allocation.at(self.rank, 0).addr())?;

@@ -8,7 +8,7 @@ use super::registered::Allocation;
 use super::{Passages, SLOT, Window, WindowCall};
 use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area};
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::config::Passage;
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
@@ -73,8 +73,8 @@ impl Dancer {
         count: usize,
         offsets: Option<&[usize]>,
         root: usize,
-        input: Chunk,
-        output: ChunkMut,
+        input: RawSlice,
+        output: RawSliceMut,
     ) -> Result<()> {
         self.seq += 1;
         let root_field = matches!(op, Op::Reduce | Op::Broadcast | Op::Gather | Op::Scatter).then_some(root as u32);
@@ -131,7 +131,7 @@ impl Dancer {
         for i in 0..inputs {
             memory[input_at + i] = word(rank, i);
         }
-        let whole = ChunkMut::of(&mut memory);
+        let whole = RawSliceMut::of(&mut memory);
         let input = whole.as_const().skip(8 * input_at).take(8 * inputs);
         let output = whole.skip(8 * output_at).take(8 * outputs);
         let listed = (op == Op::AllGatherV).then_some(&offsets[..]);
@@ -233,9 +233,9 @@ fn registered_buffers() {
             for round in 0..9 {
                 let word = |rank: usize, i: usize| mix(mix(round, rank as u64), i as u64);
                 let mut private = vec![0u64; 2 * count];
-                let mine = ChunkMut { ptr: registered.at(rank, 64), len: 16 * count };
+                let mine = RawSliceMut { ptr: registered.at(rank, 64), len: 16 * count };
                 let uses_registered = round % 3 == 0 || (round % 3 == 1 && rank % 2 == 0);
-                let memory = if uses_registered { mine } else { ChunkMut::of(&mut private) };
+                let memory = if uses_registered { mine } else { RawSliceMut::of(&mut private) };
                 // SAFETY: this rank's part, or its vector, with room for twice the count.
                 let words = unsafe { std::slice::from_raw_parts_mut(memory.ptr.cast::<u64>(), 2 * count) };
                 words.iter_mut().enumerate().for_each(|(i, to)| *to = word(rank, i));
@@ -257,7 +257,7 @@ fn different_calls_are_refused_on_both_sides_and_no_memory_is_written() {
     dance(2, LATE, |dancer, rank| {
         let mut memory = [7u64; 4];
         let count = 3 + rank;
-        let chunk = ChunkMut::of(&mut memory).take(8 * count);
+        let chunk = RawSliceMut::of(&mut memory).take(8 * count);
         match dancer.run(Op::AllReduce, count, None, 0, chunk.as_const(), chunk) {
             Err(Error::Mismatch { rank: me, peer, mine, theirs, .. }) => {
                 assert_eq!((me, peer), (rank, 1 - rank));
@@ -282,7 +282,7 @@ fn a_rank_that_stays_away_leaves_or_fails_is_named() {
                 }
                 return;
             }
-            match dancer.run(Op::Barrier, 0, None, 0, Chunk::EMPTY, ChunkMut::EMPTY) {
+            match dancer.run(Op::Barrier, 0, None, 0, RawSlice::EMPTY, RawSliceMut::EMPTY) {
                 Err(Error::Peer { rank: 1, cause, op: Op::Barrier, .. }) => assert_eq!(cause, expected),
                 other => panic!("{other:?}"),
             }
@@ -365,16 +365,16 @@ mod taken_back {
             // SAFETY: this rank's part, which no other rank knows.
             unsafe { allocation.at(0, 0).write_bytes(1, part) };
         }
-        let card = window.turns.lines.card(1);
-        card.pid.store(peer.id(), Ordering::Relaxed);
-        card.namespace.store(window.namespace, Ordering::Relaxed);
-        card.state.store(PRESENT, Ordering::Relaxed);
-        card.borrows.store(1, Ordering::Relaxed);
+        let rank_state = window.phases.lines.rank_state(1);
+        rank_state.pid.store(peer.id(), Ordering::Relaxed);
+        rank_state.namespace.store(window.namespace, Ordering::Relaxed);
+        rank_state.state.store(PRESENT, Ordering::Relaxed);
+        rank_state.borrows.store(1, Ordering::Relaxed);
         let info = info(0, 2, LATE);
         let context = OpContext::new(Descriptor { op: Op::AllReduce, seq: 1, ..Descriptor::nothing() }, &info);
         // In the middle of the third page; the input is in the first.
-        let input = Chunk { ptr: lent.at(0, 8), len: 800 };
-        let output = ChunkMut { ptr: lent.at(0, 2 * page.bytes() + 8), len: 800 };
+        let input = RawSlice { ptr: lent.at(0, 8), len: 800 };
+        let output = RawSliceMut { ptr: lent.at(0, 2 * page.bytes() + 8), len: 800 };
         assert!(window.lend_memory(&context, input, output).is_some());
         assert!(window.lend_memory(&context, input, output).is_none(), "lent twice");
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 
 /// Listens at an address. Connections of a former run do not keep its port; a living server does.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -55,7 +55,7 @@ pub(crate) const PARTS: usize = 4;
 ///
 /// The parts are readable until this returns.
 #[cfg(unix)]
-pub(crate) unsafe fn send(socket: impl std::os::fd::AsFd, parts: &[Chunk]) -> io::Result<usize> {
+pub(crate) unsafe fn send(socket: impl std::os::fd::AsFd, parts: &[RawSlice]) -> io::Result<usize> {
     // No SIGPIPE: the host program may not have chosen to ignore it. (Apple's sockets are set so when they are made.)
     #[cfg(not(target_vendor = "apple"))]
     let flags = libc::MSG_NOSIGNAL;
@@ -85,7 +85,7 @@ pub(crate) unsafe fn send(socket: impl std::os::fd::AsFd, parts: &[Chunk]) -> io
 ///
 /// The parts are writable until this returns, and nobody else reads or writes them.
 #[cfg(unix)]
-pub(crate) unsafe fn receive(socket: impl std::os::fd::AsFd, parts: &[ChunkMut]) -> io::Result<usize> {
+pub(crate) unsafe fn receive(socket: impl std::os::fd::AsFd, parts: &[RawSliceMut]) -> io::Result<usize> {
     if let &[part] = parts {
         // SAFETY: the caller vouches for the memory.
         return call(socket, |fd| unsafe { libc::recv(fd, part.ptr.cast(), part.len.min(MOST), 0) });
@@ -138,9 +138,9 @@ fn call(socket: impl std::os::fd::AsFd, mut call: impl FnMut(i32) -> isize) -> i
 ///
 /// As above.
 #[cfg(windows)]
-pub(crate) unsafe fn send(mut socket: impl io::Write, parts: &[Chunk]) -> io::Result<usize> {
+pub(crate) unsafe fn send(mut socket: impl io::Write, parts: &[RawSlice]) -> io::Result<usize> {
     let mut room = MOST;
-    let slice = |part: &Chunk| {
+    let slice = |part: &RawSlice| {
         let len = part.len.min(room);
         room -= len;
         // SAFETY: the caller vouches for the memory, and without shared memory on this platform no other process writes it.
@@ -156,9 +156,9 @@ pub(crate) unsafe fn send(mut socket: impl io::Write, parts: &[Chunk]) -> io::Re
 ///
 /// As above.
 #[cfg(windows)]
-pub(crate) unsafe fn receive(mut socket: impl io::Read, parts: &[ChunkMut]) -> io::Result<usize> {
+pub(crate) unsafe fn receive(mut socket: impl io::Read, parts: &[RawSliceMut]) -> io::Result<usize> {
     let mut room = MOST;
-    let slice = |part: &ChunkMut| {
+    let slice = |part: &RawSliceMut| {
         let len = part.len.min(room);
         room -= len;
         // SAFETY: the caller vouches for the memory, and without shared memory on this platform no other process touches it.

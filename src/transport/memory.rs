@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::ring::{self, Consumer, Producer};
 use super::{Link, NoLink, Opener};
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sys::Segment;
 use crate::types::Rank;
@@ -168,7 +168,7 @@ impl<B: Bell> RingLink<B> {
 }
 
 impl<B: Bell> Link for RingLink<B> {
-    unsafe fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause> {
+    unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause> {
         let (taken, wake) = self.producer.push(parts)?;
         if wake {
             self.bell.ring();
@@ -179,7 +179,7 @@ impl<B: Bell> Link for RingLink<B> {
         Ok(taken)
     }
 
-    fn peek(&mut self, want: usize) -> Result<Chunk, Cause> {
+    fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
         let chunk = self.consumer.peek(want)?;
         if chunk.len > 0 || !self.peer_has_ended() {
             return Ok(chunk);
@@ -195,7 +195,7 @@ impl<B: Bell> Link for RingLink<B> {
         }
     }
 
-    unsafe fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause> {
+    unsafe fn receive(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
         let mut rest = into;
         while rest.len > 0 {
             let chunk = if rest.len == into.len { self.peek(rest.len)? } else { self.consumer.peek(rest.len)? };

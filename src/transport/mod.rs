@@ -18,7 +18,7 @@ use std::io;
 
 use mio::{Registry, Token};
 
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 
 pub(crate) use mesh::{Mesh, NoLink, Opener};
@@ -36,7 +36,7 @@ pub(crate) trait Link: Send {
     /// # Safety
     ///
     /// The parts are readable until this returns.
-    unsafe fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause>;
+    unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause>;
 
     /// Whether some of what [`Link::send`] did not take may have left all the same, so that nothing else can follow.
     fn has_begun(&self) -> bool {
@@ -47,7 +47,7 @@ pub(crate) trait Link: Send {
     /// read from the system. Empty means none now.
     ///
     /// The address of the stream's n-th byte is n modulo [`ALIGN`], modulo [`ALIGN`].
-    fn peek(&mut self, want: usize) -> Result<Chunk, Cause>;
+    fn peek(&mut self, want: usize) -> Result<RawSlice, Cause>;
 
     /// Drops bytes that [`Link::peek`] showed.
     fn consume(&mut self, count: usize);
@@ -57,7 +57,7 @@ pub(crate) trait Link: Send {
     /// # Safety
     ///
     /// `into` is writable until this returns, and nobody else reads or writes it.
-    unsafe fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause>;
+    unsafe fn receive(&mut self, into: RawSliceMut) -> Result<usize, Cause>;
 
     /// Makes sure that [`Mesh::sleep`] will be woken when the link can send or receive again, whichever is asked for. False if
     /// it can already.

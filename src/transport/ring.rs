@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::Segment;
@@ -51,10 +51,10 @@ impl Place {
     }
 
     /// The bytes from a stream position to the end of the buffer, at most `len`.
-    fn stretch(&self, position: u64, len: usize) -> ChunkMut {
+    fn stretch(&self, position: u64, len: usize) -> RawSliceMut {
         let at = position as usize % self.capacity;
         let start = self.offset + size_of::<Control>() + at;
-        ChunkMut { ptr: self.segment.at(start), len: len.min(self.capacity - at) }
+        RawSliceMut { ptr: self.segment.at(start), len: len.min(self.capacity - at) }
     }
 }
 
@@ -87,7 +87,7 @@ pub(super) fn pair(segment: Arc<Segment>, side: usize) -> (Producer, Consumer) {
 
 impl Producer {
     /// Takes bytes from the front of `parts` as long as there is room. True as well if the consumer has to be woken.
-    pub(super) fn push(&mut self, parts: &[Chunk]) -> Result<(usize, bool), Cause> {
+    pub(super) fn push(&mut self, parts: &[RawSlice]) -> Result<(usize, bool), Cause> {
         let wanted: usize = parts.iter().map(|part| part.len).sum();
         if self.room() < wanted {
             self.look(Ordering::Acquire)?;
@@ -147,7 +147,7 @@ impl Producer {
 
 impl Consumer {
     /// The bytes that have arrived, up to the end of the buffer; at most `want`.
-    pub(super) fn peek(&mut self, want: usize) -> Result<Chunk, Cause> {
+    pub(super) fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
         if self.head - self.tail < want as u64 {
             self.look(Ordering::Acquire)?;
         }

@@ -14,7 +14,7 @@ use mio::{Interest, Registry, Token};
 
 use super::tcp::{Arrived, BUFFER, end_is_closed};
 use super::{Link, moved};
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sys;
 
@@ -78,7 +78,7 @@ impl StripedLink {
     }
 
     /// Reads from all lanes what belongs before `limit`; `place` says where the bytes from a stream position on go.
-    fn collect(&mut self, limit: u64, mut place: impl FnMut(&mut Arrived, u64, usize) -> [ChunkMut; 2]) -> Result<(), Cause> {
+    fn collect(&mut self, limit: u64, mut place: impl FnMut(&mut Arrived, u64, usize) -> [RawSliceMut; 2]) -> Result<(), Cause> {
         let before = self.complete;
         let mut moved = false;
         for lane in &mut self.lanes {
@@ -140,7 +140,7 @@ impl Lane {
         }
         let Incoming { header, header_received, next, end } = &mut self.receiving;
         if *header_received < HEADER {
-            let into = ChunkMut::of(&mut header[*header_received..]);
+            let into = RawSliceMut::of(&mut header[*header_received..]);
             let stream = &self.stream;
             // SAFETY: the header is this lane's own.
             match end_is_closed(stream.try_io(|| unsafe { sys::receive(stream, &[into]) })) {
@@ -166,10 +166,10 @@ impl Lane {
     /// # Safety
     ///
     /// The bytes are readable until this returns.
-    unsafe fn send(&mut self, bytes: &[Chunk], from: u64) -> Result<(), Cause> {
+    unsafe fn send(&mut self, bytes: &[RawSlice], from: u64) -> Result<(), Cause> {
         let Some(piece) = &mut self.sending else { return Ok(()) };
-        let header = Chunk::of(&piece.header[piece.header_sent..]);
-        let mut parts = [header, Chunk::EMPTY, Chunk::EMPTY, Chunk::EMPTY];
+        let header = RawSlice::of(&piece.header[piece.header_sent..]);
+        let mut parts = [header, RawSlice::EMPTY, RawSlice::EMPTY, RawSlice::EMPTY];
         let mut skip = (piece.next - from) as usize;
         let mut left = (piece.end - piece.next) as usize;
         let mut used = 1;
@@ -196,7 +196,7 @@ impl Lane {
 }
 
 impl Link for StripedLink {
-    unsafe fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause> {
+    unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause> {
         assert!(parts.len() < sys::PARTS, "one part is the piece's header");
         let offered = self.taken + parts.iter().map(|part| part.len as u64).sum::<u64>();
         for lane in &mut self.lanes {
@@ -225,7 +225,7 @@ impl Link for StripedLink {
         Ok(count as usize)
     }
 
-    fn peek(&mut self, want: usize) -> Result<Chunk, Cause> {
+    fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
         if self.arrived.len() < want.min(BUFFER) {
             let before = self.complete;
             let limit = before + (want.min(BUFFER) - self.arrived.len()) as u64;
@@ -239,14 +239,14 @@ impl Link for StripedLink {
         self.arrived.consume(count);
     }
 
-    unsafe fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause> {
+    unsafe fn receive(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
         let buffered = self.arrived.take(into);
         if buffered > 0 {
             return Ok(buffered);
         }
         let before = self.complete;
         self.collect(before + into.len as u64, |_, position, len| {
-            [into.skip((position - before) as usize).take(len), ChunkMut::EMPTY]
+            [into.skip((position - before) as usize).take(len), RawSliceMut::EMPTY]
         })?;
         let count = (self.complete - before) as usize;
         self.arrived.passed(count);

@@ -9,7 +9,7 @@ use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 
 use super::{ALIGN, Link, moved};
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sys;
 
@@ -75,12 +75,12 @@ impl TcpLink {
 }
 
 impl Link for TcpLink {
-    unsafe fn send(&mut self, parts: &[Chunk]) -> Result<usize, Cause> {
+    unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause> {
         // SAFETY: passed on.
         moved(self.stream.try_io(|| unsafe { sys::send(&self.stream, parts) }))
     }
 
-    fn peek(&mut self, want: usize) -> Result<Chunk, Cause> {
+    fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
         if self.arrived.len() < want.min(BUFFER) {
             self.fill()?;
         }
@@ -91,7 +91,7 @@ impl Link for TcpLink {
         self.arrived.consume(count);
     }
 
-    unsafe fn receive(&mut self, into: ChunkMut) -> Result<usize, Cause> {
+    unsafe fn receive(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
         if self.arrived.len() == 0 && into.len >= DIRECT {
             // SAFETY: passed on.
             let count = end_is_closed(self.stream.try_io(|| unsafe { sys::receive(&self.stream, &[into]) }))?;
@@ -140,20 +140,20 @@ impl Arrived {
     }
 
     /// The bytes from a stream position on, up to the end of the ring; at most `len`.
-    fn stretch(&mut self, position: u64, len: usize) -> ChunkMut {
+    fn stretch(&mut self, position: u64, len: usize) -> RawSliceMut {
         let at = position as usize % BUFFER;
-        ChunkMut { ptr: self.bytes.as_mut_ptr().cast::<u8>().wrapping_add(at), len: len.min(BUFFER - at) }
+        RawSliceMut { ptr: self.bytes.as_mut_ptr().cast::<u8>().wrapping_add(at), len: len.min(BUFFER - at) }
     }
 
     /// Where the stream's bytes from `position` on go, as far as there is room, at most `len`; in two parts where the ring
     /// wraps around.
-    pub(super) fn room_at(&mut self, position: u64, len: usize) -> [ChunkMut; 2] {
+    pub(super) fn room_at(&mut self, position: u64, len: usize) -> [RawSliceMut; 2] {
         let len = len.min((self.front + BUFFER as u64 - position) as usize);
         let first = self.stretch(position, len);
         [first, self.stretch(position + first.len as u64, len - first.len)]
     }
 
-    pub(super) fn room(&mut self) -> [ChunkMut; 2] {
+    pub(super) fn room(&mut self) -> [RawSliceMut; 2] {
         self.room_at(self.back, BUFFER)
     }
 
@@ -170,7 +170,7 @@ impl Arrived {
         self.back = self.front;
     }
 
-    pub(super) fn front(&mut self, want: usize) -> Chunk {
+    pub(super) fn front(&mut self, want: usize) -> RawSlice {
         let len = want.min(self.len());
         self.stretch(self.front, len).as_const()
     }
@@ -181,7 +181,7 @@ impl Arrived {
     }
 
     /// Moves as many bytes as there are and fit.
-    pub(super) fn take(&mut self, into: ChunkMut) -> usize {
+    pub(super) fn take(&mut self, into: RawSliceMut) -> usize {
         let mut rest = into;
         while rest.len > 0 && self.len() > 0 {
             let chunk = self.front(rest.len);

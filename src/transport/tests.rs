@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::memory::{Hub, MemoryOpener};
 use super::{ALIGN, Link, Mesh, tcp};
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::types::mix;
 
@@ -70,7 +70,7 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
                 let len = padded(message(send_seed, sending).0);
                 out = (0..len as u64).map(|i| byte(send_seed, sent_bytes + i)).collect();
             }
-            let rest = Chunk::of(&out[offered..]);
+            let rest = RawSlice::of(&out[offered..]);
             let cut = mix(offered as u64, sending) as usize % (rest.len + 1);
             // SAFETY: what is sent is borrowed for the call; so it is below.
             offered += unsafe { link.send(&[rest.take(cut), rest.skip(cut)]) }.unwrap();
@@ -93,7 +93,7 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
                 filled += used;
             } else {
                 // SAFETY: `into` is borrowed for the call.
-                filled += unsafe { link.receive(ChunkMut::of(&mut into[filled..])) }.unwrap();
+                filled += unsafe { link.receive(RawSliceMut::of(&mut into[filled..])) }.unwrap();
             }
             if filled == into.len() {
                 for (i, &got) in into.iter().enumerate() {
@@ -119,19 +119,19 @@ fn both_ways([a, b]: [Box<dyn Link>; 2]) {
 fn ends([mut a, mut b]: [Box<dyn Link>; 2]) {
     let words = [7u8; 64];
     // SAFETY: `words` is borrowed for the call.
-    assert_eq!(unsafe { a.send(&[Chunk::of(&words)]) }, Ok(64));
+    assert_eq!(unsafe { a.send(&[RawSlice::of(&words)]) }, Ok(64));
     drop(a);
     let mut got = [0u8; 64];
     let mut filled = 0;
     while filled < 64 {
         // SAFETY: `got` is borrowed for the call; so it is below.
-        filled += unsafe { b.receive(ChunkMut::of(&mut got[filled..])) }.unwrap();
+        filled += unsafe { b.receive(RawSliceMut::of(&mut got[filled..])) }.unwrap();
     }
     assert_eq!(got, words);
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let end = loop {
         // SAFETY: as above.
-        match unsafe { b.receive(ChunkMut::of(&mut got)) } {
+        match unsafe { b.receive(RawSliceMut::of(&mut got)) } {
             Ok(0) if std::time::Instant::now() < deadline => {
                 b.disarm(true);
                 std::thread::yield_now();
@@ -185,7 +185,7 @@ fn a_sleeper_is_woken_by_bytes_and_by_room() {
             // Far more than the ring holds, so that both sides have to sleep.
             let block = vec![5u8; 10_000];
             for _ in 0..rounds {
-                let mut rest = Chunk::of(&block);
+                let mut rest = RawSlice::of(&block);
                 while rest.len > 0 {
                     let link = a.link(1).unwrap().unwrap();
                     // SAFETY: `rest` is of a vector that outlives the call.
@@ -203,7 +203,7 @@ fn a_sleeper_is_woken_by_bytes_and_by_room() {
             while total < rounds as usize * 10_000 {
                 let link = b.link(0).unwrap().unwrap();
                 // SAFETY: `block` is borrowed for the call.
-                let count = unsafe { link.receive(ChunkMut::of(&mut block)) }.unwrap();
+                let count = unsafe { link.receive(RawSliceMut::of(&mut block)) }.unwrap();
                 assert!(block[..count].iter().all(|&byte| byte == 5));
                 total += count;
                 if count == 0 {
@@ -226,7 +226,7 @@ fn garbage_in_a_ring_is_an_error() {
             unsafe { segment.at(ring + offset).cast::<u64>().write(garbage) };
         }
         let read = consumer.peek(1).err();
-        let written = (0..40).find_map(|_| producer.push(&[Chunk::of(&[0u8; 512])]).err());
+        let written = (0..40).find_map(|_| producer.push(&[RawSlice::of(&[0u8; 512])]).err());
         let found = read.or(written);
         assert!(matches!(found, Some(Cause::Corrupt(_))), "{garbage} at {offset}: {found:?}");
     }
@@ -250,7 +250,7 @@ fn a_link_of_which_one_connection_is_cut_is_broken() {
     let mut byte = [0u8];
     let cause = loop {
         // SAFETY: the byte is borrowed for the call.
-        match unsafe { link.receive(ChunkMut::of(&mut byte)) } {
+        match unsafe { link.receive(RawSliceMut::of(&mut byte)) } {
             Ok(count) => assert_eq!(count, 0),
             Err(cause) => break cause,
         }

@@ -24,7 +24,7 @@ use rustls::{
 
 use super::tcp::{Arrived, BUFFER};
 use super::{Link, cause_of};
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Error, Result};
 use crate::types::Rank;
 
@@ -234,7 +234,7 @@ impl TlsLink {
 }
 
 impl Link for TlsLink {
-    unsafe fn send(&mut self, parts: &[Chunk]) -> std::result::Result<usize, Cause> {
+    unsafe fn send(&mut self, parts: &[RawSlice]) -> std::result::Result<usize, Cause> {
         if !self.shake_hands()? {
             return Ok(0);
         }
@@ -262,7 +262,7 @@ impl Link for TlsLink {
         self.taken > 0
     }
 
-    fn peek(&mut self, want: usize) -> std::result::Result<Chunk, Cause> {
+    fn peek(&mut self, want: usize) -> std::result::Result<RawSlice, Cause> {
         while self.arrived.len() < want.min(BUFFER) {
             let room = self.arrived.room()[0];
             // SAFETY: the room is of the buffer, which is this link's own, and which holds bytes from the start.
@@ -280,7 +280,7 @@ impl Link for TlsLink {
         self.arrived.consume(count);
     }
 
-    unsafe fn receive(&mut self, into: ChunkMut) -> std::result::Result<usize, Cause> {
+    unsafe fn receive(&mut self, into: RawSliceMut) -> std::result::Result<usize, Cause> {
         self.peek(into.len)?;
         Ok(self.arrived.take(into))
     }

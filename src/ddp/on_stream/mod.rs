@@ -16,7 +16,7 @@ use super::parameter::TensorMut;
 use super::reducer::Reducer;
 use super::state::Gradient;
 use super::step::Step;
-use crate::buffer::ChunkMut;
+use crate::buffer::RawSliceMut;
 use crate::communicator::in_turn;
 use crate::cuda::device::{Address, StreamId};
 use crate::error::{Error, Result};
@@ -60,7 +60,7 @@ impl<'a> TensorMut<'a> {
         let (count, stream) = (values.len(), values.stream().clone());
         // The reducer's stream comes after that one, and is done with them when the reducer's call returns.
         let address = values.device_ptr_mut(&stream).0;
-        let memory = ChunkMut { ptr: std::ptr::without_provenance_mut(address as usize), len: count * size_of::<T>() };
+        let memory = RawSliceMut { ptr: std::ptr::without_provenance_mut(address as usize), len: count * size_of::<T>() };
         TensorMut::of_device(T::DTYPE, count, memory, stream)
     }
 }

@@ -19,7 +19,7 @@ impl OnDevices<'_> {
         let mine = mine.encode();
         let mut all = vec![0; self.world * Record::LEN];
         let mut call = Call { described: Some(described), ..self.beside(Op::AllGather, DType::U8, Record::LEN) };
-        (call.send, call.recv) = (Chunk::of(&mine), ChunkMut::of(&mut all));
+        (call.send, call.recv) = (RawSlice::of(&mine), RawSliceMut::of(&mut all));
         // SAFETY: both are borrowed for the call, and as long as it says.
         unsafe { self.on_host(&call)? };
         let mut records = Vec::with_capacity(self.world);
@@ -139,7 +139,7 @@ impl OnDevices<'_> {
     pub(super) fn agree(&mut self, yes: bool) -> Result<bool> {
         let mut answer = [u8::from(yes)];
         let mut call = self.beside(Op::AllReduce, DType::U8, 1);
-        let memory = ChunkMut::of(&mut answer);
+        let memory = RawSliceMut::of(&mut answer);
         (call.redop, call.send, call.recv) = (Some(ReduceOp::Min), memory.as_const(), memory);
         call.described = Some(self.call.descriptor(0, 0));
         // SAFETY: `answer` is borrowed for the call.

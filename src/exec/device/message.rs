@@ -6,7 +6,7 @@ use super::*;
 pub(crate) struct Staged {
     pub(super) memory: Arc<Segment>,
     /// Where it goes when it has been received.
-    pub(super) to: ChunkMut,
+    pub(super) to: RawSliceMut,
     pub(super) lent: Arc<Lent>,
     /// How long a copy may take.
     pub(super) timeout: Duration,
@@ -25,7 +25,7 @@ impl Staged {
         let problem = Argument::TooMany { count: call.count };
         let memory = Segment::try_heap(send.len.max(recv.len).max(1)).ok_or(Error::Argument { op: call.op, problem })?;
         let timeout = call.timeout.unwrap_or(shared.info.timeout);
-        let mut staged = Staged { memory: Arc::new(memory), to: ChunkMut::EMPTY, lent, timeout };
+        let mut staged = Staged { memory: Arc::new(memory), to: RawSliceMut::EMPTY, lent, timeout };
         let [sends, receives] = staged.lent.on_device;
         let there = staged.memory.at(0);
         if sends {

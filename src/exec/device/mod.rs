@@ -27,7 +27,7 @@ use super::raw::Raw;
 use super::state::CommState;
 use super::submit::Executor;
 use crate::bootstrap::listener::handshake;
-use crate::buffer::{Chunk, ChunkMut};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::config::DevicePath;
 use crate::cuda;
 use crate::cuda::device::{

@@ -164,8 +164,8 @@ impl OnDevices<'_> {
         let mut call = Call { lent: None, on_behalf_of: Some(self.call.op), count: piece.count, ..self.call.clone() };
         // SAFETY: both are within the slot.
         unsafe {
-            call.send = Chunk { ptr: memory.add(piece.send.start), len: piece.send.len() };
-            call.recv = ChunkMut { ptr: memory.add(piece.recv.start), len: piece.recv.len() };
+            call.send = RawSlice { ptr: memory.add(piece.send.start), len: piece.send.len() };
+            call.recv = RawSliceMut { ptr: memory.add(piece.recv.start), len: piece.recv.len() };
             self.on_host(&call)
         }
     }
