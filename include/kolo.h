@@ -132,8 +132,8 @@ typedef struct kolo_config_t {
   uint64_t start_timeout_ms;
   // "auto", "tcp" or "shm". Rank 0's counts.
   const char *transport;
-  // How large private buffers pass between processes: "auto", "staged", "streamed" or "read". Rank 0's counts.
-  const char *passage;
+  // How large private buffers pass between processes: "auto", "staged", "streamed" or "cma". Rank 0's counts.
+  const char *copy_mode;
   // The algorithm for all operations that have it, such as "ring". Rank 0's counts.
   const char *algorithm;
   // The name of the job, which tells it from others that use the same store.

@@ -24,7 +24,7 @@ numbered! {
 numbered! {
     /// How data of 1 MiB and more in private memory gets from one process of a host to another, in all-reduce, all-gather and
     /// all-to-all.
-    pub enum Passage {
+    pub enum CopyMode {
         /// As is quickest, which the first such operation tries out.
         Auto = 0, "auto";
         /// Through shared memory.
@@ -32,7 +32,7 @@ numbered! {
         /// Through shared memory, past the caches.
         Streamed = 2, "streamed";
         /// The system copies it out of the other process (`process_vm_readv`), where it lets kolo do so; otherwise staged.
-        Read = 3, "read";
+        Cma = 3, "cma";
     }
 }
 
@@ -50,6 +50,7 @@ numbered! {
 pub const VARIABLES: [&str; 30] = [
     "KOLO_ALGORITHM",
     "KOLO_CACHE_DIR",
+    "KOLO_COPY_MODE",
     "KOLO_DEVICES",
     "KOLO_DEVICE_PATH",
     "KOLO_HOST",
@@ -61,7 +62,6 @@ pub const VARIABLES: [&str; 30] = [
     "KOLO_LOG",
     "KOLO_NETWORK_BANDWIDTH",
     "KOLO_NETWORK_LATENCY",
-    "KOLO_PASSAGE",
     "KOLO_RANK",
     "KOLO_REPRODUCIBLE",
     "KOLO_SECRET",
@@ -123,7 +123,7 @@ pub(crate) struct TlsFiles {
 pub(crate) struct SharedSettings {
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) transport: Transport,
-    pub(crate) passage: Passage,
+    pub(crate) copy_mode: CopyMode,
     pub(crate) reproducible: bool,
     pub(crate) sockets: u8,
     /// Whether buffers may be in the memory of devices, of whatever rank.
@@ -138,7 +138,7 @@ impl Default for Settings {
             shared: SharedSettings {
                 algorithm: None,
                 transport: Transport::Auto,
-                passage: Passage::Auto,
+                copy_mode: CopyMode::Auto,
                 reproducible: false,
                 sockets: 1,
                 devices: false,
@@ -163,7 +163,7 @@ impl Settings {
         let shared = &mut settings.shared;
         shared.algorithm = named(env, "KOLO_ALGORITHM")?;
         shared.transport = named(env, "KOLO_TRANSPORT")?.unwrap_or(shared.transport);
-        shared.passage = named(env, "KOLO_PASSAGE")?.unwrap_or(shared.passage);
+        shared.copy_mode = named(env, "KOLO_COPY_MODE")?.unwrap_or(shared.copy_mode);
         shared.reproducible = parse(env, "KOLO_REPRODUCIBLE", "0 or 1", flag)?.unwrap_or(shared.reproducible);
         shared.sockets =
             parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?.unwrap_or(shared.sockets);
@@ -365,7 +365,7 @@ mod tests {
         let read = settings(&[
             ("KOLO_ALGORITHM", "ring"),
             ("KOLO_TRANSPORT", "tcp"),
-            ("KOLO_PASSAGE", "read"),
+            ("KOLO_COPY_MODE", "cma"),
             ("KOLO_REPRODUCIBLE", "1"),
             ("KOLO_SOCKETS", "4"),
             ("KOLO_DEVICES", "cuda"),
@@ -381,7 +381,7 @@ mod tests {
         .unwrap();
         assert_eq!(read.shared.algorithm, Some(Algorithm::Ring));
         assert_eq!(read.shared.transport, Transport::Tcp);
-        assert_eq!(read.shared.passage, Passage::Read);
+        assert_eq!(read.shared.copy_mode, CopyMode::Cma);
         assert!(read.shared.reproducible);
         assert_eq!(read.shared.sockets, 4);
         assert!(read.shared.devices);
@@ -420,7 +420,7 @@ mod tests {
         for (name, value, hint) in [
             ("KOLO_ALGORITHM", "rings", "halving-doubling"),
             ("KOLO_TRANSPORT", "rdma", "auto"),
-            ("KOLO_PASSAGE", "copied", "streamed"),
+            ("KOLO_COPY_MODE", "copied", "streamed"),
             ("KOLO_REPRODUCIBLE", "maybe", "0 or 1"),
             ("KOLO_SOCKETS", "0", "1 to 64"),
             ("KOLO_SOCKETS", "65", "1 to 64"),

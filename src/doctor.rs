@@ -9,7 +9,7 @@ use crate::bootstrap::host_group::HOME;
 use crate::bootstrap::host_group::area::{AREA, slabs_for};
 use crate::bootstrap::host_group::stage::{KEPT, STAGE};
 use crate::bootstrap::launcher::{self, Launch, Rendezvous};
-use crate::bootstrap::store::Place;
+use crate::bootstrap::store::StoreUrl;
 use crate::config::{self, Settings, process_env};
 use crate::error::{Error, Result};
 use crate::reduce;
@@ -136,16 +136,16 @@ fn of_launcher(launch: &Result<Option<Launch>>) -> Finding {
 }
 
 /// Where this process would find the others.
-fn store(launch: Option<&Launch>) -> Option<Place> {
+fn store(launch: Option<&Launch>) -> Option<StoreUrl> {
     if let Some(url) = process_env("KOLO_STORE") {
-        return match Place::parse(&url) {
-            Ok(Place::Env) => launcher::env_store(&process_env).ok(),
+        return match StoreUrl::parse(&url) {
+            Ok(StoreUrl::Env) => launcher::env_store(&process_env).ok(),
             place => place.ok(),
         };
     }
     match &launch?.rendezvous {
         Rendezvous::Store(place) => Some(place.clone()),
-        Rendezvous::Ports { host, ports } => Some(Place::Tcp { host: host.clone(), port: *ports.first()? }),
+        Rendezvous::Ports { host, ports } => Some(StoreUrl::Tcp { host: host.clone(), port: *ports.first()? }),
         Rendezvous::Unknown { .. } => None,
     }
 }
@@ -210,11 +210,11 @@ fn bind(host: &str, port: u16, deadline: Instant) -> io::Result<()> {
 }
 
 /// Whether the store can be served, by rank 0, or reached, by the others.
-fn of_store(place: &Place, is_owner: bool, deadline: Instant) -> Finding {
+fn of_store(place: &StoreUrl, is_owner: bool, deadline: Instant) -> Finding {
     const SUBJECT: &str = "store";
     let is_served = process_env("KOLO_STORE_SERVED").is_some();
     match place {
-        Place::Tcp { host, port } if is_owner && !is_served => match bind(host, *port, deadline) {
+        StoreUrl::Tcp { host, port } if is_owner && !is_served => match bind(host, *port, deadline) {
             Ok(()) => Finding::fine(SUBJECT, format!("rank 0 can serve it at {host}:{port}")),
             Err(error) => {
                 let holder = sys::port_holder(*port).map_or_else(String::new, |holder| format!(" (it is held by {holder})"));
@@ -222,10 +222,10 @@ fn of_store(place: &Place, is_owner: bool, deadline: Instant) -> Finding {
                 Finding::failure(SUBJECT, format!("rank 0 cannot serve it at {host}:{port}: {error}{holder}"), advice)
             }
         },
-        Place::Tcp { host, port } => {
+        StoreUrl::Tcp { host, port } => {
             Finding::fine(SUBJECT, format!("served at {host}:{port} by {}", if is_served { "the launcher" } else { "rank 0" }))
         }
-        Place::File(path) => {
+        StoreUrl::File(path) => {
             let folder = path.parent().unwrap_or(path).to_owned();
             let kind = format!("examine {}", folder.display());
             let look = move || sys::check_folder(&folder);
@@ -238,11 +238,11 @@ fn of_store(place: &Place, is_owner: bool, deadline: Instant) -> Finding {
                 ),
             }
         }
-        Place::Redis(_) if !cfg!(feature = "redis") => {
+        StoreUrl::Redis(_) if !cfg!(feature = "redis") => {
             let advice = "build with --features redis, or use file:// or tcp://";
             Finding::failure(SUBJECT, "redis://, and kolo was built without the feature `redis`", advice)
         }
-        Place::Redis(_) | Place::Env | Place::Hash(_) => Finding::fine(SUBJECT, "not looked at"),
+        StoreUrl::Redis(_) | StoreUrl::Env | StoreUrl::Hash(_) => Finding::fine(SUBJECT, "not looked at"),
     }
 }
 

@@ -96,7 +96,7 @@ pub use bootstrap::store::{Store, TcpStoreServer};
 pub use communicator::{Builder, Communicator, Registered, Scope};
 #[cfg(feature = "cuda")]
 pub use communicator::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
-pub use config::{DevicePath, Passage, Transport};
+pub use config::{CopyMode, DevicePath, Transport};
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use error::{Argument, Cause, Differs, Elsewhere, Error, ReducerProblem, Result, StoreProblem};

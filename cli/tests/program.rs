@@ -368,9 +368,9 @@ mod run {
     /// A rank that is killed in the middle of a collective: the others name it.
     #[test]
     fn survivors_name_the_culprit() {
-        for (transport, passage) in [("auto", "staged"), ("auto", "read"), ("tcp", "auto")] {
+        for (transport, copy_mode) in [("auto", "staged"), ("auto", "cma"), ("tcp", "auto")] {
             let bench = format!(
-                "echo $$ >&2; KOLO_PASSAGE={passage} exec {} bench all_reduce --sizes 1M --iters 1000000 --transport {transport}",
+                "echo $$ >&2; KOLO_COPY_MODE={copy_mode} exec {} bench all_reduce --sizes 1M --iters 1000000 --transport {transport}",
                 env!("CARGO_BIN_EXE_kolo")
             );
             let mut child = start(&["run", "-n", "3", "--grace", "60", "--", "sh", "-c", &bench]);
@@ -428,14 +428,15 @@ mod bench {
     /// Between processes, in both classes of size; where the system does not let ranks read each other, that says a warning.
     #[test]
     fn large_buffers_are_right_by_every_way_that_they_can_pass() {
-        for passage in ["auto", "staged", "streamed", "read"] {
+        for copy_mode in ["auto", "staged", "streamed", "cma"] {
             for op in ["all_reduce", "all_gather", "all_to_all"] {
-                let bench = ["bench", op, "--sizes", "1M,9M", "--iters", "2", "--warmup", "1", "--check", "--passage", passage];
+                let bench =
+                    ["bench", op, "--sizes", "1M,9M", "--iters", "2", "--warmup", "1", "--check", "--copy-mode", copy_mode];
                 let output = kolo(&[&["run", "-n", "3", "--"], &bench[..]].concat());
-                assert!(text(&output.stdout).contains("Out of bounds values : 0 OK"), "{passage} {op}: {output:?}");
+                assert!(text(&output.stdout).contains("Out of bounds values : 0 OK"), "{copy_mode} {op}: {output:?}");
                 let warned = text(&output.stderr).contains("does not let ranks read");
                 assert!(text(&output.stderr).lines().count() <= 1, "said once, not by every rank: {output:?}");
-                assert!(output.stderr.is_empty() || (passage == "read" && warned), "{passage} {op}: {output:?}");
+                assert!(output.stderr.is_empty() || (copy_mode == "cma" && warned), "{copy_mode} {op}: {output:?}");
                 if warned {
                     // Past the test harness, which would keep it to itself.
                     let said = b"NOT RUN: reading another process's memory is not allowed here\n";
@@ -521,7 +522,7 @@ mod bench {
             (&["bench", "all_reduce", "--json", "/no/such/folder/a.json"], "no such folder"),
             (&["bench", "all_reduce", "--algorithm", "rings"], "halving-doubling"),
             (&["bench", "all_reduce", "--sockets", "65"], "1 to 64"),
-            (&["bench", "all_reduce", "--passage", "fast"], "streamed"),
+            (&["bench", "all_reduce", "--copy-mode", "fast"], "streamed"),
         ] {
             let (_, err) = failed(arguments);
             assert!(err.contains(hint), "{arguments:?}: {err}");

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use if_addrs::Interface;
 
-use crate::bootstrap::store::Place;
+use crate::bootstrap::store::StoreUrl;
 use crate::config::{Settings, process_env};
 use crate::error::{Error, Result};
 use crate::sys;
@@ -21,12 +21,12 @@ pub(crate) struct Chosen {
 }
 
 /// Chooses for ranks that meet at `store`, as far as a filter for interfaces allows. Waits for a name server until the deadline.
-pub(crate) fn choose(store: Option<&Place>, filter: Option<&str>, deadline: Instant) -> Result<Chosen> {
+pub(crate) fn choose(store: Option<&StoreUrl>, filter: Option<&str>, deadline: Instant) -> Result<Chosen> {
     if let Some(filter) = filter {
         let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
         return filtered(filter, &interfaces);
     }
-    if let Some(Place::Tcp { host, port }) = store
+    if let Some(StoreUrl::Tcp { host, port }) = store
         && let Some(chosen) = towards(host, *port, deadline)
     {
         return Ok(chosen);
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_store_on_loopback_is_reached_from_loopback() {
-        let place = Place::Tcp { host: "127.0.0.1".to_owned(), port: 1 };
+        let place = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 1 };
         assert_eq!(choose(Some(&place), None, Instant::now()).unwrap().ip, IpAddr::from([127, 0, 0, 1]));
     }
 }

@@ -8,7 +8,7 @@ use super::network::{Arrivals, Mailbox};
 use super::peer_info::{self, PeerInfo};
 use crate::bootstrap::listener::handshake::{Identity, random};
 use crate::bootstrap::listener::{self, Listener};
-use crate::bootstrap::store::Place;
+use crate::bootstrap::store::StoreUrl;
 use crate::error::{Error, Result};
 use crate::failure::StatusBoard;
 use crate::sys::{self, LocalListener};
@@ -24,7 +24,7 @@ impl Endpoint {
     /// Listens to the ranks of a run, at an address of this machine and at a name that only this host reaches.
     pub(super) fn open(start: &Start<'_>, ip: IpAddr, identity: &Identity) -> Result<Endpoint> {
         // If only this machine reaches the store, all ranks are on it.
-        let is_store_local = matches!(start.place, Some(Place::Tcp { .. })) && !start.identity.may_listen();
+        let is_store_local = matches!(start.place, Some(StoreUrl::Tcp { .. })) && !start.identity.may_listen();
         let ip = if is_store_local { sys::own_loopback(ip) } else { ip };
         let tcp = TcpListener::bind((ip, 0)).map_err(Error::os(format!("listening at {ip}")))?;
         let name = listener::random_name();

@@ -3,7 +3,7 @@
 //! Launchers are recognised by their environment variables, the most specific first: mpirun inside a SLURM allocation sees
 //! both sets, and the inner one counts.
 
-use crate::bootstrap::store::Place;
+use crate::bootstrap::store::StoreUrl;
 use crate::config::{Env, parse};
 use crate::error::{Error, Result};
 use crate::sys;
@@ -24,7 +24,7 @@ pub(crate) struct Launch {
 /// Where the ranks of a launcher's job can find each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Rendezvous {
-    Store(Place),
+    Store(StoreUrl),
     /// Rank 0 takes the first of these ports that is free; the others look for it on all of them.
     Ports {
         host: String,
@@ -274,13 +274,13 @@ fn master(env: Env<'_>, job: &str) -> Result<Option<Rendezvous>> {
         .into_iter()
         .find_map(|name| parse(env, name, expected, |text| text.parse().ok()).transpose());
     Ok(Some(match port.transpose()? {
-        Some(port) => Rendezvous::Store(Place::Tcp { host, port }),
+        Some(port) => Rendezvous::Store(StoreUrl::Tcp { host, port }),
         None => Rendezvous::Ports { host, ports: ports(job) },
     }))
 }
 
 /// The place of `env://`.
-pub(crate) fn env_store(env: Env<'_>) -> Result<Place> {
+pub(crate) fn env_store(env: Env<'_>) -> Result<StoreUrl> {
     match master(env, "env")? {
         Some(Rendezvous::Store(place)) => Ok(place),
         _ => Err(Error::setting("store", "env://", "MASTER_ADDR and MASTER_PORT must be set for it")),
@@ -318,7 +318,7 @@ mod tests {
     }
 
     fn tcp(host: &str, port: u16) -> Rendezvous {
-        Rendezvous::Store(Place::Tcp { host: host.to_owned(), port })
+        Rendezvous::Store(StoreUrl::Tcp { host: host.to_owned(), port })
     }
 
     #[test]

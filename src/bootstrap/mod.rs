@@ -41,7 +41,7 @@ use std::time::Instant;
 use crate::config::{Settings, SharedSettings, TlsFiles, Transport};
 use crate::error::{Cause, Error, Result};
 use crate::sys;
-use crate::trace::{Recorder, Who};
+use crate::trace::{RankOfJob, Recorder};
 use crate::transport::tls::Tls;
 use crate::types::{DType, Member, Op, Rank, mix};
 use endpoint::Endpoint;
@@ -51,7 +51,7 @@ use listener::handshake::Identity;
 use network::{Lines, Network};
 use peer_info::PeerInfo;
 use rendezvous::Met;
-use store::{Place, Store};
+use store::{Store, StoreUrl};
 
 /// The communicator of all ranks.
 const WORLD: u64 = 0;
@@ -63,7 +63,7 @@ pub(crate) struct Start<'a> {
     pub(crate) identity: Identity,
     pub(crate) store: &'a dyn Store,
     /// Where the store is, as far as that helps to choose an address.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<StoreUrl>,
     pub(crate) settings: &'a Settings,
     pub(crate) deadline: Instant,
 }
@@ -98,7 +98,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let members = peers.iter().map(|peer| Member { host: peer.host.as_str().into(), pid: peer.pid }).collect::<Vec<_>>();
     let candidates = candidates(&peers, start.rank, settings.transport);
     let run = peers.iter().fold(0, |run, peer| mix(run, peer.instance));
-    let who = Who { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
+    let who = RankOfJob { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
     let network =
         Network::new(listener, mailbox, board, identity.clone(), peers, start.rank, Lines { sockets: settings.sockets, tls });
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::bootstrap::listener::handshake::VERSION;
-use crate::config::{DevicePath, Passage, SharedSettings, Transport};
+use crate::config::{CopyMode, DevicePath, SharedSettings, Transport};
 use crate::error::{Error, StoreProblem};
 use crate::schedule::Algorithm;
 use crate::schedule::select::{CostModel, LinkCost};
@@ -160,10 +160,14 @@ impl PeerTable {
         match self {
             PeerTable::Members { peers, settings } => {
                 writer.number(MEMBERS).list(peers, |writer, peer| _ = writer.bytes(&peer.encode()));
-                let SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, device_path, model } =
+                let SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, model } =
                     settings;
                 writer.number(algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u64));
-                writer.number(*transport as u64).number(*passage as u64).number((*reproducible).into()).number((*sockets).into());
+                writer
+                    .number(*transport as u64)
+                    .number(*copy_mode as u64)
+                    .number((*reproducible).into())
+                    .number((*sockets).into());
                 writer.number((*devices).into()).number(*device_path as u64);
                 for price in prices(model) {
                     writer.number(price.to_bits());
@@ -191,7 +195,7 @@ impl PeerTable {
                     number => Some(Algorithm::from_number(number.try_into().ok()?)?),
                 };
                 let transport = Transport::from_number(reader.number()?.try_into().ok()?)?;
-                let passage = Passage::from_number(reader.number()?.try_into().ok()?)?;
+                let copy_mode = CopyMode::from_number(reader.number()?.try_into().ok()?)?;
                 let reproducible = reader.number()? != 0;
                 let sockets = crate::config::sockets(reader.size()?)?;
                 let devices = reader.number()? != 0;
@@ -201,7 +205,7 @@ impl PeerTable {
                 let (network, local) = (link()?, link()?);
                 let model = CostModel { network, local, reduce: price()?, window_sync: price()?, window_per_byte: price()? };
                 let settings =
-                    SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, device_path, model };
+                    SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, model };
                 PeerTable::Members { peers, settings }
             }
             MISSING => PeerTable::Refused(Refusal::Missing {

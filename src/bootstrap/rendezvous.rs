@@ -482,7 +482,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::bootstrap::store::{self, Place, Store};
+    use crate::bootstrap::store::{self, Store, StoreUrl};
     use crate::config::Settings;
 
     /// A store, and all that was put into it.
@@ -497,7 +497,7 @@ mod tests {
 
     impl Recording {
         fn new(name: &str, is_private: bool) -> Recording {
-            let place = Place::Hash(name.to_owned());
+            let place = StoreUrl::Hash(name.to_owned());
             let store = store::open(&place, true, &Identity::new("job", None), late()).unwrap();
             Recording { store, is_private, values: Mutex::default(), looks_for_table: 0.into(), looks_for_ranks: 0.into() }
         }

@@ -83,13 +83,13 @@ pub(super) fn in_run(run: &Run, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::store::Place;
+    use crate::bootstrap::store::StoreUrl;
 
     const NOW: Duration = Duration::ZERO;
 
     fn hash_store(name: &str) -> Box<dyn Store> {
         let late = std::time::Instant::now() + Duration::from_secs(60);
-        crate::bootstrap::store::open(&Place::Hash(name.to_owned()), true, &Identity::new("job", None), late).unwrap()
+        crate::bootstrap::store::open(&StoreUrl::Hash(name.to_owned()), true, &Identity::new("job", None), late).unwrap()
     }
 
     fn identity(job: &str, run: u8, secret: u8) -> Identity {

@@ -9,9 +9,9 @@ use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
 use crate::bootstrap::listener::handshake::Identity;
 use crate::bootstrap::store::tcp::TcpStore;
-use crate::bootstrap::store::{self, Place, Store};
+use crate::bootstrap::store::{self, Store, StoreUrl};
 use crate::bootstrap::{self, Connected, Start};
-use crate::config::{self, DevicePath, FOREVER, Passage, Settings, SharedSettings, TlsFiles, Transport, process_env};
+use crate::config::{self, CopyMode, DevicePath, FOREVER, Settings, SharedSettings, TlsFiles, Transport, process_env};
 use crate::error::{Error, Result};
 use crate::exec::Core;
 use crate::failure::CommInfo;
@@ -19,7 +19,7 @@ use crate::failure::StatusBoard;
 use crate::plan::CostModel;
 use crate::schedule::Algorithm;
 use crate::sys;
-use crate::trace::{self, Recorder, Who};
+use crate::trace::{self, RankOfJob, Recorder};
 use crate::transport::memory::Hub;
 use crate::types::{Member, Rank};
 
@@ -51,7 +51,7 @@ pub struct Builder {
     secret_file: Option<PathBuf>,
     algorithm: Option<Algorithm>,
     transport: Option<Transport>,
-    passage: Option<Passage>,
+    copy_mode: Option<CopyMode>,
     reproducible: Option<bool>,
     sockets: Option<usize>,
     devices: Option<bool>,
@@ -143,8 +143,8 @@ impl Builder {
     }
 
     /// How data of 1 MiB and more in private memory gets from one process of a host to another. Rank 0's counts.
-    pub fn passage(mut self, passage: Passage) -> Self {
-        self.passage = Some(passage);
+    pub fn copy_mode(mut self, copy_mode: CopyMode) -> Self {
+        self.copy_mode = Some(copy_mode);
         self
     }
 
@@ -273,11 +273,11 @@ impl Builder {
     /// The settings: what was set here, else what the environment says.
     fn settings(&self) -> Result<Settings> {
         let mut settings = Settings::from_env(&process_env)?;
-        let SharedSettings { algorithm, transport, passage, reproducible, sockets, devices, device_path, model } =
+        let SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, model } =
             &mut settings.shared;
         *algorithm = self.algorithm.or(*algorithm);
         *transport = self.transport.unwrap_or(*transport);
-        *passage = self.passage.unwrap_or(*passage);
+        *copy_mode = self.copy_mode.unwrap_or(*copy_mode);
         *reproducible = self.reproducible.unwrap_or(*reproducible);
         *devices = self.devices.unwrap_or(*devices);
         *device_path = self.device_path.unwrap_or(*device_path);
@@ -333,7 +333,7 @@ impl Builder {
         Ok(launch)
     }
 
-    fn open_store(&self, launch: &Launch, identity: &Identity, deadline: Instant) -> Result<(Arc<dyn Store>, Option<Place>)> {
+    fn open_store(&self, launch: &Launch, identity: &Identity, deadline: Instant) -> Result<(Arc<dyn Store>, Option<StoreUrl>)> {
         if let Some(store) = &self.store_object {
             return Ok((store.clone(), None));
         }
@@ -343,14 +343,14 @@ impl Builder {
         let is_served = self.store_is_served || self.store.is_none() && process_env("KOLO_STORE_SERVED").is_some();
         let url = self.store.clone().or_else(|| process_env("KOLO_STORE"));
         let place = match (url, &launch.rendezvous) {
-            (Some(url), _) => match Place::parse(&url)? {
-                Place::Env => launcher::env_store(&process_env)?,
+            (Some(url), _) => match StoreUrl::parse(&url)? {
+                StoreUrl::Env => launcher::env_store(&process_env)?,
                 place => place,
             },
             (None, Rendezvous::Store(place)) => place.clone(),
             (None, Rendezvous::Ports { host, ports }) => {
                 let store = TcpStore::open_any(host, ports, owner, identity, deadline)?;
-                return Ok((Arc::new(store), Some(Place::Tcp { host: host.clone(), port: ports[0] })));
+                return Ok((Arc::new(store), Some(StoreUrl::Tcp { host: host.clone(), port: ports[0] })));
             }
             (None, Rendezvous::Unknown { advice }) => {
                 let found = format!(
@@ -369,7 +369,7 @@ impl Builder {
 fn recorder(job: &str, rank: Rank, members: &[Member], settings: &Settings) -> Arc<Recorder> {
     // Of one process all ranks come from one call; its number tells it from others.
     let run = u64::from(std::process::id());
-    Recorder::new(Who { job: job.to_owned(), run, rank, members: members.to_vec() }, settings.trace_dir.clone())
+    Recorder::new(RankOfJob { job: job.to_owned(), run, rank, members: members.to_vec() }, settings.trace_dir.clone())
 }
 
 impl Communicator {

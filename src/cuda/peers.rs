@@ -11,7 +11,7 @@ use crate::types::{Descriptor, Rank};
 
 /// Where a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum BufferAt {
     /// This rank needs none.
     Nowhere,
     Host,
@@ -39,7 +39,7 @@ pub(crate) struct Record {
     /// Whether the buffers are as in an all-to-all in place.
     pub(crate) is_in_place: bool,
     /// Of the send and of the receive buffer.
-    pub(crate) places: [Place; 2],
+    pub(crate) places: [BufferAt; 2],
 }
 
 const PLACE: usize = 1 + 4 * 8 + 64;
@@ -56,11 +56,11 @@ impl Record {
         bytes.push(self.is_in_place.into());
         for place in &self.places {
             let (kind, numbers, handle) = match *place {
-                Place::Nowhere => (0, [0; 4], [0; 64]),
-                Place::Host => (1, [0; 4], [0; 64]),
-                Place::Hidden => (2, [0; 4], [0; 64]),
-                Place::Open { extent: Extent { base, size, id }, handle, offset } => (3, [base, size, id, offset], handle),
-                Place::Inert => (4, [0; 4], [0; 64]),
+                BufferAt::Nowhere => (0, [0; 4], [0; 64]),
+                BufferAt::Host => (1, [0; 4], [0; 64]),
+                BufferAt::Hidden => (2, [0; 4], [0; 64]),
+                BufferAt::Open { extent: Extent { base, size, id }, handle, offset } => (3, [base, size, id, offset], handle),
+                BufferAt::Inert => (4, [0; 4], [0; 64]),
             };
             bytes.push(kind);
             numbers.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
@@ -83,27 +83,27 @@ impl Record {
             [1] => true,
             _ => return None,
         };
-        let mut places = [Place::Nowhere; 2];
+        let mut places = [BufferAt::Nowhere; 2];
         for (place, needed) in places.iter_mut().zip(needed) {
             let [kind] = reader.array()?;
             let [base, size, id, offset] = [reader.number()?, reader.number()?, reader.number()?, reader.number()?];
             let handle = reader.array()?;
             *place = match kind {
-                0 => Place::Nowhere,
-                1 => Place::Host,
-                2 => Place::Hidden,
+                0 => BufferAt::Nowhere,
+                1 => BufferAt::Host,
+                2 => BufferAt::Hidden,
                 3 => {
                     let fits = offset.checked_add(needed).is_some_and(|end| end <= size) && base.checked_add(size).is_some();
-                    fits.then_some(Place::Open { extent: Extent { base, size, id }, handle, offset })?
+                    fits.then_some(BufferAt::Open { extent: Extent { base, size, id }, handle, offset })?
                 }
-                4 => Place::Inert,
+                4 => BufferAt::Inert,
                 _ => return None,
             };
         }
         reader.0.is_empty().then_some(Record { call, process, device, is_in_place, places })
     }
 
-    pub(crate) fn place(&self, buffer: Buffer) -> &Place {
+    pub(crate) fn place(&self, buffer: Buffer) -> &BufferAt {
         &self.places[buffer as usize]
     }
 }
@@ -156,7 +156,7 @@ impl Peers {
     pub(crate) fn news(&self, records: &[Record]) -> Vec<(Rank, Buffer)> {
         let buffers = (0..records.len()).flat_map(|rank| [(rank, Buffer::Send), (rank, Buffer::Recv)]);
         let is_new = |&(rank, buffer): &(Rank, Buffer)| match records[rank].place(buffer) {
-            Place::Open { extent, .. } => self.opened.get(&(rank, extent.base)).is_none_or(|(id, _)| *id != extent.id),
+            BufferAt::Open { extent, .. } => self.opened.get(&(rank, extent.base)).is_none_or(|(id, _)| *id != extent.id),
             _ => false,
         };
         buffers.filter(is_new).collect()
@@ -174,7 +174,7 @@ impl Peers {
             self.opened.clear();
         }
         for &(rank, buffer) in news {
-            let Place::Open { extent, handle, .. } = records[rank].place(buffer) else { continue };
+            let BufferAt::Open { extent, handle, .. } = records[rank].place(buffer) else { continue };
             let key = (rank, extent.base);
             if self.opened.get(&key).is_some_and(|(id, _)| *id == extent.id) {
                 // Both buffers are in one allocation.
@@ -197,15 +197,15 @@ impl Peers {
     /// Whether all ranks could open what was new. If not, nobody uses it: it need not be tried again.
     pub(crate) fn settle(&mut self, records: &[Record], news: &[(Rank, Buffer)], by_all: bool) {
         for &(rank, buffer) in news.iter().filter(|_| !by_all) {
-            if let Place::Open { extent, .. } = records[rank].place(buffer) {
+            if let BufferAt::Open { extent, .. } = records[rank].place(buffer) {
                 self.opened.insert((rank, extent.base), (extent.id, None));
             }
         }
     }
 
     /// Where a rank's buffer is here; `None` if it cannot be reached by all.
-    pub(crate) fn address(&self, rank: Rank, place: &Place) -> Option<Address> {
-        let Place::Open { extent, offset, .. } = place else { return None };
+    pub(crate) fn address(&self, rank: Rank, place: &BufferAt) -> Option<Address> {
+        let BufferAt::Open { extent, offset, .. } = place else { return None };
         let (id, opened) = self.opened.get(&(rank, extent.base))?;
         opened.as_ref().filter(|_| *id == extent.id).map(|opened| opened.address + offset)
     }
@@ -217,7 +217,7 @@ mod tests {
 
     fn record() -> Record {
         let extent = Extent { base: 4096, size: 1000, id: 7 };
-        let places = [Place::Open { extent, handle: [3; 64], offset: 900 }, Place::Hidden];
+        let places = [BufferAt::Open { extent, handle: [3; 64], offset: 900 }, BufferAt::Hidden];
         Record { call: [5; Descriptor::WORDS], process: 11, device: [2; 16], is_in_place: true, places }
     }
 
@@ -241,7 +241,7 @@ mod tests {
                 bytes[at] = value;
                 // It may be another record, which stays within its allocation.
                 for place in Record::decode(&bytes, [100, 100]).into_iter().flat_map(|record| record.places) {
-                    if let Place::Open { extent, offset, .. } = place {
+                    if let BufferAt::Open { extent, offset, .. } = place {
                         assert!(extent.base as u128 + extent.size as u128 <= u64::MAX as u128);
                         assert!(offset as u128 + 100 <= extent.size as u128);
                     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::layout::{Layout, Place};
+use super::layout::{BucketLayout, Layout};
 use super::on_device::OnDevice;
 use super::parameter::Parameter;
 use crate::communicator::{Communicator, Registered};
@@ -52,7 +52,7 @@ impl Buckets {
     }
 
     /// Where a bucket is.
-    pub(super) fn at(&self, place: &Place) -> *mut u8 {
+    pub(super) fn at(&self, place: &BucketLayout) -> *mut u8 {
         assert!(place.bytes.start <= place.bytes.end);
         match &self.device {
             Some(device) if place.on_device => {
@@ -73,7 +73,7 @@ impl Buckets {
     }
 
     /// The device of a bucket that is on one.
-    pub(super) fn device_of(&self, place: &Place) -> Option<&Arc<OnDevice>> {
+    pub(super) fn device_of(&self, place: &BucketLayout) -> Option<&Arc<OnDevice>> {
         self.device.as_ref().filter(|_| place.on_device).map(|device| &device.on)
     }
 

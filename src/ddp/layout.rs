@@ -12,7 +12,7 @@ pub(super) const ALIGN: usize = 64;
 /// The buckets in the order in which they are launched, one after the other in one piece of the host's memory, or the device's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    pub(super) buckets: Vec<Place>,
+    pub(super) buckets: Vec<BucketLayout>,
     /// For each parameter, its bucket and its place among the members.
     pub(super) places: Vec<(usize, usize)>,
     /// Bytes of all buckets of the host.
@@ -22,7 +22,7 @@ pub(super) struct Layout {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct BucketLayout {
     pub(super) dtype: DType,
     pub(super) on_device: bool,
     /// Where it lies.
@@ -73,13 +73,13 @@ impl Layout {
             let end = if on_device { &mut layout.device_bytes } else { &mut layout.host_bytes };
             let start = end.next_multiple_of(ALIGN);
             *end = start + bucket.bytes;
-            layout.buckets.push(Place { dtype, on_device, bytes: start..*end, members });
+            layout.buckets.push(BucketLayout { dtype, on_device, bytes: start..*end, members });
         }
         layout
     }
 
     /// Where a parameter's gradient lies: its bucket, and its place there.
-    pub(super) fn bytes_of(&self, index: usize) -> (&Place, Range<usize>) {
+    pub(super) fn bytes_of(&self, index: usize) -> (&BucketLayout, Range<usize>) {
         let (bucket, place) = self.places[index];
         let bucket = &self.buckets[bucket];
         let elements = &bucket.members[place].1;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::buckets::Buckets;
-use super::layout::Place;
+use super::layout::BucketLayout;
 use super::statistics::{BucketStatistics, StepStatistics};
 use crate::error::{Error, Result};
 
@@ -152,7 +152,7 @@ impl State {
     }
 }
 
-fn unstarted(bucket: &Place) -> BucketStatistics {
+fn unstarted(bucket: &BucketLayout) -> BucketStatistics {
     let (bytes, dtype, parameters) = (bucket.bytes.len(), bucket.dtype, bucket.members.len());
     BucketStatistics { bytes, dtype, parameters, ready: Duration::ZERO, started: Duration::ZERO, ended: Duration::ZERO }
 }

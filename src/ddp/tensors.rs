@@ -6,7 +6,7 @@ use super::buckets::Buckets;
 use super::core::Core;
 use super::float::scale;
 use super::hook::with_float;
-use super::layout::Place;
+use super::layout::BucketLayout;
 use super::on_device::OnDevice;
 use super::parameter::{Parameter, TensorMut};
 use crate::communicator::Communicator;
@@ -104,7 +104,7 @@ pub(super) unsafe fn exchange(
 unsafe fn exchange_on_device(
     comm: &Communicator,
     on: &OnDevice,
-    place: &Place,
+    place: &BucketLayout,
     at: Address,
     tensors: Option<&[TensorMut<'_>]>,
     how: Exchange,
@@ -151,7 +151,7 @@ unsafe fn exchange_on_device(
 /// # Safety
 ///
 /// As for [`exchange`].
-unsafe fn scale_on_host(comm: &Communicator, on: &OnDevice, place: &Place, at: Address, factor: f64) -> Result<()> {
+unsafe fn scale_on_host(comm: &Communicator, on: &OnDevice, place: &BucketLayout, at: Address, factor: f64) -> Result<()> {
     with_float!(place.dtype, T => {
         let mut values = vec![T::default(); place.bytes.len() / size_of::<T>()];
         // SAFETY: as many elements, of which every pattern of bits is one; the rest is passed on.

@@ -16,7 +16,7 @@ use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
 use crate::reduce::Kernel;
-use crate::schedule::{Place, Span, Step};
+use crate::schedule::{BufferRef, Span, Step};
 use crate::sys::{Patience, Waiting};
 use crate::transport::{ALIGN, Link, Mesh, NoLink};
 use crate::types::{Descriptor, Op, Rank};
@@ -455,7 +455,7 @@ impl Engine {
         let (to, span, ready) = match step {
             Step::Send { to, src } => (Some(to), src, src.len),
             Step::RecvSend { to, dst, .. } | Step::RecvReduceSend { to, dst, .. } => (Some(to), dst, 0),
-            _ => (None, Place::Scratch.span(0..0), 0),
+            _ => (None, BufferRef::Scratch.span(0..0), 0),
         };
         (active.has_header, active.done, active.padding, active.forward) = (false, 0, 0, None);
         let Some(to) = to else { return };
@@ -471,16 +471,16 @@ impl Engine {
     fn memory(&mut self, job: &Job<'_>, span: Span) -> RawSlice {
         let (at, len) = (span.at * job.element, span.len * job.element);
         let whole = match span.place {
-            Place::Input => job.input,
-            Place::Output => job.output.as_const(),
-            Place::Scratch => self.scratch.chunk().as_const(),
+            BufferRef::Input => job.input,
+            BufferRef::Output => job.output.as_const(),
+            BufferRef::Scratch => self.scratch.chunk().as_const(),
         };
         assert!(at + len <= whole.len, "a step reaches beyond its buffer");
         whole.skip(at).take(len)
     }
 
     fn memory_mut(&mut self, job: &Job<'_>, span: Span) -> RawSliceMut {
-        debug_assert_ne!(span.place, Place::Input);
+        debug_assert_ne!(span.place, BufferRef::Input);
         let chunk = self.memory(job, span);
         RawSliceMut { ptr: chunk.ptr.cast_mut(), len: chunk.len }
     }
@@ -517,7 +517,7 @@ impl Engine {
         }
         let len = own.len;
         let own = self.memory(job, own);
-        let others = self.memory(job, Place::Scratch.span(parts..parts + (job.world - 1) * len));
+        let others = self.memory(job, BufferRef::Scratch.span(parts..parts + (job.world - 1) * len));
         let mut addresses = std::mem::take(&mut self.parts);
         addresses.clear();
         addresses.extend((0..job.world).map(|rank| match rank.cmp(&job.rank) {

@@ -23,9 +23,9 @@ use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::{Choice, Layout, has_window, piece_bytes, select};
 use crate::schedule::{Algorithm, Blocks, Problem, chunk, steps};
 use crate::shm::registered::Allocation;
-use crate::shm::{self, Passages, Window, WindowCall};
+use crate::shm::{self, Autotune, Window, WindowCall};
 use crate::sys::{Patience, Segment};
-use crate::trace::{self, History, Note, Recording};
+use crate::trace::{self, LogEntry, OpLog, Recording};
 use crate::transport::Mesh;
 use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
 
@@ -179,8 +179,8 @@ impl Core {
         let host = self.fabric.host().expect("there is no area without a host group").clone();
         let neighbours = self.fabric.neighbours();
         let jobs = neighbours.iter().map(|&rank| self.fabric.members()[rank]).collect();
-        let passages = Passages::with_tuning(self.settings.passage, tuning);
-        let window = Window::new(area, neighbours, jobs, host, self.patience.clone(), passages);
+        let autotune = Autotune::with_tuning(self.settings.copy_mode, tuning);
+        let window = Window::new(area, neighbours, jobs, host, self.patience.clone(), autotune);
         info.cancel.attach(window.waker());
         self.window = Some(window);
     }
@@ -258,12 +258,12 @@ impl Core {
     ///
     /// The call was checked; its buffers are valid until this returns, and nobody else uses them.
     #[inline]
-    pub(crate) unsafe fn collective(&mut self, info: &CommInfo, history: &History, call: &Call) -> Result<()> {
+    pub(crate) unsafe fn collective(&mut self, info: &CommInfo, history: &OpLog, call: &Call) -> Result<()> {
         self.seq += 1;
         let world = self.layout.ranks;
         let (descriptor, bytes) = (call.descriptor(self.seq, 0), call.bytes(world));
         let choice = (world > 1 && !call.is_empty(world)).then(|| self.choose(call.op, bytes));
-        let note = Note::new(history, bytes, trace::path(choice));
+        let note = LogEntry::new(history, bytes, trace::path(choice));
         let context = OpContext::noted(descriptor, info, call.timeout, &note);
         // Windows do so themselves, when nothing waits for this rank any more.
         if note.is_large() || choice.is_none_or(|choice| choice.algorithm != Algorithm::Window) {
@@ -581,7 +581,7 @@ impl Core {
             unreachable!("the engine was just made")
         };
         // For each call under way, its entry in the recording, and what has to be made true or false when it has ended.
-        let under_way: RefCell<Vec<(trace::Place, Option<RawSliceMut>)>> = RefCell::default();
+        let under_way: RefCell<Vec<(trace::EntryId, Option<RawSliceMut>)>> = RefCell::default();
         let next = || {
             let call = next()?;
             let Call { op, root, count, send, recv, source, dtype, timeout, .. } = call;

@@ -19,7 +19,7 @@ use crate::failure::{CommStatus, ControlChannel, Query, QueryError, Reply, Statu
 use crate::reduce::Kernel;
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
 use crate::sys::Patience;
-use crate::trace::{Recorder, Who};
+use crate::trace::{RankOfJob, Recorder};
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::transport::{Link, Mesh, NoLink, Opener};
 use crate::types::{DType, Descriptor, Member, Op, Rank, ReduceOp, mix};
@@ -207,7 +207,7 @@ fn run(seed: u64) -> Run {
     let members = vec![Member { host: "here".into(), pid: 1 }; ranks];
     let mut parts: Vec<Part> = (0..ranks)
         .map(|rank| {
-            let who = Who { job: "simulated".to_owned(), run: seed, rank, members: members.clone() };
+            let who = RankOfJob { job: "simulated".to_owned(), run: seed, rank, members: members.clone() };
             let recording = Recorder::new(who, None).open(CHANNEL, rank, everybody.clone());
             let status = Arc::new(CommStatus::new(rank, everybody.clone(), recording));
             status.reach(Arc::new(FaultyContact { board: board.clone(), world: world.clone(), me: rank }));

@@ -16,7 +16,7 @@ use crate::error::Result;
 #[must_use = "the operation goes on, but its buffers and its outcome are lost"]
 #[derive(Debug)]
 pub struct Work<B> {
-    shared: Arc<Shared<B>>,
+    shared: Arc<WorkState<B>>,
 }
 
 impl<B> Work<B> {
@@ -78,15 +78,15 @@ impl<B> Drop for Work<B> {
 
 /// What the handle and the progress thread share. Lives until both are done with it.
 #[derive(Debug)]
-pub(crate) struct Shared<B> {
+pub(crate) struct WorkState<B> {
     buffers: UnsafeCell<Option<B>>,
-    state: Mutex<State>,
+    state: Mutex<Progress>,
     ended: Condvar,
     has_ended: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Progress {
     /// How the operation ended.
     outcome: Option<Result<()>>,
     /// The handle was dropped before that.
@@ -95,7 +95,7 @@ struct State {
 
 // SAFETY: the buffers are reached by one side at a time: through addresses by the operation until it has ended, by the handle
 // afterwards.
-unsafe impl<B: Send> Sync for Shared<B> {}
+unsafe impl<B: Send> Sync for WorkState<B> {}
 
 /// What the progress thread sees of a handle.
 pub(crate) trait Completion: Send + Sync {
@@ -103,7 +103,7 @@ pub(crate) trait Completion: Send + Sync {
     fn complete(&self, outcome: Result<()>);
 }
 
-impl<B: Send + 'static> Completion for Shared<B> {
+impl<B: Send + 'static> Completion for WorkState<B> {
     fn complete(&self, outcome: Result<()>) {
         let mut state = self.state.lock();
         state.outcome = Some(outcome);
@@ -130,7 +130,7 @@ pub(crate) fn begin<B: Send + 'static, C>(
     buffers: B,
     describe: impl FnOnce(&mut B) -> Result<C>,
 ) -> Result<(Work<B>, C, Arc<dyn Completion>)> {
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(WorkState {
         buffers: UnsafeCell::new(Some(buffers)),
         state: Mutex::default(),
         ended: Condvar::new(),

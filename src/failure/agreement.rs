@@ -307,7 +307,7 @@ fn is_absence(cause: &Cause) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Recorder, Who};
+    use crate::trace::{RankOfJob, Recorder};
     use crate::types::Member;
     use crate::types::{DType, ReduceOp};
 
@@ -319,7 +319,7 @@ mod tests {
     /// different things.
     fn reported(mine: Descriptor, seen: Error) -> Error {
         let members = vec![Member { host: "here".into(), pid: 1 }; 3];
-        let who = Who { job: "test".to_owned(), run: 1, rank: 1, members: members.clone() };
+        let who = RankOfJob { job: "test".to_owned(), run: 1, rank: 1, members: members.clone() };
         let recording = Recorder::new(who, None).open(1, 1, (0..3).collect());
         if !mine.op.is_point_to_point() {
             let begun = recording.history.begin(mine.encode(), 0, 0);

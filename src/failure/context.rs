@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::cancel::{Awaited, CancelToken, Diagnosing};
 use crate::error::{Cause, Error, Result};
-use crate::trace::Note;
+use crate::trace::LogEntry;
 use crate::types::{Descriptor, Member, Rank};
 
 /// What all operations of a communicator have in common.
@@ -52,7 +52,7 @@ pub(crate) struct OpContext<'a> {
     /// the first wait that does not end at once.
     started: Cell<Option<Instant>>,
     /// Where it is written down.
-    note: Option<&'a Note<'a>>,
+    note: Option<&'a LogEntry<'a>>,
 }
 
 impl<'a> OpContext<'a> {
@@ -69,7 +69,7 @@ impl<'a> OpContext<'a> {
         descriptor: Descriptor,
         info: &'a CommInfo,
         timeout: Option<Duration>,
-        note: &'a Note<'a>,
+        note: &'a LogEntry<'a>,
     ) -> OpContext<'a> {
         let words = descriptor.encode();
         let (fingerprint, timeout) = (Descriptor::fingerprint(words), timeout.unwrap_or(info.timeout));
@@ -121,7 +121,7 @@ impl<'a> OpContext<'a> {
     /// How long it has been under way, as far as that is known.
     fn age(&self) -> Duration {
         // The clock may not have been read before; when it was written down is known.
-        let noted = self.note.and_then(Note::age).unwrap_or_default();
+        let noted = self.note.and_then(LogEntry::age).unwrap_or_default();
         self.started().elapsed().max(noted)
     }
 

@@ -231,7 +231,7 @@ mod tests {
 
     use super::super::state::StatusBoard;
     use super::*;
-    use crate::trace::{Recorder, Who};
+    use crate::trace::{RankOfJob, Recorder};
 
     const WORLD: usize = 5;
 
@@ -272,7 +272,7 @@ mod tests {
             let board = Arc::new(StatusBoard::default());
             let left: Arc<[AtomicU64; WORLD]> = Arc::new(std::array::from_fn(|rank| AtomicU64::new(lives(rank))));
             let members: Arc<[Rank]> = (0..WORLD).collect();
-            let who = Who { job: "shrink".to_owned(), run: seed, rank: 0, members: Vec::new() };
+            let who = RankOfJob { job: "shrink".to_owned(), run: seed, rank: 0, members: Vec::new() };
             let recorder = Recorder::new(who, None);
             let status = |rank| CommStatus::new(rank, members.clone(), recorder.open(0, rank, members.clone()));
             let bulletins: Vec<Arc<CommStatus>> = (0..WORLD).map(|rank| Arc::new(status(rank))).collect();

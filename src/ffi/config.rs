@@ -32,8 +32,8 @@ pub struct kolo_config_t {
     pub start_timeout_ms: u64,
     /// "auto", "tcp" or "shm". Rank 0's counts.
     pub transport: *const c_char,
-    /// How large private buffers pass between processes: "auto", "staged", "streamed" or "read". Rank 0's counts.
-    pub passage: *const c_char,
+    /// How large private buffers pass between processes: "auto", "staged", "streamed" or "cma". Rank 0's counts.
+    pub copy_mode: *const c_char,
     /// The algorithm for all operations that have it, such as "ring". Rank 0's counts.
     pub algorithm: *const c_char,
     /// The name of the job, which tells it from others that use the same store.
@@ -135,8 +135,8 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         if let Some(transport) = named(config.transport, "transport")? {
             builder = builder.transport(transport);
         }
-        if let Some(passage) = named(config.passage, "passage")? {
-            builder = builder.passage(passage);
+        if let Some(copy_mode) = named(config.copy_mode, "copy_mode")? {
+            builder = builder.copy_mode(copy_mode);
         }
         if let Some(path) = named(config.device_path, "device_path")? {
             builder = builder.device_path(path);

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use super::{Place, Problem, Span, Step, chunk, pieces};
+use super::{BufferRef, Problem, Span, Step, chunk, pieces};
 
 /// For each piece: a direct reduce-scatter, then a direct all-gather.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
@@ -21,13 +21,13 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let owned = move |rank: usize, number: usize| piece(chunk(p.count, n, rank), p.piece, number);
     (0..longest.div_ceil(p.piece)).flat_map(move |number| {
         let mine = owned(p.rank, number);
-        let scatter = exchange_parts(p, move |rank| Place::Input.span(owned(rank, number)));
-        let fold = Step::Fold { own: Place::Input.span(mine.clone()), parts: 0, dst: Place::Output.span(mine.clone()) };
+        let scatter = exchange_parts(p, move |rank| BufferRef::Input.span(owned(rank, number)));
+        let fold = Step::Fold { own: BufferRef::Input.span(mine.clone()), parts: 0, dst: BufferRef::Output.span(mine.clone()) };
         let gather = (1..n).flat_map(move |k| {
             let (to, from) = (p.ahead(k), p.behind(k));
             [
-                Step::Send { to, src: Place::Output.span(mine.clone()) },
-                Step::Recv { from, dst: Place::Output.span(owned(from, number)) },
+                Step::Send { to, src: BufferRef::Output.span(mine.clone()) },
+                Step::Recv { from, dst: BufferRef::Output.span(owned(from, number)) },
             ]
         });
         scatter.chain([fold]).chain(gather)
@@ -41,9 +41,9 @@ pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     (0..longest.div_ceil(p.piece)).flat_map(move |number| {
         let mine = owned(p.rank, number);
         let start = p.sends.range(p.rank).start;
-        let dst = Place::Output.span(mine.start - start..mine.end - start);
-        let scatter = exchange_parts(p, move |rank| Place::Input.span(owned(rank, number)));
-        scatter.chain([Step::Fold { own: Place::Input.span(mine), parts: 0, dst }])
+        let dst = BufferRef::Output.span(mine.start - start..mine.end - start);
+        let scatter = exchange_parts(p, move |rank| BufferRef::Input.span(owned(rank, number)));
+        scatter.chain([Step::Fold { own: BufferRef::Input.span(mine), parts: 0, dst }])
     })
 }
 
@@ -56,15 +56,15 @@ fn piece(range: Range<usize>, piece: usize, number: usize) -> Range<usize> {
 /// Everybody sends the root everything, in pieces; the root folds them.
 pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     pieces(0..p.count, p.piece).flat_map(move |piece| {
-        let input = Place::Input.span(piece.clone());
+        let input = BufferRef::Input.span(piece.clone());
         let is_root = p.rank == p.root;
         let send = (!is_root).then_some(Step::Send { to: p.root, src: input });
         let others = (1..p.world).map(move |k| p.absolute(k)).take_while(move |_| is_root);
         let receive = others.map(move |from| {
             let at = (from - usize::from(from > p.rank)) * input.len;
-            Step::Recv { from, dst: Place::Scratch.span(at..at + input.len) }
+            Step::Recv { from, dst: BufferRef::Scratch.span(at..at + input.len) }
         });
-        let fold = is_root.then_some(Step::Fold { own: input, parts: 0, dst: Place::Output.span(piece) });
+        let fold = is_root.then_some(Step::Fold { own: input, parts: 0, dst: BufferRef::Output.span(piece) });
         send.into_iter().chain(receive).chain(fold)
     })
 }
@@ -76,14 +76,14 @@ fn exchange_parts(p: Problem<'_>, owned: impl Fn(usize) -> Span + Copy) -> impl 
     (1..p.world).flat_map(move |k| {
         let (to, from) = (p.ahead(k), p.behind(k));
         let at = (from - usize::from(from > p.rank)) * len;
-        [Step::Send { to, src: owned(to) }, Step::Recv { from, dst: Place::Scratch.span(at..at + len) }]
+        [Step::Send { to, src: owned(to) }, Step::Recv { from, dst: BufferRef::Scratch.span(at..at + len) }]
     })
 }
 
 /// Everybody sends everybody its block.
 pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
-    let block = move |rank: usize| Place::Output.span(p.recvs.range(rank));
-    let own = Place::Input.span(0..block(p.rank).len);
+    let block = move |rank: usize| BufferRef::Output.span(p.recvs.range(rank));
+    let own = BufferRef::Input.span(0..block(p.rank).len);
     let exchange = (1..p.world).flat_map(move |k| {
         let (to, from) = (p.ahead(k), p.behind(k));
         [Step::Send { to, src: own }, Step::Recv { from, dst: block(from) }]
@@ -94,8 +94,8 @@ pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
 /// In round k, ranks i and j with i + j = k (mod N) exchange their blocks. Partners are the same both ways, which lets an
 /// exchange in place overwrite each block with what its receiver sends back.
 pub(super) fn all_to_all(p: Problem<'_>) -> impl Iterator<Item = Step> {
-    let src = move |rank: usize| Place::Input.span(p.sends.range(rank));
-    let dst = move |rank: usize| Place::Output.span(p.recvs.range(rank));
+    let src = move |rank: usize| BufferRef::Input.span(p.sends.range(rank));
+    let dst = move |rank: usize| BufferRef::Output.span(p.recvs.range(rank));
     let exchange = (0..p.world)
         .map(move |k| (k + p.world - p.rank) % p.world)
         .filter(move |&peer| peer != p.rank)
@@ -105,8 +105,8 @@ pub(super) fn all_to_all(p: Problem<'_>) -> impl Iterator<Item = Step> {
 
 /// Everybody sends the root its block.
 pub(super) fn gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
-    let own = Place::Input.span(0..p.recvs.range(p.rank).len());
-    let block = move |rank: usize| Place::Output.span(p.recvs.range(rank));
+    let own = BufferRef::Input.span(0..p.recvs.range(p.rank).len());
+    let block = move |rank: usize| BufferRef::Output.span(p.recvs.range(rank));
     let is_root = p.rank == p.root;
     let first = if is_root { Step::Copy { src: own, dst: block(p.rank) } } else { Step::Send { to: p.root, src: own } };
     let rest = (1..p.world).map(move |k| p.absolute(k)).take_while(move |_| is_root);
@@ -115,8 +115,8 @@ pub(super) fn gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
 
 /// The root sends everybody its block.
 pub(super) fn scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
-    let own = Place::Output.span(0..p.sends.range(p.rank).len());
-    let block = move |rank: usize| Place::Input.span(p.sends.range(rank));
+    let own = BufferRef::Output.span(0..p.sends.range(p.rank).len());
+    let block = move |rank: usize| BufferRef::Input.span(p.sends.range(rank));
     let is_root = p.rank == p.root;
     let last = if is_root { Step::Copy { src: block(p.rank), dst: own } } else { Step::Recv { from: p.root, dst: own } };
     let rest = (1..p.world).map(move |k| p.absolute(k)).take_while(move |_| is_root);
@@ -125,10 +125,10 @@ pub(super) fn scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
 
 /// One message to `p.root`.
 pub(super) fn send(p: Problem<'_>) -> impl Iterator<Item = Step> {
-    std::iter::once(Step::Send { to: p.root, src: Place::Input.span(0..p.count) })
+    std::iter::once(Step::Send { to: p.root, src: BufferRef::Input.span(0..p.count) })
 }
 
 /// One message from `p.root`.
 pub(super) fn recv(p: Problem<'_>) -> impl Iterator<Item = Step> {
-    std::iter::once(Step::Recv { from: p.root, dst: Place::Output.span(0..p.count) })
+    std::iter::once(Step::Recv { from: p.root, dst: BufferRef::Output.span(0..p.count) })
 }

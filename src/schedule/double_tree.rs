@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use super::{Place, Problem, Span, Step, chunk, pieces};
+use super::{BufferRef, Problem, Span, Step, chunk, pieces};
 use crate::types::Rank;
 
 /// The in-order binary tree: odd numbers are leaves, a node with k trailing zeros is k levels above them, and 0 is the root
@@ -130,7 +130,7 @@ impl Timeline {
         let last = tree.children.iter().rposition(Option::is_some);
         for (k, range) in pieces(tree.range.clone(), piece).enumerate() {
             let tick = k + height - tree.depth;
-            let (input, sum) = (Place::Input.span(range.clone()), sum(k, range));
+            let (input, sum) = (BufferRef::Input.span(range.clone()), sum(k, range));
             if let (None, Some(to)) = (last, tree.parent) {
                 self.at(tick, Step::Send { to, src: input });
             }
@@ -151,7 +151,7 @@ impl Timeline {
     fn broadcast(&mut self, tree: &Tree, start: usize, piece: usize) {
         for (k, range) in pieces(tree.range.clone(), piece).enumerate() {
             let tick = start + k + tree.depth;
-            let span = Place::Output.span(range);
+            let span = BufferRef::Output.span(range);
             let mut children = tree.children.into_iter().flatten();
             if let Some(from) = tree.parent {
                 self.at(
@@ -175,7 +175,7 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let trees = trees(p.world, p.rank, p.count, |member| member);
     let mut timeline = Timeline::default();
     for tree in &trees {
-        timeline.reduce(tree, height, p.piece, |_, range| Place::Output.span(range));
+        timeline.reduce(tree, height, p.piece, |_, range| BufferRef::Output.span(range));
     }
     for tree in &trees {
         timeline.broadcast(tree, height + 1, p.piece);
@@ -186,7 +186,7 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
 /// The trees are over all ranks but the root, which feeds both.
 pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let mut timeline = Timeline::default();
-    let input = Place::Input.span(0..p.count);
+    let input = BufferRef::Input.span(0..p.count);
     for tree in trees_without_root(&p) {
         if p.rank != p.root {
             timeline.broadcast(&tree, 1, p.piece);
@@ -194,11 +194,11 @@ pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
         }
         for (k, range) in pieces(tree.range.clone(), p.piece).enumerate() {
             for to in tree.children.into_iter().flatten() {
-                timeline.at(k, Step::Send { to, src: Place::Input.span(range.clone()) });
+                timeline.at(k, Step::Send { to, src: BufferRef::Input.span(range.clone()) });
             }
         }
     }
-    let copy = (p.rank == p.root).then_some(Step::Copy { src: input, dst: Place::Output.span(0..p.count) });
+    let copy = (p.rank == p.root).then_some(Step::Copy { src: input, dst: BufferRef::Output.span(0..p.count) });
     timeline.in_order().chain(copy)
 }
 
@@ -208,11 +208,11 @@ pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let mut timeline = Timeline::default();
     for (i, tree) in trees_without_root(&p).iter().enumerate() {
         if p.rank == p.root {
-            timeline.reduce(tree, height + 1, p.piece, |_, range| Place::Output.span(range));
+            timeline.reduce(tree, height + 1, p.piece, |_, range| BufferRef::Output.span(range));
         } else {
             timeline.reduce(tree, height, p.piece, |k, range| {
                 let at = (2 * i + k % 2) * p.piece;
-                Place::Scratch.span(at..at + range.len())
+                BufferRef::Scratch.span(at..at + range.len())
             });
         }
     }

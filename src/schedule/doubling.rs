@@ -5,7 +5,7 @@
 //! - `all_reduce`: L (a + S b + S g), and for an N that is no power of two 2 (a + S b) + S g more
 //! - `all_gather`, powers of two only, S being the bytes of all blocks: L a + (N-1)/N S b
 
-use super::{Place, Problem, Span, Step};
+use super::{BufferRef, Problem, Span, Step};
 use crate::types::Rank;
 
 /// The ranks that take part in the rounds: a power of two. With r ranks too many, the first 2r form pairs, of which the
@@ -45,12 +45,12 @@ impl Core {
 
     /// Wraps the rounds of those that take part in what pairs do before and after. `rounds` is given the span that holds this
     /// rank's part when they start.
-    pub(super) fn all_reduce<I>(self, count: usize, rounds: impl FnOnce(usize, Place) -> I) -> impl Iterator<Item = Step>
+    pub(super) fn all_reduce<I>(self, count: usize, rounds: impl FnOnce(usize, BufferRef) -> I) -> impl Iterator<Item = Step>
     where
         I: Iterator<Item = Step>,
     {
-        let input = Place::Input.span(0..count);
-        let output = Place::Output.span(0..count);
+        let input = BufferRef::Input.span(0..count);
+        let output = BufferRef::Output.span(0..count);
         let before = match (self.number(), self.ward()) {
             (None, _) => Some(Step::Send { to: self.rank + 1, src: input }),
             (_, Some(ward)) => Some(Step::RecvReduce { from: ward, own: input, dst: output, finish: false }),
@@ -61,7 +61,7 @@ impl Core {
             (_, Some(ward)) => Some(Step::Send { to: ward, src: output }),
             _ => None,
         };
-        let start = if self.ward().is_some() { Place::Output } else { Place::Input };
+        let start = if self.ward().is_some() { BufferRef::Output } else { BufferRef::Input };
         let rounds = self.number().map(|number| rounds(number, start));
         before.into_iter().chain(rounds.into_iter().flatten()).chain(after)
     }
@@ -77,7 +77,7 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     core.all_reduce(p.count, move |number, start| {
         distances(core.size).flat_map(move |distance| {
             let peer = core.rank_of(number ^ distance);
-            let output = Place::Output.span(0..p.count);
+            let output = BufferRef::Output.span(0..p.count);
             let own = if distance == 1 { start.span(0..p.count) } else { output };
             let finish = 2 * distance == core.size;
             [Step::Send { to: peer, src: own }, Step::RecvReduce { from: peer, own, dst: output, finish }]
@@ -87,7 +87,7 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
 
 pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let blocks = move |first: usize, blocks: usize| -> Span {
-        Place::Output.span(p.recvs.range(first).start..p.recvs.range(first + blocks - 1).end)
+        BufferRef::Output.span(p.recvs.range(first).start..p.recvs.range(first + blocks - 1).end)
     };
     let own = blocks(p.rank, 1);
     let exchange = distances(p.world).flat_map(move |distance| {
@@ -97,5 +97,5 @@ pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
             Step::Recv { from: peer, dst: blocks(known ^ distance, distance) },
         ]
     });
-    std::iter::once(Step::Copy { src: Place::Input.span(0..own.len), dst: own }).chain(exchange)
+    std::iter::once(Step::Copy { src: BufferRef::Input.span(0..own.len), dst: own }).chain(exchange)
 }

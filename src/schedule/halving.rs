@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::doubling::{Core, distances};
-use super::{Place, Problem, Step, chunk};
+use super::{BufferRef, Problem, Step, chunk};
 
 /// Neighbours exchange the largest halves, since they are likely to be on the same host.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
@@ -26,18 +26,21 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
         let halve = rounds.clone().into_iter().flat_map(move |(distance, parts)| {
             let upper = number & distance != 0;
             let (keep, give) = (elements(&half(&parts, upper)), elements(&half(&parts, !upper)));
-            let from = if distance == 1 { start } else { Place::Output };
+            let from = if distance == 1 { start } else { BufferRef::Output };
             let (peer, finish) = (core.rank_of(number ^ distance), 2 * distance == core.size);
             [
                 Step::Send { to: peer, src: from.span(give) },
-                Step::RecvReduce { from: peer, own: from.span(keep.clone()), dst: Place::Output.span(keep), finish },
+                Step::RecvReduce { from: peer, own: from.span(keep.clone()), dst: BufferRef::Output.span(keep), finish },
             ]
         });
         let double = rounds.into_iter().rev().flat_map(move |(distance, parts)| {
             let upper = number & distance != 0;
             let (mine, theirs) = (elements(&half(&parts, upper)), elements(&half(&parts, !upper)));
             let peer = core.rank_of(number ^ distance);
-            [Step::Send { to: peer, src: Place::Output.span(mine) }, Step::Recv { from: peer, dst: Place::Output.span(theirs) }]
+            [
+                Step::Send { to: peer, src: BufferRef::Output.span(mine) },
+                Step::Recv { from: peer, dst: BufferRef::Output.span(theirs) },
+            ]
         });
         halve.chain(double)
     })
@@ -58,9 +61,9 @@ pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
         let first = p.rank & !(2 * distance - 1);
         let blocks = first..first + 2 * distance;
         let (keep, give) = (elements(&half(&blocks, upper)), elements(&half(&blocks, !upper)));
-        let scratch = |range: Range<usize>| Place::Scratch.span(range.start - base..range.end - base);
-        let from = |range: Range<usize>| if 2 * distance == p.world { Place::Input.span(range) } else { scratch(range) };
-        let dst = if distance == 1 { Place::Output.span(0..keep.len()) } else { scratch(keep.clone()) };
+        let scratch = |range: Range<usize>| BufferRef::Scratch.span(range.start - base..range.end - base);
+        let from = |range: Range<usize>| if 2 * distance == p.world { BufferRef::Input.span(range) } else { scratch(range) };
+        let dst = if distance == 1 { BufferRef::Output.span(0..keep.len()) } else { scratch(keep.clone()) };
         let peer = p.rank ^ distance;
         [Step::Send { to: peer, src: from(give) }, Step::RecvReduce { from: peer, own: from(keep), dst, finish: distance == 1 }]
     })

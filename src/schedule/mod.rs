@@ -57,7 +57,7 @@ numbered! {
 
 /// Which of a call's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum BufferRef {
     /// The send buffer. Never written, unless it is the output as well (in place).
     Input,
     /// The receive buffer.
@@ -69,12 +69,12 @@ pub(crate) enum Place {
 /// A range of elements of one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    pub(crate) place: Place,
+    pub(crate) place: BufferRef,
     pub(crate) at: usize,
     pub(crate) len: usize,
 }
 
-impl Place {
+impl BufferRef {
     pub(crate) fn span(self, range: Range<usize>) -> Span {
         Span { place: self, at: range.start, len: range.len() }
     }
@@ -116,7 +116,7 @@ impl Step {
 
     /// Elements of scratch that the step needs to be there.
     pub(crate) fn scratch(&self, world: usize) -> usize {
-        let end = |span: &Span| if span.place == Place::Scratch { span.at + span.len } else { 0 };
+        let end = |span: &Span| if span.place == BufferRef::Scratch { span.at + span.len } else { 0 };
         match self {
             Step::Send { src, .. } => end(src),
             Step::Recv { dst, .. } | Step::RecvSend { dst, .. } => end(dst),
@@ -290,5 +290,5 @@ fn alone(p: Problem<'_>) -> Option<Step> {
         Op::ReduceScatter | Op::ReduceScatterV | Op::Scatter | Op::AllToAll | Op::AllToAllV => p.sends.range(0).len(),
         Op::Barrier | Op::Send | Op::Recv | Op::Split | Op::Alloc | Op::Connect => 0,
     };
-    (len > 0).then(|| Step::Copy { src: Place::Input.span(0..len), dst: Place::Output.span(0..len) })
+    (len > 0).then(|| Step::Copy { src: BufferRef::Input.span(0..len), dst: BufferRef::Output.span(0..len) })
 }

@@ -7,7 +7,7 @@
 //! - `all_gather` and `reduce_scatter`, S being the bytes of all blocks: (N-1) a + (N-1)/N S b (+ the same S g)
 //! - `broadcast` and `reduce` go along the ring once, streaming: (N-1) a + S b (+ S g)
 
-use super::{Place, Problem, Step, chunk, pieces};
+use super::{BufferRef, Problem, Step, chunk, pieces};
 
 /// Chunk `r` starts at rank `r` and collects every rank's part on its way to rank `r - 1`, which holds its sum; then the
 /// sums go round once more.
@@ -15,8 +15,8 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let n = p.world;
     let (from, to) = (p.prev(), p.next());
     let chunk = move |back: usize| chunk(p.count, n, (p.rank + n - back % n) % n);
-    let input = move |back| Place::Input.span(chunk(back));
-    let output = move |back| Place::Output.span(chunk(back));
+    let input = move |back| BufferRef::Input.span(chunk(back));
+    let output = move |back| BufferRef::Output.span(chunk(back));
 
     let start = Step::Send { to, src: input(0) };
     let sum = (1..n).map(move |k| Step::RecvReduceSend { from, own: input(k), dst: output(k), to, finish: k == n - 1 });
@@ -29,8 +29,8 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
 pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let n = p.world;
     let (from, to) = (p.prev(), p.next());
-    let block = move |back: usize| Place::Output.span(p.recvs.range(p.behind(back)));
-    let own = Place::Input.span(0..block(0).len);
+    let block = move |back: usize| BufferRef::Output.span(p.recvs.range(p.behind(back)));
+    let own = BufferRef::Input.span(0..block(0).len);
 
     let start = [Step::Copy { src: own, dst: block(0) }, Step::Send { to, src: own }];
     let share = (1..n - 1).map(move |k| Step::RecvSend { from, dst: block(k), to });
@@ -43,25 +43,30 @@ pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
 pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let n = p.world;
     let (from, to) = (p.prev(), p.next());
-    let input = move |back: usize| Place::Input.span(p.sends.range(p.behind(back)));
+    let input = move |back: usize| BufferRef::Input.span(p.sends.range(p.behind(back)));
     let longest = p.sends.longest(n);
 
     let start = Step::Send { to, src: input(1) };
     let sum = (2..n).map(move |k| {
         let at = k % 2 * longest;
-        let dst = Place::Scratch.span(at..at + input(k).len);
+        let dst = BufferRef::Scratch.span(at..at + input(k).len);
         Step::RecvReduceSend { from, own: input(k), dst, to, finish: false }
     });
     let own = p.sends.range(p.rank);
-    let end = Step::RecvReduce { from, own: Place::Input.span(own.clone()), dst: Place::Output.span(0..own.len()), finish: true };
+    let end = Step::RecvReduce {
+        from,
+        own: BufferRef::Input.span(own.clone()),
+        dst: BufferRef::Output.span(0..own.len()),
+        finish: true,
+    };
     std::iter::once(start).chain(sum).chain([end])
 }
 
 /// From the root along the ring to the rank before it.
 pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let (from, to) = (p.prev(), p.next());
-    let all = Place::Output.span(0..p.count);
-    let input = Place::Input.span(0..p.count);
+    let all = BufferRef::Output.span(0..p.count);
+    let input = BufferRef::Input.span(0..p.count);
     let steps = match p.relative() {
         0 => [Some(Step::Send { to, src: input }), Some(Step::Copy { src: input, dst: all })],
         last if last == p.world - 1 => [Some(Step::Recv { from, dst: all }), None],
@@ -75,12 +80,12 @@ pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let (from, to) = (p.prev(), p.next());
     let relative = p.relative();
     pieces(0..p.count, p.piece).enumerate().map(move |(i, piece)| {
-        let own = Place::Input.span(piece.clone());
+        let own = BufferRef::Input.span(piece.clone());
         let at = i % 2 * p.piece;
         match relative {
             1 => Step::Send { to, src: own },
-            0 => Step::RecvReduce { from, own, dst: Place::Output.span(piece), finish: true },
-            _ => Step::RecvReduceSend { from, own, dst: Place::Scratch.span(at..at + own.len), to, finish: false },
+            0 => Step::RecvReduce { from, own, dst: BufferRef::Output.span(piece), finish: true },
+            _ => Step::RecvReduceSend { from, own, dst: BufferRef::Scratch.span(at..at + own.len), to, finish: false },
         }
     })
 }

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{Algorithm, Blocks, Place, Problem, Span, Step, steps};
+use super::{Algorithm, Blocks, BufferRef, Problem, Span, Step, steps};
 use crate::types::{Op, Rank, mix};
 
 /// What `finish` does to a word, so that a range that was finished twice or never is noticed.
@@ -325,7 +325,7 @@ impl Simulated<'_> {
                 return Ok(same && self.step.take().is_some() || self.local(dst, |memory, i| memory[src + i]));
             }
             Step::Fold { own, parts, dst } => {
-                let parts = self.address(Place::Scratch.span(parts..parts));
+                let parts = self.address(BufferRef::Scratch.span(parts..parts));
                 let (own_at, others) = (self.address(own), self.world - 1);
                 return Ok(self.local(dst, |memory, i| {
                     let parts = (0..others).map(|k| memory[parts + k * own.len + i]);

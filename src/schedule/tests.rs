@@ -1,7 +1,7 @@
 //! Every generator against the simulator, and the simulator against broken schedules.
 
 use super::simulate::{Case, Fault};
-use super::{Algorithm, Place, Problem, Step, steps};
+use super::{Algorithm, BufferRef, Problem, Step, steps};
 use crate::types::{Op, mix};
 
 /// Enough elements that no chunk of an ordinary world is empty, and that chunks differ in length.
@@ -144,12 +144,12 @@ fn mutate(case: &Case<'_>, schedules: &mut [Vec<Step>], seed: u64) -> Option<Str
         (3, Step::Recv { from, .. } | Step::RecvReduce { from, .. } | Step::RecvReduceSend { from, .. }) => *from = other(*from),
         (4, Step::Send { src, .. }) if src.len > 0 => *src = shifted(*src),
         (4, Step::RecvReduce { own, .. } | Step::RecvReduceSend { own, .. }) => *own = shifted(*own),
-        (4, Step::Recv { dst, .. }) if dst.len > 0 && dst.place == Place::Output => *dst = shifted(*dst),
+        (4, Step::Recv { dst, .. }) if dst.len > 0 && dst.place == BufferRef::Output => *dst = shifted(*dst),
         (5, Step::RecvReduce { finish, .. } | Step::RecvReduceSend { finish, .. }) => *finish = !*finish,
         (6, &mut Step::RecvReduce { from, dst, .. }) => broken = Step::Recv { from, dst },
         (6, &mut Step::RecvReduceSend { from, dst, to, .. }) => broken = Step::RecvSend { from, dst, to },
         (6, &mut Step::Recv { from, dst }) if dst.len > 0 => {
-            broken = Step::RecvReduce { from, own: Place::Input.span(0..dst.len), dst, finish: false }
+            broken = Step::RecvReduce { from, own: BufferRef::Input.span(0..dst.len), dst, finish: false }
         }
         _ => return None,
     }

@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use super::{Place, Problem, Span, Step, pieces};
+use super::{BufferRef, Problem, Span, Step, pieces};
 use crate::types::Rank;
 
 /// A rank's place in the tree.
@@ -52,8 +52,8 @@ impl Node {
 
 /// Down the tree, the largest subtree first.
 pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
-    let input = Place::Input.span(0..p.count);
-    let output = Place::Output.span(0..p.count);
+    let input = BufferRef::Input.span(0..p.count);
+    let output = BufferRef::Output.span(0..p.count);
     let copy = (p.rank == p.root).then_some(Step::Copy { src: input, dst: output });
     down(p, p.root, if p.rank == p.root { input } else { output }).chain(copy)
 }
@@ -63,16 +63,17 @@ pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let is_root = p.rank == p.root;
     pieces(0..p.count, p.piece).enumerate().flat_map(move |(i, piece)| {
         let scratch = i % 2 * p.piece;
-        let sum = if is_root { Place::Output.span(piece.clone()) } else { Place::Scratch.span(scratch..scratch + piece.len()) };
-        up(p, p.root, Place::Input.span(piece), sum)
+        let sum =
+            if is_root { BufferRef::Output.span(piece.clone()) } else { BufferRef::Scratch.span(scratch..scratch + piece.len()) };
+        up(p, p.root, BufferRef::Input.span(piece), sum)
     })
 }
 
 /// Up to rank 0 and down again.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let p = Problem { root: 0, ..p };
-    let output = Place::Output.span(0..p.count);
-    up(p, 0, Place::Input.span(0..p.count), output).chain(down(p, 0, output))
+    let output = BufferRef::Output.span(0..p.count);
+    up(p, 0, BufferRef::Input.span(0..p.count), output).chain(down(p, 0, output))
 }
 
 /// Receives `span` from the parent, unless this is the root, and passes it to the children.
@@ -106,7 +107,7 @@ fn up(p: Problem<'_>, root: Rank, input: Span, sum: Span) -> impl Iterator<Item 
 
 /// Blocks collect up the tree. Those of a subtree lie together in scratch, in relative order, until they reach the root.
 pub(super) fn gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
-    let tree = BlockTree { node: Node::of(&p), own: Place::Input.span(0..p.recvs.range(0).len()), all: Place::Output, p };
+    let tree = BlockTree { node: Node::of(&p), own: BufferRef::Input.span(0..p.recvs.range(0).len()), all: BufferRef::Output, p };
     let copy = tree.inner().map(|dst| Step::Copy { src: tree.own, dst });
     let from_children = tree.children(tree.node.children()).map(|(from, dst)| Step::Recv { from, dst });
     let to_parent = tree.parent().into_iter().map(|(to, src)| Step::Send { to, src });
@@ -115,7 +116,7 @@ pub(super) fn gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
 
 /// The way back of `gather`, the largest subtree first.
 pub(super) fn scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
-    let tree = BlockTree { node: Node::of(&p), own: Place::Output.span(0..p.sends.range(0).len()), all: Place::Input, p };
+    let tree = BlockTree { node: Node::of(&p), own: BufferRef::Output.span(0..p.sends.range(0).len()), all: BufferRef::Input, p };
     let from_parent = tree.parent().into_iter().map(|(from, dst)| Step::Recv { from, dst });
     let to_children = tree.children(tree.node.children().rev()).map(|(to, src)| Step::Send { to, src });
     let copy = tree.inner().map(|src| Step::Copy { src, dst: tree.own });
@@ -129,7 +130,7 @@ struct BlockTree<'a> {
     /// This rank's own block, in its own buffer.
     own: Span,
     /// The root's buffer, with the blocks of all ranks.
-    all: Place,
+    all: BufferRef,
 }
 
 impl BlockTree<'_> {
@@ -171,7 +172,7 @@ impl BlockTree<'_> {
             self.own
         } else {
             let at = (blocks.start - self.node.relative) * self.own.len;
-            Place::Scratch.span(at..at + len)
+            BufferRef::Scratch.span(at..at + len)
         }
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::collectives::{Collect, Memory, OneShot, TwoShot};
 use super::{Sources, WORDS, Window, WindowCall, cma};
 use crate::buffer::RawSliceMut;
-use crate::config::Passage;
+use crate::config::CopyMode;
 use crate::error::Result;
 use crate::failure::OpContext;
 use crate::reduce::Kernel;
@@ -47,7 +47,7 @@ const SHORT_RUN: usize = 8;
 const SHORT_TRIES: usize = 8;
 
 /// The ways, in the order in which they are preferred: one that is not clearly quicker does not count as quicker.
-const WAYS: [Passage; 3] = [Passage::Staged, Passage::Streamed, Passage::Read];
+const WAYS: [CopyMode; 3] = [CopyMode::Staged, CopyMode::Streamed, CopyMode::Cma];
 const CLEARLY: f64 = 0.9;
 
 /// What an operation does with the data.
@@ -60,34 +60,34 @@ pub(super) enum Traffic {
 }
 
 /// What is known of how large private buffers pass.
-pub(crate) struct Passages {
+pub(crate) struct Autotune {
     /// What the settings say.
-    wanted: Passage,
+    wanted: CopyMode,
     /// What the trials have said, by traffic and size; `Auto` until then.
-    tried: [[Passage; TRIED.len()]; 2],
+    tried: [[CopyMode; TRIED.len()]; 2],
     /// Whether all ranks can read each other's memory; `None` until that has been tried.
     may_read: Option<bool>,
     /// Bytes over all ranks up to which one phase is quicker than two; `None` until that has been tried.
     one_shot: Option<usize>,
 }
 
-impl Passages {
-    pub(crate) fn new(wanted: Passage) -> Passages {
-        Passages { wanted, tried: [[Passage::Auto; TRIED.len()]; 2], may_read: None, one_shot: None }
+impl Autotune {
+    pub(crate) fn new(wanted: CopyMode) -> Autotune {
+        Autotune { wanted, tried: [[CopyMode::Auto; TRIED.len()]; 2], may_read: None, one_shot: None }
     }
 
-    /// The same, with what the same ranks have found out before, as [`Passages::encode`] says it.
-    pub(crate) fn with_tuning(wanted: Passage, tuning: Option<u64>) -> Passages {
-        let mut passages = Passages::new(wanted);
-        let Some(word) = tuning else { return passages };
+    /// The same, with what the same ranks have found out before, as [`Autotune::encode`] says it.
+    pub(crate) fn with_tuning(wanted: CopyMode, tuning: Option<u64>) -> Autotune {
+        let mut autotune = Autotune::new(wanted);
+        let Some(word) = tuning else { return autotune };
         let mut bits = (0..).step_by(2).map(|shift| (word >> shift & 3) as u8);
         let mut next = || bits.next().unwrap_or_default();
-        for tried in passages.tried.iter_mut().flatten() {
-            *tried = Passage::from_number(next()).unwrap_or(Passage::Auto);
+        for tried in autotune.tried.iter_mut().flatten() {
+            *tried = CopyMode::from_number(next()).unwrap_or(CopyMode::Auto);
         }
-        passages.may_read = next().checked_sub(1).map(|may| may != 0);
-        passages.one_shot = usize::try_from(word >> 32).ok().filter(|&limit| limit > 0);
-        passages
+        autotune.may_read = next().checked_sub(1).map(|may| may != 0);
+        autotune.one_shot = usize::try_from(word >> 32).ok().filter(|&limit| limit > 0);
+        autotune
     }
 
     /// What is known, in one word.
@@ -105,17 +105,17 @@ impl Passages {
     }
 
     /// How a buffer passes, if that need not be tried.
-    pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<Passage> {
-        let passage = match (self.wanted, self.may_read) {
-            _ if bytes < LARGE => Passage::Staged,
+    pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
+        let copy_mode = match (self.wanted, self.may_read) {
+            _ if bytes < LARGE => CopyMode::Staged,
             // Read, 64 MiB take a third longer than past the caches through slots.
-            (Passage::Auto, _) if traffic == Traffic::Copied && bytes >= VERY_LARGE => Passage::Staged,
-            (Passage::Auto, _) => self.tried[traffic as usize][size(bytes)],
-            (Passage::Read, None) => Passage::Auto,
-            (Passage::Read, Some(false)) => Passage::Staged,
+            (CopyMode::Auto, _) if traffic == Traffic::Copied && bytes >= VERY_LARGE => CopyMode::Staged,
+            (CopyMode::Auto, _) => self.tried[traffic as usize][size(bytes)],
+            (CopyMode::Cma, None) => CopyMode::Auto,
+            (CopyMode::Cma, Some(false)) => CopyMode::Staged,
             (wanted, _) => wanted,
         };
-        (passage != Passage::Auto).then_some(passage)
+        (copy_mode != CopyMode::Auto).then_some(copy_mode)
     }
 }
 
@@ -124,39 +124,39 @@ fn size(bytes: usize) -> usize {
 }
 
 /// How a private buffer passes. All ranks come to the same, in the same operation.
-pub(super) fn passage(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, bytes: usize) -> Result<Passage> {
-    if let Some(known) = window.passages.known(traffic, bytes) {
+pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, bytes: usize) -> Result<CopyMode> {
+    if let Some(known) = window.autotune.known(traffic, bytes) {
         return Ok(known);
     }
-    let may_read = match window.passages.may_read {
+    let may_read = match window.autotune.may_read {
         Some(may) => may,
         None => cma::is_allowed(window, context)?,
     };
-    window.passages.may_read = Some(may_read);
+    window.autotune.may_read = Some(may_read);
     window.keep_tuning();
-    if window.passages.wanted != Passage::Auto {
+    if window.autotune.wanted != CopyMode::Auto {
         // Once for a host.
         if !may_read && window.rank == 0 {
             tracing::warn!("the system does not let ranks read each other's memory; buffers are staged instead");
         }
-        return Ok(if may_read { Passage::Read } else { Passage::Staged });
+        return Ok(if may_read { CopyMode::Cma } else { CopyMode::Staged });
     }
     let began = Instant::now();
-    let Some(passage) = quickest(window, context, traffic, size(bytes))? else { return Ok(Passage::Staged) };
-    tracing::info!(?traffic, bytes, %passage, took = ?began.elapsed(), "tried how large buffers pass");
-    window.passages.tried[traffic as usize][size(bytes)] = passage;
+    let Some(copy_mode) = quickest(window, context, traffic, size(bytes))? else { return Ok(CopyMode::Staged) };
+    tracing::info!(?traffic, bytes, %copy_mode, took = ?began.elapsed(), "tried how large buffers pass");
+    window.autotune.tried[traffic as usize][size(bytes)] = copy_mode;
     window.keep_tuning();
-    Ok(passage)
+    Ok(copy_mode)
 }
 
 /// The quickest way; `None` if a rank's deadline leaves no room to find out.
-fn quickest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size: usize) -> Result<Option<Passage>> {
+fn quickest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size: usize) -> Result<Option<CopyMode>> {
     let Some(mut bytes) = scratch(window, context, TRIED[size])? else { return Ok(None) };
     let buffer = RawSliceMut::of(&mut bytes);
     let possible = WAYS.map(|way| match way {
-        Passage::Read => window.passages.may_read == Some(true),
-        Passage::Streamed => traffic == Traffic::Reduced,
-        Passage::Auto | Passage::Staged => true,
+        CopyMode::Cma => window.autotune.may_read == Some(true),
+        CopyMode::Streamed => traffic == Traffic::Reduced,
+        CopyMode::Auto | CopyMode::Staged => true,
     });
     let times = race(window, context, TRIES[size], possible, |window, way| run(window, context, traffic, WAYS[way], buffer))?;
     let quickest = (1..WAYS.len()).fold(0, |best, way| if times[way] < CLEARLY * times[best] { way } else { best });
@@ -165,7 +165,7 @@ fn quickest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size
 
 /// Bytes over all ranks up to which everybody reduces everything: one phase saved is worth more than what that takes.
 pub(super) fn one_shot(window: &mut Window, context: &OpContext<'_>) -> Result<usize> {
-    if let Some(known) = window.passages.one_shot {
+    if let Some(known) = window.autotune.one_shot {
         return Ok(known);
     }
     let began = Instant::now();
@@ -184,7 +184,7 @@ pub(super) fn one_shot(window: &mut Window, context: &OpContext<'_>) -> Result<u
         limit = size;
     }
     tracing::info!(limit, took = ?began.elapsed(), "tried up to which size one phase is quicker than two");
-    window.passages.one_shot = Some(limit);
+    window.autotune.one_shot = Some(limit);
     window.keep_tuning();
     Ok(limit)
 }
@@ -267,11 +267,11 @@ fn reduce(window: &mut Window, context: &OpContext<'_>, phases: usize, streams: 
 }
 
 /// All-reduces or all-gathers a private buffer, one way or the other.
-fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, way: Passage, buffer: RawSliceMut) -> Result<()> {
+fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, way: CopyMode, buffer: RawSliceMut) -> Result<()> {
     let (rank, ranks) = (window.rank, window.members.len());
     let count = buffer.len / DTYPE.size();
     let call = match traffic {
-        Traffic::Reduced if way != Passage::Read => return reduce(window, context, 2, way == Passage::Streamed, buffer),
+        Traffic::Reduced if way != CopyMode::Cma => return reduce(window, context, 2, way == CopyMode::Streamed, buffer),
         Traffic::Reduced => WindowCall {
             count,
             kernel: Kernel::new(DTYPE, ReduceOp::Sum),
@@ -286,7 +286,7 @@ fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, way: Pass
     let memory = Memory { call: &call, rank, ranks };
     match (traffic, way) {
         (Traffic::Reduced, _) => cma::all_reduce(window, context, memory, &mut Vec::with_capacity(ranks)).map(drop),
-        (Traffic::Copied, Passage::Read) => cma::copy_now(window, context, memory).map(drop),
+        (Traffic::Copied, CopyMode::Cma) => cma::copy_now(window, context, memory).map(drop),
         (Traffic::Copied, _) => window.pipeline(context, Sources::Everybody, 0, &mut Collect { memory, takes: true }),
     }
 }

@@ -7,7 +7,7 @@ use super::autotune::{self, LARGE, Traffic};
 use super::collectives::Memory;
 use super::{WORDS, Window};
 use crate::buffer::RawSlice;
-use crate::config::Passage;
+use crate::config::CopyMode;
 use crate::error::{Cause, Result};
 use crate::failure::OpContext;
 use crate::schedule::chunk;
@@ -22,7 +22,7 @@ pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<
         return Ok(false);
     }
     let bytes = call.blocks.range(memory.ranks - 1).end * call.element;
-    if bytes < LARGE || autotune::passage(window, context, Traffic::Copied, bytes)? != Passage::Read {
+    if bytes < LARGE || autotune::copy_mode(window, context, Traffic::Copied, bytes)? != CopyMode::Cma {
         return Ok(false);
     }
     copy_now(window, context, memory)

@@ -20,7 +20,7 @@ use super::autotune::{self, Traffic};
 use super::flags::{WORDS, Words};
 use super::registered::Location;
 use super::{Collective, SLOT, Slots, Sources, Window, WindowCall, cma};
-use crate::config::Passage;
+use crate::config::CopyMode;
 use crate::error::{Cause, Result};
 use crate::failure::OpContext;
 use crate::reduce::{self, copy_streaming};
@@ -572,10 +572,10 @@ fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot: &mut TwoSh
     let lent = window.lend_memory(context, memory.call.input, memory.call.output);
     let mine = lent.map(|[input, output]| Places { input, output });
 
-    // If the passage is known already, the first piece need not wait until it is known what the others have.
-    let passage = window.passages.known(Traffic::Reduced, bytes);
-    let stages = matches!(passage, Some(Passage::Staged | Passage::Streamed));
-    two_shot.streams = passage == Some(Passage::Streamed);
+    // If the copy_mode is known already, the first piece need not wait until it is known what the others have.
+    let copy_mode = window.autotune.known(Traffic::Reduced, bytes);
+    let stages = matches!(copy_mode, Some(CopyMode::Staged | CopyMode::Streamed));
+    two_shot.streams = copy_mode == Some(CopyMode::Streamed);
     if mine.is_none() && stages {
         window.hold_stage(context)?;
     }
@@ -598,11 +598,11 @@ fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot: &mut TwoSh
         // All have come to the same, so no peer uses what was lent.
         window.heap.give_back();
         if registered == 0 {
-            let passage = autotune::passage(window, context, Traffic::Reduced, bytes)?;
-            if passage == Passage::Read && cma::all_reduce(window, context, memory, two_shot.parts)? {
+            let copy_mode = autotune::copy_mode(window, context, Traffic::Reduced, bytes)?;
+            if copy_mode == CopyMode::Cma && cma::all_reduce(window, context, memory, two_shot.parts)? {
                 return Ok(());
             }
-            two_shot.streams = passage == Passage::Streamed;
+            two_shot.streams = copy_mode == CopyMode::Streamed;
         }
         return window.pipeline(context, Sources::Everybody, 0, two_shot);
     }

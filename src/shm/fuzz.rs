@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::flags::{Phases, SLOTS};
 use super::registered::Allocation;
-use super::{FlagLine, FlagLines, Passages, Shared, Window, WindowCall};
+use super::{Autotune, FlagArea, FlagLine, FlagLines, Window, WindowCall};
 use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area, USABLE};
 use crate::bootstrap::host_group::stage::FIRST;
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::config::Passage;
+use crate::config::CopyMode;
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
@@ -32,9 +32,9 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     let segment = Arc::new(Segment::heap(2 * AREA));
     let host = host_group::fuzz::of_threads(2).remove(0);
     let (area, members) = (Area::new(segment.clone(), AREA, 0, 2), Arc::<[usize]>::from([0, 1]));
-    let peer = Shared { parts: area.parts().clone() };
+    let peer = FlagArea { parts: area.parts().clone() };
     let patience = Arc::new(Patience::new(usize::MAX));
-    let mut window = Window::new(area, members.clone(), members, host, patience, Passages::new(Passage::Staged));
+    let mut window = Window::new(area, members.clone(), members, host, patience, Autotune::new(CopyMode::Staged));
     let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(2 * BUFFER)), part: BUFFER });
     window.heap().add(registered.clone());
 
@@ -57,7 +57,7 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         CommInfo { rank: 0, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, cancel: Arc::default() };
     let context = OpContext::new(descriptor, &info);
     for phase in 1..=SLOTS as u32 {
-        let line: &FlagLine = peer.line(1, Phases::<Shared>::slot(phase));
+        let line: &FlagLine = peer.line(1, Phases::<FlagArea>::slot(phase));
         if keeps & 1 != 0 {
             // It has come as far as anybody needs it to.
             line.phase.store(phase + (1 << 20) * SLOTS as u32, Ordering::Relaxed);

@@ -33,7 +33,7 @@ use crate::schedule::Blocks;
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
 use crate::sys::{self, PageSize, Patience, Segment, Waiting};
 use crate::types::{Descriptor, Op, Rank};
-pub(crate) use autotune::Passages;
+pub(crate) use autotune::Autotune;
 use flags::{FlagLine, FlagLines, Phases, SLOTS, WORDS, Words};
 use registered::{Heap, Location};
 
@@ -99,11 +99,11 @@ const LEFT: u32 = 2;
 const REVOKED: u32 = 3;
 
 /// The lines and cards in shared memory.
-struct Shared {
+struct FlagArea {
     parts: Parts,
 }
 
-impl Shared {
+impl FlagArea {
     fn rank_state(&self, rank: usize) -> &RankState {
         // SAFETY: an area has a part for every rank, aligned to more than a state. The memory started zeroed, which is a valid state,
         // and is touched only through its atomics.
@@ -111,7 +111,7 @@ impl Shared {
     }
 }
 
-impl FlagLines for Shared {
+impl FlagLines for FlagArea {
     #[inline]
     fn line(&self, rank: usize, slot: usize) -> &FlagLine {
         debug_assert!(slot < SLOTS);
@@ -136,7 +136,7 @@ impl FlagLines for Shared {
 
 /// The memory that the ranks of one host share, seen from one of them.
 pub(crate) struct Window {
-    phases: Phases<Shared>,
+    phases: Phases<FlagArea>,
     /// In which this process's number means something; 0 if unknown.
     namespace: u64,
     /// This rank's number among those of the host.
@@ -161,7 +161,7 @@ pub(crate) struct Window {
     /// The fingerprint of all operations so far, in their order. Not every operation has every rank compare: a root of a
     /// broadcast reads nobody's flags. Chained, what it did not see shows in the next comparison, whoever makes it.
     chain: u64,
-    passages: Passages,
+    autotune: Autotune,
     /// The addresses of a fold's parts, and what came inline; kept for their memory.
     parts: Vec<*const u8>,
     inline: Vec<Words>,
@@ -271,12 +271,12 @@ impl Window {
         jobs: Arc<[Rank]>,
         host: Arc<HostGroup>,
         patience: Arc<Patience>,
-        passages: Passages,
+        autotune: Autotune,
     ) -> Window {
         let (rank, ranks) = (area.rank(), members.len());
         assert!(area.ranks() == ranks && jobs.len() == ranks);
         area.enter();
-        let shared = Shared { parts: area.parts().clone() };
+        let shared = FlagArea { parts: area.parts().clone() };
         let rank_state = shared.rank_state(rank);
         rank_state.pid.store(std::process::id(), Ordering::Relaxed);
         let namespace = sys::process_namespace().unwrap_or(0);
@@ -297,7 +297,7 @@ impl Window {
             holder: Weak::<NoHolder>::new(),
             heap: Heap::new(rank, PageSize::system()),
             chain: 0,
-            passages,
+            autotune,
             parts: Vec::with_capacity(ranks),
             inline: vec![[0; WORDS]; ranks],
             told: vec![[0; WORDS]; ranks],
@@ -346,7 +346,7 @@ impl Window {
 
     /// Ends the sleep of whoever waits in this window, in whatever process: for another thread.
     pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + use<> {
-        let shared = Shared { parts: self.phases.lines.parts.clone() };
+        let shared = FlagArea { parts: self.phases.lines.parts.clone() };
         let ranks = self.members.len();
         move || {
             for (rank, slot) in (0..ranks).flat_map(|rank| (0..SLOTS).map(move |slot| (rank, slot))) {
@@ -449,7 +449,7 @@ impl Window {
 
     /// Keeps what has been tried for other communicators of the same ranks.
     fn keep_tuning(&self) {
-        self.host.set_tuning(&self.jobs, self.passages.encode());
+        self.host.set_tuning(&self.jobs, self.autotune.encode());
     }
 
     /// Tells every rank of this host what each of them says. Returns all words, in the order of ranks.
@@ -615,7 +615,7 @@ impl Window {
     }
 
     fn slots(&self, phase: u32) -> Slots<'_> {
-        Slots { places: &self.slots, offset: Phases::<Shared>::slot(phase) * SLOT }
+        Slots { places: &self.slots, offset: Phases::<FlagArea>::slot(phase) * SLOT }
     }
 
     /// One phase with nothing in it: returns when everybody has come to it.
@@ -639,7 +639,7 @@ impl Window {
     fn begin_turn(&mut self, context: &OpContext<'_>, words: Words) -> Result<()> {
         let phase = self.phases.next();
         for peer in self.peers() {
-            self.wait(context, peer, Phases::<Shared>::retires(phase))?;
+            self.wait(context, peer, Phases::<FlagArea>::retires(phase))?;
         }
         self.phases.announce(phase, self.chain, context.words, words);
         Ok(())
@@ -759,7 +759,7 @@ impl Window {
 }
 
 /// Whether every peer has finished with what `rank` staged up to a phase: has read it, or reads nothing in this area any more.
-fn have_read(shared: &Shared, rank: usize, jobs: &[Rank], phase: u32, host: &HostGroup) -> bool {
+fn have_read(shared: &FlagArea, rank: usize, jobs: &[Rank], phase: u32, host: &HostGroup) -> bool {
     let is_done = |peer: usize| {
         flags::has_finished(shared, peer, phase)
             || matches!(shared.rank_state(peer).state.load(Ordering::Acquire), LEFT | REVOKED)
@@ -781,7 +781,7 @@ impl Drop for Window {
     fn drop(&mut self) {
         let Some(stage) = self.stage.take() else { return };
         let (rank, jobs, phase) = (self.rank, self.jobs.clone(), self.staged);
-        let shared = Shared { parts: self.phases.lines.parts.clone() };
+        let shared = FlagArea { parts: self.phases.lines.parts.clone() };
         // The area stays this rank's until its peers have read.
         let area = self.area.take();
         self.host.park_stage(

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use super::autotune::{self, LARGE, ROOM, Traffic};
 use super::registered::Allocation;
-use super::{Passages, SLOT, Window, WindowCall};
+use super::{Autotune, SLOT, Window, WindowCall};
 use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area};
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::config::Passage;
+use crate::config::CopyMode;
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
@@ -46,10 +46,10 @@ struct Dancer {
 
 /// Runs `body` on every rank.
 fn dance(ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
-    dance_with(Passage::Auto, ranks, timeout, body);
+    dance_with(CopyMode::Auto, ranks, timeout, body);
 }
 
-fn dance_with(passage: Passage, ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
+fn dance_with(copy_mode: CopyMode, ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
     let hosts = host_group::fuzz::of_threads(ranks);
     let members: Arc<[usize]> = (0..ranks).collect();
     let area = Arc::new(Segment::heap(ranks * AREA));
@@ -58,7 +58,7 @@ fn dance_with(passage: Passage, ranks: usize, timeout: Duration, body: impl Fn(&
             let (area, members, body) = (Area::new(area.clone(), AREA, rank, ranks), members.clone(), &body);
             scope.spawn(move || {
                 let patience = Arc::new(Patience::new(ranks));
-                let window = Window::new(area, members.clone(), members, host, patience, Passages::new(passage));
+                let window = Window::new(area, members.clone(), members, host, patience, Autotune::new(copy_mode));
                 body(&mut Dancer { window, info: info(rank, ranks, timeout), seq: 0 }, rank);
             });
         }
@@ -191,9 +191,9 @@ fn many_operations_in_a_row() {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn large_buffers() {
-    for &passage in Passage::ALL {
+    for &copy_mode in CopyMode::ALL {
         for ranks in [2, 3, 5] {
-            dance_with(passage, ranks, LATE, |dancer, _| {
+            dance_with(copy_mode, ranks, LATE, |dancer, _| {
                 for (round, count) in [LARGE / 8 - 1, LARGE / 8, LARGE / 8 + 77].into_iter().enumerate() {
                     for in_place in [false, true] {
                         for op in OPS {
@@ -201,18 +201,18 @@ fn large_buffers() {
                         }
                     }
                 }
-                match passage {
-                    Passage::Read if cfg!(target_os = "linux") => assert!(dancer.window.reads > 0),
-                    Passage::Auto => {}
+                match copy_mode {
+                    CopyMode::Cma if cfg!(target_os = "linux") => assert!(dancer.window.reads > 0),
+                    CopyMode::Auto => {}
                     _ => assert_eq!(dancer.window.reads, 0),
                 }
                 for traffic in [Traffic::Reduced, Traffic::Copied] {
-                    let taken = dancer.window.passages.known(traffic, LARGE);
-                    match passage {
-                        Passage::Auto => assert!(taken.is_some_and(|taken| taken != Passage::Auto)),
+                    let taken = dancer.window.autotune.known(traffic, LARGE);
+                    match copy_mode {
+                        CopyMode::Auto => assert!(taken.is_some_and(|taken| taken != CopyMode::Auto)),
                         // A process may always read its own memory.
-                        Passage::Read if !cfg!(target_os = "linux") => assert_eq!(taken, Some(Passage::Staged)),
-                        passage => assert_eq!(taken, Some(passage)),
+                        CopyMode::Cma if !cfg!(target_os = "linux") => assert_eq!(taken, Some(CopyMode::Staged)),
+                        copy_mode => assert_eq!(taken, Some(copy_mode)),
                     }
                 }
             });
@@ -298,8 +298,8 @@ fn nothing_is_tried_where_a_deadline_leaves_no_room() {
         let all_reduce =
             |dancer: &mut Dancer, seed| [1000, LARGE / 8].map(|count| dancer.check(Op::AllReduce, count, 0, true, seed));
         let tried = |dancer: &Dancer| {
-            let passages = &dancer.window.passages;
-            [passages.has_tried_one_shot(), passages.known(Traffic::Reduced, LARGE).is_some()]
+            let autotune = &dancer.window.autotune;
+            [autotune.has_tried_one_shot(), autotune.known(Traffic::Reduced, LARGE).is_some()]
         };
         // One short deadline is enough. What the others say is the same.
         dancer.info.timeout = if rank == 1 { ROOM * 3 / 4 } else { LATE };
@@ -356,7 +356,7 @@ mod taken_back {
         let area = Area::new(Arc::new(Segment::heap(2 * AREA)), AREA, 0, 2);
         let (members, host) = (Arc::<[usize]>::from([0, 1]), host_group::fuzz::of_threads(2).remove(0));
         let mut window =
-            Window::new(area, members.clone(), members, host, Arc::new(Patience::new(2)), Passages::new(Passage::Staged));
+            Window::new(area, members.clone(), members, host, Arc::new(Patience::new(2)), Autotune::new(CopyMode::Staged));
         window.heap = Heap::new(0, page);
         let part = 4 * page.bytes();
         let [lent, other] = [(); 2].map(|()| Arc::new(Allocation { segment: Segment::create(2 * part).unwrap().into(), part }));

@@ -36,7 +36,7 @@ struct Entry {
 }
 
 /// The last operations of one communicator.
-pub(crate) struct History {
+pub(crate) struct OpLog {
     entries: Box<[Entry]>,
     /// Operations so far.
     begun: AtomicU64,
@@ -45,7 +45,7 @@ pub(crate) struct History {
 /// Where an operation is written down.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an operation that is begun has to end"]
-pub(crate) struct Place(u64);
+pub(crate) struct EntryId(u64);
 
 /// One operation as it is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,16 +61,16 @@ pub(crate) struct Operation {
     pub(crate) failed: bool,
 }
 
-impl Default for History {
-    fn default() -> History {
-        History { entries: std::iter::repeat_with(Entry::default).take(KEPT).collect(), begun: AtomicU64::new(0) }
+impl Default for OpLog {
+    fn default() -> OpLog {
+        OpLog { entries: std::iter::repeat_with(Entry::default).take(KEPT).collect(), begun: AtomicU64::new(0) }
     }
 }
 
-impl History {
+impl OpLog {
     /// An operation has begun. Only whoever carries the communicator's operations out calls this, one at a time.
     #[inline]
-    pub(crate) fn begin(&self, mut words: [u64; Descriptor::WORDS], bytes: u64, path: u8) -> Place {
+    pub(crate) fn begin(&self, mut words: [u64; Descriptor::WORDS], bytes: u64, path: u8) -> EntryId {
         let number = self.begun.load(Ordering::Relaxed) + 1;
         let entry = self.entry(number);
         entry.stamp.store(2 * number - 1, Ordering::Relaxed);
@@ -84,17 +84,17 @@ impl History {
         entry.end.store(0, Ordering::Relaxed);
         entry.stamp.store(2 * number, Ordering::Release);
         self.begun.store(number, Ordering::Relaxed);
-        Place(number)
+        EntryId(number)
     }
 
     /// It has ended.
     #[inline]
-    pub(crate) fn end(&self, place: Place, succeeded: bool) {
+    pub(crate) fn end(&self, place: EntryId, succeeded: bool) {
         self.end_at(place, sys::ticks(), succeeded);
     }
 
     #[inline]
-    fn end_at(&self, place: Place, ticks: u64, succeeded: bool) {
+    fn end_at(&self, place: EntryId, ticks: u64, succeeded: bool) {
         let entry = self.entry(place.0);
         // One of many that went on side by side may have been overwritten.
         if entry.stamp.load(Ordering::Relaxed) == 2 * place.0 {
@@ -188,19 +188,19 @@ fn age(ticks: u64) -> Duration {
 }
 
 /// An operation that will be written down as soon as it has nothing better to do, or waits.
-pub(crate) struct Note<'a> {
-    history: &'a History,
+pub(crate) struct LogEntry<'a> {
+    history: &'a OpLog,
     bytes: u64,
     path: u8,
-    place: Cell<Option<Place>>,
+    place: Cell<Option<EntryId>>,
     /// It has waited so long that reading the clock costs nothing beside it.
     waited: Cell<bool>,
 }
 
-impl<'a> Note<'a> {
+impl<'a> LogEntry<'a> {
     #[inline]
-    pub(crate) fn new(history: &'a History, bytes: u64, path: u8) -> Note<'a> {
-        Note { history, bytes, path, place: Cell::new(None), waited: Cell::new(false) }
+    pub(crate) fn new(history: &'a OpLog, bytes: u64, path: u8) -> LogEntry<'a> {
+        LogEntry { history, bytes, path, place: Cell::new(None), waited: Cell::new(false) }
     }
 
     /// Writes it down, if that has not been done. `words` are its descriptor.
@@ -210,7 +210,7 @@ impl<'a> Note<'a> {
     }
 
     #[inline]
-    fn place(&self, words: &[u64; Descriptor::WORDS]) -> Place {
+    fn place(&self, words: &[u64; Descriptor::WORDS]) -> EntryId {
         match self.place.get() {
             Some(place) => place,
             None => {
@@ -267,11 +267,11 @@ mod tests {
         }
     }
 
-    fn begin(history: &History, seq: u64) -> Place {
+    fn begin(history: &OpLog, seq: u64) -> EntryId {
         history.begin(descriptor(seq).encode(), seq, seq as u8)
     }
 
-    fn read(history: &History) -> Vec<Operation> {
+    fn read(history: &OpLog) -> Vec<Operation> {
         Timeline::begin();
         history.operations(&Timeline::up_to_now())
     }
@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn the_last_operations_are_kept_as_they_were() {
         Timeline::begin();
-        let history = History::default();
+        let history = OpLog::default();
         let all = KEPT as u64 + 10;
         for seq in 1..=all {
             let place = begin(&history, seq);
@@ -304,7 +304,7 @@ mod tests {
     /// An operation that went on beside so many others that its entry is another's by now.
     #[test]
     fn who_ends_late_changes_nothing_of_others() {
-        let history = History::default();
+        let history = OpLog::default();
         let late = begin(&history, 1);
         for seq in 2..=KEPT as u64 + 1 {
             _ = begin(&history, seq);
@@ -316,11 +316,11 @@ mod tests {
     #[test]
     fn the_end_is_timed_of_what_was_not_quick() {
         Timeline::begin();
-        let history = History::default();
+        let history = OpLog::default();
         for (seq, (bytes, waits, succeeded)) in
             [(8, false, true), (8, true, true), (LARGE, false, true), (8, false, false)].into_iter().enumerate()
         {
-            let (note, words) = (Note::new(&history, bytes, 0), descriptor(seq as u64).encode());
+            let (note, words) = (LogEntry::new(&history, bytes, 0), descriptor(seq as u64).encode());
             note.write(&words);
             if waits {
                 note.waits();
@@ -329,7 +329,7 @@ mod tests {
             note.end(&words, succeeded);
         }
         // One that never got as far as to be written down.
-        Note::new(&history, 0, 0).end(&descriptor(4).encode(), true);
+        LogEntry::new(&history, 0, 0).end(&descriptor(4).encode(), true);
         let timed: Vec<bool> = read(&history).iter().map(|operation| operation.end.unwrap() > operation.start).collect();
         assert_eq!(timed, [false, true, true, true, false]);
     }
@@ -337,7 +337,7 @@ mod tests {
     /// A reader beside the writer sees whole entries or none.
     #[test]
     fn entries_are_read_whole() {
-        let history = History::default();
+        let history = OpLog::default();
         let rounds = if cfg!(miri) { 50 } else { 200_000 };
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| (1..=rounds).for_each(|seq| history.end(begin(&history, seq), true)));

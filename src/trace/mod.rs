@@ -8,5 +8,5 @@ mod dump;
 mod log;
 mod recorder;
 
-pub(crate) use log::{History, Note, Place};
-pub(crate) use recorder::{Recorder, Recording, Who, path, prepare};
+pub(crate) use log::{EntryId, LogEntry, OpLog};
+pub(crate) use recorder::{RankOfJob, Recorder, Recording, path, prepare};

@@ -1,6 +1,6 @@
 //! The flight recorder: what each communicator did last, for when somebody has to find out why it stopped.
 //!
-//! It is always on: every communicator has a [`History`]. [`super::report`] makes files of those of one rank.
+//! It is always on: every communicator has a [`OpLog`]. [`super::dump`] makes files of those of one rank.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::log::History;
+use super::log::OpLog;
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::select::Choice;
@@ -22,7 +22,7 @@ pub(crate) struct Recording {
     /// This rank in the communicator, and the communicator's ranks as ranks of the job.
     pub(super) rank: Rank,
     pub(super) members: Arc<[Rank]>,
-    pub(crate) history: History,
+    pub(crate) history: OpLog,
     /// What ended the communicator, and the rank that it names.
     pub(super) failure: OnceLock<(String, Option<Rank>)>,
     recorder: Arc<Recorder>,
@@ -61,7 +61,7 @@ pub(super) fn choice(path: u8) -> Option<Choice> {
 
 /// Which rank of which job it is that records.
 #[derive(Clone, Debug)]
-pub(crate) struct Who {
+pub(crate) struct RankOfJob {
     pub(crate) job: String,
     /// The same on all ranks, and another for every start.
     pub(crate) run: u64,
@@ -72,7 +72,7 @@ pub(crate) struct Who {
 
 /// The recordings of one rank: of its first communicator and of all that came of it.
 pub(crate) struct Recorder {
-    pub(super) who: Who,
+    pub(super) who: RankOfJob,
     /// Where files are left when an operation has failed, or at a signal.
     pub(super) folder: Option<PathBuf>,
     recordings: Mutex<Vec<Weak<Recording>>>,
@@ -84,7 +84,7 @@ pub(crate) struct Recorder {
 static RECORDERS: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
 
 impl Recorder {
-    pub(crate) fn new(who: Who, folder: Option<PathBuf>) -> Arc<Recorder> {
+    pub(crate) fn new(who: RankOfJob, folder: Option<PathBuf>) -> Arc<Recorder> {
         Timeline::begin();
         let recorder = Arc::new(Recorder { who, folder, recordings: Mutex::default(), writing: Mutex::default() });
         let mut recorders = RECORDERS.lock();
@@ -95,7 +95,7 @@ impl Recorder {
 
     /// The recording of one communicator.
     pub(crate) fn open(self: &Arc<Self>, comm_id: u64, rank: Rank, members: Arc<[Rank]>) -> Arc<Recording> {
-        let (history, failure) = (History::default(), OnceLock::new());
+        let (history, failure) = (OpLog::default(), OnceLock::new());
         let recording = Arc::new(Recording { comm_id, rank, members, history, failure, recorder: self.clone() });
         let mut recordings = self.recordings.lock();
         recordings.retain(|other| other.strong_count() > 0);

@@ -36,7 +36,7 @@ struct Control {
 
 /// Where a ring lies: its control block, then its bytes.
 #[derive(Clone)]
-struct Place {
+struct RingMemory {
     segment: Arc<Segment>,
     offset: usize,
     capacity: usize,
@@ -44,7 +44,7 @@ struct Place {
 
 // SAFETY of all accesses below: `pair` checked that the segment holds both rings, the segment lives as long as the place
 // does, its memory started zeroed (a valid Control), and the control block is only touched through its atomics.
-impl Place {
+impl RingMemory {
     fn control(&self) -> &Control {
         // SAFETY: see above; the offset is a multiple of the block's alignment.
         unsafe { &*self.segment.at(self.offset).cast::<Control>() }
@@ -59,14 +59,14 @@ impl Place {
 }
 
 pub(super) struct Producer {
-    place: Place,
+    place: RingMemory,
     head: u64,
     /// The consumer's counter as last seen.
     tail: u64,
 }
 
 pub(super) struct Consumer {
-    place: Place,
+    place: RingMemory,
     tail: u64,
     /// The producer's counter as last seen.
     head: u64,
@@ -81,7 +81,7 @@ pub(super) const fn pair_size(capacity: usize) -> usize {
 pub(super) fn pair(segment: Arc<Segment>, side: usize) -> (Producer, Consumer) {
     let capacity = segment.len() / 2 - size_of::<Control>();
     assert!(capacity > 0 && capacity.is_multiple_of(128), "a segment of {} bytes", segment.len());
-    let place = |ring: usize| Place { segment: segment.clone(), offset: ring * (size_of::<Control>() + capacity), capacity };
+    let place = |ring: usize| RingMemory { segment: segment.clone(), offset: ring * (size_of::<Control>() + capacity), capacity };
     (Producer { place: place(side), head: 0, tail: 0 }, Consumer { place: place(1 - side), tail: 0, head: 0 })
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kolo::{Algorithm, Builder, Communicator, DType, Passage, ReduceOp, Transport, bf16, f16};
+use kolo::{Algorithm, Builder, Communicator, CopyMode, DType, ReduceOp, Transport, bf16, f16};
 
 use crate::{files, units};
 use device::Place;
@@ -75,7 +75,7 @@ pub(crate) struct Args {
     transport: Option<Transport>,
     /// How large private buffers pass inside a host: auto, staged, streamed or read
     #[arg(long)]
-    passage: Option<Passage>,
+    copy_mode: Option<CopyMode>,
     /// TCP connections of one link
     #[arg(long)]
     sockets: Option<usize>,
@@ -126,8 +126,8 @@ impl Args {
         if let Some(transport) = self.transport {
             builder = builder.transport(transport);
         }
-        if let Some(passage) = self.passage {
-            builder = builder.passage(passage);
+        if let Some(copy_mode) = self.copy_mode {
+            builder = builder.copy_mode(copy_mode);
         }
         if let Some(sockets) = self.sockets {
             builder = builder.sockets(sockets);

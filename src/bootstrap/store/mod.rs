@@ -61,7 +61,7 @@ pub trait Store: Send + Sync {
 
 /// A store's place, parsed from its URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum StoreUrl {
     File(PathBuf),
     Tcp { host: String, port: u16 },
     Redis(RedisUrl),
@@ -96,24 +96,24 @@ fn masked(url: &str) -> String {
     format!("{scheme}{user}{place}{parameters}")
 }
 
-impl Place {
-    pub(crate) fn parse(url: &str) -> Result<Place> {
-        Place::try_parse(url).map_err(|problem| StoreProblem::Url(problem).at(masked(url)))
+impl StoreUrl {
+    pub(crate) fn parse(url: &str) -> Result<StoreUrl> {
+        StoreUrl::try_parse(url).map_err(|problem| StoreProblem::Url(problem).at(masked(url)))
     }
 
-    fn try_parse(url: &str) -> Result<Place, String> {
+    fn try_parse(url: &str) -> Result<StoreUrl, String> {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| "it has no scheme".to_owned())?;
         match scheme {
-            "file" => file::path(rest).map(Place::File),
+            "file" => file::path(rest).map(StoreUrl::File),
             "tcp" => {
                 let (host, port) = split_port(rest)?;
-                Ok(Place::Tcp { host, port })
+                Ok(StoreUrl::Tcp { host, port })
             }
             "redis" | "rediss" if rest.is_empty() => Err("it names no host".to_owned()),
-            "redis" | "rediss" => Ok(Place::Redis(RedisUrl(url.to_owned()))),
-            "env" if rest.is_empty() => Ok(Place::Env),
+            "redis" | "rediss" => Ok(StoreUrl::Redis(RedisUrl(url.to_owned()))),
+            "env" if rest.is_empty() => Ok(StoreUrl::Env),
             "env" => Err("nothing may follow env://".to_owned()),
-            "hash" if !rest.is_empty() => Ok(Place::Hash(rest.to_owned())),
+            "hash" if !rest.is_empty() => Ok(StoreUrl::Hash(rest.to_owned())),
             "hash" => Err("it has no name".to_owned()),
             // What stands in place of a scheme may be a part of a password.
             _ if scheme.contains('@') => Err("it has no scheme".to_owned()),
@@ -139,27 +139,27 @@ fn split_port(text: &str) -> Result<(String, u16), String> {
 }
 
 /// Opens a store. Rank 0 is its owner: it serves what must be served, and clears what a former run left.
-pub(crate) fn open(place: &Place, owner: bool, identity: &Identity, deadline: Instant) -> Result<Box<dyn Store>> {
+pub(crate) fn open(place: &StoreUrl, owner: bool, identity: &Identity, deadline: Instant) -> Result<Box<dyn Store>> {
     match place {
-        Place::File(path) => {
+        StoreUrl::File(path) => {
             let store = file::FileStore::open(path, owner, identity.job(), deadline);
             store.map(|store| Box::new(store) as _).map_err(|problem| problem.at(format!("file://{}", path.display())))
         }
-        Place::Tcp { host, port } => {
+        StoreUrl::Tcp { host, port } => {
             tcp::TcpStore::open(host, *port, owner, identity, deadline).map(|store| Box::new(store) as _)
         }
         #[cfg(feature = "redis")]
-        Place::Redis(url) => {
+        StoreUrl::Redis(url) => {
             let store = redis::RedisStore::open(url, identity.job(), deadline);
             store.map(|store| Box::new(store) as _).map_err(|problem| problem.at(url.to_string()))
         }
         #[cfg(not(feature = "redis"))]
-        Place::Redis(_) => Err(Error::Unsupported {
+        StoreUrl::Redis(_) => Err(Error::Unsupported {
             what: "a redis:// store",
             why: "kolo was built without the feature `redis`; build with --features redis, or use file:// or tcp://".to_owned(),
         }),
-        Place::Hash(name) => Ok(Box::new(hash::HashStore::open(name))),
-        Place::Env => Err(Error::setting("store", "env://", "MASTER_ADDR and MASTER_PORT must be set")),
+        StoreUrl::Hash(name) => Ok(Box::new(hash::HashStore::open(name))),
+        StoreUrl::Env => Err(Error::setting("store", "env://", "MASTER_ADDR and MASTER_PORT must be set")),
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use super::{Place, RedisUrl, Store, masked, open};
+use super::{RedisUrl, Store, StoreUrl, masked, open};
 use crate::bootstrap::listener::handshake::Identity;
 use crate::error::{Error, StoreProblem};
 
@@ -24,8 +24,8 @@ fn temporary() -> std::path::PathBuf {
     std::env::temp_dir().join(format!("kolo-store-test-{}-{number}", std::process::id()))
 }
 
-fn file_place() -> Place {
-    Place::File(temporary())
+fn file_place() -> StoreUrl {
+    StoreUrl::File(temporary())
 }
 
 fn identity() -> Identity {
@@ -57,7 +57,7 @@ fn promises(zero: &dyn Store, other: &dyn Store) {
 
 #[test]
 fn hash_stores() {
-    let place = Place::Hash("hash_stores".to_owned());
+    let place = StoreUrl::Hash("hash_stores".to_owned());
     let open = || open(&place, false, &identity(), late()).unwrap();
     promises(&*open(), &*open());
     let (first, _keeps_it) = (open(), open());
@@ -71,14 +71,14 @@ fn file_stores() {
     let other = open(&place, false, &identity(), late()).unwrap();
     promises(&*zero, &*other);
     drop(zero);
-    let Place::File(path) = place else { unreachable!() };
+    let StoreUrl::File(path) = place else { unreachable!() };
     assert!(!path.exists(), "the file is removed when rank 0 is done");
 }
 
 /// A guest that has come first, and what it gets: it looks before rank 0 does.
 #[cfg(unix)]
 fn refused(path: &std::path::Path) -> [String; 2] {
-    let place = Place::File(path.to_owned());
+    let place = StoreUrl::File(path.to_owned());
     let guest = open(&place, false, &identity(), late()).unwrap().get("a", SOON).unwrap_err();
     assert!(matches!(guest, StoreProblem::Untrusted(_)), "{guest}");
     let zero = open(&place, true, &identity(), late()).err().expect("rank 0 refuses the file");
@@ -122,7 +122,7 @@ fn a_file_that_others_may_have_written_is_refused() {
     // So is a lock that another user may have made.
     let lock = std::path::PathBuf::from(format!("{}.lock", path.display()));
     std::os::unix::fs::symlink(&path, &lock).unwrap();
-    let result = open(&Place::File(path.clone()), true, &identity(), late());
+    let result = open(&StoreUrl::File(path.clone()), true, &identity(), late());
     assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Untrusted(_), .. })));
     std::fs::remove_file(&lock).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -144,7 +144,7 @@ fn only_its_user_can_open_a_file_store() {
     std::fs::write(&path, "").unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
     let former = std::fs::File::open(&path).unwrap();
-    let zero = open(&Place::File(path.clone()), true, &identity(), late()).unwrap();
+    let zero = open(&StoreUrl::File(path.clone()), true, &identity(), late()).unwrap();
     assert!(zero.is_private());
     zero.set("secret", b"1", LATE).unwrap();
     for path in [path.clone(), format!("{}.lock", path.display()).into()] {
@@ -157,7 +157,7 @@ fn only_its_user_can_open_a_file_store() {
 #[test]
 fn the_next_writer_overwrites_a_torn_record() {
     let place = file_place();
-    let Place::File(path) = &place else { unreachable!() };
+    let StoreUrl::File(path) = &place else { unreachable!() };
     let zero = open(&place, true, &identity(), late()).unwrap();
     zero.set("first", &[1; 100], LATE).unwrap();
     let whole = std::fs::read(path).unwrap();
@@ -180,7 +180,7 @@ fn the_next_writer_overwrites_a_torn_record() {
 #[test]
 fn a_locked_file_is_read_and_writers_say_that_it_is_locked() {
     let place = file_place();
-    let Place::File(path) = &place else { unreachable!() };
+    let StoreUrl::File(path) = &place else { unreachable!() };
     let zero = open(&place, true, &identity(), late()).unwrap();
     let other = open(&place, false, &identity(), late()).unwrap();
     zero.set("a", b"1", LATE).unwrap();
@@ -228,8 +228,8 @@ fn not_run(why: &str) {
 
 #[test]
 fn tcp_stores() {
-    let zero = open(&Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
-    let other = open(&Place::parse(&zero.url()).unwrap(), false, &identity(), late()).unwrap();
+    let zero = open(&StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
+    let other = open(&StoreUrl::parse(&zero.url()).unwrap(), false, &identity(), late()).unwrap();
     promises(&*zero, &*other);
 }
 
@@ -279,7 +279,7 @@ impl Relay {
 fn a_server_that_pauses_is_waited_for_until_the_deadline() {
     let server = super::TcpStoreServer::bind("127.0.0.1:0".parse().unwrap(), "job", None).unwrap();
     let relay = Relay::to(server.address().port());
-    let place = Place::Tcp { host: "127.0.0.1".to_owned(), port: relay.port };
+    let place = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: relay.port };
     relay.pause(&*open(&place, false, &identity(), late()).unwrap());
 }
 
@@ -290,7 +290,7 @@ fn a_redis_server_that_pauses_is_waited_for_until_the_deadline() {
         return not_run("a_redis_server_that_pauses_is_waited_for_until_the_deadline; it needs redis-server and openssl");
     };
     let relay = Relay::to(server.port);
-    let place = Place::parse(&format!("redis://:{}@127.0.0.1:{}", RedisServer::PASSWORD, relay.port)).unwrap();
+    let place = StoreUrl::parse(&format!("redis://:{}@127.0.0.1:{}", RedisServer::PASSWORD, relay.port)).unwrap();
     relay.pause(&*open(&place, false, &identity(), late()).unwrap());
 }
 
@@ -301,7 +301,7 @@ fn redis_stores() {
         return not_run("redis_stores; KOLO_TEST_REDIS names no server");
     };
     let identity = Identity::new(&format!("test-{}-{:?}", std::process::id(), Instant::now()), None);
-    let open = || open(&Place::parse(&url).unwrap(), false, &identity, late()).unwrap();
+    let open = || open(&StoreUrl::parse(&url).unwrap(), false, &identity, late()).unwrap();
     promises(&*open(), &*open());
     // Of a URL with a password, nothing shows it.
     let Some((password, _)) = url.rsplit_once('@').and_then(|(user, host)| Some((user.rsplit_once(':')?.1, host))) else {
@@ -309,7 +309,7 @@ fn redis_stores() {
     };
     assert!(!open().url().contains(password), "{}", open().url());
     let wrong = url.replace(password, "not-that-one");
-    let error = super::open(&Place::parse(&wrong).unwrap(), false, &identity, late()).err().expect("refused").to_string();
+    let error = super::open(&StoreUrl::parse(&wrong).unwrap(), false, &identity, late()).err().expect("refused").to_string();
     assert!(error.contains("***@") && !error.contains("not-that-one"), "{error}");
 }
 
@@ -391,7 +391,7 @@ fn redis_stores_with_a_password_and_by_tls() {
         assert!(!said.contains(RedisServer::PASSWORD), "{said}");
     }
     // A server whose certificate no authority has signed that this process trusts.
-    let place = Place::parse(&format!("rediss://:{}@localhost:{tls_port}", RedisServer::PASSWORD)).unwrap();
+    let place = StoreUrl::parse(&format!("rediss://:{}@localhost:{tls_port}", RedisServer::PASSWORD)).unwrap();
     let error = open(&place, false, &identity(), Instant::now() + Duration::from_secs(5)).err().expect("refused").to_string();
     assert!(error.contains("certificate") && !error.contains(RedisServer::PASSWORD), "{error}");
 }
@@ -403,7 +403,7 @@ fn a_silent_redis_server_is_given_up_at_the_deadline() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     for scheme in ["redis", "rediss"] {
-        let place = Place::parse(&format!("{scheme}://:pass-word@127.0.0.1:{port}")).unwrap();
+        let place = StoreUrl::parse(&format!("{scheme}://:pass-word@127.0.0.1:{port}")).unwrap();
         let result = open(&place, false, &identity(), Instant::now() + SOON);
         let Some(Error::Store { store, problem: StoreProblem::Unreachable { last, .. } }) = result.err() else {
             panic!("opened")
@@ -426,7 +426,7 @@ fn no_password_is_shown() {
         ("tcp://10.0.0.1:29500", "tcp://10.0.0.1:29500"),
     ] {
         assert_eq!(masked(url), shown);
-        let place = Place::parse(url);
+        let place = StoreUrl::parse(url);
         let texts = [format!("{place:?}"), place.map_or_else(|error| error.to_string(), |_| String::new())];
         assert!(texts.iter().all(|text| !text.contains("sesame")), "{texts:?}");
     }
@@ -437,7 +437,7 @@ fn what_a_crashed_run_left_in_a_file_is_replaced() {
     let place = file_place();
     let crashed = open(&place, true, &identity(), late()).unwrap();
     crashed.set("book", b"stale", LATE).unwrap();
-    let Place::File(path) = &place else { unreachable!() };
+    let StoreUrl::File(path) = &place else { unreachable!() };
     let left = std::fs::read(path).unwrap();
     drop(crashed);
     std::fs::write(path, left).unwrap();
@@ -482,7 +482,7 @@ fn two_jobs_with_one_file_are_told() {
 #[test]
 fn what_a_former_job_left_in_a_file_is_replaced_while_ranks_look_at_it() {
     let place = file_place();
-    let Place::File(path) = &place else { unreachable!() };
+    let StoreUrl::File(path) = &place else { unreachable!() };
     let zero = open(&place, true, &identity(), late()).unwrap();
     let left = std::fs::read(path).unwrap();
     drop(zero);
@@ -527,7 +527,7 @@ fn what_a_former_job_left_in_a_file_is_replaced_while_ranks_look_at_it() {
 fn a_file_with_other_contents_is_left_alone() {
     let path = temporary();
     std::fs::write(&path, "my thesis").unwrap();
-    let result = open(&Place::File(path.clone()), true, &identity(), late());
+    let result = open(&StoreUrl::File(path.clone()), true, &identity(), late());
     assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Foreign(_), .. })));
     assert_eq!(std::fs::read(&path).unwrap(), b"my thesis");
     std::fs::remove_file(&path).unwrap();
@@ -537,7 +537,7 @@ fn a_file_with_other_contents_is_left_alone() {
 fn a_taken_port_and_another_job_are_told_apart() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let place = Place::Tcp { host: "127.0.0.1".to_owned(), port };
+    let place = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port };
     match open(&place, true, &identity(), late()).err() {
         Some(Error::Store { problem: StoreProblem::PortTaken { address, holder }, .. }) => {
             assert_eq!(address, listener.local_addr().unwrap());
@@ -549,9 +549,9 @@ fn a_taken_port_and_another_job_are_told_apart() {
     }
     // Its job is named to those who know the secret: without any, that would be everybody.
     for (secret, name) in [(Some([1; 32]), "job"), (None, "")] {
-        let place = Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+        let place = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
         let zero = open(&place, true, &Identity::new("job", secret), late()).unwrap();
-        let place = Place::parse(&zero.url()).unwrap();
+        let place = StoreUrl::parse(&zero.url()).unwrap();
         for owner in [false, true] {
             let result = open(&place, owner, &Identity::new("second", secret), late());
             match result.err() {
@@ -560,8 +560,8 @@ fn a_taken_port_and_another_job_are_told_apart() {
             }
         }
     }
-    let zero = open(&Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
-    let place = Place::parse(&zero.url()).unwrap();
+    let zero = open(&StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
+    let place = StoreUrl::parse(&zero.url()).unwrap();
     let result = open(&place, false, &Identity::new("job", Some([1; 32])), late());
     assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Secret, .. })));
 }
@@ -569,25 +569,25 @@ fn a_taken_port_and_another_job_are_told_apart() {
 #[test]
 fn nobody_there_is_said_at_the_deadline() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let place = Place::Tcp { host: "127.0.0.1".to_owned(), port };
+    let place = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port };
     let result = open(&place, false, &identity(), Instant::now() + SOON);
     assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Unreachable { .. }, .. })));
 }
 
 #[test]
 fn urls() {
-    let tcp = |host: &str, port| Place::Tcp { host: host.to_owned(), port };
+    let tcp = |host: &str, port| StoreUrl::Tcp { host: host.to_owned(), port };
     for (url, place) in [
         ("tcp://10.0.0.1:29500", tcp("10.0.0.1", 29500)),
         ("tcp://[::1]:1", tcp("::1", 1)),
         ("tcp://node7:0", tcp("node7", 0)),
-        ("env://", Place::Env),
-        ("hash://a", Place::Hash("a".to_owned())),
-        ("redis://localhost:6379/1", Place::Redis(RedisUrl("redis://localhost:6379/1".to_owned()))),
-        ("file:///tmp/pg", Place::File("/tmp/pg".into())),
-        ("file:///D:/pg", Place::File(if cfg!(windows) { "D:/pg" } else { "/D:/pg" }.into())),
+        ("env://", StoreUrl::Env),
+        ("hash://a", StoreUrl::Hash("a".to_owned())),
+        ("redis://localhost:6379/1", StoreUrl::Redis(RedisUrl("redis://localhost:6379/1".to_owned()))),
+        ("file:///tmp/pg", StoreUrl::File("/tmp/pg".into())),
+        ("file:///D:/pg", StoreUrl::File(if cfg!(windows) { "D:/pg" } else { "/D:/pg" }.into())),
     ] {
-        assert_eq!(Place::parse(url).unwrap(), place, "{url}");
+        assert_eq!(StoreUrl::parse(url).unwrap(), place, "{url}");
     }
     for url in [
         "",
@@ -605,7 +605,7 @@ fn urls() {
         "redis://",
         "file:///x/",
     ] {
-        let error = Place::parse(url).unwrap_err().to_string();
+        let error = StoreUrl::parse(url).unwrap_err().to_string();
         assert!(error.contains("file:///path"), "{url}: {error}");
     }
 }
@@ -618,7 +618,7 @@ fn garbage_requests_end_their_own_connection_only() {
     use crate::bootstrap::listener::dial;
     use crate::bootstrap::listener::handshake::{Hello, Purpose};
 
-    let zero = open(&Place::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
+    let zero = open(&StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
     let address = zero.url().trim_start_matches("tcp://").parse().unwrap();
     let hello = Hello::new(Purpose::Store, 0, 0, 0);
     for garbage in [[0xff; 64], [1; 64]] {

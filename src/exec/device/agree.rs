@@ -38,20 +38,20 @@ impl OnDevices<'_> {
     pub(super) fn record(&self, call: [u64; Descriptor::WORDS]) -> Record {
         let lent = self.call.lent.as_ref();
         let place = |buffer: Buffer, address: *const u8, len: usize| match lent {
-            _ if len == 0 => Place::Nowhere,
-            Some(lent) if lent.on_device[buffer as usize] && !lent.has_kernels => Place::Inert,
+            _ if len == 0 => BufferAt::Nowhere,
+            Some(lent) if lent.on_device[buffer as usize] && !lent.has_kernels => BufferAt::Inert,
             Some(lent) if lent.on_device[buffer as usize] => {
                 let address = address.addr() as u64;
                 let open = lent.device.extent(address).and_then(|extent| Ok((extent, lent.device.export(&extent)?)));
                 match open {
-                    Ok((extent, handle)) => Place::Open { extent, handle, offset: address - extent.base },
+                    Ok((extent, handle)) => BufferAt::Open { extent, handle, offset: address - extent.base },
                     Err(error) => {
                         tracing::debug!(%error, "other ranks cannot reach this memory: it passes through the host");
-                        Place::Hidden
+                        BufferAt::Hidden
                     }
                 }
             }
-            _ => Place::Host,
+            _ => BufferAt::Host,
         };
         let Call { send, recv, .. } = *self.call;
         let places = [place(Buffer::Send, send.ptr, send.len), place(Buffer::Recv, recv.ptr, recv.len)];
@@ -95,7 +95,7 @@ impl OnDevices<'_> {
     /// Where all ranks' buffers are from here, if all of them can be reached by all.
     pub(super) fn reach(&mut self, records: &[Record]) -> Result<Option<Vec<[u64; 2]>>> {
         let is_in_place = records.iter().any(|record| record.is_in_place);
-        let is_open = |place: &Place| matches!(place, Place::Nowhere | Place::Open { .. });
+        let is_open = |place: &BufferAt| matches!(place, BufferAt::Nowhere | BufferAt::Open { .. });
         let may = Plan::is_possible(self.call.op, is_in_place) && records.iter().all(|record| record.places.iter().all(is_open));
         // What follows from the records is the same on all ranks.
         if !may {
@@ -106,8 +106,8 @@ impl OnDevices<'_> {
         self.core.devices.peers = peers;
         opened?;
         let peers = &self.core.devices.peers;
-        let address = |rank: Rank, place: &Place| match place {
-            Place::Nowhere => Some(0),
+        let address = |rank: Rank, place: &BufferAt| match place {
+            BufferAt::Nowhere => Some(0),
             place => peers.address(rank, place),
         };
         let both = |(rank, record): (Rank, &Record)| Some([address(rank, &record.places[0])?, address(rank, &record.places[1])?]);

@@ -21,12 +21,12 @@ impl OnDevices<'_> {
             let memory = Memory::new(&lent.device, DEVICE_AREA);
             let place = memory.as_ref().ok().and_then(|memory| {
                 let extent = lent.device.extent(memory.address).ok()?;
-                Some(Place::Open { extent, handle: lent.device.export(&extent).ok()?, offset: memory.address - extent.base })
+                Some(BufferAt::Open { extent, handle: lent.device.export(&extent).ok()?, offset: memory.address - extent.base })
             });
             let words = self.call.descriptor(0, 0).encode();
-            let places = [place.unwrap_or(Place::Hidden), Place::Nowhere];
+            let places = [place.unwrap_or(BufferAt::Hidden), BufferAt::Nowhere];
             let records = self.exchange(Record { places, ..self.record(words) }, |_| Ok([DEVICE_AREA as u64, 0]))?;
-            let is_open = |record: &Record| matches!(record.places[0], Place::Open { .. });
+            let is_open = |record: &Record| matches!(record.places[0], BufferAt::Open { .. });
             // Apart from those of users' memory, which come and go.
             let mut peers = Peers::default();
             let mut addresses = None;

@@ -34,7 +34,7 @@ use crate::cuda::device::{
     Address, Device, DeviceId, Driver, Event, Gate, MOST_PARTS, Memory, Pinned, Reduction, Stream, StreamId,
 };
 use crate::cuda::direct::{self, Buffer, Move, Plan};
-use crate::cuda::peers::{Peers, Place, Record};
+use crate::cuda::peers::{BufferAt, Peers, Record};
 use crate::cuda::pieces::{Cut, Piece, Row};
 use crate::error::{Argument, Cause, Error, Result};
 use crate::shm::registered::Allocation;
@@ -253,13 +253,13 @@ impl<'a> OnDevices<'a> {
             }
             let records = self.tell()?;
             self.look_for_other_devices(&records);
-            if records.iter().flat_map(|record| record.places).all(|place| matches!(place, Place::Nowhere | Place::Host)) {
+            if records.iter().flat_map(|record| record.places).all(|place| matches!(place, BufferAt::Nowhere | BufferAt::Host)) {
                 return self.on_host(self.call);
             }
             if let Some(addresses) = self.reach(&records)? {
                 return self.direct(&addresses);
             }
-            let is_on_device = |place: Place| matches!(place, Place::Hidden | Place::Open { .. });
+            let is_on_device = |place: BufferAt| matches!(place, BufferAt::Hidden | BufferAt::Open { .. });
             let all_are = || records.iter().flat_map(|record| record.places).all(is_on_device);
             if self.call.op == Op::AllReduce
                 && all_are()
