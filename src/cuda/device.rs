@@ -1,4 +1,4 @@
-//! What kolo asks of a GPU: a small part of CUDA's driver, behind traits, so that a [stand-in](super::fake_device) of host memory can
+//! What kolo asks of a GPU: a small part of CUDA's driver, behind traits, so that a fake device (`fake_device`) of host memory can
 //! take its place where there is none.
 
 use std::ffi::c_void;

@@ -68,7 +68,7 @@ impl CommState {
 
     /// # Safety
     ///
-    /// As for [`Executor::submit`].
+    /// As for [`Executor::submit`](super::submit::Executor::submit).
     #[inline]
     pub(crate) unsafe fn carry_out(&self, core: &mut Core, call: &Call) -> Result<()> {
         if call.op.is_point_to_point() {
@@ -83,7 +83,7 @@ impl CommState {
 
     /// # Safety
     ///
-    /// As for [`Executor::submit_together`].
+    /// As for [`Executor::submit_together`](super::submit::Executor::submit_together).
     pub(crate) unsafe fn point_to_point(&self, core: &mut Core, calls: Vec<Call>) -> Result<()> {
         let Some(first) = calls.first() else { return Ok(()) };
         let op = first.op;

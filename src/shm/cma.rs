@@ -1,7 +1,7 @@
 //! Private memory with nothing staged: the system copies what each rank needs out of the other processes.
 //!
 //! Every byte moves once less than through slots, and none is written into a cache from which another core has to fetch it.
-//! But the system looks up every page. Which is quicker depends on the machine; [`trial`] finds out.
+//! But the system looks up every page. Which is quicker depends on the machine; [`autotune`] finds out.
 
 use super::autotune::{self, LARGE, Traffic};
 use super::collectives::Memory;

@@ -7,8 +7,8 @@
 //! | [`inline`]: up to 48 bytes in the flag line | none but the line | 1 |
 //! | [`OneShot`]: stage all, reduce everybody's | (N + 3) S | 1 |
 //! | [`TwoShot`]: stage the others' slices, reduce mine, read theirs | (5 - 2/N) S | 2 |
-//! | [`reading`], all-reduce: read the others' input for my slice, then their slices | (5 - 3/N) S | 3 |
-//! | [`reading`], all-gather and all-to-all: read the others' blocks | 2 S | 2 |
+//! | [`cma`], all-reduce: read the others' input for my slice, then their slices | (5 - 3/N) S | 3 |
+//! | [`cma`], all-gather and all-to-all: read the others' blocks | 2 S | 2 |
 //! | registered: reduce my slice where it lies, write it where it belongs | 2 S | 2 |
 //! | [`Spread`], [`Collect`], [`Exchange`]: stage, read | at most 4 S | 1 |
 //!
