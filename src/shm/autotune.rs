@@ -6,11 +6,16 @@
 //! pages depends on whether there is a hypervisor. Whether it may is up to the administrator. And what a phase costs is 0.05 us
 //! here and 0.3 us there, where the same data takes as long.
 
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::collectives::{Collect, Memory, OneShot, TwoShot};
-use super::{Sources, WORDS, Window, WindowCall, cma};
+use super::cma;
+use super::flags::WORDS;
+use super::one_shot::{ONE_SHOT, OneShot};
+use super::pipeline::{Memory, Sources, WindowCall};
+use super::rooted::Collect;
+use super::tuning::{TRIED, Traffic, size};
+use super::two_shot::TwoShot;
+use super::window::Window;
 use crate::buffer::RawSliceMut;
 use crate::config::CopyMode;
 use crate::error::Result;
@@ -19,22 +24,9 @@ use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::types::{DType, Op, ReduceOp};
 
-/// From so many bytes on a buffer is large.
-pub(super) const LARGE: usize = 1 << 20;
-
-/// From so many bytes on it is too large for the caches of most processors, and other ways may be quicker.
-const VERY_LARGE: usize = 8 << 20;
-
-/// Bytes of the buffer with which ways are tried: one of the large, one of the very large.
-const TRIED: [usize; 2] = [LARGE, 2 * VERY_LARGE];
-
 /// Of so many tries of each way the quickest counts: others share the machine, and the first tries of the smaller buffer come to
 /// slots in which nobody has written yet, where every page costs more than what is copied into it.
 const TRIES: [usize; 2] = [12, 5];
-
-/// Bytes over all ranks up to which everybody reduces everything in any case, and from which on nobody does. In between it is
-/// tried, from size to size, twice as large each.
-pub(super) const ONE_SHOT: Range<usize> = (8 << 10) + 1..(64 << 10) + 1;
 
 /// A trial takes some ten milliseconds, and many times that where ranks share processors. It runs inside the deadline of a user's
 /// operation: it begins only if every rank has this much time left, and goes on only while no rank has used more than this
@@ -49,79 +41,6 @@ const SHORT_TRIES: usize = 8;
 /// The ways, in the order in which they are preferred: one that is not clearly quicker does not count as quicker.
 const WAYS: [CopyMode; 3] = [CopyMode::Staged, CopyMode::Streamed, CopyMode::Cma];
 const CLEARLY: f64 = 0.9;
-
-/// What an operation does with the data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Traffic {
-    /// All-reduces it.
-    Reduced = 0,
-    /// Gives it to all others as it is.
-    Copied = 1,
-}
-
-/// What is known of how large private buffers pass.
-pub(crate) struct Autotune {
-    /// What the settings say.
-    wanted: CopyMode,
-    /// What the trials have said, by traffic and size; `Auto` until then.
-    tried: [[CopyMode; TRIED.len()]; 2],
-    /// Whether all ranks can read each other's memory; `None` until that has been tried.
-    may_read: Option<bool>,
-    /// Bytes over all ranks up to which one phase is quicker than two; `None` until that has been tried.
-    one_shot: Option<usize>,
-}
-
-impl Autotune {
-    pub(crate) fn new(wanted: CopyMode) -> Autotune {
-        Autotune { wanted, tried: [[CopyMode::Auto; TRIED.len()]; 2], may_read: None, one_shot: None }
-    }
-
-    /// The same, with what the same ranks have found out before, as [`Autotune::encode`] says it.
-    pub(crate) fn with_tuning(wanted: CopyMode, tuning: Option<u64>) -> Autotune {
-        let mut autotune = Autotune::new(wanted);
-        let Some(word) = tuning else { return autotune };
-        let mut bits = (0..).step_by(2).map(|shift| (word >> shift & 3) as u8);
-        let mut next = || bits.next().unwrap_or_default();
-        for tried in autotune.tried.iter_mut().flatten() {
-            *tried = CopyMode::from_number(next()).unwrap_or(CopyMode::Auto);
-        }
-        autotune.may_read = next().checked_sub(1).map(|may| may != 0);
-        autotune.one_shot = usize::try_from(word >> 32).ok().filter(|&limit| limit > 0);
-        autotune
-    }
-
-    /// What is known, in one word.
-    pub(crate) fn encode(&self) -> u64 {
-        let may_read = self.may_read.map_or(0, |may| 1 + u64::from(may));
-        let bits = self.tried.iter().flatten().map(|&tried| tried as u64).chain([may_read]);
-        let one_shot = (self.one_shot.unwrap_or(0) as u64) << 32;
-        bits.enumerate().fold(one_shot, |word, (at, bits)| word | bits << (2 * at))
-    }
-
-    /// Whether it is known up to which size one phase is quicker than two.
-    #[cfg(test)]
-    pub(super) fn has_tried_one_shot(&self) -> bool {
-        self.one_shot.is_some()
-    }
-
-    /// How a buffer passes, if that need not be tried.
-    pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
-        let copy_mode = match (self.wanted, self.may_read) {
-            _ if bytes < LARGE => CopyMode::Staged,
-            // Read, 64 MiB take a third longer than past the caches through slots.
-            (CopyMode::Auto, _) if traffic == Traffic::Copied && bytes >= VERY_LARGE => CopyMode::Staged,
-            (CopyMode::Auto, _) => self.tried[traffic as usize][size(bytes)],
-            (CopyMode::Cma, None) => CopyMode::Auto,
-            (CopyMode::Cma, Some(false)) => CopyMode::Staged,
-            (wanted, _) => wanted,
-        };
-        (copy_mode != CopyMode::Auto).then_some(copy_mode)
-    }
-}
-
-fn size(bytes: usize) -> usize {
-    usize::from(bytes >= VERY_LARGE)
-}
 
 /// How a private buffer passes. All ranks come to the same, in the same operation.
 pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, bytes: usize) -> Result<CopyMode> {
@@ -286,7 +205,7 @@ fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, way: Copy
     let memory = Memory { call: &call, rank, ranks };
     match (traffic, way) {
         (Traffic::Reduced, _) => cma::all_reduce(window, context, memory, &mut Vec::with_capacity(ranks)).map(drop),
-        (Traffic::Copied, CopyMode::Cma) => cma::copy_now(window, context, memory).map(drop),
+        (Traffic::Copied, CopyMode::Cma) => cma::copy(window, context, memory).map(drop),
         (Traffic::Copied, _) => window.pipeline(context, Sources::Everybody, 0, &mut Collect { memory, takes: true }),
     }
 }

@@ -1,36 +1,21 @@
 //! Private memory with nothing staged: the system copies what each rank needs out of the other processes.
 //!
 //! Every byte moves once less than through slots, and none is written into a cache from which another core has to fetch it.
-//! But the system looks up every page. Which is quicker depends on the machine; [`autotune`] finds out.
+//! But the system looks up every page. Which is quicker depends on the machine; [`super::autotune`] finds out.
 
-use super::autotune::{self, LARGE, Traffic};
-use super::collectives::Memory;
-use super::{WORDS, Window};
+use super::flags::WORDS;
+use super::pipeline::Memory;
+use super::window::{CacheLine, Window};
 use crate::buffer::RawSlice;
-use crate::config::CopyMode;
 use crate::error::{Cause, Result};
 use crate::failure::OpContext;
 use crate::schedule::chunk;
 use crate::sys;
 use crate::types::Op;
 
-/// Carries out an operation in which everybody gets data of everybody as it is; false, and nothing done, if it is not one, or
-/// if it is better staged. (Where one rank has what the others want, it had better help them: staged, it copies, too.)
-pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
-    let call = memory.call;
-    if !matches!(call.op, Op::AllGather | Op::AllGatherV | Op::AllToAll) {
-        return Ok(false);
-    }
-    let bytes = call.blocks.range(memory.ranks - 1).end * call.element;
-    if bytes < LARGE || autotune::copy_mode(window, context, Traffic::Copied, bytes)? != CopyMode::Cma {
-        return Ok(false);
-    }
-    copy_now(window, context, memory)
-}
-
-/// As [`copy`], without asking whether it is better; false if a rank's input would be overwritten while others read it, or cannot
+/// Carries out an operation in which everybody gets data of everybody as it is; false, and nothing done, if a rank's input would be overwritten while others read it, or cannot
 /// be read by the system at all.
-pub(super) fn copy_now(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
+pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
     let Memory { call, rank, ranks } = memory;
     let (input, output) = (call.input.ptr.addr(), call.output.ptr.addr());
     let overlap = input < output + call.output.len && output < input + call.input.len;
@@ -95,11 +80,6 @@ const PIECE: usize = 4 << 20;
 
 /// `ESRCH`: the process has ended, of which its watch may hear a little later.
 const NO_SUCH_PROCESS: i32 = 3;
-
-/// A piece of memory to read into, aligned for every element.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(super) struct CacheLine([u8; 64]);
 
 /// Everybody reduces its slice from the others' inputs, then takes their slices from their outputs. False, and nothing done, if
 /// the system cannot read a rank's buffers.

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::flags::{Phases, SLOTS};
+use super::flags::{FlagLine, FlagLines, Phases, SLOTS};
 use super::registered::Allocation;
-use super::{Autotune, FlagArea, FlagLine, FlagLines, Window, WindowCall};
+use super::window::FlagArea;
+use super::{Autotune, Window, WindowCall};
 use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area, USABLE};
 use crate::bootstrap::host_group::stage::FIRST;

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::autotune::{self, LARGE, ROOM, Traffic};
+use super::autotune::{self, ROOM};
+use super::pipeline::SLOT;
 use super::registered::Allocation;
-use super::{Autotune, SLOT, Window, WindowCall};
+use super::tuning::{LARGE, Traffic};
+use super::{Autotune, Window, WindowCall};
 use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area};
 use crate::buffer::{RawSlice, RawSliceMut};
@@ -333,8 +335,8 @@ fn a_trial_ends_long_before_the_deadline() {
 #[cfg(all(target_os = "linux", not(miri)))]
 mod taken_back {
     use super::*;
-    use crate::shm::PRESENT;
     use crate::shm::registered::Heap;
+    use crate::shm::window::PRESENT;
     use crate::sync::Ordering;
 
     /// Two allocations of which an operation that fails has lent a range of one, while a peer of which it is known whether its process

@@ -1,0 +1,65 @@
+//! What every pair of ranks exchanges.
+
+use std::ops::Range;
+
+use super::pipeline::{Collective, Memory, Slots};
+
+/// Everybody stages a block for each of the others; each takes the blocks that are for it, and reduces them (reduce-scatter)
+/// or puts them side by side (all-to-all).
+pub(super) struct Exchange<'a> {
+    pub(super) memory: Memory<'a>,
+    pub(super) reduces: bool,
+    pub(super) parts: &'a mut Vec<*const u8>,
+}
+
+impl Exchange<'_> {
+    fn piece(&self, piece: usize, rank: usize) -> Range<usize> {
+        Memory::piece(self.memory.call.blocks.range(rank), self.memory.share(), piece)
+    }
+}
+
+impl Collective for Exchange<'_> {
+    const COMBINES: bool = false;
+
+    fn pieces(&self) -> usize {
+        self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.share())
+    }
+
+    fn stage(&mut self, piece: usize, mine: *mut u8) {
+        let memory = self.memory;
+        let share = memory.share() * memory.call.element;
+        for rank in 0..memory.ranks {
+            let elements = self.piece(piece, rank);
+            let input = memory.input(&elements);
+            if rank != memory.rank {
+                // SAFETY: a piece fits its share of the slot, and the caller of `run` vouches for the input.
+                unsafe { memory.copy(input, mine.add(rank * share), elements.len()) };
+            } else if !self.reduces {
+                // SAFETY: the caller of `run` vouches for both buffers.
+                unsafe { memory.copy(input, memory.output(&elements), elements.len()) };
+            }
+        }
+    }
+
+    fn take(&mut self, piece: usize, slots: &Slots<'_>) {
+        let memory = self.memory;
+        let share = memory.share() * memory.call.element;
+        let for_me = |rank: usize| slots.of(rank).wrapping_add(memory.rank * share).cast_const();
+        if self.reduces {
+            let elements = self.piece(piece, memory.rank);
+            let start = memory.call.blocks.range(memory.rank).start;
+            let own = memory.input(&elements);
+            self.parts.clear();
+            self.parts.extend((0..memory.ranks).map(|rank| if rank == memory.rank { own } else { for_me(rank) }));
+            let output = memory.output(&(elements.start - start..elements.end - start));
+            // SAFETY: everybody has staged so many elements for this rank; the caller of `run` vouches for both buffers.
+            unsafe { memory.fold(self.parts, output, elements.len()) };
+        } else {
+            for rank in (0..memory.ranks).filter(|&rank| rank != memory.rank) {
+                let elements = self.piece(piece, rank);
+                // SAFETY: that rank has staged so many elements for this one; the caller of `run` vouches for the output.
+                unsafe { memory.copy_out(for_me(rank), memory.output(&elements), elements.len()) };
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What one rank gives to the others, and what ranks give as it is.
+
+use std::ops::Range;
+
+use super::pipeline::{Collective, Memory, Slots};
+use crate::types::Op;
+
+/// The root stages: everything for everybody (broadcast), or a block for each (scatter).
+pub(super) struct Spread<'a> {
+    pub(super) memory: Memory<'a>,
+    pub(super) blocks: bool,
+}
+
+impl Spread<'_> {
+    /// The root's elements of a piece that are for a rank, and where in the slot they are, in elements.
+    fn piece(&self, piece: usize, rank: usize) -> (usize, Range<usize>) {
+        if self.blocks {
+            let share = self.memory.share();
+            (rank * share, Memory::piece(self.memory.call.blocks.range(rank), share, piece))
+        } else {
+            (0, Memory::piece(0..self.memory.call.count, self.memory.slot(), piece))
+        }
+    }
+}
+
+impl Collective for Spread<'_> {
+    const COMBINES: bool = false;
+
+    fn stages(&self) -> bool {
+        self.memory.rank == self.memory.call.root
+    }
+
+    fn pieces(&self) -> usize {
+        if self.blocks {
+            self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.share())
+        } else {
+            self.memory.call.count.div_ceil(self.memory.slot())
+        }
+    }
+
+    fn stage(&mut self, piece: usize, mine: *mut u8) {
+        let memory = self.memory;
+        if !self.stages() {
+            return;
+        }
+        for rank in 0..if self.blocks { memory.ranks } else { 1 } {
+            let (at, elements) = self.piece(piece, rank);
+            let input = memory.input(&elements);
+            if self.blocks && rank == memory.rank {
+                let start = elements.start - memory.call.blocks.range(rank).start;
+                let output = memory.output(&(start..start + elements.len()));
+                // SAFETY: the caller of `run` vouches for both buffers.
+                unsafe { memory.copy(input, output, elements.len()) };
+            } else {
+                // SAFETY: a piece fits its share of the slot, and the caller of `run` vouches for the input.
+                unsafe { memory.copy(input, mine.add(at * memory.call.element), elements.len()) };
+            }
+        }
+        if !self.blocks {
+            let (_, elements) = self.piece(piece, memory.rank);
+            // SAFETY: the caller of `run` vouches for both buffers.
+            unsafe { memory.copy(memory.input(&elements), memory.output(&elements), elements.len()) };
+        }
+    }
+
+    fn take(&mut self, piece: usize, slots: &Slots<'_>) {
+        let memory = self.memory;
+        if memory.rank == memory.call.root {
+            return;
+        }
+        let (at, elements) = self.piece(piece, memory.rank);
+        let start = if self.blocks { memory.call.blocks.range(memory.rank).start } else { 0 };
+        let output = memory.output(&(elements.start - start..elements.end - start));
+        // SAFETY: the root has staged so many elements there; the caller of `run` vouches for the output.
+        unsafe { memory.copy_out(slots.of(memory.call.root).add(at * memory.call.element), output, elements.len()) };
+    }
+}
+
+/// Everybody stages its block; whoever is to have them takes the others'.
+pub(super) struct Collect<'a> {
+    pub(super) memory: Memory<'a>,
+    pub(super) takes: bool,
+}
+
+impl Collect<'_> {
+    /// A rank's elements of a piece, in the output.
+    fn piece(&self, piece: usize, rank: usize) -> Range<usize> {
+        Memory::piece(self.memory.call.blocks.range(rank), self.memory.slot(), piece)
+    }
+}
+
+impl Collective for Collect<'_> {
+    const COMBINES: bool = false;
+
+    fn stages(&self) -> bool {
+        self.memory.call.op != Op::Gather || !self.takes
+    }
+
+    fn pieces(&self) -> usize {
+        self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.slot())
+    }
+
+    fn stage(&mut self, piece: usize, mine: *mut u8) {
+        let memory = self.memory;
+        let elements = self.piece(piece, memory.rank);
+        let start = memory.call.blocks.range(memory.rank).start;
+        let input = memory.input(&(elements.start - start..elements.end - start));
+        if self.takes {
+            // SAFETY: the caller of `run` vouches for both buffers.
+            unsafe { memory.copy(input, memory.output(&elements), elements.len()) };
+        }
+        if self.stages() {
+            // SAFETY: a piece fits a slot, and the caller of `run` vouches for the input.
+            unsafe { memory.copy(input, mine, elements.len()) };
+        }
+    }
+
+    fn take(&mut self, piece: usize, slots: &Slots<'_>) {
+        if !self.takes {
+            return;
+        }
+        for rank in (0..self.memory.ranks).filter(|&rank| rank != self.memory.rank) {
+            let elements = self.piece(piece, rank);
+            // SAFETY: that rank has staged so many elements; the caller of `run` vouches for the output.
+            unsafe { self.memory.copy_out(slots.of(rank), self.memory.output(&elements), elements.len()) };
+        }
+    }
+}
