@@ -12,11 +12,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::cancel::Diagnosing;
+use super::context::CommInfo;
+use super::control::{ControlChannel, QueryError, ask_all};
 use super::message::{Query, Reply};
 use super::report::{Failure, FailureReport};
-use super::state::{CommStatus, ControlChannel, QueryError, ask_all};
+use super::status::CommStatus;
 use crate::error::{Cause, Elsewhere, Error};
-use crate::failure::{CommInfo, Diagnosing};
 use crate::sys;
 use crate::types::{Descriptor, Op, Rank};
 

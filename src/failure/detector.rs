@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::cancel::Wait;
+use super::control::{ControlChannel, QueryError};
 use super::message::{Query, Reply};
 use super::report::{Failure, FailureReport};
-use super::state::{CommStatus, ControlChannel, Posted, QueryError};
+use super::status::{CommStatus, Posted};
 use crate::error::{Cause, Elsewhere};
-use crate::failure::Wait;
 use crate::types::{Descriptor, Rank};
 
 /// How often it looks.
@@ -97,12 +98,12 @@ fn watch(posted: &Mutex<Posted>, stop: &(Mutex<bool>, Condvar)) {
                 return;
             }
         }
-        let bulletins: Vec<((u64, Rank), Arc<CommStatus>)> = {
+        let statuses: Vec<((u64, Rank), Arc<CommStatus>)> = {
             let posted = posted.lock();
-            posted.bulletins.iter().map(|(&name, status)| (name, status.clone())).collect()
+            posted.statuses.iter().map(|(&name, status)| (name, status.clone())).collect()
         };
         let mut waited = Vec::new();
-        for ((comm_id, member), status) in bulletins {
+        for ((comm_id, member), status) in statuses {
             let Some(control) = status.control().filter(|_| !status.cancel.is_cancelled()) else { continue };
             for wait in status.cancel.waits().into_iter().filter(|wait| wait.since.elapsed() >= FIRST) {
                 let name = (comm_id, member, wait.peer, wait.is_for_any, wait.words);

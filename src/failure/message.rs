@@ -1,10 +1,25 @@
 //! Questions and answers as bytes. Reading expects anything.
 
+use super::cancel::Diagnosing;
 use super::report::FailureReport;
-use super::shrink::Decision;
-use crate::failure::Diagnosing;
 use crate::types::{Descriptor, Rank};
 use crate::wire::{Reader, Writer};
+
+/// Who goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    /// Random: names the new communicator.
+    pub(crate) nonce: u64,
+    /// Their ranks in the communicator that failed, ascending.
+    pub(crate) members: Vec<Rank>,
+}
+
+impl Decision {
+    /// Whether all of its ranks are of a communicator of so many.
+    pub(super) fn is_of(&self, world: usize) -> bool {
+        self.members.iter().all(|&rank| rank < world)
+    }
+}
 
 /// What a rank asks another of the same communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,27 +14,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Condvar;
-
-use super::message::{Query, Reply};
-use super::state::{CommStatus, ControlChannel, QueryError, ask_all};
+use super::control::{ControlChannel, QueryError, ask_all};
+use super::message::{Decision, Query, Reply};
+use super::status::CommStatus;
 use crate::types::{Rank, mix};
-
-/// Who goes on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Decision {
-    /// Random: names the new communicator.
-    pub(crate) nonce: u64,
-    /// Their ranks in the communicator that failed, ascending.
-    pub(crate) members: Vec<Rank>,
-}
-
-impl Decision {
-    /// Whether all of its ranks are of a communicator of so many.
-    pub(super) fn is_of(&self, world: usize) -> bool {
-        self.members.iter().all(|&rank| rank < world)
-    }
-}
 
 /// How long one query may take.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -51,56 +34,6 @@ const LAST: Duration = Duration::from_secs(10);
 /// How often the one who decides is asked, and those who have not joined yet.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
 const CALL_AGAIN: Duration = Duration::from_millis(50);
-
-/// What a rank knows of the agreement under way.
-#[derive(Default)]
-pub(super) struct Shrink {
-    /// This rank is in [`agree`].
-    shrinks: bool,
-    /// The ranks that are known to be there, too.
-    joined: Vec<Rank>,
-    decision: Option<Decision>,
-    /// The highest ballot that somebody has asked with who is about to decide.
-    promised: u64,
-}
-
-impl Shrink {
-    pub(super) fn decision(&self) -> Option<&Decision> {
-        self.decision.as_ref()
-    }
-
-    pub(super) fn join(&mut self, from: Rank, changed: &Condvar) -> Reply {
-        if !self.joined.contains(&from) {
-            self.joined.push(from);
-            changed.notify_all();
-        }
-        self.answer()
-    }
-
-    /// Somebody is about to decide.
-    pub(super) fn prepare(&mut self, from: Rank, ballot: u64, changed: &Condvar) -> Reply {
-        self.promised = self.promised.max(ballot);
-        self.join(from, changed)
-    }
-
-    /// Somebody has decided. The first decision stays.
-    pub(super) fn decide(&mut self, decision: Decision, ballot: u64, changed: &Condvar) -> Reply {
-        if ballot >= self.promised {
-            self.adopt(decision, changed);
-        }
-        self.answer()
-    }
-
-    /// Another has accepted a decision.
-    fn adopt(&mut self, decision: Decision, changed: &Condvar) {
-        self.decision.get_or_insert(decision);
-        changed.notify_all();
-    }
-
-    fn answer(&self) -> Reply {
-        Reply::Joins { shrinks: self.shrinks, promised: self.promised, decision: self.decision.clone() }
-    }
-}
 
 /// What is known of a rank.
 #[derive(Clone, Copy, PartialEq)]
@@ -229,7 +162,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
 
-    use super::super::state::StatusBoard;
+    use super::super::board::StatusBoard;
     use super::*;
     use crate::trace::{RankOfJob, Recorder};
 
@@ -293,24 +226,5 @@ mod tests {
                 assert!(decisions[rank].members.contains(&rank), "seed {seed}: rank {rank} is left out");
             }
         }
-    }
-
-    #[test]
-    fn who_has_promised_accepts_nothing_of_lower_ballots() {
-        let (mut state, changed) = (Shrink::default(), Condvar::new());
-        let decision = |nonce| Decision { nonce, members: vec![0, 1] };
-        let accepted = |answer| matches!(answer, Reply::Joins { decision: Some(_), .. });
-        state.prepare(1, 7, &changed);
-        assert!(!accepted(state.decide(decision(1), 6, &changed)));
-        assert!(accepted(state.decide(decision(2), 7, &changed)));
-        // The first stays.
-        state.decide(decision(3), 9, &changed);
-        assert_eq!(state.decision(), Some(&decision(2)));
-    }
-
-    #[test]
-    fn decisions_of_ranks_that_there_are_not_are_none() {
-        assert!(Decision { nonce: 0, members: vec![0, 2] }.is_of(3));
-        assert!(!Decision { nonce: 0, members: vec![0, 3] }.is_of(3));
     }
 }

@@ -1,0 +1,90 @@
+//! Answers what peers ask of the communicators of this process, and has a thread look after those for whom they wait.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+
+use super::detector::Watch;
+use super::message::{Query, Reply};
+use super::status::{CommStatus, LastWords, Posted};
+use crate::types::{Descriptor, Rank};
+
+/// How many communicators that are gone are remembered.
+const REMEMBERED: usize = 256;
+
+/// Answers for the communicators of a process.
+#[derive(Default)]
+pub(crate) struct StatusBoard {
+    posted: Arc<Mutex<Posted>>,
+    watch: Mutex<Option<Watch>>,
+}
+
+impl StatusBoard {
+    pub(crate) fn post(&self, comm_id: u64, member: Rank, status: Arc<CommStatus>) {
+        let is_alone = status.world() == 1;
+        self.posted.lock().statuses.insert((comm_id, member), status);
+        let mut watch = self.watch.lock();
+        if watch.is_none() && !is_alone {
+            *watch = Watch::start(self.posted.clone());
+        }
+    }
+
+    /// Without anybody who looks after it.
+    #[cfg(test)]
+    pub(crate) fn post_unwatched(&self, comm_id: u64, member: Rank, status: Arc<CommStatus>) {
+        self.posted.lock().statuses.insert((comm_id, member), status);
+    }
+
+    pub(crate) fn take_down(&self, comm_id: u64, member: Rank) {
+        let mut posted = self.posted.lock();
+        let taken = posted.statuses.remove(&(comm_id, member));
+        if let Some(status) = &taken {
+            posted.taken_down.truncate(REMEMBERED - 1);
+            let last_seq = status.last_seq.load(Ordering::Relaxed);
+            let decision = status.shrink.lock().decision().cloned();
+            posted.taken_down.push_front(((comm_id, member), LastWords { last_seq, decision }));
+        }
+        let is_last = posted.statuses.is_empty();
+        drop(posted);
+        drop(taken.and_then(|status| status.control.lock().take()));
+        if is_last {
+            let watch = self.watch.lock().take();
+            drop(watch);
+        }
+    }
+
+    /// Answers a query of `from` to `to`, both ranks of the job.
+    pub(crate) fn answer(&self, comm_id: u64, from: Rank, to: Rank, query: Query) -> Reply {
+        let status = {
+            let posted = self.posted.lock();
+            match posted.statuses.get(&(comm_id, to)) {
+                Some(status) => status.clone(),
+                None => {
+                    let left = posted.taken_down.iter().find(|(name, _)| *name == (comm_id, to));
+                    return match (left, query) {
+                        (None, _) => Reply::Unknown,
+                        (Some((_, LastWords { decision: Some(decision), .. })), Query::Join | Query::Prepare(_)) => {
+                            Reply::Joins { shrinks: false, promised: 0, decision: Some(decision.clone()) }
+                        }
+                        (Some((_, words)), _) => Reply::Left { last_seq: words.last_seq },
+                    };
+                }
+            }
+        };
+        let Some(from) = status.rank_of(from) else { return Reply::Unknown };
+        let mut answer = status.answer(from, query);
+        if let Reply::Doing { waits: None, diagnosing: None, elsewhere, .. } = &mut answer {
+            *elsewhere = self.waits_elsewhere(comm_id, to);
+        }
+        answer
+    }
+
+    /// For whom a rank waits longest in other communicators than this.
+    fn waits_elsewhere(&self, comm_id: u64, member: Rank) -> Option<(Rank, Option<Descriptor>)> {
+        let posted = self.posted.lock();
+        let others = posted.statuses.iter().filter(|((other, rank), _)| *other != comm_id && *rank == member);
+        let waits = others.filter_map(|(_, status)| status.longest_wait());
+        waits.max_by_key(|(age, ..)| *age).map(|(_, peer, call)| (peer, call))
+    }
+}
