@@ -201,6 +201,94 @@ fn a_rank_that_has_left_does_not_end_a_receive_from_any_other() {
     }
 }
 
+/// Rank 0 waits for any rank, so it has opened links to the others. Rank 1, which sends nothing, leaves the communicator; or it
+/// leaves a part of it and stays in the whole.
+#[test]
+fn a_rank_that_leaves_says_so_to_ranks_that_have_just_connected() {
+    for leaves_part in [false, true] {
+        let has_left = Barrier::new(2);
+        on_every_transport(3, |comm| {
+            let rank = comm.rank();
+            let part = leaves_part.then(|| comm.split(0, rank).unwrap());
+            // What is left of rank 1 ends when all is over.
+            let (comm, _whole) = match part {
+                Some(part) => (part, Some(comm)),
+                None => (comm, None),
+            };
+            match rank {
+                0 => assert_eq!(soon(|| comm.recv_any(&mut [0u8; 1])).unwrap(), 2),
+                1 => {
+                    std::thread::sleep(Duration::from_millis(300));
+                    drop(comm);
+                    has_left.wait();
+                }
+                _ => {
+                    has_left.wait();
+                    std::thread::sleep(Duration::from_secs(1));
+                    comm.send(&[7u8], 0).unwrap();
+                }
+            }
+        });
+    }
+}
+
+/// Rank 0 leaves when what it has sent fills the memory of the link.
+#[test]
+fn a_rank_whose_messages_fill_the_link_says_that_it_leaves() {
+    // The rings of links on the heap and between processes, but for the header of the message.
+    for len in [128 << 10, 256 << 10].map(|ring: usize| ring - 48) {
+        // All of it, and all but what a link keeps for the last message.
+        for len in [len, len - 64] {
+            let has_left = Barrier::new(2);
+            on_every_transport(3, |comm| match comm.rank() {
+                0 => {
+                    comm.send(&vec![1u8; len], 2).unwrap();
+                    drop(comm);
+                    has_left.wait();
+                }
+                1 => {
+                    has_left.wait();
+                    std::thread::sleep(Duration::from_millis(300));
+                    comm.send(&vec![2u8; len], 2).unwrap();
+                }
+                _ => {
+                    let mut message = vec![0u8; len];
+                    assert_eq!(soon(|| comm.recv_any(&mut message)).unwrap(), 0);
+                    assert_eq!(soon(|| comm.recv_any(&mut message)).unwrap(), 1);
+                    assert!(message.iter().all(|&byte| byte == 2));
+                }
+            });
+        }
+    }
+}
+
+/// Rank 2 sends and leaves; rank 1 sends nothing, and stays.
+#[test]
+fn a_rank_that_sent_before_it_left_is_not_the_one_that_a_receive_misses() {
+    let (has_left, has_failed) = (Barrier::new(3), Barrier::new(2));
+    let options = |_: usize, builder: kolo::Builder| builder.timeout(Duration::from_secs(2));
+    run(3, options, |comm| match comm.rank() {
+        0 => {
+            assert_eq!(comm.recv_any(&mut [0u8; 1]).unwrap(), 2);
+            has_left.wait();
+            match comm.recv_any(&mut [0u8; 1]) {
+                Err(Error::Peer { rank: 1, .. }) => {}
+                other => panic!("{other:?}"),
+            }
+            has_failed.wait();
+        }
+        1 => {
+            has_left.wait();
+            has_failed.wait();
+        }
+        _ => {
+            comm.send(&[7u8], 0).unwrap();
+            drop(comm);
+            has_left.wait();
+        }
+    });
+}
+
 #[test]
 fn who_is_idle_hears_of_an_abort_too() {
     let (all_are_there, aborted) = (Barrier::new(3), Barrier::new(3));

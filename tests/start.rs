@@ -274,7 +274,7 @@ fn what_somebody_changes_in_a_store_is_noticed() {
     // All by rank 0 alone, or by the others, or by all of them together.
     type Change = fn(&Memory, &str, Vec<u8>) -> Vec<u8>;
     let cases: [(&'static str, Change); 5] =
-        [("/rank/1", address), ("/rank/1", of_another), ("/rank/1", nothing), ("/book", address), ("/hosts", address)];
+        [("/rank/1", address), ("/rank/1", of_another), ("/rank/1", nothing), ("/table", address), ("/hosts", address)];
     for (end, change) in cases {
         let store = Arc::new(Relaying { store: Memory::default(), end, change });
         let results = connect(3, |rank, builder| {

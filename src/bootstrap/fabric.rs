@@ -138,6 +138,13 @@ impl Fabric {
         }
     }
 
+    /// The ranks that have connected with this one for a link which it has not asked for.
+    pub(crate) fn callers(&self) -> Vec<Rank> {
+        let Backing::Network(network) = &self.backing else { return Vec::new() };
+        let callers = network.mailbox().callers(self.comm_id);
+        callers.into_iter().filter_map(|caller| self.members.iter().position(|&member| member == caller)).collect()
+    }
+
     /// How this rank asks the others, beside its operations; `None` for a rank alone.
     fn control(&self) -> Option<Arc<dyn ControlChannel>> {
         let (comm_id, members) = (self.comm_id, self.members.clone());

@@ -148,6 +148,14 @@ impl Mailbox {
         Some(link.into_iter().map(|(_, stream)| stream).collect())
     }
 
+    /// The ranks of the job that have connected for a link which this rank has not asked for.
+    pub(super) fn callers(&self, comm_id: u64) -> Vec<Rank> {
+        let arrived = self.arrived.lock();
+        let is_link = |arrivals: &[Arrival]| arrivals.iter().any(|(hello, _)| hello.purpose == Purpose::Link);
+        let callers = arrived.iter().filter(|((of, _), arrivals)| *of == comm_id && is_link(arrivals));
+        callers.map(|(&(_, from), _)| from as Rank).collect()
+    }
+
     /// How many connections wait.
     #[cfg(any(fuzzing, test))]
     pub(super) fn waiting(&self) -> usize {
@@ -181,6 +189,8 @@ impl Host for Arrivals {
             return;
         }
         match hello.purpose {
+            // The caller sees the link close, and asks why.
+            Purpose::Link if self.board.has_left(hello.comm_id, self.rank) => {}
             Purpose::Segment => self.mailbox.lent.hand_over(hello.comm_id, &stream),
             _ => self.mailbox.admit(hello, stream),
         }
@@ -483,6 +493,11 @@ impl Opener for NetworkOpener {
 
     fn left(&self, peer: Rank) -> Option<Duration> {
         self.opening.get(&peer)?.connector.left()
+    }
+
+    fn is_alive(&self, peer: Rank) -> Option<bool> {
+        let Network { peers, rank, .. } = &*self.network;
+        peers[*rank].sees(&peers[self.members[peer]]).map(|process| !sys::has_ended(process))
     }
 
     fn attach(&mut self, waker: Arc<Waker>) {

@@ -8,7 +8,7 @@ pub(crate) mod frame;
 mod tests;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mio::Waker;
 
@@ -27,6 +27,13 @@ const SLICE: usize = 128 << 10;
 
 /// The longest sleep, after which it is checked again whether to go on.
 const NAP: Duration = Duration::from_millis(500);
+
+/// How long a rank that leaves waits for room in the sockets of links to say so.
+const PARTING: Duration = Duration::from_millis(100);
+
+/// How long a link may have been closed by a peer that said nothing before that rank counts as one that has left: the process of a
+/// rank that was killed ends a little after its links.
+const UNHEARD: Duration = Duration::from_millis(500);
 
 /// One rank's part of an operation.
 pub(crate) struct Job<'a> {
@@ -74,6 +81,8 @@ pub(crate) struct Engine {
     received: Vec<u64>,
     /// From whom any message has come.
     heard: Vec<bool>,
+    /// Since when the link to a peer that said nothing is seen to be closed.
+    closed: Vec<Option<Instant>>,
     /// For each peer, the last `drain` that sent to it; and the number of that drain.
     drained: Vec<u64>,
     drains: u64,
@@ -198,6 +207,7 @@ impl Engine {
             inboxes: (0..world).map(|_| Inbox::EMPTY).collect(),
             received: vec![0; world],
             heard: vec![false; world],
+            closed: vec![None; world],
             drained: vec![0; world],
             drains: 0,
             waits: Vec::new(),
@@ -371,13 +381,20 @@ impl Engine {
             if job.awaits_anybody() {
                 let rank = job.job.context.info.rank;
                 let others = (0..self.drained.len()).filter(|&peer| peer != rank);
-                waits.extend(others.clone().map(|peer| (peer, false, true)));
+                // A link that has closed has nothing to wait for.
+                let has_closed = |peer: Rank| self.closed[peer].is_some() || left.iter().any(|(gone, _)| *gone == peer);
+                waits.extend(others.clone().filter(|&peer| !has_closed(peer)).map(|peer| (peer, false, true)));
+                if self.closed.iter().any(Option::is_some) {
+                    nap = nap.min(UNHEARD / 10);
+                }
                 let context = &job.job.context;
-                // Some left without a link, which the health thread finds out. At the deadline they are the likeliest to be missed.
+                // Some left without a link, which the failure detector finds out.
                 let missed = context.info.cancel.missed();
                 let is_gone = |peer: Rank| left.iter().chain(&missed).any(|(gone, _)| *gone == peer);
                 let present = others.clone().find(|&peer| !is_gone(peer));
-                let gone = left.iter().chain(&missed).next();
+                // At the deadline a rank that left and never sent is the likeliest to be missed. One that sent has done its part.
+                let mut all_gone = left.iter().chain(&missed);
+                let gone = if present.is_none() { all_gone.next() } else { all_gone.find(|(gone, _)| self.received[*gone] == 0) };
                 let left = present.map(|peer| context.patience_with_any(peer, gone.map(|(gone, _)| *gone)));
                 let left = match (left, gone) {
                     (Some(Err(Error::Peer { .. })) | None, Some((gone, cause))) => {
@@ -557,7 +574,20 @@ impl Engine {
                 }
                 Err(why) => return Err(no_link(context, peer, why)),
             };
-            let Some(header) = self.inboxes[peer].header(link, &mut false).map_err(fail)? else { continue };
+            let header = match self.inboxes[peer].header(link, &mut false) {
+                Ok(Some(header)) => header,
+                Ok(None) => continue,
+                // A rank that leaves says so on the links that it knows; of this one it has not heard. Its process lives: it has
+                // dropped the communicator, and somebody else may still send.
+                Err(Cause::Closed) if !self.heard[peer] && self.mesh.is_alive(peer) == Some(true) => {
+                    let since = *self.closed[peer].get_or_insert_with(Instant::now);
+                    if since.elapsed() >= UNHEARD {
+                        gone.push((peer, Cause::Gone));
+                    }
+                    continue;
+                }
+                Err(cause) => return Err(fail(cause)),
+            };
             let frame = Frame::decode(header);
             match frame.and_then(|frame| Some((frame.kind, Descriptor::decode(frame.descriptor)?))) {
                 None => return Err(fail(Cause::Corrupt("a message without a header of this version"))),
@@ -661,15 +691,41 @@ impl Engine {
         Ok(has_ended)
     }
 
-    /// Tells all peers with which there is a link that this rank will take part no more: because it leaves in good order
-    /// after operation `last_seq`, or because an operation failed. Whoever cannot be told at once is not.
-    pub(crate) fn part(&mut self, last_seq: u64, failed: bool) {
+    /// Tells all peers with which there is a link, and the `callers` that have just opened one, that this rank takes part no more:
+    /// because it leaves in good order after operation `last_seq`, or because an operation failed. A rank that leaves waits up to
+    /// [`PARTING`] for room to say so.
+    pub(crate) fn part(&mut self, last_seq: u64, failed: bool, callers: &[Rank]) {
         let descriptor = Descriptor { seq: last_seq, ..Descriptor::nothing() };
         let kind = if failed { Kind::Revoked } else { Kind::Goodbye };
         let bytes = Frame { kind, len: 0, descriptor: descriptor.encode() }.encode();
-        for link in self.mesh.open_links() {
-            // SAFETY: `bytes` is borrowed for the call.
-            let _ = unsafe { link.send(&[RawSlice::of(&bytes)]) };
+        for &caller in callers {
+            if let Err(why) = self.mesh.link(caller) {
+                tracing::debug!(?why, caller, "a rank that has just connected is not told that this one leaves");
+            }
+        }
+        // What has left of the message to each peer that has not got all of it.
+        let mut rest: Vec<(Rank, usize)> = self.mesh.open_links().map(|(peer, _)| (peer, 0)).collect();
+        let until = Instant::now() + PARTING;
+        loop {
+            rest.retain_mut(|(peer, sent)| {
+                let Ok(Some(link)) = self.mesh.link(*peer) else { return false };
+                // SAFETY: `bytes` is borrowed for the call.
+                match unsafe { link.send_last(RawSlice::of(&bytes[*sent..])) } {
+                    Ok(count) => {
+                        *sent += count;
+                        *sent < bytes.len()
+                    }
+                    Err(_) => false,
+                }
+            });
+            let left = until.saturating_duration_since(Instant::now());
+            if failed || rest.is_empty() || left.is_zero() {
+                return;
+            }
+            let waits: Vec<_> = rest.iter().map(|&(peer, _)| (peer, true, false)).collect();
+            if self.mesh.sleep(waits.iter().copied(), left).is_err() {
+                return;
+            }
         }
     }
 }

@@ -747,8 +747,11 @@ impl Core {
     /// Tells the others that this rank takes part no more.
     pub(crate) fn part(&mut self, failed: bool) {
         self.fabric.status().last_seq.store(self.seq, Ordering::Relaxed);
-        if let Some(engine) = &mut self.engine {
-            engine.part(self.seq, failed);
+        let callers = if failed { Vec::new() } else { self.fabric.callers() };
+        // Some rank may have connected with this one, which has sent and received nothing so far.
+        let (seq, engine) = (self.seq, if callers.is_empty() { self.engine.as_mut() } else { self.engine().ok() });
+        if let Some(engine) = engine {
+            engine.part(seq, failed, &callers);
         }
         if let Some(window) = &mut self.window {
             window.part(self.seq, failed);

@@ -319,7 +319,7 @@ fn run(seed: u64) -> Run {
             Err(error) => {
                 context.rest();
                 let error = agree_on_report(status, info, error);
-                engine.part(0, true);
+                engine.part(0, true, &[]);
                 (ends[rank], still) = (Some(End::Failed(error)), 0);
             }
         }

@@ -54,6 +54,11 @@ impl StatusBoard {
         }
     }
 
+    /// Whether a rank of the job has dropped a communicator.
+    pub(crate) fn has_left(&self, comm_id: u64, member: Rank) -> bool {
+        self.posted.lock().taken_down.iter().any(|(name, _)| *name == (comm_id, member))
+    }
+
     /// Answers a query of `from` to `to`, both ranks of the job.
     pub(crate) fn answer(&self, comm_id: u64, from: Rank, to: Rank, query: Query) -> Reply {
         let status = {

@@ -84,6 +84,10 @@ impl<'a> OpContext<'a> {
 
     /// It turns out to be the operation of that number: messages get theirs when they come.
     pub(crate) fn number(&mut self, seq: u64) {
+        // A receive says so at each try; since when it waits must not begin anew.
+        if self.descriptor.seq == seq {
+            return;
+        }
         self.rest();
         self.descriptor.seq = seq;
         self.words = self.descriptor.encode();
@@ -202,5 +206,28 @@ impl<'a> OpContext<'a> {
     pub(crate) fn counts_differ(&self, peer: Rank, sent: u64, expected: u64) -> Error {
         let Descriptor { op, seq, .. } = self.descriptor;
         Error::Counts { rank: self.info.rank, peer, host: self.info.members[peer].host.clone(), op, seq, sent, expected }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A receive gets its number at each try. How long it waits is counted from the first.
+    #[test]
+    fn an_operation_that_gets_its_number_again_waits_since_before() {
+        let member = Member { host: "here".into(), pid: 1 };
+        let timeout = Duration::from_secs(60);
+        let info =
+            CommInfo { rank: 0, members: vec![member.clone(), member], timeout, start_timeout: timeout, cancel: Arc::default() };
+        let mut context = OpContext::new(Descriptor { op: crate::types::Op::Send, ..Descriptor::nothing() }, &info);
+        context.number(3);
+        context.patience_with(1).unwrap();
+        let since = info.cancel.waits()[0].since;
+        context.number(3);
+        context.patience_with(1).unwrap();
+        assert_eq!(info.cancel.waits()[0].since, since);
+        context.number(4);
+        assert!(info.cancel.waits().is_empty());
     }
 }

@@ -179,6 +179,13 @@ impl<B: Bell> Link for RingLink<B> {
         Ok(taken)
     }
 
+    unsafe fn send_last(&mut self, message: RawSlice) -> Result<usize, Cause> {
+        if self.producer.push_last(message)? {
+            self.bell.ring();
+        }
+        Ok(message.len)
+    }
+
     fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
         let chunk = self.consumer.peek(want)?;
         if chunk.len > 0 || !self.peer_has_ended() {

@@ -36,6 +36,11 @@ pub(crate) trait Opener: Send {
         None
     }
 
+    /// Whether a peer's process lives; `None` if this process cannot see that one.
+    fn is_alive(&self, _peer: Rank) -> Option<bool> {
+        None
+    }
+
     /// What to wake when a link can be opened.
     fn attach(&mut self, waker: Arc<Waker>);
 }
@@ -78,9 +83,14 @@ impl Mesh {
         Ok(slot.as_deref_mut())
     }
 
-    /// The links that are open.
-    pub(crate) fn open_links(&mut self) -> impl Iterator<Item = &mut (dyn Link + 'static)> {
-        self.links.iter_mut().filter_map(|link| link.as_deref_mut())
+    /// The links that are open, and their peers.
+    pub(crate) fn open_links(&mut self) -> impl Iterator<Item = (Rank, &mut (dyn Link + 'static))> {
+        self.links.iter_mut().enumerate().filter_map(|(peer, link)| Some((peer, link.as_deref_mut()?)))
+    }
+
+    /// Whether a peer's process lives, as far as this one sees it.
+    pub(crate) fn is_alive(&self, peer: Rank) -> Option<bool> {
+        self.opener.is_alive(peer)
     }
 
     /// Whether the link to a peer is in the middle of something that its caller believes not sent.

@@ -38,6 +38,16 @@ pub(crate) trait Link: Send {
     /// The parts are readable until this returns.
     unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause>;
 
+    /// As [`Link::send`], of a last message that comes behind all others. A link whose buffer is its own always has room for it.
+    ///
+    /// # Safety
+    ///
+    /// The message is readable until this returns.
+    unsafe fn send_last(&mut self, message: RawSlice) -> Result<usize, Cause> {
+        // SAFETY: passed on.
+        unsafe { self.send(&[message]) }
+    }
+
     /// Whether some of what [`Link::send`] did not take may have left all the same, so that nothing else can follow.
     fn has_begun(&self) -> bool {
         false

@@ -19,6 +19,9 @@ use crate::error::Cause;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::Segment;
 
+/// Bytes of a ring that only [`Producer::push_last`] uses: a rank that leaves can always say so.
+pub(super) const FOR_THE_LAST: usize = 64;
+
 /// What the two sides say to each other. Starts zeroed.
 #[repr(C)]
 struct Control {
@@ -80,7 +83,7 @@ pub(super) const fn pair_size(capacity: usize) -> usize {
 /// The two rings of one link: what side 0 produces, side 1 consumes, and the other way round.
 pub(super) fn pair(segment: Arc<Segment>, side: usize) -> (Producer, Consumer) {
     let capacity = segment.len() / 2 - size_of::<Control>();
-    assert!(capacity > 0 && capacity.is_multiple_of(128), "a segment of {} bytes", segment.len());
+    assert!(capacity > FOR_THE_LAST && capacity.is_multiple_of(128), "a segment of {} bytes", segment.len());
     let place = |ring: usize| RingMemory { segment: segment.clone(), offset: ring * (size_of::<Control>() + capacity), capacity };
     (Producer { place: place(side), head: 0, tail: 0 }, Consumer { place: place(1 - side), tail: 0, head: 0 })
 }
@@ -88,11 +91,22 @@ pub(super) fn pair(segment: Arc<Segment>, side: usize) -> (Producer, Consumer) {
 impl Producer {
     /// Takes bytes from the front of `parts` as long as there is room. True as well if the consumer has to be woken.
     pub(super) fn push(&mut self, parts: &[RawSlice]) -> Result<(usize, bool), Cause> {
+        self.push_up_to(parts, FOR_THE_LAST)
+    }
+
+    /// As [`Producer::push`], of the last bytes of the stream, at most [`FOR_THE_LAST`]: there is room for them.
+    pub(super) fn push_last(&mut self, part: RawSlice) -> Result<bool, Cause> {
+        debug_assert!(part.len <= FOR_THE_LAST);
+        self.push_up_to(&[part], 0).map(|(_, wake)| wake)
+    }
+
+    /// Leaves `kept` bytes free.
+    fn push_up_to(&mut self, parts: &[RawSlice], kept: usize) -> Result<(usize, bool), Cause> {
         let wanted: usize = parts.iter().map(|part| part.len).sum();
-        if self.room() < wanted {
+        if self.room() < wanted + kept {
             self.look(Ordering::Acquire)?;
         }
-        let mut room = self.room().min(wanted);
+        let mut room = self.room().saturating_sub(kept).min(wanted);
         let taken = room;
         for part in parts {
             let mut rest = part.take(room);
@@ -132,7 +146,7 @@ impl Producer {
     pub(super) fn arm(&mut self) -> bool {
         self.place.control().producer_sleeps.store(1, Ordering::SeqCst);
         // A corrupt counter is reported by the next push.
-        self.look(Ordering::SeqCst).is_ok() && self.room() == 0
+        self.look(Ordering::SeqCst).is_ok() && self.room() <= FOR_THE_LAST
     }
 
     pub(super) fn disarm(&mut self) {
