@@ -190,6 +190,18 @@ fn failures_are_errors() {
     }
 }
 
+/// Its handlers of forks are registered before the library is used.
+#[test]
+fn forks_do_no_harm() {
+    if !have(&["gcc"]) {
+        return;
+    }
+    for linking in [Linking::Static, Linking::Dynamic] {
+        let said = ranks(2, &[], &compile("tests/c/forks.c", Language::C, linking), &[]);
+        assert_eq!(said.matches("forks do no harm").count(), 2, "{said}");
+    }
+}
+
 #[test]
 fn those_that_are_left_go_on() {
     if !have(&["gcc", "g++"]) {

@@ -82,6 +82,11 @@ impl Communicator {
         self
     }
 
+    /// An error in a forked child.
+    pub(crate) fn check_process(&self, op: Op) -> Result<()> {
+        self.exec.state.check_process(op)
+    }
+
     /// The same ranks, or some of them, in this process: it need not look for the devices again.
     fn of_same_process(&self, core: Core, info: CommInfo) -> Communicator {
         let other = Communicator::new(core, info);

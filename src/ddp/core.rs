@@ -11,7 +11,7 @@ use super::state::{Gradient, Job, Phase, State, Task};
 use super::statistics::StepStatistics;
 use crate::communicator::Communicator;
 use crate::error::{Error, ReducerProblem, Result};
-use crate::types::DType;
+use crate::types::{DType, Op};
 
 pub(super) struct Core {
     /// The reducer's own. Whoever calls a collective on it is either the reducer's thread, carrying out a job, or a caller of
@@ -42,8 +42,14 @@ impl Core {
         self.parameters.get(index).ok_or_else(|| ReducerProblem::NoParameter { index, count }.into())
     }
 
+    /// A forked child has none of its parent's threads, which may have held the state at the fork.
+    pub(super) fn check_process(&self) -> Result<()> {
+        self.comm.check_process(Op::AllReduce)
+    }
+
     /// The state between two steps, if nothing has failed.
     pub(super) fn between(&self, call: &'static str) -> Result<MutexGuard<'_, State>> {
+        self.check_process()?;
         let state = self.state.lock();
         if let Some(first) = &state.failure {
             return Err(Error::Revoked { first: Arc::new(first.clone()) });
@@ -56,6 +62,7 @@ impl Core {
 
     /// The state within a step, if nothing has failed, and whether the step synchronises.
     fn within(&self, call: &'static str) -> Result<(MutexGuard<'_, State>, bool)> {
+        self.check_process()?;
         let state = self.state.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.clone());

@@ -67,6 +67,11 @@ impl Reducer {
 pub(crate) struct Stopper(Arc<Core>);
 
 impl Stopper {
+    /// An error in a forked child.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.0.check_process()
+    }
+
     pub(crate) fn stop(&self) {
         self.0.fail(Error::Aborted { op: Op::AllReduce, seq: 0 });
     }

@@ -414,6 +414,11 @@ impl Reducer {
 
 impl Drop for Reducer {
     fn drop(&mut self) {
+        if self.core.check_process().is_err() {
+            // A forked child: the thread is the parent's, and so is what it works on.
+            std::mem::forget((self.thread.take(), self.core.clone()));
+            return;
+        }
         self.core.shut();
         if let Some(thread) = self.thread.take() {
             // A panic there has been printed.

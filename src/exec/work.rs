@@ -1,13 +1,16 @@
 //! Handles on operations that run on a communicator's progress thread.
 
 use std::cell::UnsafeCell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::error::Result;
+use super::call::Call;
+use crate::error::{Error, Result};
+use crate::sys;
+use crate::types::Op;
 
 /// An operation in flight, which owns its buffers: [`Work::wait`] gives them back.
 ///
@@ -36,6 +39,9 @@ impl<B> Work<B> {
 
     /// Waits until the operation has ended, or until a deadline, and says how it ended; leaves the buffers where they are.
     pub(crate) fn outcome(&self, deadline: Option<Instant>) -> Option<Result<()>> {
+        if let Err(forked) = self.shared.check_process() {
+            return Some(Err(forked));
+        }
         let mut state = self.shared.state.lock();
         while state.outcome.is_none() {
             match deadline {
@@ -53,6 +59,7 @@ impl<B> Work<B> {
     }
 
     fn take(self) -> Result<B> {
+        self.shared.check_process()?;
         let outcome = self.shared.state.lock().outcome.clone();
         outcome.expect("only called when the operation has ended")?;
         // SAFETY: the operation has ended, so the progress thread does not touch the buffers any more; this handle is the only
@@ -64,6 +71,10 @@ impl<B> Work<B> {
 
 impl<B> Drop for Work<B> {
     fn drop(&mut self) {
+        if self.shared.check_process().is_err() {
+            // The thread that ends the operation is the parent's, and may have held the lock at the fork: nothing is touched.
+            return;
+        }
         let mut state = self.shared.state.lock();
         if state.outcome.is_none() {
             state.is_abandoned = true;
@@ -83,6 +94,17 @@ pub(crate) struct WorkState<B> {
     state: Mutex<Progress>,
     ended: Condvar,
     has_ended: AtomicBool,
+    op: OnceLock<Op>,
+    /// Of the process that started the operation.
+    forks: u32,
+}
+
+impl<B> WorkState<B> {
+    /// A forked child has none of the threads that end its parent's operations.
+    fn check_process(&self) -> Result<()> {
+        let op = || self.op.get().copied().unwrap_or(Op::Connect);
+        if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op: op() }) }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -126,18 +148,21 @@ fn free_elsewhere(buffers: impl Send + 'static) {
 }
 
 /// A handle on an operation that is about to start. `describe` is shown the buffers where they will stay until it has ended.
-pub(crate) fn begin<B: Send + 'static, C>(
+pub(crate) fn begin<B: Send + 'static>(
     buffers: B,
-    describe: impl FnOnce(&mut B) -> Result<C>,
-) -> Result<(Work<B>, C, Arc<dyn Completion>)> {
+    describe: impl FnOnce(&mut B) -> Result<Call>,
+) -> Result<(Work<B>, Call, Arc<dyn Completion>)> {
     let shared = Arc::new(WorkState {
         buffers: UnsafeCell::new(Some(buffers)),
         state: Mutex::default(),
         ended: Condvar::new(),
         has_ended: AtomicBool::new(false),
+        op: OnceLock::new(),
+        forks: sys::forks(),
     });
     // SAFETY: nobody else knows of the cell yet.
     let buffers = unsafe { (*shared.buffers.get()).as_mut() };
     let call = describe(buffers.expect("just put there"))?;
+    let _ = shared.op.set(call.op);
     Ok((Work { shared: shared.clone() }, call, shared))
 }

@@ -63,6 +63,7 @@ fn guarded(reducer: kolo_reducer_t, call: impl FnOnce(&Held) -> Result<(), Fault
     boundary(|| {
         refuse_in_hook()?;
         let held = find(reducer)?;
+        held.stopper.check_process()?;
         let unwound = StopOnUnwind(&held);
         let result = call(&held);
         std::mem::forget(unwound);

@@ -53,7 +53,7 @@ impl<T> Entry<T> {
 
     /// Whether the slot was filled by the process from which this one was forked.
     fn is_of_parent(&self) -> bool {
-        self.forks.load(Ordering::Relaxed) != sys::forks()
+        self.forks.load(Ordering::Relaxed) != sys::forks_seen()
     }
 }
 

@@ -30,15 +30,22 @@ impl Helper {
     /// The helper of a kind. Its thread ends when the helper has no holder and all its calls have returned.
     pub(crate) fn of(kind: impl Into<String>) -> io::Result<Arc<Helper>> {
         let key = (std::process::id(), kind.into());
-        let mut helpers = HELPERS.lock();
-        helpers.retain(|_, helper| helper.strong_count() > 0);
-        if let Some(helper) = helpers.get(&key).and_then(Weak::upgrade) {
-            return Ok(helper);
-        }
         let (sender, receiver) = unbounded::<Job>();
-        std::thread::Builder::new().name("kolo-helper".to_owned()).spawn(move || receiver.iter().for_each(|job| job()))?;
-        let helper = Arc::new(Helper { jobs: sender });
-        helpers.insert(key, Arc::downgrade(&helper));
+        let own = Arc::new(Helper { jobs: sender });
+        // No fork finds this locked: a child has helpers of its own.
+        let helper = super::between_forks(|| {
+            let mut helpers = HELPERS.lock();
+            helpers.retain(|_, helper| helper.strong_count() > 0);
+            let known = helpers.get(&key).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                helpers.insert(key, Arc::downgrade(&own));
+                own.clone()
+            })
+        });
+        if Arc::ptr_eq(&helper, &own) {
+            // If there is no thread, calls that others have given this helper meanwhile fail at once, for it takes no more.
+            std::thread::Builder::new().name("kolo-helper".to_owned()).spawn(move || receiver.iter().for_each(|job| job()))?;
+        }
         Ok(helper)
     }
 

@@ -32,7 +32,7 @@ pub(crate) use file::{
 };
 #[cfg(all(test, unix, not(miri)))]
 pub(crate) use fork::is_so_in_a_child;
-pub(crate) use fork::{between_forks, count_forks, forks};
+pub(crate) use fork::{between_forks, count_forks, forks, forks_seen};
 pub(crate) use helper::{Helper, by_deadline, resolve};
 pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_stopped, port_holder,
