@@ -231,6 +231,8 @@ enum JoinState {
 struct Secretless {
     run: Run,
     keys: KeyPair,
+    /// This rank's public key, as the store has it.
+    mine: KeyShare,
     /// Rank 0's public key.
     theirs: [u8; 32],
     /// Another process has this rank.
@@ -319,7 +321,7 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
                 store_error(start, start.store.set(&key, &mine.encode(), patience))?;
             }
             let conflict = holder.filter(|holder| holder.public != mine.public);
-            Ok(JoinState::Secretless(Secretless { run, keys, theirs, conflict, is_forged: false }))
+            Ok(JoinState::Secretless(Secretless { run, keys, mine, theirs, conflict, is_forged: false }))
         }
         // One of the two was given a secret, and the other was not.
         (Source::Given { .. }, None) | (_, Some(_)) => Ok(JoinState::Unbelieved(StoreProblem::Secret)),
@@ -330,6 +332,12 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
 fn learn(start: &Start<'_>, ip: IpAddr, waiting: Secretless) -> Result<JoinState> {
     let Secretless { run, theirs, .. } = waiting;
     let Some(wrapped) = store_error(start, start.store.get(&in_run(&run, &secret_for(start.rank)), GLANCE))? else {
+        // What is no public key was written over this rank's.
+        let key = in_run(&run, &key_share_of(start.rank));
+        let holder = store_error(start, start.store.get(&key, Duration::ZERO))?;
+        if holder.is_none_or(|holder| KeyShare::decode(&holder).is_none()) {
+            store_error(start, start.store.set(&key, &waiting.mine.encode(), left(start).max(GLANCE)))?;
+        }
         return Ok(JoinState::Secretless(waiting));
     };
     let exchange = Exchange { job: start.identity.job(), run, rank: start.rank, publics: [theirs, waiting.keys.public] };
@@ -575,6 +583,47 @@ mod tests {
         let store = Recording::new("secret, shared", true);
         let shared = secret_of(&store, None);
         assert!(holds(&store, &shared) && shared != agreed);
+    }
+
+    /// A store where a stranger writes over what rank 1 has written, before rank 0 has read it.
+    struct Overwritten {
+        store: Box<dyn Store>,
+        writes: AtomicUsize,
+    }
+
+    impl Store for Overwritten {
+        fn url(&self) -> String {
+            self.store.url()
+        }
+        fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+            self.writes.fetch_add(usize::from(key.ends_with(&key_share_of(1))), Ordering::Relaxed);
+            self.store.set(key, value, timeout)
+        }
+        fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+            self.store.get(key, timeout)
+        }
+        fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+            let held = self.store.claim(key, value, timeout);
+            if key.ends_with(&key_share_of(1)) {
+                self.store.set(key, b"garbage", timeout)?;
+            }
+            held
+        }
+    }
+
+    #[test]
+    fn a_rank_whose_public_key_is_written_over_writes_it_again() {
+        let store = Overwritten { store: Recording::new("overwritten", false).store, writes: 0.into() };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..2)
+                .map(|rank| {
+                    let store = &store;
+                    scope.spawn(move || meet(store, rank, 2, late()).map(drop))
+                })
+                .collect();
+            ranks.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
+        });
+        assert_eq!(store.writes.load(Ordering::Relaxed), 1);
     }
 
     /// A store where a stranger writes before the ranks do: values that are no public keys, and one that is no secret.
