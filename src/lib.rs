@@ -126,8 +126,16 @@ pub mod security {}
 struct Readme;
 
 #[cfg(doctest)]
-#[doc = include_str!("../docs/ddp.md")]
-struct Ddp;
+#[doc = include_str!("../docs/getting-started.md")]
+struct GettingStarted;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/training.md")]
+struct Training;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/failures.md")]
+struct Failures;
 
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../docs/devices.md")]

@@ -1,0 +1,319 @@
+//! The documentation matches the repository: links, paths and names in it lead somewhere, and its lines are short.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// The longest line of prose, in characters.
+const LONGEST: usize = 100;
+
+/// The README has fewer words than this.
+const README_WORDS: usize = 900;
+
+/// Folders of the repository whose paths pages name in backticks.
+const FOLDERS: [&str; 13] = [
+    ".ci/",
+    "benches/",
+    "capi/",
+    "cli/",
+    "cuda-kernels/",
+    "docs/",
+    "examples/",
+    "fuzz/",
+    "include/",
+    "scripts/",
+    "src/",
+    "tests/",
+    "torch/",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The README, that of the PyTorch backend, and all pages of docs/, relative to the repository.
+fn pages() -> Vec<PathBuf> {
+    let mut found = vec!["README.md".into(), "torch/README.md".into()];
+    let mut folders = vec![root().join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                found.push(path.strip_prefix(root()).unwrap().to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn text(page: &Path) -> String {
+    fs::read_to_string(root().join(page)).unwrap()
+}
+
+/// The lines of a page without its code blocks, with their numbers.
+fn prose(text: &str) -> Vec<(usize, &str)> {
+    let mut is_code = false;
+    let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            is_code = !is_code;
+            found.push((at + 1, ""));
+        } else if !is_code {
+            found.push((at + 1, line));
+        }
+    }
+    found
+}
+
+/// What is in backticks, and what is not: pieces of text with the number of the line where each begins.
+fn pieces(text: &str) -> [Vec<(usize, String)>; 2] {
+    let mut found = [Vec::new(), Vec::new()];
+    let mut kind = 0;
+    let mut piece = String::new();
+    let mut began = 1;
+    for (number, line) in prose(text) {
+        // A paragraph and a row of a table close what they open.
+        if line.is_empty() || line.starts_with('|') {
+            found[kind].push((began, std::mem::take(&mut piece)));
+            (kind, began) = (0, number);
+        }
+        for letter in line.chars().chain(['\n']) {
+            if letter == '`' {
+                found[kind].push((began, std::mem::take(&mut piece)));
+                (kind, began) = (1 - kind, number);
+            } else {
+                piece.push(letter);
+            }
+        }
+    }
+    found[kind].push((began, piece));
+    found
+}
+
+/// The targets of a page's links and images.
+fn links(text: &str) -> Vec<(usize, String)> {
+    // The text of a link may be code: then the piece after it begins with the target.
+    let [plain, _] = pieces(text);
+    let mut found = Vec::new();
+    for (line, piece) in plain {
+        for (at, _) in piece.match_indices("](") {
+            let target = piece[at + 2..].split(')').next().unwrap().trim().to_owned();
+            found.push((line + piece[..at].matches('\n').count(), target));
+        }
+    }
+    found
+}
+
+/// The anchors of a page's headings, as GitHub and mdBook name them.
+fn anchors(text: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for (_, line) in prose(text) {
+        let Some(heading) = line.trim_start_matches('#').strip_prefix(' ').filter(|_| line.starts_with('#')) else { continue };
+        let is_kept = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
+        let anchor: String = heading.to_lowercase().chars().filter(is_kept).collect::<String>().replace(' ', "-");
+        let earlier = found.iter().filter(|other| **other == anchor).count();
+        found.push(if earlier == 0 { anchor } else { format!("{anchor}-{earlier}") });
+    }
+    found
+}
+
+/// `folder/../x` is `x`; `None` outside the repository.
+fn resolve(folder: &Path, target: &str) -> Option<PathBuf> {
+    let mut path = PathBuf::new();
+    for part in folder.join(target).components() {
+        match part {
+            Component::ParentDir => path.pop().then_some(())?,
+            Component::Normal(name) => path.push(name),
+            _ => {}
+        }
+    }
+    Some(path)
+}
+
+/// What is wrong with the links of a page.
+fn broken_links(page: &Path, text: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (line, link) in links(text) {
+        if link.contains("://") {
+            continue;
+        }
+        let mut complain = |what: &str| wrong.push(format!("{}:{line}: {link} {what}", page.display()));
+        let (target, anchor) = link.split_once('#').unwrap_or((&link, ""));
+        let is_self = target.is_empty();
+        let found = if is_self { Some(page.to_owned()) } else { resolve(page.parent().unwrap(), target) };
+        let Some(found) = found.filter(|found| is_self || root().join(found).exists()) else {
+            complain("does not exist");
+            continue;
+        };
+        if page.starts_with("docs") && !found.starts_with("docs") {
+            complain("leaves docs/, which the book does not have: name the path in backticks");
+        }
+        if page.starts_with("docs") && page != Path::new("docs/SUMMARY.md") && found.ends_with("README.md") && !is_self {
+            complain("names a file that the book calls index.html: link to its folder");
+        }
+        if !anchor.is_empty() {
+            let headings = if is_self { anchors(text) } else { anchors(&self::text(&found)) };
+            if !headings.iter().any(|heading| heading == anchor) {
+                complain("is not the anchor of a heading");
+            }
+        }
+    }
+    wrong
+}
+
+/// Paths of the repository in backticks that lead nowhere.
+fn missing_paths(page: &Path, text: &str) -> Vec<String> {
+    let [_, code] = pieces(text);
+    let mut wrong = Vec::new();
+    for (line, code) in code {
+        let path = code.split(|letter: char| letter.is_whitespace()).next().unwrap().trim_end_matches('/');
+        let is_path = FOLDERS.iter().any(|folder| path.starts_with(folder)) && !path.contains(['*', '<']);
+        if is_path && !root().join(path).exists() {
+            wrong.push(format!("{}:{line}: `{path}` does not exist", page.display()));
+        }
+    }
+    wrong
+}
+
+/// Lines of prose that are too long. Rows of tables, code and lines that are one link may be longer.
+fn long_lines(page: &Path, text: &str) -> Vec<String> {
+    let is_link = |line: &str| {
+        let link = line.trim_start_matches(['-', ' ', '!']);
+        link.starts_with("http") && !link.contains(' ') || link.starts_with('[') && link.find(')') == Some(link.len() - 1)
+    };
+    let is_long = |line: &&str| line.chars().count() > LONGEST && !line.trim_start().starts_with('|') && !is_link(line);
+    let long = prose(text).into_iter().filter(|(_, line)| is_long(line));
+    long.map(|(number, line)| format!("{}:{number}: {} characters", page.display(), line.chars().count())).collect()
+}
+
+/// The functions that a page's tables name, each with the file or folder that the next field names, which lacks them.
+fn missing_functions(page: &Path, text: &str) -> (usize, Vec<String>) {
+    let mut checked = 0;
+    let mut wrong = Vec::new();
+    for (line, row) in prose(text).into_iter().filter(|(_, line)| line.starts_with('|')) {
+        let fields: Vec<&str> = row.split('|').map(str::trim).collect();
+        for pair in fields.windows(2) {
+            let [Some(name), Some(place)] = [pair[0], pair[1]].map(|field| field.strip_prefix('`')?.strip_suffix('`')) else {
+                continue;
+            };
+            if !place.starts_with("src/") {
+                continue;
+            }
+            checked += 1;
+            let function = name.rsplit("::").next().unwrap();
+            if !sources(&root().join(place)).iter().any(|source| defines(source, function)) {
+                wrong.push(format!("{}:{line}: {place} has no function {name}", page.display()));
+            }
+        }
+    }
+    (checked, wrong)
+}
+
+/// The text of a file, or of all Rust files in a folder.
+fn sources(path: &Path) -> Vec<String> {
+    if path.is_dir() {
+        let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+        return entries.flat_map(|entry| sources(&entry)).collect();
+    }
+    let is_source = path.extension().is_some_and(|extension| extension == "rs");
+    if is_source { fs::read_to_string(path).into_iter().collect() } else { Vec::new() }
+}
+
+fn defines(source: &str, function: &str) -> bool {
+    let ends = |rest: &str| rest.starts_with(['(', '<']);
+    source.match_indices(&format!("fn {function}")).any(|(at, found)| ends(&source[at + found.len()..]))
+}
+
+fn in_all_pages(check: impl Fn(&Path, &str) -> Vec<String>) {
+    let pages = pages();
+    assert!(pages.len() > 10, "only {pages:?} were found: the test looks in the wrong place");
+    let wrong: Vec<String> = pages.iter().flat_map(|page| check(page, &text(page))).collect();
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let count: usize = pages().iter().map(|page| links(&text(page)).len()).sum();
+    assert!(count > 50, "only {count} links were found: the test looks in the wrong place");
+    in_all_pages(broken_links);
+}
+
+#[test]
+fn paths_in_the_repository_exist() {
+    in_all_pages(missing_paths);
+}
+
+#[test]
+fn lines_of_prose_are_short() {
+    in_all_pages(long_lines);
+}
+
+#[test]
+fn the_readme_is_short() {
+    let words = text(Path::new("README.md")).split_whitespace().count();
+    assert!(words < README_WORDS, "README.md has {words} words: move what a newcomer does not need to docs/");
+}
+
+#[test]
+fn the_book_has_every_page() {
+    let summary = text(Path::new("docs/SUMMARY.md"));
+    let listed: Vec<PathBuf> = links(&summary).into_iter().map(|(_, target)| Path::new("docs").join(target)).collect();
+    for page in pages().iter().filter(|page| page.starts_with("docs") && !page.ends_with("SUMMARY.md")) {
+        assert_eq!(listed.iter().filter(|listed| *listed == page).count(), 1, "docs/SUMMARY.md lists {} once", page.display());
+    }
+}
+
+#[test]
+fn the_walk_of_an_all_reduce_names_functions_that_exist() {
+    let page = Path::new("docs/architecture.md");
+    let (checked, wrong) = missing_functions(page, &text(page));
+    assert!(checked > 10, "only {checked} functions were found: the test looks in the wrong place");
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_drawing_has_every_module() {
+    let page = text(Path::new("docs/architecture.md"));
+    let drawing = page.split("```").nth(1).unwrap();
+    let names: Vec<&str> = drawing.split(|letter: char| !letter.is_alphanumeric() && letter != '_').collect();
+    for entry in fs::read_dir(root().join("src")).unwrap() {
+        let path = entry.unwrap().path();
+        let module = path.file_stem().unwrap().to_str().unwrap();
+        assert!(module == "lib" || names.contains(&module), "docs/architecture.md does not draw {module}");
+    }
+}
+
+#[test]
+fn the_checks_find_what_is_planted() {
+    let page = Path::new("docs/planted.md");
+    let found = |text: &str| broken_links(page, text).len();
+    assert_eq!(
+        found("# Two words\n[a](settings.md), [b](settings.md#stores), [c](#two-words), [`d`](faults.md), [e](https://x.y)"),
+        0
+    );
+    assert_eq!(found("`[a](none.md)`\n\n```text\n[b](none.md)\n```"), 0);
+    assert_eq!(found("[a](none.md)"), 1);
+    assert_eq!(found("[`a`](none.md)"), 1);
+    assert_eq!(found("[two\nlines](none.md)"), 1);
+    assert_eq!(found("| [a](none.md) | ![b](none.svg) |"), 2);
+    assert_eq!(found("[a](settings.md#none)"), 1);
+    assert_eq!(found("[a](#none)\n\n```text\n# None\n```"), 1);
+    assert_eq!(found("[a](../README.md)"), 2, "it leaves the book, and is a README");
+    assert_eq!(found("[a](../../README.md)"), 1);
+    assert_eq!(broken_links(page, "one\n\ntwo [a](none.md)"), ["docs/planted.md:3: none.md does not exist"]);
+
+    let missing = |text: &str| missing_paths(page, text).len();
+    assert_eq!(missing("`src/lib.rs`, `src/shm`, `fuzz/run 60`, `tests/*.rs`, `a/b`"), 0);
+    assert_eq!(missing("`src/none.rs` and\n`tests/none`"), 2);
+
+    let words = "word ".repeat(25);
+    let long = |text: &str| long_lines(page, text).len();
+    assert_eq!(long(&format!("{words}\n\n| {words} |\n\n```text\n{words}\n```\n\nhttps://x.y/{}", "x".repeat(100))), 1);
+    assert_eq!(long(&words[..100]), 0);
+
+    let functions = |text: &str| missing_functions(page, text);
+    assert_eq!(functions("| 1 | `Communicator::all_reduce` | `src/communicator/blocking.rs` |"), (1, Vec::new()));
+    assert_eq!(functions("| 1 | `Window::run` | `src/shm` |\n| 2 | `none` | `src/shm` |").1.len(), 1);
+}
