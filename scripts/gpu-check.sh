@@ -65,7 +65,7 @@ for part in csrc src tests examples setup.py pyproject.toml README.md; do
     cp -r "torch/$part" "$folder/torch/"
 done
 find "$folder/torch" -name __pycache__ -prune -exec rm -rf {} + -o -name '*.so' -exec rm {} + -o -name '*.egg-info' -prune -exec rm -rf {} +
-cp benches/peers/device.py "$folder/peers/"
+cp cli/peers/device.py "$folder/peers/"
 cp "$here/gpu-check.sh" "$here/gpu_check.py" "$folder/"
 chmod +x "$folder/gpu-check.sh"
 git describe --always --dirty --abbrev=12 --exclude='*' >"$folder/COMMIT" 2>/dev/null || echo unknown >"$folder/COMMIT"

@@ -235,6 +235,39 @@ fn the_table_of_faults_names_tests_that_exist() {
     assert!(forgotten.is_empty(), "docs/faults.md does not name {forgotten:?}");
 }
 
+/// In `CONTRIBUTING.md`, items follow the files that they are in.
+#[test]
+fn the_checklists_name_files_and_items_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("CONTRIBUTING.md")).unwrap();
+    let is_path = |word: &str| !word.contains(char::is_whitespace) && (word.contains('/') || word.ends_with(".md"));
+    let is_item = |word: &str| word.chars().all(|letter| letter.is_alphanumeric() || "_:".contains(letter));
+    let mut checked = 0;
+    for checklist in page.split("\n## How to add ").skip(1) {
+        let mut files: Vec<(&str, String)> = Vec::new();
+        let mut is_complete = false;
+        for (i, word) in checklist.split('`').enumerate() {
+            if i % 2 == 0 {
+                is_complete |= word.lines().skip(1).any(|line| line.starts_with(|first: char| first.is_ascii_digit()));
+            } else if is_path(word) {
+                let text = fs::read_to_string(root.join(word)).unwrap_or_else(|error| panic!("{word}: {error}"));
+                if std::mem::take(&mut is_complete) {
+                    files.clear();
+                }
+                files.push((word, text));
+            } else if is_item(word) {
+                is_complete = true;
+                for (file, text) in &files {
+                    let is_there = word.split("::").all(|part| text.contains(part));
+                    assert!(is_there, "CONTRIBUTING.md says that {word} is in {file}");
+                    checked += 1;
+                }
+            }
+        }
+    }
+    assert!(checked > 80, "only {checked} items were found: the test looks in the wrong place");
+}
+
 #[test]
 fn only_reports_read_the_wall_clock() {
     let mut readers = BTreeSet::new();

@@ -292,6 +292,9 @@ static void wrong_starts(void) {
   config.transport = "pigeon";
   REFUSED(KOLO_ERR_SETTING, "shm", kolo_comm_init_env(&other, &config));
   config.transport = NULL;
+  config.copy_mode = "read";
+  REFUSED(KOLO_ERR_SETTING, "cma", kolo_comm_init_env(&other, &config));
+  config.copy_mode = NULL;
   config.algorithm = "guess";
   REFUSED(KOLO_ERR_SETTING, "ring", kolo_comm_init_env(&other, &config));
   config.algorithm = NULL;

@@ -73,7 +73,7 @@ pub(crate) struct Args {
     /// auto, tcp or shm
     #[arg(long)]
     transport: Option<Transport>,
-    /// How large private buffers pass inside a host: auto, staged, streamed or read
+    /// How large private buffers pass inside a host: auto, staged, streamed or cma
     #[arg(long)]
     copy_mode: Option<CopyMode>,
     /// TCP connections of one link

@@ -1,5 +1,5 @@
 //! Where the contestants wait for questions: a Unix socket to which each of their ranks connects. How they are asked and what
-//! they answer is written down in `benches/peers/README.md`.
+//! they answer is written down in `cli/peers/README.md`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -193,7 +193,7 @@ fn spawn(command: &mut Command) -> Result<Child, String> {
 
 fn compile(program: &Path, compiler: &str, advice: &str) -> Result<(), String> {
     let source = program.with_file_name("mpi.c");
-    std::fs::write(&source, include_str!("../../../benches/peers/mpi.c")).map_err(|error| error.to_string())?;
+    std::fs::write(&source, include_str!("../../peers/mpi.c")).map_err(|error| error.to_string())?;
     let output = Command::new(compiler).args(["-O2", "-o"]).arg(program).arg(&source).output();
     let output = output.map_err(|error| format!("{compiler}: {error}; get it with: {advice}"))?;
     if output.status.success() {
@@ -217,6 +217,6 @@ fn prepare_python(folder: &Path, trial: &str, advice: &str) -> Result<(), String
         let last = said.trim_end().lines().last().unwrap_or_default();
         return Err(format!("python3 says: {last}; {advice}, and run where `python3` is that Python"));
     }
-    let source = include_str!("../../../benches/peers/gloo.py");
+    let source = include_str!("../../peers/gloo.py");
     std::fs::write(folder.join("gloo.py"), source).map_err(|error| error.to_string())
 }

@@ -1,6 +1,6 @@
 """all_reduce of tensors on a GPU by a backend of PyTorch's: gloo, nccl or kolo. Starts its ranks itself; they share GPUs if there are fewer.
 
-    python3 benches/peers/device.py gloo --ranks 2 --sizes 8,65536,1048576
+    python3 cli/peers/device.py gloo --ranks 2 --sizes 8,65536,1048576
 
 Prints a line of JSON: by size in bytes, the median of the iterations' times in microseconds, each that of the slowest rank. An iteration
 is several calls one after the other, f32, sum, in place, from the first to when the GPU has done the last. Where it cannot run, it says

@@ -2,7 +2,7 @@
 # Four hosts on a network of a known speed, on one machine: what an all_reduce makes of it beside one TCP stream of iperf3, in
 # turns. Each host is a network namespace; a bridge joins them, and both ends of every cable carry RATE and no more.
 #
-#     benches/peers/shaped.sh [KOLO [OPTIONS OF kolo bench all_reduce]]
+#     cli/peers/shaped.sh [KOLO [OPTIONS OF kolo bench all_reduce]]
 #
 # Needs root, iproute2 and iperf3. KOLO_* variables and RATE, ROUNDS, SIZE, SECONDS_EACH from the environment are heeded.
 set -euo pipefail
