@@ -51,11 +51,12 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | what users call | `comm`, and `ddp` upon it; from C, `ffi`, of which `include/kolo.h` is generated; [`doctor`] looks at the machine |
-//! | what carries a collective out | `engine` (schedules over links), `window` (shared memory), `cuda` (devices) |
+//! | what users call | `communicator`, and `ddp` upon it; from C, `ffi`, of which `include/kolo.h` is generated; [`doctor`] looks at the machine |
+//! | from a checked call to its result | `exec` |
+//! | what carries a collective out | `engine` (schedules over links), `shm` (shared memory), `cuda` (devices) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
-//! | how ranks come together | `bootstrap`, `listener` (who may come in), `store` |
-//! | what is known of how they are, and what they tell each other beside their operations | `health` |
+//! | how ranks come together | `bootstrap`, with its `listener`, `store` and `host_group` |
+//! | deadlines, and what ranks tell each other of failures | `failure`; `trace` records what each did last |
 //! | beneath all | `sys` (the operating system), `wire`, `config`, `types`, `error` |
 //!
 //! # Features

@@ -247,7 +247,7 @@ fn the_first_difference_between_ranks_is_named_on_every_rank() {
         Reducer::builder().parameters(parameters)
     };
     type Make<'a> = &'a (dyn Fn() -> ReducerBuilder + Sync);
-    let cases: [(Make, [&str; 3]); 9] = [
+    let cases: [(Make<'_>, [&str; 3]); 9] = [
         (&|| with(|p| p[1].name = "c".into()), ["parameter 1", "`b f32 [3]`", "`c f32 [3]`"]),
         (&|| with(|p| p[0].shape = vec![3, 2]), ["parameter 0", "`a f32 [2, 3]`", "`a f32 [3, 2]`"]),
         (&|| with(|p| p[1].dtype = DType::F16), ["parameter 1", "`b f32 [3]`", "`b f16 [3]`"]),

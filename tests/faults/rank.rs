@@ -262,7 +262,7 @@ fn differ(comm: &Communicator) -> Task {
     let mine = if is_odd { FOREIGN } else { 1 + comm.rank() as i32 };
     let sum = |comm: &Communicator, buf: &mut [i32]| comm.all_reduce(buf, ReduceOp::Sum);
     type Differing<'a> = &'a dyn Fn(&Communicator, &mut [i32]) -> (Op, Result<()>);
-    let ways: [(&str, Differing); 5] = [
+    let ways: [(&str, Differing<'_>); 5] = [
         ("operation", &|comm, buf| match is_odd {
             true => (Op::Broadcast, comm.broadcast(buf, 1)),
             false => (Op::AllReduce, sum(comm, buf)),
