@@ -381,7 +381,7 @@ fn redis_stores_with_a_password_and_by_tls() {
     ] {
         // The authorities that a process trusts are read from its environment.
         let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "store::tests::redis_stores", "--nocapture"])
+            .args(["--exact", "bootstrap::store::tests::redis_stores", "--nocapture"])
             .env("KOLO_TEST_REDIS", &url)
             .env("SSL_CERT_FILE", folder.join("ca.pem"))
             .output()
