@@ -1,5 +1,6 @@
 //! The documentation matches the repository: links, paths and names in it lead somewhere, and its lines are short.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
@@ -33,17 +34,8 @@ fn root() -> &'static Path {
 /// The README, that of the PyTorch backend, and all pages of docs/, relative to the repository.
 fn pages() -> Vec<PathBuf> {
     let mut found = vec!["README.md".into(), "torch/README.md".into()];
-    let mut folders = vec![root().join("docs")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "md") {
-                found.push(path.strip_prefix(root()).unwrap().to_owned());
-            }
-        }
-    }
+    let docs = files(&root().join("docs"), "md");
+    found.extend(docs.iter().map(|page| page.strip_prefix(root()).unwrap().to_owned()));
     found.sort();
     found
 }
@@ -213,12 +205,8 @@ fn missing_functions(page: &Path, text: &str) -> (usize, Vec<String>) {
 
 /// The text of a file, or of all Rust files in a folder.
 fn sources(path: &Path) -> Vec<String> {
-    if path.is_dir() {
-        let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
-        return entries.flat_map(|entry| sources(&entry)).collect();
-    }
-    let is_source = path.extension().is_some_and(|extension| extension == "rs");
-    if is_source { fs::read_to_string(path).into_iter().collect() } else { Vec::new() }
+    let files = if path.is_dir() { files(path, "rs") } else { vec![path.to_owned()] };
+    files.iter().filter_map(|file| fs::read_to_string(file).ok()).collect()
 }
 
 fn defines(source: &str, function: &str) -> bool {
@@ -283,6 +271,140 @@ fn the_drawing_has_every_module() {
         let module = path.file_stem().unwrap().to_str().unwrap();
         assert!(module == "lib" || names.contains(&module), "docs/architecture.md does not draw {module}");
     }
+}
+
+/// The files with an extension below a folder.
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|its| its == extension) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[test]
+fn all_variables_are_in_the_table() {
+    let table = fs::read_to_string(root().join("docs/settings.md")).unwrap();
+    // What `kolo run` and the tests tell their own processes is no setting.
+    let internal = [
+        "KOLO_STORE_SERVED",
+        "KOLO_LOCAL_RANK",
+        "KOLO_LOCAL_WORLD_SIZE",
+        "KOLO_TEST_ALL",
+        "KOLO_TEST_REDIS",
+        "KOLO_TEST_SEED",
+        "KOLO_TEST_SEEDS",
+        "KOLO_TEST_NVRTC",
+        "KOLO_TEST_GPU",
+        "KOLO_WRITE_PTX",
+    ];
+    let mut names = BTreeSet::new();
+    for file in ["src", "cli/src"].iter().flat_map(|folder| files(&root().join(folder), "rs")) {
+        let source = fs::read_to_string(file).unwrap();
+        for (at, _) in source.match_indices("\"KOLO_") {
+            let text = source[at + 1..].split('"').next().unwrap();
+            // The beginning of names is none.
+            if text.chars().all(|letter| letter.is_ascii_uppercase() || letter == '_') && !text.ends_with('_') {
+                names.insert(text.to_owned());
+            }
+        }
+    }
+    assert!(names.len() > 10, "{names:?}");
+    for name in names.iter().filter(|name| !internal.contains(&name.as_str())) {
+        assert!(table.contains(&format!("`{name}`")), "{name} is not in docs/settings.md");
+    }
+    for line in table.lines().filter(|line| line.starts_with("| `KOLO_")) {
+        let name = line.split('`').nth(1).unwrap();
+        assert!(names.contains(name), "{name} is in docs/settings.md, but nothing reads it");
+    }
+}
+
+/// The names of all tests: functions with that attribute, those of pytest, and the entries of lists such as `("row_01_killed", processes::killed)`.
+fn tests() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for file in files(&root().join("torch"), "py") {
+        let source = fs::read_to_string(&file).unwrap();
+        let functions = source.lines().filter_map(|line| line.trim().strip_prefix("def test_")?.split('(').next());
+        names.extend(functions.map(|name| format!("test_{name}")));
+    }
+    for file in ["src", "tests", "cli/src", "cli/tests"].iter().flat_map(|folder| files(&root().join(folder), "rs")) {
+        let source = fs::read_to_string(&file).unwrap();
+        let mut is_test = false;
+        for line in source.lines().map(str::trim) {
+            is_test |= line == "#[test]";
+            if let Some((_, function)) = line.split_once("fn ").filter(|_| is_test) {
+                names.extend(function.split(['(', '<']).next().map(str::to_owned));
+                is_test = false;
+            }
+            // A test that is ignored is not run.
+            is_test &= !line.starts_with("#[ignore");
+            if let Some(entry) = line.strip_prefix("(\"").and_then(|rest| rest.split_once("\", ")) {
+                names.insert(entry.0.to_owned());
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn the_table_of_faults_names_tests_that_exist() {
+    let table = fs::read_to_string(root().join("docs/faults.md")).unwrap();
+    let tests = tests();
+    let mut named = BTreeSet::new();
+    for line in table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| #")) {
+        let fields: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [number, _, _, shown_by] = fields[..] else { panic!("not a row of four fields: {line}") };
+        let is_name = |word: &&str| {
+            word.contains('_') && word.chars().all(|letter| letter.is_ascii_lowercase() || "_0123456789".contains(letter))
+        };
+        let names: Vec<&str> = shown_by.split('`').skip(1).step_by(2).filter(is_name).collect();
+        for name in &names {
+            assert!(tests.contains(*name), "row {number} of docs/faults.md is shown by {name}, which is no test");
+        }
+        assert!(!names.is_empty() || shown_by.starts_with("not shown"), "row {number} of docs/faults.md is shown by nothing");
+        named.extend(names.into_iter().map(str::to_owned));
+    }
+    assert!(named.len() > 40, "only {named:?} were found: the test looks in the wrong place");
+    let is_row = |name: &&String| name.starts_with("row_");
+    let forgotten: Vec<_> = tests.iter().filter(is_row).filter(|name| !named.contains(*name)).collect();
+    assert!(forgotten.is_empty(), "docs/faults.md does not name {forgotten:?}");
+}
+
+/// In `CONTRIBUTING.md`, items follow the files that they are in.
+#[test]
+fn the_checklists_name_files_and_items_that_exist() {
+    let page = fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
+    let is_path = |word: &str| !word.contains(char::is_whitespace) && (word.contains('/') || word.ends_with(".md"));
+    let is_item = |word: &str| word.chars().all(|letter| letter.is_alphanumeric() || "_:".contains(letter));
+    let mut checked = 0;
+    for checklist in page.split("\n## How to add ").skip(1) {
+        let mut files: Vec<(&str, String)> = Vec::new();
+        let mut is_complete = false;
+        for (i, word) in checklist.split('`').enumerate() {
+            if i % 2 == 0 {
+                is_complete |= word.lines().skip(1).any(|line| line.starts_with(|first: char| first.is_ascii_digit()));
+            } else if is_path(word) {
+                let text = fs::read_to_string(root().join(word)).unwrap_or_else(|error| panic!("{word}: {error}"));
+                if std::mem::take(&mut is_complete) {
+                    files.clear();
+                }
+                files.push((word, text));
+            } else if is_item(word) {
+                is_complete = true;
+                for (file, text) in &files {
+                    let is_there = word.split("::").all(|part| text.contains(part));
+                    assert!(is_there, "CONTRIBUTING.md says that {word} is in {file}");
+                    checked += 1;
+                }
+            }
+        }
+    }
+    assert!(checked > 80, "only {checked} items were found: the test looks in the wrong place");
 }
 
 #[test]

@@ -1,0 +1,247 @@
+//! The structure of the crates, which no compiler checks: imports go down the floors, files of a folder form no circle, and the
+//! operating system stays in `sys`.
+
+mod source;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use source::{ModulePath, Source, Sources};
+
+/// The floors of the library, from the top down. A module may import those below its own line.
+const FLOORS: [&[&str]; 16] = [
+    &["ffi", "fuzzing", "doctor"],
+    &["ddp"],
+    &["communicator"],
+    &["exec"],
+    &["shm", "engine"],
+    &["cuda"],
+    &["bootstrap"],
+    &["transport"],
+    &["failure"],
+    &["config", "trace"],
+    &["schedule", "reduce"],
+    &["wire", "sync"],
+    &["sys"],
+    &["buffer"],
+    &["error"],
+    &["types"],
+];
+
+/// A folder of sources, with the number of files below which the tests look in the wrong place.
+const CRATES: [(&str, usize); 3] = [("src", 150), ("cli/src", 20), ("examples/resnet/src", 10)];
+
+/// What only `sys` says, in code without spaces.
+const OS_WORDS: [&str; 10] = [
+    "target_os",
+    "target_family",
+    "cfg(unix",
+    "cfg(windows",
+    "cfg!(unix",
+    "cfg!(windows",
+    "raw_os_error",
+    "libc::",
+    "rustix::",
+    "std::os::",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(folder: &str, at_least: usize) -> Sources {
+    let sources = Sources::read(&root().join(folder));
+    let count = sources.iter().count();
+    assert!(count >= at_least, "only {count} files were found in {folder}: the test looks in the wrong place");
+    sources
+}
+
+/// Each import of a floor above, or of a neighbour on the same one.
+fn imports_upwards(sources: &Sources) -> Vec<String> {
+    let floor = |module: &str| FLOORS.iter().position(|floor| floor.contains(&module));
+    let mut wrong = Vec::new();
+    for source in sources.iter() {
+        let Some(module) = source.module.first() else { continue };
+        let Some(own) = floor(module) else {
+            wrong.push(format!("{module} is on no floor"));
+            continue;
+        };
+        for (other, items) in sources.references(source) {
+            let is_below = match other.first() {
+                Some(other) => other == module || floor(other).is_some_and(|other| other > own),
+                // What the crate exports at its root is for users.
+                None => false,
+            };
+            if !is_below {
+                wrong.push(format!("{} imports {:?} of {}", source.file, items, other.join("::")));
+            }
+        }
+    }
+    wrong
+}
+
+/// Files of one folder that import each other in a circle. A folder in the folder counts as one file. The folder's own file,
+/// `mod.rs`, is not counted: it may define what its files have in common, and put them together.
+fn circles(sources: &Sources) -> Vec<String> {
+    // By folder, from one entry to another.
+    let mut folders: BTreeMap<ModulePath, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+    for source in sources.iter() {
+        for other in sources.references(source).into_keys() {
+            let common = source.module.iter().zip(&other).take_while(|(a, b)| a == b).count();
+            let (Some(from), Some(to)) = (source.module.get(common), other.get(common)) else { continue };
+            let folder = folders.entry(source.module[..common].to_vec()).or_default();
+            folder.entry(from.clone()).or_default().insert(to.clone());
+        }
+    }
+    let mut found = Vec::new();
+    for (folder, mut imports) in folders {
+        // A file that imports none of the rest, or that none of the rest imports, is in no circle.
+        loop {
+            let imported: BTreeSet<String> = imports.values().flatten().cloned().collect();
+            let before = imports.len();
+            imports.retain(|file, _| imported.contains(file));
+            let files: BTreeSet<String> = imports.keys().cloned().collect();
+            imports.retain(|_, others| {
+                others.retain(|other| files.contains(other));
+                !others.is_empty()
+            });
+            if imports.len() == before {
+                break;
+            }
+        }
+        if !imports.is_empty() {
+            found.push(format!("in src/{}: {imports:?}", folder.join("/")));
+        }
+    }
+    found
+}
+
+fn take_all_from_above(sources: &Sources) -> Vec<String> {
+    sources.iter().filter(|source| source.takes_all_from_above()).map(|source| source.file.clone()).collect()
+}
+
+fn os_words_outside_sys(sources: &Sources) -> Vec<String> {
+    let outside = sources.iter().filter(|source| source.module.first().is_none_or(|module| module != "sys"));
+    outside
+        .flat_map(|source| {
+            OS_WORDS
+                .iter()
+                .filter(move |word| source.code.contains(**word))
+                .map(|word| format!("{} mentions {word}", source.file))
+        })
+        .collect()
+}
+
+/// Every use of cudarc but in `cuda`, and where users hand its streams and buffers over.
+fn cudarc_outside_cuda(sources: &Sources) -> Vec<String> {
+    let is_allowed = |file: &str| {
+        ["cuda/", "communicator/stream/", "ddp/on_device/", "ddp/on_stream/", "ddp/parameter.rs", "lib.rs"]
+            .iter()
+            .any(|folder| file.starts_with(folder))
+    };
+    let others = sources.iter().filter(|source| !is_allowed(&source.file));
+    others.filter(|source| source.code.contains("cudarc")).map(|source| source.file.clone()).collect()
+}
+
+#[test]
+fn imports_go_down() {
+    let sources = read("src", 150);
+    let wrong = imports_upwards(&sources);
+    assert!(wrong.is_empty(), "against the direction:\n{}", wrong.join("\n"));
+    let modules: BTreeSet<&str> = sources.iter().filter_map(|source| Some(source.module.first()?.as_str())).collect();
+    assert_eq!(
+        FLOORS.iter().copied().flatten().copied().collect::<BTreeSet<_>>(),
+        modules,
+        "each floor is a module, and each module is on a floor"
+    );
+}
+
+/// A rule that sources keep.
+type Rule = fn(&Sources) -> Vec<String>;
+
+#[test]
+fn files_of_a_folder_import_each_other_in_no_circle() {
+    in_all_crates(circles);
+}
+
+#[test]
+fn only_tests_take_all_names_from_above() {
+    in_all_crates(take_all_from_above);
+}
+
+fn in_all_crates(rule: Rule) {
+    let wrong: Vec<String> = CRATES
+        .iter()
+        .flat_map(|&(folder, at_least)| rule(&read(folder, at_least)).into_iter().map(move |wrong| format!("{folder}: {wrong}")))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn only_sys_knows_the_operating_system() {
+    let wrong = os_words_outside_sys(&read("src", 150));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn only_cuda_and_its_public_face_know_cudarc() {
+    let wrong = cudarc_outside_cuda(&read("src", 150));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A module file is `x/mod.rs` if there is a folder `x`, and `x.rs` otherwise.
+#[test]
+fn a_module_is_a_file_or_a_folder() {
+    let mut checked = 0;
+    for (folder, at_least) in CRATES {
+        for source in read(folder, at_least).iter() {
+            let beside = root().join(folder).join(source.file.trim_end_matches(".rs"));
+            assert!(!beside.is_dir(), "{folder}/{} stands beside a folder of its name: call it mod.rs", source.file);
+            checked += 1;
+        }
+    }
+    assert!(checked > 200, "only {checked} files were found: the test looks in the wrong place");
+}
+
+#[test]
+fn each_rule_finds_what_is_planted() {
+    let clean = [
+        ("lib.rs", "mod shm; mod engine; mod sys; mod cuda; pub use shm::flags::Flag;"),
+        ("sys.rs", "#[cfg(unix)] pub fn name() -> i32 { libc::getpid() }"),
+        ("shm/mod.rs", "mod flags; mod window; pub(crate) use flags::Flag; pub(crate) use window::Window;"),
+        ("shm/flags.rs", "use crate::sys; pub struct Flag; #[cfg(test)] mod tests { use super::*; use crate::ddp; }"),
+        ("shm/window.rs", "use super::Flag; pub struct Window(Flag); // crate::ddp"),
+        ("shm/tests.rs", "use super::*; use crate::ddp::Reducer;"),
+        ("cuda/mod.rs", "pub use cudarc::driver::CudaStream;"),
+        ("ddp/mod.rs", "pub struct Reducer;"),
+    ];
+    let planted: [(Rule, &str, &str); 12] = [
+        (imports_upwards, "shm/flags.rs", "use crate::ddp::Reducer;"),
+        (imports_upwards, "shm/flags.rs", "fn f() { crate::ddp::Reducer; }"),
+        (imports_upwards, "shm/flags.rs", "fn f() { println!(\"{}\", crate::ddp::COUNT); }"),
+        (imports_upwards, "shm/flags.rs", "use crate::{sys, ddp::{Reducer as R}};"),
+        (imports_upwards, "shm/flags.rs", "use crate::Flag as Other; use crate::Error;"),
+        (circles, "shm/flags.rs", "use super::window::Window;"),
+        (circles, "shm/flags.rs", "use super::Window;"),
+        (circles, "shm/flags.rs", "fn f() -> super::window::Window { todo!() }"),
+        (take_all_from_above, "shm/flags.rs", "use super::*;"),
+        (take_all_from_above, "shm/flags.rs", "mod inner { use super::super::*; }"),
+        (os_words_outside_sys, "shm/flags.rs", "fn f(error: std::io::Error) { error.raw_os_error(); if cfg!(windows) {} }"),
+        (cudarc_outside_cuda, "shm/flags.rs", "use cudarc::driver::CudaStream;"),
+    ];
+    for rule in [imports_upwards, circles, take_all_from_above, os_words_outside_sys, cudarc_outside_cuda] {
+        assert_eq!(rule(&Sources::parse(clean)), [""; 0]);
+    }
+    for (rule, file, text) in planted {
+        let sources = clean.map(|(name, clean)| (name, if name == file { text } else { clean }));
+        assert!(!rule(&Sources::parse(sources)).is_empty(), "not found: {file}: {text}");
+    }
+}
+
+#[test]
+fn only_reports_read_the_wall_clock() {
+    let sources = read("src", 150);
+    let reads = |source: &&Source| ["SystemTime", "sys::wall"].iter().any(|word| source.code.contains(word));
+    let readers: Vec<&str> = sources.iter().filter(reads).map(|source| source.file.as_str()).collect();
+    assert_eq!(readers, ["sys/clock.rs", "trace/dump.rs"]);
+}
