@@ -346,7 +346,7 @@ fn nothing() -> kolo_error_t {
 
 /// Writes as much of a text as there is room for, to a whole character, and a zero after it.
 fn write(to: &mut [c_char], text: &str) {
-    let end = text.floor_char_boundary(to.len() - 1);
+    let end = (0..to.len().min(text.len() + 1)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     for (to, from) in to.iter_mut().zip(text[..end].bytes().chain([0])) {
         *to = from as c_char;
     }

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use parking_lot::{MappedRecursiveRwLockReadGuard, Mutex, RecursiveRwLock, RecursiveRwLockReadGuard, RecursiveRwLockWriteGuard};
+use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::sys;
 
@@ -42,13 +42,13 @@ type Block<T> = Box<[Entry<T>]>;
 struct Entry<T> {
     /// As [`sys::forks`] was when the slot was filled: in a forked child, it is another now.
     forks: AtomicU32,
-    slot: RecursiveRwLock<Slot<T>>,
+    slot: RwLock<Slot<T>>,
 }
 
 impl<T> Entry<T> {
     // Generations start with 1, so that no handle is null.
     const fn new() -> Entry<T> {
-        Entry { forks: AtomicU32::new(0), slot: RecursiveRwLock::new(Slot { generation: 1, value: None }) }
+        Entry { forks: AtomicU32::new(0), slot: RwLock::new(Slot { generation: 1, value: None }) }
     }
 
     /// Whether the slot was filled by the process from which this one was forked.
@@ -69,7 +69,7 @@ struct Free {
     next: usize,
 }
 
-pub(super) type Guard<'a, T> = MappedRecursiveRwLockReadGuard<'a, T>;
+pub(super) type Guard<'a, T> = MappedRwLockReadGuard<'a, T>;
 
 impl<T> Registry<T> {
     pub(super) const fn new(kind: Kind) -> Registry<T> {
@@ -101,12 +101,13 @@ impl<T> Registry<T> {
     #[inline]
     pub(super) fn get(&self, handle: usize) -> Option<Guard<'_, T>> {
         let (entry, generation) = self.entry(handle)?;
-        // The lock is recursive: whoever waits to take it out keeps no call from looking, such as one that gives up the others.
-        let slot = entry.slot.read();
+        // Recursive: a thread that waits to take the value out does not stop other calls from reading it, such as
+        // the abort that ends those that use it.
+        let slot = entry.slot.read_recursive();
         if slot.generation != generation {
             return None;
         }
-        RecursiveRwLockReadGuard::try_map(slot, |slot| slot.value.as_ref()).ok()
+        RwLockReadGuard::try_map(slot, |slot| slot.value.as_ref()).ok()
     }
 
     /// Waits until no call uses the handle, and returns what it stood for; the handle is dead from then on. `None` if it stands for
@@ -141,7 +142,7 @@ impl<T> Registry<T> {
         entry.slot.try_write().map_or(Some(None), |slot| self.empty(slot, handle, generation).map(Some))
     }
 
-    fn empty(&self, mut slot: RecursiveRwLockWriteGuard<'_, Slot<T>>, handle: usize, generation: usize) -> Option<T> {
+    fn empty(&self, mut slot: RwLockWriteGuard<'_, Slot<T>>, handle: usize, generation: usize) -> Option<T> {
         if slot.generation != generation {
             return None;
         }

@@ -29,8 +29,10 @@ pub(crate) fn ticks() -> u64 {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 static IS_INVARIANT: LazyLock<bool> = LazyLock::new(|| {
     const LEAF: u32 = 0x8000_0007;
-    let highest = std::arch::x86_64::__cpuid(0x8000_0000).eax;
-    highest >= LEAF && std::arch::x86_64::__cpuid(LEAF).edx & 1 << 8 != 0
+    // SAFETY: every x86-64 processor has the instruction.
+    #[allow(unused_unsafe, reason = "the function is unsafe before Rust 1.94")]
+    let cpuid = |leaf| unsafe { std::arch::x86_64::__cpuid(leaf) };
+    cpuid(0x8000_0000).eax >= LEAF && cpuid(LEAF).edx & 1 << 8 != 0
 });
 
 /// Time that no step of the wall clock changes. On Unix the same for all processes of a machine, see [`clock_identity`].
