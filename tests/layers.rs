@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// The floors of the library, from the top down. A module may import those below its own line.
 const FLOORS: [&[&str]; 16] = [
-    &["ffi", "fuzzing", "doctor"],
+    &["raw", "fuzzing", "doctor"],
     &["ddp"],
     &["communicator"],
     &["exec"],
@@ -47,11 +47,15 @@ fn library() -> PathBuf {
 
 /// The top-level modules of the crate that a source names: after `crate::`, or in the braces of `use crate::{...}`.
 fn imports(source: &str) -> BTreeSet<String> {
+    named_in(source, "crate::")
+}
+
+fn named_in(source: &str, root: &str) -> BTreeSet<String> {
     let code: String = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
     let name = |text: &str| text.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect::<String>();
     let mut found = BTreeSet::new();
-    for (at, _) in code.match_indices("crate::") {
-        let rest = &code[at + "crate::".len()..];
+    for (at, _) in code.match_indices(root) {
+        let rest = &code[at + root.len()..];
         match rest.strip_prefix('{') {
             None => _ = found.insert(name(rest)),
             Some(list) => {
@@ -100,7 +104,7 @@ fn imports_go_one_way() {
             let is_below = match floor(&import) {
                 Some(other) => other > own || import == module,
                 // What the crate exports at its root is for users, and for the layers that they see.
-                None => ["communicator", "ffi"].contains(&module),
+                None => module == "communicator",
             };
             if !is_below {
                 wrong.push(format!("{} imports {import}", relative.display()));
@@ -128,6 +132,88 @@ fn code(source: &str) -> &str {
 fn the_import_test_sees_what_it_should() {
     let source = "use crate::a::B;\nuse crate::{c::D, e::{F, G}, H};\n// use crate::comment;\nfn f() { crate::i::j(); }";
     assert_eq!(imports(source).into_iter().collect::<Vec<_>>(), ["H", "a", "c", "e", "i"]);
+}
+
+fn c_library() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("capi/src")
+}
+
+/// The items that the documentation hides.
+fn hidden(source: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for after in source.split("#[doc(hidden)]").skip(1) {
+        let item = after.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("#[")).unwrap_or_default();
+        // What a `use` ends with, or the name after `fn`, `mod` and the like.
+        let (text, most) = match item.split_once(" use ").or(item.split_once("use ")) {
+            Some((_, path)) => (path.rsplit_once("::").map_or(path, |(_, last)| last), usize::MAX),
+            None => (item, 1),
+        };
+        let words = text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').filter(|word| !word.is_empty());
+        let names = words
+            .filter(|word| !["pub", "const", "unsafe", "fn", "mod", "struct", "enum", "trait", "type", "crate"].contains(word));
+        found.extend(names.take(most).map(str::to_owned));
+    }
+    found
+}
+
+#[test]
+fn the_c_library_uses_what_is_documented() {
+    let hidden: BTreeSet<String> =
+        sources(&library()).iter().flat_map(|file| hidden(&fs::read_to_string(file).unwrap())).collect();
+    assert!(hidden.contains("fuzzing"), "only {hidden:?} were found: the test looks in the wrong place");
+    let mut checked = 0;
+    for file in sources(&c_library()) {
+        let source = fs::read_to_string(&file).unwrap();
+        for name in named_in(&source, "kolo::") {
+            checked += 1;
+            assert!(!hidden.contains(&name) && !name.starts_with("__"), "{} uses kolo::{name}", file.display());
+        }
+    }
+    assert!(checked > 20, "only {checked} names were found: the test looks in the wrong place");
+}
+
+#[test]
+fn the_check_of_hidden_items_finds_what_is_planted() {
+    let source = "#[cfg(test)]\n#[doc(hidden)]\npub mod a;\n#[doc(hidden)]\n#[inline]\npub fn b() -> C {}\npub fn c() {}\n\
+                  #[doc(hidden)]\npub use x::y::{d, e};";
+    assert_eq!(hidden(source).into_iter().collect::<Vec<_>>(), ["a", "b", "d", "e"]);
+    assert_eq!(
+        named_in("use kolo::{a, d::E};\nfn f() { kolo::__g() }", "kolo::").into_iter().collect::<Vec<_>>(),
+        ["__g", "a", "d"]
+    );
+}
+
+/// Two versions of kolo in one program are two crates, whose symbols must differ.
+#[test]
+fn only_the_c_library_exports_symbols() {
+    for file in sources(&library()) {
+        let source = fs::read_to_string(&file).unwrap();
+        assert!(!source.contains("no_mangle") && !source.contains("export_name"), "{} exports a symbol", file.display());
+    }
+}
+
+/// The variants of an enum, which begin lines of four blanks.
+fn variants<'a>(source: &'a str, name: &str) -> Vec<&'a str> {
+    let body = source.split(&format!("pub enum {name} {{\n")).nth(1).unwrap().split("\n}").next().unwrap();
+    let variant =
+        |line: &'a str| line.strip_prefix("    ").filter(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()));
+    let name = |line: &'a str| line.split(|letter: char| !letter.is_alphanumeric()).next().unwrap();
+    body.lines().filter_map(variant).map(name).collect()
+}
+
+/// In another crate, a match over an enum that may grow needs an arm for the rest.
+#[test]
+fn every_error_and_cause_has_a_number_in_c() {
+    let kolo = fs::read_to_string(library().join("error.rs")).unwrap();
+    let capi = fs::read_to_string(c_library().join("error.rs")).unwrap();
+    for (name, least) in [("Error", 15), ("Cause", 15)] {
+        let variants = variants(&kolo, name);
+        assert!(variants.len() > least, "only {variants:?} were found: the test looks in the wrong place");
+        for variant in variants {
+            let is_there = [" ", "(", " {"].iter().any(|end| capi.contains(&format!("{name}::{variant}{end}")));
+            assert!(is_there, "capi/src/error.rs has no number for {name}::{variant}");
+        }
+    }
 }
 
 #[test]
@@ -192,7 +278,9 @@ fn tests() -> BTreeSet<String> {
         let functions = source.lines().filter_map(|line| line.trim().strip_prefix("def test_")?.split('(').next());
         names.extend(functions.map(|name| format!("test_{name}")));
     }
-    for file in ["src", "tests", "cli/src", "cli/tests"].iter().flat_map(|folder| sources(&root.join(folder))) {
+    for file in
+        ["src", "tests", "capi/src", "capi/tests", "cli/src", "cli/tests"].iter().flat_map(|folder| sources(&root.join(folder)))
+    {
         let source = fs::read_to_string(&file).unwrap();
         let mut is_test = false;
         for line in source.lines().map(str::trim) {

@@ -4,12 +4,12 @@ use std::ffi::c_char;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::fault::Fault;
-use super::sized::{self, Grows};
-use super::text;
-use crate::plan::CostModel;
-use crate::types::UnknownName;
-use crate::{Builder, Communicator, Error, settings};
+use kolo::plan::CostModel;
+use kolo::{Builder, Communicator, UnknownName, settings};
+
+use crate::fault::Fault;
+use crate::pointers::text;
+use crate::sized::{self, Grows};
 
 /// The version of kolo_config_t in this header.
 pub const KOLO_CONFIG_VERSION: u32 = 1;
@@ -82,7 +82,7 @@ unsafe impl Grows for kolo_config_t {
 /// # Safety
 ///
 /// `config` is null or points to as many bytes as its first field says; its texts are null or end with a zero.
-pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fault> {
+pub(crate) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fault> {
     let mut builder = Communicator::builder();
     if config.is_null() {
         return Ok(builder);
@@ -148,7 +148,7 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
             builder = builder.job(job);
         }
         if let Some(secret) = text(config.secret, "config->secret")? {
-            builder = builder.secret(settings::secret_given("secret", secret)?);
+            builder = builder.secret(settings::parse_secret("secret", secret)?);
         }
         if let Some(path) = text(config.secret_file, "config->secret_file")? {
             builder = builder.secret_file(path);
@@ -161,7 +161,7 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         builder = match tls {
             [None, None, None] => builder,
             [Some(authority), Some(certificate), Some(key)] => builder.tls(authority, certificate, key),
-            _ => return Err(Error::setting("tls_ca", "", "give tls_ca, tls_cert and tls_key, or none of them").into()),
+            _ => return Err(Fault::setting("tls_ca", "", "give tls_ca, tls_cert and tls_key, or none of them")),
         };
         if let Some(host) = text(config.host, "config->host")? {
             builder = builder.host(host);
@@ -182,7 +182,7 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         }
         (latency, rate) => {
             let given = format!("{latency} us, {rate} GB/s");
-            Err(Error::setting("network", given, "give both latency and rate, more than 0, or neither").into())
+            Err(Fault::setting("network", given, "give both latency and rate, more than 0, or neither"))
         }
     }
 }
@@ -193,5 +193,5 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
 unsafe fn named<T: FromStr<Err = UnknownName>>(from: *const c_char, what: &'static str) -> Result<Option<T>, Fault> {
     // SAFETY: passed on.
     let Some(name) = (unsafe { text(from, what)? }) else { return Ok(None) };
-    name.parse().map(Some).map_err(|unknown: UnknownName| Error::setting(what, name, unknown.to_string()).into())
+    name.parse().map(Some).map_err(|unknown: UnknownName| Fault::setting(what, name, unknown.to_string()))
 }
