@@ -197,27 +197,9 @@ pub unsafe extern "C" fn kolo_reducer_put(
             // SAFETY: the caller's strides, one for each dimension.
             false => Some(unsafe { slice_of(strides, shape.len(), "strides")? }),
         };
-        let is_empty = shape.contains(&0);
-        if gradient.is_null() && !is_empty {
-            return Err(Fault::Null { what: "gradient" });
-        }
-        let reach = |(&extent, &stride): (&usize, &usize)| (extent - 1).saturating_mul(stride);
-        let span = match strides {
-            _ if is_empty => 0,
-            None => shape.iter().product(),
-            Some(strides) => shape.iter().zip(strides).map(reach).fold(1usize, usize::saturating_add),
-        };
-        let (limit, alignment) = (isize::MAX as usize / dtype.size(), dtype.size());
-        if span > limit || !gradient.addr().is_multiple_of(alignment) {
-            return Err(Fault::value(
-                "gradient",
-                gradient.addr() as i64,
-                "it is aligned to its elements, and they fit into memory",
-            ));
-        }
-        // What is there already is not copied to where it is.
-        let (from, own) = (gradient.addr(), own.addr());
-        if from < own + described.count() * alignment && own < from + span * alignment {
+        let span = reach(shape, strides);
+        check_gradient(gradient, span, described)?;
+        if overlaps((gradient.addr(), span), (own.addr(), described.count()), dtype.size()) {
             let why = "gradient lies where kolo_reducer_gradient says; call kolo_reducer_ready for it";
             return Err(ReducerProblem::Moment { call: "kolo_reducer_put", why }.into());
         }
@@ -234,6 +216,34 @@ pub unsafe extern "C" fn kolo_reducer_put(
         unsafe { this.put(parameter, gradient.cast(), span, strides)? };
         Ok(())
     })
+}
+
+/// Returns how many elements lie between the first and the last element of a gradient, both included.
+fn reach(shape: &[usize], strides: Option<&[usize]>) -> usize {
+    if shape.contains(&0) {
+        return 0;
+    }
+    let Some(strides) = strides else { return shape.iter().product() };
+    let to_last = |(&extent, &stride): (&usize, &usize)| (extent - 1).saturating_mul(stride);
+    shape.iter().zip(strides).map(to_last).fold(1, usize::saturating_add)
+}
+
+/// Refuses a gradient of so many elements that cannot be at that address.
+fn check_gradient(gradient: *const c_void, span: usize, described: &Parameter) -> Result<(), Fault> {
+    if gradient.is_null() && !described.shape.contains(&0) {
+        return Err(Fault::Null { what: "gradient" });
+    }
+    let size = described.dtype.size();
+    if span > isize::MAX as usize / size || !gradient.addr().is_multiple_of(size) {
+        let expected = "it is aligned to its elements, and they fit into memory";
+        return Err(Fault::value("gradient", gradient.addr() as i64, expected));
+    }
+    Ok(())
+}
+
+/// Returns whether two runs of elements have a byte in common: the address and the number of each.
+fn overlaps(one: (usize, usize), other: (usize, usize), size: usize) -> bool {
+    one.0 < other.0 + other.1 * size && other.0 < one.0 + one.1 * size
 }
 
 /// Ends the step: starts the buckets that have not been, and waits until all are reduced. After kolo_reducer_accumulate nothing is

@@ -185,10 +185,9 @@ impl Hook for Custom {
 ///
 /// `config` is null or points to as many bytes as its first field says.
 pub(crate) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<ReducerBuilder, Fault> {
-    let builder = Reducer::builder();
     if config.is_null() {
         // The default stream of the first device.
-        return Ok(on_device(builder, 0, std::ptr::null_mut()));
+        return Ok(on_device(Reducer::builder(), 0, std::ptr::null_mut()));
     }
     // SAFETY: passed on.
     let config = unsafe { sized::read(config)? };
@@ -197,31 +196,11 @@ pub(crate) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
     }
     let ordinal = usize::try_from(config.device)
         .map_err(|_| Fault::value("config->device", config.device, "devices are numbered from 0"))?;
-    let unused = match config.unused {
-        KOLO_UNUSED_ERROR => Unused::Error,
-        KOLO_UNUSED_FIND => Unused::Find,
-        KOLO_UNUSED_STATIC => Unused::Static,
-        other => {
-            return Err(Fault::value(
-                "config->unused",
-                other,
-                "it must be one of KOLO_UNUSED_ERROR to KOLO_UNUSED_STATIC, 0 to 2",
-            ));
-        }
-    };
-    let uneven = match config.uneven {
-        KOLO_UNEVEN_NO => Uneven::No,
-        KOLO_UNEVEN_BY_ALL => Uneven::ByWorldSize,
-        KOLO_UNEVEN_BY_ACTIVE => Uneven::ByRanksWithInput,
-        other => {
-            return Err(Fault::value(
-                "config->uneven",
-                other,
-                "it must be one of KOLO_UNEVEN_NO to KOLO_UNEVEN_BY_ACTIVE, 0 to 2",
-            ));
-        }
-    };
-    let mut builder = builder.unused(unused).uneven(uneven).overlap(config.no_overlap == 0).rebuild(config.no_rebuild == 0);
+    let mut builder = Reducer::builder()
+        .unused(unused(config.unused)?)
+        .uneven(uneven(config.uneven)?)
+        .overlap(config.no_overlap == 0)
+        .rebuild(config.no_rebuild == 0);
     builder = on_device(builder, ordinal, config.stream);
     if config.bucket_bytes > 0 {
         builder = builder.bucket_bytes(config.bucket_bytes);
@@ -229,6 +208,34 @@ pub(crate) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
     if config.first_bucket_bytes > 0 {
         builder = builder.first_bucket_bytes(config.first_bucket_bytes);
     }
+    hook(builder, &config)
+}
+
+fn unused(number: kolo_unused_t) -> Result<Unused, Fault> {
+    match number {
+        KOLO_UNUSED_ERROR => Ok(Unused::Error),
+        KOLO_UNUSED_FIND => Ok(Unused::Find),
+        KOLO_UNUSED_STATIC => Ok(Unused::Static),
+        other => {
+            let expected = "it must be one of KOLO_UNUSED_ERROR to KOLO_UNUSED_STATIC, 0 to 2";
+            Err(Fault::value("config->unused", other, expected))
+        }
+    }
+}
+
+fn uneven(number: kolo_uneven_t) -> Result<Uneven, Fault> {
+    match number {
+        KOLO_UNEVEN_NO => Ok(Uneven::No),
+        KOLO_UNEVEN_BY_ALL => Ok(Uneven::ByWorldSize),
+        KOLO_UNEVEN_BY_ACTIVE => Ok(Uneven::ByRanksWithInput),
+        other => {
+            let expected = "it must be one of KOLO_UNEVEN_NO to KOLO_UNEVEN_BY_ACTIVE, 0 to 2";
+            Err(Fault::value("config->uneven", other, expected))
+        }
+    }
+}
+
+fn hook(builder: ReducerBuilder, config: &kolo_reducer_config_t) -> Result<ReducerBuilder, Fault> {
     let after = config.hook_start_after;
     Ok(match config.hook {
         KOLO_HOOK_AVERAGE => builder,
