@@ -1,6 +1,6 @@
 /* kolo: collective communication for processes. See https://docs.rs/kolo for what the operations do.
  *
- * Generated from src/ffi; do not edit.
+ * Generated from capi/src; do not edit.
  *
  * Errors. Every function that returns a kolo_result_t returns KOLO_OK, which is 0, or why it failed; kolo_last_error then says who
  * it was and what to do. No call hangs: all waits have a deadline. KOLO_ERR_ARGUMENT, KOLO_ERR_HANDLE, KOLO_ERR_SETTING,

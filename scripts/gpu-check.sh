@@ -45,7 +45,7 @@ fi
 built=${CARGO_TARGET_DIR:-$PWD/target}
 
 cargo build --release --package kolo-cli --features cuda
-cargo build --release --package kolo --lib --features cuda
+cargo build --release --package kolo-capi --features cuda
 # Says where the tests are, in JSON.
 tests=$(cargo test --package kolo --lib --features cuda --no-run --message-format=json |
     sed -n 's/.*"target":{"kind":\["[^]]*lib".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)

@@ -24,8 +24,8 @@ case $profile in
     *) built=$profile ;;
 esac
 built=${BUILT:-${CARGO_TARGET_DIR:-target}/$built}
-[ -n "${BUILT:-}" ] || cargo build --package kolo --lib --profile "$profile" --features "${FEATURES-cuda}"
-version=$(cargo pkgid --package kolo | sed 's/.*[#@]//')
+[ -n "${BUILT:-}" ] || cargo build --package kolo-capi --profile "$profile" --features "${FEATURES-cuda}"
+version=$(cargo pkgid --package kolo-capi | sed 's/.*[#@]//')
 case $version in
     0.*) abi=${version%.*} ;;
     *) abi=${version%%.*} ;;

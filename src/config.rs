@@ -315,8 +315,12 @@ pub(crate) fn secret_of(env: Env<'_>, deadline: Instant) -> Result<Option<[u8; 3
     env("KOLO_SECRET_FILE").map(|path| secret_in("KOLO_SECRET_FILE", Path::new(&path), deadline)).transpose()
 }
 
-/// The secret that a setting holds. What is wrong there is not shown: it may be nearly right.
-pub(crate) fn secret_given(setting: &str, text: &str) -> Result<[u8; 32]> {
+/// Parses a secret of 64 hexadecimal digits, which the setting of that name holds.
+///
+/// # Errors
+///
+/// [`Error::Setting`] without the text, which may be nearly right.
+pub fn secret_given(setting: &str, text: &str) -> Result<[u8; 32]> {
     if text.is_empty() {
         return Err(empty(setting, SECRET, "a secret"));
     }

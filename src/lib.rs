@@ -51,7 +51,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | what users call | `communicator`, and `ddp` upon it; from C, `ffi`, of which `include/kolo.h` is generated; [`doctor`] looks at the machine |
+//! | the public API | `communicator`, and `ddp` upon it; [`raw`] for bindings to other languages, of which the C library (`capi/`) is one; [`doctor`] examines the machine |
 //! | from a checked call to its result | `exec` |
 //! | what carries a collective out | `engine` (schedules over links), `shm` (shared memory), `cuda` (devices) |
 //! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
@@ -76,10 +76,10 @@ mod engine;
 mod error;
 mod exec;
 mod failure;
-mod ffi;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod raw;
 mod reduce;
 mod schedule;
 mod shm;
@@ -114,8 +114,7 @@ pub mod plan {
 
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {
-    pub(crate) use crate::config::secret_given;
-    pub use crate::config::{VARIABLES, duration, secret_of_environment};
+    pub use crate::config::{VARIABLES, duration, secret_given as parse_secret, secret_of_environment};
 }
 
 #[doc = include_str!("../docs/security.md")]

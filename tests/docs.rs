@@ -332,7 +332,10 @@ fn tests() -> BTreeSet<String> {
         let functions = source.lines().filter_map(|line| line.trim().strip_prefix("def test_")?.split('(').next());
         names.extend(functions.map(|name| format!("test_{name}")));
     }
-    for file in ["src", "tests", "cli/src", "cli/tests"].iter().flat_map(|folder| files(&root().join(folder), "rs")) {
+    for file in ["src", "tests", "capi/src", "capi/tests", "cli/src", "cli/tests"]
+        .iter()
+        .flat_map(|folder| files(&root().join(folder), "rs"))
+    {
         let source = fs::read_to_string(&file).unwrap();
         let mut is_test = false;
         for line in source.lines().map(str::trim) {

@@ -49,7 +49,7 @@ def library():
         sys.exit("torch_kolo is built inside kolo's repository; elsewhere, set KOLO_LIBRARY to a libkolo.a")
     try:
         features = os.environ.get("KOLO_FEATURES", "cuda")
-        subprocess.run(["cargo", "build", "--release", "--package", "kolo", "--lib", "--features", features], cwd=REPOSITORY, check=True)
+        subprocess.run(["cargo", "build", "--release", "--package", "kolo-capi", "--features", features], cwd=REPOSITORY, check=True)
     except FileNotFoundError:
         sys.exit("there is no cargo: install Rust, or set KOLO_LIBRARY to a libkolo.a that was built elsewhere")
     except subprocess.CalledProcessError as failed:

@@ -43,7 +43,24 @@ fn have(programs: &[&str]) -> bool {
     missing.is_empty()
 }
 
-/// Where the install script has put it: what cargo has built for these tests, not another build.
+/// Builds the C library, and returns the folder with both files. cargo builds libraries that no Rust program can link with for no
+/// test. With the selection of `cargo test` it finds everything else built, with the same features.
+fn built() -> &'static Path {
+    let folder = Path::new(env!("CARGO_BIN_EXE_kolo")).parent().unwrap();
+    let profile = folder.file_name().unwrap().to_str().unwrap();
+    let features = [("redis", cfg!(feature = "redis")), ("tls", cfg!(feature = "tls")), ("cuda", cfg!(feature = "cuda"))];
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root()).args(["build", "--quiet", "--lib", "--test", "c"]);
+    cargo.arg("--target-dir").arg(folder.parent().unwrap());
+    cargo.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
+    for (feature, _) in features.iter().filter(|(_, is_on)| *is_on) {
+        cargo.arg("--features").arg(format!("kolo-capi/{feature},kolo-cli/{feature}"));
+    }
+    run(&mut cargo);
+    folder
+}
+
+/// Returns where the install script has put it: what cargo has just built, not another build.
 fn prefix() -> &'static Path {
     static PREFIX: OnceLock<PathBuf> = OnceLock::new();
     PREFIX.get_or_init(|| {
@@ -52,8 +69,7 @@ fn prefix() -> &'static Path {
         let lock = File::create(folder().join("lock")).unwrap();
         lock.lock().unwrap();
         let prefix = folder().join("prefix");
-        let built = Path::new(env!("CARGO_BIN_EXE_kolo")).parent().unwrap().join("deps");
-        run(Command::new(root().join("scripts/install.sh")).arg(&prefix).env("BUILT", built));
+        run(Command::new(root().join("scripts/install.sh")).arg(&prefix).env("BUILT", built()));
         prefix
     })
 }

@@ -118,6 +118,11 @@ impl Communicator {
         self.exec.state.core.lock().choose(op, bytes)
     }
 
+    /// Returns the failure that ended the communicator, or `None` if it still works. Does not wait.
+    pub fn failure(&self) -> Option<&Error> {
+        self.exec.failure()
+    }
+
     /// Whether this rank's buffers may be in the memory of GPUs: rank 0 has it so (see [`Builder::devices`]), and there is a driver
     /// here.
     pub fn has_devices(&self) -> bool {

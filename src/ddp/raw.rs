@@ -1,4 +1,4 @@
-//! A reducer without guards: what the C ABI is made of.
+//! A reducer without guards, for [`crate::raw`].
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::cuda::device::Address;
 use crate::error::{Error, Result};
 use crate::types::{Element, Op};
 
-/// In C a step is no guard, and gradients are addresses.
+/// Here a step is no guard, and gradients are addresses.
 impl Reducer {
     /// Within a step: the gradient is there, or there will be none.
     pub(crate) fn settle(&self, parameter: usize, is_used: bool) -> Result<()> {
@@ -63,16 +63,21 @@ impl Reducer {
     }
 }
 
-/// Ends a reducer whoever is using it.
-pub(crate) struct Stopper(Arc<Core>);
+/// Ends a reducer while other threads use it.
+pub struct Stopper(Arc<Core>);
 
 impl Stopper {
-    /// An error in a forked child.
-    pub(crate) fn check_process(&self) -> Result<()> {
+    /// Checks that this process is not a child forked from the one that made the reducer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`] in such a child.
+    pub fn check_process(&self) -> Result<()> {
         self.0.check_process()
     }
 
-    pub(crate) fn stop(&self) {
+    /// Ends the reducer: calls under way on it, and later ones, fail on all ranks.
+    pub fn stop(&self) {
         self.0.fail(Error::Aborted { op: Op::AllReduce, seq: 0 });
     }
 }

@@ -1,4 +1,4 @@
-//! Calls on raw memory: what the C ABI is made of.
+//! Calls on raw memory, from [`crate::raw`] and on devices.
 
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Argument, Error, Result};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
-/// A call as C makes it: the buffers have no lengths of their own, but those that the counts give them.
+/// A call on pointers: the lengths of the buffers follow from the counts.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Raw<'a> {
     pub(crate) op: Op,
     pub(crate) dtype: DType,

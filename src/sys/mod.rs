@@ -30,8 +30,6 @@ pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit
 pub(crate) use file::{
     NotOpened, check_folder, close, has_file_permissions, is_locked_out, is_open_to_others, is_still_at, open_own,
 };
-#[cfg(all(test, unix, not(miri)))]
-pub(crate) use fork::is_so_in_a_child;
 pub(crate) use fork::{between_forks, count_forks, forks, forks_seen};
 pub(crate) use helper::{Helper, by_deadline, resolve};
 pub(crate) use platform::{

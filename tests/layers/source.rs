@@ -16,6 +16,7 @@ pub struct Source {
     /// Relative to the root of the crate, such as `shm/flags.rs`.
     pub file: String,
     pub module: ModulePath,
+    pub text: String,
     /// What is compiled outside tests, without comments.
     items: Vec<Item>,
     /// The same, token by token, without spaces.
@@ -68,7 +69,10 @@ impl Sources {
             }
             let items = without_tests(parsed.items);
             let code = items.iter().map(|item| item.to_token_stream().to_string().replace(' ', "")).collect();
-            found.insert(module.clone(), Source { file: file.to_owned(), module, items, code, exports: Vec::new() });
+            found.insert(
+                module.clone(),
+                Source { file: file.to_owned(), module, text: text.to_owned(), items, code, exports: Vec::new() },
+            );
         }
         let modules = found.keys().flat_map(|module| (0..=module.len()).map(|length| module[..length].to_vec())).collect();
         let mut sources = Sources { by_module: found, modules };

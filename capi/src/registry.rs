@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::sys;
+use kolo::raw::{between_forks, forks};
 
 /// What a handle is for. It is part of the handle: one of a communicator is none of an operation.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Communicator = 5,
     Work = 10,
     Reducer = 15,
@@ -31,7 +31,7 @@ const LAST_GENERATION: usize = usize::MAX >> (INDEX_BITS + KIND_BITS);
 const FIRST_BLOCK: usize = 64;
 const BLOCKS: usize = (INDEX_BITS - FIRST_BLOCK.trailing_zeros() + 1) as usize;
 
-pub(super) struct Registry<T> {
+pub(crate) struct Registry<T> {
     kind: Kind,
     blocks: [OnceLock<Block<T>>; BLOCKS],
     free: Mutex<Free>,
@@ -40,7 +40,7 @@ pub(super) struct Registry<T> {
 type Block<T> = Box<[Entry<T>]>;
 
 struct Entry<T> {
-    /// As [`sys::forks`] was when the slot was filled: in a forked child, it is another now.
+    /// As [`forks`] was when the slot was filled: in a forked child, it is another now.
     forks: AtomicU32,
     slot: RwLock<Slot<T>>,
 }
@@ -53,7 +53,7 @@ impl<T> Entry<T> {
 
     /// Whether the slot was filled by the process from which this one was forked.
     fn is_of_parent(&self) -> bool {
-        self.forks.load(Ordering::Relaxed) != sys::forks_seen()
+        self.forks.load(Ordering::Relaxed) != forks()
     }
 }
 
@@ -69,16 +69,16 @@ struct Free {
     next: usize,
 }
 
-pub(super) type Guard<'a, T> = MappedRwLockReadGuard<'a, T>;
+pub(crate) type Guard<'a, T> = MappedRwLockReadGuard<'a, T>;
 
 impl<T> Registry<T> {
-    pub(super) const fn new(kind: Kind) -> Registry<T> {
+    pub(crate) const fn new(kind: Kind) -> Registry<T> {
         let free = Mutex::new(Free { indices: Vec::new(), next: 0 });
         Registry { kind, blocks: [const { OnceLock::new() }; BLOCKS], free }
     }
 
     /// Puts something in, and returns its handle; gives it back if there is no room.
-    pub(super) fn insert(&self, value: T) -> Result<usize, T> {
+    pub(crate) fn insert(&self, value: T) -> Result<usize, T> {
         let index = self.free(|free| {
             let never_used = (free.next >> INDEX_BITS == 0).then_some(free.next);
             let index = free.indices.pop().or(never_used);
@@ -92,14 +92,14 @@ impl<T> Registry<T> {
             (0..len).map(|_| Entry::new()).collect()
         });
         let mut slot = slots[place].slot.write();
-        slots[place].forks.store(sys::forks(), Ordering::Relaxed);
+        slots[place].forks.store(forks(), Ordering::Relaxed);
         slot.value = Some(value);
         Ok((slot.generation << KIND_BITS | self.kind as usize) << INDEX_BITS | index)
     }
 
     /// What a handle stands for, if anything; it stays there for as long as the guard lives.
     #[inline]
-    pub(super) fn get(&self, handle: usize) -> Option<Guard<'_, T>> {
+    pub(crate) fn get(&self, handle: usize) -> Option<Guard<'_, T>> {
         let (entry, generation) = self.entry(handle)?;
         // Recursive: a thread that waits to take the value out does not stop other calls from reading it, such as
         // the abort that ends those that use it.
@@ -112,7 +112,7 @@ impl<T> Registry<T> {
 
     /// Waits until no call uses the handle, and returns what it stood for; the handle is dead from then on. `None` if it stands for
     /// nothing. `Some(None)` in a forked child if a thread of its parent used the handle at the fork: that stays with the parent.
-    pub(super) fn take(&self, handle: usize) -> Option<Option<T>> {
+    pub(crate) fn take(&self, handle: usize) -> Option<Option<T>> {
         let (entry, generation) = self.entry(handle)?;
         if entry.is_of_parent() {
             return self.take_from_parent(entry, handle, generation);
@@ -121,7 +121,7 @@ impl<T> Registry<T> {
     }
 
     /// As [`Registry::take`], but gives up the calls that use it, also those that come until all have left.
-    pub(super) fn end(&self, handle: usize, give_up: impl Fn(&T)) -> Option<Option<T>> {
+    pub(crate) fn end(&self, handle: usize, give_up: impl Fn(&T)) -> Option<Option<T>> {
         let (entry, generation) = self.entry(handle)?;
         if entry.is_of_parent() {
             return self.take_from_parent(entry, handle, generation);
@@ -159,7 +159,7 @@ impl<T> Registry<T> {
 
     /// No fork finds this locked: a child has handles of its own.
     fn free<R>(&self, f: impl FnOnce(&mut Free) -> R) -> R {
-        sys::between_forks(|| f(&mut self.free.lock()))
+        between_forks(|| f(&mut self.free.lock()))
     }
 
     #[inline]
@@ -291,7 +291,6 @@ mod tests {
     #[cfg(all(unix, not(miri)))]
     #[test]
     fn a_forked_child_does_not_wait_for_its_parents_threads() {
-        sys::count_forks();
         let registry = Registry::new(Kind::Work);
         let (ended, taken, free) = (registry.insert(5).unwrap(), registry.insert(6).unwrap(), registry.insert(7).unwrap());
         let _used = [registry.get(ended).unwrap(), registry.get(taken).unwrap()];
@@ -302,6 +301,6 @@ mod tests {
                 && registry.take(own) == Some(Some(8))
                 && registry.take(free).is_none()
         };
-        assert_eq!(sys::is_so_in_a_child(child), Some(true), "none if it does not end");
+        assert_eq!(crate::child::is_so_in_a_child(child), Some(true), "none if it does not end");
     }
 }

@@ -1,4 +1,4 @@
-//! `include/kolo.h` is what `src/ffi` says. After a change there: `KOLO_WRITE_HEADER=1 cargo test --test header`.
+//! `include/kolo.h` is what the sources say. After a change there: `KOLO_WRITE_HEADER=1 cargo test --test header`.
 
 use std::fs;
 use std::path::Path;
@@ -6,9 +6,11 @@ use std::path::Path;
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
 /// In the order in which they are to be read.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 16] = [
     "version",
-    "fault",
+    "codes",
+    "error",
+    "last_error",
     "arguments",
     "config",
     "unique_id",
@@ -50,14 +52,14 @@ fn generate() -> String {
         style: Style::Both,
         documentation_style: DocumentationStyle::C99,
         line_length: 120,
-        header: Some(fs::read_to_string(root.join("src/ffi/header.txt")).unwrap().trim_end().to_owned()),
+        header: Some(fs::read_to_string(root.join("src/header.txt")).unwrap().trim_end().to_owned()),
         after_includes: Some(INITIALIZERS.trim_end().to_owned()),
         ..Config::default()
     };
-    let sources = SOURCES.iter().map(|name| root.join(format!("src/ffi/{name}.rs")));
+    let sources = SOURCES.iter().map(|name| root.join(format!("src/{name}.rs")));
     let builder = sources.fold(Builder::new().with_config(config), Builder::with_src);
     let mut header = Vec::new();
-    builder.generate().expect("cbindgen reads src/ffi").write(&mut header);
+    builder.generate().expect("cbindgen reads the sources").write(&mut header);
     String::from_utf8(header).unwrap()
 }
 
@@ -72,13 +74,13 @@ fn the_header_is_what_the_sources_say() {
     let different = generated.lines().zip(committed.lines()).find(|(generated, committed)| generated != committed);
     assert!(
         generated == committed,
-        "include/kolo.h is not what src/ffi says, first at {different:?}; run KOLO_WRITE_HEADER=1 cargo test --test header"
+        "include/kolo.h is not what capi/src says, first at {different:?}; run KOLO_WRITE_HEADER=1 cargo test --test header"
     );
 }
 
 #[test]
 fn every_source_is_in_the_header() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ffi");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut exported = 0;
     let header = generate();
     for entry in fs::read_dir(folder).unwrap() {

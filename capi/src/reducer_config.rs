@@ -3,13 +3,15 @@
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 
-use super::arguments::{dtype, kolo_dtype_t, kolo_stream_t};
-use super::fault::{Fault, meaning};
-use super::sized::{self, Grows, end_of};
-use super::{slice_of, text};
-use crate::ddp::{Bucket, Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, Uneven, Unused};
-use crate::error::ReducerProblem;
-use crate::{Communicator, Error};
+use kolo::ddp::{Bucket, Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, Uneven, Unused};
+use kolo::raw::{bucket_address, on_device};
+use kolo::{Communicator, ReducerProblem};
+
+use crate::arguments::{dtype, kolo_dtype_t, kolo_stream_t};
+use crate::codes::meaning;
+use crate::fault::Fault;
+use crate::pointers::{slice_of, text};
+use crate::sized::{self, Grows, end_of};
 
 /// A parameter or buffer of a model.
 #[repr(C)]
@@ -149,10 +151,10 @@ thread_local! {
 }
 
 /// Reducers wait for their hooks: a hook that waits for a reducer may be waiting for itself.
-pub(super) fn refuse_in_hook() -> Result<(), Fault> {
+pub(crate) fn refuse_in_hook() -> Result<(), Fault> {
     let why = "its reducer waits for it, so it must not call reducers";
     match IN_HOOK.get() {
-        true => Err(Error::from(ReducerProblem::Moment { call: "in hook_function", why }).into()),
+        true => Err(ReducerProblem::Moment { call: "in hook_function", why }.into()),
         false => Ok(()),
     }
 }
@@ -162,10 +164,10 @@ impl Hook for Custom {
         "of the caller".to_owned()
     }
 
-    fn reduce(&mut self, bucket: &mut Bucket<'_>, _: &Communicator) -> crate::Result<()> {
+    fn reduce(&mut self, bucket: &mut Bucket<'_>, _: &Communicator) -> kolo::Result<()> {
         let (index, step, count, dtype) = (bucket.index(), bucket.step(), bucket.count(), bucket.dtype() as u8 as kolo_dtype_t);
         let on_device = bucket.is_on_device().into();
-        let described = kolo_bucket_t { index, step, data: bucket.address().cast(), count, dtype, on_device };
+        let described = kolo_bucket_t { index, step, data: bucket_address(bucket).cast(), count, dtype, on_device };
         IN_HOOK.set(true);
         // SAFETY: the caller's function and context, which the header says must outlive the reducer.
         let returned = unsafe { (self.function)(self.context, &raw const described) };
@@ -182,11 +184,10 @@ impl Hook for Custom {
 /// # Safety
 ///
 /// `config` is null or points to as many bytes as its first field says.
-pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<ReducerBuilder, Fault> {
-    let builder = Reducer::builder();
+pub(crate) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<ReducerBuilder, Fault> {
     if config.is_null() {
         // The default stream of the first device.
-        return Ok(builder.on_device(0, std::ptr::null_mut()));
+        return Ok(on_device(Reducer::builder(), 0, std::ptr::null_mut()));
     }
     // SAFETY: passed on.
     let config = unsafe { sized::read(config)? };
@@ -195,38 +196,46 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
     }
     let ordinal = usize::try_from(config.device)
         .map_err(|_| Fault::value("config->device", config.device, "devices are numbered from 0"))?;
-    let unused = match config.unused {
-        KOLO_UNUSED_ERROR => Unused::Error,
-        KOLO_UNUSED_FIND => Unused::Find,
-        KOLO_UNUSED_STATIC => Unused::Static,
-        other => {
-            return Err(Fault::value(
-                "config->unused",
-                other,
-                "it must be one of KOLO_UNUSED_ERROR to KOLO_UNUSED_STATIC, 0 to 2",
-            ));
-        }
-    };
-    let uneven = match config.uneven {
-        KOLO_UNEVEN_NO => Uneven::No,
-        KOLO_UNEVEN_BY_ALL => Uneven::ByWorldSize,
-        KOLO_UNEVEN_BY_ACTIVE => Uneven::ByRanksWithInput,
-        other => {
-            return Err(Fault::value(
-                "config->uneven",
-                other,
-                "it must be one of KOLO_UNEVEN_NO to KOLO_UNEVEN_BY_ACTIVE, 0 to 2",
-            ));
-        }
-    };
-    let mut builder = builder.unused(unused).uneven(uneven).overlap(config.no_overlap == 0).rebuild(config.no_rebuild == 0);
-    builder = builder.on_device(ordinal, config.stream);
+    let mut builder = Reducer::builder()
+        .unused(unused(config.unused)?)
+        .uneven(uneven(config.uneven)?)
+        .overlap(config.no_overlap == 0)
+        .rebuild(config.no_rebuild == 0);
+    builder = on_device(builder, ordinal, config.stream);
     if config.bucket_bytes > 0 {
         builder = builder.bucket_bytes(config.bucket_bytes);
     }
     if config.first_bucket_bytes > 0 {
         builder = builder.first_bucket_bytes(config.first_bucket_bytes);
     }
+    hook(builder, &config)
+}
+
+fn unused(number: kolo_unused_t) -> Result<Unused, Fault> {
+    match number {
+        KOLO_UNUSED_ERROR => Ok(Unused::Error),
+        KOLO_UNUSED_FIND => Ok(Unused::Find),
+        KOLO_UNUSED_STATIC => Ok(Unused::Static),
+        other => {
+            let expected = "it must be one of KOLO_UNUSED_ERROR to KOLO_UNUSED_STATIC, 0 to 2";
+            Err(Fault::value("config->unused", other, expected))
+        }
+    }
+}
+
+fn uneven(number: kolo_uneven_t) -> Result<Uneven, Fault> {
+    match number {
+        KOLO_UNEVEN_NO => Ok(Uneven::No),
+        KOLO_UNEVEN_BY_ALL => Ok(Uneven::ByWorldSize),
+        KOLO_UNEVEN_BY_ACTIVE => Ok(Uneven::ByRanksWithInput),
+        other => {
+            let expected = "it must be one of KOLO_UNEVEN_NO to KOLO_UNEVEN_BY_ACTIVE, 0 to 2";
+            Err(Fault::value("config->uneven", other, expected))
+        }
+    }
+}
+
+fn hook(builder: ReducerBuilder, config: &kolo_reducer_config_t) -> Result<ReducerBuilder, Fault> {
     let after = config.hook_start_after;
     Ok(match config.hook {
         KOLO_HOOK_AVERAGE => builder,
@@ -249,7 +258,7 @@ pub(super) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
 /// # Safety
 ///
 /// `tensors` is valid for `count` of them, and so are their names and shapes.
-pub(super) unsafe fn tensors(tensors: *const kolo_tensor_t, count: usize, what: &'static str) -> Result<Vec<Parameter>, Fault> {
+pub(crate) unsafe fn tensors(tensors: *const kolo_tensor_t, count: usize, what: &'static str) -> Result<Vec<Parameter>, Fault> {
     // SAFETY: passed on.
     let tensors = unsafe { slice_of(tensors, count, what)? };
     let describe = |tensor: &kolo_tensor_t| {

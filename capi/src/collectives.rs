@@ -1,14 +1,17 @@
 //! The blocking collectives: each returns when this rank's part is done. Inside a host they run on the calling thread.
 //!
-//! In a group they are held back; see [`super::group`].
+//! In a group they are held back; see [`crate::held`].
 
 use std::ffi::c_void;
 
-use super::arguments::{Arguments, KOLO_UINT8, kolo_dtype_t, kolo_redop_t, kolo_stream_t};
-use super::communicator::{Comm, kolo_comm_t, on};
-use super::fault::{Fault, kolo_result_t};
-use super::group;
-use crate::Op;
+use kolo::Op;
+use kolo::raw::run_together;
+
+use crate::arguments::{Arguments, KOLO_UINT8, kolo_dtype_t, kolo_redop_t, kolo_stream_t};
+use crate::codes::kolo_result_t;
+use crate::communicator::{Comm, kolo_comm_t, on};
+use crate::fault::Fault;
+use crate::held;
 
 /// # Safety
 ///
@@ -18,11 +21,11 @@ unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) ->
     on(comm, |this| {
         // SAFETY: passed on.
         let call = unsafe { arguments.prepare(&this.comm, stream)? };
-        if group::is_open() {
-            return group::hold(comm, [call]);
+        if held::is_open() {
+            return held::hold(comm.addr(), [call]);
         }
         // SAFETY: passed on.
-        unsafe { this.comm.exec.run_prepared(&call) }.map_err(Fault::from)
+        unsafe { call.run(&this.comm) }.map_err(Fault::from)
     })
 }
 
@@ -262,11 +265,11 @@ pub unsafe extern "C" fn kolo_recv_any(
     comm: kolo_comm_t,
     stream: kolo_stream_t,
 ) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).anybody(source);
+    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).any_source(source);
     on(comm, |this: &Comm| {
-        group::refuse("kolo_recv_any")?;
+        held::refuse("kolo_recv_any")?;
         // SAFETY: no counts are read; the caller's buffers.
-        unsafe { this.comm.exec.run_prepared(&arguments.prepare(&this.comm, stream)?) }.map_err(Fault::from)
+        unsafe { arguments.prepare(&this.comm, stream)?.run(&this.comm) }.map_err(Fault::from)
     })
 }
 
@@ -288,10 +291,10 @@ pub unsafe extern "C" fn kolo_send_recv(
     on(comm, |this: &Comm| {
         // SAFETY: no counts are read.
         let calls = unsafe { [sends.prepare(&this.comm, stream)?, receives.prepare(&this.comm, stream)?] };
-        if group::is_open() {
-            return group::hold(comm, calls);
+        if held::is_open() {
+            return held::hold(comm.addr(), calls);
         }
         // SAFETY: the caller's buffers.
-        unsafe { this.comm.exec.run_prepared_together(calls.into()) }.map_err(Fault::from)
+        unsafe { run_together(&this.comm, calls.into()) }.map_err(Fault::from)
     })
 }

@@ -3,15 +3,15 @@
 
 use std::mem::MaybeUninit;
 
-use super::fault::Fault;
-use super::pointer;
+use crate::fault::Fault;
+use crate::pointers::pointer;
 
 /// A struct of the header that may get more fields at its end.
 ///
 /// # Safety
 ///
 /// It is `repr(C)`, begins with a `usize`, and is valid if all its bytes are zero. `FIRST` is from its first field on, and at most all.
-pub(super) unsafe trait Grows: Copy {
+pub(crate) unsafe trait Grows: Copy {
     /// What errors call a pointer to one, and its first field.
     const NAMES: (&'static str, &'static str);
     /// How large it was in the first header. Never changes.
@@ -24,7 +24,7 @@ macro_rules! end_of {
         std::mem::offset_of!($type, $field) + size_of::<$of>()
     };
 }
-pub(super) use end_of;
+pub(crate) use end_of;
 
 /// No struct of this library will ever be as large; a length that was not set may be.
 const LONGEST: usize = 1 << 16;
@@ -34,7 +34,7 @@ const LONGEST: usize = 1 << 16;
 /// # Safety
 ///
 /// `from` is null, misaligned, or points to as many bytes as its first field says.
-pub(super) unsafe fn read<T: Grows>(from: *const T) -> Result<T, Fault> {
+pub(crate) unsafe fn read<T: Grows>(from: *const T) -> Result<T, Fault> {
     // SAFETY: passed on.
     let size = unsafe { size_at(from)? };
     let known = size_of::<T>().min(size);
@@ -61,7 +61,7 @@ pub(super) unsafe fn read<T: Grows>(from: *const T) -> Result<T, Fault> {
 /// # Safety
 ///
 /// As for [`read`], and it can be written.
-pub(super) unsafe fn write<T: Grows>(to: *mut T, value: &T) -> Result<(), Fault> {
+pub(crate) unsafe fn write<T: Grows>(to: *mut T, value: &T) -> Result<(), Fault> {
     // SAFETY: passed on.
     let known = unsafe { size_at(to)? }.min(size_of::<T>());
     let (from, after) = (std::ptr::from_ref(value).cast::<u8>(), size_of::<usize>());

@@ -4,12 +4,12 @@ use std::ffi::c_char;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::fault::Fault;
-use super::sized::{self, Grows};
-use super::text;
-use crate::plan::CostModel;
-use crate::types::UnknownName;
-use crate::{Builder, Communicator, Error, settings};
+use kolo::plan::CostModel;
+use kolo::{Builder, Communicator, UnknownName, settings};
+
+use crate::fault::Fault;
+use crate::pointers::text;
+use crate::sized::{self, Grows};
 
 /// The version of kolo_config_t in this header.
 pub const KOLO_CONFIG_VERSION: u32 = 1;
@@ -77,60 +77,79 @@ unsafe impl Grows for kolo_config_t {
     const FIRST: usize = std::mem::offset_of!(kolo_config_t, trace_dir);
 }
 
-/// The options that a configuration stands for.
+/// Returns the options that a configuration stands for.
 ///
 /// # Safety
 ///
 /// `config` is null or points to as many bytes as its first field says; its texts are null or end with a zero.
-pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fault> {
-    let mut builder = Communicator::builder();
+pub(crate) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fault> {
+    let builder = Communicator::builder();
     if config.is_null() {
         return Ok(builder);
     }
     // SAFETY: passed on.
     let config = unsafe { sized::read(config)? };
-    if config.version != KOLO_CONFIG_VERSION {
-        let expected = format!(
-            "this kolo knows version {KOLO_CONFIG_VERSION}; set it to KOLO_CONFIG_VERSION, and if the header is newer than the \
-             library, install the library that it came with"
-        );
-        return Err(Fault::value("config->version", config.version, expected));
+    check_version(&config)?;
+    let builder = numbers(builder, &config)?;
+    // SAFETY: passed on.
+    let builder = unsafe { security(texts(builder, &config)?, &config)? };
+    network(builder, &config)
+}
+
+fn check_version(config: &kolo_config_t) -> Result<(), Fault> {
+    if config.version == KOLO_CONFIG_VERSION {
+        return Ok(());
     }
-    let time = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));
-    if let Some(timeout) = time(config.timeout_ms) {
-        builder = builder.timeout(timeout);
+    let expected = format!(
+        "this kolo knows version {KOLO_CONFIG_VERSION}; set it to KOLO_CONFIG_VERSION, and if the header is newer than the \
+         library, install the library that it came with"
+    );
+    Err(Fault::value("config->version", config.version, expected))
+}
+
+/// Sets times, switches and counts.
+fn numbers(mut builder: Builder, config: &kolo_config_t) -> Result<Builder, Fault> {
+    if config.timeout_ms > 0 {
+        builder = builder.timeout(Duration::from_millis(config.timeout_ms));
     }
-    if let Some(timeout) = time(config.start_timeout_ms) {
-        builder = builder.start_timeout(timeout);
+    if config.start_timeout_ms > 0 {
+        builder = builder.start_timeout(Duration::from_millis(config.start_timeout_ms));
     }
-    builder = match config.reproducible {
-        0 => builder,
-        1 => builder.reproducible(true),
-        -1 => builder.reproducible(false),
-        other => return Err(Fault::value("config->reproducible", other, "it is 1, -1, or 0 for not set")),
-    };
-    builder = match config.insecure {
-        0 => builder,
-        1 => builder.insecure(true),
-        -1 => builder.insecure(false),
-        other => return Err(Fault::value("config->insecure", other, "it is 1, -1, or 0 for not set")),
-    };
-    builder = match config.devices {
-        0 => builder,
-        1 => builder.devices(true),
-        -1 => builder.devices(false),
-        other => return Err(Fault::value("config->devices", other, "it is 1, -1, or 0 for not set")),
-    };
-    builder = match config.trace_signal {
-        0 => builder,
-        1 => builder.trace_signal(true),
-        -1 => builder.trace_signal(false),
-        other => return Err(Fault::value("config->trace_signal", other, "it is 1, -1, or 0 for not set")),
-    };
+    if let Some(is_on) = switch(config.reproducible, "config->reproducible")? {
+        builder = builder.reproducible(is_on);
+    }
+    if let Some(is_on) = switch(config.insecure, "config->insecure")? {
+        builder = builder.insecure(is_on);
+    }
+    if let Some(is_on) = switch(config.devices, "config->devices")? {
+        builder = builder.devices(is_on);
+    }
+    if let Some(is_on) = switch(config.trace_signal, "config->trace_signal")? {
+        builder = builder.trace_signal(is_on);
+    }
     if config.sockets > 0 {
         builder = builder.sockets(config.sockets as usize);
     }
-    // SAFETY: the caller's texts.
+    Ok(builder)
+}
+
+/// Returns what a field says that is on, off or not set.
+fn switch(given: i32, what: &'static str) -> Result<Option<bool>, Fault> {
+    match given {
+        0 => Ok(None),
+        1 => Ok(Some(true)),
+        -1 => Ok(Some(false)),
+        other => Err(Fault::value(what, other, "it is 1, -1, or 0 for not set")),
+    }
+}
+
+/// Sets what has a name, and the texts that are taken as they are.
+///
+/// # Safety
+///
+/// The texts of `config` are null or end with a zero.
+unsafe fn texts(mut builder: Builder, config: &kolo_config_t) -> Result<Builder, Fault> {
+    // SAFETY: passed on.
     unsafe {
         if let Some(transport) = named(config.transport, "transport")? {
             builder = builder.transport(transport);
@@ -147,22 +166,6 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         if let Some(job) = text(config.job, "config->job")? {
             builder = builder.job(job);
         }
-        if let Some(secret) = text(config.secret, "config->secret")? {
-            builder = builder.secret(settings::secret_given("secret", secret)?);
-        }
-        if let Some(path) = text(config.secret_file, "config->secret_file")? {
-            builder = builder.secret_file(path);
-        }
-        let tls = [
-            text(config.tls_ca, "config->tls_ca")?,
-            text(config.tls_cert, "config->tls_cert")?,
-            text(config.tls_key, "config->tls_key")?,
-        ];
-        builder = match tls {
-            [None, None, None] => builder,
-            [Some(authority), Some(certificate), Some(key)] => builder.tls(authority, certificate, key),
-            _ => return Err(Error::setting("tls_ca", "", "give tls_ca, tls_cert and tls_key, or none of them").into()),
-        };
         if let Some(host) = text(config.host, "config->host")? {
             builder = builder.host(host);
         }
@@ -173,6 +176,38 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
             builder = builder.trace_dir(folder);
         }
     }
+    Ok(builder)
+}
+
+/// Sets the secret and the certificates.
+///
+/// # Safety
+///
+/// As for [`texts`].
+unsafe fn security(mut builder: Builder, config: &kolo_config_t) -> Result<Builder, Fault> {
+    // SAFETY: passed on.
+    unsafe {
+        if let Some(secret) = text(config.secret, "config->secret")? {
+            builder = builder.secret(settings::parse_secret("secret", secret)?);
+        }
+        if let Some(path) = text(config.secret_file, "config->secret_file")? {
+            builder = builder.secret_file(path);
+        }
+        let tls = [
+            text(config.tls_ca, "config->tls_ca")?,
+            text(config.tls_cert, "config->tls_cert")?,
+            text(config.tls_key, "config->tls_key")?,
+        ];
+        match tls {
+            [None, None, None] => Ok(builder),
+            [Some(authority), Some(certificate), Some(key)] => Ok(builder.tls(authority, certificate, key)),
+            _ => Err(Fault::setting("tls_ca", "", "give tls_ca, tls_cert and tls_key, or none of them")),
+        }
+    }
+}
+
+/// Sets the costs of the network, for choosing algorithms.
+fn network(builder: Builder, config: &kolo_config_t) -> Result<Builder, Fault> {
     match (config.network_latency_us, config.network_gigabytes_per_s) {
         (0.0, 0.0) => Ok(builder),
         (latency, rate) if latency > 0.0 && latency.is_finite() && rate > 0.0 && rate.is_finite() => {
@@ -182,7 +217,7 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
         }
         (latency, rate) => {
             let given = format!("{latency} us, {rate} GB/s");
-            Err(Error::setting("network", given, "give both latency and rate, more than 0, or neither").into())
+            Err(Fault::setting("network", given, "give both latency and rate, more than 0, or neither"))
         }
     }
 }
@@ -193,5 +228,5 @@ pub(super) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fa
 unsafe fn named<T: FromStr<Err = UnknownName>>(from: *const c_char, what: &'static str) -> Result<Option<T>, Fault> {
     // SAFETY: passed on.
     let Some(name) = (unsafe { text(from, what)? }) else { return Ok(None) };
-    name.parse().map(Some).map_err(|unknown: UnknownName| Error::setting(what, name, unknown.to_string()).into())
+    name.parse().map(Some).map_err(|unknown: UnknownName| Fault::setting(what, name, unknown.to_string()))
 }

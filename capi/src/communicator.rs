@@ -3,14 +3,20 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use super::arguments::rank;
-use super::config::{builder, kolo_config_t};
-use super::fault::{self, Fault, KOLO_OK, Last, kolo_result_t};
-use super::registry::{Guard, Kind, Registry};
-use super::store::{Callbacks, kolo_store_t};
-use super::unique_id::{kolo_unique_id_t, meeting_place};
-use super::{boundary, group, place, pointer, text};
-use crate::{Builder, Communicator, Error};
+use kolo::{Builder, Communicator};
+
+use crate::arguments::rank;
+use crate::boundary::boundary;
+use crate::codes::{KOLO_OK, kolo_result_t};
+use crate::config::{builder, kolo_config_t};
+use crate::error;
+use crate::fault::Fault;
+use crate::held;
+use crate::last::Last;
+use crate::pointers::{place, pointer, text};
+use crate::registry::{Guard, Kind, Registry};
+use crate::store::{Callbacks, kolo_store_t};
+use crate::unique_id::{kolo_unique_id_t, meeting_place};
 
 /// A communicator: a group of ranks, seen from one of them. A handle: it is a number and no address, and may be copied.
 pub struct kolo_comm {
@@ -22,16 +28,16 @@ pub type kolo_comm_t = *mut kolo_comm;
 pub const KOLO_NO_COLOR: i32 = -1;
 
 /// What a handle stands for.
-pub(super) struct Comm {
-    pub(super) comm: Communicator,
-    pub(super) last: Last,
+pub(crate) struct Comm {
+    pub(crate) comm: Communicator,
+    pub(crate) last: Last,
 }
 
 static COMMUNICATORS: Registry<Comm> = Registry::new(Kind::Communicator);
 
 /// The communicator that a handle stands for. It lives at least as long as the guard.
 #[inline]
-pub(super) fn enter(comm: kolo_comm_t) -> Result<Guard<'static, Comm>, Fault> {
+pub(crate) fn enter(comm: kolo_comm_t) -> Result<Guard<'static, Comm>, Fault> {
     COMMUNICATORS.get(comm.addr()).ok_or_else(|| unknown(comm))
 }
 
@@ -42,7 +48,7 @@ fn unknown(comm: kolo_comm_t) -> Fault {
 
 /// A call on a communicator, which remembers how it failed, and ends if it panics.
 #[inline]
-pub(super) fn on(comm: kolo_comm_t, call: impl FnOnce(&Comm) -> Result<(), Fault>) -> kolo_result_t {
+pub(crate) fn on(comm: kolo_comm_t, call: impl FnOnce(&Comm) -> Result<(), Fault>) -> kolo_result_t {
     boundary(|| {
         let guard = enter(comm)?;
         let unwound = AbortOnUnwind(&guard);
@@ -76,7 +82,7 @@ unsafe fn connect(comm: *mut kolo_comm_t, options: impl FnOnce() -> Result<Build
         // SAFETY: passed on.
         let comm = unsafe { place(comm, "comm")? };
         comm.write(std::ptr::null_mut());
-        group::refuse("connecting")?;
+        held::refuse("connecting")?;
         comm.write(register(options()?.connect()?)?);
         Ok(())
     })
@@ -167,7 +173,7 @@ pub unsafe extern "C" fn kolo_comm_init_callbacks(
 pub unsafe extern "C" fn kolo_comm_init_all(comms: *mut kolo_comm_t, nranks: i32, config: *const kolo_config_t) -> kolo_result_t {
     boundary(|| {
         pointer(comms, "comms")?;
-        group::refuse("connecting")?;
+        held::refuse("connecting")?;
         if nranks < 1 {
             return Err(Fault::value("nranks", nranks, "there is at least one rank"));
         }
@@ -191,7 +197,7 @@ pub unsafe extern "C" fn kolo_comm_split(comm: kolo_comm_t, color: i32, key: i32
         // SAFETY: the caller's pointer.
         let newcomm = unsafe { place(newcomm, "newcomm")? };
         newcomm.write(std::ptr::null_mut());
-        group::refuse("kolo_comm_split")?;
+        held::refuse("kolo_comm_split")?;
         let color = match color {
             KOLO_NO_COLOR => None,
             color => Some(usize::try_from(color).map_err(|_| Fault::value("color", color, "it is from 0, or KOLO_NO_COLOR"))?),
@@ -222,7 +228,7 @@ pub unsafe extern "C" fn kolo_comm_shrink(comm: kolo_comm_t, newcomm: *mut kolo_
         // SAFETY: the caller's pointer.
         let newcomm = unsafe { place(newcomm, "newcomm")? };
         newcomm.write(std::ptr::null_mut());
-        group::refuse("kolo_comm_shrink")?;
+        held::refuse("kolo_comm_shrink")?;
         newcomm.write(register(this.comm.shrink()?)?);
         Ok(())
     })
@@ -304,7 +310,7 @@ pub unsafe extern "C" fn kolo_comm_has_devices(comm: kolo_comm_t, has: *mut i32)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_get_async_error(comm: kolo_comm_t, result: *mut kolo_result_t) -> kolo_result_t {
     // SAFETY: the caller's pointer.
-    unsafe { tell(comm, result, "result", |comm| comm.exec.failure().map_or(KOLO_OK, |error: &Error| fault::code(error))) }
+    unsafe { tell(comm, result, "result", |comm| comm.failure().map_or(KOLO_OK, error::code)) }
 }
 
 /// # Safety

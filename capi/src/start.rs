@@ -2,12 +2,15 @@
 
 use std::ffi::c_void;
 
-use super::arguments::{Arguments, KOLO_UINT8, kolo_dtype_t, kolo_redop_t, kolo_stream_t};
-use super::communicator::{kolo_comm_t, on};
-use super::fault::{Fault, kolo_result_t};
-use super::work::{kolo_work_t, register};
-use super::{group, place};
-use crate::{Op, Work};
+use kolo::Op;
+
+use crate::arguments::{Arguments, KOLO_UINT8, kolo_dtype_t, kolo_redop_t, kolo_stream_t};
+use crate::codes::kolo_result_t;
+use crate::communicator::{kolo_comm_t, on};
+use crate::fault::Fault;
+use crate::held;
+use crate::pointers::place;
+use crate::work::{kolo_work_t, register};
 
 /// # Safety
 ///
@@ -17,17 +20,16 @@ unsafe fn start(comm: kolo_comm_t, stream: kolo_stream_t, work: *mut kolo_work_t
         // SAFETY: the caller's pointer.
         let work = unsafe { place(work, "work")? };
         work.write(std::ptr::null_mut());
-        group::refuse("an asynchronous call")?;
+        held::refuse("an asynchronous call")?;
         // SAFETY: passed on.
         let call = unsafe { arguments.prepare(&this.comm, stream)? };
-        let lent = call.lent.clone();
         // SAFETY: passed on.
-        let started = unsafe { this.comm.exec.start_prepared(call)? };
-        match register(started, comm, lent) {
+        let started = unsafe { call.start(&this.comm)? };
+        match register(started, comm) {
             Ok(handle) => work.write(handle),
             // Nobody could tell when the buffers are free again, so this has to.
             Err(started) => {
-                Work::wait(started)?;
+                started.outcome(None).transpose()?;
                 return Err(Fault::Unsupported { what: "a handle on an operation", why: "there are too many; destroy some" });
             }
         };
@@ -273,7 +275,7 @@ pub unsafe extern "C" fn kolo_start_recv_any(
     stream: kolo_stream_t,
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).anybody(source);
+    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).any_source(source);
     // SAFETY: the caller's buffers.
     unsafe { start(comm, stream, work, arguments) }
 }

@@ -1,17 +1,16 @@
 //! Handles on operations in flight.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::arguments::kolo_stream_t;
-use super::boundary;
-use super::boundary_of;
-use super::communicator::{enter, kolo_comm_t};
-use super::fault::{Fault, KOLO_IN_PROGRESS, KOLO_OK, kolo_result_t};
-use super::place;
-use super::registry::{Guard, Kind, Registry};
-use crate::Work;
-use crate::exec::Lent;
+use kolo::raw::RawWork;
+
+use crate::arguments::kolo_stream_t;
+use crate::boundary::{boundary, boundary_of};
+use crate::codes::{KOLO_IN_PROGRESS, KOLO_OK, kolo_result_t};
+use crate::communicator::{enter, kolo_comm_t};
+use crate::fault::Fault;
+use crate::pointers::place;
+use crate::registry::{Guard, Kind, Registry};
 
 /// An operation in flight. A handle, to be given to kolo_work_destroy.
 pub struct kolo_work {
@@ -21,17 +20,15 @@ pub type kolo_work_t = *mut kolo_work;
 
 /// What a handle stands for.
 struct Flight {
-    work: Work<()>,
-    /// If its buffers are a device's.
-    lent: Option<Arc<Lent>>,
+    work: RawWork,
     /// The address of the communicator's handle, which may be dead by now.
     comm: usize,
 }
 
 static WORKS: Registry<Flight> = Registry::new(Kind::Work);
 
-pub(super) fn register(work: Work<()>, comm: kolo_comm_t, lent: Option<Arc<Lent>>) -> Result<kolo_work_t, Work<()>> {
-    let handle = WORKS.insert(Flight { work, lent, comm: comm.addr() }).map_err(|flight| flight.work)?;
+pub(crate) fn register(work: RawWork, comm: kolo_comm_t) -> Result<kolo_work_t, RawWork> {
+    let handle = WORKS.insert(Flight { work, comm: comm.addr() }).map_err(|flight| flight.work)?;
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
@@ -91,9 +88,9 @@ pub extern "C" fn kolo_work_wait_on(work: kolo_work_t, stream: kolo_stream_t) ->
         if flight.work.is_finished() {
             return flight.outcome(None);
         }
-        match &flight.lent {
-            Some(lent) if lent.close_on(stream.into())? => Ok(KOLO_OK),
-            _ => flight.outcome(None),
+        match flight.work.hold_stream(stream)? {
+            true => Ok(KOLO_OK),
+            false => flight.outcome(None),
         }
     })
 }

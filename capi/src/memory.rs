@@ -5,10 +5,15 @@ use std::ffi::c_void;
 
 use parking_lot::Mutex;
 
-use super::communicator::{kolo_comm_t, on};
-use super::fault::{Fault, kolo_result_t};
-use super::{boundary, group, place};
-use crate::{Registered, sys};
+use kolo::Registered;
+use kolo::raw::between_forks;
+
+use crate::boundary::boundary;
+use crate::codes::kolo_result_t;
+use crate::communicator::{kolo_comm_t, on};
+use crate::fault::Fault;
+use crate::held;
+use crate::pointers::place;
 
 type Allocated = BTreeMap<usize, Registered<u8>>;
 
@@ -17,7 +22,7 @@ static ALLOCATED: Mutex<Allocated> = Mutex::new(BTreeMap::new());
 
 /// Uses what was allocated and not freed. A forked child frees, too, so no fork finds it locked.
 fn allocated<T>(f: impl FnOnce(&mut Allocated) -> T) -> T {
-    sys::between_forks(|| f(&mut ALLOCATED.lock()))
+    between_forks(|| f(&mut ALLOCATED.lock()))
 }
 
 /// Allocates `bytes` of zeroed memory, aligned to a page, that the ranks of this host share: kolo_all_reduce reads and writes
@@ -32,7 +37,7 @@ pub unsafe extern "C" fn kolo_mem_alloc(ptr: *mut *mut c_void, bytes: usize, com
         // SAFETY: the caller's pointer.
         let ptr = unsafe { place(ptr, "ptr")? };
         ptr.write(std::ptr::null_mut());
-        group::refuse("kolo_mem_alloc")?;
+        held::refuse("kolo_mem_alloc")?;
         // Also none is some, so that it has an address of its own.
         let mut memory = this.comm.alloc::<u8>(bytes.max(1))?;
         let start = memory.as_mut_ptr();
@@ -61,10 +66,11 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
     use std::time::Duration;
 
+    use kolo::Communicator;
+
     use super::*;
-    use crate::Communicator;
-    use crate::ffi::fault::KOLO_OK;
-    use crate::sys::is_so_in_a_child;
+    use crate::child::is_so_in_a_child;
+    use crate::codes::KOLO_OK;
 
     #[test]
     fn a_forked_child_frees_while_another_thread_of_its_parent_allocates() {

@@ -4,16 +4,20 @@ use std::ffi::c_void;
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::arguments::{kolo_dtype_t, rank};
-use super::communicator::{kolo_comm_t, on};
-use super::fault::{Fault, kolo_result_t};
-use super::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, refuse_in_hook, tensors};
-use super::registry::{Guard, Kind, Registry};
-use super::sized::{self, Grows, end_of};
-use super::{boundary, group, place, slice_of};
-use crate::Error;
-use crate::ddp::{BufferSync, Parameter, Reducer, Stopper, TensorMut, with_float};
-use crate::error::ReducerProblem;
+use kolo::ReducerProblem;
+use kolo::ddp::{BufferSync, Parameter, TensorMut};
+use kolo::raw::{RawReducer, Stopper, tensor};
+
+use crate::arguments::{kolo_dtype_t, rank};
+use crate::boundary::boundary;
+use crate::codes::kolo_result_t;
+use crate::communicator::{kolo_comm_t, on};
+use crate::fault::Fault;
+use crate::held;
+use crate::pointers::{place, slice_of};
+use crate::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, refuse_in_hook, tensors};
+use crate::registry::{Guard, Kind, Registry};
+use crate::sized::{self, Grows, end_of};
 
 /// A gradient reducer, for data-parallel training. A handle: it is a number and no address, and may be copied.
 pub struct kolo_reducer {
@@ -26,7 +30,7 @@ pub const KOLO_SYNC_AVERAGE: i32 = -1;
 
 /// What a handle stands for. What threads do within a step reads; what begins one or communicates on the caller's thread writes.
 struct Held {
-    reducer: RwLock<Reducer>,
+    reducer: RwLock<RawReducer>,
     stopper: Stopper,
 }
 
@@ -41,14 +45,14 @@ fn unknown(reducer: kolo_reducer_t) -> Fault {
 }
 
 /// A call within a step, or between two.
-fn within(reducer: kolo_reducer_t, call: impl FnOnce(RwLockReadGuard<'_, Reducer>) -> Result<(), Fault>) -> kolo_result_t {
+fn within(reducer: kolo_reducer_t, call: impl FnOnce(RwLockReadGuard<'_, RawReducer>) -> Result<(), Fault>) -> kolo_result_t {
     guarded(reducer, |held| call(held.reducer.read()))
 }
 
 /// A call that nobody else's may meet.
-fn alone(reducer: kolo_reducer_t, call: impl FnOnce(RwLockWriteGuard<'_, Reducer>) -> Result<(), Fault>) -> kolo_result_t {
+fn alone(reducer: kolo_reducer_t, call: impl FnOnce(RwLockWriteGuard<'_, RawReducer>) -> Result<(), Fault>) -> kolo_result_t {
     guarded(reducer, |held| {
-        group::refuse("a reducer")?;
+        held::refuse("a reducer")?;
         call(held.reducer.write())
     })
 }
@@ -96,8 +100,8 @@ pub unsafe extern "C" fn kolo_reducer_create(
             (to, builder(config)?, tensors(parameters, nparameters, "parameters")?, tensors(buffers, nbuffers, "buffers")?)
         };
         refuse_in_hook()?;
-        group::refuse("kolo_reducer_create")?;
-        let made = builder.parameters(parameters).buffers(buffers).build(&this.comm)?;
+        held::refuse("kolo_reducer_create")?;
+        let made = RawReducer::from(builder.parameters(parameters).buffers(buffers).build(&this.comm)?);
         let held = Held { stopper: made.stopper(), reducer: RwLock::new(made) };
         let handle = REDUCERS.insert(held);
         let handle = handle.map_err(|_| Fault::Unsupported { what: "a reducer", why: "there are too many already" })?;
@@ -119,14 +123,14 @@ pub extern "C" fn kolo_reducer_destroy(reducer: kolo_reducer_t) -> kolo_result_t
 /// anew and gradients move to other addresses.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_begin(reducer: kolo_reducer_t) -> kolo_result_t {
-    alone(reducer, |mut this| Ok(this.start(true)?))
+    alone(reducer, |mut this| Ok(this.begin()?))
 }
 
 /// Begins a step that is not reduced: its gradients are kept, and the next steps' are to be added to them, until one that
 /// kolo_reducer_begin began has been finished, which averages the sum. Not a collective call.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_accumulate(reducer: kolo_reducer_t) -> kolo_result_t {
-    alone(reducer, |mut this| Ok(this.start(false)?))
+    alone(reducer, |mut this| Ok(this.accumulate()?))
 }
 
 /// Where the gradient of a parameter is: `*gradient` points to its elements, in memory that the ranks of the host share, until the
@@ -148,7 +152,7 @@ pub unsafe extern "C" fn kolo_reducer_gradient(
 ) -> kolo_result_t {
     within(reducer, |this| {
         // SAFETY: the caller's pointer.
-        unsafe { place(gradient, "gradient")? }.write(this.address(parameter)?.cast());
+        unsafe { place(gradient, "gradient")? }.write(this.gradient(parameter)?.cast());
         if !accumulates.is_null() {
             // SAFETY: the caller's pointer.
             unsafe { place(accumulates, "accumulates")? }.write(this.accumulates().into());
@@ -161,13 +165,13 @@ pub unsafe extern "C" fn kolo_reducer_gradient(
 /// its turn.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_ready(reducer: kolo_reducer_t, parameter: usize) -> kolo_result_t {
-    within(reducer, |this| Ok(this.settle(parameter, true)?))
+    within(reducer, |this| Ok(this.ready(parameter)?))
 }
 
 /// Says that this step gives a parameter no gradient: it counts as zeros.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_unused(reducer: kolo_reducer_t, parameter: usize) -> kolo_result_t {
-    within(reducer, |this| Ok(this.settle(parameter, false)?))
+    within(reducer, |this| Ok(this.unused(parameter)?))
 }
 
 /// Copies a gradient that lies elsewhere to its place (or adds it to what is there, if the step accumulates), and makes it ready. From
@@ -186,36 +190,18 @@ pub unsafe extern "C" fn kolo_reducer_put(
     strides: *const usize,
 ) -> kolo_result_t {
     within(reducer, |this| {
-        let own = this.address(parameter)?;
-        let described @ Parameter { shape, dtype, .. } = &this.parameters()[parameter];
+        let own = this.gradient(parameter)?;
+        let described @ Parameter { shape, dtype, .. } = &this.get().parameters()[parameter];
         let strides = match strides.is_null() {
             true => None,
             // SAFETY: the caller's strides, one for each dimension.
             false => Some(unsafe { slice_of(strides, shape.len(), "strides")? }),
         };
-        let is_empty = shape.contains(&0);
-        if gradient.is_null() && !is_empty {
-            return Err(Fault::Null { what: "gradient" });
-        }
-        let reach = |(&extent, &stride): (&usize, &usize)| (extent - 1).saturating_mul(stride);
-        let span = match strides {
-            _ if is_empty => 0,
-            None => shape.iter().product(),
-            Some(strides) => shape.iter().zip(strides).map(reach).fold(1usize, usize::saturating_add),
-        };
-        let (limit, alignment) = (isize::MAX as usize / dtype.size(), dtype.size());
-        if span > limit || !gradient.addr().is_multiple_of(alignment) {
-            return Err(Fault::value(
-                "gradient",
-                gradient.addr() as i64,
-                "it is aligned to its elements, and they fit into memory",
-            ));
-        }
-        // What is there already is not copied to where it is.
-        let (from, own) = (gradient.addr(), own.addr());
-        if from < own + described.count() * alignment && own < from + span * alignment {
+        let span = reach(shape, strides);
+        check_gradient(gradient, span, described)?;
+        if overlaps((gradient.addr(), span), (own.addr(), described.count()), dtype.size()) {
             let why = "gradient lies where kolo_reducer_gradient says; call kolo_reducer_ready for it";
-            return Err(Error::from(ReducerProblem::Moment { call: "kolo_reducer_put", why }).into());
+            return Err(ReducerProblem::Moment { call: "kolo_reducer_put", why }.into());
         }
         if described.on_device {
             if strides.is_some() {
@@ -226,16 +212,38 @@ pub unsafe extern "C" fn kolo_reducer_put(
             unsafe { this.put_on_device(parameter, gradient.addr() as u64)? };
             return Ok(());
         }
-        with_float!(*dtype, T => {
-            // SAFETY: the caller's memory, of as many elements as the shape and the strides reach over.
-            let memory = if span == 0 { &[] } else { unsafe { std::slice::from_raw_parts(gradient.cast::<T>(), span) } };
-            match strides {
-                None => this.put(parameter, memory)?,
-                Some(strides) => this.put_strided(parameter, memory, strides)?,
-            }
-        });
+        // SAFETY: the caller's memory, of as many elements as the shape and the strides reach over.
+        unsafe { this.put(parameter, gradient.cast(), span, strides)? };
         Ok(())
     })
+}
+
+/// Returns how many elements lie between the first and the last element of a gradient, both included.
+fn reach(shape: &[usize], strides: Option<&[usize]>) -> usize {
+    if shape.contains(&0) {
+        return 0;
+    }
+    let Some(strides) = strides else { return shape.iter().product() };
+    let to_last = |(&extent, &stride): (&usize, &usize)| (extent - 1).saturating_mul(stride);
+    shape.iter().zip(strides).map(to_last).fold(1, usize::saturating_add)
+}
+
+/// Refuses a gradient of so many elements that cannot be at that address.
+fn check_gradient(gradient: *const c_void, span: usize, described: &Parameter) -> Result<(), Fault> {
+    if gradient.is_null() && !described.shape.contains(&0) {
+        return Err(Fault::Null { what: "gradient" });
+    }
+    let size = described.dtype.size();
+    if span > isize::MAX as usize / size || !gradient.addr().is_multiple_of(size) {
+        let expected = "it is aligned to its elements, and they fit into memory";
+        return Err(Fault::value("gradient", gradient.addr() as i64, expected));
+    }
+    Ok(())
+}
+
+/// Returns whether two runs of elements have a byte in common: the address and the number of each.
+fn overlaps(one: (usize, usize), other: (usize, usize), size: usize) -> bool {
+    one.0 < other.0 + other.1 * size && other.0 < one.0 + one.1 * size
 }
 
 /// Ends the step: starts the buckets that have not been, and waits until all are reduced. After kolo_reducer_accumulate nothing is
@@ -276,8 +284,8 @@ pub unsafe extern "C" fn kolo_reducer_last(reducer: kolo_reducer_t, rank: *mut i
 pub unsafe extern "C" fn kolo_reducer_broadcast_parameters(reducer: kolo_reducer_t, values: *const *mut c_void) -> kolo_result_t {
     alone(reducer, |mut this| {
         // SAFETY: the caller's addresses and values.
-        let mut values = unsafe { self::values(values, this.parameters())? };
-        Ok(this.broadcast_parameters(&mut values)?)
+        let mut values = unsafe { self::values(values, this.get().parameters())? };
+        Ok(this.get_mut().broadcast_parameters(&mut values)?)
     })
 }
 
@@ -286,8 +294,8 @@ pub unsafe extern "C" fn kolo_reducer_broadcast_parameters(reducer: kolo_reducer
 pub unsafe extern "C" fn kolo_reducer_average_parameters(reducer: kolo_reducer_t, values: *const *mut c_void) -> kolo_result_t {
     alone(reducer, |mut this| {
         // SAFETY: the caller's addresses and values.
-        let mut values = unsafe { self::values(values, this.parameters())? };
-        Ok(this.average_parameters(&mut values)?)
+        let mut values = unsafe { self::values(values, this.get().parameters())? };
+        Ok(this.get_mut().average_parameters(&mut values)?)
     })
 }
 
@@ -305,8 +313,8 @@ pub unsafe extern "C" fn kolo_reducer_sync_buffers(
             root => BufferSync::Broadcast(rank(root, "from")?),
         };
         // SAFETY: the caller's addresses and values.
-        let mut values = unsafe { self::values(values, this.buffers())? };
-        Ok(this.sync_buffers(&mut values, how)?)
+        let mut values = unsafe { self::values(values, this.get().buffers())? };
+        Ok(this.get_mut().sync_buffers(&mut values, how)?)
     })
 }
 
@@ -316,7 +324,7 @@ pub unsafe extern "C" fn kolo_reducer_sync_buffers(
 pub unsafe extern "C" fn kolo_reducer_is_used(reducer: kolo_reducer_t, parameter: usize, used: *mut i32) -> kolo_result_t {
     within(reducer, |this| {
         // SAFETY: the caller's pointer.
-        unsafe { place(used, "used")? }.write(this.was_used(parameter)?.into());
+        unsafe { place(used, "used")? }.write(this.is_used(parameter)?.into());
         Ok(())
     })
 }
@@ -352,7 +360,7 @@ unsafe impl Grows for kolo_step_stats_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut kolo_step_stats_t) -> kolo_result_t {
     within(reducer, |this| {
-        let step = this.statistics();
+        let step = this.get().statistics();
         let described = kolo_step_stats_t {
             size: size_of::<kolo_step_stats_t>(),
             buckets: step.buckets.len(),
@@ -403,7 +411,7 @@ pub unsafe extern "C" fn kolo_reducer_bucket_stats(
     stats: *mut kolo_bucket_stats_t,
 ) -> kolo_result_t {
     within(reducer, |this| {
-        let step = this.statistics();
+        let step = this.get().statistics();
         let Some(one) = step.buckets.get(bucket) else {
             return Err(Fault::value(
                 "bucket",
@@ -440,7 +448,7 @@ unsafe fn values<'a>(values: *const *mut c_void, described: &[Parameter]) -> Res
     let tensor = |(&address, parameter): (&*mut c_void, &Parameter)| {
         if parameter.count() == 0 {
             // SAFETY: no element is read or written there.
-            return Ok(unsafe { TensorMut::at(std::ptr::NonNull::dangling().as_ptr(), parameter) });
+            return Ok(unsafe { self::tensor(std::ptr::NonNull::dangling().as_ptr(), parameter) });
         }
         if address.is_null() {
             return Err(Fault::Null { what: "an address of values" });
@@ -449,7 +457,7 @@ unsafe fn values<'a>(values: *const *mut c_void, described: &[Parameter]) -> Res
             return Err(Fault::Misaligned { what: "an address of values" });
         }
         // SAFETY: passed on.
-        Ok(unsafe { TensorMut::at(address.cast(), parameter) })
+        Ok(unsafe { self::tensor(address.cast(), parameter) })
     };
     addresses.iter().zip(described).map(tensor).collect()
 }

@@ -3,12 +3,15 @@
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_void};
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::boundary;
-use super::fault::{Fault, KOLO_OK, kolo_result_t};
-use super::sized::{self, Grows};
-use crate::{Store, StoreProblem};
+use kolo::{Store, StoreProblem};
+
+use crate::boundary::boundary;
+use crate::codes::{KOLO_OK, kolo_result_t};
+use crate::fault::Fault;
+use crate::sized::{self, Grows};
 
 /// Where a function of kolo_store_t puts the value that it found, with kolo_store_reply. A handle that is valid until it returns.
 pub struct kolo_reply {
@@ -96,7 +99,7 @@ pub unsafe extern "C" fn kolo_store_reply(reply: kolo_reply_t, value: *const c_v
 }
 
 /// A store of the caller's functions.
-pub(super) struct Callbacks {
+pub(crate) struct Callbacks {
     is_private: bool,
     context: *mut c_void,
     set: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, usize, u64) -> i32,
@@ -114,7 +117,7 @@ impl Callbacks {
     ///
     /// `store` is null or points to as many bytes as its first field says; its functions keep what `kolo_store_t` says, for as long as
     /// this lives.
-    pub(super) unsafe fn new(store: *const kolo_store_t) -> Result<Callbacks, Fault> {
+    pub(crate) unsafe fn new(store: *const kolo_store_t) -> Result<Callbacks, Fault> {
         // SAFETY: passed on.
         let kolo_store_t { context, set, get, claim, is_private, .. } = unsafe { sized::read(store)? };
         let is_private = match is_private {
@@ -127,11 +130,15 @@ impl Callbacks {
     }
 }
 
+fn failed(doing: &'static str, why: String) -> StoreProblem {
+    StoreProblem::Io { doing, source: Arc::new(io::Error::other(why)) }
+}
+
 /// A function of the caller's has returned.
 fn check(doing: &'static str, returned: i32) -> Result<(), StoreProblem> {
     match returned {
         KOLO_OK => Ok(()),
-        other => Err(StoreProblem::io(doing)(io::Error::other(format!("the function returned {other}")))),
+        other => Err(failed(doing, format!("the function returned {other}"))),
     }
 }
 
@@ -190,6 +197,6 @@ impl Store for Callbacks {
             // SAFETY: as above.
             unsafe { claim(self.context, key.as_ptr(), pointer, length, milliseconds(timeout), reply) }
         })?;
-        held.ok_or_else(|| StoreProblem::io("its function claim")(io::Error::other("it gave no reply")))
+        held.ok_or_else(|| failed("its function claim", "it gave no reply".to_owned()))
     }
 }

@@ -1,14 +1,18 @@
 //! A meeting place that is small enough to be handed over by hand: the address of a store that one process serves for it.
 
+use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::fault::{Fault, kolo_result_t};
-use super::{boundary, place};
-use crate::bootstrap::address;
-use crate::{Builder, Error, TcpStoreServer};
+use kolo::raw::advertised_address;
+use kolo::{Builder, Error, TcpStoreServer};
+
+use crate::boundary::boundary;
+use crate::codes::kolo_result_t;
+use crate::fault::Fault;
+use crate::pointers::place;
 
 /// What ranks share that find each other with kolo_comm_init_rank. It has a secret in it, that keeps strangers out: hand it to ranks
 /// only. It can be copied, and serves for one communicator.
@@ -34,7 +38,7 @@ struct Served {
 }
 
 /// Keeps a store while one rank of this process connects.
-pub(super) struct Held(Option<Served>);
+pub(crate) struct Held(Option<Served>);
 
 impl Drop for Held {
     fn drop(&mut self) {
@@ -56,9 +60,12 @@ pub unsafe extern "C" fn kolo_get_unique_id(id: *mut kolo_unique_id_t) -> kolo_r
         let id = unsafe { place(id, "id")? };
         let mut random = [0; 48];
         let fill = getrandom::fill(&mut random);
-        fill.map_err(|error| Error::os("reading random numbers")(std::io::Error::other(error)))?;
+        fill.map_err(|error| Error::Os {
+            doing: "reading random numbers".to_owned(),
+            source: Arc::new(io::Error::other(error)),
+        })?;
         let (job, secret) = (hexadecimal(&random[..16]), secret(&random[16..]));
-        let address = SocketAddr::new(address::own()?, 0);
+        let address = SocketAddr::new(advertised_address()?, 0);
         let server = Arc::new(TcpStoreServer::bind(address, &job, Some(secret))?);
         let address = server.address();
         let ip = match address.ip() {
@@ -77,10 +84,10 @@ pub unsafe extern "C" fn kolo_get_unique_id(id: *mut kolo_unique_id_t) -> kolo_r
 }
 
 /// Lets a rank connect at the place that an id names.
-pub(super) fn meeting_place(builder: Builder, id: &kolo_unique_id_t) -> Result<(Builder, Held), Fault> {
+pub(crate) fn meeting_place(builder: Builder, id: &kolo_unique_id_t) -> Result<(Builder, Held), Fault> {
     let internal = &id.internal;
     if internal[..6] != MAGIC || internal[72..].iter().any(|&byte| byte != 0) {
-        return Err(Error::setting("id", "(not shown)", "what kolo_get_unique_id of this version of kolo made").into());
+        return Err(Fault::setting("id", "(not shown)", "what kolo_get_unique_id of this version of kolo made"));
     }
     let port = u16::from_be_bytes([internal[6], internal[7]]);
     let ip = Ipv6Addr::from(<[u8; 16]>::try_from(&internal[8..24]).expect("16 bytes")).to_canonical();

@@ -4,11 +4,13 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::time::Duration;
 
-use super::fault::{Fault, kolo_result_t};
-use super::{boundary, pointer, slice_of};
-use crate::buffer::Source;
-use crate::exec::{Call, Raw};
-use crate::{Communicator, DType, Op, Rank, ReduceOp};
+use kolo::raw::{PreparedCall, RawCall};
+use kolo::{Communicator, DType, Op, Rank, ReduceOp};
+
+use crate::boundary::boundary;
+use crate::codes::{assert_same, kolo_result_t};
+use crate::fault::Fault;
+use crate::pointers::{pointer, slice_of};
 
 /// The type of an element. The numbers up to 9 are NCCL's.
 pub type kolo_dtype_t = i32;
@@ -78,8 +80,8 @@ const _: () = {
         (KOLO_BXOR, ReduceOp::BitXor as u8),
     ];
     assert!(dtypes.len() == DType::ALL.len() && redops.len() == ReduceOp::ALL.len());
-    super::assert_same(&dtypes);
-    super::assert_same(&redops);
+    assert_same(&dtypes);
+    assert_same(&redops);
 };
 
 /// A CUDA stream (`cudaStream_t` or `CUstream`; NULL is the default stream), of calls whose buffers are in the memory of a GPU. Such a
@@ -109,7 +111,7 @@ pub extern "C" fn kolo_call_timeout(timeout_ms: u64) -> kolo_result_t {
 
 /// The arguments of one call.
 #[derive(Clone, Copy)]
-pub(super) struct Arguments {
+pub(crate) struct Arguments {
     op: Op,
     dtype: kolo_dtype_t,
     redop: Option<kolo_redop_t>,
@@ -120,12 +122,12 @@ pub(super) struct Arguments {
     recv: *mut c_void,
     send_counts: *const usize,
     recv_counts: *const usize,
-    /// Of a receive from whoever sends first: where to put who that was.
-    source: Option<Source>,
+    /// Of a receive from any rank: where to put that rank.
+    source: Option<*mut i32>,
 }
 
 impl Arguments {
-    pub(super) fn of(op: Op, dtype: kolo_dtype_t) -> Arguments {
+    pub(crate) fn of(op: Op, dtype: kolo_dtype_t) -> Arguments {
         let (send, recv, counts) = (std::ptr::null(), std::ptr::null_mut(), std::ptr::null());
         Arguments {
             op,
@@ -141,73 +143,71 @@ impl Arguments {
         }
     }
 
-    pub(super) fn buffers(self, send: *const c_void, recv: *mut c_void, count: usize) -> Arguments {
+    pub(crate) fn buffers(self, send: *const c_void, recv: *mut c_void, count: usize) -> Arguments {
         Arguments { send, recv, count, ..self }
     }
 
-    pub(super) fn send_counts(self, send_counts: *const usize) -> Arguments {
+    pub(crate) fn send_counts(self, send_counts: *const usize) -> Arguments {
         Arguments { send_counts, ..self }
     }
 
-    pub(super) fn recv_counts(self, recv_counts: *const usize) -> Arguments {
+    pub(crate) fn recv_counts(self, recv_counts: *const usize) -> Arguments {
         Arguments { recv_counts, ..self }
     }
 
-    pub(super) fn reduced(self, redop: kolo_redop_t) -> Arguments {
+    pub(crate) fn reduced(self, redop: kolo_redop_t) -> Arguments {
         Arguments { redop: Some(redop), ..self }
     }
 
-    pub(super) fn root(self, root: i32) -> Arguments {
+    pub(crate) fn root(self, root: i32) -> Arguments {
         Arguments { root: (root, "root"), ..self }
     }
 
-    pub(super) fn peer(self, peer: i32) -> Arguments {
+    pub(crate) fn peer(self, peer: i32) -> Arguments {
         Arguments { root: (peer, "peer"), ..self }
     }
 
-    /// From whoever sends first, which is put there unless it is null.
-    pub(super) fn anybody(self, source: *mut i32) -> Arguments {
-        Arguments { source: Some(Source::Int(source)), ..self }
+    /// From any rank, which is put there unless it is null.
+    pub(crate) fn any_source(self, source: *mut i32) -> Arguments {
+        Arguments { source: Some(source), ..self }
     }
 
-    /// The call, checked as far as one rank can. What its stream was given before comes before it.
+    /// Checks the call as far as one rank can. It comes after what its stream was given before.
     ///
     /// # Safety
     ///
-    /// Counts that are not null are valid for one for each rank.
+    /// Counts that are not null are valid for one entry for each rank.
     #[inline]
-    pub(super) unsafe fn prepare(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<Call, Fault> {
-        let has_send_counts = matches!(self.op, Op::ReduceScatterV | Op::AllToAllV);
-        let has_recv_counts = matches!(self.op, Op::AllGatherV | Op::AllToAllV);
-        let counts = |has: bool, counts: *const usize, what| match has {
-            false => Ok(None),
-            // SAFETY: the caller vouches for as many.
-            true => unsafe { slice_of(counts, comm.world_size(), what) }.map(Some),
-        };
-        if let Some(Source::Int(place)) = self.source
-            && !place.is_null()
-        {
-            pointer(place, "source")?;
+    pub(crate) unsafe fn prepare(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<PreparedCall, Fault> {
+        let mut call = RawCall::new(self.op, dtype(self.dtype)?)
+            .buffers(self.send.cast(), self.recv.cast(), self.count)
+            .root(rank(self.root.0, self.root.1)?)
+            .stream(stream);
+        if let Some(number) = self.redop {
+            call = call.reduce(redop(number)?);
         }
-        let raw = Raw {
-            redop: self.redop.map(redop).transpose()?,
-            root: rank(self.root.0, self.root.1)?,
-            count: self.count,
-            send: self.send.cast(),
-            recv: self.recv.cast(),
-            send_counts: counts(has_send_counts, self.send_counts, "send_counts")?,
-            recv_counts: counts(has_recv_counts, self.recv_counts, "recv_counts")?,
-            source: self.source,
-            timeout: TIMEOUT.get(),
-            ..Raw::new(self.op, dtype(self.dtype)?)
-        };
-        let mut call = comm.exec.prepare(&raw)?;
-        comm.exec.lend(&mut call, stream.into())?;
-        Ok(call)
+        if matches!(self.op, Op::ReduceScatterV | Op::AllToAllV) {
+            // SAFETY: passed on.
+            call = call.send_counts(unsafe { slice_of(self.send_counts, comm.world_size(), "send_counts")? });
+        }
+        if matches!(self.op, Op::AllGatherV | Op::AllToAllV) {
+            // SAFETY: passed on.
+            call = call.recv_counts(unsafe { slice_of(self.recv_counts, comm.world_size(), "recv_counts")? });
+        }
+        if let Some(source) = self.source {
+            if !source.is_null() {
+                pointer(source, "source")?;
+            }
+            call = call.any_source(source);
+        }
+        if let Some(timeout) = TIMEOUT.get() {
+            call = call.timeout(timeout);
+        }
+        Ok(call.prepare(comm)?)
     }
 }
 
-pub(super) fn dtype(number: kolo_dtype_t) -> Result<DType, Fault> {
+pub(crate) fn dtype(number: kolo_dtype_t) -> Result<DType, Fault> {
     let known = u8::try_from(number).ok().and_then(DType::from_number);
     known.ok_or_else(|| Fault::value("dtype", number, "it must be one of KOLO_INT8 to KOLO_BOOL, 0 to 12"))
 }
@@ -218,6 +218,6 @@ fn redop(number: kolo_redop_t) -> Result<ReduceOp, Fault> {
 }
 
 /// A rank, which may still be too large.
-pub(super) fn rank(number: i32, what: &'static str) -> Result<Rank, Fault> {
+pub(crate) fn rank(number: i32, what: &'static str) -> Result<Rank, Fault> {
     usize::try_from(number).map_err(|_| Fault::value(what, number, "ranks count from 0"))
 }

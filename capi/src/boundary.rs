@@ -1,0 +1,50 @@
+//! Where Rust ends: errors become numbers, panics become errors.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::codes::{KOLO_OK, kolo_result_t};
+use crate::fault::Fault;
+use crate::held;
+use crate::last;
+
+/// Runs a call: errors become numbers, panics become errors.
+#[inline]
+pub(crate) fn boundary(call: impl FnOnce() -> Result<(), Fault>) -> kolo_result_t {
+    boundary_of(|| call().map(|()| KOLO_OK))
+}
+
+/// As [`boundary`], for calls that can succeed in several ways.
+#[inline]
+pub(crate) fn boundary_of(call: impl FnOnce() -> Result<kolo_result_t, Fault>) -> kolo_result_t {
+    // Whatever a panic may have left half done is a communicator's, which is ended then.
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(result)) => result,
+        Ok(Err(fault)) => failed(&fault),
+        Err(panic) => failed(&Fault::Panic(said(&*panic))),
+    }
+}
+
+#[cold]
+fn failed(fault: &Fault) -> kolo_result_t {
+    let described = fault.describe();
+    last::remember(&described);
+    held::note_failure();
+    described.code
+}
+
+/// What a panic said.
+fn said(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without words".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codes::KOLO_ERR_INTERNAL;
+
+    #[test]
+    fn panics_become_errors() {
+        assert_eq!(boundary(|| panic!("a test")), KOLO_ERR_INTERNAL);
+    }
+}
