@@ -4,6 +4,7 @@ mod blocking;
 mod builder;
 mod calls;
 mod nonblocking;
+mod operations;
 mod registered;
 mod scope;
 mod shrink;
