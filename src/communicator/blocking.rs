@@ -61,7 +61,6 @@ macro_rules! blocking {
 }
 
 impl Communicator {
-    #[inline]
     fn submit(&self, call: Call) -> Result<()> {
         // SAFETY: every caller is a public method that made `call` from slices which its own caller lends until it returns:
         // those that are written are borrowed mutably, and those that are read cannot be written meanwhile.

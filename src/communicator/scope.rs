@@ -61,7 +61,7 @@ struct WaitOnDrop<'a>(&'a RefCell<Vec<Work<()>>>);
 
 impl WaitOnDrop<'_> {
     fn wait(&self) -> Result<()> {
-        let outcomes: Vec<Result<()>> = self.0.take().into_iter().map(Work::wait).collect();
+        let outcomes: Vec<Result<()>> = self.0.take().into_iter().map(|work| Ok(work.wait()?)).collect();
         outcomes.into_iter().collect()
     }
 }

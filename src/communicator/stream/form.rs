@@ -189,10 +189,7 @@ impl OnStream<'_> {
     ) -> Result<()> {
         let (send, _until_read) = self.reads(send);
         let (recv, _until_written) = self.writes(recv);
-        let (sends, receives) = (calls::send::<T>(send, to), calls::recv::<U>(recv, from));
-        let (rank, world) = (self.comm.rank(), self.comm.world_size());
-        // Both are checked before the first takes its turn.
-        let calls = vec![self.lend(sends.check(rank, world)?)?, self.lend(receives.check(rank, world)?)?];
+        let calls = vec![self.lend(calls::send::<T>(send, to))?, self.lend(calls::recv::<U>(recv, from))?];
         // SAFETY: as in `submit`.
         unsafe { self.comm.exec.submit_together_checked(calls) }
     }
