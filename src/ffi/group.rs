@@ -108,7 +108,7 @@ fn carry_out(calls: Vec<(usize, Call)>) -> Result<(), Fault> {
         works.push(started.map_err(|error| result = result.clone().and(Err(error))).ok());
     }
     for (work, this) in works.into_iter().zip(&guards) {
-        if let Some(Err(error)) = work.map(Work::wait) {
+        if let Some(Err(error)) = work.map(|work| work.wait().map_err(crate::Error::from)) {
             this.last.set(&Fault::from(error.clone()).describe());
             result = result.and(Err(error));
         }

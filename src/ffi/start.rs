@@ -7,7 +7,7 @@ use super::communicator::{kolo_comm_t, on};
 use super::fault::{Fault, kolo_result_t};
 use super::work::{kolo_work_t, register};
 use super::{group, place};
-use crate::{Op, Work};
+use crate::Op;
 
 /// # Safety
 ///
@@ -27,7 +27,7 @@ unsafe fn start(comm: kolo_comm_t, stream: kolo_stream_t, work: *mut kolo_work_t
             Ok(handle) => work.write(handle),
             // Nobody could tell when the buffers are free again, so this has to.
             Err(started) => {
-                Work::wait(started)?;
+                started.wait().map_err(crate::Error::from)?;
                 return Err(Fault::Unsupported { what: "a handle on an operation", why: "there are too many; destroy some" });
             }
         };
