@@ -101,7 +101,7 @@ pub use config::{CopyMode, DevicePath, Transport};
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use error::{Argument, Cause, Differs, Elsewhere, Error, ReducerProblem, Result, StoreProblem};
-pub use exec::work::Work;
+pub use exec::work::{Waited, Work, WorkError};
 pub use half::{bf16, f16};
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;

@@ -260,8 +260,6 @@ pub struct Descriptor {
     pub shape: u32,
     /// How many operations of the communicator came before; for `send` and `recv`, how many of this pair.
     pub seq: u64,
-    /// Counts the rebuilds of the communicator.
-    pub epoch: u32,
 }
 
 impl Descriptor {
@@ -271,7 +269,7 @@ impl Descriptor {
 
     /// For messages that are about no operation.
     pub(crate) const fn nothing() -> Self {
-        Descriptor { op: Op::Connect, dtype: DType::U8, redop: None, root: None, count: 0, shape: 0, seq: 0, epoch: 0 }
+        Descriptor { op: Op::Connect, dtype: DType::U8, redop: None, root: None, count: 0, shape: 0, seq: 0 }
     }
 
     /// The form that goes over the wire and into windows.
@@ -279,14 +277,14 @@ impl Descriptor {
         let redop = self.redop.map_or(Self::NONE, |redop| redop as u8);
         let kinds = u32::from_le_bytes([self.op as u8, self.dtype as u8, redop, 0]);
         let root = self.root.unwrap_or(u32::MAX);
-        [pair(kinds, self.epoch), pair(root, self.shape), self.count, self.seq]
+        [pair(kinds, 0), pair(root, self.shape), self.count, self.seq]
     }
 
     /// The descriptor that these words encode, unless a peer with other ideas (or no kolo at all) wrote them.
     pub(crate) fn decode(words: [u64; Self::WORDS]) -> Option<Self> {
-        let ([kinds, epoch], [root, shape]) = (halves(words[0]), halves(words[1]));
+        let ([kinds, reserved], [root, shape]) = (halves(words[0]), halves(words[1]));
         let [op, dtype, redop, zero] = kinds.to_le_bytes();
-        if zero != 0 {
+        if zero != 0 || reserved != 0 {
             return None;
         }
         Some(Descriptor {
@@ -297,7 +295,6 @@ impl Descriptor {
             count: words[2],
             shape,
             seq: words[3],
-            epoch,
         })
     }
 
@@ -362,9 +359,6 @@ impl fmt::Display for Descriptor {
         if self.shape != 0 {
             write!(f, " counts#{:08x}", self.shape)?;
         }
-        if self.epoch != 0 {
-            write!(f, " epoch={}", self.epoch)?;
-        }
         Ok(())
     }
 }
@@ -393,7 +387,6 @@ mod tests {
             count: 1 << 40,
             shape: 0,
             seq: 812,
-            epoch: 3,
         };
         let others = [
             Descriptor { op: Op::Reduce, ..base },
@@ -403,7 +396,6 @@ mod tests {
             Descriptor { count: 1, ..base },
             Descriptor { shape: 1, ..base },
             Descriptor { seq: 813, ..base },
-            Descriptor { epoch: 4, ..base },
         ];
         for other in others {
             assert_eq!(Descriptor::decode(other.encode()), Some(other));

@@ -2,11 +2,14 @@
 
 mod common;
 
+use std::pin::pin;
 use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Poll, Wake};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, run};
-use kolo::{Argument, Cause, Communicator, Error, Op, ReduceOp, Transport};
+use common::{PATIENCE, on_every_transport, run};
+use kolo::{Argument, Cause, Communicator, Error, Op, ReduceOp, Transport, Waited};
 
 fn argument(result: kolo::Result<()>) -> Argument {
     match result {
@@ -15,15 +18,60 @@ fn argument(result: kolo::Result<()>) -> Argument {
     }
 }
 
-/// Every transport that threads of one process can use.
-fn on_every_transport(world: usize, body: impl Fn(Communicator) + Sync) {
-    run(world, |_, builder| builder, &body);
-    run(world, |_, builder| builder.transport(Transport::Tcp), &body);
-    run(world, |rank, builder| builder.host(format!("host{}", rank % 2)), &body);
-    std::thread::scope(|scope| {
-        for comm in Communicator::in_process(world).unwrap() {
-            scope.spawn(|| body(comm));
+/// An executor of one task.
+fn block_on<F: Future>(task: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
         }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut task = pin!(task);
+    loop {
+        match task.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            // As executors may: without a wake-up.
+            Poll::Pending => std::thread::park_timeout(PATIENCE),
+        }
+    }
+}
+
+#[test]
+fn work_is_a_future() {
+    on_every_transport(2, |comm| {
+        let me = comm.rank() as u64;
+        let sum = block_on(async {
+            let buf = comm.start_all_reduce(vec![me; 1000], ReduceOp::Sum)?.await?;
+            // The other rank starts later, so this one is polled before it is ready.
+            if me == 1 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let first = comm.start_all_reduce(buf, ReduceOp::Sum)?;
+            let second = comm.start_barrier()?;
+            second.await?;
+            assert!(first.is_finished(), "operations end in the order of calls");
+            Ok::<_, Error>(first.await?)
+        });
+        assert_eq!(sum.unwrap(), [2; 1000]);
+    });
+}
+
+#[test]
+fn an_operation_that_fails_wakes_its_future_and_gives_its_buffers_back() {
+    on_every_transport(2, |comm| {
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+            return comm.abort();
+        }
+        let work = comm.start_all_gather([7u64; 3], vec![9u64; 6]).unwrap();
+        let (error, buffers) = block_on(work).unwrap_err().into_parts();
+        assert!(matches!(error, Error::Peer { rank: 1, cause: Cause::Aborted, .. }), "{error}");
+        let (send, recv) = buffers.unwrap();
+        assert_eq!((send, recv.len()), ([7; 3], 6));
+        let refused = comm.start_all_reduce(recv, ReduceOp::Sum).unwrap().wait().unwrap_err();
+        assert!(matches!(refused.error(), Error::Revoked { .. }), "{refused}");
+        assert_eq!(refused.into_parts().1.unwrap().len(), 6);
     });
 }
 
@@ -154,7 +202,8 @@ fn sends_and_receives_that_follow_each_other_do_not_wait_for_each_other() {
         sends.into_iter().for_each(|work| drop(work.wait().unwrap()));
         // A receive that waits for long does not keep a later send back.
         let receive = comm.start_recv(vec![0u8; 1], other).unwrap();
-        let receive = receive.wait_timeout(Duration::from_millis(20)).expect_err("nothing was sent yet");
+        let receive = receive.wait_timeout(Duration::from_millis(20)).unwrap();
+        let Waited::Pending(receive) = receive else { panic!("nothing was sent yet") };
         both.wait();
         comm.start_send([7u8], other).unwrap().wait().unwrap();
         assert_eq!(receive.wait().unwrap(), [7]);

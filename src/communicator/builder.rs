@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::exec::Core;
 use crate::failure::CommInfo;
 use crate::failure::StatusBoard;
-use crate::plan::CostModel;
+use crate::schedule::select::CostModel;
 use crate::schedule::Algorithm;
 use crate::sys;
 use crate::trace::{self, RankOfJob, Recorder};
@@ -373,6 +373,24 @@ fn recorder(job: &str, rank: Rank, members: &[Member], settings: &Settings) -> A
 }
 
 impl Communicator {
+    /// Connects all ranks that a launcher started; without a launcher, makes a communicator of this process alone.
+    ///
+    /// It recognises `kolo run`, torchrun, SLURM's srun, mpirun of Open MPI, MPICH and Intel MPI, PMIx, PALS, Flux, LSF, Kubernetes
+    /// jobs, and plain `RANK` and `WORLD_SIZE` variables. It waits for all ranks, at most for `KOLO_START_TIMEOUT`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoLauncher`] if the launcher's variables are incomplete; it lists those that kolo looked for. [`Error::Missing`],
+    /// [`Error::WorldSize`], [`Error::RankTaken`] and [`Error::Store`] if the ranks do not find each other.
+    pub fn from_env() -> Result<Communicator> {
+        Builder::default().connect()
+    }
+
+    /// Returns the options for connecting, none of them set.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
     /// A communicator of one rank, which needs no store.
     fn alone(settings: Settings) -> Result<Communicator> {
         let member = Member { host: sys::hostname().into(), pid: std::process::id() };

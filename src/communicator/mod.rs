@@ -4,6 +4,7 @@ mod blocking;
 mod builder;
 mod calls;
 mod nonblocking;
+mod operations;
 mod registered;
 mod scope;
 mod shrink;
@@ -52,25 +53,6 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// The communicator of all ranks that a launcher started, or of this process alone if none did.
-    ///
-    /// Recognised are `kolo run`, torchrun, SLURM's srun, mpirun of Open MPI, MPICH and Intel MPI, PMIx, PALS, Flux, LSF,
-    /// Kubernetes jobs, and plain `RANK` and `WORLD_SIZE` variables. Waits for all ranks, at most for
-    /// `KOLO_START_TIMEOUT`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoLauncher`] if what a launcher says is not enough; it lists what was looked for. [`Error::Missing`],
-    /// [`Error::WorldSize`], [`Error::RankTaken`] and [`Error::Store`] if the ranks do not come together.
-    pub fn from_env() -> Result<Communicator> {
-        Builder::default().connect()
-    }
-
-    /// Options for connecting.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
     fn new(core: Core, info: CommInfo) -> Communicator {
         Communicator { exec: Executor::new(core, info) }
     }

@@ -49,7 +49,7 @@ impl Communicator {
         unsafe { self.exec.submit(meet)? };
         let mut core = self.exec.state.core.lock();
         let memory = core.allocate(&self.exec.state.info, bytes).map_err(|error| self.exec.state.fail(&mut core, error))?;
-        let place = core.place_on_host();
+        let (place, _) = core.place_on_host();
         let (memory, place) = match memory {
             Some(memory) => (memory, place),
             None => {

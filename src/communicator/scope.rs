@@ -1,23 +1,26 @@
-//! Asynchronous operations on borrowed buffers.
+//! The scoped form of every operation: it is nonblocking and borrows its buffers until the scope ends.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
+use super::blocking::raw;
+use super::operations::operations;
 use super::{Communicator, calls};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Result;
-use crate::exec::call::Call;
+use crate::exec::Call;
 use crate::exec::work::Work;
 use crate::types::{Element, Rank, ReduceOp};
 
 /// Starts operations that borrow their buffers until the scope ends; see [`Communicator::scope`].
 ///
-/// Its methods are those of [`Communicator`], and return as soon as the operation has been queued. A `send_recv` is a
-/// [`Scope::send`] and a [`Scope::recv`], which go on side by side.
+/// Its methods are named as those of [`Communicator`] and return as soon as the operation is queued. There is no `send_recv`: a
+/// [`Scope::send`] and a [`Scope::recv`] that follow each other progress side by side.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     comm: &'env Communicator,
     started: RefCell<Vec<Work<()>>>,
-    // Invariant, as in std::thread::scope: else 'scope could be shortened, and a buffer be used before the scope has ended.
+    // Invariant, as in std::thread::scope: otherwise 'scope could be shortened, and a buffer used before the scope has ended.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -25,12 +28,12 @@ pub struct Scope<'scope, 'env: 'scope> {
 impl Communicator {
     /// Runs `body`, which starts operations on buffers that outlive the scope, and waits for all of them before it returns.
     ///
-    /// Operations take effect in the order in which they were started; sends and receives that follow each other go on side by
+    /// Operations take effect in the order in which they were started. Sends and receives that follow each other progress side by
     /// side.
     ///
     /// # Errors
     ///
-    /// What `body` returns, else the first error of its operations.
+    /// The error of `body`, otherwise the first error of its operations.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -47,7 +50,7 @@ impl Communicator {
     /// ```
     pub fn scope<'env, R>(&'env self, body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R>) -> Result<R> {
         let scope = Scope { comm: self, started: RefCell::default(), scope: PhantomData, env: PhantomData };
-        // Whatever happens in the body, no buffer is given back before its operation has ended.
+        // Also if the body fails or panics, no buffer is returned to its owner before its operation has ended.
         let wait = WaitOnDrop(&scope.started);
         let result = body(&scope)?;
         wait.wait().map(|()| result)
@@ -58,164 +61,55 @@ struct WaitOnDrop<'a>(&'a RefCell<Vec<Work<()>>>);
 
 impl WaitOnDrop<'_> {
     fn wait(&self) -> Result<()> {
-        let outcomes: Vec<Result<()>> = self.0.take().into_iter().map(Work::wait).collect();
+        let outcomes: Vec<Result<()>> = self.0.take().into_iter().map(|work| Ok(work.wait()?)).collect();
         outcomes.into_iter().collect()
     }
 }
 
 impl Drop for WaitOnDrop<'_> {
     fn drop(&mut self) {
-        // The body has failed or panicked, and says why.
+        // The body's own error or panic is what the caller gets.
         let _ = self.wait();
     }
 }
 
+/// The type of an argument.
+macro_rules! argument {
+    (input) => { &'scope [T] };
+    (output) => { &'scope mut [T] };
+    (in_place) => { &'scope mut [T] };
+    (root_input) => { Option<&'scope [T]> };
+    (root_output) => { Option<&'scope mut [T]> };
+    (counts) => { &[usize] };
+    ($value:ident) => { $value };
+}
+
+macro_rules! scoped {
+    ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| () => $call:expr) => {
+        #[doc = concat!("Starts [`Communicator::", stringify!($name), "`] and returns at once. The scope waits for its end.")]
+        pub fn $name(&'scope self) -> Result<()> {
+            self.start($call)
+        }
+    };
+    ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| ($($arg:ident: $kind:ident),*) => $call:expr) => {
+        #[doc = concat!(
+            "Starts [`Communicator::", stringify!($name), "`] and returns at once. The buffers are borrowed until the scope ends."
+        )]
+        pub fn $name<T: Element>(&'scope self, $($arg: argument!($kind)),*) -> Result<()> {
+            let $comm = self.comm;
+            _ = $comm;
+            $(let $arg = raw!($kind, $arg);)*
+            self.start($call)
+        }
+    };
+}
+
 impl<'scope> Scope<'scope, '_> {
+    /// Starts a call whose buffers are borrowed for `'scope`: [`Communicator::scope`] waits for its end before that.
     fn start(&'scope self, call: Call) -> Result<()> {
         self.started.borrow_mut().push(self.comm.exec.start((), |()| Ok(call))?);
         Ok(())
     }
 
-    /// See [`Communicator::all_reduce`].
-    pub fn all_reduce<T: Element>(&'scope self, buf: &'scope mut [T], op: ReduceOp) -> Result<()> {
-        self.start(calls::all_reduce(buf, op))
-    }
-
-    /// See [`Communicator::all_reduce_into`].
-    pub fn all_reduce_into<T: Element>(&'scope self, send: &'scope [T], recv: &'scope mut [T], op: ReduceOp) -> Result<()> {
-        self.start(calls::all_reduce_into(send, recv, op))
-    }
-
-    /// See [`Communicator::broadcast`].
-    pub fn broadcast<T: Element>(&'scope self, buf: &'scope mut [T], root: Rank) -> Result<()> {
-        self.start(calls::broadcast(buf, root))
-    }
-
-    /// See [`Communicator::broadcast_into`].
-    pub fn broadcast_into<T: Element>(&'scope self, send: Option<&'scope [T]>, recv: &'scope mut [T], root: Rank) -> Result<()> {
-        self.start(calls::broadcast_into(send, recv, root, self.comm.rank())?)
-    }
-
-    /// See [`Communicator::barrier`].
-    pub fn barrier(&'scope self) -> Result<()> {
-        self.start(calls::barrier())
-    }
-
-    /// See [`Communicator::reduce`].
-    pub fn reduce<T: Element>(&'scope self, buf: &'scope mut [T], op: ReduceOp, root: Rank) -> Result<()> {
-        self.start(calls::reduce(buf, op, root))
-    }
-
-    /// See [`Communicator::reduce_into`].
-    pub fn reduce_into<T: Element>(
-        &'scope self,
-        send: &'scope [T],
-        recv: Option<&'scope mut [T]>,
-        op: ReduceOp,
-        root: Rank,
-    ) -> Result<()> {
-        self.start(calls::reduce_into(send, recv, op, root, self.comm.rank())?)
-    }
-
-    /// See [`Communicator::all_gather`].
-    pub fn all_gather<T: Element>(&'scope self, send: &'scope [T], recv: &'scope mut [T]) -> Result<()> {
-        self.start(calls::all_gather(send, recv))
-    }
-
-    /// See [`Communicator::all_gather_in_place`].
-    pub fn all_gather_in_place<T: Element>(&'scope self, buf: &'scope mut [T]) -> Result<()> {
-        self.start(calls::all_gather_in_place(buf, self.comm.rank(), self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::all_gather_v`].
-    pub fn all_gather_v<T: Element>(&'scope self, send: &'scope [T], recv: &'scope mut [T], counts: &[usize]) -> Result<()> {
-        self.start(calls::all_gather_v(send, recv, counts, self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::all_gather_v_in_place`].
-    pub fn all_gather_v_in_place<T: Element>(&'scope self, buf: &'scope mut [T], counts: &[usize]) -> Result<()> {
-        self.start(calls::all_gather_v_in_place(buf, counts, self.comm.rank(), self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::reduce_scatter`].
-    pub fn reduce_scatter<T: Element>(&'scope self, send: &'scope [T], recv: &'scope mut [T], op: ReduceOp) -> Result<()> {
-        self.start(calls::reduce_scatter(send, recv, op))
-    }
-
-    /// See [`Communicator::reduce_scatter_in_place`].
-    pub fn reduce_scatter_in_place<T: Element>(&'scope self, buf: &'scope mut [T], op: ReduceOp) -> Result<()> {
-        self.start(calls::reduce_scatter_in_place(buf, op, self.comm.rank(), self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::reduce_scatter_v`].
-    pub fn reduce_scatter_v<T: Element>(
-        &'scope self,
-        send: &'scope [T],
-        recv: &'scope mut [T],
-        counts: &[usize],
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.start(calls::reduce_scatter_v(send, recv, counts, op, self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::reduce_scatter_v_in_place`].
-    pub fn reduce_scatter_v_in_place<T: Element>(
-        &'scope self,
-        buf: &'scope mut [T],
-        counts: &[usize],
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.start(calls::reduce_scatter_v_in_place(buf, counts, op, self.comm.rank(), self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::all_to_all`].
-    pub fn all_to_all<T: Element>(&'scope self, send: &'scope [T], recv: &'scope mut [T]) -> Result<()> {
-        self.start(calls::all_to_all(send, recv, self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::all_to_all_in_place`].
-    pub fn all_to_all_in_place<T: Element>(&'scope self, buf: &'scope mut [T]) -> Result<()> {
-        self.start(calls::all_to_all_in_place(buf, self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::all_to_all_v`].
-    pub fn all_to_all_v<T: Element>(
-        &'scope self,
-        send: &'scope [T],
-        send_counts: &[usize],
-        recv: &'scope mut [T],
-        recv_counts: &[usize],
-    ) -> Result<()> {
-        self.start(calls::all_to_all_v(send, send_counts, recv, recv_counts, self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::gather`].
-    pub fn gather<T: Element>(&'scope self, send: &'scope [T], recv: Option<&'scope mut [T]>, root: Rank) -> Result<()> {
-        self.start(calls::gather(send, recv, root, self.comm.rank())?)
-    }
-
-    /// See [`Communicator::gather_in_place`].
-    pub fn gather_in_place<T: Element>(&'scope self, buf: &'scope mut [T], root: Rank) -> Result<()> {
-        self.start(calls::gather_in_place(buf, root, self.comm.rank(), self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::scatter`].
-    pub fn scatter<T: Element>(&'scope self, send: Option<&'scope [T]>, recv: &'scope mut [T], root: Rank) -> Result<()> {
-        self.start(calls::scatter(send, recv, root, self.comm.rank())?)
-    }
-
-    /// See [`Communicator::scatter_in_place`].
-    pub fn scatter_in_place<T: Element>(&'scope self, buf: &'scope mut [T], root: Rank) -> Result<()> {
-        self.start(calls::scatter_in_place(buf, root, self.comm.rank(), self.comm.world_size())?)
-    }
-
-    /// See [`Communicator::send`].
-    pub fn send<T: Element>(&'scope self, buf: &'scope [T], to: Rank) -> Result<()> {
-        self.start(calls::send(buf, to))
-    }
-
-    /// See [`Communicator::recv`].
-    pub fn recv<T: Element>(&'scope self, buf: &'scope mut [T], from: Rank) -> Result<()> {
-        self.start(calls::recv(buf, from))
-    }
+    operations!(scoped);
 }

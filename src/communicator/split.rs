@@ -8,6 +8,7 @@ use super::{Communicator, calls};
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::host_group::HostGroup;
 use crate::bootstrap::host_group::area::{Area, Offer};
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Error, Result};
 use crate::exec::call::Call;
 use crate::exec::{Agreed, Core};
@@ -128,7 +129,8 @@ impl Communicator {
     /// Every rank's words.
     fn gather_words(&self, mine: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0; mine.len() * self.world_size()];
-        let call = Call { on_behalf_of: Some(Op::Split), ..calls::all_gather(mine, &mut all) };
+        let call =
+            Call { on_behalf_of: Some(Op::Split), ..calls::all_gather::<u64>(RawSlice::of(mine), RawSliceMut::of(&mut all)) };
         // SAFETY: both buffers are borrowed until this returns.
         unsafe { self.exec.submit(call)? };
         Ok(all)

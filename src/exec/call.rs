@@ -1,24 +1,24 @@
-//! One call, without types: what the typed methods, the asynchronous ones and the C ABI have in common.
+//! One call, without types: what all forms of an operation and the C ABI have in common.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::device::Lent;
+use super::lent::Lent;
 use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Argument, Error, Result};
 use crate::schedule::Blocks;
 use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
 
-/// More than any process can address: such a count is a mistake, and would be found by a fault.
+/// More than any process can address: a larger count is a mistake, and is refused before it causes a fault.
 const MOST_BYTES: u64 = 1 << 57;
 
-/// A call to be carried out: an operation and its buffers.
+/// An operation and its buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) op: Op,
-    /// What the user called, if this is only a part of it.
+    /// The operation that the user called, if this is only a part of it.
     pub(crate) on_behalf_of: Option<Op>,
     pub(crate) dtype: DType,
     pub(crate) redop: Option<ReduceOp>,
@@ -31,27 +31,26 @@ pub(crate) struct Call {
     /// Counts for each rank of what is sent and of what is received, where the operation has them.
     pub(crate) send_counts: Option<Counts>,
     pub(crate) recv_counts: Option<Counts>,
-    /// Of a receive from whoever sends first: where to put who that was.
+    /// For a receive from any rank: where to put the rank that sent.
     pub(crate) source: Option<Source>,
-    /// How long it may take, if not as long as the communicator's calls usually may.
+    /// The deadline of this call, if it is not the communicator's.
     pub(crate) timeout: Option<Duration>,
-    /// What it tells others that it is, if it is a part of something else. The number is its own.
+    /// What peers compare with their own call, if it is not this call. The sequence number is this call's.
     pub(crate) described: Option<Descriptor>,
-    /// If its buffers are a device's, or if it takes its turn in a stream.
+    /// Present if its buffers are on a device, or if it takes its turn in a stream.
     pub(crate) lent: Option<Arc<Lent>>,
 }
 
-/// A count for each rank, and where each rank's block starts.
+/// The counts of all ranks, and where each rank's block starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Counts {
-    /// One more than there are ranks: block `i` reaches from entry `i` to entry `i + 1`. Of up to 8 ranks, no memory is
-    /// allocated.
+    /// One more than there are ranks: block `i` is from entry `i` to entry `i + 1`. Up to 8 ranks need no allocation.
     offsets: SmallVec<[usize; 9]>,
     shape: u32,
 }
 
 impl Counts {
-    /// `None` if the sum is more than a number holds.
+    /// Returns `None` if the sum overflows.
     pub(crate) fn new(counts: &[usize]) -> Option<Counts> {
         let mut offsets = SmallVec::with_capacity(counts.len() + 1);
         let mut sum = 0usize;
@@ -107,14 +106,14 @@ impl Call {
 
     /// What all ranks must agree on. `seq` counts from 1.
     #[inline]
-    pub(crate) fn descriptor(&self, seq: u64, epoch: u32) -> Descriptor {
+    pub(crate) fn descriptor(&self, seq: u64) -> Descriptor {
         if let Some(described) = self.described {
-            return Descriptor { seq, epoch, ..described };
+            return Descriptor { seq, ..described };
         }
         let counts = match self.op {
             Op::AllGatherV => self.recv_counts.as_ref(),
             Op::ReduceScatterV => self.send_counts.as_ref(),
-            // Every pair has its own counts, which are compared as the messages come.
+            // Each pair has its own counts, which are compared when the message arrives.
             _ => None,
         };
         let has_root = matches!(self.op, Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter);
@@ -129,7 +128,6 @@ impl Call {
             count: counts.map_or(self.count, Counts::total) as u64,
             shape: counts.map_or(0, |counts| counts.shape),
             seq,
-            epoch,
         }
     }
 
@@ -149,7 +147,7 @@ impl Call {
         !matches!(self.op, Op::Barrier | Op::AllToAllV) && self.bytes(world) == 0
     }
 
-    /// Elements of the send and the receive buffer that this rank needs; `None` for a buffer that is of no interest.
+    /// Elements that this rank needs in the send and the receive buffer; `None` for a buffer that is not used.
     #[inline]
     fn needs(&self, rank: Rank, world: usize) -> Result<[Option<usize>; 2], Argument> {
         let is_root = rank == self.root;
@@ -175,7 +173,7 @@ impl Call {
         })
     }
 
-    /// Bytes of the send and the receive buffer that this rank needs.
+    /// Bytes that this rank needs in the send and the receive buffer.
     pub(crate) fn lengths(&self, rank: Rank, world: usize) -> Result<[usize; 2], Argument> {
         let bytes = |needed: Option<usize>| {
             let count = needed.unwrap_or(0);
@@ -185,7 +183,7 @@ impl Call {
         Ok([bytes(send)?, bytes(recv)?])
     }
 
-    /// Checks everything that this rank can check alone, and leaves only the memory that the operation needs.
+    /// Checks everything that this rank can check without its peers, and drops the buffers that the operation does not use.
     pub(crate) fn check(mut self, rank: Rank, world: usize) -> Result<Call> {
         let op = self.op;
         match self.check_in_place(rank, world) {
@@ -202,7 +200,7 @@ impl Call {
             if root >= world {
                 return Err(Argument::Peer { peer: root, world_size: world });
             }
-            // Nobody in particular is nobody else only where there is nobody else.
+            // A receive from any rank stores its own rank as the peer, which is an error only in a world of one.
             if root == rank && (self.source.is_none() || world == 1) {
                 return Err(Argument::Oneself { rank });
             }
@@ -232,7 +230,7 @@ impl Call {
         Ok(())
     }
 
-    /// Whether the buffers overlap as NCCL's do in place.
+    /// Whether the buffers overlap as NCCL's in-place operations define it.
     fn is_in_place(&self, rank: Rank) -> bool {
         let size = self.dtype.size();
         let start = |counts: &Option<Counts>| counts.as_ref().map_or(0, |counts| counts.range(rank).start * size);
@@ -242,14 +240,14 @@ impl Call {
             Op::AllGatherV => send == recv + start(&self.recv_counts),
             Op::ReduceScatter | Op::Scatter => recv == send + rank * self.count * size,
             Op::ReduceScatterV => recv == send + start(&self.send_counts),
-            // Every pair would have to have the same counts both ways.
+            // In place, each pair would need the same counts in both directions.
             Op::AllToAllV => false,
             _ => send == recv,
         }
     }
 }
 
-/// The part of a buffer that is needed, if it is fit for it.
+/// Returns a buffer if it fits what the operation needs.
 #[inline]
 fn check_buffer(buffer: &'static str, chunk: RawSlice, needed: Option<usize>, dtype: DType) -> Result<RawSlice, Argument> {
     let Some(needed) = needed else { return Ok(RawSlice::EMPTY) };
@@ -262,7 +260,7 @@ fn check_buffer(buffer: &'static str, chunk: RawSlice, needed: Option<usize>, dt
     if is_fit && needed > 0 { Ok(chunk) } else { check_unfit_buffer(buffer, chunk, needed, dtype) }
 }
 
-/// One that may be empty; then where it is is of no interest.
+/// The rest of [`check_buffer`]: an empty buffer fits wherever it points.
 #[cold]
 fn check_unfit_buffer(buffer: &'static str, chunk: RawSlice, needed: usize, dtype: DType) -> Result<RawSlice, Argument> {
     let bytes = needed.checked_mul(dtype.size()).filter(|&bytes| bytes as u64 <= MOST_BYTES);

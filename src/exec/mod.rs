@@ -1,14 +1,26 @@
-//! From a checked call to its result.
+//! From a call to its result: `submit` -> `dispatch` -> one of the paths.
 //!
 //! - [`call`] is a call without types, and [`raw`] one with the pointers of C.
-//! - [`submit`] gives it to the thread that carries it out: the caller's, or that of the [`queue`].
-//! - [`core`] carries it out, one call at a time; [`device`] those on the memory of GPUs.
-//! - [`state`] is why a communicator ended, and [`unwinding`] what happens if a call panics.
-//! - [`work`] is what a caller holds of a call that is in flight.
+//! - [`submit`] checks it and chooses its thread: the caller's, or that of the [`queue`].
+//! - [`dispatch`] chooses its path: shared memory ([`crate::shm`]), [`messages`] (the [`crate::engine`] executes a schedule),
+//!   [`hierarchical`] (both), or [`device`].
+//! - [`core`] is what a communicator runs operations with, and [`device_state`] what it keeps for devices. [`connect`] prepares it
+//!   for the first operation, and [`allocate`] shares more memory.
+//! - [`state`] is what the threads of a communicator share, and why it ended; [`unwinding`] ends it if a call panics.
+//! - [`lent`] is a call's turn in a CUDA stream, which [`lend`] gives it.
+//! - [`work`] is the caller's handle on a call in flight.
 
+mod allocate;
 pub(crate) mod call;
+mod connect;
 mod core;
-pub(crate) mod device;
+mod device;
+mod device_state;
+mod dispatch;
+mod hierarchical;
+mod lend;
+mod lent;
+mod messages;
 mod queue;
 mod raw;
 #[cfg(test)]
@@ -19,7 +31,9 @@ mod unwinding;
 pub(crate) mod work;
 
 pub(crate) use call::Call;
-pub(crate) use core::{Agreed, Core};
-pub(crate) use device::{Lent, drain};
+pub(crate) use connect::Agreed;
+pub(crate) use core::Core;
+pub(crate) use device_state::drain;
+pub(crate) use lent::Lent;
 pub(crate) use raw::Raw;
 pub(crate) use submit::Executor;

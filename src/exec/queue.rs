@@ -1,4 +1,4 @@
-//! Operations that wait for their turn, and the progress thread that carries them out.
+//! The queue of operations, and the progress thread that runs them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,17 +13,18 @@ use mio::Waker;
 use parking_lot::Mutex;
 
 use super::call::Call;
+use super::core::Core;
 use super::device::Staged;
 use super::state::CommState;
+use super::work::Completion;
 use crate::error::{Error, Result};
-use crate::exec::work::Completion;
 use crate::failure;
 
 /// A queue of operations. Its thread is started with the first of them.
 pub(crate) struct Queue {
     /// Operations that have been queued and have not ended.
     pending: Arc<AtomicUsize>,
-    /// Those of them for which only a stream waits.
+    /// Those of them that only a stream waits for.
     unattended: Arc<AtomicUsize>,
     thread: Mutex<Option<Progress>>,
 }
@@ -31,16 +32,16 @@ pub(crate) struct Queue {
 struct Progress {
     tasks: Sender<Task>,
     thread: JoinHandle<()>,
-    /// Ends the thread's sleep on links, once it has slept there.
+    /// Wakes the thread where it sleeps on links; set when it first uses links.
     waker: Arc<Mutex<Option<Arc<Waker>>>>,
 }
 
-/// An operation that has been queued. It completes whatever happens: dropped, as given up.
+/// An operation that has been queued. It completes in any case: if it is dropped, as aborted.
 struct Task {
     call: Call,
     completion: Option<Arc<dyn Completion>>,
     pending: Arc<AtomicUsize>,
-    /// Counted there, if only a stream waits for it.
+    /// The counter that includes it, if only a stream waits for it.
     unattended: Option<Arc<AtomicUsize>>,
 }
 
@@ -54,7 +55,7 @@ impl Task {
         if let Some(lent) = &self.call.lent {
             lent.open();
         }
-        // Before the waiter goes on: its next call shall find the queue idle.
+        // Before the waiting caller continues, so that its next call finds the queue idle.
         self.pending.fetch_sub(1, Ordering::AcqRel);
         if let Some(unattended) = self.unattended.take() {
             unattended.fetch_sub(1, Ordering::AcqRel);
@@ -65,7 +66,7 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        // It has no number yet, or nobody who could tell it.
+        // Its sequence number is not known here.
         self.end(Err(Error::Aborted { op: self.call.op, seq: 0 }));
     }
 }
@@ -81,8 +82,8 @@ impl Queue {
         self.pending.load(Ordering::Acquire) == 0
     }
 
-    /// Queues a call that has been checked. Whoever waits for the completion keeps its buffers valid until then; it comes in any
-    /// case, also if this fails.
+    /// Queues a call that has been checked. The owner of the buffers keeps them valid until the completion, which comes in any case,
+    /// also if this fails.
     pub(crate) fn push(&self, shared: &Arc<CommState>, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
         let forked = shared.check_process(call.op).err();
         self.pending.fetch_add(1, Ordering::AcqRel);
@@ -100,10 +101,10 @@ impl Queue {
             Some(progress) => progress,
             None => thread.insert(self.start(shared.clone())?),
         };
-        // If the thread has ended, the task comes back, and completes by being dropped.
+        // If the thread has ended, the task is returned here, and completes by being dropped.
         let _ = progress.tasks.send(task);
         if let Some(Err(error)) = progress.waker.lock().as_ref().map(|waker| waker.wake()) {
-            // The task is queued, and its buffers are lent: it starts a little later.
+            // The task is queued, and starts a little later.
             tracing::warn!(%error, "the progress thread could not be woken");
         }
         Ok(())
@@ -118,10 +119,10 @@ impl Queue {
         Ok(Progress { tasks: sender, thread, waker })
     }
 
-    /// Gives up what has not ended, and ends the thread.
+    /// Aborts what has not ended, and ends the thread.
     pub(crate) fn close(&self, shared: &CommState) {
         let Some(Progress { tasks, thread, .. }) = self.thread.lock().take() else { return };
-        // To the caller these have returned; each ends by its deadline.
+        // Their callers have continued already; each ends by its deadline.
         while self.unattended.load(Ordering::Acquire) > 0 && !shared.info.cancel.is_cancelled() {
             std::thread::sleep(CLOSING);
         }
@@ -129,114 +130,114 @@ impl Queue {
             failure::abort(&shared.status);
         }
         drop(tasks);
-        // A panic there has been printed, and its operations are lost either way.
+        // A panic there has been printed, and its operations have failed.
         let _ = thread.join();
     }
 }
 
-/// How often it is looked whether operations have ended for which only streams wait.
+/// How often [`Queue::close`] checks whether the operations have ended that only streams wait for.
 const CLOSING: Duration = Duration::from_micros(200);
 
-/// What the progress thread works with.
+/// The progress thread.
 struct Worker {
     shared: Arc<CommState>,
     tasks: Receiver<Task>,
     waker: Arc<Mutex<Option<Arc<Waker>>>>,
-    /// A task that was taken from the queue too early: a collective behind messages, or a message whose stream has not come to it.
+    /// A task that was taken from the queue too early: a collective after messages, or a message that its stream has not reached.
     ahead: Option<Task>,
 }
 
 impl Worker {
-    /// Carries out tasks in order until the queue is closed and empty.
+    /// Runs tasks in order until the queue is closed and empty.
     fn work(mut self) {
         while let Some(task) = self.ahead.take().or_else(|| self.tasks.recv().ok()) {
             let shared = self.shared.clone();
             let mut core = shared.core.lock();
             let op = task.call.op;
-            let carried_out = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 if op.is_point_to_point() {
-                    self.point_to_point(&mut core, task);
+                    self.run_messages(&mut core, task);
                 } else {
-                    // SAFETY: whoever queued the call keeps its buffers until it completes.
-                    let result = unsafe { shared.carry_out(&mut core, &task.call) };
+                    // SAFETY: the caller that queued the call keeps its buffers until it completes.
+                    let result = unsafe { shared.dispatch(&mut core, &task.call) };
                     task.complete(result);
                 }
             }));
-            if carried_out.is_err() {
-                // A defect of this library. What was under way has been given up, and nothing of it is used again.
+            if ran.is_err() {
+                // A defect of this library. The operations in flight have been aborted, and nothing of them is used again.
                 _ = shared.fail(&mut core, Error::Aborted { op, seq: 0 });
             }
         }
     }
 
-    /// Carries out sends and receives side by side, so that none waits for one that was queued before it: this task, and those
-    /// behind it up to the next collective, also such as are queued meanwhile.
-    fn point_to_point(&mut self, core: &mut super::core::Core, first: Task) {
+    /// Runs sends and receives side by side, so that none waits for one that was queued before it: this task and those after it up
+    /// to the next collective, also those that are queued meanwhile.
+    fn run_messages(&mut self, core: &mut Core, first: Task) {
         let shared = self.shared.clone();
         let op = first.call.op;
         match shared.check_not_revoked(core, &first.call).and_then(|()| core.waker()) {
-            // From now on, whoever queues a task ends this thread's sleep on links.
+            // From now on, a thread that queues a task wakes this one where it sleeps on links.
             Ok(waker) => *self.waker.lock() = Some(waker),
             Err(error) => return first.complete(Err(error)),
         }
-        let under_way: RefCell<VecDeque<(Task, Option<Staged>)>> = RefCell::default();
-        let worker = RefCell::new(&mut *self);
-        let mut first = Some(first);
-        let give_up = |task: Task, error| {
+        let in_flight: RefCell<VecDeque<(Task, Option<Staged>)>> = RefCell::default();
+        let fail = |task: Task, error| {
             task.complete(Err(error));
-            // The other side waits for it.
+            // The peer waits for this message.
             failure::abort(&shared.status);
         };
-        let next = || {
-            let mut worker = worker.borrow_mut();
-            loop {
-                let is_message = |task: &Task| task.call.op.is_point_to_point();
-                let task = first.take().or_else(|| worker.ahead.take_if(|task| is_message(task)));
-                let task = task.or_else(|| if worker.ahead.is_some() { None } else { worker.tasks.try_recv().ok() })?;
-                if !is_message(&task) {
-                    worker.ahead = Some(task);
-                    return None;
+        self.ahead = Some(first);
+        let next = || loop {
+            let task = self.next_message(in_flight.borrow().is_empty())?;
+            let mut call = task.call.clone();
+            // SAFETY: the caller that queued the call keeps its buffers until it completes.
+            match unsafe { Staged::begin(&shared, &mut call) } {
+                Ok(staged) => in_flight.borrow_mut().push_back((task, staged)),
+                Err(error) => {
+                    fail(task, error);
+                    continue;
                 }
-                let mut call = task.call.clone();
-                // What its stream was given before may wait for a message that is under way.
-                let is_ready = || call.lent.as_ref().is_none_or(|lent| lent.is_ready());
-                if !under_way.borrow().is_empty() && !is_ready() {
-                    worker.ahead = Some(task);
-                    // It is looked at again at once, and not when a link has something.
-                    if let Some(Err(error)) = worker.waker.lock().as_ref().map(|waker| waker.wake()) {
-                        tracing::debug!(%error, "a message starts a little later");
-                    }
-                    return None;
-                }
-                // SAFETY: whoever queued the call keeps its buffers until it completes.
-                match unsafe { Staged::begin(&shared, &mut call) } {
-                    Ok(staged) => under_way.borrow_mut().push_back((task, staged)),
-                    Err(error) => {
-                        give_up(task, error);
-                        continue;
-                    }
-                }
-                return Some(call);
             }
+            return Some(call);
         };
-        let finished = |place: usize| {
-            let Some((task, staged)) = under_way.borrow_mut().remove(place) else { return };
+        let finished = |index: usize| {
+            let Some((task, staged)) = in_flight.borrow_mut().remove(index) else { return };
             // SAFETY: as above.
             match staged.map_or(Ok(()), |staged| unsafe { staged.finish() }) {
                 Ok(()) => task.complete(Ok(())),
-                Err(error) => give_up(task, error),
+                Err(error) => fail(task, error),
             }
         };
-        let run = |core: &mut super::core::Core| {
+        let run = |core: &mut Core| {
             // SAFETY: the caller that queued the calls keeps their buffers until they complete.
-            unsafe { core.point_to_point(&shared.info, next, finished) }
+            unsafe { core.run_point_to_point(&shared.info, next, finished) }
         };
         let result = shared.unless_it_panics(core, op, run);
         if let Err(error) = result {
             let error = shared.fail(core, error);
-            for (task, _) in under_way.into_inner() {
+            for (task, _) in in_flight.into_inner() {
                 task.complete(Err(error.clone()));
             }
         }
+    }
+
+    /// The next task, if it is a message that can start now.
+    fn next_message(&mut self, is_alone: bool) -> Option<Task> {
+        let task = self.ahead.take().or_else(|| self.tasks.try_recv().ok())?;
+        let Call { op, lent, .. } = &task.call;
+        if !op.is_point_to_point() {
+            self.ahead = Some(task);
+            return None;
+        }
+        // What the stream was given before may wait for a message in flight.
+        if !is_alone && lent.as_ref().is_some_and(|lent| !lent.is_ready()) {
+            self.ahead = Some(task);
+            // The stream is looked at again at once, instead of when a link is ready.
+            if let Some(Err(error)) = self.waker.lock().as_ref().map(|waker| waker.wake()) {
+                tracing::debug!(%error, "a message starts a little later");
+            }
+            return None;
+        }
+        Some(task)
     }
 }

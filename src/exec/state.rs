@@ -1,4 +1,4 @@
-//! The state of one communicator: its core, and why it ended.
+//! The state of one communicator: its core, and the failure that ended it.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock, Weak};
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::call::Call;
 use super::core::Core;
-use super::device;
+use super::device_state::Kind;
 use crate::bootstrap::host_group::HostGroup;
 use crate::bootstrap::host_group::stage::{Holder, Stage};
 use crate::config::SharedSettings;
@@ -19,7 +19,7 @@ use crate::sys;
 use crate::trace::Recording;
 use crate::types::{Descriptor, Op};
 
-/// One communicator, as its callers' threads and its progress thread share it.
+/// What the threads that call a communicator share with its progress thread.
 pub(crate) struct CommState {
     pub(crate) core: Mutex<Core>,
     pub(crate) info: CommInfo,
@@ -29,13 +29,13 @@ pub(crate) struct CommState {
     pub(crate) settings: SharedSettings,
     pub(crate) recording: Arc<Recording>,
     pub(crate) status: Arc<CommStatus>,
-    /// What this process shares with the other ranks of its host, and how many of them there are, if they share memory.
+    /// The host group, and how many ranks of this communicator are on this host; `None` if they do not share memory.
     pub(crate) host: Option<(Arc<HostGroup>, usize)>,
     /// The devices of this process, once they have been looked for.
     pub(crate) driver: OnceLock<Option<Arc<dyn Driver>>>,
-    /// The kinds of calls on devices that there have been.
-    pub(crate) kinds: Mutex<HashSet<device::Kind>>,
-    /// Of the process that made it.
+    /// The kinds of calls on devices that have been made.
+    pub(crate) kinds: Mutex<HashSet<Kind>>,
+    /// Forks that led to the process that made the communicator: another number in a forked child.
     pub(crate) forks: u32,
 }
 
@@ -66,65 +66,35 @@ impl CommState {
         state
     }
 
-    /// # Safety
-    ///
-    /// As for [`Executor::submit`](super::submit::Executor::submit).
-    #[inline]
-    pub(crate) unsafe fn carry_out(&self, core: &mut Core, call: &Call) -> Result<()> {
-        if call.op.is_point_to_point() {
-            // SAFETY: passed on.
-            return unsafe { self.point_to_point(core, vec![call.clone()]) };
-        }
-        self.check_not_revoked(core, call)?;
-        // SAFETY: passed on.
-        let result = self.unless_it_panics(core, call.op, |core| unsafe { self.collective(core, call) });
-        result.map_err(|error| self.fail(core, error))
-    }
-
-    /// # Safety
-    ///
-    /// As for [`Executor::submit_together`](super::submit::Executor::submit_together).
-    pub(crate) unsafe fn point_to_point(&self, core: &mut Core, calls: Vec<Call>) -> Result<()> {
-        let Some(first) = calls.first() else { return Ok(()) };
-        let op = first.op;
-        self.check_not_revoked(core, first)?;
-        let mut calls = calls.into_iter();
-        let run = |core: &mut Core| {
-            // SAFETY: passed on.
-            unsafe { core.point_to_point(&self.info, || calls.next(), |_| {}) }
-        };
-        let result = self.unless_it_panics(core, op, run);
-        result.map_err(|error| self.fail(core, error))
-    }
-
+    /// Fails if the communicator has been revoked or cancelled.
     #[inline]
     pub(crate) fn check_not_revoked(&self, core: &mut Core, call: &Call) -> Result<()> {
         if let Some(first) = self.failure.get() {
             return Err(Error::Revoked { first: first.clone() });
         }
-        // What ended the communicator while no operation was under way meets this one.
+        // A cancellation while no operation was in flight fails this one.
         let collective = (!call.op.is_point_to_point()).then(|| core.next_seq());
         if self.info.cancel.stops(collective) {
-            let Descriptor { op, seq, .. } = call.descriptor(core.next_number(call), 0);
+            let Descriptor { op, seq, .. } = call.descriptor(core.next_number(call));
             return Err(self.fail(core, Error::Aborted { op, seq }));
         }
         Ok(())
     }
 
-    /// A copy of the process that a fork made has none of its threads, and would write into what the others see.
+    /// Fails in a forked child: it has none of its parent's threads, and would write into memory that the peers see.
     #[inline]
     pub(crate) fn check_process(&self, op: Op) -> Result<()> {
         if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op }) }
     }
 
-    /// Waits until nothing is under way, and ends the communicator, if it has not failed already.
+    /// Waits until no operation is in flight, and ends the communicator if it has not failed already.
     pub(crate) fn end(&self) -> parking_lot::MutexGuard<'_, Core> {
         let mut core = self.core.lock();
         self.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 });
         core
     }
 
-    /// An operation failed: agrees with the other ranks on why, and ends the communicator. What to report.
+    /// Ends the communicator because an operation failed. Agrees with the other ranks on the report, and returns it.
     #[cold]
     pub(crate) fn fail(&self, core: &mut Core, error: Error) -> Error {
         if let Some(first) = self.failure.get() {
@@ -135,7 +105,7 @@ impl CommState {
         error
     }
 
-    /// An operation failed: no later one can be trusted to match those of the others.
+    /// Revokes the communicator: after a failure, later operations might not match those of other ranks.
     #[cold]
     pub(crate) fn revoke(&self, core: &mut Core, error: &Error) {
         if self.failure.set(Arc::new(error.clone())).is_ok() {

@@ -1,10 +1,11 @@
-//! From a call to who carries it out: the caller's thread if nothing is in its way, else the progress thread.
+//! From a call to the thread that runs it: the caller's if no other call is queued, otherwise the progress thread.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::Call;
 use super::core::Core;
+use super::device::SHORT;
 use super::queue::Queue;
 use super::state::CommState;
 use super::work::{Work, begin};
@@ -12,13 +13,13 @@ use crate::error::{Error, Result};
 use crate::failure::{self, CommInfo};
 use crate::types::{Op, Rank};
 
-/// Carries out the calls of one communicator, in their order.
+/// Runs the calls of one communicator in the order in which they were made.
 pub(crate) struct Executor {
     pub(crate) state: Arc<CommState>,
     pub(super) queue: Queue,
 }
 
-/// Longer than anything holds the core but an operation.
+/// Longer than anything but an operation holds the core.
 const MOMENT: Duration = Duration::from_millis(20);
 
 impl Executor {
@@ -34,8 +35,8 @@ impl Executor {
         self.state.layout.ranks
     }
 
-    /// Queues a call that is made of `buffers` where they will stay until it has ended. Nobody else can reach them there: that is what
-    /// makes it valid for the queue.
+    /// Queues a call on buffers that the [`Work`] owns. `call` is shown the buffers where they stay until the operation has ended.
+    /// Nothing else can reach them there, which makes the call valid for the queue.
     pub(crate) fn start<B: Send + 'static>(&self, buffers: B, call: impl FnOnce(&mut B) -> Result<Call>) -> Result<Work<B>> {
         let (work, call, completion) = begin(buffers, |buffers| call(buffers)?.check(self.rank(), self.world_size()))?;
         self.queue.push(&self.state, call, completion)?;
@@ -47,50 +48,64 @@ impl Executor {
         if self.state.check_process(Op::Connect).is_err() {
             return;
         }
-        // A communicator that takes this one's stage holds the core for a moment.
+        // Another communicator may hold the core for a moment, to take this one's stage.
         match self.state.core.try_lock_for(MOMENT) {
             Some(mut core) => _ = self.state.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 }),
-            // The call that holds the core sees to the rest.
+            // The call that holds the core fails and ends the communicator.
             None => failure::abort(&self.state.status),
         }
     }
 
-    /// Carries out a call on this thread if nothing is in its way, else on the progress thread, after what is.
+    /// Checks a call and runs it: on this thread if no other call is queued, otherwise on the progress thread, in its turn.
     ///
     /// # Safety
     ///
-    /// The call's buffers are valid until this returns, and nobody else uses them.
+    /// The call's buffers are valid until this returns, and nothing else uses them.
     #[inline]
     pub(crate) unsafe fn submit(&self, mut call: Call) -> Result<()> {
-        // In its place: it is large, and small operations are short.
+        // In place: a call is large, and small operations would notice a copy.
         let op = call.op;
         call.check_in_place(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })?;
         // SAFETY: passed on.
         unsafe { self.submit_checked(&call) }
     }
 
+    /// Runs a call that was checked, as [`Executor::submit`].
+    ///
     /// # Safety
     ///
-    /// As for [`Executor::submit`].
+    /// As for [`Executor::submit`]. The buffers of a call that is lent are valid until its stream has come behind the call.
     #[inline]
     pub(crate) unsafe fn submit_checked(&self, call: &Call) -> Result<()> {
         self.state.check_process(call.op)?;
         if call.lent.is_some() {
-            // SAFETY: passed on: a call that is lent ends when its stream has come behind it.
-            return unsafe { self.enqueue(call) };
+            return self.submit_lent(call.clone());
         }
         if self.queue.is_idle()
             && let Some(mut core) = self.state.core.try_lock()
         {
             // SAFETY: passed on.
-            return unsafe { self.state.carry_out(&mut core, call) };
+            return unsafe { self.state.dispatch(&mut core, call) };
         }
-        let (work, call, completion) = begin((), |()| Ok(call.clone()))?;
-        self.queue.push(&self.state, call, completion)?;
-        work.wait()
+        Ok(self.queue_call(call.clone())?.wait()?)
     }
 
-    /// Carries out sends and receives side by side.
+    /// Queues a call that was checked. The caller keeps its buffers until the call has ended.
+    pub(super) fn queue_call(&self, call: Call) -> Result<Work<()>> {
+        let (work, call, completion) = begin((), |()| Ok(call))?;
+        self.queue.push(&self.state, call, completion)?;
+        Ok(work)
+    }
+
+    /// Queues a call that is lent, and waits for its end unless its stream does.
+    fn submit_lent(&self, call: Call) -> Result<()> {
+        self.check_not_failed()?;
+        let waits = !self.close_gate(&call)?;
+        let work = self.queue_call(call)?;
+        if waits { Ok(work.wait()?) } else { Ok(()) }
+    }
+
+    /// Checks and runs sends and receives side by side.
     ///
     /// # Safety
     ///
@@ -102,9 +117,11 @@ impl Executor {
         unsafe { self.submit_together_checked(checked) }
     }
 
+    /// Runs sends and receives that were checked, as [`Executor::submit_together`].
+    ///
     /// # Safety
     ///
-    /// As for [`Executor::submit_together`].
+    /// As for [`Executor::submit_checked`], for all calls.
     pub(crate) unsafe fn submit_together_checked(&self, checked: Vec<Call>) -> Result<()> {
         self.state.check_process(Op::Send)?;
         if checked.iter().all(|call| call.lent.is_none())
@@ -112,15 +129,15 @@ impl Executor {
             && let Some(mut core) = self.state.core.try_lock()
         {
             // SAFETY: passed on.
-            return unsafe { self.state.point_to_point(&mut core, checked) };
+            return unsafe { self.state.dispatch_together(&mut core, checked) };
         }
         let mut works = Vec::with_capacity(checked.len());
         let mut result = Ok(());
-        // Before the first is queued, for then their buffers are in use.
+        // Before the first call is queued: from then on the buffers are in use.
         if checked.iter().any(|call| call.lent.is_some()) {
             self.check_not_failed()?;
         }
-        let gated = checked.iter().map(|call| self.close(call)).collect::<Result<Vec<_>>>()?;
+        let gated = checked.iter().map(|call| self.close_gate(call)).collect::<Result<Vec<_>>>()?;
         for (call, is_gated) in checked.into_iter().zip(gated) {
             let (work, call, completion) = begin((), |()| Ok(call))?;
             result = result.and(self.queue.push(&self.state, call, completion));
@@ -128,20 +145,40 @@ impl Executor {
                 works.push(work);
             }
         }
-        // All have to end before their buffers are given back.
-        works.into_iter().map(Work::wait).fold(result, Result::and)
+        // All calls end before the caller gets its buffers back.
+        works.into_iter().map(|work| Ok(work.wait()?)).fold(result, Result::and)
+    }
+
+    /// Reports the failure of an earlier call, which may have had no caller that waited for it.
+    fn check_not_failed(&self) -> Result<()> {
+        match self.state.failure.get() {
+            Some(first) => Err(Error::Revoked { first: first.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Has the stream of a call wait for the call's end, if it can and may. Returns whether it does.
+    ///
+    /// The caller waits for the first call of a kind: memory is allocated, pinned and opened for it, and kernels are loaded.
+    /// Meanwhile the driver may wait for all streams of the device, and would never return if one of them waited for this call.
+    fn close_gate(&self, call: &Call) -> Result<bool> {
+        let Some(lent) = &call.lent else { return Ok(false) };
+        let is_large = call.bytes(self.world_size()) > SHORT;
+        let is_known = !self.state.kinds.lock().insert((call.op, call.dtype, call.redop, is_large));
+        // The place for the source is the caller's only until the call returns.
+        if is_known && call.source.is_none() { lent.close() } else { Ok(false) }
     }
 }
 
 impl Drop for Executor {
     fn drop(&mut self) {
         if self.state.check_process(Op::Connect).is_err() {
-            // Nothing of it is the child's to end.
+            // The child ends nothing of its parent's.
             std::mem::forget(self.state.clone());
             return;
         }
         self.queue.close(&self.state);
-        // Nobody else holds the lock now: calls borrow the communicator, and the progress thread has ended.
+        // Nothing else holds the lock now: calls borrow the communicator, and the progress thread has ended.
         let mut core = self.state.core.lock();
         match self.state.failure.get() {
             None => core.part(false),

@@ -1,5 +1,5 @@
-//! What happens to a communicator when a call panics, which is a defect of this library: the caller may catch the panic and free its
-//! buffers, so nothing may refer to them any more.
+//! Ends a communicator when a call panics, which is a defect of this library. The caller may catch the panic and free its buffers,
+//! so nothing may refer to them any more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::types::Op;
 
 impl CommState {
-    /// Runs a part of a call. If it panics, the communicator ends before the panic goes on.
+    /// Runs a part of a call. If it panics, the communicator ends before the panic continues.
     #[inline]
     pub(crate) fn unless_it_panics<R>(&self, core: &mut Core, op: Op, part: impl FnOnce(&mut Core) -> R) -> R {
         let unwinding = Unwinding { shared: self, core, op };
@@ -29,7 +29,7 @@ struct Unwinding<'a> {
 impl Drop for Unwinding<'_> {
     #[cold]
     fn drop(&mut self) {
-        // A panic that left this one would end the process.
+        // A panic that left this destructor would end the process.
         let ended = catch_unwind(AssertUnwindSafe(|| {
             self.core.forget_buffers();
             self.shared.fail(self.core, Error::Panicked { op: self.op });

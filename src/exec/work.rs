@@ -1,8 +1,11 @@
 //! Handles on operations that run on a communicator's progress thread.
 
 use std::cell::UnsafeCell;
+use std::fmt;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -12,32 +15,146 @@ use crate::error::{Error, Result};
 use crate::sys;
 use crate::types::Op;
 
-/// An operation in flight, which owns its buffers: [`Work::wait`] gives them back.
+/// An operation in flight, which owns its buffers. [`Work::wait`] returns them when the operation has ended.
 ///
-/// Dropping it lets the operation go on; the buffers are freed when it ends, on a thread of their own. So no buffer can be freed,
-/// read or written while it is in flight.
-#[must_use = "the operation goes on, but its buffers and its outcome are lost"]
+/// It is also a [`Future`], which any executor can poll: `work.await` gives what [`Work::wait`] returns. The progress thread runs the
+/// operation whether the future is polled or not.
+///
+/// Dropping it does not stop the operation. The buffers are freed when the operation ends, on a thread of their own. So no buffer is
+/// freed, read or written by its owner while it is in flight.
+///
+/// ```
+/// # fn main() -> kolo::Result<()> {
+/// # for comm in kolo::Communicator::in_process(1)? {
+/// let work = comm.start_all_reduce(vec![1.0f32; 1000], kolo::ReduceOp::Sum)?;
+/// // Compute something else.
+/// let bucket = work.wait()?;
+/// # assert_eq!(bucket.len(), 1000);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the operation continues, but its buffers and its outcome are lost"]
 #[derive(Debug)]
 pub struct Work<B> {
     shared: Arc<WorkState<B>>,
 }
 
+/// What [`Work::wait_timeout`] returns.
+#[derive(Debug)]
+#[must_use = "it holds the buffers, or the handle on them"]
+pub enum Waited<B> {
+    /// The operation has completed. These are its buffers.
+    Done(B),
+    /// The operation is still in flight.
+    Pending(Work<B>),
+}
+
+/// A failed operation: the error, and the buffers that it owned.
+///
+/// `?` turns it into an [`Error`] where a function returns [`kolo::Result`](crate::Result). After a failure the buffers hold
+/// anything: the input, a part of the result, or a mixture.
+///
+/// ```
+/// # fn main() -> kolo::Result<()> {
+/// # for comm in kolo::Communicator::in_process(1)? {
+/// # comm.abort();
+/// match comm.start_all_reduce(vec![1.0f32; 1000], kolo::ReduceOp::Sum)?.wait() {
+///     Ok(bucket) => println!("{} elements", bucket.len()),
+///     Err(failed) => {
+///         let (error, bucket) = failed.into_parts();
+///         eprintln!("{error}");
+///         assert_eq!(bucket.unwrap().len(), 1000);
+///     }
+/// }
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+pub struct WorkError<B> {
+    error: Error,
+    buffers: Option<B>,
+}
+
+impl<B> WorkError<B> {
+    /// Why the operation failed.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// Returns the error and the buffers. There are no buffers in a forked child: its parent's operation still uses them.
+    pub fn into_parts(self) -> (Error, Option<B>) {
+        (self.error, self.buffers)
+    }
+}
+
+impl<B> From<WorkError<B>> for Error {
+    fn from(failed: WorkError<B>) -> Error {
+        failed.error
+    }
+}
+
+impl<B> fmt::Display for WorkError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+/// The error, without the buffers, which may be large.
+impl<B> fmt::Debug for WorkError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
+}
+
+impl<B> std::error::Error for WorkError<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
 impl<B> Work<B> {
-    /// Waits until the operation has ended, and returns its buffers. Every operation has a deadline, so this ends.
-    pub fn wait(self) -> Result<B> {
+    /// Waits until the operation has ended and returns its buffers. Every operation has a deadline, so the wait ends.
+    ///
+    /// # Errors
+    ///
+    /// The error of the operation, with its buffers.
+    pub fn wait(mut self) -> Result<B, WorkError<B>> {
         self.outcome(None);
         self.take()
     }
 
-    /// Waits at most for `timeout`: gives the handle back if the operation has not ended by then.
-    pub fn wait_timeout(self, timeout: Duration) -> Result<Result<B>, Work<B>> {
+    /// Waits at most for `timeout`, and returns the handle if the operation is still in flight then.
+    ///
+    /// # Errors
+    ///
+    /// The error of the operation, with its buffers.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// # for comm in kolo::Communicator::in_process(1)? {
+    /// use std::time::Duration;
+    ///
+    /// let mut work = comm.start_all_reduce(vec![1.0f32; 1000], kolo::ReduceOp::Sum)?;
+    /// let bucket = loop {
+    ///     match work.wait_timeout(Duration::from_millis(10))? {
+    ///         kolo::Waited::Done(bucket) => break bucket,
+    ///         kolo::Waited::Pending(still) => work = still,
+    ///     }
+    /// };
+    /// # assert_eq!(bucket.len(), 1000);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn wait_timeout(mut self, timeout: Duration) -> Result<Waited<B>, WorkError<B>> {
         match self.outcome(Instant::now().checked_add(timeout)) {
-            Some(_) => Ok(self.take()),
-            None => Err(self),
+            Some(_) => self.take().map(Waited::Done),
+            None => Ok(Waited::Pending(self)),
         }
     }
 
-    /// Waits until the operation has ended, or until a deadline, and says how it ended; leaves the buffers where they are.
+    /// Waits until the operation has ended, or until a deadline, and returns how it ended. The buffers stay where they are.
     pub(crate) fn outcome(&self, deadline: Option<Instant>) -> Option<Result<()>> {
         if let Err(forked) = self.shared.check_process() {
             return Some(Err(forked));
@@ -58,21 +175,47 @@ impl<B> Work<B> {
         self.shared.has_ended.load(Ordering::Acquire)
     }
 
-    fn take(self) -> Result<B> {
-        self.shared.check_process()?;
+    /// The buffers of an operation that has ended, and its error if it failed.
+    fn take(&mut self) -> Result<B, WorkError<B>> {
+        self.shared.check_process().map_err(|error| WorkError { error, buffers: None })?;
         let outcome = self.shared.state.lock().outcome.clone();
-        outcome.expect("only called when the operation has ended")?;
-        // SAFETY: the operation has ended, so the progress thread does not touch the buffers any more; this handle is the only
-        // one, and it is used up here.
+        let outcome = outcome.expect("only called when the operation has ended");
+        // SAFETY: the operation has ended, so the progress thread does not touch the buffers any more. This handle is the only
+        // one, and it is borrowed mutably.
         let buffers = unsafe { (*self.shared.buffers.get()).take() };
-        Ok(buffers.expect("buffers are taken once"))
+        match outcome {
+            Ok(()) => Ok(buffers.expect("a work is not polled after it has returned its buffers")),
+            Err(error) => Err(WorkError { error, buffers }),
+        }
+    }
+}
+
+impl<B> Future for Work<B> {
+    type Output = Result<B, WorkError<B>>;
+
+    /// # Panics
+    ///
+    /// If it is polled again after it was ready.
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // Not in a forked child, where a thread that is gone may hold the lock.
+        if self.shared.check_process().is_ok() {
+            let mut state = self.shared.state.lock();
+            if state.outcome.is_none() {
+                match &mut state.waker {
+                    Some(waker) => waker.clone_from(context.waker()),
+                    none => *none = Some(context.waker().clone()),
+                }
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(self.take())
     }
 }
 
 impl<B> Drop for Work<B> {
     fn drop(&mut self) {
         if self.shared.check_process().is_err() {
-            // The thread that ends the operation is the parent's, and may have held the lock at the fork: nothing is touched.
+            // The parent's thread ends the operation, and may have held the lock at the fork: nothing is touched.
             return;
         }
         let mut state = self.shared.state.lock();
@@ -81,13 +224,13 @@ impl<B> Drop for Work<B> {
             return;
         }
         drop(state);
-        // SAFETY: the operation has ended, so the progress thread does not touch the buffers any more; this handle is the only
+        // SAFETY: the operation has ended, so the progress thread does not touch the buffers any more. This handle is the only
         // one. It was not abandoned before the end, so the operation has left the buffers where they are.
         drop(unsafe { (*self.shared.buffers.get()).take() });
     }
 }
 
-/// What the handle and the progress thread share. Lives until both are done with it.
+/// What the handle and the progress thread share. It lives until both have dropped it.
 #[derive(Debug)]
 pub(crate) struct WorkState<B> {
     buffers: UnsafeCell<Option<B>>,
@@ -95,12 +238,12 @@ pub(crate) struct WorkState<B> {
     ended: Condvar,
     has_ended: AtomicBool,
     op: OnceLock<Op>,
-    /// Of the process that started the operation.
+    /// Forks that led to the process that started the operation: another number in a forked child.
     forks: u32,
 }
 
 impl<B> WorkState<B> {
-    /// A forked child has none of the threads that end its parent's operations.
+    /// Fails in a forked child, which has none of the threads that end its parent's operations.
     fn check_process(&self) -> Result<()> {
         let op = || self.op.get().copied().unwrap_or(Op::Connect);
         if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op: op() }) }
@@ -113,10 +256,11 @@ struct Progress {
     outcome: Option<Result<()>>,
     /// The handle was dropped before that.
     is_abandoned: bool,
+    /// The task that polled last.
+    waker: Option<Waker>,
 }
 
-// SAFETY: the buffers are reached by one side at a time: through addresses by the operation until it has ended, by the handle
-// afterwards.
+// SAFETY: one side at a time reaches the buffers: the operation, by address, until it has ended, and the handle afterwards.
 unsafe impl<B: Send> Sync for WorkState<B> {}
 
 /// What the progress thread sees of a handle.
@@ -131,23 +275,29 @@ impl<B: Send + 'static> Completion for WorkState<B> {
         state.outcome = Some(outcome);
         self.has_ended.store(true, Ordering::Release);
         self.ended.notify_all();
+        let waker = state.waker.take();
         if state.is_abandoned && std::mem::needs_drop::<B>() {
             // SAFETY: the operation has ended, and there is no handle any more.
             free_elsewhere(unsafe { (*self.buffers.get()).take() });
         }
+        drop(state);
+        // Code of the executor, which may poll at once and take the lock.
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }
 
-/// Frees the buffers of an abandoned operation. That runs code of the user, which may wait for the thread that ends operations: a
-/// buffer may hold the last reference to a communicator, whose end waits for its progress thread. So a thread of its own does it.
+/// Frees the buffers of an abandoned operation on a thread of its own. Freeing runs code of the user, which may wait for the thread
+/// that ends operations: a buffer may hold the last reference to a communicator, whose end waits for its progress thread.
 fn free_elsewhere(buffers: impl Send + 'static) {
     let spawned = std::thread::Builder::new().name("kolo-free".to_owned()).spawn(move || drop(buffers));
     if let Err(error) = spawned {
-        tracing::warn!(%error, "no thread could be started that frees the buffers of an operation");
+        tracing::warn!(%error, "cannot start a thread that frees the buffers of an operation");
     }
 }
 
-/// A handle on an operation that is about to start. `describe` is shown the buffers where they will stay until it has ended.
+/// Makes a handle on an operation that is about to start. `describe` is shown the buffers where they stay until it has ended.
 pub(crate) fn begin<B: Send + 'static>(
     buffers: B,
     describe: impl FnOnce(&mut B) -> Result<Call>,
@@ -160,7 +310,7 @@ pub(crate) fn begin<B: Send + 'static>(
         op: OnceLock::new(),
         forks: sys::forks(),
     });
-    // SAFETY: nobody else knows of the cell yet.
+    // SAFETY: nothing else has access to the cell yet.
     let buffers = unsafe { (*shared.buffers.get()).as_mut() };
     let call = describe(buffers.expect("just put there"))?;
     let _ = shared.op.set(call.op);

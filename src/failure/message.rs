@@ -1,7 +1,7 @@
 //! Questions and answers as bytes. Reading expects anything.
 
 use super::cancel::Diagnosing;
-use super::report::FailureReport;
+use super::report::{FailureReport, read_call, write_call};
 use crate::types::{Descriptor, Rank};
 use crate::wire::{Reader, Writer};
 
@@ -76,9 +76,7 @@ impl Query {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         match self {
-            Query::Doing(call) => {
-                _ = writer.number(DOING).list(call.as_slice(), |writer, call| write_words(writer, call.encode()))
-            }
+            Query::Doing(call) => _ = writer.number(DOING).list(call.as_slice(), write_call),
             Query::Hear(reports) => _ = writer.number(HEAR).list(reports, |writer, report| report.write(writer)),
             Query::Join => _ = writer.number(JOIN),
             Query::Prepare(ballot) => _ = writer.number(PREPARE).number(*ballot),
@@ -117,9 +115,9 @@ impl Reply {
                 writer.list(waits.as_slice(), |writer, &(peer, words)| write_words(writer.number(peer as u64), words));
                 writer.list(elsewhere.as_slice(), |writer, (peer, call)| {
                     let writer = writer.number(*peer as u64);
-                    writer.list(call.as_slice(), |writer, call| write_words(writer, call.encode()));
+                    writer.list(call.as_slice(), write_call);
                 });
-                writer.list(at_your_seq.as_slice(), |writer, call| write_words(writer, call.encode())).number(*last_seq);
+                writer.list(at_your_seq.as_slice(), write_call).number(*last_seq);
             }
             Reply::Joins { shrinks, promised, decision } => {
                 writer.number(JOINS).number((*shrinks).into()).number(*promised);
@@ -157,10 +155,6 @@ fn write_words(writer: &mut Writer, words: [u64; Descriptor::WORDS]) {
 
 fn read_words(reader: &mut Reader<'_>) -> Option<[u64; Descriptor::WORDS]> {
     Some([reader.number()?, reader.number()?, reader.number()?, reader.number()?])
-}
-
-fn read_call(reader: &mut Reader<'_>) -> Option<Descriptor> {
-    Descriptor::decode(read_words(reader)?)
 }
 
 fn write_decision(writer: &mut Writer, decision: &Decision) {

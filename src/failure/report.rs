@@ -183,11 +183,11 @@ impl FailureReport {
     }
 }
 
-fn write_call(writer: &mut Writer, call: &Descriptor) {
+pub(super) fn write_call(writer: &mut Writer, call: &Descriptor) {
     call.encode().iter().for_each(|&word| _ = writer.number(word));
 }
 
-fn read_call(reader: &mut Reader<'_>) -> Option<Descriptor> {
+pub(super) fn read_call(reader: &mut Reader<'_>) -> Option<Descriptor> {
     Descriptor::decode([reader.number()?, reader.number()?, reader.number()?, reader.number()?])
 }
 

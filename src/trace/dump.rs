@@ -110,7 +110,7 @@ impl fmt::Display for Line<'_> {
             Text(descriptor.dtype.name())
         )?;
         write!(f, ", \"count\": {}, \"redop\": {}", descriptor.count, Maybe(descriptor.redop.map(|redop| Text(redop.name()))))?;
-        write!(f, ", \"{whom}\": {}, \"counts\": {}, \"epoch\": {}", Maybe(descriptor.root), descriptor.shape, descriptor.epoch)?;
+        write!(f, ", \"{whom}\": {}, \"counts\": {}", Maybe(descriptor.root), descriptor.shape)?;
         let algorithm = choice(*path).map(|choice| choice.to_string());
         write!(f, ", \"bytes\": {bytes}, \"algorithm\": {}", Maybe(algorithm.as_deref().map(Text)))?;
         let end = end.map(|end| end.as_nanos());

@@ -5,7 +5,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use kolo::{Communicator, DType, Element, Op, ReduceOp, Result, bf16, f16};
+use kolo::{Communicator, DType, Element, Op, ReduceOp, Result, Transport, bf16, f16};
 
 /// Only a defect takes so long, however busy the machine is. Shorter than the deadline that operations have by default.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
@@ -392,6 +392,18 @@ pub(crate) fn run(
                 let builder = builder.start_timeout(START);
                 body(options(rank, builder).connect().unwrap());
             });
+        }
+    });
+}
+
+/// Runs `body` on every rank, once over each transport that threads of one process can use.
+pub(crate) fn on_every_transport(world: usize, body: impl Fn(Communicator) + Sync) {
+    run(world, |_, builder| builder, &body);
+    run(world, |_, builder| builder.transport(Transport::Tcp), &body);
+    run(world, |rank, builder| builder.host(format!("host{}", rank % 2)), &body);
+    std::thread::scope(|scope| {
+        for comm in Communicator::in_process(world).unwrap() {
+            scope.spawn(|| body(comm));
         }
     });
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kolo::{Communicator, Error, Op, ReduceOp, Result};
+use kolo::{Communicator, Error, Op, ReduceOp, Result, Waited};
 
 use crate::failure::{Failure, kind};
 use crate::{bystander, log};
@@ -318,8 +318,9 @@ fn drop_with_work(comm: &Communicator) -> Task {
     match comm.rank() {
         1 => {
             let work = comm.start_all_reduce(vec![1u64; 1000], ReduceOp::Sum)?;
-            let work = work.wait_timeout(Duration::from_millis(50)).expect_err("rank 3 does not take part");
-            let look = || match work.wait() {
+            let work = work.wait_timeout(Duration::from_millis(50)).expect("it has not failed");
+            let Waited::Pending(work) = work else { panic!("rank 3 does not take part") };
+            let look = || match work.wait().map_err(Error::from) {
                 Err(Error::Aborted { op: Op::AllReduce, seq: 2 }) => say("given up"),
                 other => say(&format!("the work ended: {:?}", other.map(|_| ()))),
             };
@@ -394,7 +395,7 @@ fn check_revoked(comm: &Communicator, first: &Error) {
         ("all_reduce", comm.all_reduce(&mut [1u8], ReduceOp::Sum)),
         ("send", comm.send(&[1u8], other)),
         ("recv", comm.recv(&mut [1u8], other)),
-        ("start_barrier", comm.start_barrier().and_then(|work| work.wait())),
+        ("start_barrier", comm.start_barrier().and_then(|work| Ok(work.wait()?))),
         ("split", comm.split(0, 0).map(drop)),
     ];
     for (name, result) in calls {

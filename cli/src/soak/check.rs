@@ -73,7 +73,7 @@ fn start<T: Pattern>(comm: &Communicator, op: Operation, redop: ReduceOp, root: 
     };
     // Behind it, in the same order on all ranks.
     comm.barrier()?;
-    work.wait()
+    Ok(work.wait()?)
 }
 
 /// The other ranks send messages to the root, which receives from any; how many bytes are wrong on this rank.

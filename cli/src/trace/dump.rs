@@ -178,7 +178,7 @@ mod tests {
         "clock": {"id": "b", "monotonic_ns": 5, "unix_ns": 6},
         "members": [{"rank": 0, "host": "h", "pid": 1}, {"rank": 1, "host": "h", "pid": 2}],
         "communicators": [{"id": "0000", "rank": 1, "ranks": [0, 1], "begun": 1, "failure": null, "operations": [
-        {"seq": 1, "op": "send", "dtype": "u8", "count": 3, "redop": null, "peer": 0, "counts": 0, "epoch": 0, "bytes": 3,
+        {"seq": 1, "op": "send", "dtype": "u8", "count": 3, "redop": null, "peer": 0, "counts": 0, "bytes": 3,
         "algorithm": null, "start_ns": 1, "end_ns": null, "outcome": "under way"}]}]}"#;
 
     #[test]

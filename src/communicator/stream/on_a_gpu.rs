@@ -2,7 +2,9 @@
 
 use cudarc::driver::{CudaContext, CudaSlice};
 
-use super::*;
+use crate::communicator::Communicator;
+use crate::error::{Argument, Error, Result};
+use crate::types::ReduceOp;
 
 /// Runs `body` on two ranks that share a GPU, or says that there is none.
 pub(crate) fn on_one_gpu(body: impl Fn(&Communicator) -> Result<()> + Sync) -> Result<()> {

@@ -1,31 +1,45 @@
-//! Where the buffers of all ranks are: what each tells the others, and which of them all can reach.
+//! Where the buffers of all ranks are: what each rank tells its peers, and which buffers all ranks can reach.
 
-use super::*;
+use std::sync::LazyLock;
+
+use super::operation::OnDevices;
+use crate::bootstrap::listener::handshake;
+use crate::buffer::{RawSlice, RawSliceMut};
+use crate::cuda::device::DeviceId;
+use crate::cuda::direct::{Buffer, Plan};
+use crate::cuda::peers::{BufferAt, Peers, Record};
+use crate::error::{Cause, Error, Result};
+use crate::exec::call::Call;
+use crate::failure::OpContext;
+use crate::types::{DType, Descriptor, Op, Rank, ReduceOp, mix};
+
+/// The device of a rank whose buffers are in host memory.
+const NO_DEVICE: DeviceId = [0; 16];
 
 impl OnDevices<'_> {
-    /// Tells all ranks where this one's buffers are, and learns where theirs are.
+    /// Tells all ranks where this rank's buffers are, and returns where theirs are.
     pub(super) fn tell(&mut self) -> Result<Vec<Record>> {
-        let words = self.call.descriptor(0, 0).encode();
+        let words = self.call.descriptor(0).encode();
         let op = self.call.op;
         let (call, world) = (self.call, self.world);
         let lengths = |peer| call.lengths(peer, world).map_err(|problem| Error::Argument { op, problem });
         self.exchange(self.record(words), |peer| lengths(peer).map(|lengths| lengths.map(|len| len as u64)))
     }
 
-    /// Gives all ranks a record, and takes theirs, of buffers that are at least so long.
+    /// Gathers the records of all ranks. Their buffers have at least the lengths that `needed` returns.
     pub(super) fn exchange(&mut self, mine: Record, needed: impl Fn(Rank) -> Result<[u64; 2]>) -> Result<Vec<Record>> {
         let words = mine.call;
-        let described = self.call.descriptor(0, 0);
+        let described = self.call.descriptor(0);
         let mine = mine.encode();
         let mut all = vec![0; self.world * Record::LEN];
         let mut call = Call { described: Some(described), ..self.beside(Op::AllGather, DType::U8, Record::LEN) };
         (call.send, call.recv) = (RawSlice::of(&mine), RawSliceMut::of(&mut all));
-        // SAFETY: both are borrowed for the call, and as long as it says.
+        // SAFETY: both are borrowed for the call, and have the lengths that it states.
         unsafe { self.on_host(&call)? };
         let mut records = Vec::with_capacity(self.world);
         for (peer, bytes) in all.chunks(Record::LEN).enumerate() {
             let record = Record::decode(bytes, needed(peer)?);
-            // A call that does not match has other lengths.
+            // A peer that made another call has other lengths.
             let theirs = bytes.first_chunk::<{ Descriptor::WORDS * 8 }>().map(words_of);
             if let Some(theirs) = theirs.filter(|theirs| *theirs != words) {
                 return Err(self.mismatch(peer, words, theirs));
@@ -65,20 +79,21 @@ impl OnDevices<'_> {
         }
     }
 
-    pub(super) fn failed(&self, peer: Rank, cause: Cause) -> Error {
-        let descriptor = self.call.descriptor(self.core.next_seq() - 1, 0);
-        crate::failure::OpContext::new(descriptor, &self.shared.info).failed(peer, cause)
+    fn failed(&self, peer: Rank, cause: Cause) -> Error {
+        let descriptor = self.call.descriptor(self.core.next_seq() - 1);
+        OpContext::new(descriptor, &self.shared.info).failed(peer, cause)
     }
 
-    pub(super) fn mismatch(&self, peer: Rank, mine: [u64; Descriptor::WORDS], theirs: [u64; Descriptor::WORDS]) -> Error {
+    fn mismatch(&self, peer: Rank, mine: [u64; Descriptor::WORDS], theirs: [u64; Descriptor::WORDS]) -> Error {
         let decode = |words| Descriptor::decode(words).map(|decoded| Descriptor { seq: self.core.next_seq() - 1, ..decoded });
         match (decode(mine), decode(theirs)) {
-            (Some(mine), Some(theirs)) => crate::failure::OpContext::new(mine, &self.shared.info).mismatch(peer, mine, theirs),
+            (Some(mine), Some(theirs)) => OpContext::new(mine, &self.shared.info).mismatch(peer, mine, theirs),
             _ => self.failed(peer, Cause::Corrupt("what it called")),
         }
     }
 
-    /// What was opened for one device is of no use to another. All ranks see the same, and forget the same.
+    /// Closes the memory of peers if a rank now uses another device: it was opened for the earlier one. All ranks see the same
+    /// records, and close the same memory.
     pub(super) fn look_for_other_devices(&mut self, records: &[Record]) {
         let devices = &mut self.core.devices;
         devices.of_ranks.resize(records.len(), NO_DEVICE);
@@ -92,12 +107,12 @@ impl OnDevices<'_> {
         }
     }
 
-    /// Where all ranks' buffers are from here, if all of them can be reached by all.
+    /// Where all ranks' buffers are from here, if every rank can reach all of them.
     pub(super) fn reach(&mut self, records: &[Record]) -> Result<Option<Vec<[u64; 2]>>> {
         let is_in_place = records.iter().any(|record| record.is_in_place);
         let is_open = |place: &BufferAt| matches!(place, BufferAt::Nowhere | BufferAt::Open { .. });
         let may = Plan::is_possible(self.call.op, is_in_place) && records.iter().all(|record| record.places.iter().all(is_open));
-        // What follows from the records is the same on all ranks.
+        // All ranks have the same records and decide alike.
         if !may {
             return Ok(None);
         }
@@ -114,12 +129,7 @@ impl OnDevices<'_> {
         Ok(records.iter().enumerate().map(both).collect())
     }
 
-    /// Whether ranks could reach each other's devices, as far as all of them know it without asking.
-    pub(super) fn may_be_direct(&self) -> bool {
-        self.shared.settings.device_path == DevicePath::Auto && self.world <= MOST_PARTS && self.shared.layout.hosts == 1
-    }
-
-    /// Opens what is new in these records, as far as all ranks can.
+    /// Opens the memory that is new in these records, where all ranks can.
     pub(super) fn open(&mut self, peers: &mut Peers, records: &[Record]) -> Result<()> {
         let Some(lent) = &self.call.lent else { return Ok(()) };
         let news = peers.news(records);
@@ -135,25 +145,25 @@ impl OnDevices<'_> {
         Ok(())
     }
 
-    /// Whether all ranks say yes.
+    /// Whether all ranks agree.
     pub(super) fn agree(&mut self, yes: bool) -> Result<bool> {
         let mut answer = [u8::from(yes)];
         let mut call = self.beside(Op::AllReduce, DType::U8, 1);
         let memory = RawSliceMut::of(&mut answer);
         (call.redop, call.send, call.recv) = (Some(ReduceOp::Min), memory.as_const(), memory);
-        call.described = Some(self.call.descriptor(0, 0));
+        call.described = Some(self.call.descriptor(0));
         // SAFETY: `answer` is borrowed for the call.
         unsafe { self.on_host(&call)? };
         Ok(answer[0] != 0)
     }
 }
 
-/// A number of this process that no other has; a copy that a fork made has its own.
+/// A number of this process that no other process has, a forked child included.
 fn process() -> u64 {
     mix(*PROCESS, std::process::id().into())
 }
 
-/// Of the process that first needed it.
+/// Drawn by the process that first needed it; its forked children inherit it.
 static PROCESS: LazyLock<u64> = LazyLock::new(|| u64::from_le_bytes(std::array::from_fn(|i| handshake::random()[i])));
 
 fn words_of(bytes: &[u8; Descriptor::WORDS * 8]) -> [u64; Descriptor::WORDS] {

@@ -1,24 +1,35 @@
-//! Sends and receives of device memory: host memory takes its place.
+//! Sends and receives of device memory, through host memory.
 
-use super::*;
+use std::sync::Arc;
+use std::time::Duration;
 
-/// A message on its way through host memory, which takes the place of the device's.
-pub(crate) struct Staged {
-    pub(super) memory: Arc<Segment>,
-    /// Where it goes when it has been received.
-    pub(super) to: RawSliceMut,
-    pub(super) lent: Arc<Lent>,
+use crate::buffer::RawSliceMut;
+use crate::cuda::device::{Device, Event, Stream, StreamId};
+use crate::error::{Argument, Error, Result};
+use crate::exec::call::Call;
+use crate::exec::device_state::until_done;
+use crate::exec::lent::Lent;
+use crate::exec::state::CommState;
+use crate::sys::Segment;
+
+/// A message in host memory, on its way from or to a device.
+pub(in crate::exec) struct Staged {
+    memory: Arc<Segment>,
+    /// Where the device wants what was received; empty for a send.
+    to: RawSliceMut,
+    lent: Arc<Lent>,
     /// How long a copy may take.
-    pub(super) timeout: Duration,
+    timeout: Duration,
 }
 
 impl Staged {
-    /// What a message needs before it is sent or received; `None` if it is not lent. Keep it until the message has ended.
+    /// Replaces the device memory of a call by host memory, and copies there what is sent. Returns `None` if the call is not lent.
+    /// The memory is the message's until that has ended.
     ///
     /// # Safety
     ///
     /// The call's buffers are lent until it has ended.
-    pub(crate) unsafe fn begin(shared: &CommState, call: &mut Call) -> Result<Option<Staged>> {
+    pub(in crate::exec) unsafe fn begin(shared: &CommState, call: &mut Call) -> Result<Option<Staged>> {
         let Some(lent) = call.lent.take() else { return Ok(None) };
         shared.until_ready(call, &lent, None)?;
         let (send, recv) = (call.send, call.recv);
@@ -40,27 +51,27 @@ impl Staged {
         Ok(Some(staged))
     }
 
-    /// Takes what was received to the device.
+    /// Copies what was received to the device.
     ///
     /// # Safety
     ///
     /// The buffer is still lent.
-    pub(crate) unsafe fn finish(&self) -> Result<()> {
+    pub(in crate::exec) unsafe fn finish(&self) -> Result<()> {
         if self.to.len == 0 {
             return Ok(());
         }
         let (from, to) = (self.memory.at(0), self.to.ptr.addr() as u64);
-        // SAFETY: both are as long.
+        // SAFETY: both have that length.
         self.copy(|device, stream| unsafe { device.copy_in(stream, from, to, self.to.len) })
     }
 
-    /// Does so, and waits for it.
+    /// Enqueues a copy and waits for it.
     fn copy(&self, copy: impl FnOnce(&dyn Device, StreamId) -> Result<()>) -> Result<()> {
         let device = &self.lent.device;
         let (stream, event) = (Stream::new(device)?, Event::new(device)?);
         copy(&**device, stream.id)?;
         event.record(stream.id).and_then(|()| until_done(&event, self.timeout)).inspect_err(|_| {
-            // The device may still be at it: the memory is never freed.
+            // The device may still use the memory, so it is never freed.
             std::mem::forget(self.memory.clone());
         })
     }

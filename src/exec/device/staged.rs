@@ -1,41 +1,26 @@
-//! Device memory by way of the host: whole, or piece by piece.
+//! Collectives on device memory through host memory: as a whole, or piece by piece.
 
-use super::*;
+use super::operation::{OnDevices, SHORT};
+use crate::buffer::{RawSlice, RawSliceMut};
+use crate::cuda::pieces::{Cut, Piece, Row};
+use crate::error::{Argument, Error, Result};
+use crate::exec::call::Call;
+use crate::exec::device_state::{Area, SLOTS};
+use crate::types::Op;
 
-/// Host memory through which pieces pass.
-pub(super) struct Area {
-    /// Before the memory, for it is unpinned first. What could not be pinned is not tried again.
-    pub(super) pinned: Option<Option<Pinned>>,
-    pub(super) memory: Arc<Allocation>,
-    pub(super) place: usize,
-}
+/// Bytes of a piece: enough that starting a copy does not count, and few enough that the first and the last piece, which overlap
+/// with nothing, do not count either.
+const PIECE: usize = 2 << 20;
 
-impl Area {
-    pub(super) fn private(len: usize) -> Option<Area> {
-        let segment = Arc::new(Segment::try_heap(len)?);
-        Some(Area { pinned: None, memory: Arc::new(Allocation { segment, part: len }), place: 0 })
-    }
-
-    pub(super) fn at(&self, offset: usize) -> *mut u8 {
-        self.memory.at(self.place, offset)
-    }
-
-    /// Makes it known to a device. Without, copies stop over, but they are right.
-    pub(super) fn pin(&mut self, device: &Arc<dyn Device>) {
-        if self.pinned.is_none() {
-            // SAFETY: the memory is dropped after that.
-            let pinned = unsafe { Pinned::new(device, self.at(0), self.memory.part) };
-            let pinned = pinned.inspect_err(|error| tracing::warn!(%error, "host memory cannot be pinned: copies take longer"));
-            self.pinned = Some(pinned.ok());
-        }
-    }
-}
-
-/// Bytes of host memory that stay for calls as a whole: enough for both buffers of one that is short.
+/// Bytes of host memory that stay for whole calls: enough for both buffers of a short one.
 const SCRATCH: usize = 4 * SHORT as usize;
 
 impl OnDevices<'_> {
-    /// By way of the host, as all ranks do.
+    /// Through host memory, as all ranks do.
+    ///
+    /// # Safety
+    ///
+    /// As for [`OnDevices::run`], here and below.
     pub(super) unsafe fn through_host(&mut self) -> Result<()> {
         // SAFETY: passed on.
         unsafe {
@@ -46,7 +31,7 @@ impl OnDevices<'_> {
         }
     }
 
-    /// The call as it is, on host memory instead of the device's.
+    /// The whole call, on host memory instead of the device's.
     pub(super) unsafe fn whole(&mut self) -> Result<()> {
         let Call { send, recv, .. } = *self.call;
         let Some(lent) = self.call.lent.clone().filter(|_| self.touches_device()) else {
@@ -57,7 +42,7 @@ impl OnDevices<'_> {
         let room = |len: usize, is_on_device: bool| if is_on_device { len.next_multiple_of(64) } else { 0 };
         let for_send = room(send.len, sends);
         let len = for_send + room(recv.len, receives);
-        // Where it stays if this fails, until nothing is under way there.
+        // If this fails, the memory stays until nothing is in flight there.
         self.prepare_scratch(len)?;
         let at = |this: &Self, offset: usize| this.core.devices.scratch.as_ref().expect("it was prepared").at(offset);
         let mut call = Call { lent: None, ..self.call.clone() };
@@ -86,7 +71,7 @@ impl OnDevices<'_> {
         Ok(())
     }
 
-    /// Host memory for a call as a whole; what is short finds it there, and pinned.
+    /// Prepares host memory for a whole call. Short calls reuse it, pinned.
     fn prepare_scratch(&mut self, len: usize) -> Result<()> {
         let device = self.lanes()?.device.clone();
         if self.core.devices.scratch.as_ref().is_none_or(|scratch| scratch.memory.part < len) {
@@ -100,14 +85,14 @@ impl OnDevices<'_> {
         Ok(())
     }
 
-    /// Piece by piece through host memory, all ranks the same.
-    pub(super) unsafe fn in_pieces(&mut self) -> Result<()> {
+    /// Piece by piece through host memory; all ranks cut the same pieces.
+    unsafe fn in_pieces(&mut self) -> Result<()> {
         let Call { op, dtype, root, count, .. } = *self.call;
         let cut = Cut { op, rank: self.rank, world: self.world, root, count, size: dtype.size() };
         let slot_len = PIECE.max(cut.width());
         self.prepare_area(SLOTS * slot_len)?;
         let pieces: Vec<Piece> = cut.pieces(PIECE).collect();
-        // SAFETY: passed on: a slot is used for one piece after the other.
+        // SAFETY: passed on; a slot is used for one piece after the other.
         unsafe {
             self.bring(&pieces[0], 0, slot_len)?;
             for (i, piece) in pieces.iter().enumerate() {
@@ -130,8 +115,8 @@ impl OnDevices<'_> {
         Ok(())
     }
 
-    /// Waits until a slot's piece has come, or has gone.
-    pub(super) fn until(&mut self, slot: usize, has_come: bool) -> Result<()> {
+    /// Waits until a slot's piece has come from the device, or has returned to it.
+    fn until(&mut self, slot: usize, has_come: bool) -> Result<()> {
         let [out, back] = self.call.lent.as_ref().map_or([false; 2], |lent| lent.on_device);
         if !(if has_come { out } else { back }) {
             return Ok(());
@@ -140,8 +125,8 @@ impl OnDevices<'_> {
         lanes.until_done(if has_come { &lanes.outs[slot] } else { &lanes.backs[slot] })
     }
 
-    /// Starts the copies of what a piece takes from this rank's send buffer.
-    pub(super) unsafe fn bring(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
+    /// Starts the copies of a piece from this rank's send buffer.
+    unsafe fn bring(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
         let Call { send, .. } = *self.call;
         let memory = self.slot(slot, slot_len);
         if !self.call.lent.as_ref().is_some_and(|lent| lent.on_device[0]) {
@@ -159,7 +144,7 @@ impl OnDevices<'_> {
         lanes.outs[slot].record(lanes.out.id)
     }
 
-    pub(super) unsafe fn reduce_piece(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
+    unsafe fn reduce_piece(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
         let memory = self.slot(slot, slot_len);
         let mut call = Call { lent: None, on_behalf_of: Some(self.call.op), count: piece.count, ..self.call.clone() };
         // SAFETY: both are within the slot.
@@ -170,8 +155,8 @@ impl OnDevices<'_> {
         }
     }
 
-    /// Starts the copies of what a piece gives to this rank's receive buffer.
-    pub(super) unsafe fn take_back(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
+    /// Starts the copies of a piece to this rank's receive buffer.
+    unsafe fn take_back(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
         let Call { recv, .. } = *self.call;
         let memory = self.slot(slot, slot_len);
         if !self.call.lent.as_ref().is_some_and(|lent| lent.on_device[1]) {
@@ -189,17 +174,17 @@ impl OnDevices<'_> {
         lanes.backs[slot].record(lanes.back.id)
     }
 
-    pub(super) fn slot(&self, slot: usize, slot_len: usize) -> *mut u8 {
+    fn slot(&self, slot: usize, slot_len: usize) -> *mut u8 {
         self.core.devices.area.as_ref().expect("it was prepared").at(slot * slot_len)
     }
 
-    /// Host memory for pieces, on all ranks.
-    pub(super) fn prepare_area(&mut self, len: usize) -> Result<()> {
-        // Whether there is enough is the same on all ranks: it depends on what they called.
+    /// Prepares host memory for pieces, on all ranks.
+    fn prepare_area(&mut self, len: usize) -> Result<()> {
+        // All ranks decide alike whether the area is long enough, because they made the same calls.
         if self.core.devices.area.as_ref().is_none_or(|area| area.memory.part < len) {
             self.core.devices.area = None;
             let shared = self.core.allocate(&self.shared.info, len)?;
-            let place = self.core.place_on_host();
+            let (place, _) = self.core.place_on_host();
             let area = match shared {
                 Some(memory) => Some(Area { pinned: None, memory, place }),
                 None => Area::private(len),

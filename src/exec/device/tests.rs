@@ -1,10 +1,13 @@
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use super::*;
 use crate::Communicator;
-use crate::cuda::device::Address;
+use crate::cuda::device::{Address, Device, Driver, StreamId};
 use crate::cuda::fake_device::{Machine, StandIn};
-use crate::types::mix;
+use crate::error::Error;
+use crate::exec::{Call, Raw};
+use crate::types::{DType, Op, Rank, ReduceOp, mix};
 
 /// How device memory gets from one rank to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -347,7 +350,7 @@ fn failures_of_the_device() {
                         for _ in 0..4 {
                             let call = user.call(&raw, send, recv);
                             // SAFETY: the memory is never freed.
-                            outcome = outcome.and(unsafe { comm.exec.start_prepared(call) }.and_then(crate::Work::wait));
+                            outcome = outcome.and(unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)));
                         }
                         if let Err(error) = outcome {
                             failures.fetch_add(1, Ordering::SeqCst);
@@ -375,7 +378,7 @@ fn a_rank_that_leaves_is_named() {
         let memory = device.allocate(400_000).unwrap();
         let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
         // SAFETY: the memory is never freed.
-        let error = unsafe { comm.exec.start_prepared(call) }.and_then(crate::Work::wait).unwrap_err();
+        let error = unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)).unwrap_err();
         assert_eq!(error.culprit(), Some(1), "{error}");
         device.synchronise(user.stream);
     });
@@ -390,7 +393,7 @@ fn calls_that_do_not_match() {
             let memory = device.allocate(400_000).unwrap();
             let call = user.call(&raw(Op::AllReduce, DType::F32, if rank == 0 { count } else { other }, 0), memory, memory);
             // SAFETY: the memory is never freed.
-            let error = unsafe { comm.exec.start_prepared(call) }.and_then(crate::Work::wait).unwrap_err();
+            let error = unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)).unwrap_err();
             assert!(matches!(error, Error::Mismatch { .. }), "{error}");
         });
         assert_eq!(device.reductions.load(Ordering::SeqCst), 0, "nothing was written");
@@ -415,7 +418,7 @@ fn streams_that_do_not_come() {
             if aborts {
                 comm.abort();
             }
-            let error = work.wait().unwrap_err();
+            let error = Error::from(work.wait().unwrap_err());
             assert!(!error.leaves_communicator_usable(), "{error}");
             drop(closed);
             device.synchronise(user.stream);
@@ -517,7 +520,7 @@ fn areas_after_many_allocations() {
         let go = |memory: Address| {
             let call = user.call(&raw(Op::AllReduce, DType::F32, 20_000, 0), memory, memory);
             // SAFETY: the memory is never freed.
-            unsafe { comm.exec.start_prepared(call) }.and_then(crate::Work::wait).unwrap();
+            unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)).unwrap();
         };
         let hidden = device.allocate(80_000).unwrap();
         device.hide(hidden);

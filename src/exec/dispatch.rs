@@ -1,0 +1,140 @@
+//! From a submitted call to the path on which it runs: shared memory, messages, both ("hierarchical"), or devices.
+
+use super::call::Call;
+use super::core::Core;
+use super::device::OnDevices;
+use super::messages::kernel;
+use super::state::CommState;
+use crate::error::Result;
+use crate::failure::{CommInfo, OpContext};
+use crate::reduce::normalise_bools;
+use crate::schedule::select::Choice;
+use crate::schedule::{Algorithm, Blocks};
+use crate::shm::WindowCall;
+use crate::trace::{self, LogEntry, OpLog};
+use crate::types::DType;
+
+impl CommState {
+    /// Runs a call on this thread. Refuses it if the communicator is revoked, and revokes the communicator if it fails.
+    ///
+    /// # Safety
+    ///
+    /// The call was checked. Its buffers are valid until this returns, and nothing else uses them.
+    #[inline]
+    pub(super) unsafe fn dispatch(&self, core: &mut Core, call: &Call) -> Result<()> {
+        if call.op.is_point_to_point() {
+            // SAFETY: passed on.
+            return unsafe { self.dispatch_together(core, vec![call.clone()]) };
+        }
+        self.check_not_revoked(core, call)?;
+        let run = |core: &mut Core| {
+            // SAFETY: passed on.
+            unsafe {
+                match self.concerns_devices(call) {
+                    true => OnDevices::new(self, core, call).run(),
+                    false => core.run_on_host(&self.info, &self.recording.history, call),
+                }
+            }
+        };
+        let result = self.unless_it_panics(core, call.op, run);
+        result.map_err(|error| self.fail(core, error))
+    }
+
+    /// Runs sends and receives side by side on this thread, as [`CommState::dispatch`] runs a collective.
+    ///
+    /// # Safety
+    ///
+    /// As for [`CommState::dispatch`], for all calls.
+    pub(super) unsafe fn dispatch_together(&self, core: &mut Core, calls: Vec<Call>) -> Result<()> {
+        let Some(first) = calls.first() else { return Ok(()) };
+        let op = first.op;
+        self.check_not_revoked(core, first)?;
+        let mut calls = calls.into_iter();
+        let run = |core: &mut Core| {
+            // SAFETY: passed on.
+            unsafe { core.run_point_to_point(&self.info, || calls.next(), |_| {}) }
+        };
+        let result = self.unless_it_panics(core, op, run);
+        result.map_err(|error| self.fail(core, error))
+    }
+}
+
+impl Core {
+    /// Runs a collective on host memory: gives it its sequence number, chooses its path, and records it in `history`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`CommState::dispatch`].
+    #[inline]
+    pub(super) unsafe fn run_on_host(&mut self, info: &CommInfo, history: &OpLog, call: &Call) -> Result<()> {
+        self.seq += 1;
+        let world = self.layout.ranks;
+        let (descriptor, bytes) = (call.descriptor(self.seq), call.bytes(world));
+        let choice = (world > 1 && !call.is_empty(world)).then(|| self.choose(call.op, bytes));
+        let note = LogEntry::new(history, bytes, trace::path(choice));
+        let context = OpContext::noted(descriptor, info, call.timeout, &note);
+        // A window records a short call itself, when no peer waits for this rank any more.
+        if note.is_large() || choice.is_none_or(|choice| choice.algorithm != Algorithm::Window) {
+            context.note();
+        }
+        // SAFETY: passed on.
+        let result = unsafe { self.run_on_path(choice, &context, call) };
+        note.end(&context.words, result.is_ok());
+        result
+    }
+
+    /// Runs a collective on its path. Without a choice it exchanges nothing with other ranks.
+    ///
+    /// # Safety
+    ///
+    /// As for [`CommState::dispatch`].
+    #[inline]
+    pub(super) unsafe fn run_on_path(&mut self, choice: Option<Choice>, context: &OpContext<'_>, call: &Call) -> Result<()> {
+        let Some(choice) = choice else {
+            if call.send.ptr != call.recv.ptr {
+                // SAFETY: the caller vouches for both. On a single rank they are equally long, and apart unless they are the
+                // same; on several ranks they are empty.
+                unsafe { std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.recv.len) };
+            }
+            return Ok(());
+        };
+        // SAFETY: passed on.
+        unsafe {
+            let result = match (choice.algorithm, choice.between) {
+                (Algorithm::Window, _) => self.run_in_shared_memory(context, call),
+                (Algorithm::Hierarchical, Some(between)) => self.run_hierarchical(context, call, between),
+                (algorithm, _) => self.run_by_messages(context.clone(), call, algorithm),
+            };
+            if call.dtype == DType::Bool {
+                // All that may have been written, also after a failure: in place, the other ranks' blocks are scratch memory.
+                let (send, recv) = (call.send, call.recv);
+                normalise_bools(recv.ptr, recv.len);
+                if send.ptr.addr() <= recv.ptr.addr() && recv.ptr.addr() < send.ptr.addr() + send.len {
+                    normalise_bools(send.ptr.cast_mut(), send.len);
+                }
+            }
+            result
+        }
+    }
+
+    /// Runs a collective of ranks that are all on this host.
+    ///
+    /// # Safety
+    ///
+    /// As for [`CommState::dispatch`].
+    #[inline]
+    unsafe fn run_in_shared_memory(&mut self, context: &OpContext<'_>, call: &Call) -> Result<()> {
+        let counts = call.recv_counts.as_ref().or(call.send_counts.as_ref());
+        let window_call = WindowCall {
+            count: call.count,
+            blocks: counts.map_or(Blocks::Even(call.count), |counts| counts.blocks()),
+            root: call.root,
+            kernel: kernel(call),
+            finish: Some(self.layout.ranks),
+            ..WindowCall::new(call.op, call.send, call.recv, call.dtype.size())
+        };
+        let window = self.window.as_mut().expect("a layout with windows has one");
+        // SAFETY: passed on.
+        unsafe { window.run(context, &window_call) }
+    }
+}

@@ -1,0 +1,184 @@
+//! Collectives over several hosts with several ranks each: shared memory inside each host, messages between hosts.
+
+use super::call::Call;
+use super::core::Core;
+use super::messages::{Messages, kernel};
+use crate::buffer::{RawSlice, RawSliceMut};
+use crate::error::Result;
+use crate::failure::OpContext;
+use crate::schedule::{Algorithm, Blocks, chunk};
+use crate::shm::{Window, WindowCall};
+use crate::types::{Op, Rank};
+
+impl Core {
+    /// Runs a collective with `between` as the algorithm between hosts.
+    ///
+    /// # Safety
+    ///
+    /// The call was checked. Its buffers are valid until this returns, and nothing else uses them.
+    pub(super) unsafe fn run_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        context.begin();
+        // SAFETY: passed on.
+        unsafe {
+            match call.op {
+                Op::AllReduce => self.all_reduce_hierarchical(context, call, between),
+                Op::Reduce => self.reduce_hierarchical(context, call, between),
+                Op::Broadcast => self.broadcast_hierarchical(context, call, between),
+                Op::Barrier => self.barrier_hierarchical(context, between),
+                op => unreachable!("{op} is not composed"),
+            }
+        }
+    }
+
+    /// Each host reduce-scatters, so that each rank holds a chunk; ranks with the same index on their hosts (a "rail")
+    /// all-reduce their chunk; each host all-gathers.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_hierarchical`].
+    unsafe fn all_reduce_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        let element = call.dtype.size();
+        let rails = self.layout.fewest_per_host;
+        let (place, neighbours) = self.place_on_host();
+        // Ranks beyond the fewest of any host have no chunk of their own.
+        let offset = |rank| if rank < rails { chunk(call.count, rails, rank).start } else { call.count };
+        let offsets: Vec<usize> = (0..=neighbours).map(offset).collect();
+        let own = call.recv.skip(offsets[place] * element).take((offsets[place + 1] - offsets[place]) * element);
+        let blocks = Blocks::Listed(&offsets);
+        let kernel = kernel(call);
+        let local = |op, input, output| WindowCall { blocks, kernel, ..WindowCall::new(op, input, output, element) };
+        // SAFETY: passed on; `own` is this rank's part of the receive buffer, and the calls are in place or apart.
+        unsafe {
+            if let Some(window) = &mut self.window {
+                window.run(context, &local(Op::ReduceScatterV, call.send, own))?;
+            } else if call.send.ptr != call.recv.ptr {
+                std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.send.len);
+            }
+            if place < rails && own.len > 0 {
+                let rail = self.rail(place);
+                let messages = Messages::in_place(Op::AllReduce, between, own, element, kernel);
+                self.run_messages(context.clone(), Messages { ranks: Some(&rail), ..messages })?;
+            }
+            match &mut self.window {
+                Some(window) => window.run(context, &local(Op::AllGatherV, own.as_const(), call.recv)),
+                None => Ok(()),
+            }
+        }
+    }
+
+    /// Each host reduces to its leader, on the root's host the root; the leaders reduce to the root.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_hierarchical`].
+    unsafe fn reduce_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        let element = call.dtype.size();
+        let (leaders, root) = self.leaders(call.root);
+        let is_leader = leaders.contains(&context.info.rank);
+        let mut partial = std::mem::take(&mut self.partial);
+        let output = if context.info.rank == call.root {
+            call.recv
+        } else if is_leader {
+            partial.resize(call.send.len.div_ceil(size_of::<u64>()), 0);
+            RawSliceMut::of(&mut partial).take(call.send.len)
+        } else {
+            RawSliceMut::EMPTY
+        };
+        let kernel = kernel(call);
+        let leader = self.leader_of_this_host(&leaders);
+        // SAFETY: passed on; partial results are this rank's own.
+        let result = unsafe {
+            let reduced = match &mut self.window {
+                Some(window) => {
+                    let local = WindowCall::new(Op::Reduce, call.send, output, element);
+                    window.run(context, &WindowCall { count: call.count, root: leader, kernel, ..local })
+                }
+                None => {
+                    if call.send.ptr != output.ptr {
+                        std::ptr::copy_nonoverlapping(call.send.ptr, output.ptr, output.len);
+                    }
+                    Ok(())
+                }
+            };
+            reduced.and_then(|()| {
+                if !is_leader {
+                    return Ok(());
+                }
+                let messages = Messages::in_place(Op::Reduce, between, output, element, kernel);
+                self.run_messages(context.clone(), Messages { ranks: Some(&leaders), root, ..messages })
+            })
+        };
+        self.partial = partial;
+        result
+    }
+
+    /// The root broadcasts to the leader of each host; each leader broadcasts inside its host.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_hierarchical`].
+    unsafe fn broadcast_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        let element = call.dtype.size();
+        let (leaders, root) = self.leaders(call.root);
+        let leader = self.leader_of_this_host(&leaders);
+        // SAFETY: passed on.
+        unsafe {
+            if context.info.rank == call.root && call.send.ptr != call.recv.ptr {
+                std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.send.len);
+            }
+            if leaders.contains(&context.info.rank) {
+                let messages = Messages::in_place(Op::Broadcast, between, call.recv, element, None);
+                self.run_messages(context.clone(), Messages { ranks: Some(&leaders), root, ..messages })?;
+            }
+            let Some(window) = &mut self.window else { return Ok(()) };
+            let local = WindowCall::new(Op::Broadcast, call.recv.as_const(), call.recv, element);
+            window.run(context, &WindowCall { count: call.count, root: leader, ..local })
+        }
+    }
+
+    /// Each host waits for its own ranks, the leaders wait for each other, and each host waits for its leader.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_hierarchical`].
+    unsafe fn barrier_hierarchical(&mut self, context: &OpContext<'_>, between: Algorithm) -> Result<()> {
+        let (leaders, _) = self.leaders(0);
+        let local = WindowCall::new(Op::Barrier, RawSlice::EMPTY, RawSliceMut::EMPTY, 1);
+        // SAFETY: no buffer is touched.
+        unsafe {
+            if let Some(window) = &mut self.window {
+                window.run(context, &local)?;
+            }
+            if leaders.contains(&context.info.rank) {
+                let messages = Messages::in_place(Op::Barrier, between, RawSliceMut::EMPTY, 1, None);
+                self.run_messages(context.clone(), Messages { ranks: Some(&leaders), ..messages })?;
+            }
+            match &mut self.window {
+                Some(window) => window.run(context, &local),
+                None => Ok(()),
+            }
+        }
+    }
+
+    /// The ranks with the same index on every host.
+    fn rail(&self, place: usize) -> Vec<Rank> {
+        let hosts = self.fabric.hosts();
+        let nth = |host: usize| (0..hosts.len()).filter(|&rank| hosts[rank] == host).nth(place);
+        (0..hosts.len()).filter(|&rank| hosts[rank] == rank).filter_map(nth).collect()
+    }
+
+    /// The leader of each host, which is the root on the root's host, and the root's index among them.
+    fn leaders(&self, root: Rank) -> (Vec<Rank>, Rank) {
+        let hosts = self.fabric.hosts();
+        let leader = |host: usize| if hosts[root] == host { root } else { host };
+        let leaders: Vec<Rank> = (0..hosts.len()).filter(|&rank| hosts[rank] == rank).map(leader).collect();
+        let index = leaders.iter().position(|&leader| leader == root).expect("the root is a leader");
+        (leaders, index)
+    }
+
+    /// The index of this host's leader among the host's ranks.
+    fn leader_of_this_host(&self, leaders: &[Rank]) -> usize {
+        let members = self.window.as_ref().map(Window::members);
+        members.and_then(|members| members.iter().position(|member| leaders.contains(member))).unwrap_or(0)
+    }
+}

@@ -1,0 +1,126 @@
+//! Device memory and streams, from the side of the caller: a call finds its devices and takes its turn in a stream.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::call::Call;
+use super::lent::Lent;
+use super::raw::Raw;
+use super::submit::Executor;
+use crate::cuda;
+use crate::cuda::device::{Device, Driver, Event, StreamId};
+use crate::error::{Error, Result};
+use crate::types::{DType, Op, ReduceOp};
+
+/// How a device reduces for a call. Bytes become bools by a maximum.
+fn reduction(call: &Call) -> Option<ReduceOp> {
+    call.redop.or((call.dtype == DType::Bool).then_some(ReduceOp::Max))
+}
+
+impl Executor {
+    /// The devices of this process, looked for at the first use; `None` if the communicator has none.
+    pub(crate) fn driver(&self) -> Option<&Arc<dyn Driver>> {
+        let devices = || if self.state.settings.devices { cuda::driver() } else { None };
+        self.state.driver.get_or_init(devices).as_ref()
+    }
+
+    /// Passes the devices on to another communicator of this process, which then need not look for them.
+    pub(crate) fn pass_devices_on(&self, other: &Executor) {
+        if let Some(driver) = self.state.driver.get() {
+            let _ = other.state.driver.set(driver.clone());
+        }
+    }
+
+    /// The device with this number in this process.
+    pub(crate) fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        self.driver().ok_or_else(|| self.no_devices("device memory"))?.device(ordinal)
+    }
+
+    /// Why this communicator has no devices.
+    fn no_devices(&self, what: &'static str) -> Error {
+        let why = match (cfg!(feature = "cuda"), self.state.settings.devices) {
+            (false, _) => "this kolo was built without the feature `cuda`",
+            (true, false) => "rank 0 found no driver on its machine, or KOLO_DEVICES (or the setting `devices`) is none there",
+            (true, true) => "there is no CUDA driver here; `kolo doctor` says more",
+        };
+        Error::Unsupported { what, why: why.to_owned() }
+    }
+
+    /// Finds out whether the buffers of a call are on a device. If so, or if there is a stream, the call takes its turn in the
+    /// stream. A failure leaves the communicator usable: no other rank has seen the call yet.
+    pub(crate) fn lend(&self, call: &mut Call, stream: StreamId) -> Result<()> {
+        self.try_to_lend(call, stream).map_err(|error| match error {
+            Error::Device { .. } => Error::Unsupported { what: "a call on a device", why: error.to_string() },
+            error => error,
+        })
+    }
+
+    fn try_to_lend(&self, call: &mut Call, stream: StreamId) -> Result<()> {
+        const NULL: StreamId = StreamId(0);
+        let Some(driver) = self.driver() else {
+            return if stream == NULL { Ok(()) } else { Err(self.no_devices("a stream")) };
+        };
+        let locate = |ptr: *const u8, len: usize| if len > 0 { driver.locate(ptr) } else { Ok(None) };
+        let send = locate(call.send.ptr, call.send.len)?;
+        let recv = locate(call.recv.ptr, call.recv.len)?;
+        let on_device = [send.is_some(), recv.is_some()];
+        let device = match (send, recv) {
+            (Some(send), Some(recv)) if send.id() != recv.id() => {
+                let why = format!("one is on {}, the other on {}; copy one of them", send.name(), recv.name());
+                return Err(Error::Unsupported { what: "a call with buffers on two devices", why });
+            }
+            (Some(device), _) | (None, Some(device)) => device,
+            (None, None) if stream == NULL => return Ok(()),
+            (None, None) => driver.device_of(stream)?,
+        };
+        if device.is_capturing(stream)? {
+            let why = "other ranks take part, on their hosts; call it outside of the capture".to_owned();
+            return Err(Error::Unsupported { what: "a collective in a CUDA graph", why });
+        }
+        let ready = Event::new(&device)?;
+        ready.record(stream)?;
+        let gate = device.gates()?.and_then(|gates| gates.take());
+        // On this thread: it may wait for streams, and none waits for this call yet.
+        let prepared = if on_device.contains(&true) { device.prepare(call.dtype, reduction(call)) } else { Ok(()) };
+        let has_kernels = prepared
+            .inspect_err(|error| tracing::warn!(%error, "there are no kernels: buffers on this device pass through the host"))
+            .is_ok();
+        let is_closed = AtomicBool::new(false);
+        call.lent = Some(Arc::new(Lent { device, on_device, stream, ready, gate, is_closed, has_kernels }));
+        Ok(())
+    }
+
+    /// Runs a call on the buffers of a device, in the order of a stream that waits for nothing else, and waits for its end.
+    ///
+    /// # Safety
+    ///
+    /// The call's buffers are valid until this returns, and nothing else uses them.
+    pub(crate) unsafe fn run_on_device(&self, raw: &Raw<'_>, stream: StreamId) -> Result<()> {
+        let mut call = self.prepare(raw)?;
+        self.lend(&mut call, stream)?;
+        self.state.check_process(call.op)?;
+        if self.queue.is_idle()
+            && let Some(mut core) = self.state.core.try_lock()
+        {
+            // SAFETY: passed on.
+            return unsafe { self.state.dispatch(&mut core, &call) };
+        }
+        // After the calls that were started before.
+        Ok(self.queue_call(call)?.wait()?)
+    }
+
+    /// Waits for what the caller gave its stream, as an operation would: until the deadline of operations, or until the communicator
+    /// ends. To be called while no operation is in flight.
+    pub(crate) fn until_done(&self, event: &Event) -> Result<()> {
+        let result = self.state.until(event, self.state.info.timeout, Op::AllReduce, None);
+        result.map_err(|error| match error {
+            Error::Aborted { .. } => self.state.fail(&mut self.state.core.lock(), error),
+            error => error,
+        })
+    }
+
+    /// The device that an address is on; `None` for host memory.
+    pub(crate) fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>> {
+        self.driver().map_or(Ok(None), |driver| driver.locate(address))
+    }
+}

@@ -1,0 +1,179 @@
+//! Operations by messages: the engine executes a schedule over links.
+
+use std::cell::RefCell;
+
+use super::call::{Call, Counts};
+use super::core::Core;
+use crate::buffer::{RawSlice, RawSliceMut};
+use crate::engine::Job;
+use crate::error::Result;
+use crate::failure::{CommInfo, OpContext};
+use crate::reduce::{Kernel, normalise_bools};
+use crate::schedule::select::piece_bytes;
+use crate::schedule::{Algorithm, Blocks, Problem, steps};
+use crate::trace;
+use crate::types::{DType, Descriptor, Op, Rank};
+
+/// A collective over messages, of all ranks or of some.
+pub(super) struct Messages<'a> {
+    pub(super) op: Op,
+    pub(super) algorithm: Algorithm,
+    /// The ranks that take part, in the order of the schedule; all if `None`.
+    pub(super) ranks: Option<&'a [Rank]>,
+    /// The root's index among them.
+    pub(super) root: Rank,
+    /// Elements of the whole buffer, where it is not made of blocks.
+    pub(super) count: usize,
+    pub(super) sends: Blocks<'a>,
+    pub(super) recvs: Blocks<'a>,
+    pub(super) input: RawSlice,
+    pub(super) output: RawSliceMut,
+    /// Bytes of an element.
+    pub(super) element: usize,
+    pub(super) kernel: Option<Kernel>,
+}
+
+impl Messages<'_> {
+    /// All ranks, in place in a buffer that is not made of blocks. The root is the first.
+    pub(super) fn in_place(op: Op, algorithm: Algorithm, memory: RawSliceMut, element: usize, kernel: Option<Kernel>) -> Self {
+        let (count, none) = (memory.len / element, Blocks::Even(0));
+        let (input, output) = (memory.as_const(), memory);
+        Messages { op, algorithm, ranks: None, root: 0, count, sends: none, recvs: none, input, output, element, kernel }
+    }
+}
+
+impl Core {
+    /// Runs a collective of all ranks by messages.
+    ///
+    /// # Safety
+    ///
+    /// The call was checked. Its buffers are valid until this returns, and nothing else uses them.
+    pub(super) unsafe fn run_by_messages<'c>(
+        &mut self,
+        context: OpContext<'c>,
+        call: &'c Call,
+        algorithm: Algorithm,
+    ) -> Result<()> {
+        let blocks = |counts: &'c Option<Counts>| counts.as_ref().map_or(Blocks::Even(call.count), Counts::blocks);
+        let messages = Messages {
+            op: call.op,
+            algorithm,
+            ranks: None,
+            root: call.root,
+            count: call.count,
+            sends: blocks(&call.send_counts),
+            recvs: blocks(&call.recv_counts),
+            input: call.send,
+            output: call.recv,
+            element: call.dtype.size(),
+            kernel: kernel(call),
+        };
+        // SAFETY: passed on.
+        unsafe { self.run_messages(context, messages) }
+    }
+
+    /// Hands the engine a schedule.
+    ///
+    /// # Safety
+    ///
+    /// The buffers are valid until this returns, and nothing else uses them.
+    pub(super) unsafe fn run_messages<'c>(&mut self, context: OpContext<'c>, messages: Messages<'c>) -> Result<()> {
+        let Messages { op, algorithm, ranks, root, count, sends, recvs, input, output, element, kernel } = messages;
+        let (all, own) = (self.layout.ranks, self.fabric.rank());
+        let rank = ranks.map_or(own, |ranks| ranks.iter().position(|&rank| rank == own).expect("this rank is one of them"));
+        let world = ranks.map_or(all, <[Rank]>::len);
+        if world == 1 {
+            return Ok(());
+        }
+        let piece = (piece_bytes(algorithm) / element).max(1);
+        let steps = steps(algorithm, Problem { op, rank, world, root, count, sends, recvs, piece });
+        let job = Job { context, steps, ranks, rank, world, input, output, element, kernel, parts: all, source: None };
+        // SAFETY: passed on.
+        unsafe { self.engine()?.run(job) }
+    }
+
+    /// Runs sends and receives side by side: those that `next` yields, also while others are in flight. `finished` is called
+    /// for each that ends, with its index among those in flight.
+    ///
+    /// # Safety
+    ///
+    /// Each call was checked. Its buffers are valid until it has ended, and nothing else uses them.
+    pub(super) unsafe fn run_point_to_point(
+        &mut self,
+        info: &CommInfo,
+        mut next: impl FnMut() -> Option<Call>,
+        mut finished: impl FnMut(usize),
+    ) -> Result<()> {
+        self.engine()?;
+        let Core { engine: Some(engine), recording, sent, fabric, layout, .. } = self else {
+            unreachable!("the engine was just made")
+        };
+        // For each call in flight, its entry in the recording, and the buffer in which it receives bools.
+        let in_flight: RefCell<Vec<(trace::EntryId, Option<RawSliceMut>)>> = RefCell::default();
+        let next = || {
+            let call = next()?;
+            let Call { op, root, send, recv, source, dtype, timeout, .. } = call;
+            // A receive gets its number when its message arrives.
+            sent[root] += u64::from(op == Op::Send);
+            let seq = if op == Op::Send { sent[root] } else { 0 };
+            let context = OpContext::new(call.descriptor(seq), info).within(timeout);
+            let peer = source.is_none().then_some(root as u32);
+            let with_peer = Descriptor { op, root: peer, ..context.descriptor };
+            let entry = recording.history.begin(with_peer.encode(), (send.len + recv.len) as u64, 0);
+            in_flight.borrow_mut().push((entry, (dtype == DType::Bool && op == Op::Recv).then_some(recv)));
+            Some(message(&call, context, fabric.rank(), layout.ranks))
+        };
+        let ended = |index: usize| {
+            let (entry, bools) = in_flight.borrow_mut().remove(index);
+            recording.history.end(entry, true);
+            // SAFETY: the call has ended but its buffer has not been given back yet.
+            unsafe { normalise_received(bools) };
+            finished(index);
+        };
+        // SAFETY: passed on.
+        let result = unsafe { engine.run_together(next, ended) };
+        for (entry, bools) in in_flight.into_inner() {
+            recording.history.end(entry, false);
+            // SAFETY: the call failed, and its buffer has not been given back yet.
+            unsafe { normalise_received(bools) };
+        }
+        result
+    }
+}
+
+/// The job of one send or receive.
+fn message<'c>(call: &Call, context: OpContext<'c>, rank: Rank, world: usize) -> Job<'c> {
+    let Call { op, root, count, send, recv, source, dtype, .. } = *call;
+    let none = Blocks::Even(0);
+    let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, piece: 1 };
+    Job {
+        context,
+        steps: steps(Algorithm::Direct, problem),
+        ranks: None,
+        rank,
+        world,
+        input: send,
+        output: recv,
+        element: dtype.size(),
+        kernel: None,
+        parts: 1,
+        source,
+    }
+}
+
+/// Makes every byte of received bools 0 or 1.
+///
+/// # Safety
+///
+/// The buffer is valid, and nothing else uses it.
+unsafe fn normalise_received(bools: Option<RawSliceMut>) {
+    if let Some(bools) = bools {
+        // SAFETY: passed on.
+        unsafe { normalise_bools(bools.ptr, bools.len) };
+    }
+}
+
+/// How a call reduces, if it does.
+pub(super) fn kernel(call: &Call) -> Option<Kernel> {
+    call.redop.and_then(|redop| Kernel::new(call.dtype, redop))
+}
