@@ -1,4 +1,4 @@
-//! `kolo bench`: how fast a collective is among the ranks of this job.
+//! `kolo bench`: measures a collective among the ranks of this job.
 //!
 //! The columns, the sizes and the bus bandwidth factors are those of nccl-tests.
 
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// Measured iterations of each size; of small sizes, each has several calls
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..), default_value = "20")]
     iters: u32,
-    /// Iterations before those
+    /// Iterations before the measured ones
     #[arg(short = 'w', long, default_value = "5")]
     warmup: u32,
     /// Check the results, and count the wrong ones
@@ -63,17 +63,16 @@ pub(crate) struct Args {
     /// Use buffers that all ranks of a host map
     #[arg(long)]
     registered: bool,
-    /// Where the buffers are: cpu, or cuda, on one GPU or one for each rank of a host. There, --registered are buffers that all ranks
-    /// of the host can reach, others are of CUDA's pools
+    /// Where the buffers are: cpu or cuda. The ranks of a host share its GPUs evenly
     #[arg(long, default_value = "cpu")]
     device: Place,
-    /// Take this algorithm where the operation has it
+    /// Use this algorithm where the operation has it
     #[arg(long)]
     algorithm: Option<Algorithm>,
-    /// auto, tcp or shm
+    /// Transport: auto, tcp or shm
     #[arg(long)]
     transport: Option<Transport>,
-    /// How large private buffers pass inside a host: auto, staged, streamed or cma
+    /// How ranks of a host copy large private buffers: auto, staged, streamed or cma
     #[arg(long)]
     copy_mode: Option<CopyMode>,
     /// TCP connections of one link
@@ -163,7 +162,7 @@ pub(crate) fn bench(args: &Args) -> Result<(), String> {
         DType::U64 => bench_typed::<u64>(args, &comm),
     };
     let report = report.map_err(|error| error.to_string())?;
-    // Nobody leaves before rank 0 has all there is to know; then only it goes on.
+    // Rank 0 has all figures before any rank ends.
     comm.barrier().map_err(|error| error.to_string())?;
     if comm.rank() != 0 {
         return Ok(());
@@ -213,7 +212,7 @@ fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator) -> kolo::Result<Rep
     Ok(report)
 }
 
-/// A bar on rank 0's terminal, nothing elsewhere.
+/// Shows progress on rank 0's terminal.
 fn progress_bar(sizes: usize, is_rank_0: bool) -> ProgressBar {
     let shows = is_rank_0 && std::io::stderr().is_terminal() && sizes > 1;
     let target = if shows { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };

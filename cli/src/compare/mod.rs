@@ -1,7 +1,8 @@
-//! `kolo compare`: the same work on kolo, on other libraries and on what the machine can do at best, in interleaved rounds.
+//! `kolo compare`: measures the same work on kolo, on other libraries and on bounds of the machine,
+//! in interleaved rounds.
 //!
-//! On a shared machine absolute times mean little. So the contestants take turns, question by question, and what counts is the
-//! median of the ratios within the rounds.
+//! On a shared machine absolute times mean little. So the contestants take turns, question by
+//! question, and the result is the median of the ratios within the rounds.
 
 mod arena;
 mod bounds;
@@ -23,24 +24,26 @@ use report::{Report, Samples};
 
 pub(crate) use rank::{Args as RankArgs, compete};
 
-/// Arguments of `kolo compare`. Nothing is installed for it: who is missing is named, with what to install.
+/// Arguments of `kolo compare`. The program installs nothing: it names a missing library and how to
+/// install it.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// What to compare: all_reduce, broadcast, barrier, all_gather, reduce_scatter or all_to_all, of f32, summed; or start, from
-    /// the launcher's start to the end of the last rank, with one barrier between
+    /// What to compare: all_reduce, broadcast, barrier, all_gather, reduce_scatter or all_to_all,
+    /// of f32, summed; or start: from the start of the launcher to the end of the last rank, with
+    /// one barrier
     #[arg(default_value = "all_reduce", value_parser = task, value_name = "OP")]
     task: Task,
     /// How many ranks of each contestant
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=256), default_value = "2")]
     ranks: u32,
-    /// Whom to compare with: gloo, openmpi, mpich, bounds, deepspeed, or one of kolo-registered, kolo-bf16, kolo-tcp, openmpi-tcp,
-    /// mpich-tcp, copy, stream, scale, exchange, roundtrip, futex
+    /// The other contestants: gloo, openmpi, mpich, bounds, deepspeed, or one of kolo-registered,
+    /// kolo-bf16, kolo-tcp, openmpi-tcp, mpich-tcp, copy, stream, scale, exchange, roundtrip, futex
     #[arg(long = "with", value_delimiter = ',', default_value = "gloo,openmpi,mpich,bounds")]
     with: Vec<String>,
-    /// Over TCP, also inside the host
+    /// Use TCP inside the host too
     #[arg(long)]
     tcp: bool,
-    /// Sizes in bytes, of what has a size [default: 8,1K,4K,64K,1M,64M]
+    /// Sizes in bytes, for operations that have one [default: 8,1K,4K,64K,1M,64M]
     #[arg(long, value_parser = bytes, value_delimiter = ',')]
     sizes: Vec<u64>,
     /// How many rounds
@@ -54,13 +57,13 @@ pub(crate) struct Args {
     plot: Option<PathBuf>,
 }
 
-/// Where other libraries change from one way to another.
+/// Sizes near which other libraries change their algorithm.
 const SIZES: [u64; 6] = [8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 64 << 20];
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Task {
-    /// From the launcher's start to the end of the last rank, with one barrier between.
+    /// From the start of the launcher to the end of the last rank, with one barrier.
     Start,
     Operation(Operation),
 }
@@ -132,7 +135,7 @@ fn operate(args: &Args, op: Operation, contestants: Vec<Contestant>) -> Result<R
         _ if args.sizes.is_empty() => &SIZES,
         _ => &args.sizes,
     };
-    // What is measured for each size, as in `kolo bench`.
+    // The bytes that are measured for each size, as in `kolo bench`.
     let sizes: Vec<usize> = sizes.iter().map(|&bytes| op.elements(bytes, size_of::<f32>(), ranks) * size_of::<f32>()).collect();
     let contestants = arena.contestants();
     let mut samples: Vec<Vec<Samples>> = Vec::new();
@@ -152,7 +155,8 @@ fn operate(args: &Args, op: Operation, contestants: Vec<Contestant>) -> Result<R
     Ok(report)
 }
 
-/// In which order the contestants take their turns: nobody always has the same neighbour before it.
+/// Returns the order of the contestants in a round. It rotates, so that each contestant starts
+/// equally often.
 fn turns(round: usize, contestants: usize) -> impl Iterator<Item = usize> {
     (0..contestants).map(move |turn| (turn + round) % contestants)
 }

@@ -1,7 +1,8 @@
-//! `kolo run`: ranks of a program on this machine.
+//! `kolo run`: starts ranks of a program on this machine.
 //!
-//! The launcher serves the store where the ranks meet, with a job name and a secret of its own, so that several jobs on one
-//! machine do not meet. It passes signals on, and ends all ranks when one fails.
+//! The launcher serves the store of the rendezvous. Each job has a name and a secret of its own, so
+//! that jobs on one machine stay apart. The launcher forwards signals, and ends all ranks when one
+//! fails.
 
 mod output;
 pub(crate) mod process;
@@ -29,7 +30,7 @@ pub(crate) struct Args {
     /// Do not write the rank before each line of output
     #[arg(long)]
     no_prefix: bool,
-    /// How long the other ranks may take to report, after one has failed
+    /// How long the other ranks may take to report after one has failed
     #[arg(long, value_parser = duration, default_value = "1s")]
     grace: Duration,
     /// The program and its arguments; `bench ...` is the built-in command
@@ -37,7 +38,7 @@ pub(crate) struct Args {
     program: Vec<OsString>,
 }
 
-/// Commands of this program that ranks carry out.
+/// Commands of this program that ranks run.
 const BUILT_IN: [&str; 1] = ["bench"];
 
 /// Exit status when the launcher itself fails.
@@ -56,7 +57,7 @@ pub(crate) enum Event {
 enum Failure {
     /// The first rank that failed.
     Rank { rank: usize, pid: u32, status: ExitStatus, after: Duration },
-    /// The launcher was told to end it.
+    /// A signal told the launcher to end the job.
     Stopped(Signal),
 }
 
@@ -82,7 +83,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     let arguments = if is_built_in { &args.program[..] } else { arguments };
 
     let job = hexadecimal(&random::<8>());
-    // One that the environment has reaches the ranks there.
+    // A secret in the launcher's environment reaches the ranks through theirs.
     let given = kolo::settings::secret_of_environment().map_err(|error| failed(error.to_string()))?;
     let secret = given.unwrap_or_else(random::<32>);
     let address = ([127, 0, 0, 1], 0).into();
@@ -93,7 +94,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     let palette = Palette::new(args.ranks as usize, !args.no_prefix);
     let began = Instant::now();
     let mut ranks = Ranks { processes: Vec::new(), began, grace: args.grace };
-    // Nothing is sent: it ends when all that the ranks wrote has been passed on.
+    // Nothing is sent. The channel closes when all output of the ranks has been forwarded.
     let (unread, all_read) = bounded(0);
     for rank in 0..args.ranks as usize {
         let mut command = Command::new(&program);
@@ -114,7 +115,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         if given.is_none() {
             command.env("KOLO_SECRET", hexadecimal(&secret));
         }
-        // Of a built-in command, rank 0 reports: it has the terminal to itself.
+        // Rank 0 of a built-in command prints a report and has the terminal to itself.
         let has_terminal = is_built_in && rank == 0;
         if !has_terminal {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -131,7 +132,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     drop(unread);
     let mut failure = ranks.wait(&event);
     drop(server);
-    // All that the ranks wrote comes before the news of their end, however slow the reader of this program's output is.
+    // The ranks' output is written before the report of their end, however slow its reader is.
     let patience = OUTPUT_PATIENCE.unwrap_or(Duration::MAX);
     while failure.as_ref().is_none_or(|failure| !matches!(failure, Failure::Stopped(_))) {
         select! {
@@ -156,7 +157,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     })
 }
 
-/// Starts one rank, with threads that pass its output on and wait for its end.
+/// Starts one rank, and threads that forward its output and wait for its end.
 fn start(
     command: &mut Command,
     rank: usize,
@@ -181,7 +182,7 @@ fn start(
         let status = child.wait();
         drop(runs);
         if let Ok(status) = status {
-            // Nobody listens any more when the launcher is ending.
+            // The receiver is gone if the launcher is ending.
             let _ = events.send(Event::Ended(rank, status));
         }
     })?;
@@ -209,13 +210,13 @@ struct Ranks {
 /// How urgently the ranks are asked to end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Urgency {
-    /// Not at all.
+    /// The ranks are not asked to end.
     Running,
-    /// One has failed: the others notice, and say so.
+    /// A rank has failed; the other ranks have time to notice and to report it.
     Reporting,
-    /// They have been told to terminate.
+    /// The ranks have been told to terminate.
     Terminating,
-    /// They have been killed.
+    /// The ranks have been killed.
     Killed,
 }
 
@@ -242,10 +243,10 @@ impl Ranks {
                     let process = self.processes[rank].take();
                     let pid = process.as_ref().map_or(0, Process::pid);
                     if let (true, Some(process)) = (!status.success() || failure.is_some(), process) {
-                        // What it has started does not outlive the job.
+                        // Processes that the rank has started do not outlive the job.
                         process.signal(Signal::KILL);
                     }
-                    // The news of a rank that was killed may come after that of one that failed because of it.
+                    // A rank that fails because another was killed may be reported before that one.
                     let is_cause = match &failure {
                         None => !status.success(),
                         Some(Failure::Rank { status: first, .. }) => {
@@ -264,7 +265,7 @@ impl Ranks {
                     self.signal(signal);
                     if signal.ends() {
                         failure.get_or_insert(Failure::Stopped(signal));
-                        // Asked twice, it is meant.
+                        // A second signal kills the ranks at once.
                         let again = urgency >= Urgency::Terminating;
                         (urgency, deadline) =
                             (Urgency::Terminating, Some(Instant::now() + if again { Duration::ZERO } else { TERMINATION }));
@@ -283,7 +284,7 @@ impl Ranks {
         failure
     }
 
-    /// Ends ranks that were started in vain.
+    /// Ends the ranks that have started when another cannot be started.
     fn stop_all(&mut self, events: &Receiver<Event>) {
         self.signal(Signal::KILL);
         self.wait(events);
