@@ -8,6 +8,7 @@ mod compare;
 mod doctor;
 mod files;
 mod plan;
+mod random;
 mod run;
 #[cfg(unix)]
 mod soak;

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use kolo::{Argument, Communicator, Error, Op, ReduceOp, Registered, Result};
 
-use super::Args;
+use super::arguments::Args;
 use super::device::{OnDevice, Place};
 use super::operation::Operation;
 use super::pattern::{Pattern, STALE, is_right, reduced, small};
@@ -155,52 +155,29 @@ pub(crate) fn measure<T: Pattern>(
     memory: &mut Memory<T>,
     in_place: bool,
 ) -> Result<Measured> {
-    let Plan { elements, send, recv, calls, .. } = *plan;
-    let (send_len, recv_len) = if in_place { (0, elements) } else { (send, recv) };
-    let how = (args.redop, args.root);
-    let redop = args.op.reduces().then_some(args.redop);
-    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let lens = if in_place { (0, plan.elements) } else { (plan.send, plan.recv) };
     let mut samples = Vec::with_capacity(args.iters as usize);
     let mut wrong = None;
     for iteration in 0..args.warmup + args.iters {
-        let (send, recv) = (memory.send.slice(calls * send_len), memory.recv.slice(calls * recv_len));
-        let filled = if in_place {
-            &mut *recv
-        } else {
-            recv.fill(T::from_small(STALE));
-            &mut *send
-        };
-        for (place, element) in filled.iter_mut().enumerate() {
-            *element = T::from_small(small(redop, rank, place, iteration, ranks));
-        }
-        if let Some(device) = &mut memory.device {
-            device.take(send, recv)?;
-        }
+        fill(comm, args, plan, memory, iteration, in_place, lens)?;
         comm.barrier()?;
         let began = Instant::now();
-        for call in 0..calls {
-            let (sends, recvs) = (call * send_len..(call + 1) * send_len, call * recv_len..(call + 1) * recv_len);
-            match &mut memory.device {
-                None => args.op.call(comm, how, &send[sends], &mut recv[recvs], in_place)?,
-                Some(device) => device.call(args.op, comm, how, sends, recvs, in_place)?,
-            }
-        }
-        if let Some(device) = &memory.device {
-            device.finish()?;
-        }
-        let seconds = began.elapsed().as_secs_f64() / calls as f64;
+        call(comm, args, plan.calls, memory, in_place, lens)?;
+        let seconds = began.elapsed().as_secs_f64() / plan.calls as f64;
         if iteration >= args.warmup {
             samples.push(seconds);
         }
+        let recv = memory.recv.slice(plan.calls * lens.1);
         if let Some(device) = &memory.device
             && args.check
         {
             device.give(recv)?;
         }
         if args.check && iteration + 1 == args.warmup + args.iters {
+            let redop = args.op.reduces().then_some(args.redop);
             let mut count = [0u64];
-            for call in 0..calls {
-                let got = &recv[call * recv_len..(call + 1) * recv_len];
+            for call in 0..plan.calls {
+                let got = &recv[call * lens.1..(call + 1) * lens.1];
                 count[0] += count_wrong(args.op, redop, comm, got, plan, call, iteration, in_place, args.root);
             }
             comm.all_reduce(&mut count, ReduceOp::Sum)?;
@@ -210,6 +187,58 @@ pub(crate) fn measure<T: Pattern>(
     comm.all_reduce(&mut samples, ReduceOp::Max)?;
     samples.sort_by(f64::total_cmp);
     Ok(Measured { samples, wrong })
+}
+
+/// Writes this rank's numbers into the buffers of one sample. `lens` are the elements that one call
+/// sends and receives.
+fn fill<T: Pattern>(
+    comm: &Communicator,
+    args: &Args,
+    plan: &Plan,
+    memory: &mut Memory<T>,
+    iteration: u32,
+    in_place: bool,
+    lens: (usize, usize),
+) -> Result<()> {
+    let redop = args.op.reduces().then_some(args.redop);
+    let (send, recv) = (memory.send.slice(plan.calls * lens.0), memory.recv.slice(plan.calls * lens.1));
+    let filled = if in_place {
+        &mut *recv
+    } else {
+        recv.fill(T::from_small(STALE));
+        &mut *send
+    };
+    for (place, element) in filled.iter_mut().enumerate() {
+        *element = T::from_small(small(redop, comm.rank(), place, iteration, comm.world_size()));
+    }
+    match &mut memory.device {
+        Some(device) => device.take(send, recv),
+        None => Ok(()),
+    }
+}
+
+/// Makes the calls of one sample, each on buffers of its own.
+fn call<T: Pattern>(
+    comm: &Communicator,
+    args: &Args,
+    calls: usize,
+    memory: &mut Memory<T>,
+    in_place: bool,
+    (send_len, recv_len): (usize, usize),
+) -> Result<()> {
+    let how = (args.redop, args.root);
+    let (send, recv) = (memory.send.slice(calls * send_len), memory.recv.slice(calls * recv_len));
+    for call in 0..calls {
+        let (sends, recvs) = (call * send_len..(call + 1) * send_len, call * recv_len..(call + 1) * recv_len);
+        match &mut memory.device {
+            None => args.op.call(comm, how, &send[sends], &mut recv[recvs], in_place)?,
+            Some(device) => device.call(args.op, comm, how, sends, recvs, in_place)?,
+        }
+    }
+    match &memory.device {
+        Some(device) => device.finish(),
+        None => Ok(()),
+    }
 }
 
 /// Counts the wrong elements in the result of one call.

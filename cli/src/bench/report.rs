@@ -3,7 +3,7 @@
 use kolo::Communicator;
 use serde::Serialize;
 
-use super::Args;
+use super::arguments::Args;
 use super::measure::{Figures, Measured, Plan};
 use super::operation::Operation;
 

@@ -1,6 +1,6 @@
 //! The table that nccl-tests prints.
 
-use super::Args;
+use super::arguments::Args;
 use super::report::{Line, Report, Row};
 use crate::say;
 use crate::units::count;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::contestant::Contestant;
 use crate::bench::operation::Operation;
+use crate::random::{hexadecimal, random};
 
 /// How long a contestant may take to start. PyTorch is slow to start.
 pub(super) const START: Duration = Duration::from_secs(120);
@@ -175,9 +176,7 @@ pub(super) struct Folder(PathBuf);
 
 impl Folder {
     pub(super) fn new() -> Result<Folder, String> {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|error| error.to_string())?;
-        let path = std::env::temp_dir().join(format!("kolo-compare-{:016x}", u64::from_ne_bytes(random)));
+        let path = std::env::temp_dir().join(format!("kolo-compare-{}", hexadecimal(&random::<8>()?)));
         std::fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok(Folder(path))
     }
@@ -191,4 +190,10 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Returns the order of the contestants in a round. It rotates, so that each contestant starts
+/// equally often.
+pub(super) fn turns(round: usize, contestants: usize) -> impl Iterator<Item = usize> {
+    (0..contestants).map(move |turn| (turn + round) % contestants)
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use kolo::Communicator;
 
-use super::rank::Result;
+pub(super) type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 /// Copies with non-temporal stores, where the processor has them.
 pub(super) fn stream_copy(from: &[f32], to: &mut [f32]) {

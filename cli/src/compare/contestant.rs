@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::Task;
+use super::arguments::Task;
 use crate::bench::operation::Operation;
 
 /// A library or a bound that takes part in a comparison.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use clap::Args as ClapArgs;
 use kolo::{Communicator, ReduceOp, Registered, Transport, bf16};
 
-use super::bounds::{SharedLine, exchange, pair, stream_copy};
+use super::bounds::{Result, SharedLine, exchange, pair, stream_copy};
 use super::contestant::Contestant;
 
 /// Arguments of a rank that `kolo compare` starts.
@@ -28,8 +28,6 @@ pub(crate) fn compete(args: &Args) -> Result<(), String> {
     };
     result.map_err(|error| error.to_string())
 }
-
-pub(super) type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 fn connect(contestant: Contestant) -> Result<Communicator> {
     let builder = Communicator::builder();

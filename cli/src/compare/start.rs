@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use super::arena::{Folder, START};
+use super::arena::{Folder, START, turns};
+use super::arguments::{Args, Task};
 use super::contestant::Contestant;
 use super::report::{Report, Samples};
-use super::{Args, Task, turns};
 use crate::say;
 use crate::units::count;
 

@@ -17,9 +17,10 @@ use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use kolo::TcpStoreServer;
 
 use crate::complain;
+use crate::random::{hexadecimal, random};
 use crate::units::duration;
 use output::{Palette, forward};
-use process::{OUTPUT_PATIENCE, Process, RankOutput, Signal};
+use process::{Event, OUTPUT_PATIENCE, Process, RankOutput, Signal};
 
 /// Arguments of `kolo run`.
 #[derive(ClapArgs)]
@@ -46,13 +47,6 @@ const LAUNCHER_FAILED: u8 = 125;
 /// Exit status when the program cannot be started.
 const NOT_STARTED: u8 = 127;
 
-/// What the launcher waits for.
-pub(crate) enum Event {
-    Ended(usize, ExitStatus),
-    #[cfg_attr(not(unix), expect(dead_code, reason = "consoles send their signals to all processes by themselves"))]
-    Signalled(Signal),
-}
-
 /// Why a job ended before its time.
 enum Failure {
     /// The first rank that failed.
@@ -73,58 +67,38 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     let failed = |message: String| (LAUNCHER_FAILED, message);
-    let (program, arguments) = args.program.split_first().ok_or_else(|| failed("no program was given".to_owned()))?;
-    let is_built_in = BUILT_IN.iter().any(|name| program == name);
-    let program = if is_built_in {
-        std::env::current_exe().map_err(|error| failed(format!("cannot find this program: {error}")))?.into_os_string()
-    } else {
-        program.clone()
-    };
-    let arguments = if is_built_in { &args.program[..] } else { arguments };
-
-    let job = hexadecimal(&random::<8>());
+    let program = Program::new(args).map_err(failed)?;
+    let job = hexadecimal(&random::<8>().map_err(failed)?);
     // A secret in the launcher's environment reaches the ranks through theirs.
     let given = kolo::settings::secret_of_environment().map_err(|error| failed(error.to_string()))?;
-    let secret = given.unwrap_or_else(random::<32>);
+    let secret = given.map_or_else(random::<32>, Ok).map_err(failed)?;
     let address = ([127, 0, 0, 1], 0).into();
     let server = TcpStoreServer::bind(address, &job, Some(secret)).map_err(|error| failed(error.to_string()))?;
     let (events, event) = unbounded();
     process::watch_signals(&events).map_err(|error| failed(format!("cannot watch for signals: {error}")))?;
 
     let palette = Palette::new(args.ranks as usize, !args.no_prefix);
-    let began = Instant::now();
-    let mut ranks = Ranks { processes: Vec::new(), began, grace: args.grace };
+    let mut ranks = Ranks { processes: Vec::new(), began: Instant::now(), grace: args.grace };
     // Nothing is sent. The channel closes when all output of the ranks has been forwarded.
     let (unread, all_read) = bounded(0);
     for rank in 0..args.ranks as usize {
-        let mut command = Command::new(&program);
+        let mut command = program.command(rank);
         command
-            .args(arguments)
             .env("KOLO_RANK", rank.to_string())
             .env("KOLO_WORLD_SIZE", args.ranks.to_string())
             .env("KOLO_LOCAL_RANK", rank.to_string())
             .env("KOLO_LOCAL_WORLD_SIZE", args.ranks.to_string())
             .env("KOLO_STORE", server.url())
             .env("KOLO_STORE_SERVED", "1")
-            .env("KOLO_JOB_ID", &job)
-            .stdin(if rank == 0 && !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
-                Stdio::inherit()
-            } else {
-                Stdio::null()
-            });
+            .env("KOLO_JOB_ID", &job);
         if given.is_none() {
             command.env("KOLO_SECRET", hexadecimal(&secret));
-        }
-        // Rank 0 of a built-in command prints a report and has the terminal to itself.
-        let has_terminal = is_built_in && rank == 0;
-        if !has_terminal {
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
         match start(&mut command, rank, &palette, &events, &unread) {
             Ok(process) => ranks.processes.push(Some(process)),
             Err(error) => {
                 ranks.stop_all(&event);
-                let name = Path::new(&program).display();
+                let name = Path::new(&program.file).display();
                 return Err((NOT_STARTED, format!("{name} cannot be started: {error}")));
             }
         }
@@ -133,16 +107,8 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     let mut failure = ranks.wait(&event);
     drop(server);
     // The ranks' output is written before the report of their end, however slow its reader is.
-    let patience = OUTPUT_PATIENCE.unwrap_or(Duration::MAX);
-    while failure.as_ref().is_none_or(|failure| !matches!(failure, Failure::Stopped(_))) {
-        select! {
-            recv(all_read) -> _ => break,
-            recv(event) -> event => match event {
-                Ok(Event::Signalled(signal)) if signal.ends() => failure = Some(Failure::Stopped(signal)),
-                _ => {}
-            },
-            default(patience) => break,
-        }
+    if !matches!(failure, Some(Failure::Stopped(_))) {
+        failure = drain(&all_read, &event).map(Failure::Stopped).or(failure);
     }
     palette.finish();
     Ok(match failure {
@@ -155,6 +121,54 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
             })
         }
     })
+}
+
+/// The program that ranks run.
+struct Program<'a> {
+    file: OsString,
+    arguments: &'a [OsString],
+    is_built_in: bool,
+}
+
+impl Program<'_> {
+    fn new(args: &Args) -> Result<Program<'_>, String> {
+        let (file, arguments) = args.program.split_first().ok_or("no program was given")?;
+        if BUILT_IN.iter().any(|name| file == name) {
+            let this = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+            return Ok(Program { file: this.into_os_string(), arguments: &args.program, is_built_in: true });
+        }
+        Ok(Program { file: file.clone(), arguments, is_built_in: false })
+    }
+
+    /// Returns the command of a rank, with its standard input, output and error.
+    fn command(&self, rank: usize) -> Command {
+        let mut command = Command::new(&self.file);
+        command.args(self.arguments);
+        let reads = rank == 0 && !std::io::IsTerminal::is_terminal(&std::io::stdin());
+        command.stdin(if reads { Stdio::inherit() } else { Stdio::null() });
+        // Rank 0 of a built-in command prints a report and has the terminal to itself.
+        let has_terminal = self.is_built_in && rank == 0;
+        if !has_terminal {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        command
+    }
+}
+
+/// Waits until all output of the ranks has been forwarded. Returns the signal that ended the wait,
+/// if one did.
+fn drain(all_read: &Receiver<()>, event: &Receiver<Event>) -> Option<Signal> {
+    let patience = OUTPUT_PATIENCE.unwrap_or(Duration::MAX);
+    loop {
+        select! {
+            recv(all_read) -> _ => return None,
+            recv(event) -> event => match event {
+                Ok(Event::Signalled(signal)) if signal.ends() => return Some(signal),
+                _ => {}
+            },
+            default(patience) => return None,
+        }
+    }
 }
 
 /// Starts one rank, and threads that forward its output and wait for its end.
@@ -289,14 +303,4 @@ impl Ranks {
         self.signal(Signal::KILL);
         self.wait(events);
     }
-}
-
-fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("the system has random numbers");
-    bytes
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -16,7 +16,7 @@ mod platform {
     use signal_hook::consts::{SIGABRT, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     use signal_hook::iterator::Signals;
 
-    use crate::run::Event;
+    use crate::run::process::Event;
 
     /// A signal that the launcher forwards.
     #[derive(Clone, Copy)]
@@ -147,7 +147,7 @@ mod platform {
 
     use crossbeam_channel::Sender;
 
-    use crate::run::Event;
+    use crate::run::process::Event;
 
     /// The only request that this system has for a process: to end at once.
     #[derive(Clone, Copy)]
@@ -219,10 +219,17 @@ mod platform {
     }
 }
 
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 
 pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
 pub(crate) use platform::{Signal, describe, exit_code, prepare, was_killed, watch_signals};
+
+/// What the launcher waits for.
+pub(crate) enum Event {
+    Ended(usize, ExitStatus),
+    #[cfg_attr(not(unix), expect(dead_code, reason = "consoles send their signals to all processes by themselves"))]
+    Signalled(Signal),
+}
 
 /// The process of a rank whose end has not been reported.
 pub(crate) struct Process {

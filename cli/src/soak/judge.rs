@@ -21,21 +21,7 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
         return Ok("the next round starts at the same stores".to_owned());
     }
     let victim_ends = matches!(round.fault, Fault::Kill | Fault::Leave);
-    let mut reports: Vec<(usize, &Report)> = Vec::new();
-    for (number, rank) in ranks.iter().enumerate() {
-        let status = rank.status;
-        if victim_ends && number == round.victim {
-            let as_planned = if round.fault == Fault::Kill { was_killed(status) } else { status.success() };
-            if !as_planned {
-                return Err(format!("rank {number}, the victim, {}: {}", describe(status), rank.errors));
-            }
-            continue;
-        }
-        match &rank.report {
-            Some(report) if status.success() => reports.push((number, report)),
-            _ => return Err(format!("rank {number} {}: {}", describe(status), rank.errors.trim())),
-        }
-    }
+    let mut reports = reports(round, ranks, victim_ends)?;
     let failed = reports.iter().filter(|(_, report)| report.failure.is_some()).count();
     // In the last operation, the stopped rank may have sent everything that some peers need, or may
     // find everything that it needs when it continues. These ranks complete, and do not learn that
@@ -67,6 +53,32 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
         return Err(format!("{failed} of {} failed: {}", count(reports.len(), "rank"), said.collect::<Vec<_>>().join("; ")));
     }
     agree(round, &reports)?;
+    survivors(round, reports, unaware)
+}
+
+/// Returns the reports of the ranks, each with its rank. Returns an error for a rank that left
+/// none, or a victim that did not end as planned.
+fn reports<'a>(round: &Round, ranks: &'a [Outcome], victim_ends: bool) -> Result<Vec<(usize, &'a Report)>, String> {
+    let mut reports: Vec<(usize, &Report)> = Vec::new();
+    for (number, rank) in ranks.iter().enumerate() {
+        let status = rank.status;
+        if victim_ends && number == round.victim {
+            let as_planned = if round.fault == Fault::Kill { was_killed(status) } else { status.success() };
+            if !as_planned {
+                return Err(format!("rank {number}, the victim, {}: {}", describe(status), rank.errors));
+            }
+            continue;
+        }
+        match &rank.report {
+            Some(report) if status.success() => reports.push((number, report)),
+            _ => return Err(format!("rank {number} {}: {}", describe(status), rank.errors.trim())),
+        }
+    }
+    Ok(reports)
+}
+
+/// Returns an error unless the right ranks survive the failure; `unaware` ranks did not notice it.
+fn survivors(round: &Round, mut reports: Vec<(usize, &Report)>, unaware: usize) -> Result<String, String> {
     // A stopped rank that continues may find no survivor, and then continues alone.
     let is_alone = |rank: usize, report: &Report| {
         round.fault.outlasts_the_deadline() && rank == round.victim && (report.excluded || report.survivors == Some(1))
@@ -128,14 +140,14 @@ mod tests {
     use std::time::Duration;
 
     use super::super::rank::Failure;
-    use super::super::script::{Ingredient, Meeting, Path};
+    use super::super::script::{Ingredient, Path, Rendezvous};
     use super::*;
 
     fn round(fault: Fault) -> Round {
-        let (path, meeting, after) = (Path::Tcp, Meeting::File, Duration::ZERO);
+        let (path, rendezvous, after) = (Path::Tcp, Rendezvous::File, Duration::ZERO);
         let timeout = Duration::from_secs(1);
         let (seed, number, sockets, steps, with) = (1, 2, 1, 30, vec![Ingredient::Splits]);
-        Round { seed, number, ranks: 4, path, meeting, sockets, fault, victim: 2, at: 5, after, steps, with, timeout }
+        Round { seed, number, ranks: 4, path, rendezvous, sockets, fault, victim: 2, at: 5, after, steps, with, timeout }
     }
 
     fn ended(report: Report) -> Outcome {

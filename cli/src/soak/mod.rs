@@ -18,13 +18,13 @@ use crossbeam_channel::{Receiver, Sender, select, unbounded};
 use kolo::TcpStoreServer;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::run;
+use crate::random::{hexadecimal, random};
 use crate::run::process::{self, prepare};
 use crate::units::{count, duration, show_ranks};
 use crate::{complain, say};
 use judge::{Outcome, judge};
 use rank::{Report, STOPS};
-use script::{Fault, Ingredient, Meeting, Round};
+use script::{Fault, Ingredient, Rendezvous, Round};
 use stranger::Stranger;
 
 /// Arguments of `kolo soak`.
@@ -100,11 +100,7 @@ fn play_rounds(args: &Args) -> Result<(), End> {
     }
     let seed = match args.seed {
         Some(seed) => seed,
-        None => {
-            let mut bytes = [0; 4];
-            getrandom::fill(&mut bytes).map_err(|error| format!("there are no random numbers: {error}"))?;
-            u32::from_le_bytes(bytes).into()
-        }
+        None => u32::from_le_bytes(random()?).into(),
     };
     let arena = Arena::new(args, seed)?;
     say(&format!("kolo soak: {}, seed {seed}", count(ranks, "rank")));
@@ -169,7 +165,7 @@ struct Arena {
     job: String,
     patience: Duration,
     /// The signals that this process receives.
-    signals: Receiver<run::Event>,
+    signals: Receiver<process::Event>,
 }
 
 /// A rank's process.
@@ -189,18 +185,16 @@ enum Event {
 
 impl Arena {
     fn new(args: &Args, seed: u64) -> Result<Arena, String> {
-        let mut secret = [0; 32];
-        getrandom::fill(&mut secret).map_err(|error| format!("there are no random numbers: {error}"))?;
+        let secret = random()?;
         let job = format!("soak-{seed}");
         let server = TcpStoreServer::bind(([127, 0, 0, 1], 0).into(), &job, Some(secret)).map_err(|error| error.to_string())?;
-        let secret = secret.iter().map(|byte| format!("{byte:02x}")).collect();
         // From now on, a signal ends the soak in order, so that its folder is removed.
         let (sender, signals) = unbounded();
         process::watch_signals(&sender).map_err(|error| format!("cannot watch for signals: {error}"))?;
         let folder = std::env::temp_dir().join(format!("kolo-soak-{seed}-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("traces"))
             .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
-        Ok(Arena { folder, server, secret, job, patience: args.patience, signals })
+        Ok(Arena { folder, server, secret: hexadecimal(&secret), job, patience: args.patience, signals })
     }
 
     fn traces(&self) -> PathBuf {
@@ -224,10 +218,10 @@ impl Arena {
         command.env("KOLO_RANK", rank.to_string()).env("KOLO_WORLD_SIZE", round.ranks.to_string());
         command.env("KOLO_JOB_ID", &self.job).env("KOLO_SECRET", &self.secret);
         command.env("KOLO_TRACE_DIR", self.traces()).env("KOLO_TRACE_SIGNAL", "1");
-        match round.meeting {
-            Meeting::Served => command.env("KOLO_STORE", self.server.url()).env("KOLO_STORE_SERVED", "1"),
+        match round.rendezvous {
+            Rendezvous::Served => command.env("KOLO_STORE", self.server.url()).env("KOLO_STORE_SERVED", "1"),
             // The ranks read the secret from the file.
-            Meeting::File => command
+            Rendezvous::File => command
                 .env("KOLO_STORE", format!("file://{}", self.folder.join("store").display()))
                 .env_remove("KOLO_STORE_SERVED")
                 .env_remove("KOLO_SECRET"),
@@ -242,7 +236,7 @@ impl Arena {
     /// Returns an error if a signal has stopped the soak.
     fn check_signals(&self) -> Result<(), End> {
         let stops = self.signals.try_iter().find_map(|event| match event {
-            run::Event::Signalled(signal) if signal.ends() => Some(signal),
+            process::Event::Signalled(signal) if signal.ends() => Some(signal),
             _ => None,
         });
         stops.map_or(Ok(()), |signal| Err(End::Stopped(signal)))
@@ -254,7 +248,7 @@ impl Arena {
         remove_files(&self.traces());
         let began = Instant::now();
         let (sender, events) = unbounded();
-        let store = (round.meeting == Meeting::Served).then(|| self.server.address());
+        let store = (round.rendezvous == Rendezvous::Served).then(|| self.server.address());
         let stranger = round.has(Ingredient::Stranger).then(|| Stranger::start(round, &self.job, store));
         let mut ranks = Vec::new();
         for rank in 0..round.ranks {
@@ -346,7 +340,7 @@ fn follow(
     round: &Round,
     ranks: &mut [Rank],
     events: &Receiver<Event>,
-    signals: &Receiver<run::Event>,
+    signals: &Receiver<process::Event>,
     patience: Duration,
 ) -> Result<(), End> {
     let deadline = Instant::now() + patience;
@@ -358,7 +352,7 @@ fn follow(
         let event = select! {
             recv(events) -> event => event.ok(),
             recv(signals) -> signal => match signal {
-                Ok(run::Event::Signalled(signal)) if signal.ends() => return Err(End::Stopped(signal)),
+                Ok(process::Event::Signalled(signal)) if signal.ends() => return Err(End::Stopped(signal)),
                 _ => continue,
             },
             default(next.saturating_duration_since(Instant::now())) => None,

@@ -60,7 +60,7 @@ pub(crate) enum Path {
 
 /// The rendezvous of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Meeting {
+pub(crate) enum Rendezvous {
     /// A store that `kolo soak` serves for all rounds.
     Served,
     /// A file store for all rounds.
@@ -126,7 +126,7 @@ pub(crate) struct Round {
     pub(crate) number: u64,
     pub(crate) ranks: usize,
     pub(crate) path: Path,
-    pub(crate) meeting: Meeting,
+    pub(crate) rendezvous: Rendezvous,
     pub(crate) sockets: usize,
     pub(crate) fault: Fault,
     /// The rank that the fault hits, the step, and how long after the start of that step. For a
@@ -269,7 +269,7 @@ impl Round {
             ranks,
             // Only TCP links are opened at first use.
             path: if fault.is_unlinked() { Path::Tcp } else { path },
-            meeting: dice.one_of(&[Meeting::Served, Meeting::File]),
+            rendezvous: dice.one_of(&[Rendezvous::Served, Rendezvous::File]),
             sockets: dice.one_of(&[1, 1, 2, 3]),
             fault,
             victim: dice.below(ranks),
