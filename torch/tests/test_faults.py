@@ -195,7 +195,7 @@ def answers_a_roll_call(rank, world, method, missing):
 @pytest.mark.parametrize("missing", [[1, 3], [2]])
 def test_a_monitored_barrier_names_all_who_do_not_come(tmp_path, missing):
     outcomes = Ranks(4, answers_a_roll_call, f"file://{tmp_path}/store", missing).results()
-    named = "ranks 1 and 3 did not come" if len(missing) == 2 else "rank 2 did not come"
+    named = "ranks 1 and 3 did not call" if len(missing) == 2 else "rank 2 did not call"
     for rank, (_, message, took) in outcomes.items():
         assert took < SOON, outcomes
         if rank not in missing:
@@ -249,7 +249,7 @@ def test_survivors_go_on(tmp_path, how):
 
 def test_others_than_were_to_be_left_are_an_error(tmp_path):
     outcomes = Ranks(4, shrinks, f"file://{tmp_path}/store", "another").results()
-    assert "ranks 0, 1 and 3 were to go on, and ranks 0, 2 and 3 are there" in outcomes[0], outcomes
+    assert "ranks 0, 1 and 3 were to remain, and ranks 0, 2 and 3 have survived" in outcomes[0], outcomes
 
 
 def aborts(rank, world, method):
