@@ -4,14 +4,16 @@
 #     scripts/gpu-check.sh --pack FOLDER                 where there is Rust: builds what is to be run, and puts it there
 #     FOLDER/gpu-check.sh --run FOLDER --out REPORT      where there is a GPU: runs it, and writes REPORT.json and REPORT.md
 #
-# To run, a driver and python3 are enough for kolo itself; what compares it with Gloo and NCCL needs PyTorch, its backend also a C++
-# compiler, the kernels CUDA's run-time compiler (PyTorch brings it; else prebuilt ones are used), races and accesses that are wrong
-# compute-sanitizer. What is missing is in the report. It takes nine minutes at most.
+# To run, a driver and python3 are enough for kolo itself; what compares it with Gloo and NCCL needs
+# PyTorch, its backend also a C++ compiler, the kernels CUDA's run-time compiler (PyTorch brings it;
+# else prebuilt ones are used), races and accesses that are wrong compute-sanitizer. What is missing
+# is in the report. It takes nine minutes at most.
 #
-# Where there is no C++ compiler beside the GPU, --pack can build PyTorch's backend as well: KOLO_GPU_PYTHON is a Python of the version
-# that is there, with the PyTorch that is there.
+# Where there is no C++ compiler beside the GPU, --pack can build PyTorch's backend as well:
+# KOLO_GPU_PYTHON is a Python of the version that is there, with the PyTorch that is there.
 #
-# Ends with 0 if all that was run passed, with 1 if something failed, with 2 if it was called wrongly, with 3 if nothing was run.
+# Ends with 0 if all that was run passed, with 1 if something failed, with 2 if it was called
+# wrongly, with 3 if nothing was run.
 set -eu
 
 usage() {

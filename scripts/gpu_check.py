@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# Of everything; parts that would begin later are not run.
+# The time for all parts, in seconds. Parts that would begin later do not run.
 LIMIT = 520
 SIZES = [8, 64 << 10, 1 << 20, 64 << 20, 256 << 20]
 LARGE = 256 << 20
@@ -24,15 +24,15 @@ PASSED, FAILED, NOT_RUN, MET, NOT_MET = "passed", "FAILED", "NOT RUN", "met", "N
 
 
 class NotRun(Exception):
-    """Why a part cannot be run here."""
+    """The reason why a part cannot run here."""
 
 
 class Failed(Exception):
-    """What went wrong in a part."""
+    """A part that failed, with the reason."""
 
 
 def ended(what, status, text):
-    """A command that failed, with the last that it said."""
+    """A failed command, with the end of its output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return Failed(f"{what} ended with {status}{': ' if lines else ''}{lines[-1][:200] if lines else ''}\n{text}")
 
@@ -48,7 +48,7 @@ class Check:
         self.figures = {}
         self.machine = {}
         self.environment = dict(os.environ, KOLO_CACHE_DIR=str(scratch / "kernels"), PYTHONDONTWRITEBYTECODE="1")
-        # Before what the machine has of the same names, of whatever version.
+        # Before libraries of the same name on the machine, which may have any version.
         self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / "python"), os.environ.get("PYTHONPATH")]))
 
     def run(self, command, limit, what, environment=None):
@@ -70,13 +70,13 @@ class Check:
                 status = process.wait(limit)
             except subprocess.TimeoutExpired:
                 status = None
-                # `kolo run` ends its ranks when it is told to end.
+                # `kolo run` ends its ranks when it receives SIGTERM.
                 process.terminate()
                 try:
                     process.wait(5)
                 except subprocess.TimeoutExpired:
                     pass
-            # Also what it left behind, by the group of processes that it began.
+            # Also end the processes that it left behind, by its process group.
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -131,7 +131,7 @@ class Check:
                 yield from glob.glob(str(packages / "nvidia" / library))
 
     def find_gpu(self):
-        """None, or why there is none."""
+        """Returns None, or the reason why there is none."""
         try:
             cuda = ctypes.CDLL("libcuda.so.1")
         except OSError:
@@ -205,7 +205,7 @@ class Check:
         self.needs_gpu()
         figures = self.figures.setdefault(key, {"in_place": {}, "out_of_place": {}})
         printed = ""
-        # The largest apart: what was measured before it is not lost with it.
+        # The largest size by itself: if it fails, the other measurements are kept.
         for some in ([size for size in sizes if size < LARGE], [size for size in sizes if size >= LARGE]):
             if not some:
                 continue
@@ -373,7 +373,7 @@ def size_name(size):
 
 
 def write(report, out):
-    """The machine's name is left out: the device's is what counts."""
+    """Leaves out the name of the machine, because only the device matters."""
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{out}.json", "w") as file:
@@ -418,7 +418,7 @@ def measure_bounds():
 
     one, other = (torch.zeros(LARGE, dtype=torch.uint8, device="cuda") for _ in range(2))
     device = 2 * LARGE / best(lambda: one.copy_(other)) * 1e-9
-    # Of two ranks that share the GPU's copy engines.
+    # For two ranks that share the GPU's copy engines.
     size = 2 * (64 << 20)
     hosts = [torch.zeros(size, dtype=torch.uint8).pin_memory() for _ in range(2)]
     streams = [torch.cuda.Stream() for _ in range(2)]
@@ -444,7 +444,7 @@ def main():
     if not (folder / "bin" / "kolo").is_file():
         print(f"{sys.argv[1]} is not what --pack makes: there is no bin/kolo in it", file=sys.stderr)
         return 2
-    # Before nine minutes have gone.
+    # End within nine minutes.
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         for ending in ("json", "md"):

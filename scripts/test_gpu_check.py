@@ -12,7 +12,8 @@ from unittest import mock
 
 import gpu_check
 
-# Measures nothing, and says how long each size took; never ends for the sizes that KOLO_HANGS names.
+# Measures nothing, and says how long each size took; never ends for the sizes that KOLO_HANGS
+# names.
 KOLO = """#!{python}
 import json, os, sys, time
 words = sys.argv[1:]

@@ -21,7 +21,8 @@ REPOSITORY = HERE.parent
 try:
     import torch
 except ImportError:
-    # pip builds in an environment that hides the one it installs to; that is where the PyTorch is that counts.
+    # pip builds in an environment that hides the target environment, which has the PyTorch to build
+    # for.
     sys.path.append(sysconfig.get_path("purelib"))
     try:
         import torch
@@ -70,7 +71,8 @@ class Build(BuildExtension):
         super().run()
 
 
-# What libkolo.a needs. On Linux its names stay inside: another kolo in the process is another kolo.
+# Libraries that libkolo.a needs. On Linux its symbols stay hidden, so another kolo in the process
+# does not clash.
 LINKED = ["-Wl,--exclude-libs,ALL", "-lpthread", "-ldl", "-lm"]
 if sys.platform == "darwin":
     LINKED = ["-framework", "CoreFoundation", "-lobjc", "-liconv", "-lm"]

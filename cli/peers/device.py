@@ -16,10 +16,10 @@ import sys
 import tempfile
 import time
 
-# Calls of one iteration take about so long.
+# The calls of one iteration take about this long, in seconds.
 ITERATION = 0.02
 NOT_RUN = 3
-# The first that says it can run several ranks on one GPU.
+# The first version that allows several ranks on one GPU.
 NCCL = (2, 30, 3)
 
 

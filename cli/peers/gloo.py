@@ -16,7 +16,7 @@ def start(name):
     if name != "deepspeed":
         dist.init_process_group("gloo")
         return dist.all_reduce, dist.barrier
-    # It shares memory where this says that all ranks are on one host.
+    # DeepSpeed shares memory if this says that all ranks are on one host.
     os.environ["LOCAL_SIZE"] = os.environ["WORLD_SIZE"]
     import deepspeed
 
@@ -24,11 +24,11 @@ def start(name):
     if deepspeed.comm.comm.cdb.shm_vector_kernel_level < 1:
         sys.exit("DeepSpeed has no shared-memory all-reduce for this processor")
     dist.barrier()
-    # Mapped by all by now, and left behind by it.
+    # All ranks have mapped the file by now, and DeepSpeed does not remove it.
     where = [os.environ[variable] for variable in ("MASTER_ADDR", "MASTER_PORT", "RANK")]
     os.unlink(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{'_'.join(where)}")
     all_reduce, one = torch.ops.deepspeed.inference_all_reduce_, torch.zeros(1)
-    # Gloo's barrier lets the ranks go at times too far apart for it, and it has none of its own.
+    # DeepSpeed has no barrier, and ranks leave Gloo's barrier at times that differ too much.
     return all_reduce, lambda: all_reduce(one)
 
 
@@ -69,7 +69,7 @@ def main():
         filled = recv if op == "all_reduce" else send
         times = []
         for i in range(warmup + iters):
-            # Written anew, so that no call finds its data where the last one left it.
+            # Rewrite the data, so that no call finds it in the cache where the last one left it.
             filled.zero_()
             barrier()
             began = time.perf_counter_ns()

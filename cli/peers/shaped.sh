@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Four hosts on a network of a known speed, on one machine: what an all_reduce makes of it beside one TCP stream of iperf3, in
-# turns. Each host is a network namespace; a bridge joins them, and both ends of every cable carry RATE and no more.
+# Four hosts on a network of a known speed, on one machine: what an all_reduce makes of it beside
+# one TCP stream of iperf3, in turns. Each host is a network namespace; a bridge joins them, and
+# both ends of every cable carry RATE and no more.
 #
 #     cli/peers/shaped.sh [KOLO [OPTIONS OF kolo bench all_reduce]]
 #
-# Needs root, iproute2 and iperf3. KOLO_* variables and RATE, ROUNDS, SIZE, SECONDS_EACH from the environment are heeded.
+# Needs root, iproute2 and iperf3. KOLO_* variables and RATE, ROUNDS, SIZE, SECONDS_EACH from the
+# environment are heeded.
 set -euo pipefail
 
 kolo=${1:-target/release/kolo}
@@ -36,7 +38,8 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-# One end of a cable: RATE, in pieces short enough that a pause is not made up for, behind a queue as a switch has it.
+# One end of a cable: RATE, in pieces short enough that a pause is not made up for, behind a queue
+# as a switch has it.
 shape() {
     tc -n "$1" qdisc add dev "$2" root tbf rate "$rate" burst 128kb limit 1mb || die "this kernel cannot shape (tbf)"
 }

@@ -3,16 +3,19 @@
 use std::error::Error;
 use std::path::Path;
 
+use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::units::show_bytes;
 
-/// Width of one panel, and height.
-const PANEL: (u32, u32) = (550, 480);
-/// Room for the names of many curves, beside them.
-const NAMES: i32 = 150;
+/// Width and height of one panel, in pixels: two panels fill the width of a page on GitHub.
+const PANEL: (u32, u32) = (440, 340);
+/// Height of the title, and of one row of the legend.
+const TITLE: u32 = 34;
+const LEGEND_ROW: u32 = 22;
+const FONT: (&str, u32) = ("sans-serif", 14);
 
-/// Colours that can be told apart, also by those who see red and green as one.
+/// Colours that can be told apart, also by readers who see red and green as one.
 pub(crate) const COLOURS: [RGBColor; 10] = [
     RGBColor(0, 90, 160),
     RGBColor(214, 96, 40),
@@ -29,19 +32,23 @@ pub(crate) const COLOURS: [RGBColor; 10] = [
 /// One curve: a name, a colour, and points of size and value.
 pub(crate) type Curve = (&'static str, RGBColor, Vec<(f64, f64)>);
 
-/// Draws panels side by side: the name of each one's values, and its curves. Those without curves are left out.
+/// Draws panels side by side under one legend: the name of each one's values, and its curves.
+/// Panels without curves are left out.
 pub(crate) fn draw(title: &str, panels: &[(&str, Vec<Curve>)], file: &Path) -> Result<(), Box<dyn Error>> {
     let panels: Vec<_> = panels.iter().filter(|(_, curves)| !curves.is_empty()).collect();
     if panels.is_empty() {
         return Err("there is nothing to draw".into());
     }
-    let many = panels.iter().any(|(_, curves)| curves.len() > 2);
-    let width = PANEL.0 + if many { NAMES as u32 } else { 0 };
+    let width = PANEL.0 * panels.len() as u32;
+    let legend = Legend::new(panels.iter().flat_map(|(_, curves)| curves), width);
     let mut text = String::new();
     {
-        let area = SVGBackend::with_string(&mut text, (width * panels.len() as u32, PANEL.1)).into_drawing_area();
+        let size = (width, TITLE + legend.height() + PANEL.1);
+        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
         area.fill(&WHITE)?;
-        let area = area.titled(title, ("sans-serif", 20))?;
+        let area = area.titled(title, ("sans-serif", 18))?;
+        let (top, area) = area.split_vertically(legend.height());
+        legend.draw(&top)?;
         for (area, (name, curves)) in area.split_evenly((1, panels.len())).iter().zip(panels) {
             panel(area, name, curves)?;
         }
@@ -51,11 +58,51 @@ pub(crate) fn draw(title: &str, panels: &[(&str, Vec<Curve>)], file: &Path) -> R
     Ok(())
 }
 
-fn panel<DB: DrawingBackend>(
-    area: &DrawingArea<DB, plotters::coord::Shift>,
-    name: &str,
-    curves: &[Curve],
-) -> Result<(), Box<dyn Error>>
+/// The names of all curves with their colours, in rows.
+struct Legend {
+    /// Name, colour and the place of its left end.
+    entries: Vec<(&'static str, RGBColor, (i32, i32))>,
+    rows: u32,
+}
+
+impl Legend {
+    /// Lays out each name once, in rows of at most `width` pixels.
+    fn new<'a>(curves: impl Iterator<Item = &'a Curve>, width: u32) -> Legend {
+        const LEFT: i32 = 80;
+        let mut entries: Vec<(&'static str, RGBColor, (i32, i32))> = Vec::new();
+        let (mut x, mut rows) = (LEFT, 1);
+        for &(name, colour, _) in curves {
+            if entries.iter().any(|entry| entry.0 == name) {
+                continue;
+            }
+            // The colour, the name in letters of about eight pixels, and a gap.
+            let room = 24 + 8 * name.len() as i32 + 20;
+            if x + room > width as i32 && x > LEFT {
+                (x, rows) = (LEFT, rows + 1);
+            }
+            entries.push((name, colour, (x, (rows - 1) * LEGEND_ROW as i32)));
+            x += room;
+        }
+        Legend { entries, rows: rows as u32 }
+    }
+
+    fn height(&self) -> u32 {
+        self.rows * LEGEND_ROW
+    }
+
+    fn draw<DB: DrawingBackend>(&self, area: &DrawingArea<DB, Shift>) -> Result<(), Box<dyn Error>>
+    where
+        DB::ErrorType: 'static,
+    {
+        for &(name, colour, (x, y)) in &self.entries {
+            area.draw(&PathElement::new([(x, y + 9), (x + 18, y + 9)], colour.stroke_width(3)))?;
+            area.draw(&Text::new(name, (x + 24, y + 2), FONT))?;
+        }
+        Ok(())
+    }
+}
+
+fn panel<DB: DrawingBackend>(area: &DrawingArea<DB, Shift>, name: &str, curves: &[Curve]) -> Result<(), Box<dyn Error>>
 where
     DB::ErrorType: 'static,
 {
@@ -66,14 +113,11 @@ where
         // Room around, and a range even for a single point.
         if least.is_finite() { least / 1.5..most * 1.5 } else { 0.5..2.0 }
     };
-    // A few names fit into the corner where curves that grow with the size leave room.
-    let many = curves.len() > 2;
-    let width = area.dim_in_pixel().0 as i32;
     let mut chart = ChartBuilder::on(area)
-        .margin(12)
-        .margin_right(if many { NAMES } else { 12 })
-        .x_label_area_size(40)
-        .y_label_area_size(64)
+        .margin(8)
+        .margin_right(24)
+        .x_label_area_size(46)
+        .y_label_area_size(66)
         .build_cartesian_2d(range(|point| point.0).log_scale().base(2.0), range(|point| point.1).log_scale())?;
     chart
         .configure_mesh()
@@ -81,28 +125,15 @@ where
         .y_desc(name)
         .x_label_formatter(&|size| show_bytes(size.round() as u64))
         .y_label_formatter(&|value| if *value >= 10.0 { format!("{value:.0}") } else { format!("{value}") })
-        .x_labels(8)
+        .x_labels(6)
+        .label_style(FONT)
+        .axis_desc_style(FONT)
         .light_line_style(BLACK.mix(0.06))
         .bold_line_style(BLACK.mix(0.14))
         .draw()?;
-    for (name, colour, points) in curves {
-        let line = chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
-        line.label(*name).legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+    for (_, colour, points) in curves {
+        chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
         chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
     }
-    if many {
-        for ((name, colour, _), row) in curves.iter().zip(0..) {
-            let (x, y) = (width - NAMES + 12, 24 + 18 * row);
-            area.draw(&PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)))?;
-            area.draw(&Text::new(*name, (x + 24, y - 6), ("sans-serif", 13)))?;
-        }
-        return Ok(());
-    }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .background_style(WHITE.mix(0.9))
-        .border_style(BLACK.mix(0.3))
-        .draw()?;
     Ok(())
 }

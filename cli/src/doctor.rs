@@ -1,4 +1,4 @@
-//! `kolo doctor`: whether kolo can work here, and what to do if it cannot.
+//! `kolo doctor`: checks whether kolo works on this machine, and says what to do if it does not.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -14,13 +14,14 @@ use crate::units::count;
 /// Arguments of `kolo doctor`.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// Print what was found as JSON
+    /// Print the findings as JSON
     #[arg(long)]
     json: bool,
-    /// Be a process that is read: print its number and the address of a word, and the word
+    /// Run as a process whose memory is read: print its pid, the address of a word, and the word
     #[arg(long, hide = true)]
     lend: bool,
-    /// Be a process that reads: the number of another, an address there, and what is expected
+    /// Run as a process that reads: the pid of another process, an address there, and the expected
+    /// word
     #[arg(long, hide = true, num_args = 3, value_names = ["PID", "ADDRESS", "WORD"])]
     read: Option<Vec<u64>>,
 }
@@ -36,7 +37,7 @@ pub(crate) fn doctor(args: &Args) -> ExitCode {
     findings.extend(unknown_variables());
     findings.push(of_reading(&try_reading()));
     let works = findings.iter().all(|finding| finding.verdict != Verdict::Failure);
-    // With settings that are wrong, a job would say the same again.
+    // With wrong settings, a job would only report the same findings again.
     if works {
         findings.push(try_a_job());
     }
@@ -59,7 +60,7 @@ fn name(verdict: Verdict) -> &'static str {
 
 fn print(findings: &[Finding], failures: usize) {
     for Finding { subject, verdict, found, advice } in findings {
-        // In one line, whatever it is.
+        // One line for each finding.
         let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
         say(&format!("{:<8} {subject:<18} {found}", name(*verdict)));
         if let Some(advice) = advice {
@@ -82,7 +83,7 @@ fn print_json(findings: &[Finding], failures: usize) {
     say(&format!("{:#}", json!({"kolo": env!("CARGO_PKG_VERSION"), "failures": failures, "findings": list})));
 }
 
-/// The variables that look like kolo's and that it does not read, if there are any. They may be misspelt.
+/// Warns about variables that start with `KOLO_` and that kolo does not read. They may be misspelt.
 fn unknown_variables() -> Option<Finding> {
     let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mut unknown: Vec<String> = set.filter(|name| name.starts_with("KOLO_") && !VARIABLES.contains(&name.as_str())).collect();
@@ -98,14 +99,14 @@ fn unknown_variables() -> Option<Finding> {
     (!found.is_empty()).then(|| Finding::warning("variables", found.join("; "), advice))
 }
 
-/// The variable that a name was meant to be, unless it is more than half another.
+/// Returns kolo's variable that is most like a name, if at least half of the letters are right.
 fn nearest(name: &str) -> Option<&'static str> {
     let letters = name.len() - "KOLO_".len();
     let distances = VARIABLES.into_iter().map(|known| (strsim::damerau_levenshtein(name, known), known));
     distances.min().filter(|(distance, _)| 2 * distance <= letters).map(|(_, known)| known)
 }
 
-/// This program, with some arguments.
+/// Returns a command that runs this program.
 fn this(arguments: &[&str]) -> Result<Command, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
     let mut command = Command::new(program);
@@ -113,7 +114,8 @@ fn this(arguments: &[&str]) -> Result<Command, String> {
     Ok(command)
 }
 
-/// Whether one process can read another that neither started the other, as ranks do.
+/// Tries whether a process can read the memory of another one. Neither has started the other, as
+/// with ranks.
 fn try_reading() -> Result<(), String> {
     let failed = |error: std::io::Error| format!("it cannot be tried: {error}");
     let mut lender = Ended(this(&["doctor", "--lend"])?.spawn().map_err(failed)?);
@@ -125,12 +127,12 @@ fn try_reading() -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
 }
 
-/// A process that is ended when it is not needed any more.
+/// Ends a process when it is dropped.
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It ends when nobody can write to it.
+        // The process ends at the end of its standard input.
         drop(self.0.stdin.take());
         let _ = self.0.wait();
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-/// Finds out before a measurement what can be known of whether its files can be written after it.
+/// Checks before a measurement that its files can probably be written after it.
 pub(crate) fn check(json: Option<&Path>, plot: Option<&Path>) -> Result<(), String> {
     for file in [json, plot].into_iter().flatten() {
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());

@@ -1,4 +1,5 @@
-//! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm, finds out what went wrong.
+//! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm, and
+//! finds the cause of failures.
 
 mod bench;
 mod chart;
@@ -7,6 +8,7 @@ mod compare;
 mod doctor;
 mod files;
 mod plan;
+mod random;
 mod run;
 #[cfg(unix)]
 mod soak;
@@ -31,19 +33,19 @@ enum Command {
     Run(run::Args),
     /// Measure a collective among the ranks of this job
     Bench(bench::Args),
-    /// Explain which algorithm a collective would use, and what it would cost
+    /// Explain which algorithm a collective would use and what it would cost
     Plan(plan::Args),
-    /// Run random jobs with random faults, and check all that comes of it
+    /// Run random jobs with random faults and check every result
     #[cfg(unix)]
     Soak(soak::Args),
-    /// Find out whether kolo can work on this machine, and what to do if not
+    /// Check whether kolo works on this machine, and say what to do if it does not
     Doctor(doctor::Args),
-    /// Find where ranks first disagreed and who was late, in the files that they left
+    /// Find the first call mismatch and the late ranks in the files of the flight recorder
     Trace(trace::Args),
-    /// Compare with other libraries and with what the machine can do, in interleaved rounds
+    /// Compare kolo with other libraries and with the limits of the machine, in interleaved rounds
     #[cfg(unix)]
     Compare(compare::Args),
-    /// Be a rank in a comparison
+    /// Run as a rank of a comparison
     #[cfg(unix)]
     #[command(hide = true)]
     Compete(compare::RankArgs),
@@ -74,7 +76,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the library has to tell goes to standard error: warnings, or as much as `KOLO_LOG` asks for.
+/// Writes the library's log to standard error: warnings, or the level of `KOLO_LOG`.
 fn log() {
     let level = std::env::var("KOLO_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(tracing::Level::WARN);
     let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -82,7 +84,8 @@ fn log() {
     tracing_subscriber::fmt().with_max_level(level).with_ansi(ansi).with_writer(std::io::stderr).with_target(false).init();
 }
 
-/// Writes a line to standard output. Ends the program quietly if nobody reads it any more, as `head` does not.
+/// Writes a line to standard output. If its reader has gone, as with `head`, the program ends
+/// quietly.
 fn say(line: &str) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
@@ -94,9 +97,9 @@ fn say(line: &str) {
     }
 }
 
-/// Writes a line to standard error, in one call: other ranks may write there, too.
+/// Writes a line to standard error, in one call, because other ranks may write there too.
 fn complain(line: &str) {
     use std::io::Write;
-    // Nobody is left to be told.
+    // There is nowhere else to report it.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

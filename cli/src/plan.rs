@@ -1,4 +1,4 @@
-//! `kolo plan`: the choice of algorithm, and why the others lost.
+//! `kolo plan`: prints the choice of algorithm and why the others lose.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use crate::units::{bytes, count, duration, show_bytes, show_seconds};
 /// Arguments of `kolo plan`.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// The operation: all_reduce, broadcast, barrier, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter or send
+    /// The operation: all_reduce, broadcast, barrier, reduce, all_gather, reduce_scatter,
+    /// all_to_all, gather, scatter or send
     #[arg(value_parser = operation)]
     op: Op,
     /// Bytes of the buffer, or of all blocks together: 8, 4K, 1M
@@ -21,13 +22,13 @@ pub(crate) struct Args {
     /// How many ranks
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     ranks: u32,
-    /// On how many hosts; ranks are spread evenly
+    /// How many hosts; ranks are spread evenly
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
     hosts: u32,
-    /// Ranks of one host exchange messages, too, as with KOLO_TRANSPORT=tcp
+    /// Use messages inside hosts too, as with KOLO_TRANSPORT=tcp
     #[arg(long)]
     no_windows: bool,
-    /// Take this algorithm, as with KOLO_ALGORITHM
+    /// Use this algorithm, as with KOLO_ALGORITHM
     #[arg(long, env = "KOLO_ALGORITHM")]
     algorithm: Option<Algorithm>,
     /// Latency between hosts, as in 25us
@@ -38,7 +39,8 @@ pub(crate) struct Args {
     bandwidth: f64,
 }
 
-/// Operations of which algorithms are chosen. Those with a count for each rank are planned as those without.
+/// Operations that have a choice of algorithms. An operation with a count for each rank has the
+/// same plan as the one without.
 const PLANNED: [Op; 10] = [
     Op::AllReduce,
     Op::Broadcast,
@@ -109,7 +111,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// What a candidate loses to the winner by, mostly.
+/// Returns the main reason why a candidate loses to the winner.
 fn why(candidate: &Candidate, winner: &Candidate) -> String {
     let losses = [
         ("latency", candidate.latency - winner.latency),

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Bytes from `8`, `4K`, `1M`, `2G` (powers of 1024; `KiB`, `KB` and the like mean the same).
+/// Parses a size in bytes: `8`, `4K`, `1M`, `2G` (powers of 1024; `KiB` and `KB` mean the same as
+/// `K`).
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
@@ -21,12 +22,13 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is more than memory can hold"))
 }
 
-/// A time from `25us`, `1.5ms`, `2s`, `1m`, as the `KOLO_*` variables have it: without a unit, seconds.
+/// Parses a time as the `KOLO_*` variables do: `25us`, `1.5ms`, `2s`, `1m`; without a unit,
+/// seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     kolo::settings::duration(text.trim()).ok_or_else(|| format!("{text:?} is no time; write 25us, 1.5ms, 2s or 1m"))
 }
 
-/// A size for people: `4 KiB`.
+/// Returns a size with its unit: `4 KiB`.
 pub(crate) fn show_bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {
@@ -38,7 +40,7 @@ pub(crate) fn show_bytes(bytes: u64) -> String {
     format!("{value:.1} TiB")
 }
 
-/// A time for people: `12.3 us`.
+/// Returns a time with its unit: `12.3 us`.
 pub(crate) fn show_seconds(seconds: f64) -> String {
     match seconds {
         s if s < 1e-6 => format!("{:.0} ns", s * 1e9),
@@ -48,12 +50,12 @@ pub(crate) fn show_seconds(seconds: f64) -> String {
     }
 }
 
-/// So many things: `1 rank`, `4 ranks`.
+/// Returns a number with its noun: `1 rank`, `4 ranks`.
 pub(crate) fn count(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Ranks as a reader wants them, even if there are thousands: `rank 3`, `ranks 0, 1, 5 to 9`.
+/// Returns a list of ranks that stays short for thousands of ranks: `rank 3`, `ranks 0, 1, 5 to 9`.
 pub(crate) fn show_ranks(ranks: &[usize]) -> String {
     let mut sorted = ranks.to_vec();
     sorted.sort_unstable();

@@ -1,5 +1,5 @@
-//! The C ABI as programs in C and C++ see it: installed by the script, compiled by gcc and g++ with all warnings, linked with both
-//! libraries, under `kolo run` and under valgrind.
+//! The C ABI as programs in C and C++ see it: installed by the script, compiled by gcc and g++ with
+//! all warnings, linked with both libraries, under `kolo run` and under valgrind.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -120,8 +120,9 @@ fn ranks(world: usize, before: &[&str], program: &Path, arguments: &[&str]) -> S
     String::from_utf8_lossy(&run(&mut command).stdout).into_owned()
 }
 
-/// What Rust keeps for a thread is an `Arc`, which points into its block and not at its start: that is "possibly lost" by valgrind's
-/// terms, and reachable by Rust's. What is definitely lost counts, and any wrong access.
+/// What Rust keeps for a thread is an `Arc`, which points into its block and not at its start: that
+/// is "possibly lost" by valgrind's terms, and reachable by Rust's. What is definitely lost counts,
+/// and any wrong access.
 const VALGRIND: [&str; 6] = [
     "valgrind",
     "--quiet",
@@ -131,7 +132,8 @@ const VALGRIND: [&str; 6] = [
     "--errors-for-leak-kinds=definite,indirect",
 ];
 
-/// How programs are built: each language and each library, and, where all cases are tried, each with each.
+/// How programs are built: each language and each library, and, where all cases are tried, each
+/// with each.
 fn ways() -> &'static [(Language, Linking)] {
     const WAYS: [(Language, Linking); 4] = [
         (Language::C, Linking::Dynamic),

@@ -1,7 +1,8 @@
-//! Real processes under real launchers: every collective, on every path, against the plain reference.
+//! Real processes under real launchers: every collective, on every path, against the plain
+//! reference.
 //!
-//! Without `KOLO_TEST_WORKER` this program is a test runner; it starts itself with it as the ranks. What cannot run here is
-//! printed and counted.
+//! Without `KOLO_TEST_WORKER` this program is a test runner; it starts itself with it as the ranks.
+//! What cannot run here is printed and counted.
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
@@ -286,7 +287,8 @@ fn two_jobs() -> Outcome {
     Passed(String::new())
 }
 
-/// Several hosts on one machine: each network namespace has its own address, and none shares memory with another.
+/// Several hosts on one machine: each network namespace has its own address, and none shares memory
+/// with another.
 struct Namespaces {
     names: Vec<String>,
     bridge: String,

@@ -165,7 +165,8 @@ mod run {
         assert_eq!(plain, "no newline\n");
     }
 
-    /// A reader that takes its time, as `less` does, gets all that the ranks wrote before they ended.
+    /// A reader that takes its time, as `less` does, gets all that the ranks wrote before they
+    /// ended.
     #[test]
     fn output_is_whole_however_slowly_it_is_read() {
         // More than a pipe holds, less than two.
@@ -178,7 +179,8 @@ mod run {
         assert!(child.wait().unwrap().success());
     }
 
-    /// What a rank has left running holds the output open; the job ends with its ranks all the same.
+    /// What a rank has left running holds the output open; the job ends with its ranks all the
+    /// same.
     #[test]
     fn a_job_ends_with_its_ranks_whatever_they_leave_running() {
         let out = said(&["run", "-n", "2", "--", "sh", "-c", "sleep 600 & echo $!"]);
@@ -355,8 +357,8 @@ mod run {
         }
     }
 
-    /// As when rank 0 fails because rank 1 was killed, and the launcher hears of rank 0 first. (In the other order it is no
-    /// different.)
+    /// As when rank 0 fails because rank 1 was killed, and the launcher hears of rank 0 first. (In
+    /// the other order it is no different.)
     #[test]
     fn who_was_killed_counts_as_the_cause() {
         let script = "[ $KOLO_RANK = 0 ] && exit 1; sleep 0.3; kill -KILL $$";
@@ -425,7 +427,8 @@ mod bench {
         }
     }
 
-    /// Between processes, in both classes of size; where the system does not let ranks read each other, that says a warning.
+    /// Between processes, in both classes of size; where the system does not let ranks read each
+    /// other, that says a warning.
     #[test]
     fn large_buffers_are_right_by_every_way_that_they_can_pass() {
         for copy_mode in ["auto", "staged", "streamed", "cma"] {
@@ -450,7 +453,8 @@ mod bench {
     fn every_type_and_reduction_is_checked() {
         for dtype in ["f32", "f64", "f16", "bf16", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"] {
             for redop in ["sum", "product", "min", "max", "average", "bitand", "bitor", "bitxor"] {
-                // Each type with some reductions, and some types with each, unless every case is tried.
+                // Each type with some reductions, and some types with each, unless every case is
+                // tried.
                 if !["sum", "bitor"].contains(&redop) && !["f32", "u8"].contains(&dtype) && !all() {
                     continue;
                 }

@@ -55,8 +55,8 @@ fn each_ingredient_is_survived() {
     }
 }
 
-/// In the middle of a round, or while it looks for a round, the soak ends its ranks and leaves nothing in the folder for temporary
-/// files.
+/// In the middle of a round, or while it looks for a round, the soak ends its ranks and leaves
+/// nothing in the folder for temporary files.
 #[test]
 fn a_soak_that_is_stopped_leaves_nothing() {
     // The ranks of a round wait for the stopped one until their deadline.

@@ -1,6 +1,8 @@
-//! `kolo trace` on what real processes leave behind when one of them is late, calls something else, or is killed.
+//! `kolo trace` on what real processes leave behind when one of them is late, calls something else,
+//! or is killed.
 //!
-//! The ranks are this program again: `kolo run` starts it with one test, [`be_a_rank`], which does nothing otherwise.
+//! The ranks are this program again: `kolo run` starts it with one test, [`be_a_rank`], which does
+//! nothing otherwise.
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};
@@ -33,7 +35,8 @@ fn be_a_rank() {
     let rank = comm.rank();
     match &*task {
         "together" | "tcp" => {
-            // Later than all that the machine has kept anybody waiting until now, and has in what follows.
+            // Later than all that the machine has kept anybody waiting until now, and has in what
+            // follows.
             if rank == 1 {
                 std::thread::sleep(Duration::from_millis(700).max(2 * began.elapsed()));
             }
@@ -64,7 +67,8 @@ fn be_a_rank() {
         }
         "signal" => {
             if rank == 0 {
-                // The others are in the middle of an operation as soon as they wait, and write what they have done so far.
+                // The others are in the middle of an operation as soon as they wait, and write what
+                // they have done so far.
                 wait_for(|| ranks_files(&folder).len() == 3);
             }
             comm.barrier().unwrap();
@@ -145,8 +149,8 @@ fn nothing_is_wrong_with_a_job_in_which_one_rank_is_late() {
         let output = trace(&files, &["--chrome", chrome.to_str().unwrap()]);
         let said = text(&output);
         assert!(output.status.success() && said.contains("no disagreement"), "{said}");
-        // World: the connection, five all-reduces, the split, which takes two where ranks share memory, one more all-reduce. The row of
-        // ranks 0 and 2: connection, barrier.
+        // World: the connection, five all-reduces, the split, which takes two where ranks share
+        // memory, one more all-reduce. The row of ranks 0 and 2: connection, barrier.
         let split = if task == "tcp" { 1 } else { 2 };
         assert!(said.contains(&format!("over {} collectives", 9 + split)), "{said}");
         let worst = said.lines().find(|line| line.contains("rank 1:")).unwrap();
@@ -230,8 +234,8 @@ fn a_signal_has_files_written_and_interrupts_nothing() {
     let folder = Folder::new("signal");
     let mut command = job("signal", &folder.0);
     let launcher = command.env("KOLO_TRACE_SIGNAL", "1").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Whether a rank listens yet cannot be seen from outside; ranks that do not would end. So each is asked when it has connected:
-    // when it maps the memory that it shares.
+    // Whether a rank listens yet cannot be seen from outside; ranks that do not would end. So each
+    // is asked when it has connected: when it maps the memory that it shares.
     let ranks = || children(launcher.id()).into_iter().filter(|pid| has_connected(*pid)).collect::<Vec<_>>();
     wait_for(|| ranks().len() == 3);
     wait_for(|| {

@@ -25,7 +25,7 @@ torch.set_num_threads(arguments.threads)
 torch.manual_seed(1)
 dist.init_process_group("gloo")
 ranks = dist.get_world_size()
-# Running statistics are each rank's own between tests, as they are in the trainer.
+# Each rank has its own running statistics between tests, as in the trainer.
 net = torchvision.models.resnet18(num_classes=10)
 model = DistributedDataParallel(net, broadcast_buffers=False, gradient_as_bucket_view=True)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)

@@ -1,10 +1,12 @@
 #!/bin/bash
-# What communication costs a step of ResNet-18 with 32 images of 32 pixels a rank, two ranks of one thread each, and how much of it
-# overlapping with the backward pass hides. Prints the median images/s of all ranks together for each way, in interleaved rounds.
+# What communication costs a step of ResNet-18 with 32 images of 32 pixels a rank, two ranks of one
+# thread each, and how much of it overlapping with the backward pass hides. Prints the median
+# images/s of all ranks together for each way, in interleaved rounds.
 #
 #     docs/training/overlap.sh [--links] [resnet]
 #
-# With --links the ranks are in two network namespaces, joined by a link of 1 Gb/s (as root; needs iproute2 and openssl).
+# With --links the ranks are in two network namespaces, joined by a link of 1 Gb/s (as root; needs
+# iproute2 and openssl).
 set -euo pipefail
 links=no
 [ "${1:-}" != --links ] || { links=yes; shift; }

@@ -55,7 +55,8 @@ std::vector<size_t> counts_of(const std::vector<at::Tensor>& list, size_t factor
   return counts;
 }
 
-// Splits of all_to_all in elements: rows of the first dimension, or as many as there are ranks of them if none are given.
+// Returns the splits of all_to_all in elements. They count rows of the first dimension; without
+// splits, the ranks share the rows evenly.
 std::vector<size_t> counts_of(const std::vector<int64_t>& splits, const at::Tensor& tensor, int size, size_t factor, const char* what) {
   const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
   if (splits.empty()) {
@@ -95,7 +96,7 @@ ProcessGroupKolo::ProcessGroupKolo(
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   TORCH_CHECK_VALUE(
       !options_->enable_reconfigure,
-      "the kolo backend has no reconfigure: make a new process group of other ranks, or go on without some with shrink_group");
+      "the kolo backend has no reconfigure: make a new process group, or continue with some of the ranks with shrink_group");
 #endif
   connect(store);
 }
@@ -130,7 +131,7 @@ void ProcessGroupKolo::connect(const c10::intrusive_ptr<c10d::Store>& store) {
   config.reproducible = options_->reproducible ? 1 : 0;
   const kolo_result_t result = kolo_comm_init_callbacks(&collectives_.comm, size_, &callbacks, rank_, &config);
   if (result == KOLO_ERR_STORE && !rendezvous.problem().empty()) {
-    C10_THROW_ERROR(DistBackendError, c10::str("the store where the ranks were to find each other failed: ", rendezvous.problem()));
+    C10_THROW_ERROR(DistBackendError, c10::str("the store of the rendezvous failed: ", rendezvous.problem()));
   }
   check(result, *members_);
   find_devices();
@@ -157,7 +158,7 @@ ProcessGroupKolo::~ProcessGroupKolo() {
   close();
 }
 
-// Threads are joined that may want Python's lock.
+// Joins threads that may need Python's lock.
 void ProcessGroupKolo::close() {
   std::optional<pybind11::gil_scoped_release> released;
   if (Py_IsInitialized() && PyGILState_Check()) {
@@ -209,11 +210,11 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupKolo::merge(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts,
     const int& rank,
     const int& size) {
-  // Whoever gave the store may use its connection meanwhile.
+  // The caller may use the connection of its store meanwhile.
   return c10::make_intrusive<ProcessGroupKolo>(store->clone(), rank, size, options_of(opts));
 }
 
-// This group's, or those that were given instead.
+// Returns the timeout of the group, or the one that the call has.
 c10::intrusive_ptr<ProcessGroupKolo::Options> ProcessGroupKolo::options_of(
     const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
   auto options = c10::make_intrusive<Options>(*options_);
@@ -296,15 +297,16 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce(Tensors& tensors, const c10d:
   return launch.done(tensors);
 }
 
-// Every rank gets everybody's indices and values, and sums them up in the order of ranks. Done when this returns: how much there is to
-// receive is known only when the numbers of elements have arrived.
+// Each rank gets the indices and values of all ranks, and sums them in the order of ranks. The
+// operation has ended when this returns, because the lengths are known only after the numbers of
+// elements have arrived.
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   constexpr const char* name = "sparse all_reduce";
   const at::Tensor& tensor = only(tensors, name);
-  TORCH_CHECK_VALUE(tensor.layout() == at::kSparse, name, ": the tensor is ", tensor.layout(), ", and sparse COO is what there is");
+  TORCH_CHECK_VALUE(tensor.layout() == at::kSparse, name, ": the tensor is ", tensor.layout(), ", and only sparse COO is supported");
   const bool is_average = opts.reduceOp == c10d::ReduceOp::AVG;
   TORCH_CHECK_VALUE(
-      is_average || opts.reduceOp == c10d::ReduceOp::SUM, name, ": only ReduceOp.SUM and AVG are there for sparse tensors");
+      is_average || opts.reduceOp == c10d::ReduceOp::SUM, name, ": only ReduceOp.SUM and AVG are supported for sparse tensors");
   if (is_average) {
     reduced(tensor.scalar_type(), opts.reduceOp, name);
   }
@@ -337,7 +339,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_sparse(Tensors& tensors, c
   const auto [dtype, factor] = moved(mine.scalar_type());
   for (int rank = 0; rank < size_; ++rank) {
     const auto* theirs = shapes.data_ptr<int64_t>() + rank * (kShape + 1);
-    // All ranks see all shapes, so all come to the same conclusion.
+    // All ranks see all shapes, so all come to the same result.
     const auto* first = shapes.data_ptr<int64_t>();
     TORCH_CHECK_VALUE(
         std::equal(first, first + kShape, theirs), name, ": the tensors of rank 0 and rank ", rank,
@@ -381,7 +383,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allgather_coalesced(Lists& outputs, 
   constexpr const char* name = "all_gather_coalesced";
   TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == size_, name, ": there are ", outputs.size(), " lists and ", size_, " ranks");
   TORCH_CHECK_VALUE(!inputs.empty(), name, ": there are no tensors");
-  // Here there is a list for each rank; elsewhere one for each input.
+  // This call has a list for each rank; other calls have one for each input.
   Lists by_input(inputs.size());
   for (const auto& list : outputs) {
     TORCH_CHECK_VALUE(list.size() == inputs.size(), name, ": a list has ", list.size(), " tensors, and there are ", inputs.size(), " inputs");
@@ -642,7 +644,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::alltoall(Tensors& outputs, Tensors& 
 // ---- Barriers and messages ----
 
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::barrier(const c10d::BarrierOptions& opts) {
-  // What the current stream was given is done before this is, as with NCCL.
+  // Earlier work of the current stream completes before the barrier, as with NCCL.
   if (opts.device && opts.device->is_cuda()) {
     const c10::impl::VirtualGuardImpl impl(opts.device->type());
     impl.synchronizeStream(impl.getStream(opts.device->has_index() ? *opts.device : impl.getDevice()));
@@ -652,7 +654,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::barrier(const c10d::BarrierOptions& 
   return launch.done({});
 }
 
-// Every barrier of kolo's names who did not come, the first of them; a roll call names all.
+// Each of kolo's barriers names the first missing rank; a roll call names all missing ranks.
 void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   if (wait_all_ranks) {
     roll_call(opts.timeout.count() > 0 ? opts.timeout : options_->timeout);
@@ -671,9 +673,10 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::recv(Tensors& tensors, int from, int
   return message(tensors, from, tag, false);
 }
 
-// Kolo's messages of two ranks arrive in the order in which they were sent, and have no tags. One other than 0 travels behind the data,
-// so that what was meant for another receive is an error and not taken for this one's.
-// Without a peer, whoever sends first is received from.
+// kolo's messages between two ranks arrive in the order in which they were sent, and have no tags.
+// A tag other than 0 travels behind the data. So a message that was meant for another receive is an
+// error, and is not taken for this one's. Without a peer, the first message from any rank is
+// received.
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::message(Tensors& tensors, std::optional<int> peer, int tag, bool sends) {
   const char* name = sends ? "send" : "recv";
   const at::Tensor& tensor = only(tensors, name);
@@ -735,7 +738,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::recvAnysource(Tensors& tensors, int 
 
 void ProcessGroupKolo::startCoalescing() {
   std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  TORCH_CHECK_VALUE(!coalescing_, "calls are being coalesced already: groups of them are not nested; _end_coalescing ends one");
+  TORCH_CHECK_VALUE(!coalescing_, "calls are being coalesced already: groups of calls cannot be nested; _end_coalescing ends one");
   coalescing_.emplace(Coalescing{std::this_thread::get_id(), std::make_shared<Flight>(members_), {}, false});
 }
 

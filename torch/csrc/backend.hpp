@@ -29,16 +29,17 @@ class ProcessGroupKolo final : public c10d::Backend {
       return c10::make_intrusive<Options>(*this);
     }
 
-    // As in kolo_config_t; empty is not set.
+    // As in kolo_config_t. Empty means not set.
     std::string transport;
     std::string algorithm;
     bool reproducible = false;
-    // wait() returns when an operation on a device's tensors is over, or fails as it did; else it has the current stream wait.
+    // Whether wait() on an operation on a device returns when the operation has ended, and throws
+    // its failure. Otherwise wait() makes the current stream wait.
     bool blocking_wait = false;
   };
 
   ProcessGroupKolo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options);
-  // Of a communicator that there is, made with this deadline; it becomes the group's own.
+  // Takes over a communicator that was made with this deadline.
   ProcessGroupKolo(
       kolo_comm_t comm,
       int rank,
@@ -70,7 +71,7 @@ class ProcessGroupKolo final : public c10d::Backend {
   }
   void setSequenceNumberForGroup() override {}
   c10d::ErrorType getError() override;
-  // Whether kolo takes tensors on devices as they are.
+  // Whether kolo accepts the memory of devices.
   bool has_devices() const {
     return has_devices_;
   }
@@ -135,14 +136,16 @@ class ProcessGroupKolo final : public c10d::Backend {
  private:
   friend class Launch;
 
-  // Collectives and messages have a communicator each: a receive that waits must not hold up collectives.
+  // Collectives and messages have a communicator each, so that a receive that waits does not block
+  // collectives.
   struct Channel {
     explicit Channel(bool in_order) : waiter(std::make_shared<Waiter>(in_order)) {}
     kolo_comm_t comm = nullptr;
     std::shared_ptr<Waiter> waiter;
   };
-  // The calls that a thread makes between startCoalescing and endCoalescing, if they do not end before they return. They are like other
-  // calls: they start at once, and each has a Work that can be waited for. So nothing is left undone if the end never comes.
+  // The asynchronous calls that a thread makes between startCoalescing and endCoalescing. They
+  // start at once, and each has a Work of its own, as other calls. So no call is lost without
+  // endCoalescing.
   struct Coalescing {
     std::thread::id thread;
     std::shared_ptr<Flight> flight;
@@ -150,16 +153,16 @@ class ProcessGroupKolo final : public c10d::Backend {
     bool has_messages = false;
   };
 
-  // What a call is, for Launch.
+  // The description of a call, for Launch.
   struct Call {
     c10d::OpType type;
-    // As in errors, and as in profiles.
+    // The name in errors, and the name in profiles.
     const char* name;
     const char* title;
     bool is_async = true;
     std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
     bool is_message = false;
-    // The host looks at what comes: tensors of devices pass through its memory.
+    // Whether the host reads the result, so that tensors of devices pass through its memory.
     bool needs_host = false;
   };
 
@@ -167,7 +170,7 @@ class ProcessGroupKolo final : public c10d::Backend {
   void connect_messages();
   void find_devices();
   c10::intrusive_ptr<Options> options_of(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
-  // Adds a call to those that the Work of endCoalescing stands for. False if this thread coalesces none.
+  // Adds a call to the Work of endCoalescing. Returns false if this thread is not coalescing.
   bool collect(const std::shared_ptr<Flight>& flight, const Tensors& outputs, bool is_message);
   void roll_call(std::chrono::milliseconds timeout);
   void close();
@@ -177,7 +180,7 @@ class ProcessGroupKolo final : public c10d::Backend {
   WorkPtr message(Tensors& tensors, std::optional<int> peer, int tag, bool sends);
 
   const c10::intrusive_ptr<Options> options_;
-  // The deadline that the communicators were made with.
+  // The deadline with which the communicators were made.
   const std::chrono::milliseconds made_with_;
   const std::shared_ptr<const Members> members_;
   Channel collectives_{true};

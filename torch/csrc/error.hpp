@@ -1,4 +1,4 @@
-// Kolo's errors as PyTorch's.
+// Turns kolo's errors into PyTorch's.
 
 #pragma once
 
@@ -11,15 +11,16 @@
 
 namespace torch_kolo {
 
-// Who the ranks of a group are: its errors also say what number a rank has in the whole job.
+// The ranks of a group as ranks of the job, which errors also name.
 struct Members {
   std::vector<int64_t> global_ranks;
 };
 
-// What the last call of this thread returned, with kolo's sentence: a DistBackendError, or a ValueError if the call could not be right.
+// Throws the error of this thread's last call, with kolo's message: a ValueError for wrong
+// arguments, otherwise a DistBackendError.
 std::exception_ptr error_of(kolo_result_t result, const Members& members);
 
-// Throws unless the last call of this thread worked.
+// Throws unless this thread's last call succeeded.
 inline void check(kolo_result_t result, const Members& members) {
   if (C10_UNLIKELY(result != KOLO_OK)) {
     std::rethrow_exception(error_of(result, members));

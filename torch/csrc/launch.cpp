@@ -44,7 +44,8 @@ at::Tensor Launch::memory_for(at::IntArrayRef sizes, const at::Tensor& like) con
   if (reaches(like)) {
     return at::empty(sizes, like.options());
   }
-  // Copies between pageable memory and a device would not overlap with anything.
+  // Pinned memory, because copies between pageable memory and a device do not overlap with other
+  // work.
   return at::empty(sizes, like.options().device(at::kCPU).pinned_memory(true));
 }
 
@@ -52,7 +53,8 @@ void Launch::keep(const at::Tensor& memory) {
   if (flight_) {
     flight_->keep(memory);
   } else if (stream_) {
-    // This returns while kolo still uses it. What frees it waits for the stream, which waits for kolo.
+    // kolo still uses the memory when this returns. Freeing it waits for the stream, which waits
+    // for kolo.
     c10::impl::VirtualGuardImpl(stream_->device_type()).recordDataPtrOnStream(memory.storage().data_ptr(), *stream_);
   }
 }
@@ -110,7 +112,7 @@ at::Tensor Launch::inout(const at::Tensor& tensor) {
 
 namespace {
 
-// The tensors as one, if they lie one after the other.
+// Returns the tensors as one, if they are adjacent in memory.
 at::Tensor joined(const std::vector<at::Tensor>& tensors) {
   const char* end = nullptr;
   int64_t count = 0;

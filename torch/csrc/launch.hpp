@@ -1,4 +1,5 @@
-// One call on its way to kolo: its tensors as memory that kolo can use, the operations that it consists of, and the Work in the end.
+// Makes one call: turns its tensors into memory that kolo can use, runs its operations, and returns
+// the Work.
 
 #pragma once
 
@@ -15,43 +16,44 @@ namespace torch_kolo {
 class Launch {
  public:
   using Call = ProcessGroupKolo::Call;
-  // `like`: a tensor of the call, on whose device all are; undefined if it has none.
+  // `like`: a tensor of the call, whose device all tensors share; undefined if the call has none.
   Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like);
-  // What has been started goes on if the rest of the call failed.
+  // If the call has failed halfway, operations that have started continue.
   ~Launch();
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
-  // A tensor's elements, one after the other in memory that kolo can use: the tensor itself if it is such, else a copy. What was asked for with
-  // `out` and `inout` is copied back when the next operation has ended.
+  // Returns the elements of a tensor in contiguous memory that kolo can use: the tensor itself if
+  // possible, otherwise a copy. `out` and `inout` copy back when the next operation has ended.
   at::Tensor in(const at::Tensor& tensor);
   at::Tensor out(const at::Tensor& tensor);
   at::Tensor inout(const at::Tensor& tensor);
-  // The same, of several, one after the other.
+  // The same for several tensors, one after the other in memory.
   at::Tensor in(const std::vector<at::Tensor>& tensors);
   at::Tensor out(const std::vector<at::Tensor>& tensors);
-  // `input` itself, or a copy of it if kolo would write over it while it still reads it.
+  // Returns `input`, or a copy of it if kolo would write to its memory while it reads it.
   at::Tensor apart(const at::Tensor& input, const at::Tensor& output, std::optional<size_t> in_place_at);
-  // Memory for an output that kolo may write at any time while it reads `input`.
+  // Returns memory for an output that kolo may write while it reads `input`.
   at::Tensor out_apart(const at::Tensor& output, const at::Tensor& input);
 
-  // Runs `operation(memory, elements)` on a tensor that is read, written or both; of one on a device that kolo has no way to, piece by
-  // piece, so that copies to the host, operations and copies back overlap.
+  // Runs `operation(memory, elements)` on a tensor that is read, written or both. A tensor on a
+  // device that kolo cannot use is cut into segments, so that copies to the host, operations and
+  // copies back overlap.
   template <typename F>
   void piecewise(const at::Tensor& tensor, bool is_read, bool is_written, F&& operation);
 
-  // Carries out one of kolo's operations, or starts it. `args` lack the communicator and what follows it.
+  // Runs or starts one of kolo's operations. `args` are its arguments before the communicator.
   template <typename Now, typename Start, typename... Args>
   void run(Now now, Start start, Args... args);
 
   // Keeps memory until the call has ended.
   void keep(const at::Tensor& memory);
-  // Before kolo reads what was copied from a device; `run` sees to it.
+  // Waits for copies from a device before kolo reads them. `run` calls it.
   void await_copies();
-  // To be called when the next operation has ended, before anything is copied back.
+  // Is called when the next operation has ended, before the copies back.
   void then(std::function<void()> check);
 
-  // `source` is where kolo writes whose message it was, if it may be anybody's.
+  // kolo writes the sender's rank to `source` if the message may come from any rank.
   c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> outputs, const at::Tensor& source = {});
 
  private:
@@ -61,7 +63,7 @@ class Launch {
   }
   at::Tensor memory_for(at::IntArrayRef sizes, const at::Tensor& like) const;
   void copy_back(const at::Tensor& to, const at::Tensor& from);
-  // What was copied to the host is there when the current stream has come here.
+  // The copies to the host are complete when the current stream has reached this point.
   void arrives_from(c10::Device device);
 
   // Bytes of a tensor on a device that are copied at once.
@@ -72,9 +74,10 @@ class Launch {
   ProcessGroupKolo::Channel& channel_;
   const std::chrono::milliseconds timeout_;
   uint64_t seq_;
-  // The caller's stream, if kolo takes the tensors of its device as they are: the call takes its turn there.
+  // The caller's stream, in whose order the call runs, if kolo accepts the memory of its device.
   const std::optional<c10::Stream> stream_;
-  // On the caller's thread, before this returns; or in the caller's stream, before anything that it is given afterwards.
+  // Whether the call ends before it returns or, on a stream, before later work of the caller's
+  // stream.
   const bool is_sync_;
   const at::AutoDispatchBelowADInplaceOrView below_autograd_;
   std::optional<at::RecordFunction> profile_;
@@ -85,7 +88,7 @@ class Launch {
   bool is_done_ = false;
 };
 
-// Deadlines of single calls belong to the thread that makes them.
+// The deadline of a single call is a setting of the thread that makes it.
 class Deadline {
  public:
   explicit Deadline(std::chrono::milliseconds timeout, std::chrono::milliseconds usual) : is_set_(timeout != usual) {
@@ -147,7 +150,7 @@ void Launch::piecewise(const at::Tensor& tensor, bool is_read, bool is_written, 
     arrived.emplace_back(flat.device().type());
     arrived.back().record(current_stream(flat.device()));
   }
-  // An empty tensor is one operation, too: the other ranks count it.
+  // An empty tensor is also one operation, because the other ranks count it.
   int64_t start = 0;
   size_t number = 0;
   do {

@@ -1,4 +1,4 @@
-// Who is there: roll calls, and groups of those that a failure has left.
+// Roll calls, and groups of the survivors of a failure.
 
 #include "backend.hpp"
 
@@ -11,7 +11,8 @@ namespace torch_kolo {
 
 namespace {
 
-// Operations in flight, whose memory must outlive this. Whoever leaves them unfinished aborts the communicator first.
+// Operations in flight. Their memory must outlive this object, so the caller aborts the
+// communicator before it drops unfinished ones.
 class Operations {
  public:
   explicit Operations(size_t count) : works_(count, nullptr) {}
@@ -29,7 +30,7 @@ class Operations {
   kolo_work_t* operator[](size_t index) {
     return &works_[index];
   }
-  // KOLO_IN_PROGRESS if it has not ended by then.
+  // Returns KOLO_IN_PROGRESS if the operation has not ended by then.
   kolo_result_t wait_until(size_t index, std::chrono::steady_clock::time_point until) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
     return kolo_work_wait_timeout(works_[index], static_cast<uint64_t>(std::max<int64_t>(left, 0)));
@@ -59,8 +60,8 @@ std::string named(const std::vector<int>& ranks, const Members& members) {
 
 } // namespace
 
-// Everybody reports to rank 0, which tells those who came who is missing. Rank 0 ends the group of a roll call that failed, when all who
-// came know why.
+// Each rank reports to rank 0, which tells all present ranks which ranks are missing. If any is
+// missing, rank 0 ends the group once all present ranks know why.
 void ProcessGroupKolo::roll_call(std::chrono::milliseconds timeout) {
   ++seq_;
   if (size_ == 1) {
@@ -70,14 +71,14 @@ void ProcessGroupKolo::roll_call(std::chrono::milliseconds timeout) {
   std::vector<uint8_t> is_present(size_, 0);
   is_present[0] = 1;
   if (rank_ != 0) {
-    // Rank 0 may come as late as that, and then waits as long for the others.
+    // Rank 0 may call just before its deadline, and then waits just as long for the other ranks.
     const Deadline deadline(2 * timeout, made_with_);
     const uint8_t here = 1;
     check(kolo_send(&here, 1, KOLO_UINT8, 0, comm, nullptr), *members_);
     check(kolo_recv(is_present.data(), is_present.size(), KOLO_UINT8, 0, comm, nullptr), *members_);
     check(kolo_send(&here, 1, KOLO_UINT8, 0, comm, nullptr), *members_);
   } else {
-    // No deadline of an operation ends the group before everybody has been told.
+    // The deadline of an operation must not end the group before all ranks have been told.
     const Deadline deadline(4 * timeout, made_with_);
     std::vector<uint8_t> reports(size_), thanks(size_);
     Operations coming(size_), telling(size_), leaving(size_);
@@ -102,7 +103,7 @@ void ProcessGroupKolo::roll_call(std::chrono::milliseconds timeout) {
       until = std::chrono::steady_clock::now() + timeout;
       for (int rank = 1; rank < size_; ++rank) {
         if (is_present[rank]) {
-          // One that is gone by now knew, or fails for a reason of its own.
+          // A rank that is gone by now has been told, or has failed for another reason.
           leaving.wait_until(rank, until);
         }
       }
@@ -124,12 +125,12 @@ void ProcessGroupKolo::roll_call(std::chrono::milliseconds timeout) {
     C10_THROW_ERROR(
         DistBackendError,
         c10::str(
-            named(missing, *members_), " did not come to monitored_barrier before its deadline of ", timeout.count() / 1000, ".",
-            timeout.count() % 1000 / 100, "s. The process group is at its end."));
+            named(missing, *members_), " did not call monitored_barrier before its deadline of ", timeout.count() / 1000, ".",
+            timeout.count() % 1000 / 100, "s. The process group has ended."));
   }
 }
 
-// PyTorch says who is to be left out; kolo's ranks agree on who is left. Both must be the same.
+// PyTorch names the ranks to leave out, and kolo's ranks agree on the survivors. Both must match.
 c10::intrusive_ptr<c10d::Backend> ProcessGroupKolo::shrink(
     const std::vector<int64_t>& ranks_to_exclude,
     int,
@@ -138,7 +139,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupKolo::shrink(
   TORCH_CHECK_VALUE(
       options->transport == options_->transport && options->algorithm == options_->algorithm &&
           options->reproducible == options_->reproducible,
-      "shrink_group: the smaller group keeps the settings of its parent; of pg_options, the timeout can be another");
+      "shrink_group: the smaller group keeps the settings of its parent; pg_options can change the timeout only");
   std::vector<int> expected;
   options->global_ranks_in_group.clear();
   for (int rank = 0; rank < size_; ++rank) {
@@ -150,7 +151,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupKolo::shrink(
     }
   }
   TORCH_CHECK_VALUE(
-      std::find(expected.begin(), expected.end(), rank_) != expected.end(), "shrink_group: rank ", rank_, " is to be left out, and calls it");
+      std::find(expected.begin(), expected.end(), rank_) != expected.end(), "shrink_group: rank ", rank_, " is in the list of ranks to leave out, and must not call it");
   if (messages_.comm != nullptr) {
     kolo_comm_abort(messages_.comm);
   }
@@ -170,8 +171,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupKolo::shrink(
     C10_THROW_ERROR(
         DistBackendError,
         c10::str(
-            "shrink_group: ", named(expected, *members_), " were to go on, and ", named(left, *members_),
-            " are there. The process group is at its end."));
+            "shrink_group: ", named(expected, *members_), " were to remain, and ", named(left, *members_),
+            " have survived. The process group has ended."));
   }
   return c10::make_intrusive<ProcessGroupKolo>(comm, place, count, made_with_, options);
 }

@@ -1,4 +1,4 @@
-// What Python sees.
+// The Python module.
 
 #include <kolo.h>
 #include <pybind11/chrono.h>
@@ -16,8 +16,8 @@ c10::intrusive_ptr<ProcessGroupKolo> create(
     const c10d::DistributedBackendOptions& dist,
     const c10::intrusive_ptr<ProcessGroupKolo::Options>& given) {
   auto options = given ? c10::make_intrusive<ProcessGroupKolo::Options>(*given) : c10::make_intrusive<ProcessGroupKolo::Options>();
-  // The argument `timeout` wins over the one inside the options, which counts where there is none: then PyTorch gives its
-  // default. Python warns of two that differ.
+  // The argument `timeout` wins over the one in the options. Without the argument, PyTorch passes
+  // its default, and the options win. Python warns if both are given and differ.
   const auto argument = std::chrono::duration_cast<std::chrono::milliseconds>(dist.timeout);
   if (argument != kBackendDefaultTimeout || !given) {
     options->timeout = argument;
@@ -36,7 +36,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("kolo_version") = kolo_version();
   py::class_<ProcessGroupKolo, c10::intrusive_ptr<ProcessGroupKolo>, c10d::Backend> group(module, "ProcessGroupKolo");
   group.def_property_readonly("has_devices", &ProcessGroupKolo::has_devices);
-  // Only groups that are made of parts of a communicator need ranks that take no part; kolo's meet at the store.
+  // Ranks outside a new group take no part, because kolo's groups find each other at the store.
   group.def("perform_nocolor_split", [](ProcessGroupKolo&, const py::object&) {});
   using Options = ProcessGroupKolo::Options;
   py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(group, "Options")

@@ -14,12 +14,12 @@ std::vector<uint8_t> bytes(const void* value, size_t length) {
 } // namespace
 
 kolo_store_t Rendezvous::callbacks() {
-  // Every process that reaches PyTorch's store reads and writes it.
+  // Every process that reaches PyTorch's store can read and write it.
   const int32_t is_private = 0;
   return kolo_store_t{sizeof(kolo_store_t), this, set, get, claim, is_private};
 }
 
-// Exceptions must not leave a callback: what they say is kept.
+// Exceptions must not leave a callback, so their message is kept.
 template <typename F>
 int32_t Rendezvous::guarded(void* self, F&& call) {
   auto& rendezvous = *static_cast<Rendezvous*>(self);
@@ -50,7 +50,7 @@ int32_t Rendezvous::get(void* self, const char* key, uint64_t timeout_ms, kolo_r
       try {
         store.wait({name}, std::chrono::milliseconds(timeout_ms));
       } catch (...) {
-        // A timeout and a store that is gone look alike; a store that is gone throws again.
+        // A timeout and a lost store throw the same; a lost store throws again.
         if (!store.check({name})) {
           return;
         }
@@ -68,7 +68,7 @@ int32_t Rendezvous::claim(void* self, const char* key, const void* value, size_t
     try {
       held = store.compareSet(std::string(key), std::vector<uint8_t>(), mine);
     } catch (const c10::NotImplementedError&) {
-      // A store of somebody's own. Two processes with one rank are noticed later then.
+      // A store of the program's own. Two processes with one rank are then noticed later.
       store.set(std::string(key), mine);
       held = std::move(mine);
     }

@@ -1,4 +1,4 @@
-// PyTorch's store, as the place where kolo's ranks find each other.
+// PyTorch's store as the store of kolo's rendezvous.
 
 #pragma once
 
@@ -11,9 +11,9 @@ class Rendezvous {
  public:
   explicit Rendezvous(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
-  // Valid as long as this is.
+  // Is valid as long as this object.
   kolo_store_t callbacks();
-  // What the store said when it failed; empty if it did not.
+  // Returns the store's message if it failed; otherwise empty.
   const std::string& problem() const {
     return problem_;
   }

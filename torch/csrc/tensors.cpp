@@ -100,7 +100,7 @@ Reduction reduced(at::ScalarType type, const c10d::ReduceOp& op, const char* cal
   const bool is_float = c10::isFloatingType(type);
   TORCH_CHECK_VALUE(
       is_float || which != Op::AVG, call, ": ReduceOp.AVG is for floating point, and this is a tensor of ", type,
-      "; use SUM and divide as you want it rounded");
+      "; use SUM and divide with the rounding that you want");
   const bool is_bitwise = which == Op::BAND || which == Op::BOR || which == Op::BXOR;
   TORCH_CHECK_VALUE(
       !is_float || !is_bitwise, call, ": ReduceOp.", name_of(which), " is for integers and bool, and this is a tensor of ", type);
@@ -113,8 +113,8 @@ void check_dense(const at::Tensor& tensor, const char* call) {
       tensor.layout() == at::kStrided, call, ": the tensor is ", tensor.layout(),
       "; the kolo backend takes dense tensors, and sparse COO ones for all_reduce");
   TORCH_CHECK_VALUE(
-      tensor.device().is_cpu() || tensor.device().is_cuda(), call, ": the kolo backend has no way to tensors on ", tensor.device());
-  TORCH_CHECK_VALUE(!tensor.is_quantized(), call, ": the kolo backend does not take quantized tensors");
+      tensor.device().is_cpu() || tensor.device().is_cuda(), call, ": the kolo backend does not support tensors on ", tensor.device());
+  TORCH_CHECK_VALUE(!tensor.is_quantized(), call, ": the kolo backend does not support quantized tensors");
 }
 
 void check_writable(const at::Tensor& tensor, const char* call) {

@@ -1,4 +1,4 @@
-// Tensors as kolo sees them: elements of a type, in contiguous memory.
+// Tensors in kolo's terms: elements of a type in contiguous memory.
 
 #pragma once
 
@@ -8,34 +8,35 @@
 
 namespace torch_kolo {
 
-// A type of kolo's, and how many of its elements make one of the tensor's.
+// A type of kolo, and how many of its elements make one element of the tensor.
 struct Elements {
   kolo_dtype_t dtype;
   size_t factor;
 };
 
-// For operations that move elements and do not look at them: any type, if need be as bytes.
+// Returns the type for operations that only move elements: any type, if necessary as bytes.
 Elements moved(at::ScalarType type);
 
-// For reductions. A ValueError if kolo cannot reduce such elements so.
+// Returns the type for a reduction. Throws a ValueError if kolo does not have this reduction of the
+// type.
 struct Reduction {
   Elements elements;
   kolo_redop_t op;
 };
 Reduction reduced(at::ScalarType type, const c10d::ReduceOp& op, const char* call);
 
-// Whether its elements are in memory as they are, in their order.
+// Whether the elements are in memory in their order, without gaps or lazy conversions.
 inline bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// A ValueError unless it is a dense tensor on the host or on a CUDA device.
+// Throws a ValueError unless the tensor is dense and on the host or a CUDA device.
 void check_dense(const at::Tensor& tensor, const char* call);
-// The same, for a tensor that is written.
+// The same for a tensor that is written.
 void check_writable(const at::Tensor& tensor, const char* call);
 void check_same_type(const at::Tensor& one, const at::Tensor& other, const char* call);
 
-// Whether two contiguous tensors have memory in common.
+// Whether two contiguous tensors share memory.
 bool overlap(const at::Tensor& one, const at::Tensor& other);
 
 } // namespace torch_kolo

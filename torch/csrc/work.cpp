@@ -39,7 +39,7 @@ std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
 // ---- Flight ----
 
 Flight::~Flight() {
-  // Whoever drops the last reference has seen it over, or it never started.
+  // The operation has ended or never started when the last reference is dropped.
   for (auto& step : steps_) {
     if (step.work != nullptr) {
       kolo_work_destroy(step.work);
@@ -79,7 +79,7 @@ bool Flight::settle(uint64_t timeout_ms) {
     return timeout_ms - std::min<uint64_t>(timeout_ms, spent);
   };
   for (auto& step : steps_) {
-    // Several threads may wait for one operation; the handle lives as long as this.
+    // Several threads may wait for one operation. The handle lives as long as this object.
     const kolo_result_t result = wait_for(step.work, left());
     if (result == KOLO_IN_PROGRESS) {
       return false;
@@ -124,7 +124,7 @@ void Flight::finish(Step& step, kolo_result_t result) {
 }
 
 void Flight::copy(const Copy& copy) {
-  // As kolo's own writes: no gradients, no count of versions.
+  // The copy records no gradient and does not change the version counter, as kolo's own writes.
   at::AutoDispatchBelowADInplaceOrView guard;
   const c10::Device device = copy.to.device();
   if (device.is_cpu()) {
@@ -167,7 +167,7 @@ bool Flight::await_on_streams() {
       return false;
     }
   }
-  // One that has failed by now is for the host, which says so.
+  // If the operation has failed by now, the host waits and reports the failure.
   for (const auto& step : steps_) {
     if (kolo_work_wait_on(step.work, current_stream(step.device).native_handle()) != KOLO_OK) {
       return false;
@@ -210,7 +210,8 @@ void Flight::complete_future() {
     return;
   }
   try {
-    // The future's events are recorded on the current streams, which may have much to do that has nothing to do with this.
+    // The future records its events on the current streams. Use streams of our own, because the
+    // caller's may have unrelated work.
     std::vector<c10::Stream> streams;
     for (const auto device : devices_of(outputs_)) {
       streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
@@ -232,7 +233,7 @@ struct Waiter::State {
   bool needs_thread() const {
     return !flights.empty() && (awaited.empty() || flights.begin()->first < *awaited.begin());
   }
-  // Wakes or starts a thread if one is needed. The caller holds the mutex.
+  // Wakes or starts a thread if none waits. The caller holds the mutex.
   static void provide_thread(const std::shared_ptr<State>& state);
   void join_ended() {
     for (auto& thread : ended) {
@@ -245,17 +246,17 @@ struct Waiter::State {
 
   const bool in_order;
   std::mutex mutex;
-  // By number: threads wait for them in this order.
+  // The flights by number. Threads wait for them in this order.
   std::multimap<uint64_t, std::shared_ptr<Flight>> flights;
   // The numbers of the flights that threads wait for.
   std::multiset<uint64_t> awaited;
-  // Numbers messages.
+  // The next number of a message.
   uint64_t last_number = 0;
   std::condition_variable changed;
   size_t idle = 0;
   bool is_closed = false;
   std::list<std::thread> threads;
-  // Threads that touch none of this any more.
+  // Threads that no longer use this object.
   std::list<std::thread> ended;
   std::condition_variable thread_ended;
 };
@@ -274,7 +275,7 @@ void Waiter::State::provide_thread(const std::shared_ptr<State>& state) {
     *self = std::thread([state, self] { run(state, self); });
   } catch (const std::system_error&) {
     state->threads.erase(self);
-    // Those that run callbacks come back.
+    // Threads that run callbacks return later.
     if (state->threads.empty()) {
       throw;
     }
@@ -305,7 +306,7 @@ void Waiter::close(std::chrono::milliseconds patience) {
   state_->thread_ended.wait_for(lock, std::min<std::chrono::milliseconds>(patience, std::chrono::hours(24)), [&] { return runs() == 0; });
   if (runs() > 0 && patience.count() > 0) {
     TORCH_WARN(
-        runs(), " callbacks of futures have not returned ", patience.count(), " ms after the end of their process group; it ends without them");
+        runs(), " callbacks of futures have not returned ", patience.count(), " ms after the end of their process group, which no longer waits for them");
   }
   state_->join_ended();
   for (auto& thread : threads) {
@@ -362,7 +363,8 @@ void hand_over(Waiter& waiter, uint64_t number, const std::shared_ptr<Flight>& f
   try {
     waiter.push(number, flight);
   } catch (const std::system_error&) {
-    // The system has no more threads. Kolo uses the tensors until this returns, at the latest by the operation's deadline.
+    // The system has no threads left. kolo uses the tensors until this returns, at the latest at
+    // the operation's deadline.
     flight->settle(kForever);
   }
 }
@@ -377,7 +379,8 @@ KoloWork::KoloWork(const Call& call, std::vector<at::Tensor> outputs, std::share
 
 KoloWork::~KoloWork() {
   end_profile();
-  // After the end of the process group everything is over, and nothing must be left to a thread that is never joined.
+  // After the end of the process group all operations have ended. Leave no work to a thread that is
+  // never joined.
   if (flight_ && !is_left_ && !flight_->settle(0)) {
     hand_over(*waiter_, seq_, flight_);
   }
@@ -416,9 +419,9 @@ bool KoloWork::wait(std::chrono::milliseconds timeout) {
         DistBackendError,
         c10::str(
             c10d::opTypeToString(opType_), " seq=", seq_, " has not ended after ", timeout.count(),
-            " ms, as long as wait() was told to wait. It goes on: wait again, or abort the process group."));
+            " ms, the timeout of wait(). It continues: wait again, or abort the process group."));
   }
-  // After wait(), the future is completed, also if its callbacks still run.
+  // After wait(), the future is completed, even if its callbacks still run.
   if (const auto future = flight_->future()) {
     future->wait();
   }

@@ -1,4 +1,4 @@
-// Operations in flight, and who waits for them.
+// Operations in flight, and the threads that wait for them.
 
 #pragma once
 
@@ -21,30 +21,32 @@
 
 namespace torch_kolo {
 
-// What is copied once an operation has ended: from the memory that kolo wrote to where the caller wants it.
+// A copy that is made when an operation has ended: from the memory that kolo wrote to the caller's
+// memory.
 struct Copy {
   at::Tensor to;
   at::Tensor from;
 };
 
-// Where this thread gives a device what it has to do.
+// Returns the current stream of this thread on a device.
 inline c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-// One of kolo's operations, and what remains to be done after it.
+// One of kolo's operations, and the work after it.
 struct Step {
   kolo_work_t work = nullptr;
-  // Where kolo does it: streams of a device can wait for it, and the host need not.
+  // The device on which kolo runs the operation, so that streams can wait for it in place of the
+  // host.
   c10::Device device = at::kCPU;
-  // Throws if what arrived is not what it should be.
+  // Throws if the received data is wrong.
   std::function<void()> check;
   std::vector<Copy> copies;
   bool is_over = false;
 };
 
-// What one call of PyTorch has in flight, or several that were coalesced. It outlives a Work that was not waited for: kolo uses the tensors
-// until the operations have ended.
+// The operations in flight of one call of PyTorch, or of several coalesced calls. A flight outlives
+// a Work that was not waited for, because kolo uses the tensors until the operations have ended.
 class Flight {
  public:
   explicit Flight(std::shared_ptr<const Members> members) : members_(std::move(members)) {}
@@ -52,22 +54,22 @@ class Flight {
   Flight(const Flight&) = delete;
   Flight& operator=(const Flight&) = delete;
 
-  // Until `launched`, by the thread that launches.
+  // The launching thread calls these, until `launched`.
   void keep(at::Tensor tensor) {
     tensors_.push_back(std::move(tensor));
   }
   void add(Step step) {
     steps_.push_back(std::move(step));
   }
-  // This flight stands for `part`, too: it is over when all parts are.
+  // Adds a part. The flight has ended when all its parts have ended.
   void add(std::shared_ptr<Flight> part) {
     parts_.push_back(std::move(part));
   }
-  // Does what remains to be done for steps that have ended by now; for overlap.
+  // Does the work after the steps that have ended by now, so that it overlaps with the others.
   void advance();
-  // Copies to this device must wait for what the calling thread's stream has been given so far.
+  // Copies to this device wait for the work that the calling thread's stream has so far.
   void after_current_stream(c10::Device device);
-  // The host has something to do when it has ended.
+  // Whether the host has work after the end.
   void needs_host() {
     needs_host_ = true;
   }
@@ -75,24 +77,25 @@ class Flight {
   bool is_over() const {
     return is_over_.load(std::memory_order_acquire);
   }
-  // Waits at most so long, and does what remains to be done. False if it has not ended by then.
+  // Waits at most for the timeout and does the work after the end. Returns false if the flight has
+  // not ended by then.
   bool settle(uint64_t timeout_ms);
-  // Once it is over:
+  // After the end:
   const std::exception_ptr& failure() const {
     return failure_;
   }
-  // Has the current streams of the calling thread wait for what was copied to devices.
+  // Makes the current streams of the calling thread wait for the copies to devices.
   void order_streams();
-  // Has them wait for the end, in place of the host; false if that has something to do before.
+  // Makes them wait for the end in place of the host. Returns false if the host has work before.
   bool await_on_streams();
   void cancel();
 
-  // Returns a future, which a Waiter completes: if `is_new`, the caller pushes this flight to one. Returns none if the flight is over and has
-  // no future yet.
+  // Returns a future, which a Waiter completes. If `is_new`, the caller pushes this flight to a
+  // Waiter. Returns none if the flight has ended without a future.
   c10::intrusive_ptr<c10::ivalue::Future> future(const std::vector<at::Tensor>& outputs, bool& is_new);
   // Returns the future if there is one.
   c10::intrusive_ptr<c10::ivalue::Future> future();
-  // Once it is over: completes the future. This runs the callbacks, which may take any time.
+  // After the end: completes the future. This runs the callbacks, which may take any time.
   void complete_future();
 
  private:
@@ -104,7 +107,8 @@ class Flight {
   std::vector<std::shared_ptr<Flight>> parts_;
   std::vector<at::Tensor> tensors_;
   bool needs_host_ = false;
-  // Where copies to a device go on, after what the caller's streams had been given at the call.
+  // The streams of copies to a device. They follow the work that the caller's streams had at the
+  // call.
   std::optional<c10::Stream> stream_;
   std::vector<c10::Event> before_;
   std::vector<c10::Event> after_;
@@ -118,11 +122,13 @@ class Flight {
 
 constexpr uint64_t kForever = UINT64_MAX;
 
-// Threads that settle flights without a caller that waits (the Work was dropped, or has a future), and complete the futures.
+// Threads that settle flights without a caller that waits (the Work was dropped, or has a future),
+// and complete the futures.
 //
-// A callback of a future may wait for anything, also for a later flight. So one thread waits for flights, and before it completes a
-// future, another thread takes its place: there is a thread for each callback that runs, and one that waits. The first starts with the
-// first flight; of idle threads, one stays.
+// A callback of a future may wait for anything, also for a later flight. So one thread waits for
+// flights, and before it completes a future, another thread takes its place: there is a thread for
+// each callback that runs, and one that waits. The first starts with the first flight; of idle
+// threads, one stays.
 class Waiter {
  public:
   // Collectives end in the order of their calls; messages do not.
@@ -132,7 +138,8 @@ class Waiter {
   }
   // `number`: the call's place in the order of the group's calls.
   void push(uint64_t number, std::shared_ptr<Flight> flight);
-  // Waits until the callbacks have returned, at most for `patience`. The caller has ended all flights.
+  // Waits until the callbacks have returned, at most for `patience`. The caller has ended all
+  // flights before.
   void close(std::chrono::milliseconds patience);
 
  private:
@@ -142,10 +149,10 @@ class Waiter {
   std::shared_ptr<State> state_;
 };
 
-// Leaves a flight that goes on without its Work to a Waiter.
+// Leaves a flight that outlives its Work to a Waiter.
 void hand_over(Waiter& waiter, uint64_t number, const std::shared_ptr<Flight>& flight);
 
-// What a call returns. Without a flight, one that has ended well.
+// The result of a call. Without a flight, the call has succeeded.
 class KoloWork final : public c10d::Work {
  public:
   struct Call {
@@ -173,7 +180,7 @@ class KoloWork final : public c10d::Work {
   uint64_t getSequencenumber() const override {
     return seq_;
   }
-  // The flight of a group of coalesced calls keeps this one until it is over.
+  // The flight of a group of coalesced calls keeps this flight until its end.
   void leave_flight() {
     is_left_ = true;
   }
@@ -181,12 +188,12 @@ class KoloWork final : public c10d::Work {
   virtual std::chrono::milliseconds getTimeout() const {
     return timeout_;
   }
-  // Of a message, when it is over.
+  // The source of a message, after the end.
   int sourceRank() const override {
-    TORCH_CHECK(source_.defined(), "only what is received from anybody has a source");
+    TORCH_CHECK(source_.defined(), "only a message that was received from any rank has a source");
     return *source_.const_data_ptr<int32_t>();
   }
-  // For whoever asked that wait() should return when all is over, also on devices.
+  // For the option blocking_wait: wait() returns after the end, also on devices.
   void block_host() {
     blocks_host_ = true;
   }
@@ -200,16 +207,17 @@ class KoloWork final : public c10d::Work {
   const uint64_t seq_;
   const std::chrono::milliseconds timeout_;
   std::vector<at::Tensor> outputs_;
-  // Whose message it was, if it might be anybody's.
+  // The sender's rank, if the message might come from any rank.
   at::Tensor source_;
   bool blocks_host_ = false;
-  // Another flight or the Waiter keeps the flight until it is over.
+  // Another flight or the Waiter keeps the flight until its end.
   bool is_left_ = false;
   std::shared_ptr<Flight> flight_;
   std::shared_ptr<Waiter> waiter_;
 };
 
-// A future of these tensors, for the devices that they are on: without those, its callbacks would not wait for streams.
+// Makes a future of these tensors with their devices. Without the devices, its callbacks would not
+// wait for streams.
 c10::intrusive_ptr<c10::ivalue::Future> future_of(const std::vector<at::Tensor>& outputs);
 
 } // namespace torch_kolo

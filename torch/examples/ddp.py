@@ -67,17 +67,17 @@ def checkpoint(rank):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     path = [os.path.join(tempfile.mkdtemp(), "small.pt") if rank == 0 else None]
     dist.broadcast_object_list(path, src=0)
-    # All ranks have the same parameters, so one of them saves.
+    # All ranks have the same parameters, so rank 0 saves them.
     if rank == 0:
         torch.save(model.state_dict(), path[0])
-    # Nobody reads before it is written.
+    # No rank reads the file before it is written.
     dist.barrier()
     device = f"cuda:{rank}" if torch.cuda.device_count() > rank else "cpu"
     model.load_state_dict(torch.load(path[0], map_location=device, weights_only=True))
     for _ in range(5):
         train_step(model, optimizer)
     check_same_everywhere(model)
-    # Nobody removes it before all have read it; the steps above saw to that.
+    # All ranks have read the file: the steps above have synchronised them.
     if rank == 0:
         os.remove(path[0])
         os.rmdir(os.path.dirname(path[0]))
@@ -87,7 +87,7 @@ def model_parallel(rank):
     devices = ["cpu", "cpu"]
     if torch.cuda.device_count() >= 2 * dist.get_world_size():
         devices = [f"cuda:{2 * rank}", f"cuda:{2 * rank + 1}"]
-    # No device_ids: the model itself knows where its parts are.
+    # No device_ids: the model places its parts itself.
     model = DistributedDataParallel(InParts(devices))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(5):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from harness import NotRun, check
 
-# As programs do that import it before they make a group.
+# Import it before making a group, as programs do.
 from torch.distributed import _coalescing_manager
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -16,7 +16,7 @@ INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torc
 EIGHTS = [torch.float8_e4m3fn, torch.float8_e5m2]
 COMPLEX = [torch.complex64, torch.complex128]
 ALL = [*FLOATS, *INTEGERS, torch.bool, *EIGHTS, *COMPLEX]
-# Nothing, a word, what goes in one piece, what takes several.
+# No element, one word, one segment, several segments.
 SIZES = [0, 1, 17, 5000, 300_001]
 OPS = dist.ReduceOp
 
@@ -114,7 +114,7 @@ def all_reduce_of_complex_numbers(group):
         tensor = inputs[rank].clone()
         dist.all_reduce(tensor, OPS.AVG, group)
         torch.testing.assert_close(tensor, reduce_locally(OPS.AVG, inputs))
-        # As C++ calls it: without Python's view as real numbers.
+        # As C++ makes the call: without Python's view as real numbers.
         for op in (OPS.SUM, OPS.AVG):
             options = dist.AllreduceOptions()
             options.reduceOp = op
@@ -162,7 +162,7 @@ def gathers_of_every_type(group):
             output = torch.zeros(world * count, dtype=dtype)
             dist.all_gather_into_tensor(output, mine, group)
             same(output, torch.cat(inputs))
-            # Outputs that lie in one tensor are filled in place.
+            # Outputs that are parts of one tensor are filled in place.
             output = torch.zeros(world, count, dtype=dtype)
             dist.all_gather(list(output.unbind(0)), mine, group, async_op=True).wait()
             same(output, torch.stack(inputs))
@@ -203,7 +203,7 @@ def all_gather_in_place(group):
     output[rank] = rank + 1
     dist.all_gather_into_tensor(output, output[rank], group)
     same(output, torch.stack([torch.full((3,), other + 1.0) for other in range(world)]))
-    # An input that overlaps the output elsewhere is copied first.
+    # An input that overlaps another part of the output is copied first.
     memory = torch.arange(float(3 * world + 1))
     shifted = memory[1:4].clone()
     dist.all_gather_into_tensor(memory[: 3 * world], memory[1:4], group)
@@ -311,7 +311,7 @@ def coalesced_forms(group):
             manager.wait()
         for output in outputs:
             same(output, torch.full_like(output, float(world)))
-    # With a device, calls of any kind are collected by the backend.
+    # With a device, the backend collects calls of any kind.
     one, other = torch.ones(3), torch.full((4,), float(rank))
     with dist._coalescing_manager(group, device=device, async_ops=True) as manager:
         dist.all_reduce(one, group=group)
@@ -322,7 +322,7 @@ def coalesced_forms(group):
 
 
 def refused(group):
-    """A call that cannot be right: its elements share memory."""
+    """Makes a wrong call: its elements share memory."""
     dist.irecv(torch.ones(1).expand(4), group_src=0, group=group)
 
 
@@ -336,7 +336,7 @@ def raises(group):
 
 @check
 def groups_that_an_exception_leaves(group):
-    """What is called afterwards is carried out, and the calls that were made before go on."""
+    """Later calls run, and the calls that were made before continue."""
     _, world = of(group)
     cpu = torch.device("cpu")
     for device, is_async, problem, fails in [
@@ -349,7 +349,7 @@ def groups_that_an_exception_leaves(group):
         before, captured = torch.ones(3), torch.ones(3)
         try:
             with _coalescing_manager(group, device, async_ops=is_async):
-                # Of these, the first starts at once, and the second is kept by PyTorch for the end.
+                # The first call starts at once. PyTorch keeps the second one until the end.
                 group.allreduce([before])
                 dist.all_reduce(captured, group=group)
                 fails(group)
@@ -432,7 +432,7 @@ def groups_in_groups(group):
         assert "share memory" in str(error), error
     else:
         raise AssertionError("not refused")
-    # One in itself is refused, and the outer goes on.
+    # A nested group is refused, and the outer group continues.
     with _coalescing_manager(group, cpu):
         try:
             with _coalescing_manager(group, cpu):
@@ -512,7 +512,7 @@ def messages(group):
 def messages_from_whoever_sends_first(group):
     rank, world = of(group)
     for tag in (0, 7):
-        # A message of the next tag is the next message, if its sender is done with this one.
+        # A message with the next tag is the next message, once its sender has sent this one.
         dist.barrier(group)
         if rank == 0:
             seen = []
@@ -537,7 +537,7 @@ def messages_in_batches(group):
     rank, world = of(group)
     outputs = [torch.zeros(1000) for _ in range(world)]
     operations = []
-    # All receive first: none may hold up a send.
+    # All ranks receive first: a receive must not block a send.
     for other in range(world):
         if other != rank:
             operations.append(dist.P2POp(dist.irecv, outputs[other], group=group, group_peer=other))
@@ -649,7 +649,7 @@ def sparse_all_reduce(group):
 
 @check
 def barriers(group):
-    """Nobody leaves before everybody has come, which ranks that come late write into a store."""
+    """No rank leaves before all ranks have called. Late ranks write to a store when they call."""
     rank, world = of(group)
     backend = group._get_backend(torch.device("cpu"))
     store = dist.distributed_c10d._get_process_group_store(group)
@@ -720,7 +720,7 @@ def groups_that_are_split(group):
 
 @check
 def what_cannot_be_is_refused(group):
-    """And costs nothing: the group works afterwards."""
+    """The group works afterwards."""
     rank, world = of(group)
     backend = group._get_backend(torch.device("cpu"))
     cases = [
@@ -754,7 +754,7 @@ def what_cannot_be_is_refused(group):
 
 @check
 def several_threads(group):
-    """Work of one group started by one thread is waited for by others."""
+    """Threads wait for work that another thread has started."""
     import threading
 
     rank, world = of(group)
@@ -809,7 +809,7 @@ def timeout_of_options(group):
     seconds = [datetime.timedelta(seconds=count) for count in (50, 60)]
     assert timeout_of(dist.new_group(pg_options=torch_kolo.Options(timeout=seconds[0]))) == seconds[0]
     assert timeout_of(dist.new_group(pg_options=torch_kolo.Options(), timeout=seconds[1])) == seconds[1]
-    # Of two that differ, the argument counts, and a warning says so.
+    # If the two differ, the argument wins, and a warning says so.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         both = dist.new_group(pg_options=torch_kolo.Options(timeout=seconds[0]), timeout=seconds[1])
@@ -845,5 +845,5 @@ def profiles(group):
 
 @check
 def detailed_debugging(group):
-    """For the tests with it, that it is on."""
+    """Checks that the setting is on, for the tests that need it."""
     assert type(group._get_backend(torch.device("cpu"))).__name__ == "_ProcessGroupWrapper"

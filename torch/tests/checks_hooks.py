@@ -22,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-# test_cuda.py sets it. What each check should give comes from the host.
+# test_cuda.py sets it. The host computes the expected results.
 DEVICE = "KOLO_TEST_DEVICE"
 
 
@@ -40,7 +40,7 @@ def ones(count, value=1.0):
 
 @check
 def a_callback_that_calls_collectives(group):
-    """And waits for them, in each way that there is."""
+    """Waits for the calls of callbacks, in each possible way."""
     _, world = of(group)
 
     def wait_for_the_call(future):
@@ -75,7 +75,7 @@ def callbacks_in_callbacks(group):
             return inner.wait()[0]
         return inner.then(lambda future: deeper(future, level - 1)).wait()
 
-    # One in the other, and one after the other.
+    # Nested, and one after the other.
     future = dist.all_reduce(ones(100), group=group, async_op=True).get_future()
     same(future.then(lambda future: deeper(future, depth)).wait().cpu(), torch.full((100,), float(world)))
     future = dist.all_reduce(ones(100), group=group, async_op=True).get_future()
@@ -133,7 +133,7 @@ def futures_that_are_asked_for_in_another_order(group):
         second = dist.all_reduce(ones(10), group=group, async_op=True)
         futures = [work.get_future() for work in (second, first)]
         futures[1].wait()
-        # The others make the second call after this.
+        # The other ranks make the second call after this.
         for other in range(1, world):
             dist.send(ones(1), group_dst=other, group=group)
         futures[0].wait()
@@ -145,7 +145,7 @@ def futures_that_are_asked_for_in_another_order(group):
 
 @check
 def callbacks_do_not_run_where_somebody_waits(group):
-    """A callback that needs what the thread that waits holds."""
+    """A callback that needs a lock that the waiting thread holds."""
     lock = threading.Lock()
     came = []
 
@@ -258,10 +258,12 @@ def of_single_matrices(orthogonalize):
     return lambda matrices, epsilon=0: orthogonalize(matrices if matrices.dim() == 3 else matrices.unsqueeze(0), epsilon)
 
 
-# PyTorch's names, what each stands for with states that begin to compress in the third step, and how much rounding there is on the way.
+# PyTorch's names, what each stands for with states that begin to compress in the third step, and
+# how much rounding there is on the way.
 OF_PYTORCH = {
     "ALLREDUCE": (registers(default_hooks.allreduce_hook), 1e-6),
-    # Sums of more than two ranks are rounded to 16 bits on the way, and not everywhere in the same order.
+    # Sums of more than two ranks are rounded to 16 bits on the way, and not everywhere in the same
+    # order.
     "FP16_COMPRESS": (registers(default_hooks.fp16_compress_hook), 1e-3),
     "BF16_COMPRESS": (registers(default_hooks.bf16_compress_hook), 1e-2),
     "QUANTIZE_PER_TENSOR": (registers(quantization_hooks.quantization_pertensor_hook), 1e-5),
@@ -294,7 +296,7 @@ for _name, (_wrap, _tolerance) in OF_PYTORCH.items():
 
 @check
 def hooks_with_several_buckets(group):
-    """Those whose callbacks call no collectives."""
+    """Hooks whose callbacks call no collectives."""
     for name in ("ALLREDUCE", "FP16_COMPRESS", "BF16_COMPRESS", "NOOP"):
         wrap, tolerance = OF_PYTORCH[name]
         compare(group, wrap, tolerance, bucket_cap_mb=0.01)
@@ -303,7 +305,7 @@ def hooks_with_several_buckets(group):
 @check
 def hook_around_another(group):
     for wrapper in (default_hooks.fp16_compress_wrapper, default_hooks.bf16_compress_wrapper):
-        # Of 16 bits, norms may vanish.
+        # With 16 bits, norms may become zero.
         compare(group, registers(wrapper(powerSGD_hook.powerSGD_hook), power_sgd(1, orthogonalization_epsilon=1e-3)), 3e-2)
 
 
@@ -352,7 +354,7 @@ def in_backward(group, **options):
 
 
 def needs_an_accelerator(what):
-    """PyTorch's own hook makes a stream, which the host has none of."""
+    """PyTorch's own hook makes a stream, which a host does not have."""
     if device().type == "cpu":
         raise NotRun(f"{what}, which needs a GPU")
 

@@ -129,7 +129,8 @@ def zero_redundancy_optimizer(group):
 def mesh_of(group, name):
     from torch.distributed.device_mesh import DeviceMesh
 
-    # PyTorch takes meshes of the same ranks and names for the same, and what it keeps of one would be used with another's group.
+    # PyTorch treats meshes of the same ranks and names as equal, and would use the cache of one
+    # with the group of another.
     return DeviceMesh.from_group(group, "cpu", mesh_dim_names=(f"{name}_{group.group_name}",))
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are processes, which run many checks each: importing PyTorch takes longer than most of them."""
+"""Ranks as processes that run many checks each, because importing PyTorch takes longer than most checks."""
 
 import datetime
 import functools
@@ -14,14 +14,14 @@ import traceback
 
 import pytest
 
-# A fork server that has PyTorch already. It has no communicator yet, so forks of it may make one.
+# A fork server that has imported PyTorch. It has no communicator, so its forks may make one.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["torch.distributed"])
 
-# Only what hangs takes so long.
+# Only a hang takes this long.
 PATIENCE = 300
 
-# Where the ranks of this process answer.
+# The queue to which the ranks of this process answer.
 ANSWERS = []
 
 
@@ -69,7 +69,7 @@ class Ranks:
             process.start()
 
     def results(self, expected=None, patience=PATIENCE * 2):
-        """What each rank returned, by rank; raises if one did not return."""
+        """Returns the result of each rank, by rank. Raises if a rank did not return."""
         found = self.outcomes(expected, patience)
         problems = [f"rank {rank}:\n{problem}" for rank, (problem, _) in found.items() if problem]
         assert not problems, "\n".join(problems)
@@ -99,11 +99,11 @@ CHECKS = {}
 
 
 class NotRun(Exception):
-    """What a check raises that cannot run here: it says why."""
+    """A check that cannot run here, with the reason."""
 
 
 def check(function):
-    """A function of a process group that all ranks call, and that raises if something is wrong."""
+    """A function of a process group that all ranks call. It raises if a result is wrong."""
     CHECKS[function.__name__] = function
     return function
 

@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-# What takes tensors, of what checks call. What those call among themselves stays as it is.
+# The functions with tensors that checks call. Calls among these functions stay as they are.
 CALLS = [
     "all_reduce",
     "all_reduce_coalesced",
@@ -61,7 +61,7 @@ PATIENCE = 240
 
 
 class Memory:
-    """What the tensors of one call are views of, here and there. Tensors that share memory here do so there."""
+    """The memory behind the tensors of one call, on the host and on the device. Tensors that share memory on one share it on the other."""
 
     def __init__(self, device):
         self.device = device
@@ -106,7 +106,7 @@ class Work:
         return done
 
     def is_completed(self):
-        # A stream may be past the end of an operation a little before its Work knows of it.
+        # A stream may pass the end of an operation shortly before its Work does.
         until = time.monotonic() + PATIENCE
         while not self.work.is_completed() and time.monotonic() < until:
             time.sleep(0.001)

@@ -17,12 +17,12 @@ def outcomes(world):
 
 @once
 def outcomes_with_debugging():
-    """PyTorch compares every call by Gloo beforehand."""
+    """With DETAIL, PyTorch first compares each call by Gloo."""
     return checked(2, DEBUGGED, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 
 
-# What DETAIL cannot do with any backend is left out: its wrapper does not pass on what profiles see, nor sparse tensors; DDP with Gloo
-# crashes.
+# What DETAIL cannot do with any backend is left out: its wrapper does not pass on what profiles
+# see, nor sparse tensors; DDP with Gloo crashes.
 DEBUGGED = [
     "gathers_of_every_type",
     "all_to_all_with_splits",

@@ -1,4 +1,4 @@
-"""Tensors on a GPU: where they are, or by way of the host. Ranks share GPUs if there are fewer."""
+"""Tensors on a GPU, directly or through the host. Ranks share GPUs if there are fewer GPUs."""
 
 import copy
 import datetime
@@ -22,7 +22,8 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: C
 # Several of the pieces of 4 MiB that are copied and reduced side by side, and a part of one.
 MANY = 3 * (1 << 20) + 12_345
 
-# How tensors get from one rank to another: where they are; through kolo's pinned memory; copied by torch_kolo.
+# How tensors get from one rank to another: where they are; through kolo's pinned memory; copied by
+# torch_kolo.
 PATHS = {
     "direct": {"KOLO_DEVICES": "cuda"},
     "staged": {"KOLO_DEVICES": "cuda", "KOLO_DEVICE_PATH": "staged"},
@@ -96,7 +97,7 @@ def tells_of_devices(rank, world, method):
 
     start("kolo", method, rank, world)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    # Streams are nothing that tensors on the host know: wait() waits, with the option and without.
+    # Tensors on the host have no streams: wait() waits on the host, with and without the option.
     for is_blocking in (False, True):
         import torch_kolo
 
@@ -213,7 +214,7 @@ def side_streams(rank, world, device):
             tensor = torch.zeros(count, device=device)
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
-                # Busy for a while, so that a call that does not wait for the stream reads zeros.
+                # Keep the stream busy, so that a call that does not wait for it reads zeros.
                 torch.cuda._sleep(50_000_000)
                 tensor.fill_(rank + 1.0)
                 work = dist.all_reduce(tensor, async_op=is_async)
@@ -225,7 +226,7 @@ def side_streams(rank, world, device):
 
 
 def another_stream_waits(rank, world, device):
-    """The stream that calls goes on, and the one that waits finds the result."""
+    """The calling stream continues, and the waiting stream sees the result."""
     import torch.distributed as dist
 
     side = torch.cuda.Stream(device)
@@ -241,7 +242,7 @@ def another_stream_waits(rank, world, device):
 
 
 def memory_that_is_let_go(rank, world, device):
-    """What a call uses is not given to others before it is over, though nobody holds it."""
+    """The memory of a call is not reused before its end, even without a reference to it."""
     import torch.distributed as dist
 
     side = torch.cuda.Stream(device)
@@ -256,7 +257,7 @@ def memory_that_is_let_go(rank, world, device):
             work.wait()
             kept.copy_(tensor)
             del tensor, other, work
-            # Takes the memory that was let go, if it can be had.
+            # Takes the freed memory, if the allocator returns it.
             torch.full((MANY,), -1.0, device=device)
         side.synchronize()
         assert (kept == total(world)).all()
@@ -283,7 +284,7 @@ def the_host_goes_on(rank, world, device):
     if not has_devices(device):
         raise NotRun("a host that goes on: torch_kolo's own copies need it")
 
-    # The first ones compile the kernels and open the others' memory.
+    # The first calls compile the kernels and open the memory of peers.
     tensor = torch.ones(MANY, device=device)
     for is_async in (False, True):
         work = dist.all_reduce(tensor, async_op=is_async)
@@ -301,7 +302,7 @@ def the_host_goes_on(rank, world, device):
             assert not work.is_completed()
         assert not busy.query(), "the host waited for the stream"
         assert (tensor == total(world)).all()
-    # But not where wait() is told to.
+    # With blocking_wait, wait() does wait.
     tensor.fill_(rank + 1.0)
     torch.cuda._sleep(100_000_000)
     work = dist.all_reduce(tensor, async_op=True)
@@ -498,7 +499,7 @@ def test_on_a_gpu(world, path, name):
 
 # ---- Faults ----
 
-# Far more than it takes; the time itself is recorded for the report.
+# Far more than needed. The report records the time itself.
 SOON = 20
 
 
@@ -512,7 +513,8 @@ def dies(rank, world, method):
         dist.all_reduce(tensor)
     torch.cuda.synchronize()
     dist.barrier()
-    # Some are under way when it happens, and the survivor's stream waits for more that will never come.
+    # Some operations are in flight at the failure, and the survivor's stream waits for further
+    # ones.
     tensor.fill_(1)
     works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
     if rank == world - 1:
@@ -523,7 +525,7 @@ def dies(rank, world, method):
         works += [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
         for work in works:
             work.wait()
-        # The streams go on, whatever happened; who asks for the outcome learns of it.
+        # The streams continue after the failure. Asking for the outcome reports it.
         torch.cuda.synchronize()
         for work in works:
             work.wait(datetime.timedelta(seconds=PATIENCE))

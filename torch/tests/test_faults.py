@@ -1,4 +1,4 @@
-"""What goes wrong: everybody gets an error that says who it was, and nobody hangs."""
+"""Failures: each survivor gets an error that names the rank at fault, and no rank hangs."""
 
 import datetime
 import os
@@ -11,7 +11,7 @@ import pytest
 import torch
 from harness import PATIENCE, Ranks, start
 
-# Sooner than every deadline here by far, and later than any machine needs.
+# Much less than every deadline here, and more than any machine needs.
 SOON = 240
 
 
@@ -62,7 +62,7 @@ def dies(rank, world, method, how):
 def test_a_killed_rank_is_named(tmp_path, how):
     outcomes = Ranks(3, dies, f"file://{tmp_path}/store", how).results(expected=2)
     messages = [message for _, message, _ in outcomes.values()]
-    # Also by who is told of it by another survivor.
+    # A rank that learns of it from another survivor names it too.
     assert all("rank 2" in message for message in messages), messages
     assert all(took < SOON for _, _, took in outcomes.values()), outcomes
 
@@ -95,7 +95,7 @@ def mismatches(rank, world, method, what):
         op = dist.ReduceOp.MAX if what == "reduction" and rank else dist.ReduceOp.SUM
         found = error_of(lambda: dist.all_reduce(tensor, op))
     assert (tensor == 1).all(), "memory was written"
-    # The group is at its end, and says so at once.
+    # The group has ended, and later calls report this at once.
     assert error_of(dist.barrier)[2] < SOON
     return found
 
@@ -116,7 +116,7 @@ def test_calls_that_differ_are_an_error_that_shows_both(tmp_path, what):
 def set_timeout(timeout):
     import torch.distributed as dist
 
-    # PyTorch's own function for this leaves out backends that it does not know, before 2.15.
+    # Before 2.15, PyTorch's own function for this skips backends that it does not know.
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     (backend.set_timeout if hasattr(backend, "set_timeout") else backend._set_default_timeout)(timeout)
 
@@ -127,7 +127,7 @@ def monitored_barrier(timeout, wait_all_ranks=False):
     if hasattr(dist.Backend, "_ensure_backend_registered"):
         dist.monitored_barrier(timeout=timeout, wait_all_ranks=wait_all_ranks)
     else:
-        # PyTorch's own function for this is for Gloo only, before 2.15.
+        # Before 2.15, PyTorch's own function for this accepts Gloo only.
         dist.group.WORLD.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
 
@@ -180,14 +180,14 @@ def answers_a_roll_call(rank, world, method, missing):
     import torch.distributed as dist
 
     start("kolo", method, rank, world)
-    # A roll call of all is none of the others' business.
+    # A roll call of all ranks succeeds.
     monitored_barrier(datetime.timedelta(seconds=PATIENCE), wait_all_ranks=True)
     if rank not in missing:
         found = error_of(lambda: monitored_barrier(datetime.timedelta(seconds=10), wait_all_ranks=True))
     else:
-        # Whoever did not come learns of it in the next call.
+        # A missing rank gets the failure from its next call.
         found = error_of(lambda: dist.recv(torch.ones(1), src=0))
-    # The group is at its end, for all.
+    # The group has ended on all ranks.
     assert error_of(lambda: dist.all_reduce(torch.ones(1)))[2] < SOON
     return found
 
@@ -195,7 +195,7 @@ def answers_a_roll_call(rank, world, method, missing):
 @pytest.mark.parametrize("missing", [[1, 3], [2]])
 def test_a_monitored_barrier_names_all_who_do_not_come(tmp_path, missing):
     outcomes = Ranks(4, answers_a_roll_call, f"file://{tmp_path}/store", missing).results()
-    named = "ranks 1 and 3 did not come" if len(missing) == 2 else "rank 2 did not come"
+    named = "ranks 1 and 3 did not call" if len(missing) == 2 else "rank 2 did not call"
     for rank, (_, message, took) in outcomes.items():
         assert took < SOON, outcomes
         if rank not in missing:
@@ -213,7 +213,7 @@ def shrinks(rank, world, method, how):
     if rank == 1:
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        # Ends in good order.
+        # Ends without an error.
         dist.destroy_process_group()
         return None
     if how == "killed":
@@ -225,7 +225,7 @@ def shrinks(rank, world, method, how):
     tensor = torch.full((1000,), float(rank))
     dist.all_reduce(tensor)
     assert (tensor == 0 + 2 + 3).all(), tensor
-    # Messages, and the whole once more.
+    # Messages, and then all of it again.
     if dist.get_rank() == 0:
         dist.send(tensor, 2)
     elif dist.get_rank() == 2:
@@ -249,7 +249,7 @@ def test_survivors_go_on(tmp_path, how):
 
 def test_others_than_were_to_be_left_are_an_error(tmp_path):
     outcomes = Ranks(4, shrinks, f"file://{tmp_path}/store", "another").results()
-    assert "ranks 0, 1 and 3 were to go on, and ranks 0, 2 and 3 are there" in outcomes[0], outcomes
+    assert "ranks 0, 1 and 3 were to remain, and ranks 0, 2 and 3 have survived" in outcomes[0], outcomes
 
 
 def aborts(rank, world, method):
@@ -258,7 +258,7 @@ def aborts(rank, world, method):
     import torch.distributed as dist
 
     start("kolo", method, rank, world)
-    # So that they have a connection.
+    # Open a connection between them.
     if rank == 0:
         dist.send(torch.ones(1), 1)
     else:
@@ -291,7 +291,7 @@ def is_shut_down(rank, world, method):
     backend.shutdown()
     found = error_of(lambda: backend.allreduce([torch.ones(1)]))
     del backend, group
-    # Pending work is given up, and its tensors can go.
+    # Pending work is given up, and its tensors can be freed.
     pending = dist.irecv(torch.ones(1000), src=1 - rank)
     dist.destroy_process_group()
     return found, error_of(pending.wait)

@@ -1,4 +1,4 @@
-"""How ranks find each other, with nothing imported but PyTorch."""
+"""The start of a job with nothing imported but PyTorch."""
 
 import os
 import subprocess
@@ -84,7 +84,8 @@ def starts(rank, world, methods):
 
 @pytest.mark.parametrize("kind", ["file", "tcp", "env"])
 def test_init_methods(tmp_path, kind):
-    # Each group has a store of its own: the one of the group before may still be there for a rank that is fast.
+    # Each group has a store of its own: a fast rank could still find the store of the previous
+    # group.
     ports = [free_port(), free_port()]
     urls = {"file": "file://{}/store-{}", "tcp": "tcp://127.0.0.1:{1}", "env": "env://"}
     methods = [(urls[kind].format(tmp_path, port), port) for port in ports]

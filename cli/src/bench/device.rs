@@ -4,7 +4,7 @@ use clap::ValueEnum;
 
 use super::operation::Operation;
 
-/// Where buffers are.
+/// Where the buffers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Place {
     Cpu,
@@ -12,7 +12,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Whether there is such a form of the operation.
+    /// Returns whether the operation has this form here.
     pub(crate) fn has(self, op: Operation, in_place: bool) -> bool {
         use Operation::{AllReduce, Broadcast, Reduce};
         match op {
@@ -24,7 +24,7 @@ impl Place {
     }
 }
 
-/// Whether an operation can be measured on a GPU.
+/// Returns an error if an operation cannot be measured on a GPU.
 pub(crate) fn check(op: Operation) -> Result<(), String> {
     if !cfg!(feature = "cuda") {
         return Err("this kolo was built without the feature `cuda`".to_owned());
@@ -48,12 +48,12 @@ mod implementation {
     use super::super::operation::Operation;
     use super::super::pattern::Pattern;
 
-    /// What can be copied to a GPU.
+    /// Elements that can be copied to a GPU.
     pub(crate) trait Copied: DeviceRepr + ValidAsZeroBits {}
 
     impl<T: DeviceRepr + ValidAsZeroBits> Copied for T {}
 
-    /// The buffers on this rank's GPU, and the stream in whose order they are used.
+    /// The buffers on this rank's GPU, and the stream that orders their use.
     pub(crate) struct OnDevice<T: Pattern> {
         stream: Arc<CudaStream>,
         send: Buffer<T>,
@@ -74,7 +74,7 @@ mod implementation {
         fn new(comm: &Communicator, stream: &Arc<CudaStream>, len: usize, registered: bool) -> Result<Buffer<T>> {
             Ok(match registered {
                 true => Buffer::Registered(comm.alloc_device(stream, len)?),
-                // None of no elements.
+                // CUDA has no allocation of zero bytes.
                 false => Buffer::Private(stream.alloc_zeros(len.max(1)).map_err(failed("allocating device memory"))?),
             })
         }
@@ -97,9 +97,10 @@ mod implementation {
     }
 
     impl<T: Pattern> OnDevice<T> {
-        /// Ranks take devices in turn, as many as there are.
+        /// Allocates the buffers. Ranks share the devices evenly, by rank.
         pub(crate) fn new(comm: &Communicator, sends: usize, recvs: usize, registered: bool) -> Result<OnDevice<T>> {
-            // SAFETY: the library's initialisers run, as they do in every program that uses it. cudarc panics where there is none.
+            // SAFETY: loading the library runs its initialisers, as in every program that uses
+            // CUDA. Without this check cudarc panics where there is no library.
             if !unsafe { kolo::cudarc::driver::sys::is_culib_present() } {
                 let why = "there is no CUDA driver here; `kolo doctor` says more".to_owned();
                 return Err(Error::Unsupported { what: "device memory", why });
@@ -112,7 +113,7 @@ mod implementation {
             Ok(OnDevice { send, recv: Buffer::new(comm, &stream, recvs, registered)?, stream })
         }
 
-        /// Copies what the buffers are to hold.
+        /// Fills the buffers from host memory.
         pub(crate) fn take(&mut self, send: &[T], recv: &[T]) -> Result<()> {
             if !send.is_empty() {
                 self.send.take(&self.stream, send)?;
@@ -123,7 +124,7 @@ mod implementation {
             self.finish()
         }
 
-        /// Copies what was received.
+        /// Copies the result to host memory.
         pub(crate) fn give(&self, recv: &mut [T]) -> Result<()> {
             if !recv.is_empty() {
                 self.recv.give(&self.stream, recv)?;
@@ -131,12 +132,12 @@ mod implementation {
             self.finish()
         }
 
-        /// Waits for all that the stream was given.
+        /// Waits until the stream has no work left.
         pub(crate) fn finish(&self) -> Result<()> {
             self.stream.synchronize().map_err(failed("waiting for the stream"))
         }
 
-        /// Gives an operation to the stream.
+        /// Enqueues an operation on the stream.
         pub(crate) fn call(
             &mut self,
             op: Operation,
@@ -187,7 +188,7 @@ mod implementation {
     }
 }
 
-/// There are none, and nothing of them is ever called: `check` refuses.
+/// Stands in for buffers on a GPU. None is ever made: `check` refuses them.
 #[cfg(not(feature = "cuda"))]
 mod implementation {
     use std::convert::Infallible;

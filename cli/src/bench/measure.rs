@@ -1,24 +1,25 @@
 //! Times of one operation at one size.
 //!
-//! Before every sample the buffers are written anew, so that no sample finds its data where the last one left it. A sample of
-//! a small operation is the mean of several calls in a row, each on buffers of its own: one call alone would be shorter than
-//! what the clock and the barrier before it cost. The time of a sample is that of the slowest rank.
+//! Each sample starts with rewritten buffers, so that it does not find its data in the cache where
+//! the last one left it. A sample of a small operation is the mean of several calls, each on
+//! buffers of its own: a single call takes less time than the clock and the barrier before it. The
+//! time of a sample is that of the slowest rank.
 
 use std::time::Instant;
 
 use kolo::{Argument, Communicator, Error, Op, ReduceOp, Registered, Result};
 
-use super::Args;
+use super::arguments::Args;
 use super::device::{OnDevice, Place};
 use super::operation::Operation;
 use super::pattern::{Pattern, STALE, is_right, reduced, small};
 
-/// Bytes of all calls of one sample, up to which there are several.
+/// A sample has as many calls as fit into this many bytes.
 const SAMPLE: usize = 64 << 10;
 /// The most calls of one sample.
 const CALLS: usize = 64;
 
-/// What is measured at one size.
+/// The measurement of one size.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) bytes: u64,
@@ -40,7 +41,7 @@ impl Plan {
         Plan { bytes: whole as u64, elements, send, recv, calls }
     }
 
-    /// One call of an operation.
+    /// Returns the plan of a single call.
     #[cfg(unix)]
     pub(crate) fn once<T: Pattern>(op: Operation, ranks: usize, bytes: u64) -> Plan {
         let elements = op.elements(bytes, size_of::<T>(), ranks);
@@ -60,7 +61,7 @@ impl Plan {
 pub(crate) struct Measured {
     /// Of each sample, sorted.
     samples: Vec<f64>,
-    /// `None` if nobody looked.
+    /// `None` if the result was not checked.
     pub(crate) wrong: Option<u64>,
 }
 
@@ -90,7 +91,7 @@ impl Measured {
     }
 }
 
-/// Of sorted numbers, the one that so much of all are not larger than (nearest rank).
+/// Returns the percentile of sorted numbers by nearest rank; `share` is from 0 to 1.
 pub(crate) fn percentile(sorted: &[f64], share: f64) -> f64 {
     let at = (share * sorted.len() as f64).ceil() as usize;
     sorted[at.clamp(1, sorted.len()) - 1]
@@ -128,14 +129,14 @@ impl<T: Pattern> Buffer<T> {
 pub(crate) struct Memory<T: Pattern> {
     send: Buffer<T>,
     recv: Buffer<T>,
-    /// Where they are copied to, if it is there that the operation is measured.
+    /// The buffers on the GPU, if the operation is measured there.
     device: Option<OnDevice<T>>,
 }
 
 impl<T: Pattern> Memory<T> {
     pub(crate) fn new(comm: &Communicator, plans: &[Plan], args: &Args) -> Result<Memory<T>> {
         let most = |of: fn(&Plan) -> usize| plans.iter().map(|plan| plan.calls * of(plan)).max().unwrap_or(0);
-        // In place, the buffer to receive into has all of it.
+        // In place, the receive buffer holds the whole buffer.
         let (sends, recvs) = (most(|plan| plan.send), most(|plan| plan.elements));
         if args.device == Place::Cuda {
             let device = Some(OnDevice::new(comm, sends, recvs, args.registered)?);
@@ -154,52 +155,29 @@ pub(crate) fn measure<T: Pattern>(
     memory: &mut Memory<T>,
     in_place: bool,
 ) -> Result<Measured> {
-    let Plan { elements, send, recv, calls, .. } = *plan;
-    let (send_len, recv_len) = if in_place { (0, elements) } else { (send, recv) };
-    let how = (args.redop, args.root);
-    let redop = args.op.reduces().then_some(args.redop);
-    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let lens = if in_place { (0, plan.elements) } else { (plan.send, plan.recv) };
     let mut samples = Vec::with_capacity(args.iters as usize);
     let mut wrong = None;
     for iteration in 0..args.warmup + args.iters {
-        let (send, recv) = (memory.send.slice(calls * send_len), memory.recv.slice(calls * recv_len));
-        let filled = if in_place {
-            &mut *recv
-        } else {
-            recv.fill(T::from_small(STALE));
-            &mut *send
-        };
-        for (place, element) in filled.iter_mut().enumerate() {
-            *element = T::from_small(small(redop, rank, place, iteration, ranks));
-        }
-        if let Some(device) = &mut memory.device {
-            device.take(send, recv)?;
-        }
+        fill(comm, args, plan, memory, iteration, in_place, lens)?;
         comm.barrier()?;
         let began = Instant::now();
-        for call in 0..calls {
-            let (sends, recvs) = (call * send_len..(call + 1) * send_len, call * recv_len..(call + 1) * recv_len);
-            match &mut memory.device {
-                None => args.op.call(comm, how, &send[sends], &mut recv[recvs], in_place)?,
-                Some(device) => device.call(args.op, comm, how, sends, recvs, in_place)?,
-            }
-        }
-        if let Some(device) = &memory.device {
-            device.finish()?;
-        }
-        let seconds = began.elapsed().as_secs_f64() / calls as f64;
+        call(comm, args, plan.calls, memory, in_place, lens)?;
+        let seconds = began.elapsed().as_secs_f64() / plan.calls as f64;
         if iteration >= args.warmup {
             samples.push(seconds);
         }
+        let recv = memory.recv.slice(plan.calls * lens.1);
         if let Some(device) = &memory.device
             && args.check
         {
             device.give(recv)?;
         }
         if args.check && iteration + 1 == args.warmup + args.iters {
+            let redop = args.op.reduces().then_some(args.redop);
             let mut count = [0u64];
-            for call in 0..calls {
-                let got = &recv[call * recv_len..(call + 1) * recv_len];
+            for call in 0..plan.calls {
+                let got = &recv[call * lens.1..(call + 1) * lens.1];
                 count[0] += count_wrong(args.op, redop, comm, got, plan, call, iteration, in_place, args.root);
             }
             comm.all_reduce(&mut count, ReduceOp::Sum)?;
@@ -211,8 +189,60 @@ pub(crate) fn measure<T: Pattern>(
     Ok(Measured { samples, wrong })
 }
 
-/// How many elements of one call's result are not what they must be.
-#[expect(clippy::too_many_arguments, reason = "it is what a result depends on")]
+/// Writes this rank's numbers into the buffers of one sample. `lens` are the elements that one call
+/// sends and receives.
+fn fill<T: Pattern>(
+    comm: &Communicator,
+    args: &Args,
+    plan: &Plan,
+    memory: &mut Memory<T>,
+    iteration: u32,
+    in_place: bool,
+    lens: (usize, usize),
+) -> Result<()> {
+    let redop = args.op.reduces().then_some(args.redop);
+    let (send, recv) = (memory.send.slice(plan.calls * lens.0), memory.recv.slice(plan.calls * lens.1));
+    let filled = if in_place {
+        &mut *recv
+    } else {
+        recv.fill(T::from_small(STALE));
+        &mut *send
+    };
+    for (place, element) in filled.iter_mut().enumerate() {
+        *element = T::from_small(small(redop, comm.rank(), place, iteration, comm.world_size()));
+    }
+    match &mut memory.device {
+        Some(device) => device.take(send, recv),
+        None => Ok(()),
+    }
+}
+
+/// Makes the calls of one sample, each on buffers of its own.
+fn call<T: Pattern>(
+    comm: &Communicator,
+    args: &Args,
+    calls: usize,
+    memory: &mut Memory<T>,
+    in_place: bool,
+    (send_len, recv_len): (usize, usize),
+) -> Result<()> {
+    let how = (args.redop, args.root);
+    let (send, recv) = (memory.send.slice(calls * send_len), memory.recv.slice(calls * recv_len));
+    for call in 0..calls {
+        let (sends, recvs) = (call * send_len..(call + 1) * send_len, call * recv_len..(call + 1) * recv_len);
+        match &mut memory.device {
+            None => args.op.call(comm, how, &send[sends], &mut recv[recvs], in_place)?,
+            Some(device) => device.call(args.op, comm, how, sends, recvs, in_place)?,
+        }
+    }
+    match &memory.device {
+        Some(device) => device.finish(),
+        None => Ok(()),
+    }
+}
+
+/// Counts the wrong elements in the result of one call.
+#[expect(clippy::too_many_arguments, reason = "the result depends on all of them")]
 pub(crate) fn count_wrong<T: Pattern>(
     op: Operation,
     redop: Option<ReduceOp>,
@@ -228,7 +258,8 @@ pub(crate) fn count_wrong<T: Pattern>(
     let is_root = rank == root;
     let Plan { elements, send, .. } = *plan;
     let block = elements / ranks;
-    // In place, a rank's number at a place depends on the place in the whole buffer; out of place, in its own part.
+    // In place, the number depends on the position in the whole buffer; out of place, on the
+    // position in the rank's own chunk.
     let stride = if in_place { elements } else { send };
     let from = |rank: usize, place: usize| f64::from(small(redop, rank, call * stride + place, iteration, ranks));
     let sum = |place: usize| redop.map_or(0.0, |redop| reduced(redop, call * stride + place, iteration, ranks));

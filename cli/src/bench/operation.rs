@@ -1,31 +1,31 @@
-//! The operations that can be measured: their buffers, their calls, their share of the bus.
+//! The operations that can be measured: their buffers, their calls and their bus bandwidth factors.
 
 use clap::ValueEnum;
 use kolo::{Communicator, Element, Op, ReduceOp, Result};
 
-/// What can be measured.
+/// An operation that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Operation {
-    /// Everybody gets the reduction of all buffers
+    /// Each rank gets the reduction of all buffers
     AllReduce,
-    /// Everybody gets the root's buffer
+    /// Each rank gets the root's buffer
     Broadcast,
-    /// Everybody waits for everybody
+    /// Each rank waits for all ranks
     Barrier,
     /// The root gets the reduction of all buffers
     Reduce,
-    /// Everybody gets all blocks
+    /// Each rank gets all blocks
     AllGather,
-    /// Everybody gets its block of the reduction
+    /// Each rank gets its block of the reduction
     ReduceScatter,
-    /// Everybody exchanges blocks with everybody
+    /// Each rank exchanges blocks with all ranks
     AllToAll,
     /// The root gets all blocks
     Gather,
-    /// Everybody gets its block of the root's buffer
+    /// Each rank gets its block of the root's buffer
     Scatter,
-    /// Everybody sends to the next rank and receives from the one before
+    /// Each rank sends to the next rank and receives from the previous one
     SendRecv,
 }
 
@@ -34,7 +34,7 @@ impl Operation {
         self.collective().map_or("send_recv", Op::name)
     }
 
-    /// The collective, unless ranks meet in pairs.
+    /// Returns the collective, or `None` for messages between pairs of ranks.
     pub(crate) fn collective(self) -> Option<Op> {
         Some(match self {
             Operation::AllReduce => Op::AllReduce,
@@ -62,13 +62,13 @@ impl Operation {
         !matches!(self, Operation::Barrier | Operation::SendRecv)
     }
 
-    /// Whether the buffer has a block for every rank, so that its elements are a multiple of theirs.
+    /// Returns whether the buffer has a block for each rank.
     fn has_blocks(self) -> bool {
         use Operation::*;
         matches!(self, AllGather | ReduceScatter | AllToAll | Gather | Scatter)
     }
 
-    /// Elements of the whole buffer for a size in bytes: at least one for each rank where there are blocks.
+    /// Returns the elements of the whole buffer for a size in bytes: at least one for each block.
     pub(crate) fn elements(self, bytes: u64, element: usize, ranks: usize) -> usize {
         let unit = if self.has_blocks() { ranks } else { 1 };
         match (self, bytes) {
@@ -77,7 +77,7 @@ impl Operation {
         }
     }
 
-    /// Elements of what one rank sends and receives, out of a whole buffer of so many.
+    /// Returns the elements that one rank sends and receives, for a whole buffer of `elements`.
     pub(crate) fn shares(self, elements: usize, ranks: usize) -> (usize, usize) {
         match self {
             Operation::AllGather | Operation::Gather => (elements / ranks, elements),
@@ -86,7 +86,8 @@ impl Operation {
         }
     }
 
-    /// How many times its size an operation has to move over the busiest link at least: the factors of nccl-tests.
+    /// Returns how many times its size an operation moves at least over the busiest link: the
+    /// factors of nccl-tests.
     pub(crate) fn bus_factor(self, ranks: usize) -> f64 {
         let n = ranks as f64;
         match self {
@@ -96,7 +97,7 @@ impl Operation {
         }
     }
 
-    /// Carries it out once, on a buffer to send and one to receive; in place, on `recv`, which then has the whole buffer.
+    /// Calls the operation once, from `send` to `recv`. In place, `recv` holds the whole buffer.
     pub(crate) fn call<T: Element>(
         self,
         comm: &Communicator,

@@ -1,8 +1,9 @@
-//! What buffers are filled with, and what must come out: small numbers, with which reductions are exact in every type.
+//! The contents of buffers and the expected results: small numbers, so that reductions are exact in
+//! every element type.
 
 use kolo::{Element, ReduceOp, bf16, f16};
 
-/// Elements that can be made from small whole numbers.
+/// Element types that can hold small whole numbers.
 pub(crate) trait Pattern: Element + super::device::Copied {
     fn from_small(number: u32) -> Self;
     fn to_f64(self) -> f64;
@@ -39,16 +40,18 @@ floats! {
     bf16, bf16::from_f32, bf16::to_f64, 1.0 / 128.0;
 }
 
-/// The number that a rank contributes at a place in an iteration: 0 to 3, or for products 1 and now and then 2.
+/// Returns the number that a rank contributes at a position in an iteration: 0 to 3; for products
+/// 1, and seldom 2.
 pub(crate) fn small(redop: Option<ReduceOp>, rank: usize, place: usize, iteration: u32, ranks: usize) -> u32 {
     match redop {
-        // Of one rank, or of none.
+        // At most one rank contributes a 2.
         Some(ReduceOp::Product) => {
             let multipliers = ranks.min(7);
             1 + u32::from(rank < multipliers && (place + iteration as usize) % (multipliers + 1) == rank)
         }
         _ => {
-            // Not a simple progression: the sum over ranks shall depend on the place and on the iteration.
+            // No arithmetic progression, so that the sum over ranks depends on the position and the
+            // iteration.
             let word = (place as u64) << 32 ^ (rank as u64) << 20 ^ u64::from(iteration);
             let mixed = (word ^ word >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             ((mixed ^ mixed >> 32).wrapping_mul(0x94d0_49bb_1331_11eb) >> 62) as u32
@@ -56,10 +59,10 @@ pub(crate) fn small(redop: Option<ReduceOp>, rank: usize, place: usize, iteratio
     }
 }
 
-/// What a buffer holds before something is received into it: hardly ever what must come.
+/// The contents of a receive buffer before the call: seldom an expected result.
 pub(crate) const STALE: u32 = 101;
 
-/// What the reduction of all ranks' numbers at a place must be.
+/// Returns the expected reduction of all ranks' numbers at a position.
 pub(crate) fn reduced(redop: ReduceOp, place: usize, iteration: u32, ranks: usize) -> f64 {
     let numbers = (0..ranks).map(|rank| small(Some(redop), rank, place, iteration, ranks));
     match redop {
@@ -74,7 +77,7 @@ pub(crate) fn reduced(redop: ReduceOp, place: usize, iteration: u32, ranks: usiz
     }
 }
 
-/// Whether an element is what it must be, but for rounding; sums of 8-bit integers wrap.
+/// Returns whether an element is right up to rounding. Sums of 8-bit integers wrap.
 pub(crate) fn is_right<T: Pattern>(got: T, expected: f64) -> bool {
     let expected = if T::ROUNDING == 0.0 { T::from_small(expected as u32).to_f64() } else { expected };
     (got.to_f64() - expected).abs() <= 2.0 * T::ROUNDING * expected.abs()

@@ -1,13 +1,13 @@
-//! All figures, with where they were measured: what `--json` writes.
+//! All figures and the machine that they were measured on: the content of `--json`.
 
 use kolo::Communicator;
 use serde::Serialize;
 
-use super::Args;
+use super::arguments::Args;
 use super::measure::{Figures, Measured, Plan};
 use super::operation::Operation;
 
-/// What one run of the benchmark found.
+/// The figures of one run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     /// The version of the library.
@@ -28,7 +28,7 @@ pub(crate) struct Report {
     pub(crate) operation: Operation,
 }
 
-/// Where rank 0 ran.
+/// The machine of rank 0.
 #[derive(Clone, Debug, Serialize)]
 struct Machine {
     hostname: String,
@@ -64,11 +64,11 @@ pub(crate) struct Line {
     pub(crate) mean_us: f64,
     pub(crate) min_us: f64,
     iters: usize,
-    /// Calls of one iteration, of whose times the percentiles see the mean.
+    /// Calls of one iteration. Percentiles are of the means over these calls.
     calls: usize,
     pub(crate) algbw_gbs: f64,
     pub(crate) busbw_gbs: f64,
-    /// `null` if nobody looked.
+    /// `null` if the results were not checked.
     pub(crate) wrong: Option<u64>,
 }
 
@@ -98,7 +98,7 @@ impl Row {
         Row { bytes: plan.bytes, count: plan.elements, algorithm, in_place, out_of_place }
     }
 
-    /// The forms that were measured.
+    /// Returns the forms that were measured.
     pub(crate) fn lines(&self) -> impl Iterator<Item = &Line> {
         [&self.out_of_place, &self.in_place].into_iter().flatten()
     }

@@ -1,11 +1,12 @@
 //! The table that nccl-tests prints.
 
-use super::Args;
+use super::arguments::Args;
 use super::report::{Line, Report, Row};
 use crate::say;
 use crate::units::count;
 
-/// Columns of one form: time, algorithm and bus bandwidth, wrong elements, median and 99th percentile.
+/// Columns of one form: time, algorithm and bus bandwidth, wrong elements, median and 99th
+/// percentile.
 const FORM: usize = 9 + 8 + 8 + 8 + 9 + 9 + 5;
 
 pub(super) fn head(report: &Report, args: &Args) {
@@ -51,7 +52,7 @@ fn form(line: &Line) -> String {
     format!("{time:>9} {:>8.2} {:>8.2} {wrong:>8} {p50:>9} {p99:>9}", line.algbw_gbs, line.busbw_gbs)
 }
 
-/// As many digits as fit and mean something.
+/// Shows a time in microseconds with four significant digits where they fit.
 fn microseconds(us: f64) -> String {
     match us {
         us if us < 100.0 => format!("{us:.2}"),

@@ -1,5 +1,5 @@
-//! Where the contestants wait for questions: a Unix socket to which each of their ranks connects. How they are asked and what
-//! they answer is written down in `cli/peers/README.md`.
+//! The contestants, which wait for questions: each of their ranks connects to a Unix socket.
+//! `cli/peers/README.md` describes the protocol.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::contestant::Contestant;
 use crate::bench::operation::Operation;
+use crate::random::{hexadecimal, random};
 
-/// How long a contestant may take to start: PyTorch takes its time.
+/// How long a contestant may take to start. PyTorch is slow to start.
 pub(super) const START: Duration = Duration::from_secs(120);
-/// How long it may take to answer.
+/// How long a contestant may take to answer.
 const ANSWER: Duration = Duration::from_secs(120);
 
 /// One question to all ranks of a contestant.
@@ -22,18 +23,20 @@ pub(super) struct Question {
     bytes: usize,
     warmup: u32,
     iters: u32,
-    /// Calls of one iteration, of which the mean counts.
+    /// Calls of one iteration. The time of the iteration is their mean.
     calls: u32,
 }
 
 impl Question {
-    /// A question that is answered in some tens of milliseconds, if a call takes about as long as it `last` did.
+    /// Returns a question that takes some tens of milliseconds if a call takes `last` seconds.
     pub(super) fn new(op: Operation, bytes: usize, last: Option<f64>) -> Question {
-        // Ranks that were asleep may wake on one processor, and it takes the system milliseconds to part them.
+        // Ranks that were asleep may wake on one processor, and the system needs milliseconds to
+        // move one away.
         const WARMUP: f64 = 0.01;
         const BUDGET: f64 = 0.02;
         let Some(last) = last else { return Question { op, bytes, warmup: 2, iters: 2, calls: 1 } };
-        // Several calls in a row where one is too short for the clock and the barrier before it.
+        // Several calls where a single one takes less time than the clock and the barrier before
+        // it.
         let calls = (20e-6 / last).clamp(1.0, 64.0) as u32;
         let iteration = (last * f64::from(calls)).max(1e-6);
         let iters = (BUDGET / iteration).clamp(2.0, 50.0) as u32;
@@ -42,20 +45,20 @@ impl Question {
     }
 }
 
-/// A contestant that is there.
+/// A contestant whose ranks are connected.
 struct Entered {
     contestant: Contestant,
     children: Vec<Child>,
-    /// Its ranks, in order.
+    /// Connections to its ranks, in order.
     ranks: Vec<BufReader<UnixStream>>,
 }
 
-/// The contestants that are there, and where they connect.
+/// The contestants, and the socket to which their ranks connect.
 pub(super) struct Arena {
     ranks: usize,
     listener: UnixListener,
     entered: Vec<Entered>,
-    /// Goes last: the ranks use it.
+    /// The last field, because the ranks use the folder until they have ended.
     folder: Folder,
 }
 
@@ -79,7 +82,7 @@ impl Arena {
         self.entered.iter().map(|entered| entered.contestant).collect()
     }
 
-    /// Starts a contestant, and waits until all of its ranks are there.
+    /// Starts a contestant and waits until all its ranks have connected.
     pub(super) fn enter(&mut self, contestant: Contestant) -> Result<(), String> {
         let folder = self.folder.path();
         contestant.prepare(folder)?;
@@ -91,7 +94,7 @@ impl Arena {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     let (name, rank, reader) = greet(stream).map_err(|error| format!("its greeting: {error}"))?;
-                    // Of a contestant that was given up before, a rank may come late.
+                    // A late rank of a contestant that was given up may connect now.
                     if let Some(slot) = ranks.get_mut(rank).filter(|_| name == contestant.name()) {
                         *slot = Some(reader);
                     }
@@ -103,7 +106,7 @@ impl Arena {
                         }
                     }
                     if Instant::now() >= deadline {
-                        return Err(format!("its ranks did not come within {START:?}"));
+                        return Err(format!("its ranks did not connect within {START:?}"));
                     }
                     std::thread::sleep(Duration::from_millis(5));
                 }
@@ -115,7 +118,7 @@ impl Arena {
         Ok(())
     }
 
-    /// The times of the iterations, in seconds: of each the slowest rank's.
+    /// Returns the times of the iterations in seconds. Each is the time of the slowest rank.
     pub(super) fn ask(&mut self, place: usize, question: Question) -> Result<Vec<f64>, String> {
         let Entered { contestant, ranks, .. } = &mut self.entered[place];
         let Question { op, bytes, warmup, iters, calls } = question;
@@ -154,7 +157,7 @@ fn greet(stream: UnixStream) -> std::io::Result<(String, usize, BufReader<UnixSt
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // A rank ends with its connection; what does not is ended.
+        // A rank ends when its connection closes. Processes that do not are killed.
         self.ranks.clear();
         let deadline = Instant::now() + Duration::from_secs(10);
         for child in &mut self.children {
@@ -168,14 +171,12 @@ impl Drop for Entered {
     }
 }
 
-/// A folder for what a comparison needs, gone with it.
+/// A temporary folder, which is removed when it is dropped.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
     pub(super) fn new() -> Result<Folder, String> {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|error| error.to_string())?;
-        let path = std::env::temp_dir().join(format!("kolo-compare-{:016x}", u64::from_ne_bytes(random)));
+        let path = std::env::temp_dir().join(format!("kolo-compare-{}", hexadecimal(&random::<8>()?)));
         std::fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok(Folder(path))
     }
@@ -189,4 +190,10 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Returns the order of the contestants in a round. It rotates, so that each contestant starts
+/// equally often.
+pub(super) fn turns(round: usize, contestants: usize) -> impl Iterator<Item = usize> {
+    (0..contestants).map(move |turn| (turn + round) % contestants)
 }

@@ -1,4 +1,5 @@
-//! What the machine can do at best, and what kolo is measured against beside other libraries.
+//! Bounds of the machine, such as a copy of memory. A comparison measures them beside the
+//! libraries.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -8,9 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use kolo::Communicator;
 
-use super::rank::Result;
+pub(super) type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
-/// A copy past the caches, where the processor has instructions for it.
+/// Copies with non-temporal stores, where the processor has them.
 pub(super) fn stream_copy(from: &[f32], to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if to.as_ptr().addr().is_multiple_of(16) {
@@ -18,18 +19,20 @@ pub(super) fn stream_copy(from: &[f32], to: &mut [f32]) {
         let (fours, rest) = to.as_chunks_mut::<4>();
         let (from_fours, from_rest) = from.as_chunks::<4>();
         for (to, from) in fours.iter_mut().zip(from_fours) {
-            // SAFETY: four elements of each; where all begin is a multiple of 16, so this is one.
+            // SAFETY: both slices have the four elements. The destination is aligned to 16 bytes:
+            // the buffer's start is, and each step advances by 16 bytes.
             unsafe { _mm_stream_ps(to.as_mut_ptr(), _mm_loadu_ps(from.as_ptr())) };
         }
         rest.copy_from_slice(from_rest);
-        // SAFETY: every processor of this kind has it.
+        // SAFETY: every x86-64 processor has SSE.
         unsafe { _mm_sfence() };
         return;
     }
     to.copy_from_slice(from);
 }
 
-/// A TCP connection between ranks 0 and 1, 2 and 3, and so on. The last of an odd number has none.
+/// Opens a TCP connection between ranks 0 and 1, 2 and 3, and so on. With an odd number of ranks,
+/// the last has none.
 pub(super) fn pair(comm: &Communicator) -> Result<Option<TcpStream>> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -43,7 +46,7 @@ pub(super) fn pair(comm: &Communicator) -> Result<Option<TcpStream>> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     let socket = socket2::SockRef::from(&stream);
-    // What is quickest inside a machine: a queue that stays in the caches, and no pacing.
+    // The quickest settings inside a machine: a queue that stays in the caches, and no pacing.
     socket.set_send_buffer_size(1 << 20)?;
     socket.set_recv_buffer_size(1 << 20)?;
     #[cfg(target_os = "linux")]
@@ -52,9 +55,10 @@ pub(super) fn pair(comm: &Communicator) -> Result<Option<TcpStream>> {
     Ok(Some(stream))
 }
 
-/// Sends all of one and receives all of the other, spinning.
+/// Sends all of `send` and receives all of `recv` at the same time, spinning.
 pub(super) fn exchange(stream: &mut TcpStream, send: &[f32], recv: &mut [f32]) -> Result<()> {
-    // SAFETY: floats are bytes, of any value.
+    // SAFETY: every bit pattern is a valid float and valid bytes, and the length is that of the
+    // slice.
     let (send, recv) = unsafe { (send.align_to::<u8>().1, recv.align_to_mut::<u8>().1) };
     let (mut sent, mut received) = (0, 0);
     let done = |result: std::io::Result<usize>| match result {
@@ -78,14 +82,14 @@ pub(super) struct SharedLine {
 }
 
 impl SharedLine {
-    /// The one of that name, for whoever opens it.
+    /// Maps the cache line of that name. All processes that open it share it.
     pub(super) fn open(socket: &Path, name: &str) -> Result<SharedLine> {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let path = socket.with_file_name(format!("{name}-line"));
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         file.set_len(4096)?;
-        // SAFETY: a new mapping at an address that the kernel chooses replaces nothing. It stays until the process ends, and is
-        // touched only through the atomics.
+        // SAFETY: a new mapping at an address that the kernel chooses replaces no other. It stays
+        // until the process ends, and only the atomics access it.
         let words = unsafe {
             let base = mmap(std::ptr::null_mut(), 4096, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)?;
             &*base.cast::<[AtomicU32; 2]>()
@@ -93,7 +97,7 @@ impl SharedLine {
         Ok(SharedLine { words })
     }
 
-    /// Ranks 0 and 1 hand the line to each other: there and back.
+    /// Moves the line from rank 0 to rank 1 and back.
     pub(super) fn round_trip(&self, rank: usize) {
         let [turn, _] = self.words;
         let mine = rank as u32;
@@ -103,7 +107,7 @@ impl SharedLine {
         turn.store(1 - mine, Ordering::Release);
     }
 
-    /// Returns when all ranks have called it. They sleep meanwhile: none spins, none yields.
+    /// Returns when all ranks have called it. Until then they sleep: no rank spins or yields.
     #[cfg(target_os = "linux")]
     pub(super) fn barrier(&self, ranks: usize) -> Result<()> {
         use rustix::io::Errno;
@@ -127,6 +131,6 @@ impl SharedLine {
 
     #[cfg(not(target_os = "linux"))]
     pub(super) fn barrier(&self, _ranks: usize) -> Result<()> {
-        Err("a futex is Linux's".into())
+        Err("futexes are available on Linux only".into())
     }
 }

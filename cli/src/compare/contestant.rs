@@ -1,17 +1,17 @@
-//! Who takes part, and how it is started.
+//! The contestants, and how each is started.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::Task;
+use super::arguments::Task;
 use crate::bench::operation::Operation;
 
-/// Who takes part in a comparison.
+/// A library or a bound that takes part in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contestant {
     Kolo,
     KoloRegistered,
-    /// As many bytes, of bf16: its ratio is that of the byte rates.
+    /// The same number of bytes in bf16: the ratio compares bytes per second.
     KoloBf16,
     KoloTcp,
     Gloo,
@@ -20,17 +20,18 @@ pub(super) enum Contestant {
     OpenMpiTcp,
     Mpich,
     MpichTcp,
-    /// Each rank copies as many bytes, from memory to memory.
+    /// Each rank copies the same number of bytes from memory to memory.
     Copy,
-    /// The same, past the caches.
+    /// The same with non-temporal stores.
     Stream,
-    /// Each rank reads and writes as many bytes where they are: what no all-reduce can do without.
+    /// Each rank reads and writes the same number of bytes in place: the least that an all-reduce
+    /// does.
     Scale,
-    /// Pairs of ranks send each other as many bytes over a TCP connection, both at once.
+    /// Pairs of ranks send each other the same number of bytes over TCP, both at once.
     Exchange,
-    /// Two ranks hand a cache line to each other and back.
+    /// A cache line moves from one rank to another and back.
     RoundTrip,
-    /// A barrier in which all ranks but the last sleep: as good as it gets when none of them has a processor of its own.
+    /// A barrier in which all ranks but the last sleep: the quickest when ranks share processors.
     Futex,
 }
 
@@ -81,7 +82,7 @@ impl Contestant {
         ALL.into_iter().find(|contestant| contestant.name() == name)
     }
 
-    /// Those that a name on the command line stands for.
+    /// Returns the contestants that a name on the command line stands for.
     pub(super) fn named(name: &str, tcp: bool, task: Task) -> Result<Vec<Contestant>, String> {
         let contestants = match (name, task) {
             ("openmpi", _) if tcp => vec![OpenMpiTcp],
@@ -102,7 +103,7 @@ impl Contestant {
         Ok(contestants)
     }
 
-    /// Whether it has anything to show there.
+    /// Returns an error if the contestant does not do this task.
     fn check(self, tcp: bool, task: Task) -> Result<(), String> {
         let why = match self {
             KoloRegistered | KoloBf16 | DeepSpeed if tcp => "is measured in shared memory only",
@@ -118,11 +119,11 @@ impl Contestant {
         matches!(self, Kolo | KoloRegistered | KoloBf16 | KoloTcp)
     }
 
-    /// Sees to all that it needs before it can be started from this folder.
+    /// Prepares the start of the contestant from this folder.
     pub(super) fn prepare(self, folder: &Path) -> Result<(), String> {
         match self {
             Gloo => prepare_python(folder, "import torch.distributed", "pip install torch"),
-            // Its operation is compiled when it is first used, which takes longer than a start may.
+            // The first use compiles its operation, which takes longer than a start may take.
             DeepSpeed => prepare_python(
                 folder,
                 "from deepspeed.accelerator import get_accelerator as get; get().create_op_builder('ShareMemCommBuilder').load()",
@@ -134,12 +135,12 @@ impl Contestant {
         }
     }
 
-    /// Where its program for MPI is.
+    /// Returns the path of its MPI program.
     fn program(self, folder: &Path) -> PathBuf {
         folder.join(self.name())
     }
 
-    /// Starts its ranks, which connect to `socket`; without one, they wait for each other in one barrier and end.
+    /// Starts the ranks, which connect to `socket`. Without one, they call one barrier and end.
     pub(super) fn start(self, ranks: usize, folder: &Path, socket: Option<&Path>) -> Result<Vec<Child>, String> {
         let mut command = match self {
             Gloo | DeepSpeed => return self.start_python(ranks, folder, socket),
@@ -202,7 +203,7 @@ fn compile(program: &Path, compiler: &str, advice: &str) -> Result<(), String> {
     Err(format!("{compiler} fails: {}", String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default()))
 }
 
-/// A Python whose libraries compute on one processor a rank.
+/// Returns a command for a Python whose libraries use one processor for each rank.
 fn python() -> Command {
     let mut command = Command::new("python3");
     command.env("OMP_NUM_THREADS", "1").env("DS_ACCELERATOR", "cpu");

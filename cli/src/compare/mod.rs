@@ -1,92 +1,30 @@
-//! `kolo compare`: the same work on kolo, on other libraries and on what the machine can do at best, in interleaved rounds.
+//! `kolo compare`: measures the same work on kolo, on other libraries and on bounds of the machine,
+//! in interleaved rounds.
 //!
-//! On a shared machine absolute times mean little. So the contestants take turns, question by question, and what counts is the
-//! median of the ratios within the rounds.
+//! On a shared machine absolute times mean little. So the contestants take turns, question by
+//! question, and the result is the median of the ratios within the rounds.
 
 mod arena;
+mod arguments;
 mod bounds;
 mod contestant;
 mod rank;
 mod report;
 mod start;
 
-use std::path::PathBuf;
-
-use clap::Args as ClapArgs;
-
 use crate::bench::operation::Operation;
-use crate::units::{bytes, count};
+use crate::units::count;
 use crate::{files, say};
-use arena::{Arena, Question};
+use arena::{Arena, Question, turns};
+use arguments::Task;
 use contestant::Contestant;
 use report::{Report, Samples};
 
+pub(crate) use arguments::Args;
 pub(crate) use rank::{Args as RankArgs, compete};
 
-/// Arguments of `kolo compare`. Nothing is installed for it: who is missing is named, with what to install.
-#[derive(ClapArgs)]
-pub(crate) struct Args {
-    /// What to compare: all_reduce, broadcast, barrier, all_gather, reduce_scatter or all_to_all, of f32, summed; or start, from
-    /// the launcher's start to the end of the last rank, with one barrier between
-    #[arg(default_value = "all_reduce", value_parser = task, value_name = "OP")]
-    task: Task,
-    /// How many ranks of each contestant
-    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=256), default_value = "2")]
-    ranks: u32,
-    /// Whom to compare with: gloo, openmpi, mpich, bounds, deepspeed, or one of kolo-registered, kolo-bf16, kolo-tcp, openmpi-tcp,
-    /// mpich-tcp, copy, stream, scale, exchange, roundtrip, futex
-    #[arg(long = "with", value_delimiter = ',', default_value = "gloo,openmpi,mpich,bounds")]
-    with: Vec<String>,
-    /// Over TCP, also inside the host
-    #[arg(long)]
-    tcp: bool,
-    /// Sizes in bytes, of what has a size [default: 8,1K,4K,64K,1M,64M]
-    #[arg(long, value_parser = bytes, value_delimiter = ',')]
-    sizes: Vec<u64>,
-    /// How many rounds
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "30")]
-    rounds: u32,
-    /// Write every figure to this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Draw times and ratios against size
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
-}
-
-/// Where other libraries change from one way to another.
+/// Sizes near which other libraries change their algorithm.
 const SIZES: [u64; 6] = [8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 64 << 20];
-
-/// What is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Task {
-    /// From the launcher's start to the end of the last rank, with one barrier between.
-    Start,
-    Operation(Operation),
-}
-
-impl Task {
-    fn name(self) -> &'static str {
-        match self {
-            Task::Start => "start",
-            Task::Operation(op) => op.name(),
-        }
-    }
-
-    fn has_sizes(self) -> bool {
-        !matches!(self, Task::Start | Task::Operation(Operation::Barrier))
-    }
-}
-
-fn task(text: &str) -> Result<Task, String> {
-    use Operation::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, ReduceScatter};
-    let operations = [AllReduce, Broadcast, Barrier, AllGather, ReduceScatter, AllToAll].map(Task::Operation);
-    let known = || operations.into_iter().chain([Task::Start]);
-    known().find(|task| task.name() == text).ok_or_else(|| {
-        let names: Vec<_> = known().map(Task::name).collect();
-        format!("{text} cannot be compared; these can: {}", names.join(", "))
-    })
-}
 
 pub(crate) fn compare(args: &Args) -> Result<(), String> {
     files::check(args.json.as_deref(), args.plot.as_deref())?;
@@ -132,7 +70,7 @@ fn operate(args: &Args, op: Operation, contestants: Vec<Contestant>) -> Result<R
         _ if args.sizes.is_empty() => &SIZES,
         _ => &args.sizes,
     };
-    // What is measured for each size, as in `kolo bench`.
+    // The bytes that are measured for each size, as in `kolo bench`.
     let sizes: Vec<usize> = sizes.iter().map(|&bytes| op.elements(bytes, size_of::<f32>(), ranks) * size_of::<f32>()).collect();
     let contestants = arena.contestants();
     let mut samples: Vec<Vec<Samples>> = Vec::new();
@@ -150,9 +88,4 @@ fn operate(args: &Args, op: Operation, contestants: Vec<Contestant>) -> Result<R
         report.add(bytes as u64, &contestants, samples);
     }
     Ok(report)
-}
-
-/// In which order the contestants take their turns: nobody always has the same neighbour before it.
-fn turns(round: usize, contestants: usize) -> impl Iterator<Item = usize> {
-    (0..contestants).map(move |turn| (turn + round) % contestants)
 }

@@ -1,4 +1,4 @@
-//! A rank of kolo, or of a bound of the machine, in a comparison.
+//! A rank of kolo or of a bound of the machine, in a comparison.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -9,14 +9,14 @@ use std::time::Instant;
 use clap::Args as ClapArgs;
 use kolo::{Communicator, ReduceOp, Registered, Transport, bf16};
 
-use super::bounds::{SharedLine, exchange, pair, stream_copy};
+use super::bounds::{Result, SharedLine, exchange, pair, stream_copy};
 use super::contestant::Contestant;
 
 /// Arguments of a rank that `kolo compare` starts.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
     contestant: String,
-    /// Where questions come from. Without it, the rank waits for the others in one barrier and ends.
+    /// The socket that questions come from. Without it, the rank calls one barrier and ends.
     socket: Option<PathBuf>,
 }
 
@@ -29,8 +29,6 @@ pub(crate) fn compete(args: &Args) -> Result<(), String> {
     result.map_err(|error| error.to_string())
 }
 
-pub(super) type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
-
 fn connect(contestant: Contestant) -> Result<Communicator> {
     let builder = Communicator::builder();
     let builder = if contestant == Contestant::KoloTcp { builder.transport(Transport::Tcp) } else { builder };
@@ -42,10 +40,10 @@ struct Rank {
     send: Vec<f32>,
     recv: Vec<f32>,
     registered: Option<Registered<f32>>,
-    /// Of `kolo-bf16`, which has as many bytes as the others.
+    /// The buffer of `kolo-bf16`, with as many bytes as the others have.
     bf16: Vec<bf16>,
     contestant: Contestant,
-    /// To the rank with which this one makes a pair.
+    /// The connection to the other rank of the pair.
     stream: Option<TcpStream>,
     line: Option<SharedLine>,
 }
@@ -77,7 +75,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Nanoseconds of one call, of each iteration.
+    /// Returns the nanoseconds of one call, for each iteration.
     fn measure(&mut self, op: &str, count: usize, warmup: u32, iters: u32, calls: u32) -> Result<Vec<u128>> {
         if self.contestant == Contestant::KoloRegistered && self.registered.as_ref().is_none_or(|memory| memory.len() < count) {
             self.registered = Some(self.comm.alloc(count)?);
@@ -90,7 +88,7 @@ impl Rank {
         self.recv.resize(self.recv.len().max(count), 0.0);
         let mut times = Vec::with_capacity(iters as usize);
         for iteration in 0..warmup + iters {
-            // Written anew, so that no call finds its data where the last one left it.
+            // Rewrite the data, so that no call finds it in the cache where the last one left it.
             match &mut self.registered {
                 Some(memory) => memory[..count].fill(0.0),
                 None if self.contestant == Contestant::KoloBf16 => self.bf16[..2 * count].fill(bf16::ZERO),
@@ -149,7 +147,8 @@ impl Rank {
     }
 }
 
-/// Fails unless all ranks get the same bits of sums that depend on the order in which they are rounded.
+/// Returns an error unless all ranks get the same bits of sums that depend on the order of
+/// rounding.
 fn same_bits(comm: &Communicator, buffer: &mut [bf16]) -> Result<()> {
     let rank = comm.rank() as f32;
     for (i, x) in (0u32..).zip(buffer.iter_mut()) {

@@ -1,13 +1,14 @@
-//! How long a job takes that only starts: from the launcher's start to the end of its last rank, with one barrier between.
+//! How long a job takes that calls one barrier: from the start of the launcher to the end of its
+//! last rank.
 
 use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use super::arena::{Folder, START};
+use super::arena::{Folder, START, turns};
+use super::arguments::{Args, Task};
 use super::contestant::Contestant;
 use super::report::{Report, Samples};
-use super::{Args, Task, turns};
 use crate::say;
 use crate::units::count;
 
@@ -20,7 +21,7 @@ pub(super) fn compare(args: &Args, contestants: Vec<Contestant>) -> Result<Repor
     ));
     let mut present = Vec::new();
     for contestant in contestants {
-        // The first start shows whether it works at all, and brings its files into memory.
+        // The first start shows whether the contestant works, and loads its files into memory.
         match contestant.prepare(folder.path()).and_then(|()| start(contestant, ranks, folder.path())) {
             Ok(_) => present.push(contestant),
             Err(why) if present.is_empty() => return Err(format!("{} cannot take part: {why}", contestant.name())),
@@ -38,7 +39,7 @@ pub(super) fn compare(args: &Args, contestants: Vec<Contestant>) -> Result<Repor
     Ok(report)
 }
 
-/// Seconds of one start.
+/// Returns the seconds of one start.
 fn start(contestant: Contestant, ranks: usize, folder: &Path) -> Result<f64, String> {
     let began = Instant::now();
     let mut started = Started(contestant.start(ranks, folder, None)?);
@@ -50,7 +51,7 @@ fn start(contestant: Contestant, ranks: usize, folder: &Path) -> Result<f64, Str
             if began.elapsed() >= START {
                 return Err(format!("{} did not end within {START:?}", contestant.name()));
             }
-            // Far less than any start takes, and nothing to two processors.
+            // Much less than any start takes, and long enough to leave the processors to the ranks.
             std::thread::sleep(Duration::from_micros(200));
         };
         if !status.success() {
@@ -60,7 +61,7 @@ fn start(contestant: Contestant, ranks: usize, folder: &Path) -> Result<f64, Str
     Ok(began.elapsed().as_secs_f64())
 }
 
-/// Processes that do not outlive a start that failed.
+/// Processes that are killed when this is dropped, so that they do not outlive a failed start.
 struct Started(Vec<Child>);
 
 impl Drop for Started {

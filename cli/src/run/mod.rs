@@ -1,7 +1,8 @@
-//! `kolo run`: ranks of a program on this machine.
+//! `kolo run`: starts ranks of a program on this machine.
 //!
-//! The launcher serves the store where the ranks meet, with a job name and a secret of its own, so that several jobs on one
-//! machine do not meet. It passes signals on, and ends all ranks when one fails.
+//! The launcher serves the store of the rendezvous. Each job has a name and a secret of its own, so
+//! that jobs on one machine stay apart. The launcher forwards signals, and ends all ranks when one
+//! fails.
 
 mod output;
 pub(crate) mod process;
@@ -16,9 +17,10 @@ use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use kolo::TcpStoreServer;
 
 use crate::complain;
+use crate::random::{hexadecimal, random};
 use crate::units::duration;
 use output::{Palette, forward};
-use process::{OUTPUT_PATIENCE, Process, RankOutput, Signal};
+use process::{Event, OUTPUT_PATIENCE, Process, RankOutput, Signal};
 
 /// Arguments of `kolo run`.
 #[derive(ClapArgs)]
@@ -29,7 +31,7 @@ pub(crate) struct Args {
     /// Do not write the rank before each line of output
     #[arg(long)]
     no_prefix: bool,
-    /// How long the other ranks may take to report, after one has failed
+    /// How long the other ranks may take to report after one has failed
     #[arg(long, value_parser = duration, default_value = "1s")]
     grace: Duration,
     /// The program and its arguments; `bench ...` is the built-in command
@@ -37,7 +39,7 @@ pub(crate) struct Args {
     program: Vec<OsString>,
 }
 
-/// Commands of this program that ranks carry out.
+/// Commands of this program that ranks run.
 const BUILT_IN: [&str; 1] = ["bench"];
 
 /// Exit status when the launcher itself fails.
@@ -45,18 +47,11 @@ const LAUNCHER_FAILED: u8 = 125;
 /// Exit status when the program cannot be started.
 const NOT_STARTED: u8 = 127;
 
-/// What the launcher waits for.
-pub(crate) enum Event {
-    Ended(usize, ExitStatus),
-    #[cfg_attr(not(unix), expect(dead_code, reason = "consoles send their signals to all processes by themselves"))]
-    Signalled(Signal),
-}
-
 /// Why a job ended before its time.
 enum Failure {
     /// The first rank that failed.
     Rank { rank: usize, pid: u32, status: ExitStatus, after: Duration },
-    /// The launcher was told to end it.
+    /// A signal told the launcher to end the job.
     Stopped(Signal),
 }
 
@@ -72,58 +67,38 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     let failed = |message: String| (LAUNCHER_FAILED, message);
-    let (program, arguments) = args.program.split_first().ok_or_else(|| failed("no program was given".to_owned()))?;
-    let is_built_in = BUILT_IN.iter().any(|name| program == name);
-    let program = if is_built_in {
-        std::env::current_exe().map_err(|error| failed(format!("cannot find this program: {error}")))?.into_os_string()
-    } else {
-        program.clone()
-    };
-    let arguments = if is_built_in { &args.program[..] } else { arguments };
-
-    let job = hexadecimal(&random::<8>());
-    // One that the environment has reaches the ranks there.
+    let program = Program::new(args).map_err(failed)?;
+    let job = hexadecimal(&random::<8>().map_err(failed)?);
+    // A secret in the launcher's environment reaches the ranks through theirs.
     let given = kolo::settings::secret_of_environment().map_err(|error| failed(error.to_string()))?;
-    let secret = given.unwrap_or_else(random::<32>);
+    let secret = given.map_or_else(random::<32>, Ok).map_err(failed)?;
     let address = ([127, 0, 0, 1], 0).into();
     let server = TcpStoreServer::bind(address, &job, Some(secret)).map_err(|error| failed(error.to_string()))?;
     let (events, event) = unbounded();
     process::watch_signals(&events).map_err(|error| failed(format!("cannot watch for signals: {error}")))?;
 
     let palette = Palette::new(args.ranks as usize, !args.no_prefix);
-    let began = Instant::now();
-    let mut ranks = Ranks { processes: Vec::new(), began, grace: args.grace };
-    // Nothing is sent: it ends when all that the ranks wrote has been passed on.
+    let mut ranks = Ranks { processes: Vec::new(), began: Instant::now(), grace: args.grace };
+    // Nothing is sent. The channel closes when all output of the ranks has been forwarded.
     let (unread, all_read) = bounded(0);
     for rank in 0..args.ranks as usize {
-        let mut command = Command::new(&program);
+        let mut command = program.command(rank);
         command
-            .args(arguments)
             .env("KOLO_RANK", rank.to_string())
             .env("KOLO_WORLD_SIZE", args.ranks.to_string())
             .env("KOLO_LOCAL_RANK", rank.to_string())
             .env("KOLO_LOCAL_WORLD_SIZE", args.ranks.to_string())
             .env("KOLO_STORE", server.url())
             .env("KOLO_STORE_SERVED", "1")
-            .env("KOLO_JOB_ID", &job)
-            .stdin(if rank == 0 && !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
-                Stdio::inherit()
-            } else {
-                Stdio::null()
-            });
+            .env("KOLO_JOB_ID", &job);
         if given.is_none() {
             command.env("KOLO_SECRET", hexadecimal(&secret));
-        }
-        // Of a built-in command, rank 0 reports: it has the terminal to itself.
-        let has_terminal = is_built_in && rank == 0;
-        if !has_terminal {
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
         match start(&mut command, rank, &palette, &events, &unread) {
             Ok(process) => ranks.processes.push(Some(process)),
             Err(error) => {
                 ranks.stop_all(&event);
-                let name = Path::new(&program).display();
+                let name = Path::new(&program.file).display();
                 return Err((NOT_STARTED, format!("{name} cannot be started: {error}")));
             }
         }
@@ -131,17 +106,9 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     drop(unread);
     let mut failure = ranks.wait(&event);
     drop(server);
-    // All that the ranks wrote comes before the news of their end, however slow the reader of this program's output is.
-    let patience = OUTPUT_PATIENCE.unwrap_or(Duration::MAX);
-    while failure.as_ref().is_none_or(|failure| !matches!(failure, Failure::Stopped(_))) {
-        select! {
-            recv(all_read) -> _ => break,
-            recv(event) -> event => match event {
-                Ok(Event::Signalled(signal)) if signal.ends() => failure = Some(Failure::Stopped(signal)),
-                _ => {}
-            },
-            default(patience) => break,
-        }
+    // The ranks' output is written before the report of their end, however slow its reader is.
+    if !matches!(failure, Some(Failure::Stopped(_))) {
+        failure = drain(&all_read, &event).map(Failure::Stopped).or(failure);
     }
     palette.finish();
     Ok(match failure {
@@ -156,7 +123,55 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     })
 }
 
-/// Starts one rank, with threads that pass its output on and wait for its end.
+/// The program that ranks run.
+struct Program<'a> {
+    file: OsString,
+    arguments: &'a [OsString],
+    is_built_in: bool,
+}
+
+impl Program<'_> {
+    fn new(args: &Args) -> Result<Program<'_>, String> {
+        let (file, arguments) = args.program.split_first().ok_or("no program was given")?;
+        if BUILT_IN.iter().any(|name| file == name) {
+            let this = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+            return Ok(Program { file: this.into_os_string(), arguments: &args.program, is_built_in: true });
+        }
+        Ok(Program { file: file.clone(), arguments, is_built_in: false })
+    }
+
+    /// Returns the command of a rank, with its standard input, output and error.
+    fn command(&self, rank: usize) -> Command {
+        let mut command = Command::new(&self.file);
+        command.args(self.arguments);
+        let reads = rank == 0 && !std::io::IsTerminal::is_terminal(&std::io::stdin());
+        command.stdin(if reads { Stdio::inherit() } else { Stdio::null() });
+        // Rank 0 of a built-in command prints a report and has the terminal to itself.
+        let has_terminal = self.is_built_in && rank == 0;
+        if !has_terminal {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        command
+    }
+}
+
+/// Waits until all output of the ranks has been forwarded. Returns the signal that ended the wait,
+/// if one did.
+fn drain(all_read: &Receiver<()>, event: &Receiver<Event>) -> Option<Signal> {
+    let patience = OUTPUT_PATIENCE.unwrap_or(Duration::MAX);
+    loop {
+        select! {
+            recv(all_read) -> _ => return None,
+            recv(event) -> event => match event {
+                Ok(Event::Signalled(signal)) if signal.ends() => return Some(signal),
+                _ => {}
+            },
+            default(patience) => return None,
+        }
+    }
+}
+
+/// Starts one rank, and threads that forward its output and wait for its end.
 fn start(
     command: &mut Command,
     rank: usize,
@@ -181,7 +196,7 @@ fn start(
         let status = child.wait();
         drop(runs);
         if let Ok(status) = status {
-            // Nobody listens any more when the launcher is ending.
+            // The receiver is gone if the launcher is ending.
             let _ = events.send(Event::Ended(rank, status));
         }
     })?;
@@ -209,13 +224,13 @@ struct Ranks {
 /// How urgently the ranks are asked to end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Urgency {
-    /// Not at all.
+    /// The ranks are not asked to end.
     Running,
-    /// One has failed: the others notice, and say so.
+    /// A rank has failed; the other ranks have time to notice and to report it.
     Reporting,
-    /// They have been told to terminate.
+    /// The ranks have been told to terminate.
     Terminating,
-    /// They have been killed.
+    /// The ranks have been killed.
     Killed,
 }
 
@@ -242,10 +257,10 @@ impl Ranks {
                     let process = self.processes[rank].take();
                     let pid = process.as_ref().map_or(0, Process::pid);
                     if let (true, Some(process)) = (!status.success() || failure.is_some(), process) {
-                        // What it has started does not outlive the job.
+                        // Processes that the rank has started do not outlive the job.
                         process.signal(Signal::KILL);
                     }
-                    // The news of a rank that was killed may come after that of one that failed because of it.
+                    // A rank that fails because another was killed may be reported before that one.
                     let is_cause = match &failure {
                         None => !status.success(),
                         Some(Failure::Rank { status: first, .. }) => {
@@ -264,7 +279,7 @@ impl Ranks {
                     self.signal(signal);
                     if signal.ends() {
                         failure.get_or_insert(Failure::Stopped(signal));
-                        // Asked twice, it is meant.
+                        // A second signal kills the ranks at once.
                         let again = urgency >= Urgency::Terminating;
                         (urgency, deadline) =
                             (Urgency::Terminating, Some(Instant::now() + if again { Duration::ZERO } else { TERMINATION }));
@@ -283,19 +298,9 @@ impl Ranks {
         failure
     }
 
-    /// Ends ranks that were started in vain.
+    /// Ends the ranks that have started when another cannot be started.
     fn stop_all(&mut self, events: &Receiver<Event>) {
         self.signal(Signal::KILL);
         self.wait(events);
     }
-}
-
-fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("the system has random numbers");
-    bytes
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

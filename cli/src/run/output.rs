@@ -1,4 +1,4 @@
-//! What ranks write, line by line, with their numbers before it.
+//! The output of the ranks, line by line, each with the number of its rank.
 
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use anstyle::{AnsiColor, Style};
 
 use crate::complain;
 
-/// How each rank's lines begin.
+/// The prefix of each rank's lines.
 #[derive(Clone)]
 pub(super) struct Palette {
     prefixes: Arc<Option<[Vec<String>; 2]>>,
@@ -17,7 +17,7 @@ const COLOURS: [AnsiColor; 6] =
     [AnsiColor::Cyan, AnsiColor::Green, AnsiColor::Yellow, AnsiColor::Magenta, AnsiColor::Blue, AnsiColor::Red];
 
 impl Palette {
-    /// Prefixes for so many ranks, in colour where the output is a terminal and nobody asked for none.
+    /// Makes the prefixes of `ranks` ranks, in colour on a terminal unless `NO_COLOR` is set.
     pub(super) fn new(ranks: usize, prefixes: bool) -> Palette {
         if !prefixes {
             return Palette { prefixes: Arc::new(None) };
@@ -40,17 +40,17 @@ impl Palette {
         self.prefixes.as_ref().as_ref().map_or("", |prefixes| &prefixes[usize::from(is_error)][rank])
     }
 
-    /// Nothing more will come.
+    /// Flushes standard output after the last line.
     pub(super) fn finish(&self) {
-        // Whoever read the output may have gone.
+        // The reader of the output may have gone.
         let _ = std::io::stdout().flush();
     }
 }
 
-/// The longest line that is kept whole.
+/// The longest line that is kept whole, in bytes.
 const LONGEST: u64 = 64 << 10;
 
-/// Passes a stream on, line by line, on a thread of its own.
+/// Forwards a stream line by line, on a thread of its own.
 pub(super) fn forward(pipe: impl Read + Send + 'static, palette: &Palette, rank: usize, is_error: bool) {
     let palette = palette.clone();
     let thread = std::thread::Builder::new().name(format!("output-{rank}"));
@@ -67,7 +67,8 @@ pub(super) fn forward(pipe: impl Read + Send + 'static, palette: &Palette, rank:
             if line.last() != Some(&b'\n') {
                 line.push(b'\n');
             }
-            // One call for each line, so that lines of different ranks do not mix. If nobody reads them, the rank shall know.
+            // One call for each line, so that lines of different ranks do not mix. If the reader
+            // has gone, the pipe is closed, so that the rank notices.
             let written = if is_error { std::io::stderr().write_all(&line) } else { std::io::stdout().lock().write_all(&line) };
             if written.is_err() {
                 break;

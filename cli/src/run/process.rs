@@ -1,4 +1,4 @@
-//! Processes and signals, as far as systems differ.
+//! Processes and signals, where systems differ.
 
 #[cfg(unix)]
 mod platform {
@@ -16,9 +16,9 @@ mod platform {
     use signal_hook::consts::{SIGABRT, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     use signal_hook::iterator::Signals;
 
-    use crate::run::Event;
+    use crate::run::process::Event;
 
-    /// A signal that is passed on.
+    /// A signal that the launcher forwards.
     #[derive(Clone, Copy)]
     pub(crate) struct Signal(i32);
 
@@ -26,12 +26,12 @@ mod platform {
         pub(crate) const TERMINATE: Signal = Signal(SIGTERM);
         pub(crate) const KILL: Signal = Signal(signal_hook::consts::SIGKILL);
 
-        /// Whether whoever sent it wants the job to end.
+        /// Returns whether the signal asks the job to end.
         pub(crate) fn ends(self) -> bool {
             matches!(self.0, SIGINT | SIGTERM | SIGHUP | SIGQUIT)
         }
 
-        /// The status of a job that it ended, as shells have it.
+        /// Returns the exit status of a job that the signal ended, by the convention of shells.
         pub(crate) fn exit_code(self) -> u8 {
             128 + self.0 as u8
         }
@@ -46,10 +46,11 @@ mod platform {
         }
     }
 
-    /// Sends a signal to a rank and all that it has started: they are a process group.
+    /// Sends a signal to the process group of a rank: the rank and the processes that it has
+    /// started.
     pub(super) fn send(pid: u32, signal: Signal) {
         if let (Some(pid), Some(number)) = (Pid::from_raw(pid as i32), Number::from_named_raw(signal.0)) {
-            // All of it may just have ended. Who is stopped has to go on to end.
+            // The whole group may have ended. A stopped process ends only when it continues.
             let _ = kill_process_group(pid, number);
             if signal.ends() {
                 let _ = kill_process_group(pid, Number::CONT);
@@ -57,23 +58,26 @@ mod platform {
         }
     }
 
-    /// Before a rank starts: it gets signals from the launcher only, and does not outlive it.
+    /// Prepares the start of a rank, so that it gets signals from the launcher only and does not
+    /// outlive it.
     pub(crate) fn prepare(command: &mut Command) {
         command.process_group(0);
         #[cfg(target_os = "linux")]
-        // SAFETY: between fork and exec only async-signal-safe calls are allowed; this is one system call.
+        // SAFETY: between fork and exec only async-signal-safe calls are allowed; this is one
+        // system call.
         unsafe {
             command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Number::KILL))?));
         }
     }
 
-    /// What a rank writes. A program that it has started may keep the pipe open after the rank has ended, so the end of the pipe
-    /// is not the only sign that all that the rank wrote has been read.
+    /// The output of a rank. A program that the rank has started may keep the pipe open after the
+    /// rank has ended. So the output is also complete when the rank has ended and the pipe is
+    /// empty.
     pub(crate) struct RankOutput<P> {
         pub(crate) pipe: P,
-        /// Ends with the rank.
+        /// A pipe that closes when the rank ends.
         pub(crate) rank: PipeReader,
-        /// Dropped when all that the rank wrote has been read.
+        /// Dropped when all output of the rank has been read.
         pub(crate) unread: Option<Sender<()>>,
     }
 
@@ -84,7 +88,8 @@ mod platform {
                 let mut either = [PollFd::new(&self.pipe, PollFlags::IN), PollFd::new(&self.rank, PollFlags::IN)];
                 retry_on_intr(|| poll(&mut either, None))?;
                 let has_ended = !either[1].revents().is_empty();
-                // Whether anything is left is asked after the end: it may have been written just before.
+                // Look for remaining output after the end only: the rank may write just before it
+                // ends.
                 if has_ended && retry_on_intr(|| poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&NOW)))? == 0 {
                     self.unread = None;
                 }
@@ -93,12 +98,14 @@ mod platform {
         }
     }
 
-    /// How long to wait until all that a rank wrote has been read: that is known here.
+    /// How long to wait until all output of a rank has been read. `None`: this system reports the
+    /// end.
     pub(crate) const OUTPUT_PATIENCE: Option<std::time::Duration> = None;
 
-    /// Passes signals to whoever waits for events, from a thread of its own.
+    /// Sends signals to the receiver of events, from a thread of its own.
     pub(crate) fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
-        // Whoever started the launcher may have left it ignored, and then the end of a child is never told.
+        // The parent of the launcher may have set SIGCHLD to be ignored. Then the end of a child
+        // would not be reported.
         signal_hook::flag::register(SIGCHLD, Arc::default())?;
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])?;
         let events = events.clone();
@@ -113,11 +120,11 @@ mod platform {
     }
 
     pub(crate) fn exit_code(status: ExitStatus) -> u8 {
-        // As shells do it.
+        // By the convention of shells.
         status.code().map_or_else(|| Signal(status.signal().unwrap_or(0)).exit_code(), |code| code as u8)
     }
 
-    /// Whether somebody or something ended it; a process that aborts does so itself.
+    /// Returns whether a signal ended the process from outside. A process that aborts ends itself.
     pub(crate) fn was_killed(status: ExitStatus) -> bool {
         status.signal().is_some_and(|signal| signal != SIGABRT)
     }
@@ -140,9 +147,9 @@ mod platform {
 
     use crossbeam_channel::Sender;
 
-    use crate::run::Event;
+    use crate::run::process::Event;
 
-    /// What can be asked of a process here: to end at once.
+    /// The only request that this system has for a process: to end at once.
     #[derive(Clone, Copy)]
     pub(crate) struct Signal;
 
@@ -166,19 +173,19 @@ mod platform {
     }
 
     pub(super) fn send(pid: u32, _: Signal) {
-        // The system's own program: a handle to end it with is held by the thread that waits.
+        // The system's own program, because the thread that waits for the process holds its handle.
         let _ = Command::new("taskkill").args(["/F", "/T", "/PID", &pid.to_string()]).output();
     }
 
     pub(crate) fn prepare(_: &mut Command) {}
 
-    /// What a rank writes.
+    /// The output of a rank.
     pub(crate) struct RankOutput<P> {
         pub(crate) pipe: P,
-        /// Ends with the rank.
-        #[expect(dead_code, reason = "a pipe cannot be waited for beside another here")]
+        /// A pipe that closes when the rank ends.
+        #[expect(dead_code, reason = "this system cannot wait for two pipes at once")]
         pub(crate) rank: PipeReader,
-        /// Dropped with this, at the end of the pipe.
+        /// Dropped with this value, at the end of the pipe.
         #[expect(dead_code, reason = "it is kept to be dropped")]
         pub(crate) unread: Option<Sender<()>>,
     }
@@ -189,10 +196,11 @@ mod platform {
         }
     }
 
-    /// How long to wait for the end of the pipe, which a program that the rank has started may keep open.
+    /// How long to wait for the end of the pipe. A program that the rank has started may keep it
+    /// open.
     pub(crate) const OUTPUT_PATIENCE: Option<Duration> = Some(Duration::from_secs(2));
 
-    /// Nothing comes: see [`Event::Signalled`].
+    /// Sends nothing: see [`Event::Signalled`].
     pub(crate) fn watch_signals(_: &Sender<Event>) -> io::Result<()> {
         Ok(())
     }
@@ -201,7 +209,7 @@ mod platform {
         status.code().map_or(1, |code| u8::try_from(code).unwrap_or(1))
     }
 
-    /// That cannot be told here.
+    /// Returns `false`: this system does not tell.
     pub(crate) fn was_killed(_: ExitStatus) -> bool {
         false
     }
@@ -211,12 +219,19 @@ mod platform {
     }
 }
 
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 
 pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
 pub(crate) use platform::{Signal, describe, exit_code, prepare, was_killed, watch_signals};
 
-/// A rank's process, as long as nobody has been told of its end.
+/// What the launcher waits for.
+pub(crate) enum Event {
+    Ended(usize, ExitStatus),
+    #[cfg_attr(not(unix), expect(dead_code, reason = "consoles send their signals to all processes by themselves"))]
+    Signalled(Signal),
+}
+
+/// The process of a rank whose end has not been reported.
 pub(crate) struct Process {
     pid: u32,
 }

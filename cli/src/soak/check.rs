@@ -1,4 +1,4 @@
-//! Operations with numbers of which it is known what must come out.
+//! Operations on numbers whose results are known.
 
 use kolo::{Communicator, DType, ReduceOp, Registered, Result, bf16, f16};
 
@@ -7,7 +7,7 @@ use crate::bench::measure::{Plan, count_wrong};
 use crate::bench::operation::Operation;
 use crate::bench::pattern::{Pattern, STALE, small};
 
-/// Carries a call out; how many elements of this rank's result are wrong.
+/// Runs a call and returns how many elements of this rank's result are wrong.
 pub(crate) fn carry_out(comm: &Communicator, call: &Call) -> Result<u64> {
     match call.dtype {
         DType::F32 => typed::<f32>(comm, call),
@@ -68,15 +68,16 @@ fn start<T: Pattern>(comm: &Communicator, op: Operation, redop: ReduceOp, root: 
         Operation::AllToAll => comm.start_all_to_all_in_place(recv)?,
         Operation::Gather => comm.start_gather_in_place(recv, root)?,
         Operation::Scatter => comm.start_scatter_in_place(recv, root)?,
-        // These are never in place.
+        // These have no form in place.
         Operation::Barrier | Operation::SendRecv => return Ok(recv),
     };
-    // Behind it, in the same order on all ranks.
+    // The second call, in the same order on all ranks.
     comm.barrier()?;
     Ok(work.wait()?)
 }
 
-/// The other ranks send messages to the root, which receives from any; how many bytes are wrong on this rank.
+/// Sends messages from the other ranks to the root, which receives from any. Returns how many bytes
+/// are wrong on this rank.
 pub(crate) fn collect(comm: &Communicator, collect: &Collect) -> Result<u64> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let Collect { messages, bytes, salt, .. } = *collect;
@@ -89,7 +90,7 @@ pub(crate) fn collect(comm: &Communicator, collect: &Collect) -> Result<u64> {
         for _ in 0..messages * (ranks - 1) {
             buf.fill(STALE as u8);
             let from = comm.recv_any(&mut buf)?;
-            // Those of one rank come in the order in which it has sent them.
+            // Messages of one rank arrive in the order in which that rank sent them.
             let message = received[from];
             received[from] += 1;
             wrong += buf.iter().enumerate().filter(|&(place, &got)| got != byte(from, message, place)).count() as u64;
@@ -102,13 +103,13 @@ pub(crate) fn collect(comm: &Communicator, collect: &Collect) -> Result<u64> {
             comm.send(&buf, root)?;
         }
     }
-    // What a rank sends in a later step is not for this one.
+    // No rank sends the messages of a later step before all have received those of this step.
     comm.barrier()?;
     Ok(wrong)
 }
 
-/// Every rank allocates registered words and forks a child that frees them; how many words are wrong in the parent, then and
-/// after an all-reduce of them.
+/// Allocates registered words on each rank and forks a child that frees them. Returns how many
+/// words are wrong in the parent then and after an all-reduce of them.
 pub(crate) fn fork(comm: &Communicator, words: usize, salt: u32) -> Result<u64> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let word = |rank: usize, place: usize| u64::from(small(None, rank, place, salt, ranks));
@@ -122,19 +123,19 @@ pub(crate) fn fork(comm: &Communicator, words: usize, salt: u32) -> Result<u64> 
     Ok((changed + wrong) as u64)
 }
 
-/// Forks a child that drops its copy of a buffer, as one does that ends by returning from `main`.
+/// Forks a child that drops its copy of a buffer, as a child does that returns from `main`.
 fn free_in_a_child(memory: &Registered<u64>) {
     use std::os::unix::process::CommandExt;
     let memory = std::ptr::from_ref(memory) as usize;
     let free = move || {
-        // SAFETY: this runs in the forked child alone, while the parent waits and keeps the buffer borrowed. The child's copy of
-        // it is dropped once, and not used again: the child ends here.
+        // SAFETY: only the forked child runs this, while the parent waits and keeps the buffer
+        // borrowed. The child drops its copy once and then ends.
         drop(unsafe { std::ptr::read(memory as *const Registered<u64>) });
         Err(std::io::ErrorKind::Interrupted.into())
     };
     let mut child = std::process::Command::new("ends before it starts");
-    // SAFETY: the child has the forking thread only. Dropping a buffer makes system calls, and takes no lock that another thread
-    // may have held.
+    // SAFETY: the child has the forking thread only. Dropping a buffer makes system calls and takes
+    // no lock that another thread may have held.
     let child = unsafe { child.pre_exec(free) };
     let ended = child.spawn();
     debug_assert!(ended.is_err());
@@ -146,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    /// Every operation in every way computes what it should, and something else is noticed.
+    /// Every operation in every form computes the right result, and a wrong one is noticed.
     #[test]
     fn results_are_checked() {
         std::thread::scope(|scope| {
@@ -159,7 +160,7 @@ mod tests {
                             assert_eq!(carry_out(&comm, &call).unwrap(), 0, "{call:?}");
                         }
                     }
-                    // One rank's numbers are others than they should be.
+                    // One rank contributes wrong numbers.
                     let salt = if comm.rank() == 1 { 8 } else { 9 };
                     let (redop, how) = (ReduceOp::Sum, How::InPlace);
                     let call = Call { op: Operation::AllReduce, dtype: DType::I32, redop, root: 0, bytes: 1000, how, salt };
@@ -178,7 +179,7 @@ mod tests {
                         let as_planned = Collect { root: 4, messages: 20, bytes, salt: 3 };
                         assert_eq!(collect(&comm, &as_planned).unwrap(), 0, "{as_planned:?}");
                     }
-                    // Rank 2 sends what it should not.
+                    // Rank 2 sends wrong bytes.
                     let salt = if comm.rank() == 2 { 4 } else { 3 };
                     let wrong = collect(&comm, &Collect { root: 4, messages: 20, bytes: 601, salt }).unwrap();
                     assert_eq!(wrong > 0, comm.rank() == 1);

@@ -1,4 +1,5 @@
-//! A thread that uses a registered buffer while other threads of its process communicate, and other ranks die.
+//! A thread that uses a registered buffer while other threads of its process communicate and other
+//! ranks die.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,18 +7,19 @@ use std::thread::JoinHandle;
 
 use kolo::{Communicator, Registered, Result};
 
-/// Writes and checks a registered buffer that no operation uses, until it is dropped or [finished](Holder::finish).
+/// Writes and checks a registered buffer that no operation uses, until it is dropped or
+/// [finished](Holder::finish).
 pub(crate) struct Holder {
     is_over: Arc<AtomicBool>,
-    /// Gives the number of wrong words.
+    /// Returns the number of wrong words.
     thread: JoinHandle<u64>,
 }
 
-/// The words of the buffer: several pages, and few enough that a pass takes a fraction of a millisecond.
+/// The words of the buffer: several pages, and a pass takes a fraction of a millisecond.
 const WORDS: usize = 20_000;
 
 impl Holder {
-    /// A collective call: all ranks allocate the buffer together.
+    /// Allocates the buffer, which is a collective call, and starts the thread.
     pub(crate) fn start(comm: &Communicator) -> Result<Holder> {
         let buffer = comm.alloc::<u64>(WORDS)?;
         let is_over = Arc::new(AtomicBool::new(false));
@@ -26,7 +28,7 @@ impl Holder {
         Ok(Holder { is_over, thread })
     }
 
-    /// Ends the thread; an error says how many words it found wrong.
+    /// Ends the thread. An error says how many words were wrong.
     pub(crate) fn finish(self) -> std::result::Result<(), String> {
         self.is_over.store(true, Ordering::Relaxed);
         match self.thread.join() {
@@ -37,7 +39,7 @@ impl Holder {
     }
 }
 
-/// Fills the buffer with other numbers in each pass, after a check of those of the pass before.
+/// Checks in each pass the numbers of the previous one, then fills the buffer with new ones.
 fn write_and_check(mut buffer: Registered<u64>, is_over: impl Fn() -> bool) -> u64 {
     let word = |pass: u64, place: usize| pass.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place as u64;
     let mut wrong = 0;
@@ -51,7 +53,7 @@ fn write_and_check(mut buffer: Registered<u64>, is_over: impl Fn() -> bool) -> u
         if is_over() {
             break;
         }
-        // The ranks have work to do as well.
+        // Leave the processor to the ranks.
         std::thread::yield_now();
     }
     wrong
@@ -74,7 +76,7 @@ mod tests {
         let inside = buffer.as_mut_ptr() as usize + 8 * 3;
         let passes = std::cell::Cell::new(0);
         let wrong = write_and_check(buffer, || {
-            // SAFETY: the buffer lives until this is asked for the last time, and the thread that uses it is this one.
+            // SAFETY: the buffer lives longer than this closure, and this thread alone uses it.
             unsafe { (inside as *mut u64).write_volatile(7) };
             passes.set(passes.get() + 1);
             passes.get() == 4

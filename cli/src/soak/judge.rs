@@ -1,4 +1,4 @@
-//! Whether what the ranks of a round say fits what was done to them.
+//! Decides whether the reports of the ranks fit the fault of the round.
 
 use std::process::ExitStatus;
 
@@ -11,16 +11,54 @@ use crate::units::count;
 pub(crate) struct Outcome {
     pub(crate) status: ExitStatus,
     pub(crate) report: Option<Report>,
-    /// What it wrote to standard error.
+    /// Its standard error.
     pub(crate) errors: String,
 }
 
-/// Whether what the ranks say fits the fault.
+/// Returns an error unless the reports of the ranks fit the fault.
 pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> {
     if round.fault == Fault::Crash {
         return Ok("the next round starts at the same stores".to_owned());
     }
     let victim_ends = matches!(round.fault, Fault::Kill | Fault::Leave);
+    let mut reports = reports(round, ranks, victim_ends)?;
+    let failed = reports.iter().filter(|(_, report)| report.failure.is_some()).count();
+    // In the last operation, the stopped rank may have sent everything that some peers need, or may
+    // find everything that it needs when it continues. These ranks complete, and do not learn that
+    // the others have given it up.
+    let in_last = |report: &Report| match &report.failure {
+        None => true,
+        Some(failure) => reports.iter().all(|(_, other)| other.failure.is_some() || failure.after + 1 >= other.operations),
+    };
+    let mut unaware = 0;
+    if round.fault.outlasts_the_deadline() && failed > 0 {
+        let all_others = reports.iter().filter(|(rank, _)| *rank != round.victim).all(|(_, report)| in_last(report));
+        let is_unaware = |(rank, report): &(usize, &Report)| report.failure.is_none() && (*rank == round.victim || all_others);
+        unaware = reports.iter().filter(|report| is_unaware(report) && report.0 != round.victim).count();
+        reports.retain(|report| !is_unaware(report));
+    }
+    // A stop in a step may come after the last operation. A stop before the first operation always
+    // has an effect.
+    let must_fail = victim_ends || round.fault == Fault::StopUnlinked;
+    let may_fail = must_fail || matches!(round.fault, Fault::Stop | Fault::Cut);
+    if failed == 0 && !must_fail {
+        let operations = reports.first().map_or(0, |(_, report)| report.operations);
+        return Ok(format!("{} by each rank", count(operations as usize, "operation")));
+    }
+    if !may_fail || failed < reports.len() {
+        let said = reports.iter().map(|(rank, report)| match &report.failure {
+            Some(failure) => format!("rank {rank}: {}", failure.text),
+            None => format!("rank {rank} has not failed"),
+        });
+        return Err(format!("{failed} of {} failed: {}", count(reports.len(), "rank"), said.collect::<Vec<_>>().join("; ")));
+    }
+    agree(round, &reports)?;
+    survivors(round, reports, unaware)
+}
+
+/// Returns the reports of the ranks, each with its rank. Returns an error for a rank that left
+/// none, or a victim that did not end as planned.
+fn reports<'a>(round: &Round, ranks: &'a [Outcome], victim_ends: bool) -> Result<Vec<(usize, &'a Report)>, String> {
     let mut reports: Vec<(usize, &Report)> = Vec::new();
     for (number, rank) in ranks.iter().enumerate() {
         let status = rank.status;
@@ -36,36 +74,12 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
             _ => return Err(format!("rank {number} {}: {}", describe(status), rank.errors.trim())),
         }
     }
-    let failed = reports.iter().filter(|(_, report)| report.failure.is_some()).count();
-    // In the last operation, whoever is stopped may have given some of the others all that they needed, or may find all that it
-    // needs when it goes on: those come to their end, and never hear that the others have given it up.
-    let in_last = |report: &Report| match &report.failure {
-        None => true,
-        Some(failure) => reports.iter().all(|(_, other)| other.failure.is_some() || failure.after + 1 >= other.operations),
-    };
-    let mut unaware = 0;
-    if round.fault.outlasts_the_deadline() && failed > 0 {
-        let all_others = reports.iter().filter(|(rank, _)| *rank != round.victim).all(|(_, report)| in_last(report));
-        let is_unaware = |(rank, report): &(usize, &Report)| report.failure.is_none() && (*rank == round.victim || all_others);
-        unaware = reports.iter().filter(|report| is_unaware(report) && report.0 != round.victim).count();
-        reports.retain(|report| !is_unaware(report));
-    }
-    // A rank that is to be stopped in a step may be so only when all is done; before its first operation it is so in any case.
-    let must_fail = victim_ends || round.fault == Fault::StopUnlinked;
-    let may_fail = must_fail || matches!(round.fault, Fault::Stop | Fault::Cut);
-    if failed == 0 && !must_fail {
-        let operations = reports.first().map_or(0, |(_, report)| report.operations);
-        return Ok(format!("{} by each rank", count(operations as usize, "operation")));
-    }
-    if !may_fail || failed < reports.len() {
-        let said = reports.iter().map(|(rank, report)| match &report.failure {
-            Some(failure) => format!("rank {rank}: {}", failure.text),
-            None => format!("rank {rank} has not failed"),
-        });
-        return Err(format!("{failed} of {} failed: {}", count(reports.len(), "rank"), said.collect::<Vec<_>>().join("; ")));
-    }
-    agree(round, &reports)?;
-    // Who was stopped may find nobody any more when it goes on, and then goes on alone.
+    Ok(reports)
+}
+
+/// Returns an error unless the right ranks survive the failure; `unaware` ranks did not notice it.
+fn survivors(round: &Round, mut reports: Vec<(usize, &Report)>, unaware: usize) -> Result<String, String> {
+    // A stopped rank that continues may find no survivor, and then continues alone.
     let is_alone = |rank: usize, report: &Report| {
         round.fault.outlasts_the_deadline() && rank == round.victim && (report.excluded || report.survivors == Some(1))
     };
@@ -76,9 +90,9 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
             return Err(format!("rank {rank} went on among {:?}, but {survivors} went on: {reports:?}", report.survivors));
         }
     }
-    // The victim of a cut is as good as the others.
+    // The victim of a cut survives like the others.
     let expected = if round.fault == Fault::Cut { round.ranks } else { round.ranks - 1 - unaware };
-    // Where some of the ranks gave up one that was stopped, all of them may have it back when it goes on in time.
+    // If only some ranks gave up the stopped rank, it may survive if it continues in time.
     let came_back = round.fault.outlasts_the_deadline()
         && survivors == round.ranks
         && reports.iter().any(|(_, report)| report.failure.as_ref().is_some_and(|failure| failure.on_part));
@@ -89,8 +103,9 @@ pub(crate) fn judge(round: &Round, ranks: &[Outcome]) -> Result<String, String> 
     Ok(format!("{} went on after \"{first}\"", count(survivors, "rank")))
 }
 
-/// All name the same rank. But one that failed among some of the ranks ends the communicator of all, and one that failed among
-/// all gives up those of some: each may be named for that by those whom it leaves.
+/// Returns an error unless all ranks name the same rank. One exception: a rank that fails on a part
+/// of the ranks ends the communicator of all, and the reverse. The peers that it leaves may name
+/// that rank.
 fn agree(round: &Round, reports: &[(usize, &Report)]) -> Result<(), String> {
     let heralds: Vec<usize> = reports
         .iter()
@@ -101,17 +116,17 @@ fn agree(round: &Round, reports: &[(usize, &Report)]) -> Result<(), String> {
         .iter()
         .filter_map(|(rank, report)| report.failure.as_ref().map(|failure| (*rank, failure.culprit, failure.on_part)))
         .collect();
-    // What was cut has two ends.
+    // A cut connection has two ends.
     if round.fault == Fault::Cut {
         let all_name = named.iter().all(|(_, culprit, _)| culprit.is_some());
-        return if all_name { Ok(()) } else { Err(format!("a failure names nobody: {reports:?}")) };
+        return if all_name { Ok(()) } else { Err(format!("a failure names no rank: {reports:?}")) };
     }
     for (rank, culprit, on_part) in named {
         let is_right = match culprit {
             Some(culprit) => culprit == round.victim || on_part || heralds.contains(&culprit),
             None => false,
         };
-        // The victim itself hears that the others have given it up.
+        // The victim itself learns that the others have given it up.
         if !is_right && rank != round.victim {
             return Err(format!("rank {rank} names {culprit:?} where rank {} was the cause: {reports:?}", round.victim));
         }
@@ -125,14 +140,14 @@ mod tests {
     use std::time::Duration;
 
     use super::super::rank::Failure;
-    use super::super::script::{Ingredient, Meeting, Path};
+    use super::super::script::{Ingredient, Path, Rendezvous};
     use super::*;
 
     fn round(fault: Fault) -> Round {
-        let (path, meeting, after) = (Path::Tcp, Meeting::File, Duration::ZERO);
+        let (path, rendezvous, after) = (Path::Tcp, Rendezvous::File, Duration::ZERO);
         let timeout = Duration::from_secs(1);
         let (seed, number, sockets, steps, with) = (1, 2, 1, 30, vec![Ingredient::Splits]);
-        Round { seed, number, ranks: 4, path, meeting, sockets, fault, victim: 2, at: 5, after, steps, with, timeout }
+        Round { seed, number, ranks: 4, path, rendezvous, sockets, fault, victim: 2, at: 5, after, steps, with, timeout }
     }
 
     fn ended(report: Report) -> Outcome {
@@ -160,7 +175,7 @@ mod tests {
         }
         let all = [failed(Some(2), false, 3), failed(Some(2), false, 3), killed(), failed(Some(2), false, 3)];
         assert!(judge(&round(Fault::Kill), &all).unwrap().contains("3 ranks went on"));
-        // Rank 0 failed on a part, and the others heard of it by rank 0.
+        // Rank 0 failed on a part of the ranks, and reported it to the others.
         let all = [failed(Some(2), true, 3), failed(Some(0), false, 3), killed(), failed(Some(2), false, 3)];
         judge(&round(Fault::Kill), &all).unwrap();
         let excluded = Report { excluded: true, survivors: None, ..failed(Some(0), false, 0).report.unwrap() };
@@ -182,7 +197,8 @@ mod tests {
         };
         assert!(judge(&round(Fault::Stop), &[last(1), fine(), alone(), fine()]).unwrap().contains("1 rank went on"));
         assert!(judge(&round(Fault::Stop), &[last(2), fine(), alone(), last(2)]).unwrap().contains("2 ranks went on"));
-        // But all that failed together go on together, and only what fails in the last operation may do so alone.
+        // Ranks that fail together continue together. Only in the last operation may a rank fail
+        // alone.
         assert!(judge(&round(Fault::Stop), &[last(1), fine(), alone(), last(1)]).is_err());
         assert!(judge(&round(Fault::Stop), &[failed(Some(2), false, 1), fine(), alone(), fine()]).is_err());
     }
@@ -217,6 +233,6 @@ mod tests {
         refused(Fault::Kill, [right(), failed(Some(0), false, 3), killed(), right()], "rank 1 names Some(0)");
         refused(Fault::Kill, [right(), failed(None, false, 3), killed(), right()], "rank 1 names None");
         refused(Fault::Kill, [right(), failed(Some(2), false, 2), killed(), right()], "rank 1 went on among Some(2)");
-        refused(Fault::Cut, [failed(None, false, 4), right(), right(), right()], "names nobody");
+        refused(Fault::Cut, [failed(None, false, 4), right(), right(), right()], "names no rank");
     }
 }

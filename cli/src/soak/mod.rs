@@ -1,5 +1,5 @@
-//! `kolo soak`: random jobs with random faults, for as long as one likes. Every result is checked, and so is what the ranks say
-//! of every fault. A seed says what happens, though not how it interleaves.
+//! `kolo soak`: runs random jobs with random faults for a given time. It checks every result and
+//! what the ranks report of every fault. A seed determines the rounds, but not how they interleave.
 
 mod check;
 mod holder;
@@ -18,40 +18,40 @@ use crossbeam_channel::{Receiver, Sender, select, unbounded};
 use kolo::TcpStoreServer;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::run;
+use crate::random::{hexadecimal, random};
 use crate::run::process::{self, prepare};
 use crate::units::{count, duration, show_ranks};
 use crate::{complain, say};
 use judge::{Outcome, judge};
 use rank::{Report, STOPS};
-use script::{Fault, Ingredient, Meeting, Round};
+use script::{Fault, Ingredient, Rendezvous, Round};
 use stranger::Stranger;
 
 /// Arguments of `kolo soak`.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// For how long: no round is started after that
+    /// How long to start new rounds
     #[arg(long, default_value_t = 1.0, value_parser = minutes)]
     minutes: f64,
-    /// What happens follows from this number; without it, from a random one, which is printed
+    /// The seed of all rounds; by default a random one, which is printed
     #[arg(long)]
     seed: Option<u64>,
     /// How many ranks
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=64), default_value = "4")]
     ranks: u32,
-    /// Only rounds with one of these faults
+    /// Play only rounds with one of these faults
     #[arg(long, value_delimiter = ',')]
     fault: Vec<Fault>,
-    /// Only rounds with all of these ingredients
+    /// Play only rounds with all of these ingredients
     #[arg(long, value_delimiter = ',')]
     with: Vec<Ingredient>,
-    /// Only this round: replays it
+    /// Replay this round only
     #[arg(long, conflicts_with_all = ["fault", "with"])]
     round: Option<u64>,
     /// How long one round may take before it counts as a hang
     #[arg(long, value_parser = duration, default_value = "5m")]
     patience: Duration,
-    /// Be this rank of the round
+    /// Run as this rank of the round
     #[arg(long, hide = true, requires = "round", requires = "seed")]
     rank: Option<usize>,
 }
@@ -60,11 +60,11 @@ fn minutes(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|minutes: &f64| (0.0..1e6).contains(minutes)).ok_or_else(|| "a number of minutes".to_owned())
 }
 
-/// Why a soak ends before its time.
+/// Why a soak ends early.
 enum End {
-    /// Something is wrong.
+    /// A round went wrong.
     Failed(String),
-    /// The user wants no more of it.
+    /// A signal stopped the soak.
     Stopped(process::Signal),
 }
 
@@ -100,18 +100,14 @@ fn play_rounds(args: &Args) -> Result<(), End> {
     }
     let seed = match args.seed {
         Some(seed) => seed,
-        None => {
-            let mut bytes = [0; 4];
-            getrandom::fill(&mut bytes).map_err(|error| format!("there are no random numbers: {error}"))?;
-            u32::from_le_bytes(bytes).into()
-        }
+        None => u32::from_le_bytes(random()?).into(),
     };
     let arena = Arena::new(args, seed)?;
     say(&format!("kolo soak: {}, seed {seed}", count(ranks, "rank")));
     let began = Instant::now();
     let mut tally = Tally::default();
     for number in args.round.unwrap_or(0).. {
-        // Also between rounds: perhaps none is of the chosen kind.
+        // Check between rounds too: possibly none is of the chosen kind.
         arena.check_signals()?;
         let round = Round::new(seed, number, ranks);
         let is_chosen = args.fault.is_empty() || args.fault.contains(&round.fault);
@@ -119,8 +115,8 @@ fn play_rounds(args: &Args) -> Result<(), End> {
             let (line, operations) = arena.play(&round).map_err(|end| match end {
                 End::Stopped(signal) => End::Stopped(signal),
                 End::Failed(problem) => End::Failed(format!(
-                    "round {number} ({}): {problem}\nreplay it with: kolo soak --seed {seed} --round {number} --ranks {ranks}\nwhat \
-                     the ranks left is in {}, for kolo trace",
+                    "round {number} ({}): {problem}\nreplay it with: kolo soak --seed {seed} --round {number} --ranks {ranks}\n\
+                     the traces of the ranks are in {}, for kolo trace",
                     describe_round(&round),
                     arena.keep().display()
                 )),
@@ -161,53 +157,51 @@ fn describe_round(round: &Round) -> String {
     format!("{path}, {} steps{with}, {fault}", round.steps)
 }
 
-/// What all rounds have in common.
+/// What all rounds share.
 struct Arena {
     folder: PathBuf,
     server: TcpStoreServer,
     secret: String,
     job: String,
     patience: Duration,
-    /// What this process is sent.
-    signals: Receiver<run::Event>,
+    /// The signals that this process receives.
+    signals: Receiver<process::Event>,
 }
 
 /// A rank's process.
 struct Rank {
     child: Child,
     report: Option<Report>,
-    /// What it wrote to standard error.
+    /// Its standard error.
     errors: String,
 }
 
 enum Event {
     Said(usize, String),
     Complained(usize, String),
-    /// Nothing more will come from one of its outputs.
+    /// One of its outputs has ended.
     Silent,
 }
 
 impl Arena {
     fn new(args: &Args, seed: u64) -> Result<Arena, String> {
-        let mut secret = [0; 32];
-        getrandom::fill(&mut secret).map_err(|error| format!("there are no random numbers: {error}"))?;
+        let secret = random()?;
         let job = format!("soak-{seed}");
         let server = TcpStoreServer::bind(([127, 0, 0, 1], 0).into(), &job, Some(secret)).map_err(|error| error.to_string())?;
-        let secret = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-        // From here on a signal ends the soak, which removes its folder.
+        // From now on, a signal ends the soak in order, so that its folder is removed.
         let (sender, signals) = unbounded();
         process::watch_signals(&sender).map_err(|error| format!("cannot watch for signals: {error}"))?;
         let folder = std::env::temp_dir().join(format!("kolo-soak-{seed}-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("traces"))
             .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
-        Ok(Arena { folder, server, secret, job, patience: args.patience, signals })
+        Ok(Arena { folder, server, secret: hexadecimal(&secret), job, patience: args.patience, signals })
     }
 
     fn traces(&self) -> PathBuf {
         self.folder.join("traces")
     }
 
-    /// What the ranks of a round left stays.
+    /// Keeps the files that the ranks of a round left.
     fn keep(&self) -> PathBuf {
         let kept = std::env::temp_dir().join(format!("{}-failed", self.folder.file_name().unwrap_or_default().display()));
         match std::fs::rename(self.traces(), &kept) {
@@ -224,10 +218,10 @@ impl Arena {
         command.env("KOLO_RANK", rank.to_string()).env("KOLO_WORLD_SIZE", round.ranks.to_string());
         command.env("KOLO_JOB_ID", &self.job).env("KOLO_SECRET", &self.secret);
         command.env("KOLO_TRACE_DIR", self.traces()).env("KOLO_TRACE_SIGNAL", "1");
-        match round.meeting {
-            Meeting::Served => command.env("KOLO_STORE", self.server.url()).env("KOLO_STORE_SERVED", "1"),
-            // The ranks learn the secret from the file.
-            Meeting::File => command
+        match round.rendezvous {
+            Rendezvous::Served => command.env("KOLO_STORE", self.server.url()).env("KOLO_STORE_SERVED", "1"),
+            // The ranks read the secret from the file.
+            Rendezvous::File => command
                 .env("KOLO_STORE", format!("file://{}", self.folder.join("store").display()))
                 .env_remove("KOLO_STORE_SERVED")
                 .env_remove("KOLO_SECRET"),
@@ -239,21 +233,22 @@ impl Arena {
         Ok(Rank { child, report: None, errors: String::new() })
     }
 
-    /// An error if the user has stopped the soak.
+    /// Returns an error if a signal has stopped the soak.
     fn check_signals(&self) -> Result<(), End> {
         let stops = self.signals.try_iter().find_map(|event| match event {
-            run::Event::Signalled(signal) if signal.ends() => Some(signal),
+            process::Event::Signalled(signal) if signal.ends() => Some(signal),
             _ => None,
         });
         stops.map_or(Ok(()), |signal| Err(End::Stopped(signal)))
     }
 
-    /// Plays a round to its end: how it went, and how many results were checked. An error says what is wrong with it.
+    /// Plays a round. Returns a line about it and how many results were checked. An error says what
+    /// went wrong.
     fn play(&self, round: &Round) -> Result<(String, u64), End> {
         remove_files(&self.traces());
         let began = Instant::now();
         let (sender, events) = unbounded();
-        let store = (round.meeting == Meeting::Served).then(|| self.server.address());
+        let store = (round.rendezvous == Rendezvous::Served).then(|| self.server.address());
         let stranger = round.has(Ingredient::Stranger).then(|| Stranger::start(round, &self.job, store));
         let mut ranks = Vec::new();
         for rank in 0..round.ranks {
@@ -271,7 +266,7 @@ impl Arena {
         let outcome = follow(round, &mut ranks, &events, &self.signals, self.patience);
         if let Err(end) = &outcome {
             if let End::Failed(_) = end {
-                // The traces say where they are.
+                // The traces show what the ranks do.
                 signal_all(&ranks, Signal::USR1);
                 std::thread::sleep(Duration::from_millis(500));
             }
@@ -285,7 +280,8 @@ impl Arena {
         let took = began.elapsed();
         stranger.map_or(Ok(0), Stranger::finish)?;
         let line = judge(round, &outcomes)?;
-        // When one rank has left, a receive from any rank waits for the others until its deadline.
+        // After a rank has left, a receive from any rank waits for the other ranks until its
+        // deadline.
         let failures = outcomes.iter().filter_map(|outcome| outcome.report.as_ref()?.failure.as_ref());
         let receives = round.fault == Fault::Leave && failures.into_iter().any(|failure| failure.text.starts_with("send seq="));
         if !round.fault.outlasts_the_deadline() && !receives && took >= round.timeout {
@@ -308,7 +304,7 @@ fn remove_files(folder: &FilePath) {
     }
 }
 
-/// Passes on what a process says, line by line.
+/// Sends the output of a process as events, line by line.
 fn listen(
     pipe: Option<impl std::io::Read + Send + 'static>,
     events: Sender<Event>,
@@ -327,7 +323,7 @@ fn listen(
 
 fn signal(rank: &Rank, signal: Signal) {
     if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {
-        // It may have ended, but is not waited for yet: nobody else has its number.
+        // The process may have ended. Its pid is not reused before the process is waited for.
         let _ = kill_process(pid, signal);
     }
 }
@@ -336,27 +332,27 @@ fn signal_all(ranks: &[Rank], which: Signal) {
     ranks.iter().for_each(|rank| signal(rank, which));
 }
 
-/// How often one that is to go on is told so: it may not have been stopped yet.
+/// How often a rank is told to continue: the first signals may come before it has stopped.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Hears the ranks out until they have ended.
+/// Collects the reports of the ranks until they have ended.
 fn follow(
     round: &Round,
     ranks: &mut [Rank],
     events: &Receiver<Event>,
-    signals: &Receiver<run::Event>,
+    signals: &Receiver<process::Event>,
     patience: Duration,
 ) -> Result<(), End> {
     let deadline = Instant::now() + patience;
     let mut silent = 0;
-    // When the one that is stopped is to go on.
+    // When the stopped rank continues.
     let mut goes_on: Option<Instant> = None;
     while silent < 2 * ranks.len() {
         let next = goes_on.unwrap_or(deadline).min(deadline);
         let event = select! {
             recv(events) -> event => event.ok(),
             recv(signals) -> signal => match signal {
-                Ok(run::Event::Signalled(signal)) if signal.ends() => return Err(End::Stopped(signal)),
+                Ok(process::Event::Signalled(signal)) if signal.ends() => return Err(End::Stopped(signal)),
                 _ => continue,
             },
             default(next.saturating_duration_since(Instant::now())) => None,
@@ -385,7 +381,7 @@ fn follow(
     Ok(())
 }
 
-/// What has been done so far.
+/// Counts for the summary.
 #[derive(Default)]
 struct Tally {
     rounds: usize,

@@ -1,4 +1,4 @@
-//! What one rank of a soak does.
+//! One rank of a soak.
 
 use std::io::Write;
 use std::time::Duration;
@@ -11,32 +11,33 @@ use super::check::{carry_out, collect, fork};
 use super::holder::Holder;
 use super::script::{Dice, Fault, Ingredient, Path, Round, START, Step};
 
-/// What a rank says in the end.
+/// The report of a rank at its end.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Report {
     pub(crate) operations: u64,
     pub(crate) failure: Option<Failure>,
-    /// How many went on after it.
+    /// How many ranks continued after the failure.
     pub(crate) survivors: Option<usize>,
-    /// They went on without this one.
+    /// Whether the survivors continued without this rank.
     pub(crate) excluded: bool,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Failure {
     pub(crate) text: String,
-    /// The rank of the job that it names.
+    /// The rank of the job that the error names.
     pub(crate) culprit: Option<usize>,
-    /// It happened on a communicator of some of the ranks, or while one was made, so that the others may hear of it by this rank.
+    /// Whether it happened on a communicator of some of the ranks, or while one was made. Then the
+    /// other ranks may learn of it from this rank.
     pub(crate) on_part: bool,
-    /// So many operations of this rank had come to their end before.
+    /// How many operations of this rank had completed before.
     pub(crate) after: u64,
 }
 
-/// A line of its output with which a rank says that it is about to be stopped.
+/// The line of output that a rank writes just before it stops itself.
 pub(crate) const STOPS: &str = "stops";
 
-/// Takes part in a round; an error is a wrong result, or one that no fault explains.
+/// Takes part in a round. An error is a wrong result or a failure that no fault explains.
 pub(crate) fn take_part(round: &Round, rank: usize) -> Result<Report, String> {
     let say = |error: Error| format!("rank {rank} cannot connect: {error}");
     let mut builder = Communicator::builder().timeout(round.timeout).start_timeout(START);
@@ -52,17 +53,17 @@ pub(crate) fn take_part(round: &Round, rank: usize) -> Result<Report, String> {
     }
     let mut holder = None;
     let report = take_steps(round, rank, &world, &mut holder)?;
-    // It has held its buffer until now, whatever became of the communicator.
+    // The holder keeps its buffer until now, even if the communicator has failed.
     holder.map_or(Ok(()), Holder::finish).map_err(|what| format!("rank {rank}: {what}"))?;
     Ok(report)
 }
 
-/// Carries out the steps and, if one fails, goes on among the survivors.
+/// Runs the steps and, if one fails, continues among the survivors.
 fn take_steps(round: &Round, rank: usize, world: &Communicator, holder: &mut Option<Holder>) -> Result<Report, String> {
     let mut report = Report::default();
     let failure = match dance(round, rank, world, holder, &mut report.operations) {
         Ok(()) => return Ok(report),
-        // Its communicators are dropped in good order.
+        // Returning drops the communicators in order.
         Err(Missed::Left) => return Ok(report),
         Err(Missed::Wrong(what)) => return Err(what),
         Err(Missed::Failed(failure)) => failure,
@@ -79,15 +80,15 @@ fn take_steps(round: &Round, rank: usize, world: &Communicator, holder: &mut Opt
     Ok(report)
 }
 
-/// Why a rank did not get to the end.
+/// Why a rank did not complete all steps.
 enum Missed {
-    /// It was to leave.
+    /// The fault of the round is that it leaves.
     Left,
     Wrong(String),
     Failed(Failure),
 }
 
-/// Carries out the steps.
+/// Runs the steps.
 fn dance(
     round: &Round,
     rank: usize,
@@ -95,7 +96,7 @@ fn dance(
     holder: &mut Option<Holder>,
     operations: &mut u64,
 ) -> Result<(), Missed> {
-    // With the ranks of the job that each has.
+    // Each communicator with its ranks as ranks of the job.
     let mut others: Vec<(Communicator, Vec<usize>)> = Vec::new();
     let everybody: Vec<usize> = (0..round.ranks).collect();
     let is_victim = rank == round.victim;
@@ -110,7 +111,7 @@ fn dance(
             suffer(round);
         }
         if is_victim && number + 1 == round.steps && matches!(round.fault, Fault::Kill) {
-            // It comes.
+            // Wait for the signal.
             std::thread::park();
         }
         let step = round.step(number, others.len());
@@ -139,7 +140,7 @@ fn dance(
     Ok(())
 }
 
-/// Carries out a step that is an operation.
+/// Runs a step that is an operation.
 fn run(comm: &Communicator, step: &Step, number: u64) -> Result<(), Missed> {
     let wrong = match step {
         Step::Collective { call, .. } => carry_out(comm, call),
@@ -162,7 +163,7 @@ impl Missed {
         Missed::Failed(Failure { text: error.to_string(), culprit: error.culprit(), on_part: false, after: 0 })
     }
 
-    /// With the culprit as a rank of the job.
+    /// Makes a failure. The culprit becomes a rank of the job.
     fn on(self, members: &[usize], on_part: bool) -> Missed {
         match self {
             Missed::Failed(failure) => {
@@ -174,7 +175,7 @@ impl Missed {
     }
 }
 
-/// What the survivors do: some steps more.
+/// Runs some more steps among the survivors.
 fn go_on(round: &Round, rest: &Communicator, operations: &mut u64) -> Result<(), String> {
     let after = round.afterwards();
     for number in 0..after.steps {
@@ -188,7 +189,8 @@ fn go_on(round: &Round, rest: &Communicator, operations: &mut u64) -> Result<(),
     Ok(())
 }
 
-/// Has this rank meet its fate from a thread of its own, so that it meets it in the middle of something.
+/// Injects the fault from a thread of its own, so that it hits this rank in the middle of an
+/// operation.
 fn suffer(round: &Round) {
     let Round { fault, after, .. } = *round;
     let cut = Dice::new(&[round.seed, round.number, u64::MAX]);
@@ -198,17 +200,17 @@ fn suffer(round: &Round) {
             Fault::Kill => signal(Signal::KILL),
             Fault::Pause | Fault::Stop => stop(),
             Fault::Cut => cut_a_connection(cut),
-            // These have been stopped before, are not to suffer, or do so elsewhere.
+            // These faults do not hit this rank, or are injected elsewhere.
             Fault::PauseUnlinked | Fault::StopUnlinked | Fault::Nothing | Fault::Leave | Fault::Crash => {}
         }
     });
-    // So that it is not always the next operation that is hit.
+    // Delay the fault, so that it does not always hit the next operation.
     if after > Duration::from_millis(1) {
         std::thread::yield_now();
     }
 }
 
-/// Stops this process until the one that has started it lets it go on.
+/// Stops this process until its parent continues it.
 fn stop() {
     println!("{STOPS}");
     let _ = std::io::stdout().flush();
@@ -224,8 +226,8 @@ fn cut_a_connection(mut dice: Dice) {
     use std::os::fd::BorrowedFd;
     let files = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers = files.filter_map(|file| file.file_name().to_str()?.parse::<i32>().ok()).filter(|number| *number > 2);
-    // SAFETY: the number is only handed to the system, which knows whether it is a socket. If it was closed meanwhile and is
-    // another's, that one is cut.
+    // SAFETY: the descriptor is only passed to system calls, which check it. If it was closed and
+    // reused meanwhile, the new socket is cut instead, which is as good.
     let connected = numbers.filter(|number| rustix::net::getpeername(unsafe { BorrowedFd::borrow_raw(*number) }).is_ok());
     let connected: Vec<i32> = connected.collect();
     if let Some(chosen) = connected.get(dice.below(connected.len())) {

@@ -1,4 +1,5 @@
-//! What happens in a round: all of it follows from the seed, the number of the round and the number of ranks.
+//! The script of a round. It follows from the seed, the number of the round and the number of
+//! ranks.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use kolo::{DType, ReduceOp};
 
 use crate::bench::operation::Operation;
 
-/// Random numbers that follow from what they are for (SplitMix64).
+/// Random numbers from a seed (SplitMix64).
 #[derive(Clone)]
 pub(crate) struct Dice(u64);
 
@@ -28,7 +29,7 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// A number with room for others on top of it.
+    /// Returns a number small enough that others can be added without overflow.
     fn salt(&mut self) -> u32 {
         self.next() as u32 >> 1
     }
@@ -46,7 +47,7 @@ impl Dice {
     }
 }
 
-/// Through what the ranks of a round exchange data.
+/// The links of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
     Windows,
@@ -57,34 +58,35 @@ pub(crate) enum Path {
     Hosts,
 }
 
-/// Where the ranks of a round meet.
+/// The rendezvous of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Meeting {
-    /// A store that `kolo soak` serves, always the same.
+pub(crate) enum Rendezvous {
+    /// A store that `kolo soak` serves for all rounds.
     Served,
-    /// A file, always the same.
+    /// A file store for all rounds.
     File,
 }
 
-/// What goes wrong in a round.
+/// The fault of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Fault {
     Nothing,
-    /// A rank is killed while it carries out a step.
+    /// A rank is killed during a step.
     Kill,
-    /// It is stopped, and goes on before anybody's patience ends.
+    /// A rank is stopped, and continues before any deadline.
     Pause,
-    /// It is stopped before its first operation, when no rank has a link to it, and goes on before the deadline.
+    /// A rank is stopped before its first operation, when no rank has a link to it, and continues
+    /// before the deadline.
     PauseUnlinked,
-    /// It is stopped for longer than the deadline.
+    /// A rank is stopped for longer than the deadline.
     Stop,
-    /// It is stopped for longer than the deadline, before its first operation.
+    /// A rank is stopped for longer than the deadline, before its first operation.
     StopUnlinked,
-    /// One of its connections is cut.
+    /// A connection of a rank is cut.
     Cut,
-    /// It leaves early.
+    /// A rank leaves early.
     Leave,
-    /// All ranks are killed, perhaps while they still start.
+    /// All ranks are killed, possibly while they start.
     Crash,
 }
 
@@ -95,11 +97,13 @@ pub(crate) enum Ingredient {
     Splits,
     /// Dozens of splits live at once.
     ManySplits,
-    /// A thread of each rank writes and checks a registered buffer that no operation uses, from the start to the end.
+    /// A thread of each rank writes and checks a registered buffer that no operation uses, from the
+    /// start to the end.
     Holder,
     /// Forked children free registered memory that their parents go on to use.
     Forks,
-    /// A process without the secret calls at every listener of the ranks, from before the start to the end.
+    /// A process without the secret connects to every listener of the ranks, from before the start
+    /// to the end.
     Stranger,
 }
 
@@ -122,10 +126,11 @@ pub(crate) struct Round {
     pub(crate) number: u64,
     pub(crate) ranks: usize,
     pub(crate) path: Path,
-    pub(crate) meeting: Meeting,
+    pub(crate) rendezvous: Rendezvous,
     pub(crate) sockets: usize,
     pub(crate) fault: Fault,
-    /// Whom the fault concerns, in which step, and how long after that step has begun. Of a crash: how long after the start.
+    /// The rank that the fault hits, the step, and how long after the start of that step. For a
+    /// crash: how long after the start of the job.
     pub(crate) victim: usize,
     pub(crate) at: u64,
     pub(crate) after: Duration,
@@ -135,23 +140,23 @@ pub(crate) struct Round {
     pub(crate) timeout: Duration,
 }
 
-/// What all ranks do next.
+/// The next operation of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// A collective on one of the communicators.
     Collective { on: usize, call: Call },
-    /// Every rank sends to the root, which receives from any.
+    /// Each rank sends to the root, which receives from any.
     Collect { on: usize, collect: Collect },
-    /// The communicator of all is divided: so many parts.
+    /// The communicator of all ranks is split into this many parts.
     Split { parts: usize, reverses: bool },
-    /// One of those that came of that is given up.
+    /// One of these parts is dropped.
     Drop { which: usize },
-    /// Every rank allocates `words` registered words and forks a child that frees them.
+    /// Each rank allocates `words` registered words and forks a child that frees them.
     Fork { on: usize, words: usize, salt: u32 },
 }
 
-/// Messages to one rank that it receives in the order in which they come. Their size is odd, so that the headers of later ones
-/// are at any place of a link's buffer, its end included.
+/// Messages to one rank, which receives them in the order of arrival. Their size is odd, so that
+/// the headers of later messages are at any offset of a link's buffer, its end included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Collect {
     /// Taken modulo the ranks of the communicator.
@@ -159,7 +164,7 @@ pub(crate) struct Collect {
     /// How many messages each of the other ranks sends.
     pub(crate) messages: usize,
     pub(crate) bytes: usize,
-    /// What is in the messages depends on it.
+    /// The seed of the contents.
     pub(crate) salt: u32,
 }
 
@@ -172,38 +177,39 @@ pub(crate) struct Call {
     pub(crate) root: usize,
     pub(crate) bytes: u64,
     pub(crate) how: How,
-    /// What the numbers in the buffers depend on.
+    /// The seed of the numbers in the buffers.
     pub(crate) salt: u32,
 }
 
-/// With what buffers, and whether this thread waits meanwhile.
+/// The kind of buffers, and whether the call is blocking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     OutOfPlace,
     InPlace,
     Registered,
-    /// In the background, in place. Of the operations that are tried so, see `check`.
+    /// Nonblocking and in place. `check` lists the operations that have this form.
     Asynchronous,
 }
 
-/// A short stop, which no rank notices.
+/// The length of a short stop, which no rank notices.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A stop for longer than any part of the start of a link may wait, and shorter than the deadline.
+/// The length of a stop that exceeds every wait in the start of a link, but not the deadline.
 const PAUSE_UNLINKED: Duration = Duration::from_secs(7);
-/// A stop for longer than the operations' deadline in such rounds, and the survivors' agreement.
+/// The length of a stop that exceeds the deadline in such rounds and the survivors' agreement.
 const STOP: Duration = Duration::from_secs(12);
 const SHORT_DEADLINE: Duration = Duration::from_secs(5);
-/// No operation takes so long, however busy the machine is.
+/// A deadline that no operation reaches, even on a busy machine.
 const LONG_DEADLINE: Duration = Duration::from_secs(120);
 /// How long the ranks of a round may take to connect.
 pub(crate) const START: Duration = LONG_DEADLINE;
 
-/// The start makes links between ranks at distances that are powers of two. This is none, in either direction.
+/// A distance between ranks without a link after the start: links are made at distances that are
+/// powers of two.
 const UNLINKED: usize = 3;
 const UNLINKED_RANKS: usize = 8;
 
 impl Fault {
-    /// How long the victim is stopped.
+    /// Returns how long the victim is stopped.
     pub(crate) fn stop(self) -> Option<Duration> {
         match self {
             Fault::Pause => Some(PAUSE),
@@ -227,7 +233,7 @@ impl Fault {
 impl Round {
     pub(crate) fn new(seed: u64, number: u64, ranks: usize) -> Round {
         let mut dice = Dice::new(&[seed, number]);
-        // A stop costs as much time as many other rounds.
+        // Stops are rare, because one takes as long as many other rounds.
         let fault = match dice.below(96) {
             0..30 => Fault::Nothing,
             30..54 => Fault::Kill,
@@ -261,13 +267,13 @@ impl Round {
             seed,
             number,
             ranks,
-            // Only links over TCP are opened when they are first used.
+            // Only TCP links are opened at first use.
             path: if fault.is_unlinked() { Path::Tcp } else { path },
-            meeting: dice.one_of(&[Meeting::Served, Meeting::File]),
+            rendezvous: dice.one_of(&[Rendezvous::Served, Rendezvous::File]),
             sockets: dice.one_of(&[1, 1, 2, 3]),
             fault,
             victim: dice.below(ranks),
-            // Before the last step, which all take together.
+            // Before the last step, which all ranks do together.
             at: if fault.is_unlinked() { 0 } else { dice.below(steps as usize - 1) as u64 },
             after,
             steps,
@@ -280,13 +286,13 @@ impl Round {
         self.with.contains(&ingredient)
     }
 
-    /// What the survivors of a failure do: a few steps more, without faults and splits.
+    /// Returns the further steps of the survivors of a failure, without faults and splits.
     pub(crate) fn afterwards(&self) -> Round {
         let with = self.with.iter().copied().filter(|ingredient| *ingredient == Ingredient::Forks).collect();
         Round { fault: Fault::Nothing, with, steps: 10, seed: self.seed ^ 1 << 63, ..self.clone() }
     }
 
-    /// How many communicators there may be at once besides that of all ranks.
+    /// Returns how many communicators there may be at once besides that of all ranks.
     fn most_others(&self) -> usize {
         match () {
             () if self.has(Ingredient::ManySplits) => 48,
@@ -295,20 +301,22 @@ impl Round {
         }
     }
 
-    /// One of the steps, when there are so many communicators besides that of all. The last is of all ranks together.
+    /// Returns a step, given the number of communicators besides that of all ranks. In the last
+    /// step all ranks take part.
     pub(crate) fn step(&self, number: u64, others: usize) -> Step {
         let mut dice = Dice::new(&[self.seed, self.number, 1 + number]);
         if number + 1 == self.steps {
             return Step::Collective { on: 0, call: Call::last(&mut dice) };
         }
         if number == 0 && self.fault.is_unlinked() {
-            // Messages between the victim and a rank to which it has no link, in the one direction or, if it goes on in time, the other.
+            // Messages to a rank to which the victim has no link or, if the victim continues in
+            // time, from that rank.
             let is_other = !self.fault.outlasts_the_deadline() && dice.one_in(2);
             let root = if is_other { (self.victim + UNLINKED) % self.ranks } else { self.victim };
             return Step::Collect { on: 0, collect: Collect { root, ..Collect::random(&mut dice) } };
         }
         let most = self.most_others();
-        // Dozens come together only if most steps are splits.
+        // Dozens are alive at once only if most steps are splits.
         let splits_one_in = if most > 3 { 2 } else { 12 };
         if most > 0 && dice.one_in(splits_one_in) {
             return match others < most {
@@ -320,7 +328,7 @@ impl Round {
         if self.has(Ingredient::Forks) && dice.one_in(16) {
             return Step::Fork { on, words: 1 + dice.below(100_000), salt: dice.salt() };
         }
-        // A rank that receives from any until its deadline cannot know for which of the others it has waited in vain.
+        // A rank that receives from any until its deadline cannot know which rank is missing.
         match dice.one_in(8) && !self.fault.outlasts_the_deadline() {
             true => Step::Collect { on, collect: Collect::random(&mut dice) },
             false => Step::Collective { on, call: Call::random(&mut dice) },
@@ -331,7 +339,7 @@ impl Round {
 impl Collect {
     fn random(dice: &mut Dice) -> Collect {
         let root = dice.below(1 << 16);
-        // Some of them more than the buffer of a link holds.
+        // Some messages are larger than the buffer of a link.
         let messages = 1 + dice.below(300);
         let bytes = 2 * dice.one_of(&[0, 1, 8, 30, 500, 3000]) + 1;
         Collect { root, messages, bytes, salt: dice.salt() }
@@ -341,13 +349,13 @@ impl Collect {
 impl Call {
     fn random(dice: &mut Dice) -> Call {
         let op = dice.one_of(Operation::value_variants());
-        // Mostly small, now and then large enough for every path.
+        // Mostly small, sometimes large enough for every path.
         let most = dice.one_of(&[0, 8, 64, 4 << 10, 4 << 10, 100 << 10, 100 << 10, 3 << 20]);
         let bytes = dice.below(most + 1) as u64;
         Call::of(op, bytes, dice)
     }
 
-    /// The last of a round: no rank leaves an all-reduce before all have come.
+    /// Returns the last step: an all-reduce, which no rank leaves before all have called it.
     fn last(dice: &mut Dice) -> Call {
         Call::of(Operation::AllReduce, 8, dice)
     }
@@ -439,7 +447,7 @@ mod tests {
         });
         let collects: Vec<Collect> = collects.collect();
         assert!(collects.iter().all(|collect| collect.bytes % 2 == 1));
-        // More than any buffer holds.
+        // Larger than any buffer.
         assert!(collects.iter().any(|collect| collect.bytes * collect.messages > 1 << 20));
     }
 
@@ -450,7 +458,7 @@ mod tests {
         assert!(rounds.len() > 2);
         for round in rounds {
             assert_eq!((round.at, round.path, round.ranks), (0, Path::Tcp, 8));
-            // The rank that takes part is told the larger number.
+            // The larger number of steps.
             assert_eq!(format!("{round:?}"), format!("{:?}", Round::new(round.seed, round.number, round.ranks)));
             assert!(matches!(round.step(0, 0), Step::Collect { .. }));
             let outlasts = round.fault.stop().unwrap() > round.timeout;

@@ -1,4 +1,4 @@
-//! A stranger to the job: it knows the job's name and where its ranks listen, but not the secret.
+//! A stranger: it knows the job's name and the addresses of its listeners, but not the secret.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -13,22 +13,24 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::script::{Dice, Round};
 
-/// Calls at every listener of a round's ranks, and at that of their store, until it is [finished](Stranger::finish).
+/// Connects to the listeners of the ranks and of their store until it is
+/// [finished](Stranger::finish).
 pub(crate) struct Stranger {
     /// The processes of the ranks that have been started.
     ranks: Arc<Mutex<Vec<u32>>>,
     is_over: Arc<AtomicBool>,
-    /// Gives the number of calls, or says where the stranger was believed.
+    /// Returns the number of connections, or an error that says which listener accepted the
+    /// stranger.
     thread: JoinHandle<Result<u64, String>>,
 }
 
-/// How many connections the stranger keeps open without a word: more than a listener hears at once.
+/// How many silent connections the stranger keeps open: more than a listener serves at once.
 const SILENT: usize = 100;
 
 /// How long the stranger waits for an answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Between two calls. The ranks have work to do as well.
+/// The time between two connections, which leaves the processor to the ranks.
 const PAUSE: Duration = Duration::from_millis(2);
 
 impl Stranger {
@@ -45,12 +47,13 @@ impl Stranger {
         Stranger { ranks, is_over, thread }
     }
 
-    /// From now on the stranger calls at the listeners of this process, too.
+    /// Adds a process whose listeners the stranger connects to.
     pub(crate) fn call_at(&self, pid: u32) {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
     }
 
-    /// Ends it, and returns how often it has called. An error says where it was believed.
+    /// Ends the stranger and returns the number of its connections. An error says which listener
+    /// accepted it.
     pub(crate) fn finish(self) -> Result<u64, String> {
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_else(|_| Err("the stranger panicked".to_owned()))
@@ -77,7 +80,7 @@ impl Visits {
                 if let Some(connection) = listener.connect() {
                     calls += 1;
                     if self.call(connection, matches!(listener, Listener::Local(_)), rank) {
-                        return Err(format!("a stranger without the secret was believed by rank {rank} at {listener:?}"));
+                        return Err(format!("rank {rank} accepted a stranger without the secret at {listener:?}"));
                     }
                 }
                 std::thread::sleep(PAUSE);
@@ -87,12 +90,12 @@ impl Visits {
         Ok(calls)
     }
 
-    /// Whether the listener of a rank takes it for one that knows the secret.
+    /// Returns whether the listener of a rank accepts the stranger.
     fn call(&mut self, mut connection: Connection, is_local: bool, rank: usize) -> bool {
         match self.dice.below(5) {
-            // It hangs up.
+            // Close at once.
             0 => false,
-            // It says nothing, and stays.
+            // Send nothing and stay.
             1 => {
                 self.silent.push_back(connection);
                 if self.silent.len() > SILENT {
@@ -105,7 +108,7 @@ impl Visits {
                 let _ = connection.write_all(&bytes);
                 false
             }
-            // It speaks the protocol, with an empty key.
+            // Speak the protocol with an empty key.
             _ => {
                 let from = (rank + 1 + self.dice.below(self.world - 1)) % self.world;
                 kolo::stranger::is_believed(&mut connection, is_local, &self.job, from, rank, self.dice.below(6) as u8)
@@ -114,7 +117,7 @@ impl Visits {
     }
 }
 
-/// Where a rank listens.
+/// The address of a listener.
 #[derive(Debug)]
 enum Listener {
     Tcp(SocketAddr),
@@ -138,7 +141,7 @@ impl Listener {
             }
             Listener::Local(name) => {
                 let socket = Socket::new(Domain::UNIX, Type::STREAM, None).ok()?;
-                // A full queue before the listener of a rank that is stopped.
+                // The listener of a stopped rank may have a full queue.
                 socket.set_nonblocking(true).ok()?;
                 socket.connect(&SockAddr::unix(format!("\0{name}")).ok()?).ok()?;
                 socket.set_nonblocking(false).ok()?;
@@ -150,7 +153,7 @@ impl Listener {
     }
 }
 
-/// Where a process listens, as the tables of Linux have it.
+/// Returns the listeners of a process from the tables of Linux.
 fn listeners(pid: u32) -> Vec<Listener> {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let sockets: Vec<String> = files
@@ -163,7 +166,7 @@ fn listeners(pid: u32) -> Vec<Listener> {
     let mut listeners = Vec::new();
     for line in table("tcp").lines().skip(1) {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // The local address, the state (0A: it listens) and the inode.
+        // The local address, the state (0A: listening) and the inode.
         if let [_, address, _, "0A", _, _, _, _, _, inode, ..] = fields[..]
             && is_its(inode)
         {
@@ -172,7 +175,7 @@ fn listeners(pid: u32) -> Vec<Listener> {
     }
     for line in table("unix").lines().skip(1) {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // The flags (one bit of which says that it listens), the inode and the name.
+        // The flags (one bit means listening), the inode and the name.
         if let [_, _, _, "00010000", _, _, inode, name] = fields[..]
             && is_its(inode)
         {
@@ -182,11 +185,12 @@ fn listeners(pid: u32) -> Vec<Listener> {
     listeners
 }
 
-/// An address as Linux shows it: the host as a number that a little-endian machine has read, and the port.
+/// Parses an address as Linux shows it: the host as a number in the machine's byte order, and the
+/// port.
 fn tcp_address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.split_once(':')?;
     let host = IpAddr::from(u32::from_str_radix(host, 16).ok()?.to_le_bytes());
-    // A process that listens at all addresses listens here.
+    // A process that listens at all addresses also listens at this one.
     let host = if host.is_unspecified() { IpAddr::from([127, 0, 0, 1]) } else { host };
     Some(SocketAddr::new(host, u16::from_str_radix(port, 16).ok()?))
 }

@@ -1,4 +1,4 @@
-//! What several ranks' files say together: where the ranks first disagree, and who came late.
+//! Compares the files of several ranks: where the ranks first disagree, and which ranks are late.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,24 +6,24 @@ use super::dump::{Call, Communicator, Dump, Operation, Outcome};
 
 /// The files of one run, with their times on one scale.
 pub(crate) struct Job {
-    /// In the order of ranks, one for each rank that left any.
+    /// One for each rank that left a file, in the order of ranks.
     pub(crate) dumps: Vec<Dump>,
-    /// What to add to a rank's times to have nanoseconds since 1970, in the order of `dumps`.
+    /// What to add to a rank's times to get nanoseconds since 1970, in the order of `dumps`.
     offsets: Vec<i128>,
-    /// By how much the clocks of some ranks were corrected: the first of the ranks with such a clock.
+    /// The corrections of clocks, in nanoseconds, each with the first rank that has that clock.
     pub(crate) corrections: Vec<(usize, i128)>,
 }
 
-/// The operations that belong together, one for each rank of a communicator that should have taken part.
+/// The operations that belong together: one for each rank that takes part.
 struct Meeting<'a> {
     key: Key,
-    /// Those that came, in the order of ranks of the communicator.
+    /// The operations of the ranks that called it, in the order of ranks of the communicator.
     came: Vec<(usize, &'a Operation)>,
-    /// Those whose file says that they did not.
+    /// The ranks whose file shows that they did not call it.
     missing: Vec<usize>,
 }
 
-/// What tells the meetings of a communicator apart.
+/// The identity of such a group of operations on a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     Collective {
@@ -37,36 +37,38 @@ enum Key {
     },
 }
 
-/// The ranks of one communicator that left a file: each with its number in it.
+/// The ranks of one communicator that left a file, each with its rank in the communicator.
 pub(crate) type Views<'a> = BTreeMap<usize, (usize, &'a Communicator)>;
 
-/// Where ranks first disagree, or if they do not, what failed first.
+/// The first disagreement of the ranks or, without one, the first failure.
 pub(crate) struct Disagreement<'a> {
     /// The communicator, as one of the ranks has it.
     pub(crate) communicator: &'a Communicator,
     pub(crate) seq: u64,
-    /// Between which ranks, if it is a message.
+    /// For a message, its two ranks.
     pub(crate) message: Option<(usize, usize)>,
-    /// Who called what: those who called the same together, most ranks first. Ranks of the communicator.
+    /// The calls, each with the ranks of the communicator that made it; the most frequent call
+    /// first.
     pub(crate) called: Vec<(&'a Call, Vec<(usize, &'a Operation)>)>,
-    /// Who did not come, and what each of them did last.
+    /// The ranks that did not call, each with its last operation.
     pub(crate) missing: Vec<(usize, Option<&'a Operation>)>,
-    /// When the first came; nanoseconds since 1970.
+    /// When the first rank called, in nanoseconds since 1970.
     pub(crate) began: i128,
 }
 
-/// How a rank came to the collectives of the job.
+/// How late a rank was for the collectives of the job.
 #[derive(Clone, Default)]
 pub(crate) struct Lateness {
-    /// How often it came last of all, and how long those who came first waited for it, in all, in nanoseconds.
+    /// How often the rank was the last, and how long the first rank waited for it in all, in
+    /// nanoseconds.
     pub(crate) last: u64,
     pub(crate) waited: i128,
-    /// The longest of these: how long, in which communicator, and the operation.
+    /// The longest of these waits: its length, the communicator and the operation.
     pub(crate) worst: Option<(i128, String, u64, Call)>,
 }
 
 impl Job {
-    /// Puts the files of one run together; says what is wrong if they are of several.
+    /// Puts the files of one run together. Returns an error if they are of several runs.
     pub(crate) fn new(mut dumps: Vec<Dump>) -> Result<Job, String> {
         let runs: BTreeSet<(&str, &str)> = dumps.iter().map(|dump| (&*dump.job, &*dump.run)).collect();
         if runs.len() > 1 {
@@ -77,13 +79,14 @@ impl Job {
             return Err("the files disagree on who takes part in the job; they are not of one run".to_owned());
         }
         dumps.sort_by_key(|dump| (dump.rank, std::cmp::Reverse(dump.clock.monotonic_ns)));
-        // Of a rank that left several, the last.
+        // The last file of a rank that left several.
         dumps.dedup_by_key(|dump| dump.rank);
         let mut clocks: BTreeMap<&str, i128> = BTreeMap::new();
         let offset = |dump: &Dump| i128::from(dump.clock.unix_ns) - i128::from(dump.clock.monotonic_ns);
         let offsets = dumps.iter().map(|dump| match &*dump.clock.id {
             "" => offset(dump),
-            // Ranks with one clock have one offset, whatever happened to the wall clock between their files.
+            // Ranks with one clock have one offset, even if the wall clock changed between their
+            // files.
             id => *clocks.entry(id).or_insert_with(|| offset(dump)),
         });
         let offsets = offsets.collect();
@@ -92,17 +95,17 @@ impl Job {
         Ok(job)
     }
 
-    /// Ranks of the job that left no file.
+    /// Returns the ranks of the job that left no file.
     pub(crate) fn silent(&self) -> Vec<usize> {
         (0..self.dumps[0].members.len()).filter(|rank| self.dumps.iter().all(|dump| dump.rank != *rank)).collect()
     }
 
-    /// When a time of one of the files was, in nanoseconds since 1970.
+    /// Converts a time of a file to nanoseconds since 1970.
     pub(crate) fn time(&self, dump: usize, ns: u64) -> i128 {
         i128::from(ns) + self.offsets[dump]
     }
 
-    /// The communicators, and the ranks that say something of them.
+    /// Returns the communicators, each with the ranks whose files mention it.
     pub(crate) fn communicators(&self) -> BTreeMap<&str, Views<'_>> {
         let mut all: BTreeMap<&str, Views<'_>> = BTreeMap::new();
         for (at, dump) in self.dumps.iter().enumerate() {
@@ -113,8 +116,9 @@ impl Job {
         all
     }
 
-    /// Nobody leaves such a collective before everybody has come. Where the clocks of two machines say otherwise, one of them is
-    /// taken to be wrong, by as much as makes it possible.
+    /// Corrects clocks. No rank leaves a synchronising collective before all ranks have called it.
+    /// If the clocks of two machines contradict this, one of them gets the smallest correction that
+    /// removes the contradiction.
     fn correct_clocks(&mut self) {
         const SYNCHRONISES: [&str; 5] = ["barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"];
         let clock = |at: usize| match &*self.dumps[at].clock.id {
@@ -122,7 +126,7 @@ impl Job {
             id => id.to_owned(),
         };
         let first = clock(0);
-        // For each other clock: the least and the most that may be added to it.
+        // For each other clock: the least and the greatest correction.
         let mut bounds: BTreeMap<String, (i128, i128)> = BTreeMap::new();
         for views in self.communicators().into_values() {
             for meeting in meetings(&views) {
@@ -159,12 +163,12 @@ impl Job {
         }
     }
 
-    /// The first operation on which ranks disagree: they called different things, or some came and others did not. If there is
-    /// none, the first that failed.
+    /// Finds the first operation on which ranks disagree: they made different calls, or only some
+    /// ranks called it. Without one, finds the first that failed.
     pub(crate) fn disagreement(&self) -> Option<Disagreement<'_>> {
         let mut first: Option<Disagreement<'_>> = None;
         for views in self.communicators().into_values() {
-            // Who has not come yet is missed only where others could not go on.
+            // A rank that has not called yet is missing only where others waited for it.
             let is_stuck =
                 views.values().any(|(_, view)| view.operations.iter().any(|operation| operation.outcome != Outcome::Ok));
             for meeting in meetings(&views) {
@@ -183,7 +187,8 @@ impl Job {
         first
     }
 
-    /// Who came late to collectives, by rank of the job; and how many collectives say so.
+    /// Returns for each rank of the job how late it was, and the number of collectives that this
+    /// counts.
     pub(crate) fn lateness(&self) -> (BTreeMap<usize, Lateness>, u64) {
         let mut all: BTreeMap<usize, Lateness> = BTreeMap::new();
         let mut counted = 0;
@@ -214,19 +219,19 @@ impl Job {
 }
 
 impl Disagreement<'_> {
-    /// All came, and called the same.
+    /// Returns whether all ranks made the same call.
     pub(crate) fn agrees(&self) -> bool {
         self.missing.is_empty() && self.called.windows(2).all(|pair| matches(pair[0].0, pair[1].0))
     }
 }
 
-/// Whether two ranks called what belongs together.
+/// Returns whether the calls of two ranks match.
 fn matches(a: &Call, b: &Call) -> bool {
     let of_message = |call: &Call| matches!(&*call.op, "send" | "recv");
     if of_message(a) && of_message(b) { (&a.dtype, a.count) == (&b.dtype, b.count) } else { a == b }
 }
 
-/// The operations of a communicator's ranks, as they belong together, in their order.
+/// Groups the operations of a communicator's ranks that belong together, in their order.
 fn meetings<'a>(views: &Views<'a>) -> Vec<Meeting<'a>> {
     let mut came: BTreeMap<Key, Vec<(usize, &Operation)>> = BTreeMap::new();
     for (&rank, (_, view)) in views {
@@ -234,7 +239,7 @@ fn meetings<'a>(views: &Views<'a>) -> Vec<Meeting<'a>> {
             came.entry(key(rank, operation)).or_default().push((rank, operation));
         }
     }
-    // The last of each kind that a rank has come to.
+    // The last number of each kind that a rank has reached.
     let last = |rank: usize, of: &dyn Fn(Key) -> Option<u64>| {
         views.get(&rank).map(|(_, view)| view.operations.iter().filter_map(|operation| of(key(rank, operation))).max())
     };
@@ -248,7 +253,7 @@ fn meetings<'a>(views: &Views<'a>) -> Vec<Meeting<'a>> {
             (Key::Message { from, to, .. }, Key::Message { from: f, to: t, seq }) if (f, t) == (from, to) => Some(seq),
             _ => None,
         };
-        // One that is further, or whose first is later, has only forgotten it.
+        // A rank that is further, or whose record begins later, has only overwritten it.
         let has_not_come = |rank: &usize| match last(*rank, &of) {
             Some(last) => last.is_none_or(|last| last < seq),
             None => false,
@@ -283,6 +288,6 @@ fn describe<'a>(views: &Views<'a>, meeting: &Meeting<'a>, began: i128) -> Disagr
         Key::Collective { seq } => (seq, None),
         Key::Message { from, to, seq } => (seq, Some((from, to))),
     };
-    let communicator = views.values().next().expect("somebody came").1;
+    let communicator = views.values().next().expect("a rank recorded the operation").1;
     Disagreement { communicator, seq, message, called, missing: meeting.missing.iter().map(last).collect(), began }
 }

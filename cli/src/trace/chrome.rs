@@ -1,4 +1,5 @@
-//! The trace as the viewers of Chrome and Perfetto read it: a process for each rank, a track for each communicator.
+//! The trace in the format of Chrome and Perfetto: a process for each rank, a track for each
+//! communicator.
 
 use std::path::Path;
 
@@ -26,7 +27,7 @@ pub(crate) fn write(job: &Job, file: &Path) -> Result<(), String> {
             let name = format!("{}, rank {} of {}", communicator.name(), communicator.rank, communicator.ranks.len());
             events.push(json!({"ph": "M", "name": "thread_name", "pid": dump.rank, "tid": track, "args": {"name": name}}));
             for (number, operation) in communicator.operations.iter().enumerate() {
-                // What has not ended went on until the file was written.
+                // An operation in flight ends when the file was written.
                 let (start, end) = (job.time(at, operation.start_ns), operation.end_ns.map_or(written, |end| job.time(at, end)));
                 let micros = |ns: i128| ns as f64 / 1e3;
                 let (start, duration) = (micros(start - zero), micros((end - start).max(0)));
@@ -38,11 +39,11 @@ pub(crate) fn write(job: &Job, file: &Path) -> Result<(), String> {
     files::write_json(file, &json!({"displayTimeUnit": "ns", "traceEvents": events}))
 }
 
-/// Where an operation is shown.
+/// The process and the track of an operation.
 struct Place {
     rank: usize,
     track: usize,
-    /// Among those of its communicator.
+    /// The number of the operation on its communicator.
     number: usize,
 }
 
@@ -68,7 +69,7 @@ impl Place {
                 "args": args}),
             ];
         }
-        // They go on side by side, which only asynchronous events may.
+        // Messages overlap, which only asynchronous events may.
         let id = format!("{rank}.{track}.{number}");
         vec![
             json!({"ph": "b", "name": name, "cat": "messages", "id": id, "pid": rank, "tid": track, "ts": start, "args": args}),

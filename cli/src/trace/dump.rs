@@ -1,15 +1,15 @@
-//! The files that ranks leave, as they are read: what is in them was written by somebody else, perhaps not to the end.
+//! The files of the flight recorder. Their content is untrusted and may be cut off.
 
 use serde::Deserialize;
 
-/// The form of files that is understood here.
+/// The format of files that this version reads.
 const FORMAT: u64 = 1;
 
-/// What one rank left.
+/// The file of one rank.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Dump {
     pub(crate) job: String,
-    /// The same on all ranks of one start of a job.
+    /// The same on all ranks of one run of a job.
     pub(crate) run: String,
     pub(crate) rank: usize,
     pub(crate) reason: String,
@@ -19,7 +19,7 @@ pub(crate) struct Dump {
     pub(crate) communicators: Vec<Communicator>,
 }
 
-/// What two clocks showed when the file was written. Times in it are those of the first.
+/// The times of two clocks when the file was written. The file uses the first clock.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Clock {
     /// Equal for ranks that read the same monotonic clock; empty if that is not known.
@@ -49,7 +49,7 @@ pub(crate) struct Communicator {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Failure {
     pub(crate) text: String,
-    /// The rank of the communicator that it names.
+    /// The rank of the communicator that the error names.
     pub(crate) rank: Option<usize>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Operation {
     pub(crate) seq: u64,
     #[serde(flatten)]
     pub(crate) call: Call,
-    /// Of a send or a receive.
+    /// The peer of a send or a receive.
     pub(crate) peer: Option<usize>,
     pub(crate) bytes: u64,
     pub(crate) algorithm: Option<String>,
@@ -75,7 +75,7 @@ pub(crate) struct Call {
     pub(crate) count: u64,
     pub(crate) redop: Option<String>,
     pub(crate) root: Option<u64>,
-    /// A hash of the counts for each rank.
+    /// A hash of the counts of all ranks.
     pub(crate) counts: u32,
 }
 
@@ -90,7 +90,7 @@ pub(crate) enum Outcome {
 }
 
 impl Dump {
-    /// Reads a file, or says what is wrong with it.
+    /// Reads a file. An error says what is wrong with it.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Dump, String> {
         #[derive(Deserialize)]
         struct Head {
@@ -113,7 +113,7 @@ impl Dump {
         Ok(dump)
     }
 
-    /// What the rest takes for granted.
+    /// Checks what the rest of the program relies on.
     fn check(&self) -> Result<(), String> {
         let world = self.members.len();
         if self.rank >= world {
@@ -139,7 +139,7 @@ impl Dump {
 }
 
 impl Communicator {
-    /// What to call it.
+    /// Returns the name of the communicator.
     pub(crate) fn name(&self) -> String {
         if self.id.bytes().all(|digit| digit == b'0') { "world".to_owned() } else { format!("communicator {}", self.id) }
     }

@@ -1,4 +1,4 @@
-//! `kolo trace`: what the ranks' flight recorders say together.
+//! `kolo trace`: analyses the flight recorders of all ranks together.
 
 mod analysis;
 mod chrome;
@@ -16,7 +16,8 @@ use dump::{Dump, Operation, Outcome};
 /// Arguments of `kolo trace`.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// The files that the ranks of one run left: with KOLO_TRACE_DIR set they leave them there when an operation fails
+    /// The files of the ranks of one run. With KOLO_TRACE_DIR set, ranks write them there when an
+    /// operation fails
     #[arg(required = true, value_name = "FILES")]
     files: Vec<PathBuf>,
     /// Write a trace for chrome://tracing and ui.perfetto.dev
@@ -174,7 +175,7 @@ fn lateness(job: &Job) {
     let mut order: Vec<(&usize, &Lateness)> = late.iter().collect();
     order.sort_by_key(|(_, late)| std::cmp::Reverse(late.waited));
     say("");
-    say(&format!("who came last, over {}:", count(collectives as usize, "collective")));
+    say(&format!("late ranks, over {}:", count(collectives as usize, "collective")));
     for (rank, late) in order {
         let Some((most, communicator, seq, call)) = &late.worst else { continue };
         say(&format!(

@@ -31,12 +31,12 @@ def arguments():
     parser.add_argument("-j", "--workers", type=int, default=2, help="processes that load data, for each rank")
     parser.add_argument("--epochs", type=int, default=90)
     parser.add_argument("--start-epoch", type=int, default=0)
-    parser.add_argument("-b", "--batch-size", type=int, default=256, help="of all ranks of this host together")
+    parser.add_argument("-b", "--batch-size", type=int, default=256, help="images in a step of all ranks of this host together")
     parser.add_argument("--lr", "--learning-rate", type=float, default=0.1, dest="lr")
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--wd", "--weight-decay", type=float, default=1e-4, dest="weight_decay")
-    parser.add_argument("-p", "--print-freq", type=int, default=10, help="batches between two lines")
-    parser.add_argument("--resume", default="", help="a checkpoint to go on from")
+    parser.add_argument("-p", "--print-freq", type=int, default=10, help="batches between two lines of output")
+    parser.add_argument("--resume", default="", help="the checkpoint to continue from")
     parser.add_argument("--checkpoint", default="checkpoint.pth.tar", help="where rank 0 saves; empty for nowhere")
     parser.add_argument("-e", "--evaluate", action="store_true", help="only evaluates, on the validation set")
     parser.add_argument("--world-size", type=int, default=-1)
@@ -46,9 +46,9 @@ def arguments():
     parser.add_argument("--seed", type=int, help="makes runs repeatable")
     parser.add_argument("--gpu", type=int, help="the GPU to use; by default, all")
     parser.add_argument("--multiprocessing-distributed", action="store_true", help="starts a rank for each GPU of this host")
-    parser.add_argument("--ranks", type=int, default=2, help="how many, on a host without GPUs")
-    parser.add_argument("--dummy", action="store_true", help="made-up images")
-    parser.add_argument("--dummy-images", type=int, default=1_281_167, help="how many of them")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks to start on a host without GPUs")
+    parser.add_argument("--dummy", action="store_true", help="generated images")
+    parser.add_argument("--dummy-images", type=int, default=1_281_167, help="the number of generated images")
     parser.add_argument("--image-size", type=int, default=224)
     return parser.parse_args()
 
@@ -93,7 +93,7 @@ def main():
 
 
 def work(local_rank, per_host, args):
-    """What one rank does."""
+    """Trains or evaluates as one rank."""
     distributed = True
     if local_rank is not None:
         hosts, host = max(args.world_size, 1), max(args.rank, 0)
@@ -145,7 +145,8 @@ def train_and_evaluate(local_rank, per_host, distributed, args):
     loading = {"batch_size": batch, "num_workers": args.workers, "pin_memory": device.type == "cuda"}
     train_sampler = DistributedSampler(train_set, drop_last=True) if distributed else None
     train_data = DataLoader(train_set, shuffle=train_sampler is None, sampler=train_sampler, drop_last=True, **loading)
-    # Every image is evaluated once: rank r takes each image r, r + world, ..., and no rank repeats one to come out even.
+    # Each image is evaluated once: rank r takes images r, r + world, and so on, and no rank repeats
+    # an image.
     rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     val_data = DataLoader(Subset(val_set, range(rank, len(val_set), world)), **loading)
 

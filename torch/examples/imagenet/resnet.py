@@ -5,7 +5,7 @@ from torch import nn
 
 
 class Block(nn.Module):
-    """Convolutions with a way around them: two of 3 x 3, or 1 x 1, 3 x 3, 1 x 1 with a narrow waist."""
+    """Convolutions with a shortcut: two of 3 x 3, or a bottleneck of 1 x 1, 3 x 3 and 1 x 1."""
 
     def __init__(self, width_in, waist, stride, narrow):
         super().__init__()

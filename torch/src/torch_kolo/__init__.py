@@ -32,7 +32,7 @@ def _create(options, backend_options):
     if backend_options is not None:
         of_options = backend_options._timeout
         if default_pg_timeout not in (of_options, options.timeout) and of_options != options.timeout:
-            warnings.warn(f"torch_kolo.Options has a timeout of {of_options}, and the argument has one of {options.timeout}, which counts")
+            warnings.warn(f"torch_kolo.Options has a timeout of {of_options}, and the argument has one of {options.timeout}, which wins")
     return _load().create(options, backend_options)
 
 

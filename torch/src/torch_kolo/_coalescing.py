@@ -21,14 +21,14 @@ def end_groups_on_exceptions():
     def ended(group=None, device=None, async_ops=False):
         group = group or c10d._get_default_group()
         inner = contextlib.contextmanager(begun)(group, device, async_ops)
-        # A group that is refused at its beginning is not open.
+        # A group that was refused at its start is not open.
         coalesced = inner.__enter__()
         with contextlib.ExitStack() as stack:
             stack.push(lambda kind, *_: _give_up(group, device) if kind else None)
             stack.push(inner)
             yield coalesced
 
-    # The function itself is changed, because programs may have imported it before.
+    # Change the function itself, because programs may have imported it already.
     (cell,) = (cell for cell in manager.__closure__ if cell.cell_contents is begun)
     cell.cell_contents = ended
     manager.__wrapped__ = ended
@@ -40,6 +40,6 @@ def _give_up(group, device):
         return
     c10d._world.pg_coalesce_state.pop(group, None)
     if device is not None:
-        # The exception may have come from the end itself.
+        # The exception may come from the end of the group.
         with contextlib.suppress(ValueError, RuntimeError):
             group._end_coalescing(device)

@@ -1,0 +1,156 @@
+# What stages need: one function setup_NAME for each name that a stage can have in its line "needs:"
+# or "uses:", and use_NAME where the stages' environment changes. runner.sh sources this file.
+
+# These run before any stage, one after the other.
+setups_first=(packages components targets)
+# These start then, and run beside the first stages. All others wait for the first stage that needs
+# them.
+setups_in_background=(miri torch nvrtc mdbook cargo_deny)
+
+# What to print where a set-up fails.
+declare -A without=(
+    [packages]="Debian's packages cannot be installed here"
+    [components]="rustfmt and clippy cannot be installed here"
+    [targets]="the toolchains of other systems cannot be installed here"
+    [miri]="the nightly toolchain with Miri cannot be installed here"
+    [torch]="PyTorch cannot be installed here"
+    [nvrtc]="NVRTC cannot be installed here"
+    [mdbook]="mdBook cannot be installed here"
+    [cargo_deny]="cargo-deny cannot be installed here"
+    [slurm]="SLURM does not start here"
+    [redis]="Redis does not start here"
+    [backend]="the PyTorch backend cannot be built here"
+)
+
+setup_packages() {
+    export DEBIAN_FRONTEND=noninteractive
+    as_root apt-get update -qq &&
+        as_root apt-get install -y -qq --no-install-recommends \
+            redis-server openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 slurm-wlm munge openssl \
+            python3-venv gcc g++ binutils pkg-config valgrind shellcheck >/dev/null
+}
+
+setup_components() {
+    rustup component add rustfmt clippy
+}
+
+# .ci/stages/targets has the same list.
+setup_targets() {
+    rustup target add x86_64-pc-windows-gnu x86_64-apple-darwin aarch64-unknown-linux-gnu
+}
+
+setup_miri() {
+    rustup toolchain install nightly --profile minimal --component miri --component rust-src
+}
+
+# PyTorch with torchrun, and what the tests in torch/ and of the trainer import.
+setup_torch() {
+    python3 -m venv target/torch &&
+        target/torch/bin/pip install --quiet 'torch==2.15.*' torchvision safetensors numpy pytest ninja \
+            setuptools wheel &&
+        target/torch/bin/torchrun --help >/dev/null
+}
+
+use_torch() {
+    PATH=$PWD/target/torch/bin:$PATH
+}
+
+# NVIDIA's run-time compiler, which needs no GPU.
+setup_nvrtc() {
+    python3 -m venv target/nvrtc && target/nvrtc/bin/pip install --quiet 'nvidia-cuda-nvrtc-cu12>=12.8'
+}
+
+setup_mdbook() {
+    install_tool mdbook
+}
+
+use_mdbook() {
+    PATH=$PATH:$PWD/target/tools/bin
+}
+
+setup_cargo_deny() {
+    install_tool cargo-deny
+}
+
+use_cargo_deny() {
+    PATH=$PATH:$PWD/target/tools/bin
+}
+
+# Installs a program of crates.io, unless it is there. Without optimisation, which would take
+# minutes.
+install_tool() {
+    command -v "$1" >/dev/null || cargo install "$1" --locked --debug --root target/tools
+}
+
+# A real srun: SLURM on this machine alone, with a configuration and folders of its own.
+setup_slurm() {
+    if timeout 20 srun -n 1 true 2>/dev/null; then return; fi
+    local host
+    host=$(hostname -s)
+    slurm=$(mktemp -d)
+    chmod 755 "$slurm"
+    mkdir "$slurm/controller" "$slurm/node"
+    export SLURM_CONF=$slurm/slurm.conf
+    cat >"$SLURM_CONF" <<END
+ClusterName=one
+SlurmctldHost=$host(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+StateSaveLocation=$slurm/controller
+SlurmdSpoolDir=$slurm/node
+SlurmctldPidFile=$slurm/slurmctld.pid
+SlurmdPidFile=$slurm/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+SlurmdParameters=config_overrides
+NodeName=$host NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
+PartitionName=all Nodes=$host Default=YES MaxTime=INFINITE State=UP
+END
+    if ! pgrep munged >/dev/null; then
+        as_root mkdir -p /run/munge && as_root chown munge /run/munge || return
+        munge_pid=/run/munge/kolo-ci.pid
+        as_root runuser -u munge -- /usr/sbin/munged --pid-file "$munge_pid" || return
+    fi
+    as_root slurmctld -f "$SLURM_CONF" && as_root slurmd -f "$SLURM_CONF" || return
+    for _ in $(seq 30); do
+        if timeout 20 srun -n 1 true 2>/dev/null; then return; fi
+        sleep 1
+    done
+    return 1
+}
+
+setup_redis() {
+    local port=$((20000 + RANDOM % 10000))
+    redis-server --port "$port" --bind 127.0.0.1 --save '' >/dev/null &
+    for _ in $(seq 100); do
+        if redis-cli -p "$port" ping >/dev/null 2>&1; then
+            export KOLO_TEST_REDIS=redis://127.0.0.1:$port
+            return
+        fi
+        sleep 0.1
+    done
+    return 1
+}
+
+# torch_kolo, in the PyTorch of setup_torch.
+setup_backend() {
+    ready torch && pip install --no-deps --no-build-isolation --force-reinstall ./torch
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+# Ends the daemon whose process id is in a file, and waits until the daemon has removed the file.
+stop() {
+    as_root kill "$(cat "$1")" 2>/dev/null || return 0
+    for _ in $(seq 100); do
+        [ -f "$1" ] || return 0
+        sleep 0.1
+    done
+}

@@ -1,0 +1,130 @@
+//! The command line of `kolo bench`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use kolo::{Algorithm, Builder, Communicator, CopyMode, DType, ReduceOp, Transport};
+
+use super::device::{self, Place};
+use super::operation::Operation;
+use crate::{files, units};
+
+/// Arguments of `kolo bench`.
+#[derive(ClapArgs)]
+pub(crate) struct Args {
+    /// The operation
+    pub(super) op: Operation,
+    /// Smallest size: 8, 4K, 1M
+    #[arg(short = 'b', long = "min-bytes", value_parser = units::bytes, default_value = "8", value_name = "SIZE")]
+    pub(super) min: u64,
+    /// Largest size
+    #[arg(short = 'e', long = "max-bytes", value_parser = units::bytes, default_value = "64M", value_name = "SIZE")]
+    pub(super) max: u64,
+    /// Factor between sizes
+    #[arg(short = 'f', long, value_parser = clap::value_parser!(u64).range(2..), default_value = "2")]
+    pub(super) factor: u64,
+    /// These sizes instead: 8,4K,1M
+    #[arg(long, value_parser = units::bytes, value_delimiter = ',', conflicts_with_all = ["min", "max", "factor"], value_name = "SIZES")]
+    pub(super) sizes: Vec<u64>,
+    /// Element type: f32, f64, f16, bf16, i8, u8, i16, u16, i32, u32, i64, u64
+    #[arg(short = 'd', long, default_value = "f32")]
+    pub(super) dtype: DType,
+    /// Reduction: sum, product, min, max, average, bitand, bitor, bitxor
+    #[arg(short = 'o', long, default_value = "sum")]
+    pub(super) redop: ReduceOp,
+    /// Root of operations that have one
+    #[arg(short = 'r', long, default_value = "0")]
+    pub(super) root: usize,
+    /// Measured iterations of each size; of small sizes, each has several calls
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..), default_value = "20")]
+    pub(super) iters: u32,
+    /// Iterations before the measured ones
+    #[arg(short = 'w', long, default_value = "5")]
+    pub(super) warmup: u32,
+    /// Check the results, and count the wrong ones
+    #[arg(short = 'c', long)]
+    pub(super) check: bool,
+    /// Use buffers that all ranks of a host map
+    #[arg(long)]
+    pub(super) registered: bool,
+    /// Where the buffers are: cpu or cuda. The ranks of a host share its GPUs evenly
+    #[arg(long, default_value = "cpu")]
+    pub(super) device: Place,
+    /// Use this algorithm where the operation has it
+    #[arg(long)]
+    pub(super) algorithm: Option<Algorithm>,
+    /// Transport: auto, tcp or shm
+    #[arg(long)]
+    pub(super) transport: Option<Transport>,
+    /// How ranks of a host copy large private buffers: auto, staged, streamed or cma
+    #[arg(long)]
+    pub(super) copy_mode: Option<CopyMode>,
+    /// TCP connections of one link
+    #[arg(long)]
+    pub(super) sockets: Option<usize>,
+    /// How long one operation may take, as in 1.5s
+    #[arg(long, value_parser = units::duration)]
+    pub(super) timeout: Option<Duration>,
+    /// Write every figure to this file
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+    /// Draw bandwidth and latency against size
+    #[arg(long, value_name = "FILE.svg")]
+    pub(super) plot: Option<PathBuf>,
+}
+
+impl Args {
+    /// Returns an error if the arguments contradict each other.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.dtype == DType::Bool {
+            return Err("there are no benchmarks of bool; u8 moves the same bytes".to_owned());
+        }
+        if self.op.reduces() && !self.redop.applies_to(self.dtype) {
+            return Err(format!("{} is not defined on {}", self.redop, self.dtype));
+        }
+        if self.sizes.is_empty() && self.min > self.max {
+            return Err(format!("the smallest size, {}, is larger than the largest, {}", self.min, self.max));
+        }
+        if self.device == Place::Cuda {
+            device::check(self.op)?;
+        }
+        files::check(self.json.as_deref(), self.plot.as_deref())
+    }
+
+    /// Returns the sizes to measure, in bytes.
+    pub(super) fn sizes(&self) -> Vec<u64> {
+        if self.op == Operation::Barrier {
+            return vec![0];
+        }
+        if !self.sizes.is_empty() {
+            return self.sizes.clone();
+        }
+        let next = |size: &u64| size.max(&1).checked_mul(self.factor).filter(|&next| next <= self.max);
+        std::iter::successors(Some(self.min), next).collect()
+    }
+
+    /// Connects with the settings of the arguments.
+    pub(super) fn connect(&self) -> kolo::Result<Communicator> {
+        let mut builder: Builder = Communicator::builder();
+        if let Some(algorithm) = self.algorithm {
+            builder = builder.algorithm(algorithm);
+        }
+        if let Some(transport) = self.transport {
+            builder = builder.transport(transport);
+        }
+        if let Some(copy_mode) = self.copy_mode {
+            builder = builder.copy_mode(copy_mode);
+        }
+        if let Some(sockets) = self.sockets {
+            builder = builder.sockets(sockets);
+        }
+        if let Some(timeout) = self.timeout {
+            builder = builder.timeout(timeout);
+        }
+        if self.device == Place::Cuda {
+            builder = builder.devices(true);
+        }
+        builder.connect()
+    }
+}
