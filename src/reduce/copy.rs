@@ -3,21 +3,22 @@
 use super::kernel::Kernel;
 use crate::types::{DType, ReduceOp};
 
-/// Copies bytes past the caches, for large results that nobody reads soon: their old content is not loaded first.
+/// Copies bytes past the caches: the destination's lines are not loaded first. For large results
+/// that no core reads soon.
 ///
 /// # Safety
 ///
-/// `from` is readable and `to` writable for `len` bytes, and they are apart. Nobody else writes the one or touches the other
-/// meanwhile.
+/// `from` is readable and `to` writable for `len` bytes, and they do not overlap. During the call
+/// nothing else writes `from` or accesses `to`.
 pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
     // A reduction of one part is a copy.
-    let copy = Kernel::new(DType::U8, ReduceOp::Max).expect("bytes have a largest");
-    // SAFETY: passed on; every address is aligned to bytes.
+    let copy = Kernel::new(DType::U8, ReduceOp::Max).expect("ReduceOp::Max is defined on u8");
+    // SAFETY: as promised by the caller; every address is aligned to bytes.
     unsafe { copy.fold_streaming(&[from], to, len, None) }
 }
 
-/// Bytes that are copied quicker by vectors than by the processor's own instruction for copying (`rep movsb`), which libc uses
-/// from so many on, and which takes a tenth of a microsecond to begin.
+/// Lengths in bytes that vectors copy faster than libc does. From the upper end on, libc uses the
+/// processor's own instruction for copying (`rep movsb`), which takes 0.1 us to start.
 const SHORT: std::ops::RangeInclusive<usize> = 2 << 10..=4 << 10;
 
 /// Copies bytes that another core is about to read, or has just written.
@@ -27,12 +28,12 @@ const SHORT: std::ops::RangeInclusive<usize> = 2 << 10..=4 << 10;
 /// As for [`copy_streaming`].
 #[inline]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: passed on.
+    // SAFETY: as promised by the caller.
     unsafe { copy_up_to(*SHORT.end(), from, to, len) }
 }
 
-/// As [`copy`], but up to another length by vectors: where this core holds the destination's lines already, the processor's own
-/// instruction loses its advantage, which is not to load them.
+/// As [`copy`], but uses vectors up to `most` bytes. `rep movsb` wins by not loading the
+/// destination's lines, which is no advantage if this core holds them already.
 ///
 /// # Safety
 ///
@@ -40,23 +41,24 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 #[inline]
 pub(crate) unsafe fn copy_up_to(most: usize, from: *const u8, to: *mut u8, len: usize) {
     if (*SHORT.start()..=most).contains(&len) {
-        let copy = Kernel::new(DType::U8, ReduceOp::Max).expect("bytes have a largest");
-        // SAFETY: passed on; every address is aligned to bytes.
+        let copy = Kernel::new(DType::U8, ReduceOp::Max).expect("ReduceOp::Max is defined on u8");
+        // SAFETY: as promised by the caller; every address is aligned to bytes.
         unsafe { copy.fold(&[from], to, len, None) }
     } else {
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
     }
 }
 
-/// Makes every byte of a `bool` buffer 0 or 1: what came from a peer may be neither.
+/// Sets every byte of a `bool` buffer to 0 or 1: a peer may have sent other values.
 ///
 /// # Safety
 ///
-/// `ptr` is valid for reads and writes of `count` bytes, and nobody else touches them meanwhile.
+/// `ptr` is valid for reads and writes of `count` bytes, and nothing else accesses them during the
+/// call.
 pub(crate) unsafe fn normalise_bools(ptr: *mut u8, count: usize) {
     for i in 0..count {
-        // SAFETY: within the `count` bytes that the caller vouches for.
+        // SAFETY: within the `count` bytes that the caller promises.
         unsafe { *ptr.add(i) = u8::from(*ptr.add(i) != 0) };
     }
 }

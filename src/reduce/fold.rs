@@ -1,20 +1,21 @@
-//! The loop of all kernels: many parts in, one out, every byte of every part loaded once and the result stored once.
+//! The loop of all kernels: many parts in, one result out. Every byte of every part is loaded once,
+//! and the result is stored once.
 //!
-//! It is generic over the element, the reduction and the [`Instructions`], and is compiled once for each of them. The compiler
-//! makes vectors of it: chunks have a fixed length, and a chunk of accumulators stays in registers while it takes in one part
-//! after the other.
+//! The loop is generic over the element, the reduction and the [`Instructions`], and is compiled
+//! once for each combination. The compiler vectorises it: chunks have a fixed length, and the
+//! accumulators of a chunk stay in registers while the parts are added one after the other.
 
 use super::arithmetic::{Combine, Number};
 use super::instructions::{CHUNK, Finish, Instructions, LINE, Lane};
 
-/// Elements that are quicker one by one.
+/// The most elements that are faster one by one than as a padded chunk.
 const FEW: usize = 4;
 
 /// See [`super::Kernel::fold`].
 ///
 /// # Safety
 ///
-/// As there; and the processor has the instructions `I`.
+/// As for [`super::Kernel::fold`]; and the processor has the instructions `I`.
 #[inline(always)]
 pub(super) unsafe fn fold<I: Instructions, T: Lane, C: Combine<T::Sum>>(
     parts: &[*const u8],
@@ -24,14 +25,14 @@ pub(super) unsafe fn fold<I: Instructions, T: Lane, C: Combine<T::Sum>>(
 ) {
     let dst = dst.cast::<T>();
     let (head, whole) = if finish.streams {
-        // Lines can be streamed from where one begins.
+        // Streaming stores start at the beginning of a cache line.
         let head = (dst.addr().wrapping_neg() % LINE / size_of::<T>()).min(count);
         (head, (count - head) / CHUNK * CHUNK)
     } else {
         (0, count / CHUNK * CHUNK)
     };
-    // SAFETY: the caller vouches for `count` elements behind every pointer, of which these are three ranges. Where `dst` is
-    // one of the parts, each element of it is read before it is written.
+    // SAFETY: the caller promises `count` elements behind every pointer, of which these are three
+    // ranges. If `dst` is one of the parts, each element is read before it is written.
     unsafe {
         edge::<I, T, C>(parts, dst, 0, head, finish.divisor);
         for at in (head..head + whole).step_by(CHUNK) {
@@ -47,7 +48,7 @@ pub(super) unsafe fn fold<I: Instructions, T: Lane, C: Combine<T::Sum>>(
     }
 }
 
-/// Fewer elements than a chunk has.
+/// Reduces fewer elements than a chunk has.
 ///
 /// # Safety
 ///
@@ -62,7 +63,7 @@ unsafe fn edge<I: Instructions, T: Lane, C: Combine<T::Sum>>(
 ) {
     if count <= FEW {
         for i in at..at + count {
-            // SAFETY: the caller vouches for so many elements from there.
+            // SAFETY: the caller promises `count` elements from `at` on.
             let load = |part: *const u8| unsafe { part.cast::<T>().add(i).read() }.to_sum();
             let mut sum = load(parts[0]);
             for &part in &parts[1..] {
@@ -78,7 +79,7 @@ unsafe fn edge<I: Instructions, T: Lane, C: Combine<T::Sum>>(
     }
     let load = |part: *const u8| {
         let mut chunk = [T::ZERO; CHUNK];
-        // SAFETY: the caller vouches for so many elements from there.
+        // SAFETY: the caller promises `count` elements from `at` on.
         unsafe { std::ptr::copy_nonoverlapping(part.cast::<T>().add(at), chunk.as_mut_ptr(), count) };
         chunk
     };

@@ -4,52 +4,53 @@ use half::{bf16, f16};
 
 use super::arithmetic::{Combine, Number};
 
-/// Elements of a chunk. Of the widest elements, accumulators of so many just fit the registers of AVX-512.
+/// Elements of a chunk. The accumulators of a chunk of the widest elements just fit the registers
+/// of AVX-512.
 pub(super) const CHUNK: usize = 64;
 
-/// What a kernel is told beside its buffers.
+/// What a kernel does with its result.
 #[derive(Clone, Copy)]
 pub(super) struct Finish {
-    /// What the result is divided by; 1 if by nothing.
+    /// The divisor of the result; 1 for none.
     pub(super) divisor: usize,
-    /// Whether the result goes past the caches, because nobody reads it soon.
+    /// Whether the result is stored past the caches, because no core reads it soon.
     pub(super) streams: bool,
 }
 
-/// The form of all kernels; see [`super::Kernel::fold`] for the contract.
+/// The signature of all kernels; [`super::Kernel::fold`] states the contract.
 pub(super) type Fold = unsafe fn(&[*const u8], *mut u8, usize, Finish);
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
 
-/// A set of instructions. Its functions may be called where the processor has them.
+/// A set of instructions. Its functions may be called only if the processor has them.
 pub(super) trait Instructions {
-    /// The loop, compiled with these instructions.
+    /// Returns the loop, compiled with these instructions.
     fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold;
 
     fn widen_f16(chunk: &[f16; CHUNK]) -> [f32; CHUNK];
 
-    /// Rounds to nearest, ties to even; so does the next.
+    /// Rounds to nearest, ties to even.
     fn narrow_f16(sums: &[f32; CHUNK]) -> [f16; CHUNK];
 
     fn widen_bf16(chunk: &[bf16; CHUNK]) -> [f32; CHUNK];
 
     fn narrow_bf16(sums: &[f32; CHUNK]) -> [bf16; CHUNK];
 
-    /// Writes a chunk past the caches.
+    /// Stores a chunk past the caches.
     ///
     /// # Safety
     ///
-    /// `to` is writable and at the beginning of a cache line.
+    /// `to` is writable and at the start of a cache line.
     unsafe fn stream<T: Lane>(chunk: &[T; CHUNK], to: *mut [T; CHUNK]);
 
-    /// Orders what was streamed before whatever is written next.
+    /// Orders all streaming stores before later stores.
     fn end_of_stream();
 }
 
 /// An element as it lies in memory.
 pub(super) trait Lane: Copy {
-    /// What it is accumulated in.
+    /// The type in which it is accumulated.
     type Sum: Number;
 
     /// Zero.

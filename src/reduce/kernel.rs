@@ -8,14 +8,14 @@ use crate::types::{DType, ReduceOp};
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel {
     run: Fold,
-    /// The element type, for its size.
+    /// For the size of an element.
     dtype: DType,
     /// Whether a finished result is divided.
     averages: bool,
 }
 
 impl Kernel {
-    /// The kernel, where the reduction means something on these elements.
+    /// Returns the kernel, or `None` if the reduction is not defined on these elements.
     pub(crate) fn new(dtype: DType, redop: ReduceOp) -> Option<Kernel> {
         Kernel::of_level(Level::best(), dtype, redop)
     }
@@ -24,25 +24,28 @@ impl Kernel {
         redop.applies_to(dtype).then(|| Kernel { run: level.kernel(dtype, redop), dtype, averages: redop == ReduceOp::Average })
     }
 
-    /// `dst[i] = parts[0][i] op parts[1][i] op ...` for `count` elements, operands in the order given; halves are summed in
-    /// `f32` and rounded once. With `finish`, the number of ranks whose parts went in, an average is divided by it.
+    /// Computes `dst[i] = parts[0][i] op parts[1][i] op ...` for `count` elements, in the order of
+    /// the parts. Elements of 16 bits are accumulated in `f32` and rounded once. `finish` is the
+    /// number of ranks whose parts are in the result, by which an average is divided; `None` for a
+    /// partial result.
     ///
     /// # Safety
     ///
-    /// Every part is readable and `dst` writable for `count` elements, all are aligned to the element, and `dst` is either
-    /// one of the parts or apart from all of them. Nobody else writes the parts or touches `dst` meanwhile.
+    /// Every part is readable and `dst` writable for `count` elements, and all are aligned to the
+    /// element. `dst` is one of the parts or overlaps none of them. During the call nothing else
+    /// writes the parts or accesses `dst`.
     pub(crate) unsafe fn fold(&self, parts: &[*const u8], dst: *mut u8, count: usize, finish: Option<usize>) {
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         unsafe { self.fold_to(parts, dst, count, finish, false) }
     }
 
-    /// The same, past the caches: for results that nobody reads soon.
+    /// As [`Kernel::fold`], but stores past the caches: for results that no core reads soon.
     ///
     /// # Safety
     ///
     /// As for [`Kernel::fold`].
     pub(crate) unsafe fn fold_streaming(&self, parts: &[*const u8], dst: *mut u8, count: usize, finish: Option<usize>) {
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         unsafe { self.fold_to(parts, dst, count, finish, true) }
     }
 
@@ -54,7 +57,8 @@ impl Kernel {
         let is_aligned = |ptr: *const u8| ptr.addr().is_multiple_of(self.dtype.size());
         debug_assert!(parts.iter().all(|&part| is_aligned(part)) && is_aligned(dst));
         let divisor = finish.filter(|_| self.averages).unwrap_or(1);
-        // SAFETY: what the caller promises is what the kernel asks for, and the processor has the kernel's instructions.
+        // SAFETY: the caller promises what the kernel requires, and the level has only kernels
+        // whose instructions the processor has.
         unsafe { (self.run)(parts, dst, count, Finish { divisor, streams }) }
     }
 }

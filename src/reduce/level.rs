@@ -1,4 +1,4 @@
-//! The sets of instructions, and which kernel each has for a reduction.
+//! Sets of instructions, and the kernel that each has for a reduction.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use super::portable::Portable;
 use super::x86::{Avx2, Avx512};
 use crate::types::{DType, ReduceOp};
 
-/// The sets of instructions that there are kernels for, the best last.
+/// The sets of instructions that have kernels, from the slowest to the fastest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     Portable,
@@ -22,7 +22,7 @@ pub(super) enum Level {
 }
 
 impl Level {
-    /// Those that this processor has.
+    /// Returns the levels that this processor supports.
     pub(super) fn available() -> impl Iterator<Item = Level> {
         #[cfg(target_arch = "x86_64")]
         let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
@@ -39,7 +39,7 @@ impl Level {
         levels.into_iter().flatten()
     }
 
-    /// The best of them.
+    /// Returns the fastest of them.
     pub(super) fn best() -> Level {
         static BEST: LazyLock<Level> = LazyLock::new(|| Level::available().last().unwrap_or(Level::Portable));
         *BEST
@@ -56,11 +56,11 @@ impl Level {
     }
 }
 
-/// The instructions with which this process reduces, for people.
+/// Names the instructions that this process reduces with, for `kolo doctor`.
 pub(crate) fn instructions() -> &'static str {
     match Level::best() {
         Level::Portable if cfg!(target_arch = "aarch64") => "NEON",
-        Level::Portable => "what every processor has",
+        Level::Portable => "the baseline instructions of the target",
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => "AVX2 and F16C",
         #[cfg(target_arch = "x86_64")]
@@ -68,7 +68,7 @@ pub(crate) fn instructions() -> &'static str {
     }
 }
 
-/// The kernel for a reduction that [applies](ReduceOp::applies_to) to these elements.
+/// Returns the kernel for a reduction that [applies](ReduceOp::applies_to) to these elements.
 fn kernel<I: Instructions>(dtype: DType, redop: ReduceOp) -> Fold {
     match dtype {
         DType::F16 => float::<I, f16>(redop),
@@ -76,7 +76,7 @@ fn kernel<I: Instructions>(dtype: DType, redop: ReduceOp) -> Fold {
         DType::F32 => float::<I, f32>(redop),
         DType::F64 => float::<I, f64>(redop),
         DType::I8 => integer::<I, i8>(redop),
-        // Logical or and and are the largest and the smallest of 0 and 1.
+        // On 0 and 1, logical or is the maximum and logical and is the minimum.
         DType::U8 | DType::Bool => integer::<I, u8>(redop),
         DType::I16 => integer::<I, i16>(redop),
         DType::U16 => integer::<I, u16>(redop),

@@ -1,4 +1,4 @@
-//! Kernels without instructions beyond those that the crate is compiled for.
+//! Kernels for the instructions that the crate is compiled for.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -7,7 +7,7 @@ use super::arithmetic::Combine;
 use super::fold::fold;
 use super::instructions::{CHUNK, Fold, Instructions, Lane};
 
-/// What every processor has that the crate is compiled for. On Arm these are the vectors of NEON.
+/// The target's baseline instructions. On Arm they include the vectors of NEON.
 pub(super) struct Portable;
 
 impl Instructions for Portable {
@@ -38,7 +38,7 @@ impl Instructions for Portable {
     fn narrow_bf16(sums: &[f32; CHUNK]) -> [bf16; CHUNK] {
         std::array::from_fn(|i| {
             let bits = sums[i].to_bits();
-            // Half of the last place, less one if the place is even: what carries rounds up.
+            // Adds half of the last place, less one if the place is even: a carry rounds up.
             let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
             let quiet = bits | 0x0040_0000;
             bf16::from_bits((if sums[i].is_nan() { quiet } else { rounded } >> 16) as u16)
@@ -47,7 +47,7 @@ impl Instructions for Portable {
 
     #[inline(always)]
     unsafe fn stream<T: Lane>(chunk: &[T; CHUNK], to: *mut [T; CHUNK]) {
-        // SAFETY: the caller vouches for `to`.
+        // SAFETY: the caller promises that `to` is writable.
         unsafe { to.write(*chunk) }
     }
 

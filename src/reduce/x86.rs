@@ -17,7 +17,8 @@ pub(super) struct Avx512;
 
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn fold_avx2<T: Lane, C: Combine<T::Sum>>(parts: &[*const u8], dst: *mut u8, count: usize, finish: Finish) {
-    // SAFETY: passed on, and the processor has the instructions if this may be called.
+    // SAFETY: as promised by the caller, which calls this only if the processor has the
+    // instructions.
     unsafe { fold::<Avx2, T, C>(parts, dst, count, finish) }
 }
 
@@ -36,7 +37,7 @@ impl Instructions for Avx2 {
     fn widen_f16(chunk: &[f16; CHUNK]) -> [f32; CHUNK] {
         let mut sums = [0.0; CHUNK];
         for at in (0..CHUNK).step_by(8) {
-            // SAFETY: eight elements from there, in both.
+            // SAFETY: both arrays have eight elements from `at` on.
             unsafe {
                 let halves = _mm_loadu_si128(chunk.as_ptr().add(at).cast());
                 _mm256_storeu_ps(sums.as_mut_ptr().add(at), _mm256_cvtph_ps(halves));
@@ -68,9 +69,10 @@ impl Instructions for Avx2 {
     fn narrow_bf16(sums: &[f32; CHUNK]) -> [bf16; CHUNK] {
         let mut chunk = [bf16::ZERO; CHUNK];
         for at in (0..CHUNK).step_by(16) {
-            // SAFETY: sixteen elements from there, in both.
+            // SAFETY: both arrays have sixteen elements from `at` on.
             unsafe {
-                // As in `Portable`, eight at a time; the words that remain are packed within halves of the vector.
+                // As in `Portable`, eight at a time. Packing interleaves the halves of the vectors,
+                // which the permutation undoes.
                 let round = |sums: __m256| {
                     let bits = _mm256_castps_si256(sums);
                     let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
@@ -91,7 +93,8 @@ impl Instructions for Avx2 {
     #[inline(always)]
     unsafe fn stream<T: Lane>(chunk: &[T; CHUNK], to: *mut [T; CHUNK]) {
         for at in (0..size_of_val(chunk)).step_by(32) {
-            // SAFETY: within the chunk; the caller vouches for `to`, which is aligned to a line.
+            // SAFETY: within the chunk. The caller promises that `to` is writable and aligned to a
+            // line.
             unsafe {
                 let bytes = _mm256_loadu_si256(chunk.as_ptr().byte_add(at).cast());
                 _mm256_stream_si256(to.byte_add(at).cast(), bytes);
@@ -101,7 +104,7 @@ impl Instructions for Avx2 {
 
     #[inline(always)]
     fn end_of_stream() {
-        // SAFETY: every processor that this is compiled for has it.
+        // SAFETY: every processor of this architecture has the instruction.
         unsafe { _mm_sfence() };
     }
 }
@@ -115,7 +118,7 @@ impl Instructions for Avx512 {
     fn widen_f16(chunk: &[f16; CHUNK]) -> [f32; CHUNK] {
         let mut sums = [0.0; CHUNK];
         for at in (0..CHUNK).step_by(16) {
-            // SAFETY: sixteen elements from there, in both.
+            // SAFETY: both arrays have sixteen elements from `at` on.
             unsafe {
                 let halves = _mm256_loadu_si256(chunk.as_ptr().add(at).cast());
                 _mm512_storeu_ps(sums.as_mut_ptr().add(at), _mm512_cvtph_ps(halves));
@@ -153,7 +156,7 @@ impl Instructions for Avx512 {
 
     #[inline(always)]
     fn narrow_bf16(sums: &[f32; CHUNK]) -> [bf16; CHUNK] {
-        // The upper halves of 32 numbers in two vectors.
+        // The indices of the upper halves of 32 numbers in two vectors.
         const UPPER: [u16; 32] = {
             let mut words = [0; 32];
             let mut i = 0;
@@ -165,9 +168,10 @@ impl Instructions for Avx512 {
         };
         let mut chunk = [bf16::ZERO; CHUNK];
         for at in (0..CHUNK).step_by(32) {
-            // SAFETY: 32 elements from there, in both.
+            // SAFETY: both arrays have 32 elements from `at` on.
             unsafe {
-                // As in `Portable`, sixteen at a time. The processor's own conversion (AVX512_BF16) flushes denormals.
+                // As in `Portable`, sixteen at a time. The processor's own conversion (AVX512_BF16)
+                // flushes denormals.
                 let round = |sums: __m512| {
                     let bits = _mm512_castps_si512(sums);
                     let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
@@ -187,7 +191,8 @@ impl Instructions for Avx512 {
     #[inline(always)]
     unsafe fn stream<T: Lane>(chunk: &[T; CHUNK], to: *mut [T; CHUNK]) {
         for at in (0..size_of_val(chunk)).step_by(64) {
-            // SAFETY: within the chunk; the caller vouches for `to`, which is aligned to a line.
+            // SAFETY: within the chunk. The caller promises that `to` is writable and aligned to a
+            // line.
             unsafe {
                 let bytes = _mm512_loadu_si512(chunk.as_ptr().byte_add(at).cast());
                 _mm512_stream_si512(to.byte_add(at).cast(), bytes);
@@ -197,7 +202,7 @@ impl Instructions for Avx512 {
 
     #[inline(always)]
     fn end_of_stream() {
-        // SAFETY: every processor that this is compiled for has it.
+        // SAFETY: every processor of this architecture has the instruction.
         unsafe { _mm_sfence() };
     }
 }
