@@ -56,7 +56,7 @@ fn listing(builder: &ReducerBuilder) -> Listing {
 }
 
 /// Compares what the ranks were given. A collective call: one small collective, if all is well.
-pub(super) fn agree(comm: &Communicator, builder: &ReducerBuilder) -> Result<()> {
+pub(super) fn agree_on_options(comm: &Communicator, builder: &ReducerBuilder) -> Result<()> {
     let mine = listing(builder);
     let encoded = encode(&mine);
     let digest: [u8; 32] = Sha256::digest(&encoded).into();
@@ -78,7 +78,7 @@ pub(super) fn agree(comm: &Communicator, builder: &ReducerBuilder) -> Result<()>
 }
 
 /// What only this rank could do and the others need: all go on, or all know which rank did not succeed, and why. A collective call.
-pub(super) fn concur<T>(comm: &Communicator, mine: Result<T>) -> Result<T> {
+pub(super) fn agree_on_success<T>(comm: &Communicator, mine: Result<T>) -> Result<T> {
     let mut all = vec![0u8; comm.world_size()];
     comm.all_gather(&[u8::from(mine.is_err())], &mut all)?;
     let Some(first) = all.iter().position(|&failed| failed != 0) else { return mine };

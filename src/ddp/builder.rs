@@ -3,10 +3,7 @@
 use super::hook::{Average, Hook};
 use super::on_device::Chosen;
 use super::parameter::Parameter;
-use super::reducer::Reducer;
-use crate::communicator::Communicator;
 use crate::cuda::device::StreamId;
-use crate::error::Result;
 
 /// What becomes of parameters that get no gradient in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,20 +130,5 @@ impl ReducerBuilder {
             keeps: None,
         });
         self
-    }
-
-    /// Compares the parameters, buffers and options with those of the other ranks, and allocates the buckets. The reducer
-    /// communicates in a communicator of its own, with all ranks of `comm`, and makes one thread.
-    ///
-    /// A collective call.
-    ///
-    /// # Errors
-    ///
-    /// [`ReducerProblem::Differs`](crate::ReducerProblem::Differs) on every rank if ranks differ, with the first difference;
-    /// [`ReducerProblem::Refused`](crate::ReducerProblem::Refused) if another rank cannot do its part on its device;
-    /// [`crate::Error::Setting`] if a parameter is not of floating-point numbers, or there are none, or one is on a device and no
-    /// device was given; [`crate::Error::Unsupported`] if the communicator has no devices; [`crate::Error::Device`] if the device cannot.
-    pub fn build(self, comm: &Communicator) -> Result<Reducer> {
-        Reducer::build(self, comm)
     }
 }

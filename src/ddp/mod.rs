@@ -50,12 +50,15 @@
 
 mod agree;
 mod buckets;
+mod build;
 mod builder;
 mod compress;
 mod core;
+mod exchange;
 mod float;
 mod gather;
 mod hook;
+mod intent;
 mod layout;
 mod local_sgd;
 mod on_device;
@@ -68,7 +71,7 @@ mod reducer;
 mod state;
 mod statistics;
 mod step;
-mod tensors;
+mod view;
 mod worker;
 
 pub use builder::{ReducerBuilder, Uneven, Unused};
@@ -82,4 +85,5 @@ pub use parameter::{Parameter, TensorMut};
 pub use power_sgd::PowerSgd;
 pub use reducer::{BufferSync, Joined, Reducer};
 pub use statistics::{BucketStatistics, StepStatistics};
-pub use step::{Step, View};
+pub use step::Step;
+pub use view::View;

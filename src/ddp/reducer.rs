@@ -4,36 +4,33 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::agree::{agree, concur};
 use super::buckets::{Buckets, DeviceMemory};
 use super::builder::{ReducerBuilder, Uneven};
 use super::core::Core;
+use super::exchange::{Exchange, check, exchange};
+use super::intent::Intent;
 use super::layout::Layout;
-use super::on_device::{Chosen, OnDevice};
+use super::on_device::OnDevice;
 use super::parameter::{Parameter, TensorMut};
 use super::statistics::StepStatistics;
-use super::step::Step;
-use super::tensors::{Exchange, Intent, check, exchange};
-use super::worker::Worker;
-use crate::communicator::Communicator;
 use crate::cuda::device::Address;
 use crate::error::{Error, ReducerProblem, Result};
-use crate::types::{DType, Element, Rank};
+use crate::types::{Element, Rank};
 
 /// Averages gradients over all ranks, bucket by bucket; see [the module](super).
 ///
 /// Every rank makes the same calls in the same order, except that gradients may become ready in any.
 pub struct Reducer {
     pub(super) core: Arc<Core>,
-    buffers: Vec<Parameter>,
+    pub(super) buffers: Vec<Parameter>,
     /// Where buffers are exchanged.
-    staging: Buckets,
+    pub(super) staging: Buckets,
     /// The device, if anything is on one.
     pub(super) on: Option<Arc<OnDevice>>,
-    bucket_bytes: [usize; 2],
+    pub(super) bucket_bytes: [usize; 2],
     /// Whether buckets are to be made anew.
-    rebuilds: bool,
-    thread: Option<JoinHandle<()>>,
+    pub(super) rebuilds: bool,
+    pub(super) thread: Option<JoinHandle<()>>,
 }
 
 /// How buffers are made equal, by [`Reducer::sync_buffers`].
@@ -55,76 +52,10 @@ pub struct Joined {
     pub last: Rank,
 }
 
-type Prepared = (Option<Arc<OnDevice>>, [Option<DeviceMemory>; 2]);
-
-/// What a rank needs on its device, for buckets that `one` of the parameters or buffers lies in, among others.
-fn prepare_device(
-    comm: &Communicator,
-    device: Option<Chosen>,
-    one: &Parameter,
-    dtypes: impl Iterator<Item = DType>,
-    layouts: [&Layout; 2],
-) -> Result<Prepared> {
-    let Some(chosen) = device else {
-        let expected = "in host memory, or a device given to the reducer's builder (with the feature `cuda`)";
-        return Err(Error::setting(&one.name, "on a device".to_owned(), expected));
-    };
-    let on = Arc::new(OnDevice::new(comm, chosen, dtypes)?);
-    let [buckets, staging] = layouts.map(|layout| DeviceMemory::allocate(Some(&on), layout));
-    Ok((Some(on), [buckets?, staging?]))
-}
-
 impl Reducer {
     /// Options for making one.
     pub fn builder() -> ReducerBuilder {
         ReducerBuilder::default()
-    }
-
-    pub(super) fn build(builder: ReducerBuilder, comm: &Communicator) -> Result<Reducer> {
-        let comm = comm.split(0, comm.rank())?;
-        agree(&comm, &builder)?;
-        // From here on, what one rank refuses all refuse.
-        let ReducerBuilder {
-            parameters,
-            buffers,
-            bucket_bytes,
-            first_bucket_bytes,
-            unused,
-            uneven,
-            overlap,
-            rebuild,
-            hook,
-            device,
-        } = builder;
-        let refuse = |name: &str, value: String, expected: &str| Err(Error::setting(name, value, expected));
-        if parameters.is_empty() {
-            return refuse("parameters", "none".to_owned(), "at least one");
-        }
-        if let Some(whole) = parameters.iter().find(|parameter| !parameter.dtype.is_float()) {
-            return refuse(&whole.name, whole.dtype.to_string(), "gradients are of f16, bf16, f32 or f64");
-        }
-        let bytes = |all: &[Parameter]| all.iter().try_fold(0usize, |sum, one| sum.checked_add(one.checked_bytes()?));
-        if bytes(&parameters).is_none() || bytes(&buffers).is_none() {
-            return refuse("parameters", "too many elements".to_owned(), "as much as memory can hold");
-        }
-        let all = || parameters.iter().chain(&buffers);
-        let bucket_bytes = [first_bucket_bytes, bucket_bytes];
-        let layout = Layout::new(&parameters, (0..parameters.len()).rev(), bucket_bytes);
-        let staging = Layout::new(&buffers, 0..buffers.len(), [usize::MAX; 2]);
-        let (mut on, mut device_memory) = (None, [None, None]);
-        if let Some(one) = all().find(|one| one.on_device) {
-            let dtypes = all().filter(|one| one.on_device).map(|one| one.dtype);
-            let prepared = prepare_device(&comm, device, one, dtypes, [&layout, &staging]);
-            (on, device_memory) = concur(&comm, prepared)?;
-        }
-        let [of_buckets, of_staging] = device_memory;
-        let buckets = Buckets::allocate(&comm, layout, of_buckets)?;
-        let staging = Buckets::allocate(&comm, staging, of_staging)?;
-        let core = Arc::new(Core::new(comm, parameters, (unused, uneven, overlap), buckets));
-        let worker = Worker { core: core.clone(), hook, scratch: None };
-        let thread = std::thread::Builder::new().name("kolo-reducer".to_owned()).spawn(move || worker.work());
-        let thread = Some(thread.map_err(Error::os("starting the reducer's thread"))?);
-        Ok(Reducer { core, buffers, staging, on, bucket_bytes, rebuilds: rebuild, thread })
     }
 
     /// This rank.
@@ -239,25 +170,6 @@ impl Reducer {
         // SAFETY: between steps nothing is in flight, and views and gradients borrow the reducer, as does this.
         let result = unsafe { exchange(&self.core.comm, buckets, values, how, active) };
         self.or_fail(result.inspect_err(|_| buckets.abandon()))
-    }
-
-    /// Begins a step, at whose end all ranks have the average of their gradients. Gradients of the step before can no longer be
-    /// read.
-    ///
-    /// A collective call the second time, when buckets are made anew.
-    pub fn begin(&mut self) -> Result<Step<'_>> {
-        self.open(true)
-    }
-
-    /// Begins a step that is not reduced ("no_sync"): its gradients are kept, and the next steps' added to them, until one that
-    /// [`Reducer::begin`] began has been finished, which averages the sum. Not a collective call.
-    pub fn accumulate(&mut self) -> Result<Step<'_>> {
-        self.open(false)
-    }
-
-    fn open(&mut self, syncs: bool) -> Result<Step<'_>> {
-        self.start(syncs)?;
-        Ok(Step { reducer: self })
     }
 
     /// As [`Reducer::begin`], without a guard.

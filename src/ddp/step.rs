@@ -1,18 +1,31 @@
 //! One step: gradients are written and made ready.
 
-use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
-
-use super::buckets::Buckets;
-use super::core::Core;
-use super::gather;
-use super::hook::with_float;
-use super::parameter::Parameter;
 use super::reducer::Reducer;
 use super::state::Gradient;
-use crate::cuda::device::Address;
+use super::view::View;
 use crate::error::{ReducerProblem, Result};
 use crate::types::Element;
+
+impl Reducer {
+    /// Begins a step, at whose end all ranks have the average of their gradients. Gradients of the step before can no longer be
+    /// read.
+    ///
+    /// A collective call the second time, when buckets are made anew.
+    pub fn begin(&mut self) -> Result<Step<'_>> {
+        self.open(true)
+    }
+
+    /// Begins a step that is not reduced ("no_sync"): its gradients are kept, and the next steps' added to them, until one that
+    /// [`Reducer::begin`] began has been finished, which averages the sum. Not a collective call.
+    pub fn accumulate(&mut self) -> Result<Step<'_>> {
+        self.open(false)
+    }
+
+    fn open(&mut self, syncs: bool) -> Result<Step<'_>> {
+        self.start(syncs)?;
+        Ok(Step { reducer: self })
+    }
+}
 
 /// A step between [`Reducer::begin`] (or [`Reducer::accumulate`]) and [`Step::finish`]. Threads may share it.
 ///
@@ -85,126 +98,10 @@ impl Step<'_> {
     }
 }
 
-/// A slice under the other name of its type.
-fn same<T: Element, F: Element>(slice: &[T]) -> &[F] {
-    assert_eq!(T::DTYPE, F::DTYPE);
-    // SAFETY: there is one type for each DType.
-    unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), slice.len()) }
-}
-
-fn same_mut<T: Element, F: Element>(slice: &mut [T]) -> &mut [F] {
-    assert_eq!(T::DTYPE, F::DTYPE);
-    // SAFETY: as above.
-    unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), slice.len()) }
-}
-
 impl Drop for Step<'_> {
     fn drop(&mut self) {
         if self.reducer.core.is_open() {
             self.reducer.core.fail(ReducerProblem::Moment { call: "step", why: "it was dropped without finish()" }.into());
         }
-    }
-}
-
-/// What threads do in a step, whoever keeps them within it.
-impl Core {
-    fn view<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
-        let (buckets, accumulates) = self.lend(index, T::DTYPE, false)?;
-        let (address, len) = buckets.gradient(index);
-        Ok(View { core: self, index, elements: address.cast(), count: len / size_of::<T>(), accumulates, _buckets: buckets })
-    }
-
-    pub(super) fn put<T: Element>(&self, index: usize, gradient: &[T]) -> Result<()> {
-        self.parameter(index)?.expect_count(gradient.len())?;
-        let mut view = self.view::<T>(index)?;
-        let adds = view.accumulates;
-        with_float!(T::DTYPE, F => gather::contiguous(same::<T, F>(gradient), same_mut::<T, F>(&mut view), adds));
-        view.ready()
-    }
-
-    /// As [`Step::put`], of a gradient on the reducer's device, in the order of its stream.
-    ///
-    /// # Safety
-    ///
-    /// There are the parameter's elements, until the stream has come to it.
-    pub(super) unsafe fn put_on_device(&self, index: usize, from: Address) -> Result<()> {
-        let (buckets, adds) = self.lend(index, self.parameter(index)?.dtype, true)?;
-        // SAFETY: passed on; the gradient is lent to this.
-        let put = unsafe { buckets.put(&self.comm, &self.parameters[index].name, index, from, adds) };
-        if put.is_err() {
-            self.take_back(index);
-            return put;
-        }
-        // It was added, and must not be again.
-        self.settle(index, Gradient::Ready, true).inspect_err(|error| self.fail(error.clone()))
-    }
-
-    pub(super) fn put_strided<T: Element>(&self, index: usize, memory: &[T], strides: &[usize]) -> Result<()> {
-        let Parameter { name, shape, .. } = self.parameter(index)?;
-        let refuse = |what: &str, expected, given| ReducerProblem::Length { name: format!("{what} of {name}"), expected, given };
-        if strides.len() != shape.len() {
-            return Err(refuse("the strides", shape.len(), strides.len()).into());
-        }
-        let span = gather::span(shape, strides);
-        if span.is_none_or(|span| span > memory.len()) {
-            return Err(refuse("the memory", span.unwrap_or(usize::MAX), memory.len()).into());
-        }
-        let mut view = self.view::<T>(index)?;
-        let adds = view.accumulates;
-        with_float!(T::DTYPE, F => {
-            gather::strided(same::<T, F>(memory), shape, strides, same_mut::<T, F>(&mut view), adds);
-        });
-        view.ready()
-    }
-}
-
-/// The place of a gradient, in memory that the ranks of the host share; a slice of its elements. Dropped, it can be had again.
-///
-/// What it holds at first is of no meaning, unless the step [accumulates](Step::accumulates).
-#[derive(Debug)]
-pub struct View<'s, T: Element> {
-    core: &'s Core,
-    index: usize,
-    elements: *mut T,
-    count: usize,
-    accumulates: bool,
-    /// Keeps the memory.
-    _buckets: Arc<Buckets>,
-}
-
-// SAFETY: it is a mutable slice of elements, which are Send, and references to what is Sync.
-unsafe impl<T: Element> Send for View<'_, T> {}
-// SAFETY: as above; shared, it lends the slice only to be read.
-unsafe impl<T: Element> Sync for View<'_, T> {}
-
-impl<T: Element> View<'_, T> {
-    /// The gradient is there; see [`Step::ready`].
-    pub fn ready(self) -> Result<()> {
-        let (core, index) = (self.core, self.index);
-        // It stays lent until then, and its drop finds it settled.
-        core.settle(index, Gradient::Ready, true)
-    }
-}
-
-impl<T: Element> Deref for View<'_, T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        // SAFETY: the gradient's memory, of `count` elements of this type, which is lent to this view alone: its bucket is not
-        // launched while it is, so no peer writes it.
-        unsafe { std::slice::from_raw_parts(self.elements, self.count) }
-    }
-}
-
-impl<T: Element> DerefMut for View<'_, T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.elements, self.count) }
-    }
-}
-
-impl<T: Element> Drop for View<'_, T> {
-    fn drop(&mut self) {
-        self.core.take_back(self.index);
     }
 }

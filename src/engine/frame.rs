@@ -7,25 +7,27 @@
 //! +--------+-----+--------+---------+------------+----------------------------------+----------
 //! ```
 //!
-//! Little-endian, whatever the machine. The padding, too, makes every payload start at a multiple of 16 in its stream.
+//! All numbers are little-endian. Thanks to the padding, every payload starts at a multiple of 16
+//! in its stream.
 
 use crate::buffer::RawSliceMut;
 use crate::error::Cause;
 use crate::transport::Link;
 use crate::types::Descriptor;
 
-/// Bytes of a header.
+/// Bytes of a frame's header.
 pub(super) const HEADER: usize = 48;
 
 const MAGIC: [u8; 4] = *b"kolo";
 const VERSION: u8 = 1;
 
-/// What a message is for.
+/// The kinds of message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Part of an operation.
     Data = 1,
-    /// The last message: the sender drops its communicator. The descriptor's sequence number is its last operation's.
+    /// The last message: the sender drops its communicator. The descriptor's sequence number is
+    /// that of its last operation.
     Goodbye = 2,
     /// The last message: an operation failed on the sender.
     Revoked = 3,
@@ -53,20 +55,21 @@ impl Frame {
         bytes
     }
 
-    /// The frame that these bytes encode, unless no kolo of this version wrote them.
+    /// Returns the frame that these bytes encode, or `None` if they are not a frame of this
+    /// version.
     pub(super) fn decode(bytes: &[u8; HEADER]) -> Option<Frame> {
         if bytes[..4] != MAGIC || bytes[5] != VERSION || bytes[6..8] != [0, 0] {
             return None;
         }
         let kind = [Kind::Data, Kind::Goodbye, Kind::Revoked].into_iter().find(|&kind| kind as u8 == bytes[4])?;
-        let mut words = bytes[8..].chunks_exact(8).map(|word| word.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)));
+        let mut words = bytes[8..].chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
         let len = words.next()?;
         let mut descriptor = [0; Descriptor::WORDS];
         descriptor.iter_mut().zip(words).for_each(|(to, word)| *to = word);
         Some(Frame { kind, len, descriptor })
     }
 
-    /// Why a peer takes part no more, if that is what it says.
+    /// Returns why the peer takes part no longer, if the message says that.
     pub(super) fn parting(&self) -> Option<Cause> {
         match self.kind {
             Kind::Data => None,
@@ -76,28 +79,29 @@ impl Frame {
     }
 }
 
-/// What comes from one peer: headers, each with its payload behind it.
+/// The message that comes in from one peer: first its header, then its payload.
 ///
-/// A link may hand out a header in two parts: at the end of its ring, or when the rest is still under way. They are put together
-/// here, so the rest of the engine sees whole headers only.
+/// A link may deliver a header in two parts: at the end of its ring, or while the rest is on the
+/// way. The inbox joins them, so the rest of the engine sees complete headers only.
 pub(super) struct Inbox {
     header: [u8; HEADER],
-    /// Bytes of the header that have come.
+    /// Bytes of the header received so far.
     len: usize,
-    /// An operation takes in the payload behind the header.
+    /// Whether an operation receives the payload after the header.
     is_taken: bool,
 }
 
 impl Inbox {
     pub(super) const EMPTY: Inbox = Inbox { header: [0; HEADER], len: 0, is_taken: false };
 
-    /// The header of the next message, once all of it has come; the same until [`Inbox::take`]. `moved` is set if more of it came.
+    /// Returns the header of the next message once all of it has arrived, and the same one until
+    /// [`Inbox::take`]. Sets `moved` if more of it arrived.
     pub(super) fn header(&mut self, link: &mut dyn Link, moved: &mut bool) -> Result<Option<&[u8; HEADER]>, Cause> {
         if self.is_taken {
             return Ok(None);
         }
         while self.len < HEADER {
-            // SAFETY: the header is this inbox's own.
+            // SAFETY: the inbox owns the header.
             let count = unsafe { link.receive(RawSliceMut::of(&mut self.header[self.len..]))? };
             if count == 0 {
                 return Ok(None);
@@ -108,42 +112,43 @@ impl Inbox {
         Ok(Some(&self.header))
     }
 
-    /// An operation takes the message in: what follows on the link is its payload, until [`Inbox::end`].
+    /// Assigns the message to an operation: the link continues with its payload, until
+    /// [`Inbox::end`].
     pub(super) fn take(&mut self) {
         debug_assert_eq!(self.len, HEADER);
         self.is_taken = true;
     }
 
-    /// The payload and its padding have been taken in: the next message follows.
+    /// Called once the payload and its padding have been received: the next message follows.
     pub(super) fn end(&mut self) {
         (self.len, self.is_taken) = (0, false);
     }
 
-    /// Why the peer takes part no more, if that is what it says next.
+    /// Returns why the peer takes part no longer, if its next message says that.
     pub(super) fn farewell(&mut self, link: &mut dyn Link) -> Option<Cause> {
         let header = self.header(link, &mut false).ok().flatten()?;
         Frame::decode(header)?.parting()
     }
 }
 
-/// Whatever comes where a header should be.
+/// Decodes any bytes as a header.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     let Some((header, _)) = bytes.split_first_chunk::<HEADER>() else { return };
     let Some(frame) = Frame::decode(header) else { return };
-    assert_eq!(&frame.encode(), header, "a header is read as another");
+    assert_eq!(&frame.encode(), header, "a decoded header encodes to other bytes");
     fuzz_descriptor(frame.descriptor);
 }
 
-/// Whatever comes where a descriptor should be.
+/// Decodes any words as a descriptor.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz_descriptor(words: [u64; Descriptor::WORDS]) {
     let Some(descriptor) = Descriptor::decode(words) else { return };
-    assert_eq!(descriptor.encode(), words, "a descriptor is read as another");
+    assert_eq!(descriptor.encode(), words, "a decoded descriptor encodes to other words");
     assert!(!descriptor.to_string().is_empty());
 }
 
-/// The header of a message.
+/// Returns the header of a valid message.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn sample() -> Vec<u8> {
     let descriptor = Descriptor { op: crate::types::Op::AllReduce, seq: 7, count: 100, root: Some(1), ..Descriptor::nothing() };

@@ -6,6 +6,9 @@ use std::time::Duration;
 use super::message::{Query, Reply};
 use crate::types::Rank;
 
+/// How long one rank may take to answer a query.
+pub(super) const PATIENCE: Duration = Duration::from_millis(500);
+
 /// How a rank asks the others of its communicator.
 pub(crate) trait ControlChannel: Send + Sync {
     /// Asks a rank. Takes at most `patience`.

@@ -1,7 +1,8 @@
 //! Questions and answers as bytes. Reading expects anything.
 
 use super::cancel::Diagnosing;
-use super::report::{FailureReport, read_call, write_call};
+use super::encoding::{read_call, read_words, write_call, write_words};
+use super::report::FailureReport;
 use crate::types::{Descriptor, Rank};
 use crate::wire::{Reader, Writer};
 
@@ -27,7 +28,7 @@ pub(crate) enum Query {
     /// What are you doing? With what the asker is waiting for the other in.
     Doing(Option<Descriptor>),
     /// This is why the communicator ended. And you?
-    Hear(Vec<FailureReport>),
+    Reports(Vec<FailureReport>),
     /// I want to go on without those who failed. You too?
     Join,
     /// I am about to decide who goes on, with this ballot. Has anybody?
@@ -62,7 +63,7 @@ pub(crate) enum Reply {
 }
 
 const DOING: u64 = 1;
-const HEAR: u64 = 2;
+const REPORTS: u64 = 2;
 const JOIN: u64 = 3;
 const DECIDED: u64 = 4;
 const PREPARE: u64 = 5;
@@ -77,7 +78,7 @@ impl Query {
         let mut writer = Writer::default();
         match self {
             Query::Doing(call) => _ = writer.number(DOING).list(call.as_slice(), write_call),
-            Query::Hear(reports) => _ = writer.number(HEAR).list(reports, |writer, report| report.write(writer)),
+            Query::Reports(reports) => _ = writer.number(REPORTS).list(reports, |writer, report| report.write(writer)),
             Query::Join => _ = writer.number(JOIN),
             Query::Prepare(ballot) => _ = writer.number(PREPARE).number(*ballot),
             Query::Decided(decision, ballot) => write_decision(writer.number(DECIDED).number(*ballot), decision),
@@ -89,7 +90,7 @@ impl Query {
         let mut reader = Reader::new(bytes);
         Some(match reader.number()? {
             DOING => Query::Doing(reader.list(read_call)?.pop()),
-            HEAR => Query::Hear(reader.list(FailureReport::read)?),
+            REPORTS => Query::Reports(reader.list(FailureReport::read)?),
             JOIN => Query::Join,
             PREPARE => Query::Prepare(reader.number()?),
             DECIDED => {
@@ -147,14 +148,6 @@ impl Reply {
             _ => return None,
         })
     }
-}
-
-fn write_words(writer: &mut Writer, words: [u64; Descriptor::WORDS]) {
-    words.iter().for_each(|&word| _ = writer.number(word));
-}
-
-fn read_words(reader: &mut Reader<'_>) -> Option<[u64; Descriptor::WORDS]> {
-    Some([reader.number()?, reader.number()?, reader.number()?, reader.number()?])
 }
 
 fn write_decision(writer: &mut Writer, decision: &Decision) {
@@ -222,8 +215,8 @@ mod tests {
         for query in [
             Query::Doing(None),
             Query::Doing(Some(call)),
-            Query::Hear(vec![]),
-            Query::Hear(reports.clone()),
+            Query::Reports(vec![]),
+            Query::Reports(reports.clone()),
             Query::Join,
             Query::Prepare(9),
             Query::Decided(decision.clone(), 1 << 40),

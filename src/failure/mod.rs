@@ -1,12 +1,13 @@
-//! What is known of how the ranks are, and what they tell each other beside their operations.
+//! Failures: how ranks notice, diagnose and report them, and continue without the ranks that failed.
 //!
-//! - [`context`] is one operation under way: its deadline, and how it fails.
+//! - [`context`] is one operation in progress: its deadline, and the errors that it fails with.
 //! - [`cancel`] ends the operations of a communicator.
-//! - [`status`] is what others may know of a communicator: what it does, why it failed, whether it goes on. [`control`] asks for
-//!   it, in [`message`]s, and [`board`] answers.
-//! - [`detector`] asks those for whom an operation waits long.
-//! - [`report`] says why a communicator ended, and [`agreement`] makes of what each rank sees one report of all.
-//! - [`shrink`] lets survivors agree on who goes on.
+//! - [`status`] is what peers may learn of a communicator: what it does, why it failed, whether its
+//!   rank continues. [`control`] asks for it in [`message`]s, and [`board`] answers.
+//! - [`detector`] asks the peers for which operations wait long.
+//! - [`report`] says why a communicator ended. [`diagnosis`] makes a report of what one rank sees, and
+//!   [`agreement`] agrees on one report for all survivors.
+//! - [`shrink`] lets the survivors agree on which ranks continue.
 
 mod agreement;
 mod ballot;
@@ -15,6 +16,8 @@ mod cancel;
 mod context;
 mod control;
 mod detector;
+mod diagnosis;
+mod encoding;
 pub(crate) mod message;
 mod report;
 pub(crate) mod shrink;

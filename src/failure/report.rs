@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use super::context::CommInfo;
+use super::encoding::{read_call, write_call};
 use crate::error::{Cause, Differs, Elsewhere, Error};
 use crate::types::{Descriptor, Member, Rank};
 use crate::wire::{Reader, Writer};
@@ -181,14 +182,6 @@ impl FailureReport {
         };
         Some(FailureReport { origin, what, during, after, completed })
     }
-}
-
-pub(super) fn write_call(writer: &mut Writer, call: &Descriptor) {
-    call.encode().iter().for_each(|&word| _ = writer.number(word));
-}
-
-pub(super) fn read_call(reader: &mut Reader<'_>) -> Option<Descriptor> {
-    Descriptor::decode([reader.number()?, reader.number()?, reader.number()?, reader.number()?])
 }
 
 /// Kinds that are told apart on the wire; others become the last.

@@ -1,18 +1,23 @@
-//! How the survivors of a failure agree on who they are.
+//! How the survivors of a failure agree on which ranks continue.
 //!
-//! Everybody tells everybody else that it wants to go on ([`Query::Join`]); from what it hears back, or does not, it knows who
-//! is there, who wants to go on, too, and who is gone. When it has heard of everybody that he wants to go on or does not, the
-//! lowest that does decides: that is the [`Decision`]. It tells the others, who keep asking it meanwhile.
+//! Every rank tells all others that it wants to continue ([`Query::Join`]). Their answers, or the lack
+//! of one, tell which ranks are alive, which want to continue, and which are gone. Once every rank is
+//! known to continue or not, the lowest that continues decides: that is the [`Decision`]. It sends
+//! the decision to the others, which keep asking for it meanwhile.
 //!
-//! If the one who decides is lost, the next one does, who must not decide anything else if one that goes on has heard of what
-//! the former decided. So before anybody decides he asks all others that go on ([`Query::Prepare`]): they tell of a decision that
-//! they have heard of, which then counts, and else promise to accept none any more of those who asked with a lower *ballot*.
-//! Whoever decides goes on with what he decided only when another has accepted it. That is the synod of Lamport, The Part-Time
-//! Parliament (1998), but that all who are left take part instead of a majority: of two halves of a network that cannot reach each
-//! other, each goes on by itself. Who is not in a decision learns that when it asks.
+//! If the deciding rank is lost, the next lowest decides. It must decide nothing else if a rank that
+//! continues has received the first decision. So before a rank decides, it asks all others that
+//! continue ([`Query::Prepare`]). A rank that has received a decision returns it, and that decision
+//! counts. Any other rank promises to accept no decision with a lower *ballot*. A decision takes
+//! effect once another rank has accepted it. This is the synod of Lamport, "The Part-Time
+//! Parliament" (1998), with one difference: all ranks that are left take part instead of a majority.
+//! If a network splits into halves that cannot reach each other, each half continues by itself. A
+//! rank that is not part of a decision learns that when it asks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::control::{ControlChannel, QueryError, ask_all};
 use super::message::{Decision, Query, Reply};
@@ -22,43 +27,44 @@ use crate::types::{Rank, mix};
 /// How long one query may take.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long the rank that failed may take to show that it wants to go on.
+/// How long the rank that failed may take to show that it wants to continue.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long a rank that cannot be heard may be so.
+/// How long a rank may be out of reach.
 const OUT_OF_REACH: Duration = Duration::from_secs(5);
 
-/// How long after the deadline they may take to agree: those who are there then have only to answer each other.
+/// How long the agreement may last after the deadline. Ranks that are there by then only have to
+/// answer each other.
 const LAST: Duration = Duration::from_secs(10);
 
-/// How often the one who decides is asked, and those who have not joined yet.
+/// How often the deciding rank is asked.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
+
+/// How often ranks are asked that have not joined yet.
 const CALL_AGAIN: Duration = Duration::from_millis(50);
 
 /// What is known of a rank.
 #[derive(Clone, Copy, PartialEq)]
 enum View {
-    /// Its listener answers, but it has not come to [`agree`].
+    /// Its listener answers, but it has not called [`agree`].
     Alive,
-    /// It wants to go on.
+    /// It wants to continue.
     Joined,
-    /// It cannot be heard, since then.
+    /// It has been out of reach since then.
     Lost(Instant),
-    /// It is gone, or too late.
+    /// It is gone, or late.
     Out,
 }
 
-/// Agrees with the others; on nobody if that cannot be done in time. `culprits` are waited for less long than others that do not
-/// come, who have until the deadline.
+/// Agrees with the other ranks on those that continue. The decision is empty if the ranks do not
+/// agree in time. `culprits` get less time to join than other ranks, which have until the deadline.
 pub(crate) fn agree(status: &CommStatus, culprits: &[Rank], nonce: u64, deadline: Instant) -> Decision {
     let Some(control) = status.control() else { return Decision { nonce, members: vec![status.rank] } };
-    let began = Instant::now();
-    let me = status.rank;
     status.shrink.lock().shrinks = true;
-    let mut views = vec![View::Alive; status.world()];
-    views[me] = View::Joined;
-    // Everybody has to know of this rank; later on those are asked of whom it does not know enough.
-    call(status, &*control, &status.others(), &Query::Join, &mut views);
+    let mut survey = Survey::new(status, &*control);
+    let began = Instant::now();
+    // Every rank must learn of this one. Later queries go only to ranks of which too little is known.
+    survey.call(&status.others(), &Query::Join);
     let mut called = Instant::now();
     loop {
         if let Some(decision) = &status.shrink.lock().decision {
@@ -68,18 +74,51 @@ pub(crate) fn agree(status: &CommStatus, culprits: &[Rank], nonce: u64, deadline
             return Decision { nonce, members: Vec::new() };
         }
         if called.elapsed() >= CALL_AGAIN {
-            let unclear: Vec<Rank> =
-                (0..views.len()).filter(|&rank| matches!(views[rank], View::Alive | View::Lost(_))).collect();
-            call(status, &*control, &unclear, &Query::Join, &mut views);
+            survey.call(&survey.unclear(), &Query::Join);
             called = Instant::now();
         }
-        for &rank in &status.shrink.lock().joined {
-            if views[rank] == View::Alive {
-                views[rank] = View::Joined;
+        survey.update(culprits, began, deadline);
+        let first = survey.first();
+        if first != status.rank {
+            survey.call(&[first], &Query::Join);
+        } else if survey.is_settled() {
+            survey.decide(nonce);
+        }
+        let mut state = status.shrink.lock();
+        if state.decision.is_none() {
+            status.changed.wait_for(&mut state, ASK_AGAIN);
+        }
+    }
+}
+
+/// What this rank knows of all ranks.
+struct Survey<'a> {
+    status: &'a CommStatus,
+    control: &'a dyn ControlChannel,
+    views: Vec<View>,
+}
+
+impl<'a> Survey<'a> {
+    fn new(status: &'a CommStatus, control: &'a dyn ControlChannel) -> Survey<'a> {
+        let mut views = vec![View::Alive; status.world()];
+        views[status.rank] = View::Joined;
+        Survey { status, control, views }
+    }
+
+    /// The ranks that may still join or turn out to be gone.
+    fn unclear(&self) -> Vec<Rank> {
+        (0..self.views.len()).filter(|&rank| matches!(self.views[rank], View::Alive | View::Lost(_))).collect()
+    }
+
+    /// Notes the ranks that have joined of their own accord, and those that are late.
+    fn update(&mut self, culprits: &[Rank], began: Instant, deadline: Instant) {
+        for &rank in &self.status.shrink.lock().joined {
+            if self.views[rank] == View::Alive {
+                self.views[rank] = View::Joined;
             }
         }
         let now = Instant::now();
-        for (rank, view) in views.iter_mut().enumerate() {
+        for (rank, view) in self.views.iter_mut().enumerate() {
             let is_late = match *view {
                 View::Alive => now >= if culprits.contains(&rank) { (began + GRACE).min(deadline) } else { deadline },
                 View::Lost(since) => culprits.contains(&rank) || since.elapsed() >= OUT_OF_REACH || now >= deadline,
@@ -89,72 +128,89 @@ pub(crate) fn agree(status: &CommStatus, culprits: &[Rank], nonce: u64, deadline
                 *view = View::Out;
             }
         }
-        let is_settled = views.iter().all(|view| matches!(view, View::Joined | View::Out));
-        let first = views.iter().position(|view| *view == View::Joined).unwrap_or(me);
-        if first == me && is_settled {
-            let members: Vec<Rank> = (0..views.len()).filter(|&rank| views[rank] == View::Joined).collect();
-            let others: Vec<Rank> = members.iter().copied().filter(|&rank| rank != me).collect();
-            // Higher than any that was promised, and nobody else's.
-            let round = status.shrink.lock().promised / views.len() as u64 + 1;
-            let ballot = round.saturating_mul(views.len() as u64).saturating_add(me as u64);
-            status.shrink.lock().promised = ballot;
-            call(status, &*control, &others, &Query::Prepare(ballot), &mut views);
-            let has_changed = others.iter().any(|&rank| views[rank] != View::Joined);
-            let is_passed_over = status.shrink.lock().promised != ballot;
-            if !has_changed && !is_passed_over && status.shrink.lock().decision.is_none() {
-                let decision = Decision { nonce: mix(nonce, ballot), members };
-                let accepted = AtomicBool::new(others.is_empty());
-                ask_all(&*control, &others, &Query::Decided(decision.clone(), ballot), PATIENCE, |_, heard| {
-                    let Ok(Reply::Joins { decision: Some(theirs), .. }) = heard else { return };
-                    if theirs == decision {
-                        accepted.store(true, Ordering::Relaxed);
-                    } else if theirs.is_of(status.world()) {
-                        status.shrink.lock().adopt(theirs, &status.changed);
-                    }
-                });
-                if accepted.into_inner() {
-                    // Who has not heard it asks.
-                    status.shrink.lock().adopt(decision, &status.changed);
-                }
+    }
+
+    /// The lowest rank that continues, which decides.
+    fn first(&self) -> Rank {
+        self.views.iter().position(|view| *view == View::Joined).unwrap_or(self.status.rank)
+    }
+
+    /// Whether each rank is known to continue or not.
+    fn is_settled(&self) -> bool {
+        self.views.iter().all(|view| matches!(view, View::Joined | View::Out))
+    }
+
+    /// Decides that the ranks continue that have joined, unless one of them knows of a decision, has
+    /// promised to follow another rank, or turns out to be gone.
+    fn decide(&mut self, nonce: u64) {
+        let Survey { status, control, .. } = *self;
+        let members: Vec<Rank> = (0..self.views.len()).filter(|&rank| self.views[rank] == View::Joined).collect();
+        let others: Vec<Rank> = members.iter().copied().filter(|&rank| rank != status.rank).collect();
+        let ballot = self.next_ballot();
+        self.call(&others, &Query::Prepare(ballot));
+        let has_changed = others.iter().any(|&rank| self.views[rank] != View::Joined);
+        let is_passed_over = status.shrink.lock().promised != ballot;
+        if has_changed || is_passed_over || status.shrink.lock().decision.is_some() {
+            return;
+        }
+        let decision = Decision { nonce: mix(nonce, ballot), members };
+        let accepted = AtomicBool::new(others.is_empty());
+        ask_all(control, &others, &Query::Decided(decision.clone(), ballot), PATIENCE, |_, reply| {
+            let Ok(Reply::Joins { decision: Some(theirs), .. }) = reply else { return };
+            if theirs == decision {
+                accepted.store(true, Ordering::Relaxed);
+            } else if theirs.is_of(status.world()) {
+                status.shrink.lock().adopt(theirs, &status.changed);
             }
+        });
+        if accepted.into_inner() {
+            // Ranks that have not received the decision ask for it.
+            status.shrink.lock().adopt(decision, &status.changed);
         }
-        if first != me {
-            call(status, &*control, &[first], &Query::Join, &mut views);
-        }
-        let mut state = status.shrink.lock();
-        if state.decision.is_none() {
-            status.changed.wait_for(&mut state, ASK_AGAIN);
-        }
+    }
+
+    /// Promises itself a ballot that is higher than all promised ones, and that no other rank uses.
+    fn next_ballot(&self) -> u64 {
+        let (world, me) = (self.views.len() as u64, self.status.rank as u64);
+        let mut state = self.status.shrink.lock();
+        let round = state.promised / world + 1;
+        state.promised = round.saturating_mul(world).saturating_add(me);
+        state.promised
+    }
+
+    /// Sends a query to ranks, and notes from the answers whether they want to continue.
+    fn call(&mut self, peers: &[Rank], query: &Query) {
+        let Survey { status, control, .. } = *self;
+        let views = Mutex::new(&mut self.views);
+        ask_all(control, peers, query, PATIENCE, |peer, reply| {
+            let view = &mut views.lock()[peer];
+            *view = next_view(status, *view, reply);
+        });
     }
 }
 
-/// Asks ranks whether they want to go on, and notes what they say.
-fn call(status: &CommStatus, control: &dyn ControlChannel, peers: &[Rank], query: &Query, views: &mut [View]) {
-    let seen = parking_lot::Mutex::new(views);
-    ask_all(control, peers, query, PATIENCE, |peer, heard| {
-        let view = &mut seen.lock()[peer];
-        let lost = |view| match view {
-            View::Lost(since) => View::Lost(since),
-            _ => View::Lost(Instant::now()),
-        };
-        *view = match (heard, *view) {
-            (_, View::Out) => View::Out,
-            (Ok(Reply::Joins { decision: Some(decision), .. }), _) if decision.is_of(status.world()) => {
-                status.shrink.lock().adopt(decision, &status.changed);
-                View::Joined
-            }
-            (Ok(Reply::Joins { shrinks, promised, .. }), _) => {
-                let mut state = status.shrink.lock();
-                state.promised = state.promised.max(promised);
-                if shrinks { View::Joined } else { View::Alive }
-            }
-            // Of survivors that make a communicator, one may not have got so far.
-            (Ok(Reply::Unknown), view) => lost(view),
-            // It has dropped the communicator, and gave up with it; or is gone.
-            (Ok(_) | Err(QueryError::Gone | QueryError::Died), _) => View::Out,
-            (Err(_), view) => lost(view),
-        };
-    });
+fn next_view(status: &CommStatus, view: View, reply: Result<Reply, QueryError>) -> View {
+    let lost = match view {
+        View::Lost(since) => View::Lost(since),
+        _ => View::Lost(Instant::now()),
+    };
+    match reply {
+        _ if view == View::Out => View::Out,
+        Ok(Reply::Joins { decision: Some(decision), .. }) if decision.is_of(status.world()) => {
+            status.shrink.lock().adopt(decision, &status.changed);
+            View::Joined
+        }
+        Ok(Reply::Joins { shrinks, promised, .. }) => {
+            let mut state = status.shrink.lock();
+            state.promised = state.promised.max(promised);
+            if shrinks { View::Joined } else { View::Alive }
+        }
+        // While survivors make a communicator, one of them may not have made it yet.
+        Ok(Reply::Unknown) => lost,
+        // The peer has dropped the communicator and does not continue, or it is gone.
+        Ok(_) | Err(QueryError::Gone | QueryError::Died) => View::Out,
+        Err(_) => lost,
+    }
 }
 
 #[cfg(test)]
@@ -168,11 +224,11 @@ mod tests {
 
     const WORLD: usize = 5;
 
-    /// Ranks of which some end after so many questions: from then on they neither ask nor answer.
+    /// Ranks of which some end after a number of queries: from then on they neither ask nor answer.
     struct Mortal {
         board: Arc<StatusBoard>,
         rank: Rank,
-        /// How many questions each has left.
+        /// How many queries each rank has left.
         left: Arc<[AtomicU64; WORLD]>,
     }
 
@@ -193,12 +249,12 @@ mod tests {
         }
     }
 
-    /// Whoever was about to decide, or has told some and not others, may end at any query.
+    /// A rank that is about to decide, or has told only some of the others, may end at any query.
     #[test]
-    fn whoever_is_left_agrees_whenever_others_end() {
+    fn survivors_agree_whenever_others_end() {
         for seed in 0..300u64 {
             let lives = |rank: Rank| match mix(seed, rank as u64) % 3 {
-                // The lowest decide, so they are those who end.
+                // The lowest ranks decide, so they are the ones that end.
                 0 if rank < 3 => 1 + mix(seed, 100 + rank as u64) % 24,
                 _ => u64::MAX,
             };
@@ -208,14 +264,14 @@ mod tests {
             let who = RankOfJob { job: "shrink".to_owned(), run: seed, rank: 0, members: Vec::new() };
             let recorder = Recorder::new(who, None);
             let status = |rank| CommStatus::new(rank, members.clone(), recorder.open(0, rank, members.clone()));
-            let bulletins: Vec<Arc<CommStatus>> = (0..WORLD).map(|rank| Arc::new(status(rank))).collect();
-            for (rank, status) in bulletins.iter().enumerate() {
+            let statuses: Vec<Arc<CommStatus>> = (0..WORLD).map(|rank| Arc::new(status(rank))).collect();
+            for (rank, status) in statuses.iter().enumerate() {
                 board.post_unwatched(0, rank, status.clone());
                 status.reach(Arc::new(Mortal { board: board.clone(), rank, left: left.clone() }));
             }
             let deadline = Instant::now() + Duration::from_secs(60);
             let decisions: Vec<Decision> = std::thread::scope(|scope| {
-                let ranks = bulletins.iter().enumerate();
+                let ranks = statuses.iter().enumerate();
                 let threads: Vec<_> =
                     ranks.map(|(rank, status)| scope.spawn(move || agree(status, &[], 10 + rank as u64, deadline))).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -79,7 +79,7 @@ impl CommStatus {
     }
 
     /// This rank has found something out, unless it knows already why the communicator ended.
-    pub(crate) fn find_out(&self, report: FailureReport) {
+    pub(crate) fn add_own_report(&self, report: FailureReport) {
         let mut reports = self.reports.lock();
         if reports.is_empty() {
             reports.push(report);
@@ -89,7 +89,7 @@ impl CommStatus {
     }
 
     /// Others have found something out.
-    pub(crate) fn hear(&self, heard: Vec<FailureReport>) {
+    pub(crate) fn add_reports(&self, heard: Vec<FailureReport>) {
         if heard.is_empty() {
             return;
         }
@@ -110,10 +110,10 @@ impl CommStatus {
     /// What to say to a rank that asks.
     pub(super) fn answer(&self, from: Rank, query: Query) -> Reply {
         match query {
-            Query::Doing(theirs) => self.tell(theirs),
-            Query::Hear(reports) => {
-                self.hear(reports);
-                self.tell(None)
+            Query::Doing(theirs) => self.describe(theirs),
+            Query::Reports(reports) => {
+                self.add_reports(reports);
+                self.describe(None)
             }
             Query::Join => self.shrink.lock().join(from, &self.changed),
             Query::Prepare(ballot) => self.shrink.lock().prepare(from, ballot, &self.changed),
@@ -140,7 +140,7 @@ impl CommStatus {
     }
 
     /// What this rank does, to a rank that does `theirs`.
-    fn tell(&self, theirs: Option<Descriptor>) -> Reply {
+    fn describe(&self, theirs: Option<Descriptor>) -> Reply {
         let collective = theirs.filter(|theirs| !theirs.op.is_point_to_point());
         Reply::Doing {
             reports: self.reports(),

@@ -1,6 +1,6 @@
-//! What one element does with another.
+//! Reductions of two elements.
 
-/// An accumulator.
+/// A type in which elements are accumulated.
 pub(super) trait Number: Copy + Default {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
@@ -23,7 +23,8 @@ macro_rules! reals {
             fn add(self, other: Self) -> Self { self + other }
             #[inline(always)]
             fn multiply(self, other: Self) -> Self { self * other }
-            // A NaN on either side is the result: on the left by the second test, on the right because no comparison holds.
+            // A NaN on either side is the result: on the left by the second test, on the right
+            // because no comparison with it holds.
             #[inline(always)]
             fn largest(self, other: Self) -> Self { if self > other || self.is_nan() { self } else { other } }
             #[inline(always)]

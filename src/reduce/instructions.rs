@@ -1,289 +1,115 @@
-//! The sets of instructions for which the kernels are compiled, and what the compiler does not find in them by itself.
+//! What a kernel's loop needs of an element type and of a set of instructions.
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::arithmetic::Combine;
-use super::fold::{CHUNK, Fold, Lane, fold};
+use super::arithmetic::{Combine, Number};
+
+/// Elements of a chunk. The accumulators of a chunk of the widest elements just fit the registers
+/// of AVX-512.
+pub(super) const CHUNK: usize = 64;
+
+/// What a kernel does with its result.
+#[derive(Clone, Copy)]
+pub(super) struct Finish {
+    /// The divisor of the result; 1 for none.
+    pub(super) divisor: usize,
+    /// Whether the result is stored past the caches, because no core reads it soon.
+    pub(super) streams: bool,
+}
+
+/// The signature of all kernels; [`super::Kernel::fold`] states the contract.
+pub(super) type Fold = unsafe fn(&[*const u8], *mut u8, usize, Finish);
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
 
-/// A set of instructions. Its functions may be called where the processor has them.
+/// A set of instructions. Its functions may be called only if the processor has them.
 pub(super) trait Instructions {
-    /// The loop, compiled with these instructions.
+    /// Returns the loop, compiled with these instructions.
     fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold;
 
     fn widen_f16(chunk: &[f16; CHUNK]) -> [f32; CHUNK];
 
-    /// Rounds to nearest, ties to even; so does the next.
+    /// Rounds to nearest, ties to even.
     fn narrow_f16(sums: &[f32; CHUNK]) -> [f16; CHUNK];
 
     fn widen_bf16(chunk: &[bf16; CHUNK]) -> [f32; CHUNK];
 
     fn narrow_bf16(sums: &[f32; CHUNK]) -> [bf16; CHUNK];
 
-    /// Writes a chunk past the caches.
+    /// Stores a chunk past the caches.
     ///
     /// # Safety
     ///
-    /// `to` is writable and at the beginning of a cache line.
+    /// `to` is writable and at the start of a cache line.
     unsafe fn stream<T: Lane>(chunk: &[T; CHUNK], to: *mut [T; CHUNK]);
 
-    /// Orders what was streamed before whatever is written next.
+    /// Orders all streaming stores before later stores.
     fn end_of_stream();
 }
 
-/// What every processor has that the crate is compiled for. On Arm these are the vectors of NEON.
-pub(super) struct Portable;
+/// An element as it lies in memory.
+pub(super) trait Lane: Copy {
+    /// The type in which it is accumulated.
+    type Sum: Number;
 
-impl Instructions for Portable {
-    fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold {
-        fold::<Portable, T, C>
-    }
+    /// Zero.
+    const ZERO: Self;
 
-    #[inline(always)]
-    fn widen_f16(chunk: &[f16; CHUNK]) -> [f32; CHUNK] {
-        let mut sums = [0.0; CHUNK];
-        chunk.convert_to_f32_slice(&mut sums);
-        sums
-    }
+    fn to_sum(self) -> Self::Sum;
 
-    #[inline(always)]
-    fn narrow_f16(sums: &[f32; CHUNK]) -> [f16; CHUNK] {
-        let mut chunk = [f16::ZERO; CHUNK];
-        chunk.convert_from_f32_slice(sums);
-        chunk
-    }
+    fn from_sum(sum: Self::Sum) -> Self;
 
-    #[inline(always)]
-    fn widen_bf16(chunk: &[bf16; CHUNK]) -> [f32; CHUNK] {
-        std::array::from_fn(|i| f32::from_bits(u32::from(chunk[i].to_bits()) << 16))
-    }
+    fn widen<I: Instructions>(chunk: &[Self; CHUNK]) -> [Self::Sum; CHUNK];
 
-    #[inline(always)]
-    fn narrow_bf16(sums: &[f32; CHUNK]) -> [bf16; CHUNK] {
-        std::array::from_fn(|i| {
-            let bits = sums[i].to_bits();
-            // Half of the last place, less one if the place is even: what carries rounds up.
-            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-            let quiet = bits | 0x0040_0000;
-            bf16::from_bits((if sums[i].is_nan() { quiet } else { rounded } >> 16) as u16)
-        })
-    }
-
-    #[inline(always)]
-    unsafe fn stream<T: Lane>(chunk: &[T; CHUNK], to: *mut [T; CHUNK]) {
-        // SAFETY: the caller vouches for `to`.
-        unsafe { to.write(*chunk) }
-    }
-
-    #[inline(always)]
-    fn end_of_stream() {}
+    fn narrow<I: Instructions>(sums: &[Self::Sum; CHUNK]) -> [Self; CHUNK];
 }
 
-#[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512};
+macro_rules! plain {
+    ($($type:ty),*) => {$(
+        impl Lane for $type {
+            type Sum = $type;
+            const ZERO: Self = 0 as $type;
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
+            #[inline(always)]
+            fn to_sum(self) -> Self { self }
 
-    use half::{bf16, f16};
+            #[inline(always)]
+            fn from_sum(sum: Self) -> Self { sum }
 
-    use super::{CHUNK, Combine, Fold, Instructions, Lane, Portable, fold};
-    use crate::reduce::fold::Finish;
+            #[inline(always)]
+            fn widen<I: Instructions>(chunk: &[Self; CHUNK]) -> [Self; CHUNK] { *chunk }
 
-    /// AVX2 with F16C, which all processors with AVX2 have.
-    pub(in crate::reduce) struct Avx2;
-
-    /// AVX-512 with words and short vectors (F, BW, VL), as in all server processors that have AVX-512.
-    pub(in crate::reduce) struct Avx512;
-
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn fold_avx2<T: Lane, C: Combine<T::Sum>>(parts: &[*const u8], dst: *mut u8, count: usize, finish: Finish) {
-        // SAFETY: passed on, and the processor has the instructions if this may be called.
-        unsafe { fold::<Avx2, T, C>(parts, dst, count, finish) }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
-    unsafe fn fold_avx512<T: Lane, C: Combine<T::Sum>>(parts: &[*const u8], dst: *mut u8, count: usize, finish: Finish) {
-        // SAFETY: as above.
-        unsafe { fold::<Avx512, T, C>(parts, dst, count, finish) }
-    }
-
-    impl Instructions for Avx2 {
-        fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold {
-            fold_avx2::<T, C>
+            #[inline(always)]
+            fn narrow<I: Instructions>(sums: &[Self; CHUNK]) -> [Self; CHUNK] { *sums }
         }
+    )*};
+}
 
-        #[inline(always)]
-        fn widen_f16(chunk: &[f16; CHUNK]) -> [f32; CHUNK] {
-            let mut sums = [0.0; CHUNK];
-            for at in (0..CHUNK).step_by(8) {
-                // SAFETY: eight elements from there, in both.
-                unsafe {
-                    let halves = _mm_loadu_si128(chunk.as_ptr().add(at).cast());
-                    _mm256_storeu_ps(sums.as_mut_ptr().add(at), _mm256_cvtph_ps(halves));
-                }
-            }
-            sums
-        }
+plain!(f32, f64, i8, u8, i16, u16, i32, u32, i64, u64);
 
-        #[inline(always)]
-        fn narrow_f16(sums: &[f32; CHUNK]) -> [f16; CHUNK] {
-            let mut chunk = [f16::ZERO; CHUNK];
-            for at in (0..CHUNK).step_by(8) {
-                // SAFETY: as above.
-                unsafe {
-                    let sums = _mm256_loadu_ps(sums.as_ptr().add(at));
-                    let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums);
-                    _mm_storeu_si128(chunk.as_mut_ptr().add(at).cast(), halves);
-                }
-            }
-            chunk
-        }
+macro_rules! halves {
+    ($($type:ty, $widen:ident, $narrow:ident;)*) => {$(
+        impl Lane for $type {
+            type Sum = f32;
+            const ZERO: Self = <$type>::ZERO;
 
-        #[inline(always)]
-        fn widen_bf16(chunk: &[bf16; CHUNK]) -> [f32; CHUNK] {
-            Portable::widen_bf16(chunk)
-        }
+            #[inline(always)]
+            fn to_sum(self) -> f32 { self.to_f32() }
 
-        #[inline(always)]
-        fn narrow_bf16(sums: &[f32; CHUNK]) -> [bf16; CHUNK] {
-            let mut chunk = [bf16::ZERO; CHUNK];
-            for at in (0..CHUNK).step_by(16) {
-                // SAFETY: sixteen elements from there, in both.
-                unsafe {
-                    // As in `Portable`, eight at a time; the words that remain are packed within halves of the vector.
-                    let round = |sums: __m256| {
-                        let bits = _mm256_castps_si256(sums);
-                        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-                        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-                        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-                        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(sums, sums));
-                        _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, is_nan))
-                    };
-                    let low = round(_mm256_loadu_ps(sums.as_ptr().add(at)));
-                    let high = round(_mm256_loadu_ps(sums.as_ptr().add(at + 8)));
-                    let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
-                    _mm256_storeu_si256(chunk.as_mut_ptr().add(at).cast(), words);
-                }
-            }
-            chunk
-        }
+            #[inline(always)]
+            fn from_sum(sum: f32) -> Self { <$type>::from_f32(sum) }
 
-        #[inline(always)]
-        unsafe fn stream<T: Lane>(chunk: &[T; CHUNK], to: *mut [T; CHUNK]) {
-            for at in (0..size_of_val(chunk)).step_by(32) {
-                // SAFETY: within the chunk; the caller vouches for `to`, which is aligned to a line.
-                unsafe {
-                    let bytes = _mm256_loadu_si256(chunk.as_ptr().byte_add(at).cast());
-                    _mm256_stream_si256(to.byte_add(at).cast(), bytes);
-                }
-            }
-        }
+            #[inline(always)]
+            fn widen<I: Instructions>(chunk: &[Self; CHUNK]) -> [f32; CHUNK] { I::$widen(chunk) }
 
-        #[inline(always)]
-        fn end_of_stream() {
-            // SAFETY: every processor that this is compiled for has it.
-            unsafe { _mm_sfence() };
+            #[inline(always)]
+            fn narrow<I: Instructions>(sums: &[f32; CHUNK]) -> [Self; CHUNK] { I::$narrow(sums) }
         }
-    }
+    )*};
+}
 
-    impl Instructions for Avx512 {
-        fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold {
-            fold_avx512::<T, C>
-        }
-
-        #[inline(always)]
-        fn widen_f16(chunk: &[f16; CHUNK]) -> [f32; CHUNK] {
-            let mut sums = [0.0; CHUNK];
-            for at in (0..CHUNK).step_by(16) {
-                // SAFETY: sixteen elements from there, in both.
-                unsafe {
-                    let halves = _mm256_loadu_si256(chunk.as_ptr().add(at).cast());
-                    _mm512_storeu_ps(sums.as_mut_ptr().add(at), _mm512_cvtph_ps(halves));
-                }
-            }
-            sums
-        }
-
-        #[inline(always)]
-        fn narrow_f16(sums: &[f32; CHUNK]) -> [f16; CHUNK] {
-            let mut chunk = [f16::ZERO; CHUNK];
-            for at in (0..CHUNK).step_by(16) {
-                // SAFETY: as above.
-                unsafe {
-                    let sums = _mm512_loadu_ps(sums.as_ptr().add(at));
-                    let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums);
-                    _mm256_storeu_si256(chunk.as_mut_ptr().add(at).cast(), halves);
-                }
-            }
-            chunk
-        }
-
-        #[inline(always)]
-        fn widen_bf16(chunk: &[bf16; CHUNK]) -> [f32; CHUNK] {
-            let mut sums = [0.0; CHUNK];
-            for at in (0..CHUNK).step_by(16) {
-                // SAFETY: as above.
-                unsafe {
-                    let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(chunk.as_ptr().add(at).cast()));
-                    _mm512_storeu_si512(sums.as_mut_ptr().add(at).cast(), _mm512_slli_epi32::<16>(halves));
-                }
-            }
-            sums
-        }
-
-        #[inline(always)]
-        fn narrow_bf16(sums: &[f32; CHUNK]) -> [bf16; CHUNK] {
-            // The upper halves of 32 numbers in two vectors.
-            const UPPER: [u16; 32] = {
-                let mut words = [0; 32];
-                let mut i = 0;
-                while i < 32 {
-                    words[i] = 2 * i as u16 + 1;
-                    i += 1;
-                }
-                words
-            };
-            let mut chunk = [bf16::ZERO; CHUNK];
-            for at in (0..CHUNK).step_by(32) {
-                // SAFETY: 32 elements from there, in both.
-                unsafe {
-                    // As in `Portable`, sixteen at a time. The processor's own conversion (AVX512_BF16) flushes denormals.
-                    let round = |sums: __m512| {
-                        let bits = _mm512_castps_si512(sums);
-                        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-                        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-                        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sums, sums);
-                        _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000))
-                    };
-                    let low = round(_mm512_loadu_ps(sums.as_ptr().add(at)));
-                    let high = round(_mm512_loadu_ps(sums.as_ptr().add(at + 16)));
-                    let words = _mm512_permutex2var_epi16(low, _mm512_loadu_si512(UPPER.as_ptr().cast()), high);
-                    _mm512_storeu_si512(chunk.as_mut_ptr().add(at).cast(), words);
-                }
-            }
-            chunk
-        }
-
-        #[inline(always)]
-        unsafe fn stream<T: Lane>(chunk: &[T; CHUNK], to: *mut [T; CHUNK]) {
-            for at in (0..size_of_val(chunk)).step_by(64) {
-                // SAFETY: within the chunk; the caller vouches for `to`, which is aligned to a line.
-                unsafe {
-                    let bytes = _mm512_loadu_si512(chunk.as_ptr().byte_add(at).cast());
-                    _mm512_stream_si512(to.byte_add(at).cast(), bytes);
-                }
-            }
-        }
-
-        #[inline(always)]
-        fn end_of_stream() {
-            // SAFETY: every processor that this is compiled for has it.
-            unsafe { _mm_sfence() };
-        }
-    }
+halves! {
+    f16, widen_f16, narrow_f16;
+    bf16, widen_bf16, narrow_bf16;
 }

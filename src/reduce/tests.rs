@@ -4,7 +4,8 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::{Kernel, Level, normalise_bools, reduce_local};
+use super::level::Level;
+use super::{Kernel, normalise_bools, reduce_local};
 use crate::error::{Argument, Error};
 use crate::types::{DType, Element, ReduceOp};
 

@@ -3,7 +3,8 @@
 //! Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", Int. J. Parallel Program. 17 (1988).
 //! Cost: ceil(log2 N) a.
 
-use super::{BufferRef, Problem, Step};
+use super::problem::Problem;
+use super::step::{BufferRef, Step};
 
 pub(super) fn dissemination(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let nothing = BufferRef::Scratch.span(0..0);

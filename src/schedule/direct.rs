@@ -12,7 +12,8 @@
 
 use std::ops::Range;
 
-use super::{BufferRef, Problem, Span, Step, chunk, pieces};
+use super::problem::{Problem, chunk, pieces};
+use super::step::{BufferRef, Span, Step};
 
 /// For each piece: a direct reduce-scatter, then a direct all-gather.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {

@@ -16,7 +16,8 @@
 
 use std::ops::Range;
 
-use super::{BufferRef, Problem, Span, Step, chunk, pieces};
+use super::problem::{Problem, chunk, pieces};
+use super::step::{BufferRef, Span, Step};
 use crate::types::Rank;
 
 /// The in-order binary tree: odd numbers are leaves, a node with k trailing zeros is k levels above them, and 0 is the root

@@ -5,7 +5,8 @@
 //! - `all_reduce`: L (a + S b + S g), and for an N that is no power of two 2 (a + S b) + S g more
 //! - `all_gather`, powers of two only, S being the bytes of all blocks: L a + (N-1)/N S b
 
-use super::{BufferRef, Problem, Span, Step};
+use super::problem::Problem;
+use super::step::{BufferRef, Span, Step};
 use crate::types::Rank;
 
 /// The ranks that take part in the rounds: a power of two. With r ranks too many, the first 2r form pairs, of which the

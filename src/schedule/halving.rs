@@ -10,7 +10,8 @@
 use std::ops::Range;
 
 use super::doubling::{Core, distances};
-use super::{BufferRef, Problem, Step, chunk};
+use super::problem::{Problem, chunk};
+use super::step::{BufferRef, Step};
 
 /// Neighbours exchange the largest halves, since they are likely to be on the same host.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {

@@ -7,7 +7,8 @@
 //! - `all_gather` and `reduce_scatter`, S being the bytes of all blocks: (N-1) a + (N-1)/N S b (+ the same S g)
 //! - `broadcast` and `reduce` go along the ring once, streaming: (N-1) a + S b (+ S g)
 
-use super::{BufferRef, Problem, Step, chunk, pieces};
+use super::problem::{Problem, chunk, pieces};
+use super::step::{BufferRef, Step};
 
 /// Chunk `r` starts at rank `r` and collects every rank's part on its way to rank `r - 1`, which holds its sum; then the
 /// sums go round once more.

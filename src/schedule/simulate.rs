@@ -7,7 +7,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{Algorithm, Blocks, BufferRef, Problem, Span, Step, steps};
+use super::algorithm::Algorithm;
+use super::generate::steps;
+use super::problem::{Blocks, Problem};
+use super::step::{BufferRef, Span, Step};
 use crate::types::{Op, Rank, mix};
 
 /// What `finish` does to a word, so that a range that was finished twice or never is noticed.

@@ -1,7 +1,10 @@
 //! Every generator against the simulator, and the simulator against broken schedules.
 
+use super::algorithm::Algorithm;
+use super::generate::steps;
+use super::problem::Problem;
 use super::simulate::{Case, Fault};
-use super::{Algorithm, BufferRef, Problem, Step, steps};
+use super::step::{BufferRef, Step};
 use crate::types::{Op, mix};
 
 /// Enough elements that no chunk of an ordinary world is empty, and that chunks differ in length.

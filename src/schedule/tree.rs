@@ -18,7 +18,8 @@
 
 use std::ops::Range;
 
-use super::{BufferRef, Problem, Span, Step, pieces};
+use super::problem::{Problem, pieces};
+use super::step::{BufferRef, Span, Step};
 use crate::types::Rank;
 
 /// A rank's place in the tree.

@@ -32,12 +32,7 @@ impl Recording {
     /// The communicator has ended because of an error. Leaves a file, if that is wanted.
     #[cold]
     pub(crate) fn failed(&self, error: &Error) {
-        let culprit = match error {
-            Error::Peer { rank, .. } => Some(*rank),
-            Error::Mismatch { peer, .. } | Error::Counts { peer, .. } => Some(*peer),
-            _ => None,
-        };
-        if self.failure.set((error.to_string(), culprit)).is_ok() {
+        if self.failure.set((error.to_string(), error.culprit())).is_ok() {
             self.recorder.leave("error");
         }
     }

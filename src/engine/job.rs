@@ -1,0 +1,98 @@
+//! A job for the engine, and how far it has come.
+
+use crate::buffer::{RawSlice, RawSliceMut, Source};
+use crate::error::Cause;
+use crate::failure::OpContext;
+use crate::reduce::Kernel;
+use crate::schedule::Step;
+use crate::types::Rank;
+
+/// One rank's part of an operation.
+pub(crate) struct Job<'a> {
+    pub(crate) context: OpContext<'a>,
+    /// The steps of the schedule. Its ranks are indices into `ranks`.
+    pub(crate) steps: Box<dyn Iterator<Item = Step> + 'a>,
+    /// The ranks that take part, in the order of the schedule; all if `None`.
+    pub(crate) ranks: Option<&'a [Rank]>,
+    /// This rank in the schedule.
+    pub(crate) rank: Rank,
+    /// The number of ranks in the schedule.
+    pub(crate) world: usize,
+    pub(crate) input: RawSlice,
+    pub(crate) output: RawSliceMut,
+    /// Bytes of an element.
+    pub(crate) element: usize,
+    pub(crate) kernel: Option<Kernel>,
+    /// How many ranks' parts a finished reduction holds.
+    pub(crate) parts: usize,
+    /// For a job that receives one message from any rank: where to store the sender.
+    pub(crate) source: Option<Source>,
+}
+
+impl Job<'_> {
+    /// Returns the communicator's rank of a rank in the schedule.
+    pub(super) fn rank_of(&self, rank: Rank) -> Rank {
+        self.ranks.map_or(rank, |ranks| ranks[rank])
+    }
+}
+
+/// A job in progress.
+pub(super) struct Active<'a> {
+    pub(super) number: u64,
+    pub(super) job: Job<'a>,
+    pub(super) step: Option<Step>,
+    /// Whether the header of the step's message has been received, so that the payload is next.
+    pub(super) has_header: bool,
+    /// Bytes of the payload received so far.
+    pub(super) done: usize,
+    /// Bytes of the padding received so far.
+    pub(super) padding: usize,
+    /// The message with which the step forwards.
+    pub(super) forward: Option<u64>,
+    /// For a job that receives from any rank: the sender, once it is known.
+    pub(super) sender: Option<Rank>,
+    /// Until then: the ranks that cannot be the sender, because they have left or their listener is
+    /// gone, and why.
+    pub(super) gone: Vec<(Rank, Cause)>,
+    /// Whether no steps are left.
+    pub(super) exhausted: bool,
+}
+
+impl<'a> Active<'a> {
+    pub(super) fn new(number: u64, job: Job<'a>) -> Active<'a> {
+        Active {
+            number,
+            job,
+            step: None,
+            has_header: false,
+            done: 0,
+            padding: 0,
+            forward: None,
+            sender: None,
+            gone: Vec::new(),
+            exhausted: false,
+        }
+    }
+
+    /// Whether the job waits for a message of any rank.
+    pub(super) fn awaits_any(&self) -> bool {
+        self.job.source.is_some() && self.sender.is_none()
+    }
+
+    /// Returns the communicator's rank from which a step receives.
+    pub(super) fn sender(&self, from: Rank) -> Rank {
+        self.sender.unwrap_or_else(|| self.job.rank_of(from))
+    }
+
+    /// Returns the rank whose message the job waits for.
+    pub(super) fn awaited(&self) -> Option<Rank> {
+        match self.step? {
+            _ if self.awaits_any() => None,
+            Step::Recv { from, .. }
+            | Step::RecvSend { from, .. }
+            | Step::RecvReduce { from, .. }
+            | Step::RecvReduceSend { from, .. } => Some(self.sender(from)),
+            Step::Send { .. } | Step::Copy { .. } | Step::Fold { .. } => None,
+        }
+    }
+}

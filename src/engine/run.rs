@@ -1,0 +1,238 @@
+//! Runs jobs: takes each step as far as links and memory allow.
+
+use super::frame::{Frame, Kind};
+use super::job::{Active, Job};
+use super::outgoing::Outgoing;
+use super::state::Engine;
+use crate::error::{Cause, Error, Result};
+use crate::schedule::{BufferRef, Span, Step};
+use crate::sys::Waiting;
+use crate::types::Rank;
+
+impl Engine {
+    /// Runs one job.
+    ///
+    /// # Safety
+    ///
+    /// `job.input` is readable and `job.output` writable until this returns, and both are aligned
+    /// to the element. Nothing else writes either or reads the output. They do not overlap, or are
+    /// in place as [`crate::schedule`] allows.
+    pub(crate) unsafe fn run(&mut self, job: Job<'_>) -> Result<()> {
+        let mut job = Some(job);
+        // SAFETY: as promised by the caller.
+        unsafe { self.run_together(|| job.take(), |_| {}) }
+    }
+
+    /// Runs jobs concurrently: those that `next` yields, including those that it yields while
+    /// others run. Calls `finished` once for each job that ends, with its index among the jobs in
+    /// progress. An error ends all jobs.
+    ///
+    /// A job that uses scratch memory must be the only one.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Engine::run`], for each job until it has ended.
+    pub(crate) unsafe fn run_together<'a>(
+        &mut self,
+        mut next: impl FnMut() -> Option<Job<'a>>,
+        mut finished: impl FnMut(usize),
+    ) -> Result<()> {
+        let mut active: Vec<Active<'a>> = Vec::with_capacity(1);
+        let mut waiting = Waiting::default();
+        let result = loop {
+            while let Some(job) = next() {
+                self.jobs += 1;
+                active.push(Active::new(self.jobs, job));
+            }
+            if active.is_empty() {
+                break Ok(());
+            }
+            match self.progress(&mut active, &mut finished) {
+                Ok(true) => {
+                    self.patience.done(std::mem::take(&mut waiting));
+                    continue;
+                }
+                Ok(false) => {}
+                Err(error) => break Err(self.name_close(error)),
+            }
+            if !active.is_empty()
+                && self.patience.pause(&mut waiting)
+                && let Err(error) = self.sleep(&active)
+            {
+                break Err(error);
+            }
+        };
+        self.scratch.tidy();
+        if result.is_err() {
+            self.give_up(&active);
+        }
+        result
+    }
+
+    /// Names the cause of a link that closed before any message came. The peer may have left before
+    /// the link opened: a rank says goodbye only on the links that it has.
+    fn name_close(&self, mut error: Error) -> Error {
+        if let Error::Peer { rank, cause, .. } = &mut error
+            && *cause == Cause::Closed
+            && !self.heard[*rank]
+        {
+            *cause = Cause::Gone;
+        }
+        error
+    }
+
+    /// Takes all jobs as far as they get without waiting. Returns whether anything moved.
+    fn progress(&mut self, active: &mut Vec<Active<'_>>, finished: &mut impl FnMut(usize)) -> Result<bool> {
+        let mut moved = false;
+        for i in 0..active.len() {
+            // Messages of one peer belong to the jobs in their order.
+            let (earlier, this) = active.split_at_mut(i);
+            let is_next = |peer| !earlier.iter().any(|other| other.awaits_any() || other.awaited() == Some(peer));
+            moved |= self.advance(&mut this[0], is_next)?;
+        }
+        if let Some(any) = active.first() {
+            moved |= self.drain(&any.job.context)?;
+        }
+        let mut i = 0;
+        while i < active.len() {
+            if active[i].exhausted && !self.outgoing.iter().any(|out| out.job == active[i].number) {
+                active.remove(i).job.context.rest();
+                finished(i);
+                moved = true;
+            } else {
+                i += 1;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Takes one job as far as it gets without waiting. Returns whether anything moved. Receives
+    /// the messages of a peer only if `is_next`.
+    fn advance(&mut self, active: &mut Active<'_>, is_next: impl Fn(Rank) -> bool) -> Result<bool> {
+        let mut moved = false;
+        while !active.exhausted {
+            let Some(step) = active.step else {
+                active.step = active.job.steps.next();
+                match active.step {
+                    Some(step) => self.begin(active, step),
+                    None => active.exhausted = true,
+                }
+                moved = true;
+                continue;
+            };
+            let done = match step {
+                Step::Send { .. } => {
+                    self.drain(&active.job.context)?;
+                    true
+                }
+                Step::Copy { src, dst } => self.copy(&active.job, src, dst),
+                Step::Fold { own, parts, dst } => self.fold(&active.job, own, parts, dst),
+                Step::Recv { .. } if active.awaits_any() => {
+                    active.sender = self.find_sender(&active.job.context, &mut active.gone, &is_next)?;
+                    if active.sender.is_none() {
+                        break;
+                    }
+                    continue;
+                }
+                Step::Recv { from, dst } | Step::RecvSend { from, dst, .. } => {
+                    is_next(active.sender(from)) && self.receive(active, from, dst, None, &mut moved)?
+                }
+                Step::RecvReduce { from, own, dst, finish } | Step::RecvReduceSend { from, own, dst, finish, .. } => {
+                    is_next(active.sender(from)) && self.receive(active, from, dst, Some((own, finish)), &mut moved)?
+                }
+            };
+            if !done {
+                break;
+            }
+            active.step = None;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Queues the message of a step, and resets the state of the message that it receives.
+    fn begin(&mut self, active: &mut Active<'_>, step: Step) {
+        let job = &active.job;
+        let scratch = step.scratch(job.world) * job.element;
+        self.scratch.grow(scratch);
+        let (to, span, ready) = match step {
+            Step::Send { to, src } => (Some(to), src, src.len),
+            Step::RecvSend { to, dst, .. } | Step::RecvReduceSend { to, dst, .. } => (Some(to), dst, 0),
+            _ => (None, BufferRef::Scratch.span(0..0), 0),
+        };
+        (active.has_header, active.done, active.padding, active.forward) = (false, 0, 0, None);
+        let Some(to) = to else { return };
+        let payload = self.memory(job, span);
+        let frame = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: job.context.words };
+        let (to, ready) = (job.rank_of(to), ready * job.element);
+        self.messages += 1;
+        let header = frame.encode();
+        self.outgoing.push(Outgoing { message: self.messages, job: active.number, to, header, payload, ready, sent: 0 });
+        active.forward = (ready < payload.len).then_some(self.messages);
+    }
+
+    /// Copies, unless a message has still to read the destination.
+    fn copy(&mut self, job: &Job<'_>, src: Span, dst: Span) -> bool {
+        let (src, dst) = (self.memory(job, src), self.memory_mut(job, dst));
+        if src.ptr == dst.ptr {
+            return true;
+        }
+        if self.free(dst, None) < dst.len {
+            return false;
+        }
+        // SAFETY: both lie in the job's buffers or in scratch, which the job's caller vouches for;
+        // `copy` allows any overlap.
+        unsafe { std::ptr::copy(src.ptr, dst.ptr, dst.len) };
+        true
+    }
+
+    /// Folds, unless a message has still to read the destination.
+    fn fold(&mut self, job: &Job<'_>, own: Span, parts: usize, dst: Span) -> bool {
+        let dst = self.memory_mut(job, dst);
+        if self.free(dst, None) < dst.len {
+            return false;
+        }
+        let len = own.len;
+        let own = self.memory(job, own);
+        let others = self.memory(job, BufferRef::Scratch.span(parts..parts + (job.world - 1) * len));
+        let mut addresses = std::mem::take(&mut self.parts);
+        addresses.clear();
+        addresses.extend((0..job.world).map(|rank| match rank.cmp(&job.rank) {
+            std::cmp::Ordering::Equal => own.ptr,
+            std::cmp::Ordering::Less => others.ptr.wrapping_add(rank * own.len),
+            std::cmp::Ordering::Greater => others.ptr.wrapping_add((rank - 1) * own.len),
+        }));
+        let kernel = job.kernel.expect("a job that reduces has a kernel");
+        // SAFETY: all parts and the destination lie in the job's buffers or in scratch, with `len`
+        // elements each. The destination is this rank's part, or overlaps none.
+        unsafe { kernel.fold(&addresses, dst.ptr, len, Some(job.parts)) };
+        self.parts = addresses;
+        true
+    }
+}
+
+/// A job that a simulation advances step by step, in an order of its own.
+#[cfg(test)]
+pub(crate) struct Stepped<'a>(Vec<Active<'a>>);
+
+#[cfg(test)]
+impl Engine {
+    /// # Safety
+    ///
+    /// As for [`Engine::run`], until the job has ended or failed.
+    pub(crate) unsafe fn begin_stepped<'a>(&mut self, job: Job<'a>) -> Stepped<'a> {
+        self.jobs += 1;
+        Stepped(vec![Active::new(self.jobs, job)])
+    }
+
+    /// Advances the job. Returns whether anything moved, or `None` if the job has ended.
+    pub(crate) fn step(&mut self, stepped: &mut Stepped<'_>) -> Result<Option<bool>> {
+        let moved = self.progress(&mut stepped.0, &mut |_| {}).inspect_err(|_| self.give_up(&stepped.0))?;
+        Ok((!stepped.0.is_empty()).then_some(moved))
+    }
+
+    /// Returns the peer for which the job waits.
+    pub(crate) fn stuck_to(&self, stepped: &Stepped<'_>) -> Option<Rank> {
+        stepped.0.first().and_then(Active::awaited).or_else(|| self.outgoing.first().map(|out| out.to))
+    }
+}

@@ -1,0 +1,184 @@
+//! What an engine holds: its links, and the messages on their way through them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mio::Waker;
+
+use super::frame::Inbox;
+use super::job::{Active, Job};
+use super::outgoing::Outgoing;
+use super::scratch::Scratch;
+use crate::buffer::{RawSlice, RawSliceMut};
+use crate::error::{Error, Result};
+use crate::failure::OpContext;
+use crate::schedule::{BufferRef, Span};
+use crate::sys::Patience;
+use crate::transport::{Link, Mesh, NoLink};
+use crate::types::Rank;
+
+/// What a rank needs to execute schedules: its links, and the messages on their way through them.
+pub(crate) struct Engine {
+    pub(super) mesh: Mesh,
+    pub(super) patience: Arc<Patience>,
+    /// Messages that have not drained, in the order in which they were sent.
+    pub(super) outgoing: Vec<Outgoing>,
+    /// The number of messages sent so far.
+    pub(super) messages: u64,
+    /// The number of jobs begun so far.
+    pub(super) jobs: u64,
+    pub(super) scratch: Scratch,
+    /// The addresses of a fold's parts; kept for its allocation.
+    pub(super) parts: Vec<*const u8>,
+    /// For each peer, the message that comes in.
+    pub(super) inboxes: Vec<Inbox>,
+    /// For each peer, how many point-to-point messages have been received.
+    pub(super) received: Vec<u64>,
+    /// For each peer, whether any message has been received.
+    pub(super) heard: Vec<bool>,
+    /// For each peer that never sent a message, when its link was seen to be closed.
+    pub(super) closed: Vec<Option<Instant>>,
+    /// For each peer, the last `drain` that sent to it.
+    drained: Vec<u64>,
+    /// The number of drains so far.
+    drains: u64,
+    /// The links to sleep on; kept for its allocation.
+    pub(super) waits: Vec<(Rank, bool, bool)>,
+}
+
+// SAFETY: the addresses in `outgoing` and `parts` are used only while the job runs that lent the
+// memory, on the one thread that drives the engine then.
+unsafe impl Send for Engine {}
+
+impl Engine {
+    pub(crate) fn new(mesh: Mesh, world: usize, patience: Arc<Patience>) -> Engine {
+        Engine {
+            mesh,
+            patience,
+            outgoing: Vec::new(),
+            messages: 0,
+            jobs: 0,
+            scratch: Scratch::default(),
+            parts: Vec::new(),
+            inboxes: (0..world).map(|_| Inbox::EMPTY).collect(),
+            received: vec![0; world],
+            heard: vec![false; world],
+            closed: vec![None; world],
+            drained: vec![0; world],
+            drains: 0,
+            waits: Vec::new(),
+        }
+    }
+
+    /// Returns what ends a sleep from another thread.
+    pub(crate) fn waker(&self) -> Arc<Waker> {
+        self.mesh.waker()
+    }
+
+    /// Returns how many point-to-point messages have been received from a peer.
+    pub(crate) fn received_from(&self, peer: Rank) -> u64 {
+        self.received[peer]
+    }
+
+    /// The number of ranks of the communicator.
+    pub(super) fn world(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_messages(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// Sends what may be sent, to each peer in order. Returns whether anything was. If a peer fails,
+    /// this fails `context`.
+    pub(super) fn drain(&mut self, context: &OpContext<'_>) -> Result<bool> {
+        let mut moved = false;
+        self.drains += 1;
+        for out in &mut self.outgoing {
+            if std::mem::replace(&mut self.drained[out.to], self.drains) == self.drains {
+                continue;
+            }
+            let fail = |cause| context.failed(out.to, cause);
+            let no_link = |why| no_link(context, out.to, why);
+            let Some(link) = self.mesh.link(out.to).map_err(no_link)? else { continue };
+            let inbox = &mut self.inboxes[out.to];
+            let mut fail = |link: &mut dyn Link, cause| fail(inbox.farewell(link).unwrap_or(cause));
+            let rest = out.rest();
+            if rest.iter().all(|part| part.len == 0) {
+                continue;
+            }
+            // SAFETY: the message owns its header, and the payload is lent until its job ends, which
+            // removes the message.
+            let count = unsafe { link.send(&rest) }.map_err(|cause| fail(link, cause))?;
+            out.sent += count;
+            moved |= count > 0;
+        }
+        if moved {
+            self.outgoing.retain(|out| out.sent < out.len());
+        }
+        Ok(moved)
+    }
+
+    /// Discards what failed jobs were sending: their callers take the memory back now.
+    pub(super) fn give_up(&mut self, active: &[Active<'_>]) {
+        for active in active {
+            active.job.context.give_up();
+        }
+        // Nothing can follow a message that was cut off in the middle: the peer sees the link close.
+        for out in self.outgoing.drain(..) {
+            if out.sent > 0 || self.mesh.has_begun(out.to) {
+                self.mesh.close(out.to);
+            }
+        }
+    }
+
+    /// Discards all messages, because callers take their memory back. The links of these messages
+    /// close, since it is unknown how much of each has been sent.
+    pub(crate) fn forget_messages(&mut self) {
+        for out in self.outgoing.drain(..) {
+            self.mesh.close(out.to);
+        }
+    }
+
+    /// Returns the memory of a span.
+    ///
+    /// # Panics
+    ///
+    /// If the span exceeds its buffer.
+    pub(super) fn memory(&mut self, job: &Job<'_>, span: Span) -> RawSlice {
+        let (at, len) = (span.at * job.element, span.len * job.element);
+        let whole = match span.place {
+            BufferRef::Input => job.input,
+            BufferRef::Output => job.output.as_const(),
+            BufferRef::Scratch => self.scratch.memory().as_const(),
+        };
+        assert!(at + len <= whole.len, "a step reaches beyond its buffer");
+        whole.skip(at).take(len)
+    }
+
+    /// As [`Engine::memory`], for a span that is written.
+    pub(super) fn memory_mut(&mut self, job: &Job<'_>, span: Span) -> RawSliceMut {
+        debug_assert_ne!(span.place, BufferRef::Input);
+        let memory = self.memory(job, span);
+        RawSliceMut { ptr: memory.ptr.cast_mut(), len: memory.len }
+    }
+
+    /// Returns how many bytes from the front of a destination no message has still to read, except
+    /// the message `forward`, with which the step itself forwards.
+    pub(super) fn free(&self, dst: RawSliceMut, forward: Option<u64>) -> usize {
+        let (start, end) = (dst.ptr.addr(), dst.ptr.addr() + dst.len);
+        let others = self.outgoing.iter().filter(|out| Some(out.message) != forward);
+        let unread = others.map(Outgoing::unread).filter(|part| part.len > 0);
+        let overlapping = unread.filter(|part| part.ptr.addr() < end && start < part.ptr.addr() + part.len);
+        overlapping.map(|part| part.ptr.addr().saturating_sub(start)).min().unwrap_or(dst.len)
+    }
+}
+
+/// The error of an operation that has no link to a peer.
+pub(super) fn no_link(context: &OpContext<'_>, peer: Rank, why: NoLink) -> Error {
+    match why {
+        NoLink::Peer(cause) => context.failed(peer, cause),
+        NoLink::Own(error) => Error::os(format!("connecting to rank {peer}"))(error),
+    }
+}

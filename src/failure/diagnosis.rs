@@ -1,0 +1,290 @@
+//! Finds the rank at fault for a failure that this rank sees.
+//!
+//! A rank sees little of a failure: a closed link, a peer that gave up, its own deadline. So it asks
+//! that peer, and the ranks to which the answers lead. A rank that failed because of another rank
+//! names that one, and a rank that waits for another is not at fault.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::cancel::Diagnosing;
+use super::context::CommInfo;
+use super::control::{ControlChannel, PATIENCE, QueryError};
+use super::message::{Query, Reply};
+use super::report::{Failure, FailureReport};
+use super::status::CommStatus;
+use crate::error::{Cause, Elsewhere, Error};
+use crate::types::{Descriptor, Rank};
+
+/// How long a peer that closed a link and still lives may take to report why.
+const EXPLANATION: Duration = Duration::from_millis(60);
+
+/// How long a peer may take that is diagnosing a failure itself.
+const DIAGNOSING: Duration = Duration::from_secs(5);
+
+/// How long a rank that has made the call may name no peer for which it waits. It names one whenever
+/// it wakes, twice a second, but on an overloaded machine it wakes late.
+const BUSY: Duration = Duration::from_secs(1);
+
+/// The pause before the same peer is asked again.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Diagnoses the failure that this rank met as `error`, and records the report. Returns `None` if a
+/// report of another rank arrived before. `during` is the operation that failed here, and its age.
+pub(super) fn diagnose(
+    status: &CommStatus,
+    info: &CommInfo,
+    error: &Error,
+    during: Option<(Descriptor, Duration)>,
+) -> Option<FailureReport> {
+    let about = if let Error::Peer { rank, .. } = error { Some(*rank) } else { None };
+    status.cancel.set_diagnosing(Some(Diagnosing { about }));
+    let found = report_of(status, info, error, during);
+    if let Some(found) = &found {
+        status.add_own_report(found.clone());
+    }
+    status.cancel.set_diagnosing(None);
+    found
+}
+
+fn report_of(
+    status: &CommStatus,
+    info: &CommInfo,
+    error: &Error,
+    during: Option<(Descriptor, Duration)>,
+) -> Option<FailureReport> {
+    if !status.reports().is_empty() {
+        return None;
+    }
+    let completed = status.recording.history.last_completed();
+    let Some(report) = FailureReport::of(error, info, completed) else {
+        // The error names no peer: this rank is the one that fails.
+        let cause = if matches!(error, Error::Aborted { .. }) { Cause::Aborted } else { Cause::Revoked };
+        let (during, after) = during.unwrap_or((Descriptor::nothing(), Duration::ZERO));
+        let what = Failure::Failed { culprit: info.rank, cause };
+        return Some(FailureReport { origin: info.rank, what, during, after, completed });
+    };
+    let Some(control) = status.control() else { return Some(report) };
+    let Failure::Failed { culprit, cause } = &report.what else { return Some(report) };
+    let what = match cause {
+        Cause::Silent { deadline } => WaitChain::new(status, &*control, *culprit, report.during, *deadline).follow()?,
+        Cause::Closed | Cause::Gone | Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Revoked => {
+            explain(status, &*control, *culprit, cause)?
+        }
+        _ => return Some(report),
+    };
+    Some(FailureReport { what, ..report })
+}
+
+/// Asks a peer why it closed its link or gave up. Returns `None` if a report arrives meanwhile.
+fn explain(status: &CommStatus, control: &dyn ControlChannel, peer: Rank, seen: &Cause) -> Option<Failure> {
+    let began = Instant::now();
+    let failed = |cause| Some(Failure::Failed { culprit: peer, cause });
+    status.cancel.set_diagnosing(Some(Diagnosing { about: Some(peer) }));
+    loop {
+        let reply = control.ask(peer, &Query::Doing(None), PATIENCE);
+        let lives = reply.is_ok();
+        let patience = match reply {
+            Ok(Reply::Doing { reports, diagnosing, .. }) => {
+                status.add_reports(reports);
+                match diagnosing {
+                    // If the peer asks this rank in turn, neither knows more.
+                    Some(Diagnosing { about }) if about != Some(status.rank) => DIAGNOSING,
+                    _ => EXPLANATION,
+                }
+            }
+            Ok(Reply::Left { last_seq }) if *seen != Cause::Revoked => return failed(Cause::Left { last_seq }),
+            Err(QueryError::Gone) if matches!(seen, Cause::Unreachable { .. }) => return failed(Cause::Gone),
+            Err(QueryError::Died) => return failed(Cause::Died),
+            Err(QueryError::Gone) | Ok(_) => return failed(seen.clone()),
+            Err(QueryError::Mute | QueryError::Unreachable { .. } | QueryError::Unasked) => EXPLANATION,
+        };
+        if !status.reports().is_empty() {
+            return None;
+        }
+        if began.elapsed() >= patience {
+            // The peer lives, so the connection has failed.
+            let is_closed = matches!(seen, Cause::Closed | Cause::Gone | Cause::Unreachable { .. });
+            let cause = if is_closed && lives { Cause::Broken(std::io::ErrorKind::ConnectionReset) } else { seen.clone() };
+            return failed(cause);
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// The chain of ranks that wait for each other at a deadline: this rank, the rank for which it
+/// waits, the rank for which that one waits, and so on, up to the rank that keeps all others waiting.
+///
+/// The chain may lead through other communicators of the same ranks. A rank to which it leads there
+/// is named if it cannot answer. If it can, it owes nothing in this communicator: the report then
+/// names the rank that should have made the call here, and the rank for which that one waits.
+struct WaitChain<'a> {
+    status: &'a CommStatus,
+    control: &'a dyn ControlChannel,
+    deadline: Duration,
+    /// The ranks before the suspect.
+    path: Vec<Rank>,
+    suspect: Rank,
+    /// The call of the rank before the suspect, as that rank made it.
+    call: Option<Descriptor>,
+    /// Names the rank that should have made the call here and waits in another communicator.
+    busy: Option<Failure>,
+    /// When the suspect was asked first.
+    asked: Instant,
+}
+
+/// What an answer of the suspect leads to.
+enum Progress {
+    /// The failure; `None` if a report arrived.
+    Ended(Option<Failure>),
+    /// The suspect is asked again.
+    Pending,
+    /// The next rank of the chain is the suspect.
+    Moved,
+}
+
+/// A suspect's answer: the fields of [`Reply::Doing`] but for the reports.
+struct Doing {
+    diagnosing: Option<Diagnosing>,
+    waits: Option<(Rank, [u64; Descriptor::WORDS])>,
+    elsewhere: Option<(Rank, Option<Descriptor>)>,
+    at_your_seq: Option<Descriptor>,
+    last_seq: u64,
+}
+
+impl<'a> WaitChain<'a> {
+    fn new(
+        status: &'a CommStatus,
+        control: &'a dyn ControlChannel,
+        suspect: Rank,
+        mine: Descriptor,
+        deadline: Duration,
+    ) -> WaitChain<'a> {
+        let call = if mine.op.is_point_to_point() { Some(mine) } else { status.recording.history.collective(mine.seq) };
+        let path = vec![status.rank];
+        WaitChain { status, control, deadline, path, suspect, call, busy: None, asked: Instant::now() }
+    }
+
+    fn follow(mut self) -> Option<Failure> {
+        loop {
+            self.status.cancel.set_diagnosing(Some(Diagnosing { about: Some(self.suspect) }));
+            match self.ask() {
+                Progress::Ended(failure) => return failure,
+                Progress::Pending => thread::sleep(PAUSE),
+                Progress::Moved => self.asked = Instant::now(),
+            }
+        }
+    }
+
+    /// Asks the suspect what it does.
+    fn ask(&mut self) -> Progress {
+        let deadline = self.deadline;
+        if self.control.is_stopped(self.suspect) {
+            return self.failed(Cause::Stopped { deadline });
+        }
+        match self.control.ask(self.suspect, &Query::Doing(self.call), PATIENCE) {
+            Ok(Reply::Doing { reports, .. }) if !reports.is_empty() => {
+                self.status.add_reports(reports);
+                Progress::Ended(None)
+            }
+            Ok(Reply::Doing { diagnosing, waits, elsewhere, at_your_seq, last_seq, .. }) => {
+                self.judge(Doing { diagnosing, waits, elsewhere, at_your_seq, last_seq })
+            }
+            Ok(Reply::Left { last_seq }) => self.busy_or(Cause::Left { last_seq }),
+            Ok(_) | Err(QueryError::Unasked) => self.busy_or(Cause::Silent { deadline }),
+            Err(QueryError::Died) => self.failed(Cause::Died),
+            Err(QueryError::Gone) => self.failed(Cause::Gone),
+            Err(QueryError::Mute) => self.failed(Cause::Unresponsive { deadline }),
+            Err(QueryError::Unreachable { address, kind }) => self.failed(Cause::Unreachable { address, kind }),
+        }
+    }
+
+    fn judge(&mut self, answer: Doing) -> Progress {
+        let deadline = self.deadline;
+        if let (Some(call), Some(theirs)) = (self.call, answer.at_your_seq)
+            && call != theirs
+        {
+            return self.mismatch(call, theirs);
+        }
+        if let Some((next, words)) = answer.waits {
+            return self.follow_wait(next, Descriptor::decode(words));
+        }
+        if let Some(Diagnosing { about }) = answer.diagnosing {
+            // The suspect's deadline has passed too, and its diagnosis will lead to the same rank.
+            if let Some(next) = about.filter(|&next| next < self.status.world() && next != self.suspect)
+                && !self.path.contains(&next)
+            {
+                self.busy = None;
+                return self.move_to(next, None);
+            }
+            // Either the suspect has not asked a rank yet, or it asks one that asks this rank: then neither knows more.
+            if self.asked.elapsed() < if about.is_none() { DIAGNOSING } else { EXPLANATION } {
+                return Progress::Pending;
+            }
+        }
+        if self.call.is_some() && answer.at_your_seq.is_some() {
+            if answer.diagnosing.is_none() && self.asked.elapsed() < BUSY {
+                return Progress::Pending;
+            }
+            // The suspect has made the call, and neither completes it nor waits.
+            return self.busy_or(Cause::Silent { deadline });
+        }
+        match answer.elsewhere {
+            Some((job_rank, call)) => self.follow_elsewhere(job_rank, call, answer.last_seq),
+            None => self.busy_or(Cause::Absent { deadline, last_seq: answer.last_seq, elsewhere: None }),
+        }
+    }
+
+    /// The suspect waits for `next` in this communicator, in the operation `theirs`.
+    fn follow_wait(&mut self, next: Rank, theirs: Option<Descriptor>) -> Progress {
+        if next >= self.status.world() {
+            return self.failed(Cause::Corrupt("it waits for a rank that does not exist"));
+        }
+        if next != self.suspect && !self.path.contains(&next) {
+            // The rank for which the suspect waits owes a call here.
+            self.busy = None;
+            return self.move_to(next, theirs);
+        }
+        // The ranks wait for each other. If they call different operations, that is why.
+        match (self.call, theirs) {
+            (Some(call), Some(theirs)) if call.op != theirs.op => self.mismatch(call, theirs),
+            _ => self.busy_or(Cause::Silent { deadline: self.deadline }),
+        }
+    }
+
+    /// The suspect waits in another communicator for `job_rank`, in the operation `call`.
+    fn follow_elsewhere(&mut self, job_rank: Rank, call: Option<Descriptor>, last_seq: u64) -> Progress {
+        let next = self.status.rank_of(job_rank);
+        let elsewhere = Some(Box::new(Elsewhere { job_rank, rank: next, call }));
+        let (culprit, cause) = (self.suspect, Cause::Absent { deadline: self.deadline, last_seq, elsewhere });
+        self.busy.get_or_insert(Failure::Failed { culprit, cause });
+        match next.filter(|next| *next != self.suspect && !self.path.contains(next)) {
+            Some(next) => self.move_to(next, None),
+            None => Progress::Ended(self.busy.take()),
+        }
+    }
+
+    fn move_to(&mut self, next: Rank, call: Option<Descriptor>) -> Progress {
+        self.path.push(self.suspect);
+        (self.suspect, self.call) = (next, call);
+        Progress::Moved
+    }
+
+    fn failed(&self, cause: Cause) -> Progress {
+        Progress::Ended(Some(Failure::Failed { culprit: self.suspect, cause }))
+    }
+
+    /// Names the rank that waits in another communicator, if there is one, and else the suspect.
+    fn busy_or(&mut self, cause: Cause) -> Progress {
+        match self.busy.take() {
+            Some(busy) => Progress::Ended(Some(busy)),
+            None => self.failed(cause),
+        }
+    }
+
+    /// The suspect and the rank before it call different operations.
+    fn mismatch(&self, call: Descriptor, theirs: Descriptor) -> Progress {
+        let before = *self.path.last().expect("the path begins with this rank");
+        Progress::Ended(Some(Failure::Mismatch { ranks: [before, self.suspect], calls: [call, theirs] }))
+    }
+}

@@ -1,0 +1,111 @@
+//! Sets of instructions, and the kernel that each has for a reduction.
+
+use std::sync::LazyLock;
+
+use half::{bf16, f16};
+
+use super::arithmetic::{Add, And, ExclusiveOr, Integer, Largest, Multiply, Or, Real, Smallest};
+use super::instructions::{Fold, Instructions, Lane};
+use super::portable::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::x86::{Avx2, Avx512};
+use crate::types::{DType, ReduceOp};
+
+/// The sets of instructions that have kernels, from the slowest to the fastest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// Returns the levels that this processor supports.
+    pub(super) fn available() -> impl Iterator<Item = Level> {
+        #[cfg(target_arch = "x86_64")]
+        let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+        #[cfg(target_arch = "x86_64")]
+        let has_avx512 =
+            is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl");
+        let levels = [
+            Some(Level::Portable),
+            #[cfg(target_arch = "x86_64")]
+            has_avx2.then_some(Level::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            (has_avx2 && has_avx512).then_some(Level::Avx512),
+        ];
+        levels.into_iter().flatten()
+    }
+
+    /// Returns the fastest of them.
+    pub(super) fn best() -> Level {
+        static BEST: LazyLock<Level> = LazyLock::new(|| Level::available().last().unwrap_or(Level::Portable));
+        *BEST
+    }
+
+    pub(super) fn kernel(self, dtype: DType, redop: ReduceOp) -> Fold {
+        match self {
+            Level::Portable => kernel::<Portable>(dtype, redop),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => kernel::<Avx2>(dtype, redop),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => kernel::<Avx512>(dtype, redop),
+        }
+    }
+}
+
+/// Names the instructions that this process reduces with, for `kolo doctor`.
+pub(crate) fn instructions() -> &'static str {
+    match Level::best() {
+        Level::Portable if cfg!(target_arch = "aarch64") => "NEON",
+        Level::Portable => "the baseline instructions of the target",
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => "AVX2 and F16C",
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => "AVX-512",
+    }
+}
+
+/// Returns the kernel for a reduction that [applies](ReduceOp::applies_to) to these elements.
+fn kernel<I: Instructions>(dtype: DType, redop: ReduceOp) -> Fold {
+    match dtype {
+        DType::F16 => float::<I, f16>(redop),
+        DType::BF16 => float::<I, bf16>(redop),
+        DType::F32 => float::<I, f32>(redop),
+        DType::F64 => float::<I, f64>(redop),
+        DType::I8 => integer::<I, i8>(redop),
+        // On 0 and 1, logical or is the maximum and logical and is the minimum.
+        DType::U8 | DType::Bool => integer::<I, u8>(redop),
+        DType::I16 => integer::<I, i16>(redop),
+        DType::U16 => integer::<I, u16>(redop),
+        DType::I32 => integer::<I, i32>(redop),
+        DType::U32 => integer::<I, u32>(redop),
+        DType::I64 => integer::<I, i64>(redop),
+        DType::U64 => integer::<I, u64>(redop),
+    }
+}
+
+fn float<I: Instructions, T: Lane<Sum: Real>>(redop: ReduceOp) -> Fold {
+    match redop {
+        ReduceOp::Sum | ReduceOp::Average => I::compiled::<T, Add>(),
+        ReduceOp::Product => I::compiled::<T, Multiply>(),
+        ReduceOp::Max => I::compiled::<T, Largest>(),
+        ReduceOp::Min => I::compiled::<T, Smallest>(),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => unreachable!("refused by ReduceOp::applies_to"),
+    }
+}
+
+fn integer<I: Instructions, T: Lane<Sum: Integer>>(redop: ReduceOp) -> Fold {
+    match redop {
+        ReduceOp::Sum => I::compiled::<T, Add>(),
+        ReduceOp::Product => I::compiled::<T, Multiply>(),
+        ReduceOp::Max => I::compiled::<T, Largest>(),
+        ReduceOp::Min => I::compiled::<T, Smallest>(),
+        ReduceOp::BitAnd => I::compiled::<T, And>(),
+        ReduceOp::BitOr => I::compiled::<T, Or>(),
+        ReduceOp::BitXor => I::compiled::<T, ExclusiveOr>(),
+        ReduceOp::Average => unreachable!("refused by ReduceOp::applies_to"),
+    }
+}

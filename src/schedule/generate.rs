@@ -1,0 +1,63 @@
+//! The generator of each algorithm for each operation.
+
+use super::algorithm::Algorithm;
+use super::problem::Problem;
+use super::step::{BufferRef, Step};
+use super::{barrier, direct, double_tree, doubling, halving, ring, tree};
+use crate::types::Op;
+
+/// The steps of `problem.rank`.
+///
+/// # Panics
+///
+/// If `algorithm` is not in [`Algorithm::for_op`].
+pub(crate) fn steps(algorithm: Algorithm, problem: Problem<'_>) -> Box<dyn Iterator<Item = Step> + '_> {
+    if problem.world == 1 {
+        return Box::new(alone(problem).into_iter());
+    }
+    let steps: Box<dyn Iterator<Item = Step> + '_> = match (algorithm, problem.op) {
+        (Algorithm::Ring, Op::AllReduce) => Box::new(ring::all_reduce(problem)),
+        (Algorithm::Ring, Op::Broadcast) => Box::new(ring::broadcast(problem)),
+        (Algorithm::Ring, Op::Reduce) => Box::new(ring::reduce(problem)),
+        (Algorithm::Ring, Op::AllGather | Op::AllGatherV) => Box::new(ring::all_gather(problem)),
+        (Algorithm::Ring, Op::ReduceScatter | Op::ReduceScatterV) => Box::new(ring::reduce_scatter(problem)),
+        (Algorithm::Binomial, Op::AllReduce) => Box::new(tree::all_reduce(problem)),
+        (Algorithm::Binomial, Op::Broadcast) => Box::new(tree::broadcast(problem)),
+        (Algorithm::Binomial, Op::Reduce) => Box::new(tree::reduce(problem)),
+        (Algorithm::Binomial, Op::Gather) => Box::new(tree::gather(problem)),
+        (Algorithm::Binomial, Op::Scatter) => Box::new(tree::scatter(problem)),
+        (Algorithm::DoubleTree, Op::AllReduce) => Box::new(double_tree::all_reduce(problem)),
+        (Algorithm::DoubleTree, Op::Broadcast) => Box::new(double_tree::broadcast(problem)),
+        (Algorithm::DoubleTree, Op::Reduce) => Box::new(double_tree::reduce(problem)),
+        (Algorithm::RecursiveDoubling, Op::AllReduce) => Box::new(doubling::all_reduce(problem)),
+        (Algorithm::RecursiveDoubling, Op::AllGather | Op::AllGatherV) => Box::new(doubling::all_gather(problem)),
+        (Algorithm::HalvingDoubling, Op::AllReduce) => Box::new(halving::all_reduce(problem)),
+        (Algorithm::HalvingDoubling, Op::ReduceScatter | Op::ReduceScatterV) => Box::new(halving::reduce_scatter(problem)),
+        (Algorithm::Direct, Op::AllReduce) => Box::new(direct::all_reduce(problem)),
+        (Algorithm::Direct, Op::Reduce) => Box::new(direct::reduce(problem)),
+        (Algorithm::Direct, Op::AllGather | Op::AllGatherV) => Box::new(direct::all_gather(problem)),
+        (Algorithm::Direct, Op::ReduceScatter | Op::ReduceScatterV) => Box::new(direct::reduce_scatter(problem)),
+        (Algorithm::Direct, Op::AllToAll | Op::AllToAllV) => Box::new(direct::all_to_all(problem)),
+        (Algorithm::Direct, Op::Gather) => Box::new(direct::gather(problem)),
+        (Algorithm::Direct, Op::Scatter) => Box::new(direct::scatter(problem)),
+        (Algorithm::Direct, Op::Send) => Box::new(direct::send(problem)),
+        (Algorithm::Direct, Op::Recv) => Box::new(direct::recv(problem)),
+        (Algorithm::Dissemination, Op::Barrier) => return Box::new(barrier::dissemination(problem)),
+        (algorithm, op) => unreachable!("{op} has no {algorithm}"),
+    };
+    // Where a buffer has fewer elements than there are ranks, some chunks are empty. Both sides leave their messages out, unless
+    // one may think that there is something to send where the other does not.
+    let sides_may_differ = matches!(problem.op, Op::AllToAllV | Op::Send | Op::Recv);
+    Box::new(steps.filter(move |step| sides_may_differ || step.len() > 0))
+}
+
+/// A world of one: what goes in comes out.
+fn alone(p: Problem<'_>) -> Option<Step> {
+    let len = match p.op {
+        Op::AllReduce | Op::Broadcast | Op::Reduce => p.count,
+        Op::AllGather | Op::AllGatherV | Op::Gather => p.recvs.range(0).len(),
+        Op::ReduceScatter | Op::ReduceScatterV | Op::Scatter | Op::AllToAll | Op::AllToAllV => p.sends.range(0).len(),
+        Op::Barrier | Op::Send | Op::Recv | Op::Split | Op::Alloc | Op::Connect => 0,
+    };
+    (len > 0).then(|| Step::Copy { src: BufferRef::Input.span(0..len), dst: BufferRef::Output.span(0..len) })
+}

@@ -1,0 +1,282 @@
+//! Prices every algorithm with a cost model.
+//!
+//! The model is the usual one of latency, time per byte and reduction time per byte (alpha, beta and
+//! gamma; Thakur, Rabenseifner and Gropp 2005), with two additions: the processor time of a message,
+//! which tells one round of N messages from N rounds, and that the ranks of one host share its
+//! network interface.
+
+use super::algorithm::Algorithm;
+use super::model::{Choice, CostModel, Layout};
+use crate::types::Op;
+
+/// Bytes of a piece for algorithms that overlap pieces: large enough to pay for its messages, small enough to fill the
+/// pipeline soon.
+pub(crate) const fn piece_bytes(algorithm: Algorithm) -> usize {
+    match algorithm {
+        // Pieces bound the scratch memory here; there is no pipeline to fill.
+        Algorithm::Direct => 1 << 20,
+        Algorithm::Ring | Algorithm::Binomial => 256 << 10,
+        _ => 64 << 10,
+    }
+}
+
+/// Bytes that a TCP connection has on the way two round trips after it was idle: four times the initial window.
+const IDLE_WINDOW: f64 = 64.0 * 1024.0;
+
+/// What the critical path of a collective consists of. Bytes are fractions of rounds, hence not whole.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Price {
+    /// Rounds that wait for a message from another host.
+    pub(super) network_rounds: f64,
+    /// Rounds that wait for a message inside the host.
+    pub(super) local_rounds: f64,
+    /// Messages that one rank handles beyond one for each round.
+    pub(super) messages: f64,
+    /// Bytes through one host's network interface, one way.
+    pub(super) network_bytes: f64,
+    /// Bytes through one rank's links inside its host, one way.
+    pub(super) local_bytes: f64,
+    /// Bytes that one rank reduces.
+    pub(super) reduced: f64,
+    /// Times that the ranks of a host wait for each other in a window.
+    pub(super) syncs: f64,
+    /// Bytes that one rank loads and stores in windows.
+    pub(super) window_bytes: f64,
+}
+
+impl Price {
+    pub(super) fn seconds(&self, model: &CostModel) -> f64 {
+        let overhead = if self.network_rounds > 0.0 { model.network.overhead } else { model.local.overhead };
+        self.network_rounds * model.network.latency
+            + self.local_rounds * model.local.latency
+            + self.messages * overhead
+            + self.network_bytes * model.network.per_byte
+            + self.local_bytes * model.local.per_byte
+            + self.reduced * model.reduce
+            + self.syncs * model.window_sync
+            + self.window_bytes * model.window_per_byte
+    }
+
+    fn plus(self, other: Price) -> Price {
+        Price {
+            network_rounds: self.network_rounds + other.network_rounds,
+            local_rounds: self.local_rounds + other.local_rounds,
+            messages: self.messages + other.messages,
+            network_bytes: self.network_bytes + other.network_bytes,
+            local_bytes: self.local_bytes + other.local_bytes,
+            reduced: self.reduced + other.reduced,
+            syncs: self.syncs + other.syncs,
+            window_bytes: self.window_bytes + other.window_bytes,
+        }
+    }
+
+    /// The same, reducing so many bytes more.
+    fn reducing(self, bytes: f64) -> Price {
+        Price { reduced: self.reduced + bytes, ..self }
+    }
+
+    /// As [`Price::reducing`], if the operation reduces.
+    fn reducing_if(self, op: Op, bytes: f64) -> Price {
+        if op.reduces() { self.reducing(bytes) } else { self }
+    }
+}
+
+pub(super) fn price(op: Op, bytes: u64, layout: Layout, choice: Choice) -> Price {
+    match (choice.algorithm, choice.between) {
+        (Algorithm::Window, _) => price_window(op, bytes as f64, layout.ranks as f64),
+        (Algorithm::Hierarchical, Some(between)) => {
+            let per_host = layout.fewest_per_host as u64;
+            let slice = if op == Op::AllReduce { bytes / per_host } else { bytes };
+            // The slices of a host share its interface, and leave it at the same time.
+            let outside = price_messages(op, slice as f64, layout.between(), between);
+            let outside = if op == Op::AllReduce {
+                Price { network_bytes: outside.network_bytes * per_host as f64, ..outside }
+            } else {
+                outside
+            };
+            price_window(op, bytes as f64, layout.most_per_host() as f64).plus(outside)
+        }
+        (algorithm, _) => price_messages(op, bytes as f64, layout, algorithm),
+    }
+}
+
+/// Bytes loaded and stored per rank by the staged forms, of which an all-reduce moves (5 - 2/N) S.
+fn price_window(op: Op, bytes: f64, ranks: f64) -> Price {
+    let (syncs, traffic) = match op {
+        Op::Barrier => (1.0, 0.0),
+        Op::AllReduce => (2.0, 5.0 - 2.0 / ranks),
+        Op::Reduce => (2.0, 4.0),
+        Op::ReduceScatter | Op::ReduceScatterV => (1.0, 3.0),
+        _ => (1.0, 4.0),
+    };
+    Price { syncs, window_bytes: traffic * bytes, ..Price::default() }
+}
+
+/// The costs at the head of the generators' files, divided by where the bytes go. With one rank per
+/// host, or with one host, each equals the formula there.
+fn price_messages(op: Op, bytes: f64, layout: Layout, algorithm: Algorithm) -> Price {
+    let over = Messages::new(bytes, layout);
+    match algorithm {
+        Algorithm::Ring => over.ring(op),
+        Algorithm::Binomial => over.binomial(op),
+        Algorithm::DoubleTree => over.double_tree(op),
+        Algorithm::RecursiveDoubling => over.recursive_doubling(op),
+        Algorithm::HalvingDoubling => over.halving_doubling(op),
+        Algorithm::Direct => over.direct(op),
+        Algorithm::Dissemination => over.levels(1.0, 0.0, 0.0),
+        Algorithm::Window | Algorithm::Hierarchical => unreachable!("not made of messages"),
+    }
+}
+
+/// A collective over messages, in the terms of the cost formulas.
+struct Messages {
+    layout: Layout,
+    /// Bytes of the buffer, or of all blocks.
+    s: f64,
+    /// Ranks.
+    n: f64,
+    hosts: f64,
+    per_host: f64,
+    /// Logarithmic rounds between hosts.
+    net_log: f64,
+    /// Logarithmic rounds inside a host.
+    local_log: f64,
+    /// (N-1)/N.
+    most: f64,
+}
+
+impl Messages {
+    fn new(s: f64, layout: Layout) -> Messages {
+        let n = layout.ranks as f64;
+        let log = |x: usize| x.next_power_of_two().ilog2() as f64;
+        Messages {
+            layout,
+            s,
+            n,
+            hosts: layout.hosts as f64,
+            per_host: layout.most_per_host() as f64,
+            net_log: log(layout.hosts),
+            local_log: log(layout.most_per_host()),
+            most: (n - 1.0) / n,
+        }
+    }
+
+    fn ring(&self, op: Op) -> Price {
+        let Messages { s, n, most, .. } = *self;
+        match op {
+            Op::AllReduce => self.rounds(2.0 * (n - 1.0), 2.0 * most * s).reducing(most * s),
+            Op::Broadcast | Op::Reduce => self.rounds(n - 1.0, s).reducing_if(op, s),
+            _ => self.rounds(n - 1.0, most * s).reducing_if(op, most * s),
+        }
+    }
+
+    fn binomial(&self, op: Op) -> Price {
+        let Messages { s, hosts, per_host, net_log, local_log, .. } = *self;
+        let logs = net_log + local_log;
+        match op {
+            Op::AllReduce => self.levels(2.0, 2.0 * net_log * s, 2.0 * local_log * s).reducing(logs * s),
+            Op::Broadcast | Op::Reduce => self.levels(1.0, net_log * s, local_log * s).reducing_if(op, logs * s),
+            _ => self.levels(1.0, (hosts - 1.0) / hosts * s, (per_host - 1.0) / per_host * s / hosts),
+        }
+    }
+
+    fn double_tree(&self, op: Op) -> Price {
+        let s = self.s;
+        let passes = if op == Op::AllReduce { 2.0 } else { 1.0 };
+        let piece = (piece_bytes(Algorithm::DoubleTree) as f64).min(s / 2.0);
+        let fill = passes * (self.net_log + self.local_log + 1.0) * piece;
+        let depth = self.levels(passes, 0.0, 0.0);
+        let stream = self.rounds(passes, passes * s + fill);
+        // Of each pair of pieces a rank receives two and sends two.
+        let messages = if s > 0.0 { 4.0 * passes * s / 2.0 / piece } else { 0.0 };
+        Price { messages, ..depth.plus(stream) }.reducing_if(op, s)
+    }
+
+    fn recursive_doubling(&self, op: Op) -> Price {
+        let Messages { s, n, per_host, net_log, local_log, .. } = *self;
+        match op {
+            Op::AllReduce => {
+                let levels = self.levels(1.0, per_host * net_log * s, local_log * s);
+                levels.reducing((net_log + local_log) * s).plus(self.beyond())
+            }
+            _ => self.levels(1.0, per_host * (n - per_host) / n * s, (per_host - 1.0) / n * s),
+        }
+    }
+
+    fn halving_doubling(&self, op: Op) -> Price {
+        let Messages { s, hosts, per_host, net_log, most, .. } = *self;
+        if op != Op::AllReduce {
+            let (outside, inside) = (per_host * (1.0 - 1.0 / hosts) * s, (1.0 - 1.0 / per_host) * s / hosts);
+            return self.levels(1.0, outside, inside).reducing(most * s);
+        }
+        // Every round has another partner, whose connection was idle. If its window is too small for
+        // what is sent, it takes two round trips to grow. The ring keeps its connections busy.
+        let grows = if hosts > 2.0 && s / hosts >= IDLE_WINDOW { 2.0 * net_log } else { 0.0 };
+        let windows = Price { network_rounds: 4.0 * grows, ..Price::default() };
+        let levels = self.levels(2.0, 2.0 * (1.0 - 1.0 / hosts) * s, 2.0 * (1.0 - 1.0 / per_host) * s);
+        levels.reducing(most * s).plus(self.beyond()).plus(windows)
+    }
+
+    fn direct(&self, op: Op) -> Price {
+        let Messages { s, n, per_host, most, .. } = *self;
+        let block = s / n;
+        match op {
+            Op::AllReduce => {
+                let half = self.pairwise(block, self.pieces());
+                half.plus(half).reducing(most * s)
+            }
+            Op::Reduce => Price { messages: n - 1.0, ..self.rounds(1.0, (n - per_host) * s) }.reducing((n - 1.0) * s),
+            Op::Gather | Op::Scatter => Price { messages: n - 1.0, ..self.rounds(1.0, most * s) },
+            Op::Send | Op::Recv => self.rounds(1.0, s),
+            _ if op.reduces() => self.pairwise(block, self.pieces()).reducing(most * s),
+            _ => self.pairwise(block, 1.0),
+        }
+    }
+
+    /// `count` rounds one after the other, each as slow as its slowest link.
+    fn rounds(&self, count: f64, bytes: f64) -> Price {
+        if self.layout.hosts > 1 {
+            Price { network_rounds: count, network_bytes: bytes, ..Price::default() }
+        } else {
+            Price { local_rounds: count, local_bytes: bytes, ..Price::default() }
+        }
+    }
+
+    /// Logarithmic rounds, of which those at small distances stay inside the hosts.
+    fn levels(&self, times: f64, network_bytes: f64, local_bytes: f64) -> Price {
+        Price {
+            network_rounds: times * self.net_log,
+            local_rounds: times * self.local_log,
+            network_bytes,
+            local_bytes,
+            ..Price::default()
+        }
+    }
+
+    /// Every rank exchanges `block` bytes with every other, in `times` rounds.
+    fn pairwise(&self, block: f64, times: f64) -> Price {
+        let Messages { n, per_host, .. } = *self;
+        Price {
+            network_bytes: per_host * (n - per_host) * block,
+            local_bytes: (per_host - 1.0) * block,
+            messages: times * (n - 1.0),
+            ..self.rounds(times, 0.0)
+        }
+    }
+
+    /// The pieces of a direct reduction, each of which waits for the last part of the one before.
+    /// Between hosts the wire is idle meanwhile. Inside a host processors are the bottleneck, and
+    /// they are busy.
+    fn pieces(&self) -> f64 {
+        if self.layout.hosts > 1 { (self.s / self.n / piece_bytes(Algorithm::Direct) as f64).ceil().max(1.0) } else { 1.0 }
+    }
+
+    /// The cost of ranks beyond a power of two: each hands its part to a neighbour first, and gets
+    /// the result last.
+    fn beyond(&self) -> Price {
+        if self.layout.ranks.is_power_of_two() {
+            return Price::default();
+        }
+        self.rounds(2.0, 2.0 * self.s).reducing(self.s)
+    }
+}

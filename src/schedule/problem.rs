@@ -1,0 +1,95 @@
+//! What a generator has to solve, and how buffers are divided.
+
+use std::ops::Range;
+
+use crate::types::{Op, Rank};
+
+/// Where each rank's block lies in a buffer that holds one for every rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Blocks<'a> {
+    /// Every block has this many elements.
+    Even(usize),
+    /// Block `i` reaches from entry `i` to entry `i + 1`.
+    Listed(&'a [usize]),
+}
+
+impl Blocks<'_> {
+    pub(crate) fn range(&self, block: usize) -> Range<usize> {
+        match self {
+            Blocks::Even(count) => block * count..(block + 1) * count,
+            Blocks::Listed(offsets) => offsets[block]..offsets[block + 1],
+        }
+    }
+
+    pub(crate) fn longest(&self, world: usize) -> usize {
+        match self {
+            Blocks::Even(count) => *count,
+            Blocks::Listed(_) => (0..world).map(|block| self.range(block).len()).max().unwrap_or(0),
+        }
+    }
+}
+
+/// What a generator has to solve, seen from one rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Problem<'a> {
+    pub(crate) op: Op,
+    pub(crate) rank: Rank,
+    pub(crate) world: usize,
+    /// The root; for `Send` and `Recv` the peer.
+    pub(crate) root: Rank,
+    /// Elements of the whole buffer, where it is not made of blocks.
+    pub(crate) count: usize,
+    /// The blocks of the input, where it has one for each rank.
+    pub(crate) sends: Blocks<'a>,
+    /// The blocks of the output, where it has one for each rank.
+    pub(crate) recvs: Blocks<'a>,
+    /// Elements of one piece, for the algorithms that overlap pieces.
+    pub(crate) piece: usize,
+}
+
+impl Problem<'_> {
+    /// The rank after this one in the ring.
+    pub(super) fn next(&self) -> Rank {
+        self.ahead(1)
+    }
+
+    /// The rank before this one in the ring.
+    pub(super) fn prev(&self) -> Rank {
+        self.behind(1)
+    }
+
+    pub(super) fn ahead(&self, by: usize) -> Rank {
+        (self.rank + by) % self.world
+    }
+
+    pub(super) fn behind(&self, by: usize) -> Rank {
+        (self.rank + self.world - by) % self.world
+    }
+
+    /// Ranks counted from the root.
+    pub(super) fn relative(&self) -> usize {
+        (self.rank + self.world - self.root) % self.world
+    }
+
+    /// The rank that is `relative` from the root.
+    pub(super) fn absolute(&self, relative: usize) -> Rank {
+        (self.root + relative) % self.world
+    }
+}
+
+/// The `part`-th of `parts` nearly equal ranges of `count` elements; the first ones are longer by one where it does not
+/// divide.
+pub(crate) fn chunk(count: usize, parts: usize, part: usize) -> Range<usize> {
+    let (base, longer) = (count / parts, count % parts);
+    let at = part * base + part.min(longer);
+    at..at + base + usize::from(part < longer)
+}
+
+/// A range in pieces of at most `piece` elements.
+pub(crate) fn pieces(range: Range<usize>, piece: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let piece = piece.max(1);
+    (0..range.len().div_ceil(piece)).map(move |i| {
+        let at = range.start + i * piece;
+        at..range.end.min(at + piece)
+    })
+}
