@@ -5,7 +5,7 @@ mod common;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, run};
+use common::{PATIENCE, on_every_transport, run};
 use kolo::{Argument, Cause, Communicator, Error, Op, ReduceOp, Transport};
 
 fn argument(result: kolo::Result<()>) -> Argument {
@@ -13,18 +13,6 @@ fn argument(result: kolo::Result<()>) -> Argument {
         Err(Error::Argument { problem, .. }) => problem,
         other => panic!("{other:?}"),
     }
-}
-
-/// Every transport that threads of one process can use.
-fn on_every_transport(world: usize, body: impl Fn(Communicator) + Sync) {
-    run(world, |_, builder| builder, &body);
-    run(world, |_, builder| builder.transport(Transport::Tcp), &body);
-    run(world, |rank, builder| builder.host(format!("host{}", rank % 2)), &body);
-    std::thread::scope(|scope| {
-        for comm in Communicator::in_process(world).unwrap() {
-            scope.spawn(|| body(comm));
-        }
-    });
 }
 
 #[test]

@@ -5,23 +5,11 @@ mod common;
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use common::run;
-use kolo::{Cause, Communicator, Error, Op, ReduceOp, Transport};
+use common::{on_every_transport, run};
+use kolo::{Cause, Error, Op, ReduceOp, Transport};
 
 /// Far less than the deadline of an operation, far more than anything here takes.
 const SOON: Duration = Duration::from_secs(20);
-
-/// Every transport that threads of one process can use.
-fn on_every_transport(world: usize, body: impl Fn(Communicator) + Sync) {
-    run(world, |_, builder| builder, &body);
-    run(world, |_, builder| builder.transport(Transport::Tcp), &body);
-    run(world, |rank, builder| builder.host(format!("host{}", rank % 2)), &body);
-    std::thread::scope(|scope| {
-        for comm in Communicator::in_process(world).unwrap() {
-            scope.spawn(|| body(comm));
-        }
-    });
-}
 
 fn soon<T>(what: impl FnOnce() -> T) -> T {
     let began = Instant::now();

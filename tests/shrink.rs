@@ -4,20 +4,8 @@ mod common;
 
 use std::sync::{Barrier, Mutex};
 
-use common::{DEADLINE, run};
-use kolo::{Communicator, Error, ReduceOp, Transport};
-
-/// Every transport that threads of one process can use.
-fn on_every_transport(world: usize, body: impl Fn(Communicator) + Sync) {
-    run(world, |_, builder| builder, &body);
-    run(world, |_, builder| builder.transport(Transport::Tcp), &body);
-    run(world, |rank, builder| builder.host(format!("host{}", rank % 2)), &body);
-    std::thread::scope(|scope| {
-        for comm in Communicator::in_process(world).unwrap() {
-            scope.spawn(|| body(comm));
-        }
-    });
-}
+use common::{DEADLINE, on_every_transport, run};
+use kolo::{Communicator, Error, ReduceOp};
 
 /// Everybody's rank in the first communicator, in the order of this one.
 fn everybody(comm: &Communicator, me: usize) -> Vec<u64> {
