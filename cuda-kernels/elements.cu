@@ -1,15 +1,17 @@
-// Elements as they lie in memory, what they are accumulated in, and how many of them move at once.
+// Element types: their form in memory, their accumulators, and how memory is accessed.
 //
-// The sources of this folder are one program, compiled in the order elements, reduce, map. CUDA's own headers for halves are not
-// part of NVRTC, so nothing is included. Everything compiles as C++ for the host, too (see host.h): there a test runs the
-// kernels beside those of src/reduce.
+// The sources of this folder are one program, compiled in the order elements, reduce. NVRTC does
+// not include CUDA's headers for halves, so the sources include nothing. They also compile as C++
+// for the host (see host.h), where a test compares the kernels with those of src/reduce.
 //
-// All arithmetic is IEEE 754's, rounded to nearest even, denormals included, as on the host: the program is compiled without
-// contraction to fused multiply-adds (--fmad=false) and with exact division, and gives the bits that the host gives. With one
-// exception: which NaN a NaN is. In f32 a GPU computes only one, 0x7fffffff (rounded to either half: 0x7fff), where a host keeps the
-// payload of an operand or has a NaN of its own, like 0xffc00000 on x86-64; in f64 both keep an operand's, but maybe not the same
-// operand's. Minimum and maximum compute nothing in f32, f64 and bf16: they choose an operand with its bits (bf16 with the quiet bit
-// set); but f16 passes through a conversion, which has only the one NaN, too.
+// All arithmetic is that of IEEE 754, rounded to nearest even, with denormals, as on the host. The
+// program is compiled without contraction to fused multiply-adds (--fmad=false) and with exact
+// division, and gives the bits that the host gives. The exception is the payload of a NaN. In f32 a
+// GPU computes only the NaN 0x7fffffff (rounded to either half: 0x7fff). A host keeps the payload
+// of an operand or has a NaN of its own, such as 0xffc00000 on x86-64. In f64 both keep the payload
+// of an operand, but not always of the same one. Minimum and maximum compute nothing in f32, f64
+// and bf16: they choose an operand with its bits (bf16 with the quiet bit set). In f16 they pass
+// through a conversion, which has only the one NaN.
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -19,8 +21,9 @@ using u64 = unsigned long long;
 // Bytes of the widest access to memory.
 constexpr u32 LINE = 16;
 
-// Threads of a block, and blocks that fit on a multiprocessor at once: each thread then has 64 registers, and the loads that they
-// all have in flight (32 KiB and more on each multiprocessor) cover the latency of its memory.
+// Threads of a block, and blocks that fit on a multiprocessor at once. Each thread then has 64
+// registers, and the loads in flight (32 KiB and more on each multiprocessor) hide the latency of
+// memory.
 constexpr u32 THREADS = 512;
 constexpr u32 BLOCKS = 2;
 
@@ -48,7 +51,7 @@ __device__ inline float widen_f16(u16 half) {
     if (exponent == 0x1f) {
         return float_of(sign | 0x7f800000 | fraction << 13 | (fraction ? 0x00400000 : 0));
     }
-    // A denormal is so many 2^-24.
+    // A denormal is a multiple of 2^-24.
     float magnitude = exponent ? float_of((exponent + 112) << 23 | fraction << 13) : float(fraction) / 16777216.0f;
     return float_of(sign | bits_of(magnitude));
 #endif
@@ -64,15 +67,17 @@ __device__ inline u16 narrow_f16(float value) {
     if (magnitude > 0x7f800000) {
         return u16(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
     }
-    // From 65520 on, half of the last place above the largest number: infinity.
+    // Numbers from 65520 on, which is half a unit in the last place above the largest one, round to
+    // infinity.
     if (magnitude >= 0x477ff000) {
         return u16(sign | 0x7c00);
     }
-    // Below 2^-14 the last place is 2^-24: that of numbers between a half and one, to which the addition rounds.
+    // Below 2^-14 the unit in the last place is 2^-24. Numbers between a half and one have the same
+    // unit in f32, so adding a half rounds to it.
     if (magnitude < 0x38800000) {
         return u16(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
     }
-    // Half of the last place, less one if the place is even: what carries rounds up.
+    // Adds half a unit in the last place, less one if the last place is even. A carry rounds up.
     u32 rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
     return u16(sign | (rounded - (112u << 23)) >> 13);
 #endif
@@ -80,17 +85,18 @@ __device__ inline u16 narrow_f16(float value) {
 
 __device__ inline float widen_bf16(u16 half) { return float_of(u32(half) << 16); }
 
-// By bits, because processors before sm_90 lack the instruction.
+// Rounds by bit arithmetic, because GPUs before sm_90 lack the instruction.
 __device__ inline u16 narrow_bf16(float value) {
     u32 bits = bits_of(value);
-    // As above; and a NaN must not be rounded to infinity.
+    // As above. A NaN must not be rounded to infinity.
     u32 rounded = bits + 0x7fff + (bits >> 16 & 1);
     return u16((value != value ? bits | 0x00400000 : rounded) >> 16);
 }
 
 // ---- Elements ----
 
-// `Memory` is the element in memory, `Sum` its accumulator. Sums of integers are made in `Wrapping`, which has no overflow.
+// `Memory` is the element in memory, `Sum` its accumulator. Sums of integers use `Wrapping`, whose
+// overflow is defined.
 template <class T, class W = T> struct Plain {
     using Memory = T;
     using Sum = T;
@@ -115,7 +121,7 @@ struct BF16 {
     __device__ static Memory narrow(Sum sum) { return narrow_bf16(sum); }
 };
 
-// Any byte but zero is true, as in C; what is written is 0 or 1.
+// Any byte but zero is true, as in C. The kernels write 0 or 1.
 struct Bool {
     using Memory = u8;
     using Sum = u8;
@@ -137,12 +143,13 @@ using U64 = Plain<u64, u64>;
 
 // ---- Accesses to memory ----
 
-// So many elements as one access takes in: those of a line, or fewer.
+// The elements of one access to memory: those of a line, or fewer.
 template <class T, u32 LANES> struct Pack {
     T lanes[LANES];
 };
 
-// What the compiler moves in one access, of so many bytes. It would take a Pack apart.
+// The type that the compiler moves in one access of BYTES bytes. It would split a Pack into several
+// accesses.
 template <u32 BYTES> struct Access;
 template <> struct Access<1> { using Whole = u8; };
 template <> struct Access<2> { using Whole = u16; };
@@ -158,7 +165,8 @@ template <class T, u32 LANES> __device__ inline Pack<T, LANES> load(const void *
     return pack;
 }
 
-// Lines are written by an instruction of our own: the compiler does not put four words together to one access.
+// Lines are written by an explicit instruction: the compiler does not join four words to one
+// access.
 __device__ inline void put(uint4 *to, uint4 line) {
 #ifdef __CUDA_ARCH__
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
@@ -181,13 +189,15 @@ template <class T, u32 LANES> __device__ inline void store(void *to, u64 element
 
 __device__ inline u64 address(const void *pointer) { return reinterpret_cast<u64>(pointer); }
 
-// How a buffer divides: `head` elements before the first line, then whole lines, then what remains.
+// The division of a buffer: `head` elements before the first line, then `lines` whole lines, then
+// the remaining elements.
 struct Lines {
     u64 head;
     u64 lines;
 };
 
-// The division for a buffer from `first`; all others must lie in the same way, or `aligned` is false and there are no lines.
+// Returns the division of a buffer that begins at `first`. `aligned` says whether all buffers are
+// congruent to it modulo a line; otherwise there are no lines.
 template <u32 SIZE> __device__ inline Lines divide(const void *first, bool aligned, u64 count) {
     u64 head = (0 - address(first)) % LINE / SIZE;
     if (!aligned || head >= count) {
@@ -196,6 +206,6 @@ template <u32 SIZE> __device__ inline Lines divide(const void *first, bool align
     return {head, (count - head) / (LINE / SIZE)};
 }
 
-// The number of this thread and of all threads.
+// The number of this thread, and the number of threads.
 __device__ inline u64 thread() { return u64(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline u64 threads() { return u64(gridDim.x) * blockDim.x; }

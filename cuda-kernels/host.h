@@ -1,5 +1,6 @@
-// Stands in for CUDA's words where a test compiles the kernels as C++: an entry is then a function that does the work of one
-// thread, whose place is a variable. The kernels have no barriers, so that threads may run one after the other.
+// CUDA's keywords for a test that compiles the kernels as C++. An entry is then a function that
+// does the work of one thread, whose place in the grid is a variable. The kernels have no barriers,
+// so the threads may run one after the other.
 
 #include <cstring>
 

@@ -1,27 +1,29 @@
-// Reductions: many buffers in, the result out to many, in a single pass over memory.
+// Reductions of several buffers, whose result is written to several buffers, in one pass over
+// memory.
 //
-// The same entry is a one-shot reduction (one target), a rank's part of a two-shot all-reduce (its slice of every rank's mapped
-// memory in, the result into all of them) and a copy (one source). Entries are named kolo_reduce_<reduction>_<element>.
+// The same entry runs a one-shot reduction (one target), a rank's part of a two-shot all-reduce
+// (its chunk of every rank's mapped memory is read, and the result is written to all of them) and a
+// copy (one source). Entries are named kolo_reduce_<reduction>_<element>.
 
 constexpr u32 MOST = 16;
 
-// What an entry is told; src/cuda/kernels.rs has the same.
+// The parameter of an entry, as in src/cuda/kernels/mod.rs.
 struct Reduction {
-    // In the order in which they are combined. Each is aligned to its element.
+    // In the order in which they are combined, each aligned to the element.
     const void *sources[MOST];
-    // A target may be one of the sources, but may not overlap one in another way.
+    // A target may be one of the sources, but may not overlap one otherwise.
     void *targets[MOST];
     // Elements.
     u64 count;
     u32 source_count;
     u32 target_count;
-    // What an average is divided by; 1 if by nothing (yet).
+    // The divisor of an average; 1 if it is divided later.
     u32 divisor;
     u32 unused;
 };
-static_assert(sizeof(Reduction) == 280, "as in src/cuda/kernels.rs");
+static_assert(sizeof(Reduction) == 280, "as in src/cuda/kernels/mod.rs");
 
-// ---- What one accumulator does with another ----
+// ---- How two accumulators are combined ----
 
 struct Sum {
     template <class E> __device__ static typename E::Sum combine(typename E::Sum a, typename E::Sum b) {
@@ -37,8 +39,9 @@ struct Product {
     }
 };
 
-// A NaN on either side is the result: on the left by the second test (which is never true of integers), on the right because no
-// comparison holds. Not fmax: of zeros of different sign the right one is taken, as on the host.
+// A NaN on either side is the result: on the left by the second test (which is never true of
+// integers), on the right because no comparison with a NaN is true. fmax would not do: of zeros
+// with different signs the right one is the result, as on the host.
 struct Max {
     template <class E> __device__ static typename E::Sum combine(typename E::Sum a, typename E::Sum b) {
         return a > b || a != a ? a : b;
@@ -70,9 +73,9 @@ template <> constexpr bool DIVIDES<Average> = true;
 
 // ---- The loop ----
 
-// One step of a thread: `PACKS` packs of every source, `stride` elements from one to the next, so that neighbouring threads touch
-// neighbouring packs. All loads of a source are in flight at once, and nothing is written before all sources are read: a target
-// may be one of them.
+// One step of a thread: `PACKS` packs of every source, `stride` elements apart, so that
+// neighbouring threads access neighbouring packs. All loads of a source are in flight at once.
+// Nothing is written before all sources are read, because a target may be one of them.
 template <class E, class Op, u32 LANES, u32 PACKS>
 __device__ inline void step(const Reduction &r, u64 element, u64 stride) {
     using Memory = typename E::Memory;
@@ -120,7 +123,7 @@ __device__ inline void step(const Reduction &r, u64 element, u64 stride) {
     }
 }
 
-// All lines from element `first` on.
+// Reduces all lines from element `first` on.
 template <class E, class Op, u32 LANES, u32 PACKS> __device__ inline void whole(const Reduction &r, u64 first, u64 lines) {
     u64 line = thread();
     for (; line + (PACKS - 1) * threads() < lines; line += PACKS * threads()) {
@@ -133,7 +136,7 @@ template <class E, class Op, u32 LANES, u32 PACKS> __device__ inline void whole(
 
 template <class E, class Op> __device__ inline void reduce(const Reduction &r) {
     constexpr u32 SIZE = sizeof(typename E::Memory), LANES = LINE / SIZE;
-    // Accumulators of short elements fill as many registers with fewer lines.
+    // Short elements need fewer packs to fill as many registers with accumulators.
     constexpr u32 PACKS = SIZE >= 4 ? 4 : SIZE;
     u64 ways = 0;
     for (u32 i = 1; i < r.source_count; i++) {
@@ -144,7 +147,7 @@ template <class E, class Op> __device__ inline void reduce(const Reduction &r) {
     }
     Lines inner = divide<SIZE>(r.sources[0], ways % LINE == 0, r.count);
     whole<E, Op, LANES, PACKS>(r, inner.head, inner.lines);
-    // What is outside of the lines, one by one: few elements at both ends, or all.
+    // The elements outside of the lines, one by one: a few at both ends, or all.
     u64 inside = inner.lines * LANES;
     for (u64 i = thread(); i < r.count - inside; i += threads()) {
         step<E, Op, 1, 1>(r, i < inner.head ? i : i + inside, 0);

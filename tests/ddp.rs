@@ -8,22 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use common::gradients::{floats, on_ranks, typed};
 use common::{PATIENCE, Value, random, run};
 use kolo::ddp::{Bucket, BufferSync, Compress, Hook, Parameter, Reducer, ReducerBuilder, TensorMut, Uneven, Unused};
-use kolo::{Cause, Communicator, DType, Error, ReduceOp, ReducerProblem, Transport, bf16, f16};
-
-/// Runs `body` on every rank, and returns what they return, by rank.
-fn on_ranks<R: Send>(world: usize, body: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let comms = Communicator::builder().timeout(PATIENCE).connect_in_process(world).unwrap();
-        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| body(&{ comm }))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-fn floats(sizes: &[usize]) -> Vec<Parameter> {
-    sizes.iter().enumerate().map(|(i, &size)| Parameter::new(format!("p{i}"), [size], DType::F32)).collect()
-}
+use kolo::{Cause, Communicator, DType, Error, ReduceOp, ReducerProblem, Transport, f16};
 
 fn problem(error: impl Debug + Into<Option<Error>>) -> ReducerProblem {
     match error.into() {
@@ -83,31 +71,6 @@ impl Drawn {
         order.sort_by_key(|&parameter| random(self.seed, place * 64 + parameter as u64));
         order
     }
-}
-
-/// Runs `$body` for the type of a parameter's gradient.
-macro_rules! typed {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            DType::F16 => {
-                type $T = f16;
-                $body
-            }
-            DType::BF16 => {
-                type $T = bf16;
-                $body
-            }
-            _ => unreachable!(),
-        }
-    };
 }
 
 /// Hands one gradient over in one of the three ways, by the seed.

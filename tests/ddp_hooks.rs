@@ -2,47 +2,10 @@
 
 mod common;
 
-use common::{PATIENCE, random};
+use common::gradients::{floats, on_ranks, typed};
+use common::random;
 use kolo::ddp::{Compress, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven};
-use kolo::{Communicator, DType, bf16, f16};
-
-/// Runs `body` on every rank, and returns what they return, by rank.
-fn on_ranks<R: Send>(world: usize, body: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let comms = Communicator::builder().timeout(PATIENCE).connect_in_process(world).unwrap();
-        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| body(&{ comm }))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-fn floats(sizes: &[usize]) -> Vec<Parameter> {
-    sizes.iter().enumerate().map(|(i, &size)| Parameter::new(format!("p{i}"), [size], DType::F32)).collect()
-}
-
-/// Runs `$body` for the type of a parameter's gradient.
-macro_rules! typed {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            DType::F16 => {
-                type $T = f16;
-                $body
-            }
-            DType::BF16 => {
-                type $T = bf16;
-                $body
-            }
-            _ => unreachable!(),
-        }
-    };
-}
+use kolo::{DType, bf16, f16};
 
 /// Steps of a reducer with a hook, on the gradients that `gradient` gives: every step's result, which is the same on all ranks.
 fn reduced(

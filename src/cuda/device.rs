@@ -1,5 +1,5 @@
-//! What kolo asks of a GPU: a small part of CUDA's driver, behind traits, so that a fake device (`fake_device`) of host memory can
-//! take its place where there is none.
+//! What kolo needs of a GPU: a small part of CUDA's driver behind traits. On a machine without a
+//! GPU, tests use a fake device (`fake_device`) in host memory.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,40 +10,41 @@ use parking_lot::Mutex;
 use crate::error::Result;
 use crate::types::{DType, ReduceOp};
 
-/// An address in the memory of a device. It is no pointer: the host cannot read there.
+/// An address in the memory of a device. It is not a pointer: the host cannot read there.
 pub(crate) type Address = u64;
 
-/// A stream: work that a device does in order. A user's (`CUstream`; 0 is the default one), or one of [`Stream`].
+/// A stream, whose work a device does in order: a user's `CUstream` (0 is the default stream) or a
+/// [`Stream`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StreamId(pub(crate) usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EventId(pub(crate) usize);
 
-/// By what another process finds an allocation.
+/// What another process needs to open an allocation.
 pub(crate) type Handle = [u8; 64];
 
-/// What tells a device from all others, on whatever host and in whatever process.
+/// The identity of a device, which is unique over all hosts and processes.
 pub(crate) type DeviceId = [u8; 16];
 
-/// An allocation: what a buffer is a part of.
+/// An allocation, of which a buffer is a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) base: Address,
     pub(crate) size: u64,
-    /// No two allocations of a process have the same, also if one comes where the other was.
+    /// Unique in the process, also if the allocation has the address of an earlier one.
     pub(crate) id: u64,
 }
 
 /// The devices of this process.
 pub(crate) trait Driver: Send + Sync {
-    /// The device in whose memory an address lies; `None` if it is the host's.
+    /// Returns the device in whose memory an address lies; `None` if it is host memory.
     fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>>;
 
-    /// A device, by the number under which this process sees it.
+    /// Returns a device by the number under which this process sees it.
     fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>>;
 
-    /// The device of a stream that is not the default one.
+    /// Returns the device of a stream that is not the default stream.
     fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>>;
 }
 
@@ -55,28 +56,29 @@ pub(crate) struct Reduction<'a> {
     pub(crate) redop: ReduceOp,
     pub(crate) sources: &'a [Address],
     pub(crate) targets: &'a [Address],
-    /// Elements of each.
+    /// Elements of each source and target.
     pub(crate) count: usize,
-    /// What an average is divided by.
+    /// The divisor of an average.
     pub(crate) divisor: usize,
 }
 
-/// So many sources and so many targets has a [`Reduction`] at most.
+/// The most sources, and the most targets, of a [`Reduction`].
 pub(crate) const MOST_PARTS: usize = 16;
 
-/// One device. What it is given to do it does later, in the order of the stream; only errors of giving are returned then.
+/// One device. Calls with a stream only enqueue work, which the device does later in the order of
+/// the stream. They return only errors of enqueueing.
 ///
 /// # Safety
 ///
-/// Of the unsafe functions: memory is that of this device (or of a peer whose memory it can reach), of the host where it says so,
-/// as long as is said, and stays until the stream has come to what follows.
+/// For the unsafe functions: device memory belongs to this device or to a peer that it can reach.
+/// All memory has the given length and stays valid until the stream has completed the work.
 pub(crate) trait Device: Send + Sync {
     fn id(&self) -> DeviceId;
 
-    /// For people.
+    /// The name of the device, for users.
     fn name(&self) -> String;
 
-    /// The allocation of which an address is a part.
+    /// Returns the allocation of which an address is a part.
     fn extent(&self, address: Address) -> Result<Extent>;
 
     fn new_stream(&self) -> Result<StreamId>;
@@ -84,19 +86,21 @@ pub(crate) trait Device: Send + Sync {
     fn new_event(&self) -> Result<EventId>;
     fn end_event(&self, event: EventId);
 
-    /// The event is done when the stream has come here.
+    /// Records an event: it is done when the stream has completed all earlier work.
     fn record(&self, event: EventId, stream: StreamId) -> Result<()>;
 
-    /// Whether an event, as it was last recorded, is done; or what went wrong before it.
+    /// Whether an event, as it was last recorded, is done. Returns an error if work before it
+    /// failed.
     fn is_done(&self, event: EventId) -> Result<bool>;
 
-    /// Whether what the stream is given is recorded for a graph, and not done.
+    /// Whether a graph captures the work of the stream, so that it is not done now.
     fn is_capturing(&self, stream: StreamId) -> Result<bool>;
 
-    /// Where streams can wait for the host, if they can.
+    /// Returns the gates at which streams wait for the host; `None` if streams of this device
+    /// cannot.
     fn gates(&self) -> Result<Option<Arc<Gates>>>;
 
-    /// The stream goes on when the word, as a number that wraps around, is at least `value`.
+    /// Has the stream wait until the word is at least `value`. The comparison wraps around.
     unsafe fn wait_for_word(&self, stream: StreamId, word: *const AtomicU32, value: u32) -> Result<()>;
 
     unsafe fn copy_out(&self, stream: StreamId, from: Address, to: *mut u8, len: usize) -> Result<()>;
@@ -105,10 +109,11 @@ pub(crate) trait Device: Send + Sync {
     unsafe fn zero(&self, stream: StreamId, address: Address, len: usize) -> Result<()>;
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()>;
 
-    /// Makes ready what is needed later for such calls, and may wait for all streams of the device for it.
+    /// Loads what later calls with this type and reduction need. It may wait for all streams of the
+    /// device.
     fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()>;
 
-    /// Makes host memory known to the device, so that copies need not stop over.
+    /// Pins host memory, so that copies to and from the device do not pass through another buffer.
     unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()>;
     unsafe fn unpin(&self, memory: *mut u8);
 
@@ -116,18 +121,18 @@ pub(crate) trait Device: Send + Sync {
 
     unsafe fn free(&self, address: Address);
 
-    /// What another process opens to reach an allocation.
+    /// Returns the handle with which another process opens an allocation.
     fn export(&self, extent: &Extent) -> Result<Handle>;
 
-    /// Another process's allocation; its first byte.
+    /// Opens another process's allocation and returns the address of its first byte.
     fn import(&self, handle: &Handle) -> Result<Address>;
     unsafe fn close(&self, address: Address);
 
-    /// Makes memory of this process, on whatever device, reachable from this one.
+    /// Makes memory of this process on another device reachable from this device.
     fn reach(&self, address: Address) -> Result<()>;
 }
 
-/// A stream of kolo's own, beside those of the user.
+/// A stream that kolo created, beside those of the user.
 pub(crate) struct Stream {
     device: Arc<dyn Device>,
     pub(crate) id: StreamId,
@@ -145,7 +150,7 @@ impl Drop for Stream {
     }
 }
 
-/// A mark in a stream.
+/// An event, which marks a point in a stream.
 pub(crate) struct Event {
     device: Arc<dyn Device>,
     pub(crate) id: EventId,
@@ -175,7 +180,7 @@ impl Drop for Event {
     }
 }
 
-/// Memory of a device that kolo allocated.
+/// Device memory that kolo allocated.
 pub(crate) struct Memory {
     device: Arc<dyn Device>,
     pub(crate) address: Address,
@@ -189,25 +194,26 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it was allocated there, and whoever drops it uses it no more.
+        // SAFETY: the memory was allocated on that device, and its owner no longer uses it.
         unsafe { self.device.free(self.address) };
     }
 }
 
-/// Words in host memory for which streams of users wait: each operation opens its own when it has ended, however that was. One that
-/// has failed would else stop the user's stream for ever.
+/// Words in host memory for which users' streams wait. Each operation opens its gate when it has
+/// ended, also if it has failed: otherwise the user's stream would wait forever.
 pub(crate) struct Gates {
-    /// Never freed: a stream may come to a gate long after the operation has failed and everything else is gone.
+    /// Never freed: a stream may reach a gate long after the operation has failed and everything
+    /// else is gone.
     page: &'static Page,
     free: Mutex<Vec<usize>>,
 }
 
-/// As large as what is pinned at once.
+/// One page of host memory, the unit in which memory is pinned.
 #[repr(C, align(4096))]
 struct Page([AtomicU32; 1024]);
 
 impl Gates {
-    /// Gates whose words `pin` makes known to the device.
+    /// Returns gates in a page that `pin` pins.
     #[cfg_attr(not(any(test, feature = "cuda")), expect(dead_code, reason = "only a device has a use for it"))]
     pub(crate) fn new(pin: impl FnOnce(*mut u8, usize) -> Result<()>) -> Result<Arc<Gates>> {
         let page: &'static Page = Box::leak(Box::new(Page(std::array::from_fn(|_| AtomicU32::new(0)))));
@@ -215,7 +221,7 @@ impl Gates {
         Ok(Arc::new(Gates { page, free: Mutex::new((0..page.0.len()).collect()) }))
     }
 
-    /// A gate that is closed; `None` if all are in use.
+    /// Returns a closed gate; `None` if all gates are in use.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Gate> {
         let place = self.free.lock().pop()?;
         let opened = self.page.0[place].load(Ordering::Relaxed).wrapping_add(1);
@@ -223,23 +229,25 @@ impl Gates {
     }
 }
 
-/// What streams wait at. It opens when the operation has ended, and at the latest when it is dropped.
+/// A gate at which streams wait. It opens when the operation has ended, and at the latest when it
+/// is dropped.
 pub(crate) struct Gate {
     gates: Arc<Gates>,
     place: usize,
-    /// What the word is once it is open. A stream that comes later finds at least that, and goes on.
+    /// The value of the word once the gate is open. A stream that comes later finds at least this
+    /// value and continues.
     opened: u32,
 }
 
 impl Gate {
-    /// What was copied for the user is there for whoever sees this.
+    /// Opens the gate. A stream that sees it open also sees what was copied before.
     pub(crate) fn open(&self) {
         self.gates.page.0[self.place].store(self.opened, Ordering::Release);
     }
 
-    /// Has a stream wait until it opens.
+    /// Has a stream wait until the gate opens.
     pub(crate) fn close(&self, device: &dyn Device, stream: StreamId) -> Result<()> {
-        // SAFETY: the page is pinned, and stays.
+        // SAFETY: the page is pinned and never freed.
         unsafe { device.wait_for_word(stream, &self.gates.page.0[self.place], self.opened) }
     }
 }
@@ -251,21 +259,21 @@ impl Drop for Gate {
     }
 }
 
-/// Host memory that a device knows.
+/// Pinned host memory.
 pub(crate) struct Pinned {
     device: Arc<dyn Device>,
     memory: *mut u8,
 }
 
-// SAFETY: an address; it is dereferenced by nobody here.
+// SAFETY: the pointer is only an address, which is not dereferenced here.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
     /// # Safety
     ///
-    /// The memory stays where it is for as long as this lives.
+    /// The memory stays allocated as long as the returned value lives.
     pub(crate) unsafe fn new(device: &Arc<dyn Device>, memory: *mut u8, len: usize) -> Result<Pinned> {
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe { device.pin(memory, len)? };
         Ok(Pinned { device: device.clone(), memory })
     }
@@ -273,12 +281,12 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: it was pinned when this was made.
+        // SAFETY: `new` pinned this memory.
         unsafe { self.device.unpin(self.memory) };
     }
 }
 
-/// A user's stream, as the driver knows it.
+/// A user's stream, as a `CUstream`.
 impl From<*mut c_void> for StreamId {
     fn from(stream: *mut c_void) -> StreamId {
         StreamId(stream.addr())

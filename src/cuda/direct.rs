@@ -1,12 +1,14 @@
-//! Collectives that read and write other ranks' device memory where it is: what each rank does, once all know where the others'
-//! buffers are and that they are ready.
+//! Direct collectives on device memory: each rank reads and writes its peers' buffers in place. A
+//! [`Plan`] has the moves of one rank, once all ranks know where the buffers are and that they are
+//! ready.
 //!
-//! An all-reduce is "two-shot" in one step: each rank reduces its slice of everybody's buffer, and writes the result into everybody's.
-//! So every byte of a buffer is read once and written once, and no byte is touched by two ranks, in place as well.
+//! An all-reduce is two-shot in one step: each rank reduces its chunk of all buffers and writes the
+//! result to all buffers. So every byte of a buffer is read once and written once, and no two ranks
+//! access the same byte, also in place.
 
 use crate::types::{DType, Op, Rank};
 
-/// A collective on buffers that all ranks can reach.
+/// A collective on buffers that all ranks can reach, as one rank runs it.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan<'a> {
     pub(crate) op: Op,
@@ -16,18 +18,19 @@ pub(crate) struct Plan<'a> {
     pub(crate) root: Rank,
     /// Elements of the buffer, or of one block.
     pub(crate) count: usize,
-    /// Where each rank's block starts, in elements, and where the last ends, of an operation with counts.
+    /// For an operation with counts: where each rank's block starts, in elements, and where the
+    /// last one ends.
     pub(crate) offsets: Option<&'a [usize]>,
 }
 
-/// Which of a rank's buffers.
+/// One of the two buffers of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Buffer {
     Send = 0,
     Recv = 1,
 }
 
-/// Elements of a buffer, from an offset in bytes on.
+/// A place in a rank's buffer, with its offset in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) rank: Rank,
@@ -35,7 +38,7 @@ pub(crate) struct Part {
     pub(crate) offset: u64,
 }
 
-/// What a rank reduces, or copies if there is one source.
+/// One reduction of a rank, which is a copy if there is one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Move {
     pub(crate) sources: Vec<Part>,
@@ -44,12 +47,13 @@ pub(crate) struct Move {
     pub(crate) count: usize,
 }
 
-/// Slices begin at a multiple of so many bytes, so that all of them are read in whole vectors.
+/// Chunks begin at a multiple of this many bytes, so that each is read in whole vectors.
 const GRAIN: usize = 256;
 
 impl Plan<'_> {
-    /// Whether the operation can be carried out so. An all-to-all with counts cannot: no rank knows where others' blocks are. Nor
-    /// can one in place: it would overwrite what others have still to read.
+    /// Whether the operation has a direct form. An all-to-all with counts has none, because no rank
+    /// knows where its peers' blocks are. An all-to-all in place has none, because it would
+    /// overwrite what peers have not read yet.
     pub(crate) fn is_possible(op: Op, is_in_place: bool) -> bool {
         match op {
             Op::AllReduce | Op::Broadcast | Op::Reduce | Op::AllGather | Op::AllGatherV => true,
@@ -59,7 +63,7 @@ impl Plan<'_> {
         }
     }
 
-    /// What this rank does.
+    /// Returns the moves of this rank.
     pub(crate) fn moves(&self) -> Vec<Move> {
         let Plan { op, rank, world, root, count, .. } = *self;
         let size = self.dtype.size();
@@ -95,19 +99,19 @@ impl Plan<'_> {
             Op::AllToAll => in_turn(rank, world)
                 .map(|peer| copy(part(peer, Buffer::Send, rank * count), part(rank, Buffer::Recv, peer * count), count))
                 .collect(),
-            op => unreachable!("{op} is not carried out so"),
+            op => unreachable!("{op} has no direct form"),
         };
         moves.retain(|one| one.count > 0);
         moves
     }
 }
 
-/// All ranks, from one's own on: so that not all read from the same at once.
+/// Returns all ranks, beginning with this one, so that not all read from the same rank at once.
 fn in_turn(rank: Rank, world: usize) -> impl Iterator<Item = Rank> {
     (0..world).map(move |i| (rank + i) % world)
 }
 
-/// The slice of a rank, in elements: where it starts and how many elements it has.
+/// Returns where a rank's chunk starts and how many elements it has.
 pub(crate) fn slice(count: usize, size: usize, world: usize, rank: Rank) -> (usize, usize) {
     let grain = GRAIN / size;
     let each = count.div_ceil(world).next_multiple_of(grain);
@@ -122,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_cover_all_once() {
+    fn chunks_cover_all_elements_once() {
         for count in [0, 1, 63, 64, 65, 127, 1000, 4096, 100_003] {
             for world in 1..=9 {
                 let mut next = 0;
@@ -136,14 +140,15 @@ mod tests {
         }
     }
 
-    /// In place as others have it, no element that one rank writes is touched by another.
+    /// In place, no rank accesses an element that another rank writes.
     #[test]
-    fn no_two_ranks_touch_what_one_writes() {
+    fn no_rank_accesses_what_another_writes() {
         let ops = [Op::AllReduce, Op::Reduce, Op::Broadcast, Op::AllGather, Op::ReduceScatter, Op::Gather, Op::Scatter];
         for op in ops {
             for world in 1..=5 {
                 let (count, root) = (300, world - 1);
-                // By memory, the rank that writes it and those that read it. In place, where the one block is in the buffer of many.
+                // The ranks that write and read each element. In place, the single block lies in
+                // the buffer of all blocks.
                 let mut written: HashMap<(Rank, usize), Rank> = HashMap::new();
                 let mut read: Vec<((Rank, usize), Rank)> = Vec::new();
                 let place = |part: &Part| {
@@ -156,7 +161,7 @@ mod tests {
                 };
                 for rank in 0..world {
                     for one in (Plan { op, dtype: DType::F32, rank, world, root, count, offsets: None }).moves() {
-                        // A copy of what is there already is none.
+                        // A copy from a place to itself is not made.
                         let is_nothing = one.sources.len() == 1
                             && (one.sources[0].rank, place(&one.sources[0])) == (one.targets[0].rank, place(&one.targets[0]));
                         for i in 0..if is_nothing { 0 } else { one.count } {

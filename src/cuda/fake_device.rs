@@ -1,5 +1,6 @@
-//! A GPU of host memory, for tests where there is none: streams are threads that take their time, and an address in its memory is
-//! none that the host could use. So what is not ordered by events, or takes a device's address for the host's, shows.
+//! A fake GPU in host memory, for tests on machines without one. Its streams are threads with
+//! random delays, and its addresses are invalid on the host. So a test fails if work is not ordered
+//! by events, or if a device address is used as a host address.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -15,16 +16,16 @@ use crate::error::{Error, Result};
 use crate::reduce::Kernel;
 use crate::types::{DType, ReduceOp, mix};
 
-/// Set in all addresses of the device: no host has memory there.
+/// This bit is set in all addresses of the device: no host has memory there.
 const OF_DEVICE: u64 = 1 << 62;
 
-/// Set in those of allocations that were imported.
+/// This bit is set in the addresses of imported allocations.
 const IMPORTED: u64 = 1 << 61;
 
 type Work = Box<dyn FnOnce(&State) + Send>;
 
-/// One GPU.
-pub(crate) struct StandIn {
+/// One fake GPU.
+pub(crate) struct FakeDevice {
     state: Arc<State>,
     streams: Mutex<HashMap<usize, Sender<Work>>>,
     events: Mutex<HashMap<usize, Arc<Mark>>>,
@@ -32,29 +33,29 @@ pub(crate) struct StandIn {
     next: AtomicUsize,
     /// Whether streams can wait for the host.
     pub(crate) has_gates: AtomicBool,
-    /// Whether allocations can be opened by others.
+    /// Whether peers can open allocations.
     pub(crate) exports: AtomicBool,
     pub(crate) is_capturing: AtomicBool,
     pub(crate) has_kernels: AtomicBool,
-    /// So many imports have been made.
+    /// The number of imports so far.
     pub(crate) imports: AtomicUsize,
-    /// So many reductions.
+    /// The number of reductions so far.
     pub(crate) reductions: AtomicUsize,
-    /// So many copies to or from the host.
+    /// The number of copies to or from the host so far.
     pub(crate) copies: AtomicUsize,
-    /// After so many more pieces of work, giving one fails; never if negative.
+    /// The number of calls after which one fails; none fails if it is negative.
     pub(crate) fails_after: AtomicI64,
     /// Whether recording an event fails.
     pub(crate) marks_fail: AtomicBool,
 }
 
-/// What the threads of streams see.
+/// What the threads of the streams use.
 struct State {
     allocations: Mutex<BTreeMap<u64, Allocation>>,
     /// How often each allocation is open.
     open: Mutex<HashMap<u64, usize>>,
     random: AtomicU64,
-    /// Work that went wrong is a test that failed.
+    /// The panic of a stream's thread, with which a test fails.
     failed: Mutex<Option<String>>,
 }
 
@@ -62,11 +63,11 @@ struct Allocation {
     memory: Box<[u64]>,
     len: usize,
     id: u64,
-    /// Others cannot reach it.
+    /// Whether peers cannot reach it.
     is_hidden: bool,
 }
 
-/// An event: how often it was recorded, and which of those are done.
+/// An event: how often it was recorded, and the last record that is done.
 #[derive(Default)]
 struct Mark {
     recorded: AtomicU64,
@@ -74,21 +75,21 @@ struct Mark {
 }
 
 impl State {
-    /// The host's address of device memory, if all of it is one allocation's.
+    /// Returns the host address of device memory. Panics if the range is not within one allocation.
     fn resolve(&self, address: Address, len: usize) -> *mut u8 {
-        assert!(address & OF_DEVICE != 0, "{address:#x} is no address of the device");
+        assert!(address & OF_DEVICE != 0, "{address:#x} is not an address of the device");
         let base = address & !IMPORTED;
         let mut allocations = self.allocations.lock();
-        let (&start, allocation) = allocations.range_mut(..=base).next_back().expect("memory that was never allocated");
+        let (&start, allocation) = allocations.range_mut(..=base).next_back().expect("the memory was never allocated");
         let offset = (base - start) as usize;
         assert!(offset + len <= allocation.len, "{len} bytes from {offset} on of {}", allocation.len);
         if address & IMPORTED != 0 {
-            assert!(self.open.lock().get(&start).is_some_and(|&times| times > 0), "memory that is not open");
+            assert!(self.open.lock().get(&start).is_some_and(|&times| times > 0), "the memory is not open");
         }
         allocation.memory.as_mut_ptr().cast::<u8>().wrapping_add(offset)
     }
 
-    /// A GPU is never at once where it should be.
+    /// Waits for a random time, as the work of a GPU does.
     fn take_time(&self) {
         match mix(self.random.fetch_add(1, Ordering::Relaxed), 7) % 8 {
             0 => std::thread::sleep(Duration::from_micros(200)),
@@ -98,11 +99,11 @@ impl State {
     }
 }
 
-impl StandIn {
-    pub(crate) fn new() -> StandIn {
+impl FakeDevice {
+    pub(crate) fn new() -> FakeDevice {
         let random = AtomicU64::new(1);
         let state = State { allocations: Mutex::default(), open: Mutex::default(), random, failed: Mutex::default() };
-        let device = StandIn {
+        let device = FakeDevice {
             state: Arc::new(state),
             streams: Mutex::default(),
             events: Mutex::default(),
@@ -130,7 +131,7 @@ impl StandIn {
                 state.take_time();
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&state)));
                 if let Err(panic) = done {
-                    let said = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "it panicked".to_owned());
+                    let said = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "the work panicked".to_owned());
                     *state.failed.lock() = Some(said);
                 }
             }
@@ -139,12 +140,12 @@ impl StandIn {
     }
 
     fn push(&self, stream: StreamId, work: impl FnOnce(&State) + Send + 'static) {
-        self.streams.lock()[&stream.0].send(Box::new(work)).expect("its thread takes work as long as there is a sender");
+        self.streams.lock()[&stream.0].send(Box::new(work)).expect("the thread receives work as long as there is a sender");
     }
 
     fn may_fail(&self) -> Result<()> {
         if self.fails_after.load(Ordering::SeqCst) >= 0 && self.fails_after.fetch_sub(1, Ordering::SeqCst) == 0 {
-            return Err(self.problem("giving it work", "as the test wants"));
+            return Err(self.problem("enqueueing work", "the test asks for this failure"));
         }
         Ok(())
     }
@@ -157,17 +158,17 @@ impl StandIn {
         self.events.lock()[&event.0].clone()
     }
 
-    /// A new stream of a user.
+    /// Returns a new stream of a user.
     pub(crate) fn user_stream(&self) -> StreamId {
         self.new_stream().unwrap()
     }
 
-    /// Makes an allocation one that others cannot reach, as those of CUDA's pools.
+    /// Makes an allocation unreachable for peers, like those of CUDA's memory pools.
     pub(crate) fn hide(&self, address: Address) {
-        self.state.allocations.lock().get_mut(&address).expect("it was allocated").is_hidden = true;
+        self.state.allocations.lock().get_mut(&address).expect("the memory was allocated").is_hidden = true;
     }
 
-    /// Waits until a stream has done all that it was given.
+    /// Waits until a stream has done all its work.
     pub(crate) fn synchronise(&self, stream: StreamId) {
         let (done, wait) = unbounded::<()>();
         self.push(stream, move |_| drop(done));
@@ -175,21 +176,21 @@ impl StandIn {
         assert_eq!(*self.state.failed.lock(), None);
     }
 
-    /// Has a stream write to device memory, in its order.
+    /// Enqueues a write to device memory.
     pub(crate) fn write(&self, stream: StreamId, to: Address, bytes: Vec<u8>) {
         self.push(stream, move |state| {
             let to = state.resolve(to, bytes.len());
-            // SAFETY: it was just resolved for as many bytes.
+            // SAFETY: the address was resolved for as many bytes.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         });
     }
 
-    /// What is in device memory when a stream has come here.
+    /// Returns the content of device memory after the earlier work of a stream.
     pub(crate) fn read(&self, stream: StreamId, from: Address, len: usize) -> Vec<u8> {
         let (done, wait) = unbounded();
         self.push(stream, move |state| {
             let mut bytes = vec![0; len];
-            // SAFETY: it is resolved for as many bytes.
+            // SAFETY: the address is resolved for as many bytes.
             unsafe { std::ptr::copy_nonoverlapping(state.resolve(from, len), bytes.as_mut_ptr(), len) };
             _ = done.send(bytes);
         });
@@ -197,15 +198,15 @@ impl StandIn {
         read.unwrap_or_else(|_| panic!("{:?}", *self.state.failed.lock()))
     }
 
-    /// How many allocations are open.
+    /// Returns how many allocations are open.
     pub(crate) fn open(&self) -> usize {
         self.state.open.lock().values().sum()
     }
 }
 
-/// One device is shared by all ranks of a test.
+/// A machine with one device, which all ranks of a test share.
 #[derive(Clone)]
-pub(crate) struct Machine(pub(crate) Arc<StandIn>);
+pub(crate) struct Machine(pub(crate) Arc<FakeDevice>);
 
 impl Driver for Machine {
     fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>> {
@@ -222,24 +223,24 @@ impl Driver for Machine {
     }
 }
 
-/// Addresses that a thread is given to work with.
+/// A host address that a stream's thread uses.
 struct Host(Cell<*mut u8>);
 
-// SAFETY: whoever gave the address vouches that the memory stays until the work is done.
+// SAFETY: the caller that enqueues the work promises that the memory stays valid until it is done.
 unsafe impl Send for Host {}
 
-impl Device for StandIn {
+impl Device for FakeDevice {
     fn id(&self) -> DeviceId {
         [7; 16]
     }
 
     fn name(&self) -> String {
-        "the stand-in".to_owned()
+        "the fake device".to_owned()
     }
 
     fn extent(&self, address: Address) -> Result<Extent> {
         let allocations = self.state.allocations.lock();
-        let (&base, allocation) = allocations.range(..=address).next_back().expect("memory that was allocated");
+        let (&base, allocation) = allocations.range(..=address).next_back().expect("the memory was allocated");
         Ok(Extent { base, size: allocation.len as u64, id: allocation.id })
     }
 
@@ -265,7 +266,7 @@ impl Device for StandIn {
 
     fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
         if self.marks_fail.load(Ordering::SeqCst) {
-            return Err(self.problem("recording an event", "as the test wants"));
+            return Err(self.problem("recording an event", "the test asks for this failure"));
         }
         let mark = self.mark(event);
         let number = mark.recorded.fetch_add(1, Ordering::SeqCst) + 1;
@@ -275,7 +276,7 @@ impl Device for StandIn {
 
     fn is_done(&self, event: EventId) -> Result<bool> {
         if let Some(problem) = &*self.state.failed.lock() {
-            return Err(self.problem("looking whether it is done", problem));
+            return Err(self.problem("querying an event", problem));
         }
         let mark = self.mark(event);
         Ok(mark.done.load(Ordering::SeqCst) >= mark.recorded.load(Ordering::SeqCst))
@@ -300,7 +301,7 @@ impl Device for StandIn {
         let word = Host(Cell::new(word.cast_mut().cast()));
         self.push(stream, move |_| {
             let word = word;
-            // SAFETY: the caller's word stays.
+            // SAFETY: the caller promises that the word stays valid.
             let word = unsafe { &*word.0.get().cast::<AtomicU32>() };
             while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
                 std::thread::yield_now();
@@ -315,7 +316,7 @@ impl Device for StandIn {
         let to = Host(Cell::new(to));
         self.push(stream, move |state| {
             let to = to;
-            // SAFETY: the one is resolved, for the other the caller vouches.
+            // SAFETY: the device address is resolved, and the caller vouches for the host address.
             unsafe { std::ptr::copy_nonoverlapping(state.resolve(from, len), to.0.get(), len) };
         });
         Ok(())
@@ -336,7 +337,7 @@ impl Device for StandIn {
     unsafe fn copy(&self, stream: StreamId, from: Address, to: Address, len: usize) -> Result<()> {
         self.may_fail()?;
         self.push(stream, move |state| {
-            // SAFETY: both are resolved; they may be the same.
+            // SAFETY: both addresses are resolved; they may be the same.
             unsafe { std::ptr::copy(state.resolve(from, len), state.resolve(to, len), len) };
         });
         Ok(())
@@ -345,7 +346,7 @@ impl Device for StandIn {
     unsafe fn zero(&self, stream: StreamId, address: Address, len: usize) -> Result<()> {
         self.may_fail()?;
         self.push(stream, move |state| {
-            // SAFETY: it is resolved for as many bytes.
+            // SAFETY: the address is resolved for as many bytes.
             unsafe { state.resolve(address, len).write_bytes(0, len) };
         });
         Ok(())
@@ -362,15 +363,15 @@ impl Device for StandIn {
                 .iter()
                 .map(|&source| {
                     let mut part = vec![0u64; len.div_ceil(8)];
-                    // SAFETY: the source is resolved, and there is room for as many bytes.
+                    // SAFETY: the source is resolved, and `part` has room for as many bytes.
                     unsafe { std::ptr::copy_nonoverlapping(state.resolve(source, len), part.as_mut_ptr().cast(), len) };
                     part
                 })
                 .collect();
             let parts: Vec<*const u8> = parts.iter().map(|part| part.as_ptr().cast()).collect();
             let mut result = vec![0u64; len.div_ceil(8)];
-            let kernel = Kernel::new(dtype, redop).expect("a reduction that applies");
-            // SAFETY: all have room for `count` elements, and the result is apart.
+            let kernel = Kernel::new(dtype, redop).expect("the reduction applies to the type");
+            // SAFETY: all have room for `count` elements, and the result overlaps no part.
             unsafe { kernel.fold(&parts, result.as_mut_ptr().cast(), count, Some(divisor)) };
             for &target in &targets {
                 // SAFETY: the target is resolved for as many bytes.
@@ -384,7 +385,7 @@ impl Device for StandIn {
         if self.has_kernels.load(Ordering::SeqCst) {
             Ok(())
         } else {
-            Err(self.problem("loading the kernels", "as the test wants"))
+            Err(self.problem("loading the kernels", "the test asks for this failure"))
         }
     }
 
@@ -403,13 +404,13 @@ impl Device for StandIn {
     }
 
     unsafe fn free(&self, address: Address) {
-        self.state.allocations.lock().remove(&address).expect("it was allocated");
+        self.state.allocations.lock().remove(&address).expect("the memory was allocated");
     }
 
     fn export(&self, extent: &Extent) -> Result<Handle> {
         let is_hidden = self.state.allocations.lock()[&extent.base].is_hidden;
         if is_hidden || !self.exports.load(Ordering::SeqCst) {
-            return Err(self.problem("making memory known to other processes", "as the test wants"));
+            return Err(self.problem("exporting memory", "the test asks for this failure"));
         }
         let mut handle = [0; 64];
         handle[..8].copy_from_slice(&extent.base.to_le_bytes());
@@ -422,14 +423,14 @@ impl Device for StandIn {
         let number = |at: usize| u64::from_le_bytes(handle[at..at + 8].try_into().unwrap());
         let (base, id) = (number(0), number(8));
         if self.state.allocations.lock().get(&base).is_none_or(|allocation| allocation.id != id) {
-            return Err(self.problem("opening another process's memory", "it is gone"));
+            return Err(self.problem("importing memory", "the allocation was freed"));
         }
         *self.state.open.lock().entry(base).or_default() += 1;
         Ok(base | IMPORTED)
     }
 
     unsafe fn close(&self, address: Address) {
-        *self.state.open.lock().get_mut(&(address & !IMPORTED)).expect("it is open") -= 1;
+        *self.state.open.lock().get_mut(&(address & !IMPORTED)).expect("the allocation is open") -= 1;
     }
 
     fn reach(&self, _: Address) -> Result<()> {

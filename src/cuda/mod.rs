@@ -1,5 +1,6 @@
-//! Buffers in the memory of GPUs: what is asked of a device, how a collective on its memory is cut into pieces that pass through
-//! the host, and how ranks reach each other's device memory. [`crate::communicator`] makes collectives of it.
+//! Buffers in device memory: what kolo needs of a device, how a collective is cut into pieces that
+//! pass through the host, and how ranks reach each other's device memory. [`crate::exec`] runs the
+//! collectives.
 
 pub(crate) mod device;
 pub(crate) mod direct;
@@ -16,7 +17,8 @@ use std::sync::Arc;
 
 use device::Driver;
 
-/// The compiler for the kernels, or why there is none, for people; `None` if kolo was built without devices.
+/// Returns the version of the kernels' compiler, or why there is none, as text for users; `None` if
+/// kolo was built without devices.
 pub(crate) fn compiler() -> Option<Result<String, String>> {
     #[cfg(feature = "cuda")]
     return Some(kernels::compiler());
@@ -24,7 +26,8 @@ pub(crate) fn compiler() -> Option<Result<String, String>> {
     None
 }
 
-/// The devices of this process; `None` if kolo was built without them, or if there is no driver for any.
+/// Returns the driver of the devices; `None` if kolo was built without devices, or if no driver is
+/// installed.
 pub(crate) fn driver() -> Option<Arc<dyn Driver>> {
     #[cfg(feature = "cuda")]
     return nvidia::driver();

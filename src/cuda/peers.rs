@@ -1,5 +1,5 @@
-//! What ranks tell each other of a collective's buffers before it is carried out, and the memory of others that this rank has
-//! opened.
+//! What ranks tell each other about a collective's buffers before it runs, and the memory of peers
+//! that this rank has opened.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::types::{Descriptor, Rank};
 /// Where a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BufferAt {
-    /// This rank needs none.
+    /// This rank has no such buffer.
     Nowhere,
     Host,
-    /// In memory of a device that only this rank can reach.
+    /// In device memory that only this rank can reach.
     Hidden,
-    /// In memory of a device that cannot reduce.
+    /// In memory of a device whose kernels cannot be loaded.
     Inert,
-    /// In an allocation that others can open.
+    /// In an allocation that peers can open.
     Open {
         extent: Extent,
         handle: Handle,
@@ -27,25 +27,25 @@ pub(crate) enum BufferAt {
     },
 }
 
-/// What a rank says of its call.
+/// What a rank tells its peers about its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// The call, so that those that do not match are found before anything is written.
+    /// The call, so that a mismatch is found before anything is written.
     pub(crate) call: [u64; Descriptor::WORDS],
-    /// A number that no other process has: within one, memory need not be opened.
+    /// A number that no other process has. Ranks of one process need not open each other's memory.
     pub(crate) process: u64,
-    /// The device of the buffers that are not the host's.
+    /// The device of the buffers that are not in host memory.
     pub(crate) device: DeviceId,
-    /// Whether the buffers are as in an all-to-all in place.
+    /// Whether the buffers are those of an all-to-all in place.
     pub(crate) is_in_place: bool,
-    /// Of the send and of the receive buffer.
+    /// Where the send and the receive buffer are.
     pub(crate) places: [BufferAt; 2],
 }
 
 const PLACE: usize = 1 + 4 * 8 + 64;
 
 impl Record {
-    /// Bytes of a record as it is sent.
+    /// Bytes of an encoded record.
     pub(crate) const LEN: usize = Descriptor::WORDS * 8 + 8 + 16 + 1 + 2 * PLACE;
 
     pub(crate) fn encode(&self) -> [u8; Record::LEN] {
@@ -69,7 +69,8 @@ impl Record {
         bytes.try_into().expect("a record has a fixed length")
     }
 
-    /// `None` if it is none: it comes from another rank. `needed` says how many bytes of its buffers will be used.
+    /// Decodes a record of a peer, which is not trusted; `None` if it is malformed. `needed` has
+    /// the bytes that will be used of each buffer.
     pub(crate) fn decode(bytes: &[u8], needed: [u64; 2]) -> Option<Record> {
         let mut reader = Reader(bytes);
         let mut call = [0; Descriptor::WORDS];
@@ -122,37 +123,41 @@ impl Reader<'_> {
     }
 }
 
-/// Allocations of other ranks.
+/// Allocations of peers.
 ///
-/// All ranks of a communicator see the same records in the same order, so what is new to one is new to all.
+/// All ranks of a communicator see the same records in the same order, so an allocation that is new
+/// to one is new to all.
 #[derive(Default)]
 pub(crate) struct Peers {
-    /// By rank and base: the allocation's number, and where it is here; `None` if it could not be opened by all.
+    /// By rank and base address: the id of the allocation, and the opened allocation; `None` if a
+    /// rank could not open it.
     opened: HashMap<(Rank, Address), (u64, Option<Opened>)>,
 }
 
-/// An allocation of another rank that can be reached.
+/// An allocation of a peer that this rank can reach.
 struct Opened {
     device: Arc<dyn Device>,
     address: Address,
-    /// It is another process's.
+    /// Whether it belongs to another process.
     is_imported: bool,
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
         if self.is_imported {
-            // SAFETY: it was imported there, and what used it has ended: operations are carried out one after the other.
+            // SAFETY: the device imported it, and the operations that used it have ended:
+            // operations run one after the other.
             unsafe { self.device.close(self.address) };
         }
     }
 }
 
-/// So many allocations of other ranks stay open.
+/// The number of peers' allocations that stay open.
 const MOST_OPENED: usize = 1024;
 
 impl Peers {
-    /// What of these records was not seen before: other allocations, or others where some were.
+    /// Returns the buffers of these records whose allocations are new, or replace one at the same
+    /// address.
     pub(crate) fn news(&self, records: &[Record]) -> Vec<(Rank, Buffer)> {
         let buffers = (0..records.len()).flat_map(|rank| [(rank, Buffer::Send), (rank, Buffer::Recv)]);
         let is_new = |&(rank, buffer): &(Rank, Buffer)| match records[rank].place(buffer) {
@@ -162,7 +167,8 @@ impl Peers {
         buffers.filter(is_new).collect()
     }
 
-    /// Opens what is new. What was where it is now is closed. The first failure ends it; [`Peers::settle`] says what becomes of it.
+    /// Opens new allocations, and closes those that they replace. Returns at the first failure;
+    /// [`Peers::settle`] has the consequence.
     pub(crate) fn open(
         &mut self,
         device: &Arc<dyn Device>,
@@ -177,10 +183,10 @@ impl Peers {
             let BufferAt::Open { extent, handle, .. } = records[rank].place(buffer) else { continue };
             let key = (rank, extent.base);
             if self.opened.get(&key).is_some_and(|(id, _)| *id == extent.id) {
-                // Both buffers are in one allocation.
+                // Both buffers are in the same allocation.
                 continue;
             }
-            // First, for the other may be where this one will be.
+            // Removed first: the new allocation may get the address of the old one.
             self.opened.remove(&key);
             let is_imported = records[rank].process != mine.process;
             let address = if is_imported {
@@ -194,7 +200,8 @@ impl Peers {
         Ok(())
     }
 
-    /// Whether all ranks could open what was new. If not, nobody uses it: it need not be tried again.
+    /// Records whether all ranks could open the new allocations. If not, no rank uses them, and
+    /// they are not tried again.
     pub(crate) fn settle(&mut self, records: &[Record], news: &[(Rank, Buffer)], by_all: bool) {
         for &(rank, buffer) in news.iter().filter(|_| !by_all) {
             if let BufferAt::Open { extent, .. } = records[rank].place(buffer) {
@@ -203,7 +210,7 @@ impl Peers {
         }
     }
 
-    /// Where a rank's buffer is here; `None` if it cannot be reached by all.
+    /// Returns the address of a rank's buffer on this device; `None` if a rank cannot reach it.
     pub(crate) fn address(&self, rank: Rank, place: &BufferAt) -> Option<Address> {
         let BufferAt::Open { extent, offset, .. } = place else { return None };
         let (id, opened) = self.opened.get(&(rank, extent.base))?;
@@ -222,15 +229,15 @@ mod tests {
     }
 
     #[test]
-    fn records_survive_the_way() {
+    fn encoded_records_decode_to_the_same() {
         let bytes = record().encode();
         assert_eq!(Record::decode(&bytes, [100, 100]), Some(record()));
     }
 
     #[test]
-    fn garbage_is_no_record() {
+    fn malformed_records_are_rejected() {
         let bytes = record().encode();
-        // More than there is behind the offset.
+        // More bytes than the allocation has after the offset.
         assert_eq!(Record::decode(&bytes, [101, 0]), None);
         for len in 0..bytes.len() {
             assert_eq!(Record::decode(&bytes[..len], [0, 0]), None);
@@ -239,7 +246,8 @@ mod tests {
             for value in [0, 1, 5, 255] {
                 let mut bytes = bytes;
                 bytes[at] = value;
-                // It may be another record, which stays within its allocation.
+                // The bytes may be another valid record, whose buffers stay within their
+                // allocations.
                 for place in Record::decode(&bytes, [100, 100]).into_iter().flat_map(|record| record.places) {
                     if let BufferAt::Open { extent, offset, .. } = place {
                         assert!(extent.base as u128 + extent.size as u128 <= u64::MAX as u128);

@@ -1,14 +1,16 @@
-//! How a collective on device memory is cut into pieces that pass through host memory ("staged"): which rows of the buffers one
-//! piece takes, where they lie in the piece's host memory, and how the collective is called on that.
+//! How a collective on device memory is cut into pieces that pass through host memory (staged). A
+//! piece has rows of the buffers, their places in the piece's host memory, and the call of the
+//! collective on that memory.
 //!
-//! Every collective but an all-to-all with counts can be carried out in place, so a piece needs room for its larger buffer only.
-//! Buffers of one block for each rank are cut across all blocks: what one piece has of each block is a row.
+//! Every collective but an all-to-all with counts can run in place, so a piece needs room only for
+//! the larger of its two buffers. A buffer with a block for each rank is cut across all blocks: a
+//! piece has one row of each block.
 
 use std::ops::Range;
 
 use crate::types::{Op, Rank};
 
-/// A collective whose buffers are cut.
+/// A collective whose buffers are cut into pieces.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     pub(crate) op: Op,
@@ -21,7 +23,7 @@ pub(crate) struct Cut {
     pub(crate) size: usize,
 }
 
-/// Bytes that lie at one offset in a user's buffer, and at another in the memory of a piece.
+/// Bytes with an offset in a user's buffer and an offset in the memory of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) of_buffer: usize,
@@ -29,21 +31,24 @@ pub(crate) struct Row {
     pub(crate) len: usize,
 }
 
-/// One piece.
+/// One piece of a collective.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Piece {
     /// Elements of the buffer, or of one block.
     pub(crate) count: usize,
-    /// What is copied from the user's send buffer before, and to the user's receive buffer after.
+    /// The rows that are copied from the user's send buffer before the collective, and to the
+    /// user's receive buffer after it.
     pub(crate) out: Vec<Row>,
     pub(crate) back: Vec<Row>,
-    /// Where in the piece's memory the collective sends from and receives to; empty if it does not.
+    /// The ranges of the piece's memory from which the collective sends and to which it receives;
+    /// empty if this rank does not.
     pub(crate) send: Range<usize>,
     pub(crate) recv: Range<usize>,
 }
 
 impl Cut {
-    /// Blocks of the send and of the receive buffer that this rank has: none, one, or one for each rank.
+    /// Returns the numbers of blocks in this rank's send and receive buffer: none, one, or one for
+    /// each rank.
     fn blocks(&self) -> [usize; 2] {
         let is_root = self.rank == self.root;
         let at_root = |blocks| if is_root { blocks } else { 0 };
@@ -56,11 +61,12 @@ impl Cut {
             Op::AllToAll => [self.world, self.world],
             Op::Gather => [1, at_root(self.world)],
             Op::Scatter => [at_root(self.world), 1],
-            op => unreachable!("{op} is not cut"),
+            op => unreachable!("{op} is not cut into pieces"),
         }
     }
 
-    /// Bytes that one element of the count takes in the memory of a piece, on any rank.
+    /// Returns the bytes that one element of the count takes in the memory of a piece, the same on
+    /// all ranks.
     pub(crate) fn width(&self) -> usize {
         match self.op {
             Op::AllReduce | Op::Broadcast | Op::Reduce => self.size,
@@ -68,13 +74,13 @@ impl Cut {
         }
     }
 
-    /// The piece of these elements of the buffer, or of each block.
+    /// Returns the piece with these elements of the buffer, or of each block.
     pub(crate) fn piece(&self, elements: Range<usize>) -> Piece {
         let [sends, recvs] = self.blocks();
         let len = elements.len() * self.size;
         let row = |blocks: usize, block: usize| Row {
             of_buffer: (block * self.count + elements.start) * self.size,
-            // One block beside one for each rank: in place, as its own.
+            // In place, a single block lies at this rank's place among the blocks of all ranks.
             of_piece: if blocks == 1 && sends.max(recvs) == self.world { self.rank * len } else { block * len },
             len,
         };
@@ -84,7 +90,7 @@ impl Cut {
         Piece { count: elements.len(), send: span(&out), recv: span(&back), out, back }
     }
 
-    /// The pieces, each of at most so many bytes of memory, and of one element at least.
+    /// Returns the pieces, each with at most `most` bytes of memory, but at least one element.
     pub(crate) fn pieces(self, most: usize) -> impl ExactSizeIterator<Item = Piece> {
         let elements = (most / self.width()).max(1);
         (0..self.count.div_ceil(elements)).map(move |i| self.piece(i * elements..((i + 1) * elements).min(self.count)))
@@ -98,7 +104,8 @@ mod tests {
     const OPS: [Op; 8] =
         [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Gather, Op::Scatter];
 
-    /// Every byte of the buffers is in exactly one row of one piece, and rows of one piece do not overlap in its memory.
+    /// Every byte of the buffers is in one row of one piece, and the rows of a piece do not overlap
+    /// in its memory.
     #[test]
     fn pieces_cover_the_buffers_once() {
         for op in OPS {

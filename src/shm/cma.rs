@@ -1,10 +1,12 @@
-//! Private memory with nothing staged: the system copies what each rank needs out of the other processes.
+//! Cross-memory attach: the system copies what each rank needs from the private memory of the other
+//! processes.
 //!
-//! Every byte moves once less than through slots, and none is written into a cache from which another core has to fetch it.
-//! But the system looks up every page. Which is quicker depends on the machine; [`super::autotune`] finds out.
+//! Every byte moves one time less than through slots, and none is written into a cache from which
+//! another core has to fetch it. But the system looks up every page. [`super::autotune`] measures
+//! which is faster on this machine.
 
+use super::call::Memory;
 use super::flags::WORDS;
-use super::pipeline::Memory;
 use super::window::{CacheLine, Window};
 use crate::buffer::RawSlice;
 use crate::error::{Cause, Result};
@@ -13,8 +15,8 @@ use crate::schedule::chunk;
 use crate::sys;
 use crate::types::Op;
 
-/// Carries out an operation in which everybody gets data of everybody as it is; false, and nothing done, if a rank's input would be overwritten while others read it, or cannot
-/// be read by the system at all.
+/// Runs an all-gather or an all-to-all. Returns false on all ranks, and has done nothing, if a
+/// rank's input would be overwritten while peers read it, or if the system cannot read it.
 pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
     let Memory { call, rank, ranks } = memory;
     let (input, output) = (call.input.ptr.addr(), call.output.ptr.addr());
@@ -23,14 +25,14 @@ pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<
     let mut words = [0; WORDS];
     (words[0], words[1]) = (call.input.ptr.expose_provenance() as u64, cannot_lend.into());
     let phase = window.exchange(context, words)?;
-    note(window, phase);
+    keep_words(window, phase);
     if window.told.iter().any(|words| words[1] != 0) {
         return Ok(false);
     }
-    // Each begins with the next, so that not all read from one.
+    // Each rank begins at its own number, so that not all read from the same rank.
     for peer in (0..ranks).map(|step| (rank + step) % ranks) {
         let to = call.blocks.range(peer);
-        // An all-gather's input is the block itself.
+        // The input of an all-gather is the block itself.
         let from = if call.op == Op::AllToAll { call.blocks.range(rank) } else { 0..to.len() };
         let to = memory.output(&to);
         if peer == rank {
@@ -38,54 +40,59 @@ pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<
             unsafe { memory.copy(memory.input(&from), to, from.len()) };
         } else {
             let address = window.told[peer][0] + (from.start * call.element) as u64;
-            // SAFETY: the caller of `Window::run` vouches for the output; in place others read only this rank's own block of it.
+            // SAFETY: the caller of `Window::run` vouches for the output. In place, peers read only
+            // this rank's own block of it.
             unsafe { read(window, context, peer, address, to, from.len() * call.element)? };
         }
     }
-    depart(window, context)?;
+    last_phase(window, context)?;
     Ok(true)
 }
 
-/// Keeps what everybody told in a phase, before the lines are used again.
-fn note(window: &mut Window, phase: u32) {
+/// Keeps the words of all ranks in a phase, before the flag lines are used again.
+fn keep_words(window: &mut Window, phase: u32) {
     for peer in 0..window.told.len() {
         window.told[peer] = window.phases.line(peer, phase).words();
     }
 }
 
-/// The last phase: nobody returns before everybody has read. What was read counts only if nobody had failed by then: a rank
-/// that fails says so before its memory is its caller's again.
-fn depart(window: &mut Window, context: &OpContext<'_>) -> Result<()> {
+/// Runs the last phase: no rank returns before all have read. What this rank has read is valid only
+/// if no peer has failed by now: a rank that fails says so before its memory belongs to its caller
+/// again.
+fn last_phase(window: &mut Window, context: &OpContext<'_>) -> Result<()> {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-    window.check_nobody_failed(context)?;
-    window.meet(context)
+    window.check_no_peer_failed(context)?;
+    window.barrier(context)
 }
 
-/// Whether the system can read this memory of the own process, as far as the ends tell. Memory of devices it cannot.
+/// Whether the system can read this memory of this process. Only its ends are tried. The system
+/// cannot read device memory.
 fn is_readable(memory: RawSlice) -> bool {
     let Some(last) = memory.len.checked_sub(1) else { return true };
     [0, last].into_iter().all(|at| {
         let address = memory.skip(at).ptr.expose_provenance() as u64;
         let mut byte = 0u8;
-        // SAFETY: `byte` is as long.
+        // SAFETY: `byte` has room for one byte.
         unsafe { sys::read_process(std::process::id(), address, &mut byte, 1) }.is_ok()
     })
 }
 
-/// Bytes that are read from all other ranks together, and then reduced while they are in the cache.
+/// Bytes that are read from all peers together and reduced while they are in the cache.
 const BLOCK: usize = 128 << 10;
 
-/// Bytes that are read before it is looked whether to go on.
+/// Bytes that are read between two checks of the deadline.
 const PIECE: usize = 4 << 20;
 
-/// `ESRCH`: the process has ended, of which its watch may hear a little later.
+/// `ESRCH`: the process has ended. The failure detector may notice that a little later.
 const NO_SUCH_PROCESS: i32 = 3;
 
-/// Everybody reduces its slice from the others' inputs, then takes their slices from their outputs. False, and nothing done, if
-/// the system cannot read a rank's buffers.
+/// Runs an all-reduce: each rank reduces its chunk from the peers' inputs, then copies the peers'
+/// chunks from their outputs. Returns false on all ranks, and has done nothing, if the system
+/// cannot read a rank's buffers.
 ///
-/// In place that is no different: in the first half a rank writes only its own slice, which nobody else reads then; in the second
-/// only the others', of which nobody reads this rank's copy.
+/// This also holds in place. In the first half a rank writes only its own chunk, which no peer
+/// reads then. In the second half it writes only the peers' chunks, and no peer reads its copies of
+/// those.
 pub(super) fn all_reduce(
     window: &mut Window,
     context: &OpContext<'_>,
@@ -98,53 +105,62 @@ pub(super) fn all_reduce(
     (words[0], words[1]) = (address(call.input.ptr), address(call.output.ptr));
     words[2] = (is_readable(call.input) && is_readable(call.output.as_const())).into();
     let phase = window.exchange(context, words)?;
-    note(window, phase);
+    keep_words(window, phase);
     if window.told.iter().any(|words| words[2] == 0) {
         return Ok(false);
     }
+    reduce_chunk(window, context, memory, parts)?;
+    window.barrier(context)?;
+    // Each rank begins with the next one, so that not all read from the same rank.
+    for peer in (1..ranks).map(|step| (rank + step) % ranks) {
+        let theirs = chunk(call.count, ranks, peer);
+        let from = window.told[peer][1] + (theirs.start * call.element) as u64;
+        // SAFETY: the caller of `Window::run` vouches for the output, of which peers read only this
+        // rank's chunk.
+        unsafe { read(window, context, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
+    }
+    last_phase(window, context)?;
+    Ok(true)
+}
+
+/// Reduces this rank's chunk of all inputs to its output, block by block. `window.told` has the
+/// addresses of the inputs.
+fn reduce_chunk(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
+    let Memory { call, rank, ranks } = memory;
     let mine = chunk(call.count, ranks, rank);
     let room = (BLOCK / (ranks - 1).max(1)).next_multiple_of(size_of::<CacheLine>());
     let block = room / call.element;
-    let mut rooms = std::mem::take(&mut window.rooms);
-    rooms.resize((ranks - 1) * room / size_of::<CacheLine>(), CacheLine([0; 64]));
+    let mut scratch = std::mem::take(&mut window.scratch);
+    scratch.resize((ranks - 1) * room / size_of::<CacheLine>(), CacheLine([0; 64]));
     for start in mine.clone().step_by(block) {
         let elements = start..(start + block).min(mine.end);
         let bytes = elements.len() * call.element;
         parts.clear();
-        let mut free = rooms.chunks_exact_mut(room / size_of::<CacheLine>());
+        let mut free = scratch.chunks_exact_mut(room / size_of::<CacheLine>());
         for peer in 0..ranks {
             if peer == rank {
                 parts.push(memory.input(&elements));
                 continue;
             }
-            let room = free.next().expect("there is one for each other rank").as_mut_ptr().cast::<u8>();
+            let copy = free.next().expect("the scratch memory has room for each peer").as_mut_ptr().cast::<u8>();
             let from = window.told[peer][0] + (start * call.element) as u64;
-            // SAFETY: there is room for a block.
-            unsafe { read(window, context, peer, from, room, bytes)? };
-            parts.push(room);
+            // SAFETY: each peer's part of the scratch memory holds a block.
+            unsafe { read(window, context, peer, from, copy, bytes)? };
+            parts.push(copy);
         }
-        // SAFETY: the parts are this rank's input and rooms, of so many elements; the caller of `Window::run` vouches for the
-        // buffers.
+        // SAFETY: the parts are this rank's input and copies of its peers' inputs, of `elements`
+        // each. The caller of `Window::run` vouches for the buffers.
         unsafe { memory.fold(parts, memory.output(&elements), elements.len()) };
     }
-    window.rooms = rooms;
-    window.meet(context)?;
-    // Each begins with the next, so that not all read from one.
-    for peer in (1..ranks).map(|step| (rank + step) % ranks) {
-        let theirs = chunk(call.count, ranks, peer);
-        let from = window.told[peer][1] + (theirs.start * call.element) as u64;
-        // SAFETY: the caller of `Window::run` vouches for the output, of which others read only this rank's slice.
-        unsafe { read(window, context, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
-    }
-    depart(window, context)?;
-    Ok(true)
+    window.scratch = scratch;
+    Ok(())
 }
 
 /// Reads memory of another rank.
 ///
 /// # Safety
 ///
-/// `to` is writable for `len` bytes, and nobody else touches it meanwhile.
+/// `to` is writable for `len` bytes, and no other thread accesses it meanwhile.
 unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: u64, to: *mut u8, len: usize) -> Result<()> {
     #[cfg(test)]
     {
@@ -153,18 +169,20 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
     let process = window.process(peer).unwrap_or(u32::MAX);
     for at in (0..len).step_by(PIECE) {
         context.patience_with(window.members[peer])?;
-        // SAFETY: within what the caller vouches for. If the peer has ended, its number may be another's by now: then this
-        // operation fails in the next phase, which the peer does not come to.
+        // SAFETY: the range is within what the caller vouches for. If the peer has ended, its
+        // process id may be another process's by now: then this operation fails in the next phase,
+        // which the peer does not reach.
         let read = unsafe { sys::read_process(process, from + at as u64, to.add(at), PIECE.min(len - at)) };
         let Err(error) = read else { continue };
-        // A rank that is gone, or has failed, no longer has the memory that it spoke of. The phase after the next it cannot come to
-        // without this one, so who waits for it learns why.
+        // A peer that has ended or failed no longer has the memory that it announced. No peer can
+        // reach the phase after the next one without this rank, so waiting for it returns the
+        // reason.
         let never = window.phases.next().wrapping_add(1);
         if error.raw_os_error() == Some(NO_SUCH_PROCESS) {
             window.wait(context, peer, never)?;
         }
-        window.look_after_peers(context, peer, never)?;
-        tracing::error!(rank = window.members[peer], %error, "memory of another process cannot be read");
+        window.check_peers_can_reach(context, peer, never)?;
+        tracing::error!(rank = window.members[peer], %error, "cannot read memory of another process");
         return Err(context.failed(window.members[peer], Cause::Corrupt("the address of a buffer that cannot be read")));
     }
     Ok(())
@@ -172,7 +190,7 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
 
 /// Whether every rank can read the memory of every other.
 pub(super) fn is_allowed(window: &mut Window, context: &OpContext<'_>) -> Result<bool> {
-    // Something to read that is not the same everywhere.
+    // Words that differ between ranks.
     let canary = [u64::from(std::process::id()), context.fingerprint, window.rank as u64];
     let mut words = [0; WORDS];
     words[0] = canary.as_ptr().expose_provenance() as u64;
@@ -181,14 +199,14 @@ pub(super) fn is_allowed(window: &mut Window, context: &OpContext<'_>) -> Result
     let can_read = |peer: usize| {
         let words = window.phases.line(peer, phase).words();
         let mut seen = [0u64; 3];
-        // SAFETY: `seen` is as long.
+        // SAFETY: `seen` has 24 bytes.
         let read = window.process(peer).map(|pid| unsafe { sys::read_process(pid, words[0], seen.as_mut_ptr().cast(), 24) });
         matches!(read, Some(Ok(()))) && seen[..] == words[1..=3]
     };
     let all = window.peers().all(can_read);
     let mut words = [0; WORDS];
     words[0] = all.into();
-    // The canaries live until everybody has read them.
+    // The canary stays alive until all ranks have read it.
     let phase = window.exchange(context, words)?;
     Ok((0..window.members.len()).all(|peer| window.phases.line(peer, phase).words()[0] != 0))
 }

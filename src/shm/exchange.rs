@@ -1,11 +1,13 @@
-//! What every pair of ranks exchanges.
+//! Collectives in which every pair of ranks exchanges a block.
 
 use std::ops::Range;
 
-use super::pipeline::{Collective, Memory, Slots};
+use super::call::Memory;
+use super::pipeline::Collective;
+use super::slots::Slots;
 
-/// Everybody stages a block for each of the others; each takes the blocks that are for it, and reduces them (reduce-scatter)
-/// or puts them side by side (all-to-all).
+/// Each rank stages a block for each peer, takes the blocks that are for it, and reduces them
+/// (reduce-scatter) or stores them side by side (all-to-all).
 pub(super) struct Exchange<'a> {
     pub(super) memory: Memory<'a>,
     pub(super) reduces: bool,
@@ -32,7 +34,8 @@ impl Collective for Exchange<'_> {
             let elements = self.piece(piece, rank);
             let input = memory.input(&elements);
             if rank != memory.rank {
-                // SAFETY: a piece fits its share of the slot, and the caller of `run` vouches for the input.
+                // SAFETY: a piece fits its share of the slot, and the caller of `run` vouches for
+                // the input.
                 unsafe { memory.copy(input, mine.add(rank * share), elements.len()) };
             } else if !self.reduces {
                 // SAFETY: the caller of `run` vouches for both buffers.
@@ -52,12 +55,14 @@ impl Collective for Exchange<'_> {
             self.parts.clear();
             self.parts.extend((0..memory.ranks).map(|rank| if rank == memory.rank { own } else { for_me(rank) }));
             let output = memory.output(&(elements.start - start..elements.end - start));
-            // SAFETY: everybody has staged so many elements for this rank; the caller of `run` vouches for both buffers.
+            // SAFETY: every peer has staged these elements for this rank. The caller of `run`
+            // vouches for both buffers.
             unsafe { memory.fold(self.parts, output, elements.len()) };
         } else {
             for rank in (0..memory.ranks).filter(|&rank| rank != memory.rank) {
                 let elements = self.piece(piece, rank);
-                // SAFETY: that rank has staged so many elements for this one; the caller of `run` vouches for the output.
+                // SAFETY: that rank has staged these elements for this one. The caller of `run`
+                // vouches for the output.
                 unsafe { memory.copy_out(for_me(rank), memory.output(&elements), elements.len()) };
             }
         }

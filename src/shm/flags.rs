@@ -1,22 +1,26 @@
-//! How ranks that share memory tell each other how far they are.
+//! How ranks that share memory tell each other which phase they have reached.
 //!
-//! Time is counted in phases, the same on all ranks. In a phase a rank writes its slot of shared memory, publishes the phase, and
-//! then reads the slots in which others published theirs. There are [`SLOTS`] slots for each rank, used in rotation, each with
-//! a [`FlagLine`] of flags beside it.
+//! All ranks count the same phases. In a phase a rank writes its slot of shared memory, publishes
+//! the phase, and then reads the slots that its peers have published. Each rank has [`SLOTS`]
+//! slots, used in rotation, each with a [`FlagLine`] beside it.
 //!
-//! - *Published*: `line.phase` holds the phase. It is stored with release and loaded with acquire, so who sees the phase sees
-//!   everything that its rank wrote before: its slot, and also its reads, which are thus over.
-//! - *Retired*: no rank reads the slots of a phase any more. A rank that publishes phase t promises to be done with phases up to
-//!   t - [`LAG`]. So phase t of a slot may be overwritten in phase t + `SLOTS` by a rank that has seen everybody publish phase
-//!   t + `LAG`.
-//! - *Finished*: a rank that will read no slot of the phases so far says so when its operation is over. When all readers have
-//!   finished, the memory of a rank's slots may be given to another communicator.
-//! - *Sleeping*: a rank that has waited long adds itself to `line.sleepers`, looks at `line.phase` once more, and sleeps on it.
-//!   The publisher stores `line.phase` and then looks at `line.sleepers`. All four are sequentially consistent, so the
-//!   sleeper sees the phase or the publisher sees the sleeper: no wake is lost.
+//! - *Published*: `line.phase` holds the phase. It is stored with release and loaded with acquire.
+//!   So a rank that sees the phase also sees everything that the publisher wrote before, such as
+//!   its slot, and the publisher's earlier reads are over.
+//! - *Retired*: no rank reads the slots of a phase any more. A rank that publishes phase t promises
+//!   that it has finished reading phases up to t - [`LAG`]. So a rank that has seen all ranks
+//!   publish phase t + `LAG` may overwrite the slot of phase t in phase t + `SLOTS`.
+//! - *Finished*: at the end of an operation a rank says up to which phase it will read no slot any
+//!   more. When all readers have finished, the memory of a rank's slots may be given to another
+//!   communicator.
+//! - *Sleeping*: a rank that has waited long adds itself to `line.sleepers`, loads `line.phase`
+//!   once more, and sleeps on it. The publisher stores `line.phase` and then loads `line.sleepers`.
+//!   All four accesses are sequentially consistent, so the sleeper sees the phase or the publisher
+//!   sees the sleeper: no wake is lost.
 //!
-//! Phases are 32-bit and wrap; they are compared by difference. A peer that publishes nonsense can make this rank read
-//! nonsense, but not read or write outside the shared memory.
+//! Phases have 32 bits and wrap; they are compared by difference. A peer that publishes wrong
+//! phases can make this rank read wrong data, but cannot make it read or write outside the shared
+//! memory.
 
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering, announce, announce_add, look};
 use crate::types::Descriptor;
@@ -27,21 +31,22 @@ pub(crate) const SLOTS: usize = 8;
 /// How many phases a rank may still read after it has published.
 pub(crate) const LAG: u32 = 3;
 
-/// Words that a rank says to the others along with a phase, in the same cache line.
+/// The number of words that a rank sends its peers with a phase, in the same cache line.
 pub(crate) const WORDS: usize = 6;
 pub(crate) type Words = [u64; WORDS];
 
-/// The flags of one slot, in two cache lines of which only the first is read in the normal course.
+/// The flags of one slot, in two cache lines. Peers read only the first one as long as their calls
+/// match.
 #[repr(C, align(128))]
 pub(crate) struct FlagLine {
     /// The last phase that was published in this slot.
     pub(crate) phase: AtomicU32,
     /// How many ranks sleep on `phase`.
     sleepers: AtomicU32,
-    /// The fingerprint of the operation that the phase belongs to, and of all before it.
+    /// The fingerprint of the chain of calls up to the operation that the phase belongs to.
     fingerprint: AtomicU64,
     words: [AtomicU64; WORDS],
-    /// The operation itself, read only if the fingerprint is another than expected.
+    /// The operation itself, which is read only if the fingerprint is not the expected one.
     descriptor: [AtomicU64; Descriptor::WORDS],
 }
 
@@ -62,13 +67,13 @@ impl FlagLine {
         is_reached(now, phase).then_some(now)
     }
 
-    /// As one who does the same.
+    /// Sets the fingerprint as a peer that makes the same calls does.
     #[cfg(any(fuzzing, test))]
     pub(crate) fn agree(&self, fingerprint: u64) {
         self.fingerprint.store(fingerprint, Ordering::Relaxed);
     }
 
-    /// Whether what is written here belongs to a phase.
+    /// Whether the line holds the flags of exactly this phase.
     pub(crate) fn holds(&self, phase: u32) -> bool {
         self.phase.load(Ordering::Acquire) == phase
     }
@@ -91,7 +96,7 @@ fn is_reached(now: u32, phase: u32) -> bool {
     now.wrapping_sub(phase) as i32 >= 0
 }
 
-/// Where lines live, and how to sleep there: shared memory, or a model of it.
+/// Where flag lines live and how ranks sleep there: shared memory, or a model of it.
 pub(crate) trait FlagLines {
     /// The line of a rank's slot.
     fn line(&self, rank: usize, slot: usize) -> &FlagLine;
@@ -99,24 +104,25 @@ pub(crate) trait FlagLines {
     /// The last phase up to which a rank has finished reading.
     fn finished(&self, rank: usize) -> &AtomicU32;
 
-    /// Sleeps while `word` holds `value`, for some time at most. May return early.
+    /// Sleeps while `word` holds `value`, for `nap` at most. May return early.
     fn sleep(&self, word: &AtomicU32, value: u32, nap: std::time::Duration);
 
-    /// Wakes all who sleep on `word`.
+    /// Wakes all ranks that sleep on `word`.
     fn wake(&self, word: &AtomicU32);
 }
 
-/// Whether a rank reads the slots of phases up to `phase` no more.
+/// Whether a rank no longer reads the slots of phases up to `phase`.
 pub(crate) fn has_finished(lines: &impl FlagLines, rank: usize, phase: u32) -> bool {
-    // Acquires that its reads are over.
+    // Acquire: the reads of that rank are over.
     is_reached(lines.finished(rank).load(Ordering::Acquire), phase)
 }
 
-/// One rank's view of everybody's phases.
+/// One rank's view of the phases of all ranks.
 pub(crate) struct Phases<L> {
     pub(crate) lines: L,
     rank: usize,
-    /// The last phase of each rank that has been seen. This rank's own is the last that it published.
+    /// For each rank, the last phase that this rank has seen. Its own is the last that it
+    /// published.
     seen: Vec<u32>,
 }
 
@@ -139,9 +145,10 @@ impl<L: FlagLines> Phases<L> {
         self.lines.line(rank, Self::slot(phase))
     }
 
-    /// Before a phase is published: says to what operation it belongs, to those who compare. `words` ride along.
+    /// Writes to the flag line, before a phase is published, to which operation the phase belongs,
+    /// and `words`.
     ///
-    /// May be called for a phase only when the one that used its slot before is retired.
+    /// May be called for a phase only when the phase that used its slot before is retired.
     #[inline]
     pub(crate) fn announce(&mut self, phase: u32, fingerprint: u64, descriptor: [u64; Descriptor::WORDS], words: Words) {
         let line = self.line(self.rank, phase);
@@ -159,24 +166,26 @@ impl<L: FlagLines> Phases<L> {
     pub(crate) fn publish(&mut self) {
         let phase = self.next();
         let line = self.line(self.rank, phase);
-        // Releases the slot and the line.
+        // Release: the slot and the line.
         announce(&line.phase, phase);
         if look(&line.sleepers) != 0 {
             self.lines.wake(&line.phase);
         }
         self.seen[self.rank] = phase;
-        // While there is nothing to do but to wait for the others, who read the next line when it was last used. Of its two cache
-        // lines the second came to them unasked, for processors fetch lines in pairs.
+        // This rank is about to wait for its peers, so it fetches its next line now. The peers'
+        // caches have both cache lines of it from its last use: they read the first, and processors
+        // fetch lines in pairs.
         let next = self.line(self.rank, self.next());
         sync::prefetch_to_write(next);
         sync::prefetch_to_write(&next.descriptor);
     }
 
-    /// Says that this rank reads the slots of all phases so far no more; returns the last of them.
+    /// Declares that this rank no longer reads the slots of the phases so far. Returns the last of
+    /// them.
     #[inline]
     pub(crate) fn finish(&self) -> u32 {
         let phase = self.seen[self.rank];
-        // Releases the slots to the rank that writes them next.
+        // Release: the slots, to the rank that writes them next.
         self.lines.finished(self.rank).store(phase, Ordering::Release);
         phase
     }
@@ -206,13 +215,14 @@ impl<L: FlagLines> Phases<L> {
         line.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The phase that all must have published before this rank may write its slot for `phase`.
+    /// The phase that all ranks must have published before this rank may write its slot for
+    /// `phase`.
     pub(crate) fn retires(phase: u32) -> u32 {
         phase.wrapping_sub(SLOTS as u32).wrapping_add(LAG)
     }
 
-    /// Wakes all who sleep on this rank, whatever they wait for.
-    pub(crate) fn wake_everybody(&self) {
+    /// Wakes all ranks that sleep on any flag line of this rank.
+    pub(crate) fn wake_all(&self) {
         for slot in 0..SLOTS {
             self.lines.wake(&self.lines.line(self.rank, slot).phase);
         }
@@ -221,15 +231,17 @@ impl<L: FlagLines> Phases<L> {
 
 #[cfg(all(test, kolo_loom))]
 mod tests {
-    //! Every interleaving that loom finds of two or three ranks: slots are never written while they are read, and nobody
-    //! sleeps forever. Run with `RUSTFLAGS="--cfg kolo_loom" cargo test --lib --release flags`.
+    //! Every interleaving that loom finds of two or three ranks: no slot is written while it is
+    //! read, and no rank sleeps forever. Run with `RUSTFLAGS="--cfg kolo_loom" cargo test --lib
+    //! --release flags`.
 
     use loom::cell::UnsafeCell;
     use loom::sync::{Arc, Condvar, Mutex};
 
     use super::*;
 
-    /// Shared memory as loom sees it: a slot is a cell in which loom detects races, a futex is a lock and a condition.
+    /// A model of shared memory for loom. A slot is a cell in which loom detects races; a futex is
+    /// a lock and a condition.
     struct Memory {
         lines: Vec<[FlagLine; SLOTS]>,
         slots: Vec<[UnsafeCell<u32>; SLOTS]>,
@@ -238,9 +250,10 @@ mod tests {
         woken: Condvar,
     }
 
-    // SAFETY: the slots are what is being tested; loom itself reports every unsynchronised access.
+    // SAFETY: the test is about the accesses to the slots: loom reports each one that is not
+    // synchronised.
     unsafe impl Sync for Memory {}
-    // SAFETY: as above.
+    // SAFETY: as for `Sync`.
     unsafe impl Send for Memory {}
 
     impl Memory {
@@ -278,21 +291,15 @@ mod tests {
         }
     }
 
-    fn wait(phases: &mut Phases<Arc<Memory>>, rank: usize, phase: u32) {
-        while !phases.has_reached(rank, phase) {
-            phases.sleep(rank, phase, std::time::Duration::MAX);
-        }
-    }
-
-    /// One rank's part in a model.
-    struct Dancer {
+    /// One rank of a model.
+    struct Member {
         memory: Arc<Memory>,
         phases: Phases<Arc<Memory>>,
         rank: usize,
         ranks: usize,
     }
 
-    impl Dancer {
+    impl Member {
         fn wait(&mut self, rank: usize, phase: u32) {
             while !self.phases.has_reached(rank, phase) {
                 self.phases.sleep(rank, phase, std::time::Duration::MAX);
@@ -306,7 +313,7 @@ mod tests {
             }
             self.phases.announce(phase, phase.into(), [0; 4], [self.rank as u64; WORDS]);
             let (slot, word) = (Phases::<Arc<Memory>>::slot(phase), phase.wrapping_mul(10) + self.rank as u32);
-            // SAFETY: loom checks that nobody else touches the slot.
+            // SAFETY: loom checks that no other rank accesses the slot.
             self.memory.slots[self.rank][slot].with_mut(|to| unsafe { *to = word });
             self.phases.publish();
         }
@@ -316,48 +323,49 @@ mod tests {
             self.wait(rank, phase);
             assert_eq!(self.phases.line(rank, phase).fingerprint(), phase.into());
             assert_eq!(self.phases.line(rank, phase).words()[0], rank as u64);
-            // SAFETY: loom checks that nobody writes the slot.
+            // SAFETY: loom checks that no rank writes the slot.
             let word = self.memory.slots[rank][Phases::<Arc<Memory>>::slot(phase)].with(|word| unsafe { *word });
             assert_eq!(word, phase.wrapping_mul(10) + rank as u32);
         }
     }
 
-    /// Every rank writes its slot in every phase, and reads everybody's.
-    fn exchange(dancer: &mut Dancer, first: u32, count: u32) {
+    /// Every rank writes its slot in every phase and reads the slots of all.
+    fn exchange(member: &mut Member, first: u32, count: u32) {
         for phase in (0..count).map(|i| first.wrapping_add(i)) {
-            dancer.write(phase);
-            for other in 0..dancer.ranks {
-                dancer.read(other, phase);
+            member.write(phase);
+            for other in 0..member.ranks {
+                member.read(other, phase);
             }
         }
     }
 
-    /// Rank 0 writes and runs ahead as far as it can; the others read as late as they may.
-    fn run_ahead(dancer: &mut Dancer, first: u32, count: u32) {
+    /// Rank 0 writes and runs as far ahead as it can. The other ranks read as late as they may.
+    fn run_ahead(member: &mut Member, first: u32, count: u32) {
         for i in 0..count {
-            dancer.write(first.wrapping_add(i));
-            if dancer.rank > 0 && i + 1 >= LAG {
-                dancer.read(0, first.wrapping_add(i + 1 - LAG));
+            member.write(first.wrapping_add(i));
+            if member.rank > 0 && i + 1 >= LAG {
+                member.read(0, first.wrapping_add(i + 1 - LAG));
             }
         }
     }
 
-    /// Rank 0 stages something, and gives its slots to another communicator as soon as the others have finished.
-    fn give_up(dancer: &mut Dancer, first: u32, _: u32) {
-        if dancer.rank > 0 {
-            dancer.read(0, first);
-            dancer.phases.finish();
+    /// Rank 0 stages something, and gives its slots to another communicator when the other ranks
+    /// have finished.
+    fn give_up(member: &mut Member, first: u32, _: u32) {
+        if member.rank > 0 {
+            member.read(0, first);
+            member.phases.finish();
             return;
         }
-        dancer.write(first);
-        if (1..dancer.ranks).all(|other| has_finished(&dancer.memory, other, first)) {
+        member.write(first);
+        if (1..member.ranks).all(|other| has_finished(&member.memory, other, first)) {
             let slot = Phases::<Arc<Memory>>::slot(first);
             // SAFETY: loom checks that no rank reads the slot.
-            dancer.memory.slots[0][slot].with_mut(|to| unsafe { *to = 0 });
+            member.memory.slots[0][slot].with_mut(|to| unsafe { *to = 0 });
         }
     }
 
-    fn model(ranks: usize, first: u32, count: u32, preemptions: usize, steps: fn(&mut Dancer, u32, u32)) {
+    fn model(ranks: usize, first: u32, count: u32, preemptions: usize, steps: fn(&mut Member, u32, u32)) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(preemptions);
         builder.max_branches = 100_000;
@@ -365,18 +373,18 @@ mod tests {
             let memory = Memory::new(ranks);
             let before = first.wrapping_sub(1);
             memory.lines.iter().flatten().for_each(|line| line.phase.store(before, Ordering::Relaxed));
-            let dancer = |rank| {
+            let member = |rank| {
                 let mut phases = Phases::new(memory.clone(), rank, ranks);
                 phases.seen = vec![before; ranks];
-                Dancer { memory: memory.clone(), phases, rank, ranks }
+                Member { memory: memory.clone(), phases, rank, ranks }
             };
             let others: Vec<_> = (1..ranks)
                 .map(|rank| {
-                    let mut dancer = dancer(rank);
-                    loom::thread::spawn(move || steps(&mut dancer, first, count))
+                    let mut member = member(rank);
+                    loom::thread::spawn(move || steps(&mut member, first, count))
                 })
                 .collect();
-            steps(&mut dancer(0), first, count);
+            steps(&mut member(0), first, count);
             for other in others {
                 other.join().unwrap();
             }
@@ -400,12 +408,12 @@ mod tests {
     }
 
     #[test]
-    fn slots_come_round_and_turns_wrap() {
+    fn slots_are_reused_and_phases_wrap() {
         model(2, u32::MAX - 4, SLOTS as u32 + 2, 1, exchange);
     }
 
     #[test]
-    fn a_rank_that_runs_ahead_does_not_overwrite_what_is_read() {
+    fn a_rank_that_runs_ahead_does_not_overwrite_what_peers_read() {
         model(2, 1, SLOTS as u32 + 3, 1, run_ahead);
     }
 }

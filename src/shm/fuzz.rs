@@ -1,11 +1,11 @@
-//! A peer that writes whatever it likes where its flag lines are.
+//! A peer that writes arbitrary bytes to its state and its flag lines.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::flag_area::FlagArea;
 use super::flags::{FlagLine, FlagLines, Phases, SLOTS};
 use super::registered::Allocation;
-use super::window::FlagArea;
 use super::{Autotune, Window, WindowCall};
 use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area, USABLE};
@@ -22,11 +22,12 @@ use crate::types::{DType, Descriptor, Member, Op, ReduceOp};
 const OPS: [Op; 8] =
     [Op::AllReduce, Op::AllReduce, Op::Reduce, Op::Broadcast, Op::Barrier, Op::AllGather, Op::ReduceScatter, Op::AllToAll];
 
-/// Words of one rank's buffer: inline, in one shot, in pieces.
+/// Words of one rank's buffer: for inline, one-shot and piece by piece.
 const COUNTS: [usize; 4] = [1, 6, 500, 40_000];
 
-/// The first bytes say what this rank calls, and how far the peer keeps to the protocol; the rest is what the peer's state and
-/// flag lines hold. The outcome may be anything but a panic, an endless wait, or memory touched that is nobody's.
+/// Runs one operation with such a peer. The first bytes say what this rank calls and how far the
+/// peer keeps to the protocol; the rest fills the peer's state and flag lines. The operation may
+/// fail, but it may not panic, wait forever or access other memory.
 pub(crate) fn fuzz(bytes: &[u8]) {
     let Some((&[what, keeps, count], written)) = bytes.split_first_chunk::<3>() else { return };
     let (op, count) = (OPS[usize::from(what) % OPS.len()], COUNTS[usize::from(count) % COUNTS.len()]);
@@ -39,10 +40,11 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(2 * BUFFER)), part: BUFFER });
     window.heap().add(registered.clone());
 
-    // SAFETY: the peer's state and lines, which consist of words that are valid whatever they hold; nobody else knows of them.
+    // SAFETY: the peer's state and flag lines consist of words, for which all bits are valid. No
+    // other thread uses them yet.
     unsafe { std::ptr::copy_nonoverlapping(written.as_ptr(), segment.at(AREA), written.len().min(USABLE)) };
     if keeps & 16 == 0 {
-        // It stages data where others find it.
+        // The peer announces a stage that exists.
         peer.rank_state(1).stage.store(FIRST, Ordering::Relaxed);
     }
     let descriptor = Descriptor {
@@ -53,14 +55,14 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         seq: 1,
         ..Descriptor::nothing()
     };
-    let members = vec![Member { host: "here".into(), pid: 1 }; 2];
+    let members = vec![Member { host: "node-a".into(), pid: 1 }; 2];
     let info =
         CommInfo { rank: 0, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, cancel: Arc::default() };
     let context = OpContext::new(descriptor, &info);
     for phase in 1..=SLOTS as u32 {
         let line: &FlagLine = peer.line(1, Phases::<FlagArea>::slot(phase));
         if keeps & 1 != 0 {
-            // It has come as far as anybody needs it to.
+            // The peer has published every phase that this rank waits for.
             line.phase.store(phase + (1 << 20) * SLOTS as u32, Ordering::Relaxed);
         }
         if keeps & 2 != 0 {
@@ -91,12 +93,12 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         kernel: Kernel::new(DType::U64, ReduceOp::Sum),
         ..WindowCall::new(op, input, output, 8)
     };
-    // SAFETY: the buffers live until this returns, and the peer is nobody.
+    // SAFETY: the buffers live until this returns, and the peer is not a thread.
     let outcome = unsafe { window.run(&context, &call) };
     if let Err(error) = &outcome {
         assert!(!error.to_string().is_empty());
     }
-    // One that says that it still writes is waited for, for seconds.
+    // `part` would wait for seconds for a peer that claims to write.
     peer.rank_state(1).borrows.store(0, Ordering::Relaxed);
     window.part(1, outcome.is_err());
 }
@@ -104,7 +106,8 @@ pub(crate) fn fuzz(bytes: &[u8]) {
 /// Bytes of a registered buffer's part.
 const BUFFER: usize = 64 << 10;
 
-/// A peer that keeps to the protocol, and one whose lines are full.
+/// For each operation, a peer that keeps to the protocol and one whose state and flag lines are
+/// full of bytes.
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     let full: Vec<u8> = (0..USABLE).map(|at| (at % 251) as u8).collect();
     (0..OPS.len() as u8).flat_map(|op| [vec![op, 7, op], [&[op, 3, 1][..], &full].concat()]).collect()

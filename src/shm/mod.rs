@@ -1,29 +1,40 @@
-//! Collectives of ranks that share memory: no messages, one or two synchronisations, every byte moved as rarely as can be.
+//! Collectives of ranks that share memory. They send no messages, synchronise once or twice, and
+//! move each byte as rarely as possible.
 //!
-//! A [`Window`] is memory that all ranks of one host map. Each rank has a part of the communicator's area, with its flags, and a
-//! stage with the slots through which its data passes. [`flags`] is how ranks wait for each other, [`collectives`] what they do in
-//! between. Areas and stages are the host group's, see [`crate::bootstrap::host_group`].
+//! A [`Window`] is memory that all ranks of one host map. Each rank has a part of the
+//! communicator's area, which holds its flags, and a stage with the slots through which its data
+//! passes. [`flags`] has how ranks wait for each other, [`collectives`] has what they do in
+//! between. Areas and stages belong to the host group: see [`crate::bootstrap::host_group`].
 //!
-//! Everything here runs on the caller's thread. The short path of a small collective takes no lock, allocates nothing and calls
-//! nothing in the system.
+//! Everything here runs on the caller's thread. The short path of a small collective takes no lock,
+//! does not allocate and makes no system call.
 
+mod all_reduce;
 mod autotune;
+mod call;
 mod cma;
 mod collectives;
 mod exchange;
+mod flag_area;
 pub(crate) mod flags;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
+mod lend;
+mod liveness;
 mod one_shot;
 mod pipeline;
 pub(crate) mod registered;
 mod rooted;
+mod slots;
+mod staging;
 #[cfg(test)]
 mod tests;
 mod tuning;
 mod two_shot;
+mod wait;
 mod window;
 
-pub(crate) use pipeline::WindowCall;
+pub(crate) use call::WindowCall;
+pub(crate) use slots::MOST_RANKS;
 pub(crate) use tuning::Autotune;
-pub(crate) use window::{MOST_RANKS, Window};
+pub(crate) use window::Window;

@@ -1,22 +1,24 @@
-//! Reductions in one phase: every rank that wants the result reduces everything.
+//! Reductions in one phase: every rank that takes the result reduces everything.
 
 use std::ops::Range;
 
-use super::pipeline::{Collective, Memory, SLOT, Slots};
+use super::call::Memory;
+use super::pipeline::Collective;
+use super::slots::{SLOT, Slots};
 use crate::reduce;
 use crate::sync;
 
-/// Bytes over all ranks up to which everybody reduces everything in any case, and from which on nobody does. In between it is
-/// tried, from size to size, twice as large each.
+/// Below these bytes over all ranks, every rank reduces everything; above them, no rank does. In
+/// between the limit is measured, in steps of a factor of two.
 pub(super) const ONE_SHOT: Range<usize> = (8 << 10) + 1..(64 << 10) + 1;
 
-const _: () = assert!(ONE_SHOT.end / 2 <= SLOT, "in one shot, two ranks stage half of it each");
+const _: () = assert!(ONE_SHOT.end / 2 <= SLOT, "two ranks of a one-shot reduction stage half of the bytes each");
 
-/// Up to so many bytes, a rank fetches its next slot ahead. Of 16 KiB, where cores are far from each other, that takes longer than
-/// it saves.
+/// Up to this many bytes, a rank prefetches its next slot. For 16 KiB, where cores are far from
+/// each other, prefetching takes longer than it saves.
 const PREFETCHED: usize = 8 << 10;
 
-/// Everybody stages everything, and reduces it if it is to have the result.
+/// Every rank stages its whole buffer, and reduces all of them if it takes the result.
 pub(super) struct OneShot<'a> {
     pub(super) memory: Memory<'a>,
     pub(super) takes: bool,
@@ -39,7 +41,8 @@ impl Collective for OneShot<'_> {
     fn stage(&mut self, _: usize, mine: *mut u8) {
         let all = 0..self.memory.call.count;
         let (input, bytes) = (self.memory.input(&all), self.bytes());
-        // SAFETY: a slot holds what is reduced in one shot, and the caller of `run` vouches for the input.
+        // SAFETY: a slot has room for what is reduced in one shot, and the caller of `run` vouches
+        // for the input.
         unsafe { reduce::copy_up_to(PREFETCHED, input, mine, bytes) };
     }
 
@@ -59,7 +62,8 @@ impl Collective for OneShot<'_> {
         let all = 0..self.memory.call.count;
         self.parts.clear();
         self.parts.extend((0..self.memory.ranks).map(|rank| slots.of(rank).cast_const()));
-        // SAFETY: everybody has staged as much, and the caller of `run` vouches for the output.
+        // SAFETY: every rank has staged as many elements, and the caller of `run` vouches for the
+        // output.
         unsafe { self.memory.fold(self.parts, self.memory.output(&all), all.len()) };
     }
 }

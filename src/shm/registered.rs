@@ -1,7 +1,9 @@
-//! Memory of the user that all ranks of the host map ("registered"), so that collectives on it need no staging.
+//! Registered memory: user memory that all ranks of the host map, so that collectives on it need no
+//! staging.
 //!
-//! A rank's part of an allocation is its own except while an operation lends it to the peers ([`State`]). When an operation fails,
-//! what it had lent is taken back, and nothing else is touched: other threads may be using it.
+//! A rank's part of an allocation is its own, except while an operation lends it to the peers
+//! ([`State`]). When an operation fails, the rank takes back what that operation had lent. It
+//! touches nothing else, because other threads may be using it.
 
 use std::io;
 use std::ops::Range;
@@ -10,15 +12,15 @@ use std::sync::Arc;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::sys::{PageSize, Segment};
 
-/// One collective allocation: a part of equal size for every rank of the host.
+/// One collective allocation, with a part of equal size for every rank of the host.
 pub(crate) struct Allocation {
     pub(crate) segment: Arc<Segment>,
-    /// Bytes of one rank's part: whole pages.
+    /// Bytes of one rank's part, which consists of whole pages.
     pub(crate) part: usize,
 }
 
 impl Allocation {
-    /// The address of a byte of a rank's part.
+    /// Returns the address of a byte of a rank's part.
     pub(crate) fn at(&self, rank: usize, offset: usize) -> *mut u8 {
         assert!(offset <= self.part);
         self.segment.at(rank * self.part + offset)
@@ -35,11 +37,11 @@ impl Allocation {
 /// What peers may do with this rank's part of an allocation.
 #[derive(Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing.
+    /// Peers may not access it.
     Free,
-    /// Read it and write this range of it, in operation `seq`.
+    /// Peers may read it, and write this range of it, in operation `seq`.
     Lent { seq: u64, written: Range<usize> },
-    /// Nothing, ever again: the operation failed.
+    /// Peers may never access it again: the operation failed.
     Revoked,
 }
 
@@ -48,8 +50,8 @@ struct Entry {
     state: State,
 }
 
-/// The allocations of one communicator, in the order in which they were made, which is the same on all ranks; and what this rank has
-/// lent of its parts.
+/// The allocations of one communicator and what this rank has lent of its parts. The order is that
+/// in which the allocations were made, which is the same on all ranks.
 pub(crate) struct Heap {
     /// This rank's number among those of the host.
     rank: usize,
@@ -57,7 +59,7 @@ pub(crate) struct Heap {
     all: Vec<Option<Entry>>,
 }
 
-/// Where memory lies in an allocation: its number and an offset.
+/// Where memory lies: the number of an allocation and an offset in a rank's part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(crate) allocation: u32,
@@ -77,31 +79,33 @@ impl Heap {
         }
     }
 
-    /// Lends the buffers of operation `seq` to the peers, if both are registered, and says where they lie. From now on peers may read
-    /// the input and write the output, until [`Heap::give_back`] or [`Heap::revoke`].
+    /// Lends the buffers of operation `seq` to the peers, if both are registered, and returns their
+    /// locations. Until [`Heap::give_back`] or [`Heap::revoke`], peers may read the input and write
+    /// the output.
     pub(crate) fn lend(&mut self, seq: u64, input: RawSlice, output: RawSliceMut) -> Option<[Location; 2]> {
         let locations = [self.find(input)?, self.find(output.as_const())?];
         let written = locations[1].offset as usize..locations[1].offset as usize + output.len;
         for (location, written) in locations.into_iter().zip([0..0, written]) {
-            let entry = self.all[location.allocation as usize].as_mut().expect("it was found there");
+            let entry = self.all[location.allocation as usize].as_mut().expect("the location is that of an entry");
             entry.state = State::Lent { seq, written };
         }
         Some(locations)
     }
 
-    /// The peers are done with what was lent.
+    /// Ends the loan: the peers have finished with what was lent.
     pub(crate) fn give_back(&mut self) {
         for entry in self.lent() {
             entry.state = State::Free;
         }
     }
 
-    /// Whether peers may be using any of this rank's parts, and in which operation.
+    /// Returns the operation in which peers may be using a part of this rank, if there is one.
     pub(crate) fn lent_to(&mut self) -> Option<u64> {
         self.lent().find_map(|entry| if let State::Lent { seq, .. } = entry.state { Some(seq) } else { None })
     }
 
-    /// Makes what peers may be writing private to this process, so that they write elsewhere. Once.
+    /// Makes the memory that peers may be writing private to this process, so that they write
+    /// elsewhere. Called once per failure.
     pub(crate) fn make_private(&mut self) -> io::Result<()> {
         let (rank, page) = (self.rank, self.page);
         for Entry { allocation, state } in self.lent() {
@@ -115,7 +119,8 @@ impl Heap {
         Ok(())
     }
 
-    /// What was lent is this rank's alone, and is not lent again.
+    /// Ends the loan after a failure: what was lent belongs to this rank alone and is never lent
+    /// again.
     pub(crate) fn revoke(&mut self) {
         for entry in self.lent() {
             entry.state = State::Revoked;
@@ -126,7 +131,8 @@ impl Heap {
         self.all.iter_mut().flatten().filter(|entry| matches!(entry.state, State::Lent { .. }))
     }
 
-    /// Where this rank's memory lies, if it does in its part of an allocation that may be lent.
+    /// Returns the location of memory that lies in this rank's part of an allocation, if that part
+    /// may be lent.
     fn find(&self, chunk: RawSlice) -> Option<Location> {
         self.all.iter().enumerate().find_map(|(number, entry)| {
             let Entry { allocation, state } = entry.as_ref()?;
@@ -136,7 +142,8 @@ impl Heap {
         })
     }
 
-    /// The address of `len` bytes at a location in a rank's part, if there are so many: locations come from peers.
+    /// Returns the address of `len` bytes at a location in a rank's part. Returns `None` if the
+    /// part does not have them: locations come from peers and are not trusted.
     pub(crate) fn resolve(&self, rank: usize, location: Location, len: usize) -> Option<*mut u8> {
         let allocation = &self.all.get(location.allocation as usize)?.as_ref()?.allocation;
         let offset = usize::try_from(location.offset).ok()?;
@@ -144,7 +151,7 @@ impl Heap {
         fits.then(|| allocation.at(rank, offset))
     }
 
-    /// One bit for each allocation that this rank's user has dropped.
+    /// Returns one bit for each allocation, set if the user on this rank has dropped it.
     pub(crate) fn dropped(&self) -> Vec<u64> {
         let mut bits = vec![0; self.all.len().div_ceil(64)];
         for (i, entry) in self.all.iter().enumerate() {
@@ -155,7 +162,7 @@ impl Heap {
         bits
     }
 
-    /// Unmaps allocations that all ranks have dropped.
+    /// Unmaps the allocations whose bits are set: all ranks have dropped them.
     pub(crate) fn forget(&mut self, bits: &[u64]) {
         for (i, entry) in self.all.iter_mut().enumerate() {
             if bits[i / 64] >> (i % 64) & 1 == 1 {

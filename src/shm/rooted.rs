@@ -1,18 +1,22 @@
-//! What one rank gives to the others, and what ranks give as it is.
+//! Collectives that copy blocks without reducing them: from the root to its peers, to the root, or
+//! to all.
 
 use std::ops::Range;
 
-use super::pipeline::{Collective, Memory, Slots};
+use super::call::Memory;
+use super::pipeline::Collective;
+use super::slots::Slots;
 use crate::types::Op;
 
-/// The root stages: everything for everybody (broadcast), or a block for each (scatter).
+/// The root stages its whole buffer for all (broadcast), or a block for each rank (scatter).
 pub(super) struct Spread<'a> {
     pub(super) memory: Memory<'a>,
     pub(super) blocks: bool,
 }
 
 impl Spread<'_> {
-    /// The root's elements of a piece that are for a rank, and where in the slot they are, in elements.
+    /// Returns which elements of a piece are for a rank: their offset in the slot in elements, and
+    /// where they are in the root's buffer.
     fn piece(&self, piece: usize, rank: usize) -> (usize, Range<usize>) {
         if self.blocks {
             let share = self.memory.share();
@@ -52,7 +56,8 @@ impl Collective for Spread<'_> {
                 // SAFETY: the caller of `run` vouches for both buffers.
                 unsafe { memory.copy(input, output, elements.len()) };
             } else {
-                // SAFETY: a piece fits its share of the slot, and the caller of `run` vouches for the input.
+                // SAFETY: a piece fits its share of the slot, and the caller of `run` vouches for
+                // the input.
                 unsafe { memory.copy(input, mine.add(at * memory.call.element), elements.len()) };
             }
         }
@@ -71,12 +76,14 @@ impl Collective for Spread<'_> {
         let (at, elements) = self.piece(piece, memory.rank);
         let start = if self.blocks { memory.call.blocks.range(memory.rank).start } else { 0 };
         let output = memory.output(&(elements.start - start..elements.end - start));
-        // SAFETY: the root has staged so many elements there; the caller of `run` vouches for the output.
+        // SAFETY: the root has staged these elements there. The caller of `run` vouches for the
+        // output.
         unsafe { memory.copy_out(slots.of(memory.call.root).add(at * memory.call.element), output, elements.len()) };
     }
 }
 
-/// Everybody stages its block; whoever is to have them takes the others'.
+/// Every rank stages its block. The root (gather) or all ranks (all-gather) take the blocks of
+/// their peers.
 pub(super) struct Collect<'a> {
     pub(super) memory: Memory<'a>,
     pub(super) takes: bool,
@@ -121,7 +128,8 @@ impl Collective for Collect<'_> {
         }
         for rank in (0..self.memory.ranks).filter(|&rank| rank != self.memory.rank) {
             let elements = self.piece(piece, rank);
-            // SAFETY: that rank has staged so many elements; the caller of `run` vouches for the output.
+            // SAFETY: that rank has staged these elements. The caller of `run` vouches for the
+            // output.
             unsafe { self.memory.copy_out(slots.of(rank), self.memory.output(&elements), elements.len()) };
         }
     }

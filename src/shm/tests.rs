@@ -1,11 +1,12 @@
-//! Every collective on windows, by threads on heap memory, against what it should compute.
+//! Every collective in a window, run by threads on heap memory and checked against the expected
+//! result.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::autotune::{self, ROOM};
-use super::pipeline::SLOT;
+use super::autotune::{self, TIME_NEEDED};
 use super::registered::Allocation;
+use super::slots::SLOT;
 use super::tuning::{LARGE, Traffic};
 use super::{Autotune, Window, WindowCall};
 use crate::bootstrap::host_group;
@@ -33,25 +34,25 @@ const OPS: [Op; 10] = [
 ];
 
 fn info(rank: usize, ranks: usize, timeout: Duration) -> CommInfo {
-    let members = vec![Member { host: "here".into(), pid: 1 }; ranks];
+    let members = vec![Member { host: "node-a".into(), pid: 1 }; ranks];
     CommInfo { rank, members, timeout, start_timeout: timeout, cancel: Arc::default() }
 }
 
 const LATE: Duration = Duration::from_secs(120);
 
 /// One rank with its window.
-struct Dancer {
+struct RankWindow {
     window: Window,
     info: CommInfo,
     seq: u64,
 }
 
 /// Runs `body` on every rank.
-fn dance(ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
-    dance_with(CopyMode::Auto, ranks, timeout, body);
+fn on_ranks(ranks: usize, timeout: Duration, body: impl Fn(&mut RankWindow, usize) + Sync) {
+    on_ranks_with(CopyMode::Auto, ranks, timeout, body);
 }
 
-fn dance_with(copy_mode: CopyMode, ranks: usize, timeout: Duration, body: impl Fn(&mut Dancer, usize) + Sync) {
+fn on_ranks_with(copy_mode: CopyMode, ranks: usize, timeout: Duration, body: impl Fn(&mut RankWindow, usize) + Sync) {
     let hosts = host_group::fuzz::of_threads(ranks);
     let members: Arc<[usize]> = (0..ranks).collect();
     let area = Arc::new(Segment::heap(ranks * AREA));
@@ -61,14 +62,14 @@ fn dance_with(copy_mode: CopyMode, ranks: usize, timeout: Duration, body: impl F
             scope.spawn(move || {
                 let patience = Arc::new(Patience::new(ranks));
                 let window = Window::new(area, members.clone(), members, host, patience, Autotune::new(copy_mode));
-                body(&mut Dancer { window, info: info(rank, ranks, timeout), seq: 0 }, rank);
+                body(&mut RankWindow { window, info: info(rank, ranks, timeout), seq: 0 }, rank);
             });
         }
     });
 }
 
-impl Dancer {
-    /// One operation on words.
+impl RankWindow {
+    /// Runs one operation on words.
     fn run(
         &mut self,
         op: Op,
@@ -101,11 +102,11 @@ impl Dancer {
             kernel: Kernel::new(DType::U64, ReduceOp::Sum),
             finish: None,
         };
-        // SAFETY: the tests lend both buffers until this returns.
+        // SAFETY: the test lends both buffers until this returns.
         unsafe { self.window.run(&context, &call) }
     }
 
-    /// Runs one operation on random words and checks what comes out.
+    /// Runs one operation on random words and checks the result.
     fn check(&mut self, op: Op, count: usize, root: usize, in_place: bool, seed: u64) {
         let (rank, ranks) = (self.info.rank, self.info.members.len());
         let word = |rank: usize, i: usize| mix(mix(seed, rank as u64), i as u64);
@@ -117,7 +118,8 @@ impl Dancer {
         };
         let (at, block, all) = (offsets[rank], offsets[rank + 1] - offsets[rank], offsets[ranks]);
         let is_root = rank == root;
-        // Elements of input and output, where the input starts in the output in place, or the other way round.
+        // Elements of input and output. In place, where the input starts in the output, or the
+        // output in the input.
         let (inputs, outputs, input_at, output_at) = match op {
             Op::Barrier => (0, 0, 0, 0),
             Op::Reduce => (count, if is_root { count } else { 0 }, 0, 0),
@@ -162,13 +164,13 @@ impl Dancer {
 fn every_collective() {
     let worlds: &[usize] = if cfg!(miri) { &[2, 3] } else { &[1, 2, 3, 4, 5, 8] };
     for &ranks in worlds {
-        dance(ranks, LATE, |dancer, _| {
+        on_ranks(ranks, LATE, |rank_window, _| {
             let large = [SLOT / 8, SLOT / 4 + 17, SLOT + 3];
             let sizes: Vec<usize> = [1, 2, 5, 100].into_iter().chain(large.into_iter().filter(|_| !cfg!(miri))).collect();
             for (round, &count) in sizes.iter().enumerate() {
                 for op in OPS {
                     for in_place in [false, true] {
-                        dancer.check(op, count, round % ranks, in_place, round as u64);
+                        rank_window.check(op, count, round % ranks, in_place, round as u64);
                     }
                 }
             }
@@ -176,43 +178,44 @@ fn every_collective() {
     }
 }
 
-/// Ranks get out of step as far as they can: roots run ahead, small and large operations alternate.
+/// Ranks run as far ahead of each other as they can: roots run ahead, small and large operations
+/// alternate.
 #[test]
 fn many_operations_in_a_row() {
     let rounds = if cfg!(miri) { 8 } else { 4000 };
-    dance(3, LATE, |dancer, _| {
+    on_ranks(3, LATE, |rank_window, _| {
         for round in 0..rounds {
             let op = OPS[mix(1, round) as usize % OPS.len()];
             let count = if !cfg!(miri) && round % 50 == 0 { 3 * SLOT / 8 } else { 1 + mix(2, round) as usize % 40 };
-            dancer.check(op, count, round as usize % 3, round % 2 == 0, round);
+            rank_window.check(op, count, round as usize % 3, round % 2 == 0, round);
         }
     });
 }
 
-/// By every way that large buffers can pass, and by trying which is the quickest.
+/// Large buffers in every copy mode, and in the one that autotune measures as the fastest.
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn large_buffers() {
     for &copy_mode in CopyMode::ALL {
         for ranks in [2, 3, 5] {
-            dance_with(copy_mode, ranks, LATE, |dancer, _| {
+            on_ranks_with(copy_mode, ranks, LATE, |rank_window, _| {
                 for (round, count) in [LARGE / 8 - 1, LARGE / 8, LARGE / 8 + 77].into_iter().enumerate() {
                     for in_place in [false, true] {
                         for op in OPS {
-                            dancer.check(op, count, round % ranks, in_place, round as u64);
+                            rank_window.check(op, count, round % ranks, in_place, round as u64);
                         }
                     }
                 }
                 match copy_mode {
-                    CopyMode::Cma if cfg!(target_os = "linux") => assert!(dancer.window.reads > 0),
+                    CopyMode::Cma if cfg!(target_os = "linux") => assert!(rank_window.window.reads > 0),
                     CopyMode::Auto => {}
-                    _ => assert_eq!(dancer.window.reads, 0),
+                    _ => assert_eq!(rank_window.window.reads, 0),
                 }
                 for traffic in [Traffic::Reduced, Traffic::Copied] {
-                    let taken = dancer.window.autotune.known(traffic, LARGE);
+                    let taken = rank_window.window.autotune.known(traffic, LARGE);
                     match copy_mode {
                         CopyMode::Auto => assert!(taken.is_some_and(|taken| taken != CopyMode::Auto)),
-                        // A process may always read its own memory.
+                        // On Linux this succeeds: a process may always read its own memory.
                         CopyMode::Cma if !cfg!(target_os = "linux") => assert_eq!(taken, Some(CopyMode::Staged)),
                         copy_mode => assert_eq!(taken, Some(copy_mode)),
                     }
@@ -222,7 +225,7 @@ fn large_buffers() {
     }
 }
 
-/// Everybody registered, nobody, and only some: the results are the same.
+/// The results are the same if the buffers of all ranks are registered, of none, or only of some.
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn registered_buffers() {
@@ -230,37 +233,37 @@ fn registered_buffers() {
         let count = 40_001usize;
         let part = (16 * count + 64).next_multiple_of(PageSize::system().bytes());
         let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(ranks * part)), part });
-        dance(ranks, LATE, |dancer, rank| {
-            dancer.window.heap().add(registered.clone());
+        on_ranks(ranks, LATE, |rank_window, rank| {
+            rank_window.window.heap().add(registered.clone());
             for round in 0..9 {
                 let word = |rank: usize, i: usize| mix(mix(round, rank as u64), i as u64);
                 let mut private = vec![0u64; 2 * count];
                 let mine = RawSliceMut { ptr: registered.at(rank, 64), len: 16 * count };
                 let uses_registered = round % 3 == 0 || (round % 3 == 1 && rank % 2 == 0);
                 let memory = if uses_registered { mine } else { RawSliceMut::of(&mut private) };
-                // SAFETY: this rank's part, or its vector, with room for twice the count.
+                // SAFETY: this is the rank's part or its vector, with room for twice the count.
                 let words = unsafe { std::slice::from_raw_parts_mut(memory.ptr.cast::<u64>(), 2 * count) };
                 words.iter_mut().enumerate().for_each(|(i, to)| *to = word(rank, i));
                 let output = if round % 2 == 0 { memory.take(8 * count) } else { memory.skip(8 * count) };
-                dancer.run(Op::AllReduce, count, None, 0, memory.as_const().take(8 * count), output).unwrap();
+                rank_window.run(Op::AllReduce, count, None, 0, memory.as_const().take(8 * count), output).unwrap();
                 for i in 0..count {
                     let expected = (0..ranks).fold(0u64, |sum, rank| sum.wrapping_add(word(rank, i)));
-                    // SAFETY: within the output, which nobody writes now.
+                    // SAFETY: the word is within the output, which no rank writes now.
                     assert_eq!(unsafe { output.ptr.cast::<u64>().add(i).read() }, expected, "round {round}, word {i}");
                 }
-                dancer.check(Op::Barrier, 0, 0, false, 0);
+                rank_window.check(Op::Barrier, 0, 0, false, 0);
             }
         });
     }
 }
 
 #[test]
-fn different_calls_are_refused_on_both_sides_and_no_memory_is_written() {
-    dance(2, LATE, |dancer, rank| {
+fn a_call_mismatch_fails_on_both_ranks_and_writes_no_memory() {
+    on_ranks(2, LATE, |rank_window, rank| {
         let mut memory = [7u64; 4];
         let count = 3 + rank;
         let chunk = RawSliceMut::of(&mut memory).take(8 * count);
-        match dancer.run(Op::AllReduce, count, None, 0, chunk.as_const(), chunk) {
+        match rank_window.run(Op::AllReduce, count, None, 0, chunk.as_const(), chunk) {
             Err(Error::Mismatch { rank: me, peer, mine, theirs, .. }) => {
                 assert_eq!((me, peer), (rank, 1 - rank));
                 assert_eq!((mine.count, theirs.count), (count as u64, 7 - count as u64));
@@ -272,19 +275,19 @@ fn different_calls_are_refused_on_both_sides_and_no_memory_is_written() {
 }
 
 #[test]
-fn a_rank_that_stays_away_leaves_or_fails_is_named() {
-    // Soon enough to wait for, and late enough for the two that come, however busy the machine.
-    let soon = Duration::from_secs(3);
-    for (absence, expected) in [(0, Cause::Silent { deadline: soon }), (1, Cause::Left { last_seq: 5 }), (2, Cause::Revoked)] {
-        let timeout = if absence == 0 { soon } else { LATE };
-        dance(3, timeout, |dancer, rank| {
+fn a_rank_that_is_late_leaves_or_fails_is_named() {
+    // Short enough to wait for, and long enough for the two other ranks on a busy machine.
+    let deadline = Duration::from_secs(3);
+    for (absence, expected) in [(0, Cause::Silent { deadline }), (1, Cause::Left { last_seq: 5 }), (2, Cause::Revoked)] {
+        let timeout = if absence == 0 { deadline } else { LATE };
+        on_ranks(3, timeout, |rank_window, rank| {
             if rank == 1 {
                 if absence > 0 {
-                    dancer.window.part(5, absence == 2);
+                    rank_window.window.part(5, absence == 2);
                 }
                 return;
             }
-            match dancer.run(Op::Barrier, 0, None, 0, RawSlice::EMPTY, RawSliceMut::EMPTY) {
+            match rank_window.run(Op::Barrier, 0, None, 0, RawSlice::EMPTY, RawSliceMut::EMPTY) {
                 Err(Error::Peer { rank: 1, cause, op: Op::Barrier, .. }) => assert_eq!(cause, expected),
                 other => panic!("{other:?}"),
             }
@@ -292,63 +295,66 @@ fn a_rank_that_stays_away_leaves_or_fails_is_named() {
     }
 }
 
-/// Trials of a healthy communicator may take longer than a short deadline: then nothing is tried, and every rank knows.
+/// Measurements may take longer than a short deadline. Then no rank measures, and no operation
+/// fails.
 #[test]
 #[cfg_attr(miri, ignore = "too slow for a deadline of 3 s")]
-fn nothing_is_tried_where_a_deadline_leaves_no_room() {
-    dance(3, LATE, |dancer, rank| {
-        let all_reduce =
-            |dancer: &mut Dancer, seed| [1000, LARGE / 8].map(|count| dancer.check(Op::AllReduce, count, 0, true, seed));
-        let tried = |dancer: &Dancer| {
-            let autotune = &dancer.window.autotune;
-            [autotune.has_tried_one_shot(), autotune.known(Traffic::Reduced, LARGE).is_some()]
+fn nothing_is_measured_if_a_deadline_is_too_short() {
+    on_ranks(3, LATE, |rank_window, rank| {
+        let all_reduce = |rank_window: &mut RankWindow, seed| {
+            [1000, LARGE / 8].map(|count| rank_window.check(Op::AllReduce, count, 0, true, seed))
         };
-        // One short deadline is enough. What the others say is the same.
-        dancer.info.timeout = if rank == 1 { ROOM * 3 / 4 } else { LATE };
-        all_reduce(dancer, 1);
-        assert_eq!(tried(dancer), [false; 2]);
-        dancer.info.timeout = LATE;
-        all_reduce(dancer, 2);
-        assert_eq!(tried(dancer), [true; 2]);
+        let measured = |rank_window: &RankWindow| {
+            let autotune = &rank_window.window.autotune;
+            [autotune.has_measured_one_shot(), autotune.known(Traffic::Reduced, LARGE).is_some()]
+        };
+        // The short deadline of one rank is enough.
+        rank_window.info.timeout = if rank == 1 { TIME_NEEDED * 3 / 4 } else { LATE };
+        all_reduce(rank_window, 1);
+        assert_eq!(measured(rank_window), [false; 2]);
+        rank_window.info.timeout = LATE;
+        all_reduce(rank_window, 2);
+        assert_eq!(measured(rank_window), [true; 2]);
     });
 }
 
-/// However many tries are wanted, and however slow one rank is.
+/// A measurement ends in time with any number of repetitions and a slow rank.
 #[test]
-fn a_trial_ends_long_before_the_deadline() {
-    dance(2, LATE, |dancer, rank| {
-        let info = CommInfo { timeout: 2 * ROOM, ..dancer.info.clone() };
+fn a_measurement_ends_long_before_the_deadline() {
+    on_ranks(2, LATE, |rank_window, rank| {
+        let info = CommInfo { timeout: 2 * TIME_NEEDED, ..rank_window.info.clone() };
         let context = OpContext::new(Descriptor { op: Op::Barrier, seq: 1, ..Descriptor::nothing() }, &info);
-        let tries = std::cell::Cell::new(0u64);
+        let repetitions = std::cell::Cell::new(0u64);
         let slow = |_: &mut Window, _| {
-            tries.set(tries.get() + 1);
+            repetitions.set(repetitions.get() + 1);
             std::thread::sleep(Duration::from_millis(5 * rank as u64));
             Ok(())
         };
-        let times = autotune::race(&mut dancer.window, &context, usize::MAX, [true, false], slow).unwrap();
+        let times = autotune::race(&mut rank_window.window, &context, usize::MAX, [true, false], slow).unwrap();
         assert!(times[0] >= 5e6 && times[1] > 1e18, "{times:?}");
-        assert!(tries.get() > 0 && !context.left().is_zero());
+        assert!(repetitions.get() > 0 && !context.left().is_zero());
     });
 }
 
-/// Needs memory that is mapped, and another process.
+/// These tests need mapped memory and another process.
 #[cfg(all(target_os = "linux", not(miri)))]
 mod taken_back {
     use super::*;
+    use crate::shm::flag_area::PRESENT;
     use crate::shm::registered::Heap;
-    use crate::shm::window::PRESENT;
     use crate::sync::Ordering;
 
-    /// Two allocations of which an operation that fails has lent a range of one, while a peer of which it is known whether its process
-    /// has ended is still writing there. Whether what that peer writes afterwards is seen: in the range's pages, in the other pages of
-    /// that allocation, in the other allocation.
+    /// An operation lends a range of one of two allocations and fails while a peer, whose process
+    /// has ended or not, still writes there. Returns whether this rank sees what that peer writes
+    /// afterwards: in the pages of the range, in the other pages of that allocation, and in the
+    /// other allocation.
     fn seen_after_a_failure(peer_has_ended: bool, page: PageSize) -> [bool; 3] {
         let mut peer = std::process::Command::new(if peer_has_ended { "true" } else { "cat" })
             .stdin(std::process::Stdio::piped())
             .spawn()
             .unwrap();
         if peer_has_ended {
-            // It stays a process that has ended until it is waited for.
+            // The process remains as a zombie until it is waited for.
             let end = std::time::Instant::now() + LATE;
             while !crate::sys::has_ended(peer.id()) {
                 assert!(std::time::Instant::now() < end);
@@ -364,7 +370,7 @@ mod taken_back {
         let [lent, other] = [(); 2].map(|()| Arc::new(Allocation { segment: Segment::create(2 * part).unwrap().into(), part }));
         for allocation in [&lent, &other] {
             window.heap.add(allocation.clone());
-            // SAFETY: this rank's part, which no other rank knows.
+            // SAFETY: this is the rank's part, which no other rank knows.
             unsafe { allocation.at(0, 0).write_bytes(1, part) };
         }
         let rank_state = window.phases.lines.rank_state(1);
@@ -374,20 +380,21 @@ mod taken_back {
         rank_state.borrows.store(1, Ordering::Relaxed);
         let info = info(0, 2, LATE);
         let context = OpContext::new(Descriptor { op: Op::AllReduce, seq: 1, ..Descriptor::nothing() }, &info);
-        // In the middle of the third page; the input is in the first.
+        // The output is in the middle of the third page, the input in the first.
         let input = RawSlice { ptr: lent.at(0, 8), len: 800 };
         let output = RawSliceMut { ptr: lent.at(0, 2 * page.bytes() + 8), len: 800 };
         assert!(window.lend_memory(&context, input, output).is_some());
-        assert!(window.lend_memory(&context, input, output).is_none(), "lent twice");
+        assert!(window.lend_memory(&context, input, output).is_none(), "the buffers were lent twice");
 
         window.part(1, true);
-        assert!(window.lend_memory(&context, input, output).is_none(), "lent after it was revoked");
-        let places =
+        assert!(window.lend_memory(&context, input, output).is_none(), "the buffers were lent after they were revoked");
+        let pages =
             [(&lent, 2), (&lent, 0), (&other, 2)].map(|(allocation, n)| (allocation, n * page.bytes()..(n + 1) * page.bytes()));
-        let seen = places.map(|(allocation, bytes)| {
+        let seen = pages.map(|(allocation, bytes)| {
             let theirs = allocation.segment.mapped_again().unwrap();
             let seen = bytes.step_by(512).map(|at| {
-                // SAFETY: both addresses are within this rank's part, which no thread uses meanwhile.
+                // SAFETY: both addresses are within this rank's part, which no thread uses
+                // meanwhile.
                 unsafe {
                     assert_eq!(allocation.at(0, at).read_volatile(), 1, "the content is lost");
                     theirs.at(at).write_volatile(2);
@@ -395,7 +402,7 @@ mod taken_back {
                 }
             });
             let seen: Vec<bool> = seen.collect();
-            assert!(seen.iter().all(|&one| one == seen[0]), "a part of a page");
+            assert!(seen.iter().all(|&one| one == seen[0]), "only part of a page is seen");
             seen[0]
         });
         peer.kill().unwrap();
@@ -406,7 +413,7 @@ mod taken_back {
     #[test]
     fn a_failure_touches_only_what_the_operation_had_lent() {
         for page in [PageSize::system(), PageSize::of(64 << 10)] {
-            assert_eq!(seen_after_a_failure(true, page), [true; 3], "nothing is touched when the writer has ended");
+            assert_eq!(seen_after_a_failure(true, page), [true; 3], "memory was made private although the writer has ended");
             assert_eq!(seen_after_a_failure(false, page), [false, true, true], "{page:?}");
         }
     }

@@ -1,77 +1,80 @@
-//! What is known of how private buffers pass on this machine. [`super::autotune`] finds it out.
+//! What is known about the copy modes of this machine. [`super::autotune`] measures it.
 
 use crate::config::CopyMode;
 
-/// From so many bytes on a buffer is large.
+/// From this many bytes on, a buffer is large.
 pub(super) const LARGE: usize = 1 << 20;
 
-/// From so many bytes on it is too large for the caches of most processors, and other ways may be quicker.
+/// From this many bytes on, a buffer does not fit the caches of most processors, and another copy
+/// mode may be faster.
 const VERY_LARGE: usize = 8 << 20;
 
-/// Bytes of the buffer with which ways are tried: one of the large, one of the very large.
-pub(super) const TRIED: [usize; 2] = [LARGE, 2 * VERY_LARGE];
+/// Bytes of the buffers with which copy modes are measured: one for large buffers, one for very
+/// large ones.
+pub(super) const MEASURED_BYTES: [usize; 2] = [LARGE, 2 * VERY_LARGE];
 
-/// What an operation does with the data.
+/// What an operation does with its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Traffic {
-    /// All-reduces it.
+    /// An all-reduce reduces it.
     Reduced = 0,
-    /// Gives it to all others as it is.
+    /// An all-gather or an all-to-all copies it to the peers.
     Copied = 1,
 }
 
-/// What is known of how large private buffers pass.
+/// The copy modes for large private buffers, as far as they are known.
 pub(crate) struct Autotune {
-    /// What the settings say.
+    /// The copy mode of the settings.
     pub(super) wanted: CopyMode,
-    /// What the trials have said, by traffic and size; `Auto` until then.
-    pub(super) tried: [[CopyMode; TRIED.len()]; 2],
-    /// Whether all ranks can read each other's memory; `None` until that has been tried.
+    /// The fastest copy mode by traffic and size; `Auto` until it is measured.
+    pub(super) measured: [[CopyMode; MEASURED_BYTES.len()]; 2],
+    /// Whether all ranks can read each other's memory; `None` until they have tried.
     pub(super) may_read: Option<bool>,
-    /// Bytes over all ranks up to which one phase is quicker than two; `None` until that has been tried.
+    /// Bytes over all ranks up to which one phase is faster than two; `None` until it is measured.
     pub(super) one_shot: Option<usize>,
 }
 
 impl Autotune {
     pub(crate) fn new(wanted: CopyMode) -> Autotune {
-        Autotune { wanted, tried: [[CopyMode::Auto; TRIED.len()]; 2], may_read: None, one_shot: None }
+        Autotune { wanted, measured: [[CopyMode::Auto; MEASURED_BYTES.len()]; 2], may_read: None, one_shot: None }
     }
 
-    /// The same, with what the same ranks have found out before, as [`Autotune::encode`] says it.
+    /// The same, with what the same ranks have measured before, in the form of
+    /// [`Autotune::encode`].
     pub(crate) fn with_tuning(wanted: CopyMode, tuning: Option<u64>) -> Autotune {
         let mut autotune = Autotune::new(wanted);
         let Some(word) = tuning else { return autotune };
         let mut bits = (0..).step_by(2).map(|shift| (word >> shift & 3) as u8);
         let mut next = || bits.next().unwrap_or_default();
-        for tried in autotune.tried.iter_mut().flatten() {
-            *tried = CopyMode::from_number(next()).unwrap_or(CopyMode::Auto);
+        for measured in autotune.measured.iter_mut().flatten() {
+            *measured = CopyMode::from_number(next()).unwrap_or(CopyMode::Auto);
         }
         autotune.may_read = next().checked_sub(1).map(|may| may != 0);
         autotune.one_shot = usize::try_from(word >> 32).ok().filter(|&limit| limit > 0);
         autotune
     }
 
-    /// What is known, in one word.
+    /// Returns what is known, in one word.
     pub(crate) fn encode(&self) -> u64 {
         let may_read = self.may_read.map_or(0, |may| 1 + u64::from(may));
-        let bits = self.tried.iter().flatten().map(|&tried| tried as u64).chain([may_read]);
+        let bits = self.measured.iter().flatten().map(|&mode| mode as u64).chain([may_read]);
         let one_shot = (self.one_shot.unwrap_or(0) as u64) << 32;
         bits.enumerate().fold(one_shot, |word, (at, bits)| word | bits << (2 * at))
     }
 
-    /// Whether it is known up to which size one phase is quicker than two.
+    /// Whether the limit of one phase has been measured.
     #[cfg(test)]
-    pub(super) fn has_tried_one_shot(&self) -> bool {
+    pub(super) fn has_measured_one_shot(&self) -> bool {
         self.one_shot.is_some()
     }
 
-    /// How a buffer passes, if that need not be tried.
+    /// Returns the copy mode for a buffer, if it need not be measured.
     pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
         let copy_mode = match (self.wanted, self.may_read) {
             _ if bytes < LARGE => CopyMode::Staged,
-            // Read, 64 MiB take a third longer than past the caches through slots.
+            // Reading 64 MiB by cma takes a third longer than staging it with non-temporal copies.
             (CopyMode::Auto, _) if traffic == Traffic::Copied && bytes >= VERY_LARGE => CopyMode::Staged,
-            (CopyMode::Auto, _) => self.tried[traffic as usize][size(bytes)],
+            (CopyMode::Auto, _) => self.measured[traffic as usize][size(bytes)],
             (CopyMode::Cma, None) => CopyMode::Auto,
             (CopyMode::Cma, Some(false)) => CopyMode::Staged,
             (wanted, _) => wanted,
@@ -80,6 +83,7 @@ impl Autotune {
     }
 }
 
+/// The index in [`MEASURED_BYTES`] for a buffer of `bytes`.
 pub(super) fn size(bytes: usize) -> usize {
     usize::from(bytes >= VERY_LARGE)
 }

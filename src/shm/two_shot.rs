@@ -1,18 +1,21 @@
-//! Reductions in two phases: each rank reduces its chunk of every piece, and then all take the results.
+//! Reductions in two phases: each rank reduces its chunk of every piece, and then takes the results
+//! of its peers.
 
 use std::ops::Range;
 
-use super::pipeline::{Collective, Memory, Slots};
+use super::call::Memory;
+use super::pipeline::Collective;
+use super::slots::Slots;
 use crate::reduce::copy_streaming;
 use crate::schedule::chunk;
 
-/// Each rank reduces its slice of every piece. The slot mirrors the piece: the others' slices hold this rank's input for them,
-/// its own slice holds the result.
+/// Each rank reduces its chunk of every piece. The slot mirrors the piece: the peers' chunks hold
+/// this rank's input for them, its own chunk holds the result.
 pub(super) struct TwoShot<'a> {
     pub(super) memory: Memory<'a>,
-    /// Who takes the result; everybody if `None`.
+    /// The rank that takes the result; all ranks if `None`.
     pub(super) root: Option<usize>,
-    /// Whether slots are written past the caches.
+    /// Whether slots are written by non-temporal copies.
     pub(super) streams: bool,
     pub(super) parts: &'a mut Vec<*const u8>,
 }
@@ -22,10 +25,11 @@ impl TwoShot<'_> {
         Memory::piece(0..self.memory.call.count, self.memory.slot(), piece)
     }
 
-    /// A rank's slice of a piece: in the slot, and in the buffers.
-    fn slice(&self, piece: &Range<usize>, rank: usize) -> (usize, Range<usize>) {
-        let slice = chunk(piece.len(), self.memory.ranks, rank);
-        (slice.start * self.memory.call.element, piece.start + slice.start..piece.start + slice.end)
+    /// Returns a rank's chunk of a piece: its offset in the slot in bytes, and its elements in the
+    /// buffers.
+    fn chunk(&self, piece: &Range<usize>, rank: usize) -> (usize, Range<usize>) {
+        let chunk = chunk(piece.len(), self.memory.ranks, rank);
+        (chunk.start * self.memory.call.element, piece.start + chunk.start..piece.start + chunk.end)
     }
 
     fn takes(&self) -> bool {
@@ -39,10 +43,10 @@ impl TwoShot<'_> {
     /// As for [`Memory::copy`].
     unsafe fn share(&self, from: *const u8, slot: *mut u8, elements: usize) {
         if self.streams {
-            // SAFETY: passed on.
+            // SAFETY: the caller keeps the same contract.
             unsafe { copy_streaming(from, slot, elements * self.memory.call.element) }
         } else {
-            // SAFETY: passed on.
+            // SAFETY: the caller keeps the same contract.
             unsafe { self.memory.copy(from, slot, elements) }
         }
     }
@@ -58,37 +62,39 @@ impl Collective for TwoShot<'_> {
     fn stage(&mut self, piece: usize, mine: *mut u8) {
         let piece = self.piece(piece);
         for rank in (0..self.memory.ranks).filter(|&rank| rank != self.memory.rank) {
-            let (at, slice) = self.slice(&piece, rank);
+            let (at, chunk) = self.chunk(&piece, rank);
             // SAFETY: a piece fits a slot, and the caller of `run` vouches for the input.
-            unsafe { self.share(self.memory.input(&slice), mine.add(at), slice.len()) };
+            unsafe { self.share(self.memory.input(&chunk), mine.add(at), chunk.len()) };
         }
     }
 
     fn combine(&mut self, piece: usize, slots: &Slots<'_>) {
         let memory = self.memory;
         let piece = self.piece(piece);
-        let (at, slice) = self.slice(&piece, memory.rank);
-        let own = memory.input(&slice);
+        let (at, chunk) = self.chunk(&piece, memory.rank);
+        let own = memory.input(&chunk);
         self.parts.clear();
         let part = |rank| if rank == memory.rank { own } else { slots.of(rank).wrapping_add(at).cast_const() };
         self.parts.extend((0..memory.ranks).map(part));
         let shared = slots.of(memory.rank).wrapping_add(at);
         if self.takes() {
-            let output = memory.output(&slice);
+            let output = memory.output(&chunk);
             let (first, second) = if memory.streams(output) { (shared, output) } else { (output, shared) };
-            // SAFETY: everybody has staged this rank's slice; the caller of `run` vouches for both buffers, and this rank's slice
-            // of its own slot is its own until the next phase. What comes first is in the cache when it is copied.
+            // The fold writes `first`, which is then in the cache when it is copied.
+            // SAFETY: every peer has staged this rank's chunk, and the caller of `run` vouches for
+            // both buffers. No peer accesses this rank's chunk of its own slot until the next
+            // phase.
             unsafe {
-                memory.fold(self.parts, first, slice.len());
+                memory.fold(self.parts, first, chunk.len());
                 if second == output {
-                    memory.copy_out(first, output, slice.len());
+                    memory.copy_out(first, output, chunk.len());
                 } else if self.root.is_none() {
-                    self.share(output, shared, slice.len());
+                    self.share(output, shared, chunk.len());
                 }
             }
         } else {
-            // SAFETY: as above.
-            unsafe { memory.fold(self.parts, shared, slice.len()) };
+            // SAFETY: as above, and the result goes to this rank's own slot.
+            unsafe { memory.fold(self.parts, shared, chunk.len()) };
         }
     }
 
@@ -98,9 +104,10 @@ impl Collective for TwoShot<'_> {
         }
         let piece = self.piece(piece);
         for rank in (0..self.memory.ranks).filter(|&rank| rank != self.memory.rank) {
-            let (at, slice) = self.slice(&piece, rank);
-            // SAFETY: that rank has put its slice of the result there; the caller of `run` vouches for the output.
-            unsafe { self.memory.copy_out(slots.of(rank).add(at), self.memory.output(&slice), slice.len()) };
+            let (at, chunk) = self.chunk(&piece, rank);
+            // SAFETY: that rank has stored its chunk of the result there. The caller of `run`
+            // vouches for the output.
+            unsafe { self.memory.copy_out(slots.of(rank).add(at), self.memory.output(&chunk), chunk.len()) };
         }
     }
 }

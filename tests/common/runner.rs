@@ -1,4 +1,5 @@
-//! A runner for tests that start their own program as the ranks they need. What cannot run is printed and counted.
+//! A runner for tests that start their own program as the ranks they need. What cannot run is
+//! printed and counted.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +15,8 @@ pub(crate) enum Outcome {
 
 pub(crate) type Test = (&'static str, fn() -> Outcome);
 
-/// Runs those tests that the arguments ask for, so many at a time, and says how they ended as cargo's own runner would.
+/// Runs those tests that the arguments ask for, so many at a time, and says how they ended as
+/// cargo's own runner would.
 pub(crate) fn run(tests: &[Test], at_once: usize) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--list") {

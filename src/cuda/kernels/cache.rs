@@ -1,8 +1,11 @@
-//! Compiled programs on disk: compiling takes seconds, and every process would do it.
+//! The cache of compiled programs on disk: compiling takes seconds, and without the cache every
+//! process would compile.
 //!
-//! A file is named by all that its content depends on, so that it never goes stale, and begins with a checksum of the rest, so
-//! that a damaged one is compiled anew. It is written beside its place and then renamed: ranks that start at once each write the
-//! same, and none reads half of it. A folder that cannot be written costs a warning and the seconds.
+//! The name of a file is a digest of everything that its content depends on, so a file is never
+//! stale. The file begins with a checksum of the rest, so a damaged file is compiled again. It is
+//! written under another name and then renamed: ranks that start at once each write the same file,
+//! and none reads half of it. If the folder cannot be written, a process logs a warning and
+//! compiles.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,7 +18,7 @@ use sha2::{Digest, Sha256};
 /// Bytes of the checksum.
 const SUM: usize = 32;
 
-/// The folder: `KOLO_CACHE_DIR`, or `kolo` in the one that the system has for such files.
+/// Returns the folder of the cache: `KOLO_CACHE_DIR`, or `kolo` in the cache folder of the system.
 pub(super) fn folder(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("KOLO_CACHE_DIR")
@@ -24,44 +27,48 @@ pub(super) fn folder(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> 
         .or_else(|| set("HOME").map(|home| home.join(".cache").join("kolo")))
 }
 
-/// The name of what comes of these parts.
+/// Returns the name of the file that depends on these parts.
 pub(super) fn name(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
-        // With its length, so that no part can pass for the end of another.
+        // The length keeps apart lists of parts that would read the same side by side.
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
     format!("{}.cubin", hex(&hash.finalize()))
 }
 
-/// The content of a file, if it is there and whole.
+/// Returns the content of a file, if the file exists and is intact.
 pub(super) fn load(path: &Path) -> Option<Vec<u8>> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => {
-            tracing::warn!("{}: {error}; the kernels are compiled anew", path.display());
+            tracing::warn!("cannot read {}: {error}; the kernels are compiled again", path.display());
             return None;
         }
     };
     let (sum, content) = bytes.split_at_checked(SUM)?;
     if sum != &Sha256::digest(content)[..] {
-        tracing::warn!("{} is damaged; the kernels are compiled anew", path.display());
+        tracing::warn!("{} is damaged; the kernels are compiled again", path.display());
         return None;
     }
     Some(content.to_vec())
 }
 
-/// Leaves content for the next process.
+/// Writes content to a file for later processes.
 pub(super) fn store(path: &Path, content: &[u8]) {
     if let Err(error) = try_store(path, content) {
-        tracing::warn!("{}: {error}; every process compiles the kernels. KOLO_CACHE_DIR may name another folder", path.display());
+        tracing::warn!(
+            "cannot write {}: {error}; every process compiles the kernels; set KOLO_CACHE_DIR to a folder that can be written",
+            path.display()
+        );
     }
 }
 
 fn try_store(path: &Path, content: &[u8]) -> io::Result<()> {
-    // Of this process and thread alone, wherever processes have the same number: no two name spaces start at the same time.
+    // The random number tells apart processes with the same id in different namespaces, the counter
+    // threads of one process.
     static WRITTEN: AtomicU32 = AtomicU32::new(0);
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -69,7 +76,7 @@ fn try_store(path: &Path, content: &[u8]) -> io::Result<()> {
     let beside = path.with_extension(format!("{}-{number}-{:08x}.new", std::process::id(), random()?));
     let written = fs::write(&beside, [&Sha256::digest(content)[..], content].concat()).and_then(|()| fs::rename(&beside, path));
     if written.is_err() {
-        // What is left of it; there may be nothing.
+        // The file may not exist.
         _ = fs::remove_file(&beside);
     }
     written

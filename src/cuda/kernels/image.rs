@@ -1,4 +1,4 @@
-//! Code for one GPU: compiled for its architecture, or the PTX that is part of this crate.
+//! The code for one GPU: compiled for its architecture, or the PTX that is part of this crate.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -7,52 +7,52 @@ use super::cache;
 use super::nvrtc::{Compiler, Nvrtc};
 use crate::error::{Error, Result};
 
-/// All of `cuda-kernels`, as one program.
+/// The sources in `cuda-kernels`, as one program.
 pub(super) const SOURCE: &str = concat!(
     "#line 1 \"elements.cu\"\n",
     include_str!("../../../cuda-kernels/elements.cu"),
     "#line 1 \"reduce.cu\"\n",
     include_str!("../../../cuda-kernels/reduce.cu"),
-    "#line 1 \"map.cu\"\n",
-    include_str!("../../../cuda-kernels/map.cu"),
 );
 
-/// The arithmetic of the host: see `elements.cu`.
+/// The options that give the arithmetic of the host: see `elements.cu`.
 pub(super) const OPTIONS: [&str; 5] = ["--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"];
 
-/// The program for any GPU from [`PREBUILT_FOR`] on, which the driver compiles; with the zero that ends it.
+/// The program as PTX, which the driver compiles for any GPU from [`PREBUILT_FOR`] on. A zero ends
+/// it.
 const PREBUILT: &str = concat!(include_str!("../../../cuda-kernels/kolo.sm_80.ptx"), "\0");
 
 pub(super) const PREBUILT_FOR: (u32, u32) = (8, 0);
 
-/// What `cuModuleLoadData` takes.
+/// Code for `cuModuleLoadData`.
 #[derive(Debug)]
 pub(in crate::cuda) struct Image {
-    /// A cubin, or PTX with a zero at its end.
+    /// A cubin, or PTX that ends with a zero.
     pub(in crate::cuda) code: Cow<'static, [u8]>,
     pub(in crate::cuda) origin: Origin,
 }
 
-/// Where code comes from.
+/// The origin of code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cuda) enum Origin {
     /// Compiled by this process.
     Compiled,
-    /// Compiled by an earlier one.
+    /// Compiled by an earlier process and kept on disk.
     Cached,
     /// PTX that is part of this crate.
     Prebuilt {
-        /// Why it was not compiled for the GPU.
+        /// Why the program was not compiled for the GPU.
         why: String,
     },
 }
 
-/// Loads the code for GPUs of this compute capability: what `load` makes of the [`image`], or of the prebuilt code where the driver
-/// refuses what was compiled, as one does that is older than NVRTC.
+/// Loads the code for GPUs of this compute capability. Returns the result of `load` for the
+/// [`image`], or for the prebuilt code if the driver refuses compiled code, as a driver that is
+/// older than NVRTC does.
 ///
 /// # Errors
 ///
-/// Those of [`image`], and that of `load` if neither will do.
+/// Those of [`image`], and that of `load` if the driver refuses both.
 pub(in crate::cuda) fn load<T>(architecture: (u32, u32), load: impl Fn(&Image) -> Result<T>) -> Result<T> {
     load_or_prebuilt(image(architecture)?, architecture, load)
 }
@@ -61,27 +61,31 @@ pub(super) fn load_or_prebuilt<T>(image: Image, architecture: (u32, u32), load: 
     load(&image).or_else(|error| match image.origin {
         Origin::Prebuilt { .. } => Err(error),
         Origin::Compiled | Origin::Cached => {
-            load(&prebuilt(format!("the driver refuses what was compiled: {error}"), architecture)?)
+            load(&prebuilt(format!("the driver refuses the compiled kernels: {error}"), architecture)?)
         }
     })
 }
 
-/// The version of the compiler that [`image`] uses, or why there is none, for people.
+/// Returns the version of the compiler that [`image`] uses, or why there is none, as text for
+/// users.
 pub(in crate::cuda) fn compiler() -> Result<String, String> {
     Nvrtc::find().map(|nvrtc| name_of(nvrtc))
 }
 
-/// The code for GPUs of this compute capability. The first time on a machine this takes some seconds.
+/// Returns the code for GPUs of this compute capability. The first call on a machine takes some
+/// seconds.
 ///
 /// # Errors
 ///
-/// [`Error::Unsupported`] where NVRTC cannot compile it and the GPU is older than the prebuilt code.
+/// [`Error::Unsupported`] where NVRTC cannot compile it and the GPU is older than the prebuilt
+/// code.
 pub(super) fn image(architecture: (u32, u32)) -> Result<Image> {
     let compiler = Nvrtc::find().map(|nvrtc| nvrtc as &dyn Compiler);
     image_by(compiler, cache::folder(|name| std::env::var_os(name)).as_deref(), architecture)
 }
 
-/// The same, by a compiler (or why there is none) and a folder for what it makes.
+/// Returns the same by a given compiler, or the reason why there is none, and with a folder for
+/// compiled code.
 pub(super) fn image_by(
     compiler: Result<&dyn Compiler, String>,
     folder: Option<&Path>,
@@ -90,7 +94,7 @@ pub(super) fn image_by(
     compiler.and_then(|compiler| compiled(compiler, folder, architecture)).or_else(|why| prebuilt(why, architecture))
 }
 
-/// All that NVRTC is told for a real architecture (`sm_90`) or a virtual one (`compute_80`).
+/// Returns the options of NVRTC for a real architecture (`sm_90`) or a virtual one (`compute_80`).
 pub(super) fn options(architecture: &str) -> Vec<String> {
     let architecture = format!("--gpu-architecture={architecture}");
     OPTIONS.iter().map(|option| (*option).to_owned()).chain([architecture]).collect()

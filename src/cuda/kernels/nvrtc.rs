@@ -1,21 +1,22 @@
-//! NVIDIA's run-time compiler. It needs no GPU.
+//! NVRTC, NVIDIA's run-time compiler. It needs no GPU.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::OnceLock;
 
 use cudarc::nvrtc::sys;
 
-/// What makes code for a GPU.
+/// A compiler of code for a GPU.
 pub(super) trait Compiler {
-    /// Its version: another one may make other code.
+    /// The version of the compiler. Other versions may make other code.
     fn version(&self) -> (i32, i32);
 
-    /// Compiles a program with these options, among which is the architecture: a real one (`sm_90`) gives a cubin, a virtual one
-    /// (`compute_80`) PTX. An error is what the compiler says, for people.
+    /// Compiles a program. The options include the architecture: a real one (`sm_90`) gives a
+    /// cubin, a virtual one (`compute_80`) gives PTX. The error is the log of the compiler, for
+    /// users.
     fn compile(&self, source: &str, options: &[String]) -> Result<Vec<u8>, String>;
 }
 
-/// The oldest version that knows all that the kernels use.
+/// The oldest version that supports everything that the kernels use.
 const OLDEST: (i32, i32) = (12, 0);
 
 #[derive(Debug)]
@@ -24,23 +25,23 @@ pub(super) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// The one that is installed, looked for once; or why there is none.
+    /// Returns the installed NVRTC, or why there is none. Looks for it once.
     pub(super) fn find() -> Result<&'static Nvrtc, String> {
         static FOUND: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
         FOUND.get_or_init(Nvrtc::look).as_ref().map_err(Clone::clone)
     }
 
     fn look() -> Result<Nvrtc, String> {
-        // cudarc panics if it calls into a library that is not there.
-        // SAFETY: loads the library, whose initialisers are NVIDIA's.
+        // cudarc panics if it calls into a library that does not exist.
+        // SAFETY: this loads the library, whose initialisers are NVIDIA's.
         if !unsafe { sys::is_culib_present() } {
-            return Err("NVRTC (libnvrtc) is not found; it comes with CUDA, and LD_LIBRARY_PATH may name its folder".to_owned());
+            return Err("NVRTC (libnvrtc) is not found; install CUDA, or set LD_LIBRARY_PATH to its folder".to_owned());
         }
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: writes two integers. All versions have this function.
+        // SAFETY: the call writes two integers, and all versions have it.
         check(unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) })?;
         if (major, minor) < OLDEST {
-            return Err(format!("NVRTC {major}.{minor} is too old, {}.{} is the oldest that will do", OLDEST.0, OLDEST.1));
+            return Err(format!("NVRTC {major}.{minor} is too old; install {}.{} or newer", OLDEST.0, OLDEST.1));
         }
         Ok(Nvrtc { version: (major, minor) })
     }
@@ -52,7 +53,7 @@ impl Compiler for Nvrtc {
     }
 
     fn compile(&self, source: &str, options: &[String]) -> Result<Vec<u8>, String> {
-        let c_string = |text: &str| CString::new(text).map_err(|_| "a NUL in a program".to_owned());
+        let c_string = |text: &str| CString::new(text).map_err(|_| "the program has a zero byte".to_owned());
         let source = c_string(source)?;
         let options = options.iter().map(|option| c_string(option)).collect::<Result<Vec<_>, _>>()?;
         let is_virtual = options.iter().any(|option| option.to_bytes().starts_with(b"--gpu-architecture=compute_"));
@@ -64,7 +65,7 @@ impl Compiler for Nvrtc {
     }
 }
 
-/// A program that NVRTC holds, with the text that it may refer to.
+/// A program that NVRTC holds, and the text that it may refer to.
 struct Program<'a> {
     handle: sys::nvrtcProgram,
     _source: &'a CStr,
@@ -72,7 +73,7 @@ struct Program<'a> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by nvrtcCreateProgram, and destroyed only here.
+        // SAFETY: nvrtcCreateProgram made the program, and it is destroyed only here.
         unsafe { sys::nvrtcDestroyProgram(&raw mut self.handle) };
     }
 }
@@ -81,14 +82,14 @@ impl<'a> Program<'a> {
     fn new(source: &'a CStr) -> Result<Program<'a>, String> {
         let mut handle = std::ptr::null_mut();
         let (name, none) = (c"kolo.cu".as_ptr(), std::ptr::null());
-        // SAFETY: the source outlives the program; there are no headers.
+        // SAFETY: the source outlives the program, and there are no headers.
         check(unsafe { sys::nvrtcCreateProgram(&raw mut handle, source.as_ptr(), name, 0, none, none) })?;
         Ok(Program { handle, _source: source })
     }
 
     fn compile(&self, options: &[CString]) -> Result<(), String> {
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: the program is alive, and so are the strings.
+        // SAFETY: the program and the strings are alive.
         check(unsafe { sys::nvrtcCompileProgram(self.handle, options.len() as c_int, options.as_ptr()) })
     }
 
@@ -105,7 +106,7 @@ impl<'a> Program<'a> {
         self.output(sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN)
     }
 
-    /// One of what NVRTC has to say of a program: it tells the size, then writes so many bytes.
+    /// Returns one output of a program: `size` returns its length, `write` writes as many bytes.
     fn output(
         &self,
         size: unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult,
@@ -115,12 +116,12 @@ impl<'a> Program<'a> {
         // SAFETY: the program is alive.
         check(unsafe { size(self.handle, &raw mut bytes) })?;
         let mut output = vec![0; bytes];
-        // SAFETY: as above, and there is room for what it said.
+        // SAFETY: the program is alive, and `output` has the length that NVRTC returned.
         check(unsafe { write(self.handle, output.as_mut_ptr().cast()) })?;
         Ok(output)
     }
 }
 
 fn check(result: sys::nvrtcResult) -> Result<(), String> {
-    result.result().map_err(|error| format!("NVRTC says {error}"))
+    result.result().map_err(|error| format!("NVRTC failed: {error}"))
 }

@@ -1,7 +1,8 @@
-//! NVIDIA's GPUs, through CUDA's driver.
+//! NVIDIA's GPUs, through the CUDA driver.
 //!
-//! Buffers, streams and contexts are the user's and stay so. kolo works in each device's primary context, which is that of CUDA's
-//! runtime and of PyTorch; it is made current for the length of a call, and what was current before is so again afterwards.
+//! Buffers, streams and contexts belong to the user. kolo works in each device's primary context,
+//! which the CUDA runtime and PyTorch also use. It makes that context current during a call, and
+//! restores the previous one afterwards.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -16,29 +17,30 @@ use super::kernels;
 use crate::error::{Error, Result};
 use crate::types::{DType, ReduceOp};
 
-/// The driver, if its library is there. Nothing is initialised: that takes a tenth of a second, and who has no device memory yet
-/// needs none.
+/// Returns the driver, if its library is installed. Does not initialise it: that takes a tenth of a
+/// second, and a process without device memory does not need it.
 pub(super) fn driver() -> Option<Arc<dyn Driver>> {
     NVIDIA.as_ref().map(|driver| driver.clone() as Arc<dyn Driver>)
 }
 
 static NVIDIA: LazyLock<Option<Arc<Nvidia>>> = LazyLock::new(|| {
-    // SAFETY: the library's initialisers run, as they do in every program that uses it. Without it, no other call may be made.
+    // SAFETY: the library's initialisers run, as in every program that uses it. If the library is
+    // not there, no other call is made.
     let is_there = unsafe { cu::is_culib_present() };
-    // A call that is not there would panic.
+    // cudarc panics at a call that the library does not have.
     let has = |symbol: &&[u8]| {
-        // SAFETY: it is only looked up.
+        // SAFETY: the symbol is only looked up.
         unsafe { cu::culib().get::<*const c_void>(*symbol) }.is_ok()
     };
     if is_there && let Some(symbol) = NEWEST.iter().find(|symbol| !has(symbol)) {
         let symbol = String::from_utf8_lossy(symbol);
-        tracing::warn!(%symbol, "the CUDA driver is too old or incomplete: device memory cannot be had");
+        tracing::warn!(%symbol, "the CUDA driver is too old or incomplete, so device memory is not supported; update it");
         return None;
     }
     is_there.then(|| Arc::new(Nvidia { devices: Mutex::default() }))
 });
 
-/// Calls that not every driver has.
+/// The calls that old drivers do not have.
 const NEWEST: [&[u8]; 6] = [
     b"cuPointerGetAttribute\0",
     b"cuStreamWaitValue32_v2\0",
@@ -49,11 +51,12 @@ const NEWEST: [&[u8]; 6] = [
 ];
 
 struct Nvidia {
-    /// By ordinal, as they are needed. They stay: streams of users may wait at their gates.
+    /// The devices in use, by ordinal. They are never closed, because users' streams may wait at
+    /// their gates.
     devices: Mutex<HashMap<c_int, Arc<Gpu>>>,
 }
 
-/// What a call to the driver says.
+/// Turns the result of a driver call into a [`Result`].
 fn check(device: &str, doing: &'static str, result: CUresult) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -64,7 +67,7 @@ fn check(device: &str, doing: &'static str, result: CUresult) -> Result<()> {
 fn describe(result: CUresult) -> String {
     let text = |of: unsafe fn(CUresult, *mut *const c_char) -> CUresult| {
         let mut text = std::ptr::null();
-        // SAFETY: it writes one pointer, to a static text, or null.
+        // SAFETY: the call writes one pointer, to a static text or null.
         let is_known = unsafe { of(result, &mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
         // SAFETY: the text is static and ends with a zero.
         if is_known { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() } else { format!("error {}", result as u32) }
@@ -74,18 +77,18 @@ fn describe(result: CUresult) -> String {
 
 const DRIVER: &str = "the CUDA driver";
 
-/// The oldest driver that has all that is called here, as 1000 major + 10 minor.
+/// The oldest driver that has all calls used here, as 1000 * major + 10 * minor.
 const OLDEST_DRIVER: c_int = 12_010;
 
 impl Nvidia {
-    /// A device, by the number under which this process sees it.
+    /// Returns a device by the number under which this process sees it.
     fn open(&self, ordinal: c_int) -> Result<Arc<Gpu>> {
         let mut devices = self.devices.lock();
         if let Some(device) = devices.get(&ordinal) {
             return Ok(device.clone());
         }
         let device = Arc::new(Gpu::new(ordinal)?);
-        tracing::debug!(device = device.name, "a device is used");
+        tracing::debug!(device = device.name, "opened a device");
         devices.insert(ordinal, device.clone());
         Ok(device)
     }
@@ -95,13 +98,14 @@ impl Driver for Nvidia {
     fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>> {
         let mut kind = 0u32;
         let kind_of = cu::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-        // SAFETY: the attribute is as large as what is written to. The driver looks the address up, and follows it nowhere.
+        // SAFETY: the attribute has the size of `kind`. The driver looks the address up and does
+        // not access it.
         let result = unsafe { cu::cuPointerGetAttribute((&raw mut kind).cast(), kind_of, address.addr() as u64) };
-        // Memory that the driver does not know, a process that has not used it yet, or a driver that does not work: what is on the
-        // host is not to suffer from that.
+        // The driver does not know the memory, the process has not used the driver yet, or the
+        // driver does not work. None of that may fail an operation on host memory.
         if result != CUresult::CUDA_SUCCESS {
             if result != CUresult::CUDA_ERROR_INVALID_VALUE {
-                tracing::debug!(problem = describe(result), "a buffer counts as host memory");
+                tracing::debug!(problem = describe(result), "the driver does not know a buffer; it counts as host memory");
             }
             return Ok(None);
         }
@@ -117,18 +121,21 @@ impl Driver for Nvidia {
     }
 
     fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
-        let problem =
-            || Error::Device { device: DRIVER.to_owned(), doing: "opening a device", problem: "no such number".to_owned() };
+        let problem = || Error::Device {
+            device: DRIVER.to_owned(),
+            doing: "opening a device",
+            problem: "there is no device with this number".to_owned(),
+        };
         Ok(self.open(c_int::try_from(ordinal).map_err(|_| problem())?)?)
     }
 
     fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>> {
         let mut context = std::ptr::null_mut();
-        // SAFETY: a stream of the caller's; one context is written.
+        // SAFETY: the stream belongs to the caller; the call writes one context.
         let result = unsafe { cu::cuStreamGetCtx(raw(stream), &mut context) };
         check(DRIVER, "looking up the device of a stream", result)?;
         let mut ordinal = 0;
-        // SAFETY: the stream's context lives.
+        // SAFETY: the context of the stream is alive.
         unsafe {
             check(DRIVER, "looking up the device of a stream", cu::cuCtxPushCurrent_v2(context))?;
             let result = cu::cuCtxGetDevice(&mut ordinal);
@@ -152,24 +159,24 @@ struct Gpu {
     name: String,
     id: DeviceId,
     context: Context,
-    /// Its compute capability.
+    /// The compute capability, as major and minor.
     architecture: (u32, u32),
     multiprocessors: u32,
     kernels: Mutex<Kernels>,
-    /// Handles of allocations, by number: making one takes microseconds.
+    /// Handles of allocations by their id: making one takes microseconds.
     handles: Mutex<HashMap<u64, Handle>>,
     gates: Mutex<Option<Option<Arc<Gates>>>>,
 }
 
-/// A device's primary context, which is never released: the process may use it as long as it likes.
+/// A device's primary context. It is never released, so it stays valid.
 struct Context(cu::CUcontext);
 
-// SAFETY: contexts may be used by any thread.
+// SAFETY: any thread may use a context.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// The reductions, as far as they have been needed.
+/// The kernels of the reductions that were used so far.
 #[derive(Default)]
 struct Kernels {
     module: Option<Module>,
@@ -178,16 +185,16 @@ struct Kernels {
 
 struct Module(cu::CUmodule);
 
-// SAFETY: modules may be used by any thread.
+// SAFETY: any thread may use a module.
 unsafe impl Send for Module {}
 
 #[derive(Clone, Copy)]
 struct Entry(cu::CUfunction);
 
-// SAFETY: functions may be used by any thread.
+// SAFETY: any thread may use a function.
 unsafe impl Send for Entry {}
 
-/// So many handles are kept. What is made anew is made in microseconds.
+/// The number of handles that are kept. Making one again takes microseconds.
 const MOST_HANDLES: usize = 4096;
 
 impl Gpu {
@@ -197,14 +204,14 @@ impl Gpu {
         let mut context = std::ptr::null_mut();
         let mut name = [0 as c_char; 128];
         let mut uuid = cu::CUuuid { bytes: [0; 16] };
-        // SAFETY: each call writes what it is given room for.
+        // SAFETY: each call writes only to the variable that it gets.
         unsafe {
             check(DRIVER, "initialising CUDA", cu::cuInit(0))?;
             let mut version = 0;
-            check(DRIVER, "asking for its version", cu::cuDriverGetVersion(&mut version))?;
+            check(DRIVER, "querying the version of the driver", cu::cuDriverGetVersion(&mut version))?;
             if version < OLDEST_DRIVER {
                 let why =
-                    format!("its driver is for CUDA {}.{}; update it to 12.1 or newer", version / 1000, version % 1000 / 10);
+                    format!("the driver is for CUDA {}.{}; update it to 12.1 or newer", version / 1000, version % 1000 / 10);
                 return Err(Error::Unsupported { what: "device memory", why });
             }
             check(DRIVER, doing, cu::cuDeviceGet(&mut device, ordinal))?;
@@ -214,11 +221,11 @@ impl Gpu {
         }
         let attribute = |attribute| {
             let mut value = 0;
-            // SAFETY: one number is written.
+            // SAFETY: the call writes one number.
             check(DRIVER, doing, unsafe { cu::cuDeviceGetAttribute(&mut value, attribute, device) }).map(|()| value as u32)
         };
         use cu::CUdevice_attribute::*;
-        // SAFETY: it was zeros, and the last is still one.
+        // SAFETY: the array was zeros, and its last byte still is.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
         Ok(Gpu {
             name: format!("CUDA device {ordinal} ({name})"),
@@ -235,7 +242,7 @@ impl Gpu {
         })
     }
 
-    /// Calls the driver in the device's context.
+    /// Calls the driver in the device's context, and turns its result into a [`Result`].
     fn within(&self, doing: &'static str, call: impl FnOnce() -> CUresult) -> Result<()> {
         self.check(doing, self.in_context(call))
     }
@@ -246,10 +253,11 @@ impl Gpu {
         if pushed != CUresult::CUDA_SUCCESS {
             return pushed;
         }
-        // A graph that another thread is capturing is none of this one's business.
+        // The calls of this thread must not disturb a graph that another thread is capturing.
         let mut mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let mut context = std::ptr::null_mut();
-        // SAFETY: the mode is this thread's, and is put back; what was pushed above is popped.
+        // SAFETY: the mode belongs to this thread and is restored; the context that was pushed
+        // above is popped.
         unsafe {
             cu::cuThreadExchangeStreamCaptureMode(&mut mode);
             let result = call();
@@ -263,7 +271,7 @@ impl Gpu {
         check(&self.name, doing, result)
     }
 
-    /// The kernel of a reduction.
+    /// Returns the kernel of a reduction, and loads it if necessary.
     fn entry(&self, dtype: DType, redop: ReduceOp) -> Result<Entry> {
         let mut kernels = self.kernels.lock();
         if let Some(&entry) = kernels.entries.get(&(dtype, redop)) {
@@ -278,14 +286,14 @@ impl Gpu {
                     self.within("loading the kernels", || unsafe {
                         cu::cuModuleLoadData(&mut module, image.code.as_ptr().cast::<c_void>())
                     })?;
-                    tracing::info!(device = self.name, origin = ?image.origin, "the kernels are loaded");
+                    tracing::info!(device = self.name, origin = ?image.origin, "loaded the kernels");
                     Ok(module)
                 })?;
                 kernels.module.insert(Module(module)).0
             }
         };
         let name = kernels::entry(dtype, redop).and_then(|name| CString::new(name).ok());
-        let name = name.expect("reductions that do not apply are refused before, and names have no zeros");
+        let name = name.expect("the reduction applies to the type, and the name has no zeros");
         let mut function = std::ptr::null_mut();
         // SAFETY: the module stays loaded, and the name ends with a zero.
         self.within("looking up a kernel", || unsafe { cu::cuModuleGetFunction(&mut function, module, name.as_ptr()) })?;
@@ -294,12 +302,13 @@ impl Gpu {
         Ok(Entry(function))
     }
 
-    /// Runs an entry on nothing: the driver loads it at its first launch, and may wait for all streams then.
+    /// Runs an entry on no elements, because the driver loads an entry at its first launch and may
+    /// then wait for all streams.
     fn load(&self, entry: Entry) -> Result<()> {
         let mut told = kernels::Reduction::new(&[0], &[0], 0, 1);
         let mut parameters: [*mut c_void; 1] = [(&raw mut told).cast()];
         let stream = self.new_stream()?;
-        // SAFETY: the entry takes one such parameter, and touches no memory for no elements.
+        // SAFETY: the entry takes one such parameter, and accesses no memory for no elements.
         let result = self.within("loading a kernel", || unsafe {
             let (parameters, none) = (parameters.as_mut_ptr(), std::ptr::null_mut());
             match cu::cuLaunchKernel(entry.0, 1, 1, 1, 1, 1, 1, 0, raw(stream), parameters, none) {
@@ -311,13 +320,13 @@ impl Gpu {
         result
     }
 
-    /// Gates, if a stream of this device can wait at one, which is tried.
+    /// Returns gates, if a test shows that a stream of this device can wait at one.
     fn make_gates(&self) -> Result<Option<Arc<Gates>>> {
         // SAFETY: the page of the gates is never freed.
         let gates = match Gates::new(|page, len| unsafe { self.pin(page, len) }) {
             Ok(gates) => gates,
             Err(error) => {
-                tracing::info!(%error, "streams of this device cannot wait for the host: calls do");
+                tracing::info!(%error, "streams of this device cannot wait for the host, so calls wait instead");
                 return Ok(None);
             }
         };
@@ -330,7 +339,7 @@ impl Gpu {
         match tried {
             Some(Ok(())) => Ok(Some(gates)),
             Some(Err(error)) => {
-                tracing::info!(%error, "streams of this device cannot wait for the host: calls do");
+                tracing::info!(%error, "streams of this device cannot wait for the host, so calls wait instead");
                 Ok(None)
             }
             None => Ok(None),
@@ -338,7 +347,7 @@ impl Gpu {
     }
 }
 
-/// Where registered host memory is seen by the device, with the flag of memory that all contexts know.
+/// The flags for pinned host memory that the device can access, in all contexts.
 const PORTABLE_AND_MAPPED: u32 = cu::CU_MEMHOSTREGISTER_PORTABLE | cu::CU_MEMHOSTREGISTER_DEVICEMAP;
 
 impl Device for Gpu {
@@ -353,21 +362,22 @@ impl Device for Gpu {
     fn extent(&self, address: Address) -> Result<Extent> {
         const DOING: &str = "looking up the allocation of a buffer";
         let (mut base, mut size, mut id) = (0, 0, 0u64);
-        // SAFETY: two numbers are written.
+        // SAFETY: the call writes two numbers.
         self.within(DOING, || unsafe { cu::cuMemGetAddressRange_v2(&mut base, &mut size, address) })?;
         let number = cu::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
-        // SAFETY: the attribute is as large as what is written to.
+        // SAFETY: the attribute has the size of the variable.
         self.within(DOING, || unsafe { cu::cuPointerGetAttribute((&raw mut id).cast(), number, address) })?;
         Ok(Extent { base, size: size as u64, id })
     }
 
-    /// Of the highest priority: streams of one priority may share a queue of the device, and kolo's must not come behind one that
-    /// waits at a gate for what they do.
+    /// Creates a stream of the highest priority. Streams of one priority may share a queue of the
+    /// device, and a stream of kolo must not queue behind a user's stream that waits at a gate for
+    /// it.
     fn new_stream(&self) -> Result<StreamId> {
         let (mut least, mut greatest, mut stream) = (0, 0, std::ptr::null_mut());
         let flags = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: numbers and a stream are written.
-        self.within("making a stream", || unsafe {
+        // SAFETY: the calls write two numbers and a stream.
+        self.within("creating a stream", || unsafe {
             match cu::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) {
                 CUresult::CUDA_SUCCESS => cu::cuStreamCreateWithPriority(&mut stream, flags, greatest),
                 result => result,
@@ -377,8 +387,9 @@ impl Device for Gpu {
     }
 
     fn end_stream(&self, stream: StreamId) {
-        // SAFETY: it was made by `new_stream`, and is used no more. What it was given is done all the same.
-        if let Err(error) = self.within("ending a stream", || unsafe { cu::cuStreamDestroy_v2(raw(stream)) }) {
+        // SAFETY: `new_stream` created it, and it is no longer used. The device still does its
+        // work.
+        if let Err(error) = self.within("destroying a stream", || unsafe { cu::cuStreamDestroy_v2(raw(stream)) }) {
             tracing::debug!(%error);
         }
     }
@@ -386,40 +397,40 @@ impl Device for Gpu {
     fn new_event(&self) -> Result<EventId> {
         let mut event = std::ptr::null_mut();
         let flags = cu::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: an event is written.
-        self.within("making an event", || unsafe { cu::cuEventCreate(&mut event, flags) })?;
+        // SAFETY: the call writes an event.
+        self.within("creating an event", || unsafe { cu::cuEventCreate(&mut event, flags) })?;
         Ok(EventId(event.addr()))
     }
 
     fn end_event(&self, event: EventId) {
-        // SAFETY: it was made by `new_event`, and is used no more.
-        if let Err(error) = self.within("ending an event", || unsafe { cu::cuEventDestroy_v2(raw_event(event)) }) {
+        // SAFETY: `new_event` created it, and it is no longer used.
+        if let Err(error) = self.within("destroying an event", || unsafe { cu::cuEventDestroy_v2(raw_event(event)) }) {
             tracing::debug!(%error);
         }
     }
 
     fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
-        // SAFETY: both live.
+        // SAFETY: the event and the stream are alive.
         self.within("recording an event", || unsafe { cu::cuEventRecord(raw_event(event), raw(stream)) })
     }
 
     fn is_done(&self, event: EventId) -> Result<bool> {
-        // SAFETY: it lives.
+        // SAFETY: the event is alive.
         match self.in_context(|| unsafe { cu::cuEventQuery(raw_event(event)) }) {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            result => self.check("carrying out what a stream was given", result).map(|()| true),
+            result => self.check("running the work of a stream", result).map(|()| true),
         }
     }
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool> {
         let mut status = cu::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: a stream of the caller's; its status is written.
+        // SAFETY: the stream belongs to the caller; the call writes its status.
         let result = self.in_context(|| unsafe { cu::cuStreamIsCapturing(raw(stream), &mut status) });
         match result {
-            // The default stream, while another one is being captured.
+            // The stream is the default stream, while another one is being captured.
             CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
             result => {
-                self.check("asking whether a stream is being captured", result)?;
+                self.check("querying whether a stream is being captured", result)?;
                 Ok(status != cu::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
             }
         }
@@ -436,8 +447,8 @@ impl Device for Gpu {
     unsafe fn wait_for_word(&self, stream: StreamId, word: *const AtomicU32, value: u32) -> Result<()> {
         let flags = cu::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         let mut address = 0;
-        // SAFETY: the word is in memory that was registered for all contexts, and stays.
-        self.within("having a stream wait for the host", || unsafe {
+        // SAFETY: the word is in memory that is pinned for all contexts and never freed.
+        self.within("enqueueing a wait for the host", || unsafe {
             match cu::cuMemHostGetDevicePointer_v2(&mut address, word.cast_mut().cast(), 0) {
                 CUresult::CUDA_SUCCESS => cu::cuStreamWaitValue32_v2(raw(stream), address, value, flags),
                 result => result,
@@ -446,22 +457,22 @@ impl Device for Gpu {
     }
 
     unsafe fn copy_out(&self, stream: StreamId, from: Address, to: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: the caller vouches for both.
+        // SAFETY: the caller vouches for both addresses.
         self.within("copying from the device", || unsafe { cu::cuMemcpyDtoHAsync_v2(to.cast(), from, len, raw(stream)) })
     }
 
     unsafe fn copy_in(&self, stream: StreamId, from: *const u8, to: Address, len: usize) -> Result<()> {
-        // SAFETY: the caller vouches for both.
+        // SAFETY: the caller vouches for both addresses.
         self.within("copying to the device", || unsafe { cu::cuMemcpyHtoDAsync_v2(to, from.cast(), len, raw(stream)) })
     }
 
     unsafe fn copy(&self, stream: StreamId, from: Address, to: Address, len: usize) -> Result<()> {
-        // SAFETY: the caller vouches for both.
+        // SAFETY: the caller vouches for both addresses.
         self.within("copying between devices", || unsafe { cu::cuMemcpyAsync(to, from, len, raw(stream)) })
     }
 
     unsafe fn zero(&self, stream: StreamId, address: Address, len: usize) -> Result<()> {
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         self.within("clearing device memory", || unsafe { cu::cuMemsetD8Async(address, 0, len, raw(stream)) })
     }
 
@@ -472,8 +483,9 @@ impl Device for Gpu {
         let kernels::Grid { blocks, threads } = kernels::grid((count * dtype.size()) as u64, self.multiprocessors);
         let mut parameters: [*mut c_void; 1] = [(&raw mut told).cast()];
         let none = std::ptr::null_mut();
-        // SAFETY: the entry takes one such parameter, which is copied before the call returns; the caller vouches for the memory.
-        self.within("starting a reduction", || unsafe {
+        // SAFETY: the entry takes one such parameter, which the call copies; the caller vouches for
+        // the memory.
+        self.within("launching a reduction", || unsafe {
             cu::cuLaunchKernel(entry.0, blocks, 1, 1, threads, 1, 1, 0, raw(stream), parameters.as_mut_ptr(), none)
         })
     }
@@ -488,7 +500,7 @@ impl Device for Gpu {
     }
 
     unsafe fn unpin(&self, memory: *mut u8) {
-        // SAFETY: it was pinned.
+        // SAFETY: the memory is pinned.
         if let Err(error) = self.within("unpinning host memory", || unsafe { cu::cuMemHostUnregister(memory.cast()) }) {
             tracing::debug!(%error);
         }
@@ -496,13 +508,13 @@ impl Device for Gpu {
 
     fn allocate(&self, len: usize) -> Result<Address> {
         let mut address = 0;
-        // SAFETY: an address is written.
+        // SAFETY: the call writes an address.
         self.within("allocating device memory", || unsafe { cu::cuMemAlloc_v2(&mut address, len) })?;
         Ok(address)
     }
 
     unsafe fn free(&self, address: Address) {
-        // SAFETY: it was allocated by `allocate`, and is used no more.
+        // SAFETY: `allocate` returned this memory, and it is no longer used.
         if let Err(error) = self.within("freeing device memory", || unsafe { cu::cuMemFree_v2(address) }) {
             tracing::debug!(%error);
         }
@@ -514,8 +526,8 @@ impl Device for Gpu {
             return Ok(*handle);
         }
         let mut handle = cu::CUipcMemHandle { reserved: [0; 64] };
-        // SAFETY: a handle is written.
-        self.within("making memory known to other processes", || unsafe { cu::cuIpcGetMemHandle(&mut handle, extent.base) })?;
+        // SAFETY: the call writes a handle.
+        self.within("exporting memory to other processes", || unsafe { cu::cuIpcGetMemHandle(&mut handle, extent.base) })?;
         if handles.len() >= MOST_HANDLES {
             handles.clear();
         }
@@ -528,13 +540,13 @@ impl Device for Gpu {
         let handle = cu::CUipcMemHandle { reserved: handle.map(|byte| byte as c_char) };
         let mut address = 0;
         let flags = cu::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
-        // SAFETY: an address is written. What is no handle is refused.
+        // SAFETY: the call writes an address. The driver refuses an invalid handle.
         self.within("opening another process's memory", || unsafe { cu::cuIpcOpenMemHandle_v2(&mut address, handle, flags) })?;
         Ok(address)
     }
 
     unsafe fn close(&self, address: Address) {
-        // SAFETY: it was imported, and is used no more.
+        // SAFETY: the memory was imported, and is no longer used.
         if let Err(error) = self.within("closing another process's memory", || unsafe { cu::cuIpcCloseMemHandle(address) }) {
             tracing::debug!(%error);
         }
@@ -544,12 +556,12 @@ impl Device for Gpu {
         let mut context: cu::CUcontext = std::ptr::null_mut();
         let whose = cu::CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT;
         const DOING: &str = "reaching memory of another device";
-        // SAFETY: the attribute is as large as what is written to.
+        // SAFETY: the attribute has the size of the variable.
         self.within(DOING, || unsafe { cu::cuPointerGetAttribute((&raw mut context).cast(), whose, address) })?;
         if context == self.context.0 {
             return Ok(());
         }
-        // SAFETY: the context of an allocation that lives.
+        // SAFETY: the context is that of an allocation that is alive.
         match self.in_context(|| unsafe { cu::cuCtxEnablePeerAccess(context, 0) }) {
             CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
             result => self.check(DOING, result),

@@ -1,5 +1,6 @@
-//! What only a GPU can show: `cargo test --features cuda --lib -- on_a_gpu`. With `KOLO_TEST_GPU=1` these tests fail where they would
-//! only say that they were not run. `scripts/gpu-check.sh` also runs them under compute-sanitizer.
+//! Tests that need a GPU: `cargo test --features cuda --lib -- on_a_gpu`. Without a GPU they are
+//! not run; with `KOLO_TEST_GPU=1` they fail instead. `scripts/gpu-check.sh` also runs them under
+//! compute-sanitizer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,10 +12,10 @@ use super::*;
 use crate::reduce::Kernel;
 use crate::types::mix;
 
-/// Longer than anything here takes.
+/// How long a test waits for a stream: far longer than its work takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The first GPU.
+/// Returns the first GPU.
 fn gpu() -> Option<Arc<dyn Device>> {
     let why = match NVIDIA.as_ref() {
         None => "there is no CUDA driver".to_owned(),
@@ -23,7 +24,7 @@ fn gpu() -> Option<Arc<dyn Device>> {
             Err(error) => error.to_string(),
         },
     };
-    assert!(std::env::var_os("KOLO_TEST_GPU").is_none(), "{why}, though KOLO_TEST_GPU says that there is a GPU");
+    assert!(std::env::var_os("KOLO_TEST_GPU").is_none(), "{why}, although KOLO_TEST_GPU is set");
     std::io::Write::write_all(&mut std::io::stderr(), format!("NOT RUN: a test on a GPU: {why}\n").as_bytes()).unwrap();
     None
 }
@@ -31,7 +32,7 @@ fn gpu() -> Option<Arc<dyn Device>> {
 fn until_done(event: &Event) {
     let began = Instant::now();
     while !event.is_done().unwrap() {
-        assert!(began.elapsed() < PATIENCE, "the stream does not come to its end");
+        assert!(began.elapsed() < PATIENCE, "the stream does not complete its work");
         std::thread::yield_now();
     }
 }
@@ -43,20 +44,22 @@ fn mark(gpu: &Arc<dyn Device>, stream: &Stream) -> Event {
 }
 
 fn put(gpu: &Arc<dyn Device>, stream: &Stream, bytes: &[u8], to: Address) {
-    // SAFETY: the caller's memory has room for them; they stay until they have been copied.
+    // SAFETY: the caller's memory has room for the bytes, which stay until they have been copied.
     unsafe { gpu.copy_in(stream.id, bytes.as_ptr(), to, bytes.len()).unwrap() };
     until_done(&mark(gpu, stream));
 }
 
 fn get(gpu: &Arc<dyn Device>, stream: &Stream, from: Address, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    // SAFETY: there are as many in the caller's memory; the vector stays until they have been copied.
+    // SAFETY: the caller's memory has `len` bytes, and the vector stays until they have been
+    // copied.
     unsafe { gpu.copy_out(stream.id, from, bytes.as_mut_ptr(), len).unwrap() };
     until_done(&mark(gpu, stream));
     bytes
 }
 
-/// Numbers of which no reduction makes NaN: which NaN it is differs between processors.
+/// Returns numbers of which no reduction makes a NaN, because the payload of a NaN differs between
+/// processors.
 fn elements(dtype: DType, count: usize, seed: u64) -> Vec<u8> {
     let of = |i| {
         let word = mix(seed, i) >> 8;
@@ -73,16 +76,17 @@ fn elements(dtype: DType, count: usize, seed: u64) -> Vec<u8> {
     (0..count as u64).flat_map(|i| of(i).to_le_bytes()[..dtype.size()].to_vec()).collect()
 }
 
-/// Memory that begins where every element may.
+/// Returns the bytes in memory that is aligned for every element type.
 fn words(bytes: &[u8]) -> Vec<u64> {
     let word = |chunk: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(0)));
     bytes.chunks(8).map(word).collect()
 }
 
-/// What is there before.
+/// The content of memory before a test.
 const UNTOUCHED: u8 = 0xa5;
 
-/// One reduction on both sides; each part begins `offset` elements after a line, the last `shift` elements later.
+/// Compares one reduction on the GPU with the host. Each part begins `offset` elements after a
+/// line, the last one `shift` elements later.
 fn reduces_as_the_host(
     gpu: &Arc<dyn Device>,
     (dtype, redop): (DType, ReduceOp),
@@ -92,13 +96,13 @@ fn reduces_as_the_host(
     let (stream, size) = (Stream::new(gpu).unwrap(), dtype.size());
     let len = count * size;
     let place = |part: usize| (offset + if part + 1 == parts { shift } else { 0 }) * size;
-    // Room after the end, which nobody may write.
+    // The bytes after the end must not change.
     let room = |part: usize| place(part) + len + 64;
     let inputs: Vec<Vec<u8>> = (0..parts).map(|part| elements(dtype, count, mix(parts as u64, part as u64))).collect();
     let aligned: Vec<Vec<u64>> = inputs.iter().map(|input| words(input)).collect();
     let pointers: Vec<*const u8> = aligned.iter().map(|words| words.as_ptr().cast()).collect();
     let mut expected = words(&vec![0; len]);
-    // SAFETY: all are of `count` elements, and the target is apart.
+    // SAFETY: all have `count` elements, and the target overlaps no part.
     unsafe { Kernel::new(dtype, redop).unwrap().fold(&pointers, expected.as_mut_ptr().cast(), count, Some(parts)) };
     let expected: Vec<u8> = expected.iter().flat_map(|word| word.to_le_bytes()).take(len).collect();
 
@@ -113,7 +117,7 @@ fn reduces_as_the_host(
     let addresses: Vec<Address> = memories.iter().enumerate().map(|(part, memory)| memory.address + place(part) as u64).collect();
     let (sources, targets) = (&addresses[..parts], &addresses[..targets]);
     let reduction = Reduction { dtype, redop, sources, targets, count, divisor: parts };
-    // SAFETY: all are within their memory, which stays until it has been looked at below.
+    // SAFETY: all are within their memory, which stays allocated until it is read below.
     unsafe { gpu.reduce(stream.id, &reduction).unwrap() };
     let what = format!("{redop} of {parts} x {count} {dtype} into {}, at {offset} and {shift}", targets.len());
     for (part, memory) in memories.iter().enumerate() {
@@ -153,7 +157,7 @@ fn memory_is_found_and_copied() {
     let [one, other] = [0, 1].map(|_| Memory::new(&gpu, len).unwrap());
     let driver = driver().unwrap();
     let found = driver.locate(std::ptr::without_provenance(one.address as usize + len - 1)).unwrap();
-    assert_eq!(found.expect("it is a device's").id(), gpu.id());
+    assert_eq!(found.expect("the address is in device memory").id(), gpu.id());
     let on_host = [1u8; 10];
     assert!(driver.locate(on_host.as_ptr()).unwrap().is_none());
     assert_eq!(driver.device_of(stream.id).unwrap().id(), gpu.id());
@@ -163,10 +167,10 @@ fn memory_is_found_and_copied() {
 
     let content = elements(DType::U8, len, 7);
     put(&gpu, &stream, &content, one.address);
-    // SAFETY: both are as long, and stay until they have been copied.
+    // SAFETY: both have `len` bytes, and stay allocated until they have been copied.
     unsafe { gpu.copy(stream.id, one.address, other.address, len).unwrap() };
     assert!(get(&gpu, &stream, other.address, len) == content);
-    // SAFETY: it was allocated with as many bytes.
+    // SAFETY: the memory has `len` bytes.
     unsafe { gpu.zero(stream.id, other.address, len).unwrap() };
     assert!(get(&gpu, &stream, other.address, len).iter().all(|&byte| byte == 0));
 }
@@ -179,9 +183,9 @@ fn pinned_memory_is_copied() {
     let before = host.clone();
     let memory = Memory::new(&gpu, len).unwrap();
     let at = host.as_mut_ptr();
-    // SAFETY: the vector outlives it.
+    // SAFETY: the vector outlives `pinned`.
     let pinned = unsafe { Pinned::new(&gpu, at, len).unwrap() };
-    // SAFETY: both are as long; nobody touches the vector until the copies are done.
+    // SAFETY: both have `len` bytes, and nothing accesses the vector until the copies are done.
     unsafe {
         gpu.copy_in(stream.id, at, memory.address, len).unwrap();
         gpu.copy_out(stream.id, memory.address, at, len).unwrap();
@@ -197,10 +201,10 @@ fn a_stream_waits_at_a_gate_until_it_opens() {
     let gates = gpu.gates().unwrap().expect("streams of this GPU can wait for the host");
     for is_dropped in [false, true] {
         let (waiting, other) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
-        let gate = gates.take().expect("few are in use");
+        let gate = gates.take().expect("a gate is free");
         gate.close(&*gpu, waiting.id).unwrap();
         let behind = mark(&gpu, &waiting);
-        // Other streams go on: what the gate waits for may be theirs.
+        // Other streams continue, because the gate may wait for their work.
         until_done(&mark(&gpu, &other));
         assert!(!behind.is_done().unwrap());
         let opened = AtomicBool::new(false);
@@ -210,10 +214,10 @@ fn a_stream_waits_at_a_gate_until_it_opens() {
                 if is_dropped { drop(gate) } else { gate.open() }
             });
             until_done(&behind);
-            assert!(opened.load(Ordering::SeqCst), "it did not wait");
+            assert!(opened.load(Ordering::SeqCst), "the stream did not wait");
         });
     }
-    // Streams that come later go on.
+    // Streams that come later do not wait.
     let (late, gate) = (Stream::new(&gpu).unwrap(), gates.take().unwrap());
     gate.open();
     gate.close(&*gpu, late.id).unwrap();

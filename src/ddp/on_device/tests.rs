@@ -3,14 +3,14 @@ use std::time::Duration;
 
 use super::*;
 use crate::cuda::device::Driver;
-use crate::cuda::fake_device::{Machine, StandIn};
+use crate::cuda::fake_device::{FakeDevice, Machine};
 use crate::ddp::{
     Average, Bucket, BufferSync, Compress, Hook, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven, Unused,
 };
 use crate::error::{Error, ReducerProblem};
 use crate::types::mix;
 
-fn on_ranks<R: Send>(device: &Arc<StandIn>, world: usize, body: impl Fn(&Communicator, StreamId) -> R + Sync) -> Vec<R> {
+fn on_ranks<R: Send>(device: &Arc<FakeDevice>, world: usize, body: impl Fn(&Communicator, StreamId) -> R + Sync) -> Vec<R> {
     let comms = Communicator::builder().devices(true).timeout(Duration::from_secs(60)).connect_in_process(world).unwrap();
     std::thread::scope(|scope| {
         let threads: Vec<_> = comms
@@ -45,7 +45,7 @@ fn number(bytes: &[u8]) -> f32 {
 
 /// A reducer, and what a training program knows of it.
 struct Model<'a> {
-    device: &'a Arc<StandIn>,
+    device: &'a Arc<FakeDevice>,
     stream: StreamId,
     reducer: Reducer,
     /// Gradients that the stream may still read.
@@ -53,7 +53,7 @@ struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    fn new(device: &'a Arc<StandIn>, stream: StreamId, builder: ReducerBuilder, comm: &Communicator) -> Model<'a> {
+    fn new(device: &'a Arc<FakeDevice>, stream: StreamId, builder: ReducerBuilder, comm: &Communicator) -> Model<'a> {
         Model { device, stream, reducer: builder.on_device(0, stream).build(comm).unwrap(), lent: Vec::new() }
     }
 
@@ -164,7 +164,7 @@ impl Drawn {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn what_is_on_a_device_is_averaged_as_what_is_not() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     for seed in 0..24 {
         let drawn = Drawn::new(seed);
         device.exports.store(seed % 3 != 0, Ordering::SeqCst);
@@ -199,7 +199,7 @@ impl Hook for Doubled {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn hooks_find_gradients_of_a_device_on_the_host() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     on_ranks(&device, 2, |comm, stream| {
         let train = |on_device: bool, builder: ReducerBuilder| {
             let parameters = [300, 5000, 40].map(|count| Parameter::new("p", [count], DType::F32));
@@ -233,7 +233,7 @@ fn hooks_find_gradients_of_a_device_on_the_host() {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn who_has_no_more_input_gives_zeros_on_its_device() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     for uneven in [Uneven::ByWorldSize, Uneven::ByRanksWithInput] {
         on_ranks(&device, 2, |comm, stream| {
             let parameter = Parameter::new("p", [30_000], DType::F32).on_device();
@@ -257,7 +257,7 @@ fn who_has_no_more_input_gives_zeros_on_its_device() {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn values_on_a_device_become_equal() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     on_ranks(&device, 2, |comm, stream| {
         let rank = comm.rank() as u64;
         let described = |on: bool| {
@@ -322,7 +322,7 @@ fn problem<T: std::fmt::Debug>(result: Result<T>) -> ReducerProblem {
 
 #[test]
 fn host_memory_and_a_devices_are_told_apart() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     on_ranks(&device, 1, |comm, stream| {
         let on_device = || Parameter::new("w", [4], DType::F32).on_device();
         match Reducer::builder().parameters([on_device()]).build(comm) {
@@ -363,7 +363,7 @@ fn host_memory_and_a_devices_are_told_apart() {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn all_hear_which_rank_has_no_device_and_why() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     on_ranks(&device, 3, |comm, stream| {
         let builder = Reducer::builder().parameters([Parameter::new("w", [4], DType::F32).on_device()]);
         let error = if comm.rank() == 1 { builder } else { builder.on_device(0, stream) }.build(comm).unwrap_err();
@@ -384,7 +384,7 @@ fn all_hear_which_rank_has_no_device_and_why() {
 #[cfg_attr(miri, ignore = "too slow")]
 fn who_waits_for_its_stream_hears_of_another_rank() {
     static WORD: AtomicU32 = AtomicU32::new(0);
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     on_ranks(&device, 2, |comm, stream| {
         let builder = Reducer::builder().parameters([Parameter::new("w", [40_000], DType::F32).on_device()]);
         let mut model = Model::new(&device, stream, builder, comm);
@@ -410,7 +410,7 @@ fn who_waits_for_its_stream_hears_of_another_rank() {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn what_was_added_is_not_added_again() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     on_ranks(&device, 1, |comm, stream| {
         let builder = || Reducer::builder().parameters([Parameter::new("w", [7], DType::F32).on_device()]);
         // Giving the sum fails, or the mark behind it.
@@ -444,7 +444,7 @@ fn what_was_added_is_not_added_again() {
 fn a_step_is_computed_when_the_last_gradient_is_there() {
     static WORD: AtomicU32 = AtomicU32::new(0);
     const LONG: Duration = Duration::from_millis(100);
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     on_ranks(&device, 1, |comm, stream| {
         let builder = Reducer::builder().parameters([Parameter::new("w", [7], DType::F32).on_device()]);
         let mut model = Model::new(&device, stream, builder, comm);
@@ -468,7 +468,7 @@ fn a_step_is_computed_when_the_last_gradient_is_there() {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn without_kernels_buckets_pass_through_the_host_and_nothing_is_accumulated() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     device.has_kernels.store(false, Ordering::SeqCst);
     on_ranks(&device, 2, |comm, stream| {
         let builder = Reducer::builder().parameters([Parameter::new("w", [40_000], DType::F32).on_device()]);
@@ -487,7 +487,7 @@ fn without_kernels_buckets_pass_through_the_host_and_nothing_is_accumulated() {
 fn a_device_that_fails_ends_the_step_of_all_or_leaves_the_gradient_awaited() {
     let mut ends = [0; 2];
     for after in 0..40 {
-        let device = Arc::new(StandIn::new());
+        let device = Arc::new(FakeDevice::new());
         let failed = on_ranks(&device, 2, |comm, stream| {
             let parameters = [50_000, 10].map(|count| Parameter::new("w", [count], DType::F32).on_device());
             let builder = Reducer::builder().parameters(parameters).on_device(0, stream);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::Communicator;
 use crate::cuda::device::{Address, Device, Driver, StreamId};
-use crate::cuda::fake_device::{Machine, StandIn};
+use crate::cuda::fake_device::{FakeDevice, Machine};
 use crate::error::Error;
 use crate::exec::{Call, Raw};
 use crate::types::{DType, Op, Rank, ReduceOp, mix};
@@ -25,7 +25,7 @@ enum Path {
 /// Elements of the buffer, or of one block; more than a few pieces, and what is short.
 const COUNTS: [usize; 3] = [3, 40_001, 700_000];
 
-fn run_on(device: &Arc<StandIn>, path: Path, world: usize, body: impl Fn(&Communicator, Rank) + Sync) {
+fn run_on(device: &Arc<FakeDevice>, path: Path, world: usize, body: impl Fn(&Communicator, Rank) + Sync) {
     device.exports.store(path != Path::Staged, Ordering::SeqCst);
     let comms = Communicator::builder().devices(true).timeout(Duration::from_secs(60)).connect_in_process(world).unwrap();
     std::thread::scope(|scope| {
@@ -61,7 +61,7 @@ fn raw(op: Op, dtype: DType, count: usize, root: Rank) -> Raw<'static> {
 /// The user's view of one rank.
 struct User<'a> {
     comm: &'a Communicator,
-    device: &'a Arc<StandIn>,
+    device: &'a Arc<FakeDevice>,
     stream: StreamId,
     path: Path,
 }
@@ -136,7 +136,7 @@ const OPS: [Op; 8] =
     [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Gather, Op::Scatter];
 
 fn every_collective(path: Path, world: usize, dtype: DType) {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     let plain = parking_lot::Mutex::new(Communicator::in_process(world).unwrap().into_iter().map(Some).collect::<Vec<_>>());
     run_on(&device, path, world, |comm, rank| {
         let plain = plain.lock()[rank].take().unwrap();
@@ -215,7 +215,7 @@ fn every_collective_through_the_host() {
 #[test]
 fn mixed_groups() {
     for path in [Path::Imported, Path::Staged] {
-        let device = Arc::new(StandIn::new());
+        let device = Arc::new(FakeDevice::new());
         let plain = parking_lot::Mutex::new(Communicator::in_process(3).unwrap().into_iter().map(Some).collect::<Vec<_>>());
         run_on(&device, path, 3, |comm, rank| {
             let plain = plain.lock()[rank].take().unwrap();
@@ -236,7 +236,7 @@ fn mixed_groups() {
 /// All of them on the host: what is known of devices does no harm.
 #[test]
 fn host_memory_as_before() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     run_on(&device, Path::Imported, 2, |comm, rank| {
         let mut buffer = vec![rank as f32 + 1.0; 300_000];
         comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
@@ -248,7 +248,7 @@ fn host_memory_as_before() {
 
 #[test]
 fn without_gates_calls_wait() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     device.has_gates.store(false, Ordering::SeqCst);
     run_on(&device, Path::Imported, 2, |comm, rank| {
         let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
@@ -262,7 +262,7 @@ fn without_gates_calls_wait() {
 
 #[test]
 fn messages() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     run_on(&device, Path::Imported, 3, |comm, rank| {
         let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         let (next, last) = ((rank + 1) % 3, (rank + 2) % 3);
@@ -286,7 +286,7 @@ fn messages() {
 /// Memory that is freed, and other memory that comes where it was.
 #[test]
 fn what_was_freed_is_opened_anew() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     run_on(&device, Path::Imported, 2, |comm, rank| {
         let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         for round in 0..10 {
@@ -300,7 +300,7 @@ fn what_was_freed_is_opened_anew() {
     let imports = device.imports.load(Ordering::SeqCst);
     assert!(imports > 2, "{imports}");
     // What stays where it is, is opened once: by each rank the other's send and receive buffer.
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     run_on(&device, Path::Imported, 2, |comm, _| {
         let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         let memory = device.allocate(400_000).unwrap();
@@ -316,7 +316,7 @@ fn what_was_freed_is_opened_anew() {
 
 #[test]
 fn graphs_are_refused() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     device.is_capturing.store(true, Ordering::SeqCst);
     run_on(&device, Path::Imported, 2, |comm, _| {
         let memory: *const u8 = std::ptr::without_provenance(device.allocate(4).unwrap() as usize);
@@ -335,7 +335,7 @@ fn failures_of_the_device() {
         for op in [Op::AllReduce, Op::AllToAll, Op::Broadcast] {
             for count in COUNTS {
                 for after in [0, 1, 3] {
-                    let device = Arc::new(StandIn::new());
+                    let device = Arc::new(FakeDevice::new());
                     device.fails_after.store(after, Ordering::SeqCst);
                     let failures = std::sync::atomic::AtomicUsize::new(0);
                     run_on(&device, path, 2, |comm, _| {
@@ -369,7 +369,7 @@ fn failures_of_the_device() {
 
 #[test]
 fn a_rank_that_leaves_is_named() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     run_on(&device, Path::Imported, 3, |comm, rank| {
         let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         if rank == 1 {
@@ -387,7 +387,7 @@ fn a_rank_that_leaves_is_named() {
 #[test]
 fn calls_that_do_not_match() {
     for (count, other) in [(40_000, 50_000), (40_000, 3)] {
-        let device = Arc::new(StandIn::new());
+        let device = Arc::new(FakeDevice::new());
         run_on(&device, Path::Imported, 2, |comm, rank| {
             let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
             let memory = device.allocate(400_000).unwrap();
@@ -404,7 +404,7 @@ fn calls_that_do_not_match() {
 #[test]
 fn streams_that_do_not_come() {
     for aborts in [false, true] {
-        let device = Arc::new(StandIn::new());
+        let device = Arc::new(FakeDevice::new());
         run_on(&device, Path::Imported, 2, |comm, _| {
             let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
             let page = device.gates().unwrap().unwrap();
@@ -429,7 +429,7 @@ fn streams_that_do_not_come() {
 /// What a stream was given before may wait for a message before it.
 #[test]
 fn messages_in_a_row() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     run_on(&device, Path::Imported, 2, |comm, rank| {
         let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         for round in 0..3u8 {
@@ -456,7 +456,7 @@ fn messages_in_a_row() {
 /// A call that returns at once cannot say that it fails; a later one does.
 #[test]
 fn a_later_call_says_so() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     run_on(&device, Path::Imported, 2, |comm, _| {
         let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
         let memory = device.allocate(400_000).unwrap();
@@ -484,7 +484,7 @@ fn a_later_call_says_so() {
 /// To its caller a call has returned: dropping the communicator does not take it back.
 #[test]
 fn dropping_waits_for_what_was_given_to_streams() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     device.exports.store(false, Ordering::SeqCst);
     let comms = Communicator::builder().devices(true).connect_in_process(2).unwrap();
     std::thread::scope(|scope| {
@@ -514,7 +514,7 @@ fn dropping_waits_for_what_was_given_to_streams() {
 /// Areas stay open, however much else is opened and forgotten.
 #[test]
 fn areas_after_many_allocations() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     run_on(&device, Path::Areas, 2, |comm, _| {
         let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Areas };
         let go = |memory: Address| {
@@ -535,7 +535,7 @@ fn areas_after_many_allocations() {
 /// Where one device has no kernels, all go through the host.
 #[test]
 fn without_kernels() {
-    let devices = [Arc::new(StandIn::new()), Arc::new(StandIn::new())];
+    let devices = [Arc::new(FakeDevice::new()), Arc::new(FakeDevice::new())];
     devices[1].has_kernels.store(false, Ordering::SeqCst);
     let comms = Communicator::builder().devices(true).connect_in_process(2).unwrap();
     std::thread::scope(|scope| {
@@ -556,7 +556,7 @@ fn without_kernels() {
 
 #[test]
 fn mismatches_show_what_was_called() {
-    let device = Arc::new(StandIn::new());
+    let device = Arc::new(FakeDevice::new());
     run_on(&device, Path::Imported, 2, |comm, rank| {
         let mut buffer = vec![1f32; if rank == 0 { 40_000 } else { 3 }];
         let error = comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! Compilation: by NVRTC, where it is installed, for several architectures, and what the machine code says of itself; the cache
-//! and the prebuilt code with a compiler that only pretends.
+//! Compilation by NVRTC, where it is installed, for several architectures, and the resources that
+//! the machine code needs. The cache and the prebuilt code are tested with a fake compiler.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,27 +7,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::image::{self, Image, OPTIONS, Origin, PREBUILT_FOR, SOURCE, image_by, load_or_prebuilt, options};
 use super::super::nvrtc::{Compiler, Nvrtc};
-use super::super::{BLOCKS, Grid, THREADS, cache, cast_entry, entry, grid, scale_entry};
+use super::super::{BLOCKS, Grid, THREADS, cache, entry, grid};
 use super::{every_reduction, not_run};
 use crate::error::Error;
 use crate::types::{DType, ReduceOp};
 
-/// All that there are, and no others.
+/// The names of all entries.
 fn entries() -> BTreeSet<String> {
-    let dtypes = || DType::ALL.iter().copied();
-    let reductions = every_reduction().map(|(dtype, redop)| entry(dtype, redop).unwrap());
-    let casts = dtypes().flat_map(|from| dtypes().filter_map(move |to| cast_entry(from, to)));
-    reductions.chain(casts).chain(dtypes().filter_map(scale_entry)).collect()
+    every_reduction().map(|(dtype, redop)| entry(dtype, redop).unwrap()).collect()
 }
 
 #[test]
-fn what_means_nothing_has_no_entry() {
+fn reductions_that_do_not_apply_have_no_entry() {
     assert_eq!(entry(DType::BF16, ReduceOp::Average).as_deref(), Some("kolo_reduce_average_bf16"));
     assert_eq!(entry(DType::I32, ReduceOp::Average), None);
     assert_eq!(entry(DType::F32, ReduceOp::BitXor), None);
-    assert_eq!(cast_entry(DType::F16, DType::BF16), None);
-    assert_eq!(scale_entry(DType::U8), None);
-    assert_eq!(entries().len(), 8 * 7 + 4 * 5 + 5 + 4 + 4);
+    assert_eq!(entries().len(), 8 * 7 + 4 * 5 + 5);
 }
 
 #[test]
@@ -46,16 +41,17 @@ fn nvrtc(what: &str) -> Option<&'static Nvrtc> {
     Nvrtc::find().map_err(|why| not_run(&format!("{what}: {why}"))).ok()
 }
 
-/// What machine code says of one entry.
+/// The resources that the machine code of one entry needs.
 #[derive(Debug, PartialEq, Eq)]
 struct Needs {
     registers: u32,
-    /// Bytes of local memory for each thread: spilled registers, and arrays that are not in registers.
+    /// Bytes of local memory per thread: spilled registers, and arrays that are not in registers.
     frame: u32,
 }
 
-/// The entries of a cubin: an ELF file of 64 bits, little-endian. The section `.nv.info` lists properties, each of two bytes for
-/// form and kind, two for the length of the value, and the value; those looked for here are pairs of a symbol and a number.
+/// Returns the entries of a cubin, which is a little-endian ELF file of 64 bits. The section
+/// `.nv.info` lists properties: a byte for the form, a byte for the kind, two for the length of the
+/// value, and the value. The values read here are pairs of a symbol and a number.
 fn needs(cubin: &[u8]) -> BTreeMap<String, Needs> {
     const VALUE_OF_SYMBOL: u8 = 4;
     const FRAME_SIZE: u8 = 0x11;
@@ -68,7 +64,7 @@ fn needs(cubin: &[u8]) -> BTreeMap<String, Needs> {
     let text = |at: usize| String::from_utf8(cubin[at..].iter().copied().take_while(|&byte| byte != 0).collect()).unwrap();
     assert_eq!(&cubin[..6], b"\x7fELF\x02\x01");
     let (headers, header_size, sections, names) = (number(0x28, 8), number(0x3a, 2), number(0x3c, 2), number(0x3e, 2));
-    // Where a section's name, content and length are.
+    // The offsets of a section's name and content, and its length.
     let section = |i: usize| {
         let at = headers + i * header_size;
         (number(at, 4), number(at + 0x18, 8), number(at + 0x20, 8))
@@ -84,7 +80,7 @@ fn needs(cubin: &[u8]) -> BTreeMap<String, Needs> {
     while at < start + length {
         let (form, kind) = (cubin[at], cubin[at + 1]);
         if form == VALUE_OF_SYMBOL {
-            // A symbol has 24 bytes, of which the first four say where its name is.
+            // A symbol has 24 bytes. The first four are the offset of its name.
             let name = |at| text(strings + number(symbols + number(at, 4) * 24, 4));
             let value = || number(at + 8, 4) as u32;
             if kind == FRAME_SIZE || kind == REGISTERS {
@@ -112,11 +108,12 @@ fn every_kernel_compiles_and_keeps_to_its_registers() {
         let started = std::time::Instant::now();
         let cubin = nvrtc.compile(SOURCE, &options(architecture)).unwrap_or_else(|log| panic!("{architecture}: {log}"));
         let needs = needs(&cubin);
-        // What an entry calls (`$entry$part`) uses its registers.
+        // A function that an entry calls (`$entry$part`) uses the registers of the entry.
         let (parts, whole): (BTreeMap<_, _>, BTreeMap<_, _>) = needs.iter().partition(|(name, _)| name.starts_with('$'));
         assert_eq!(whole.keys().map(|name| (*name).clone()).collect::<BTreeSet<_>>(), entries(), "{architecture}");
         for (entry, needs) in &whole {
-            // So that as many blocks fit on a multiprocessor, with its 65536 registers, as the grid is made for.
+            // The grid expects this many blocks to fit on a multiprocessor, which has 65536
+            // registers.
             assert!((16..=65536 / (THREADS * BLOCKS)).contains(&needs.registers), "{architecture}: {entry} needs {needs:?}");
         }
         for (name, needs) in whole.iter().chain(&parts) {
@@ -145,8 +142,8 @@ fn a_kernel_that_spills_is_seen() {
 }
 
 #[test]
-fn what_does_not_compile_says_why() {
-    let Some(nvrtc) = nvrtc("the log of what does not compile") else { return };
+fn the_log_says_why_a_program_does_not_compile() {
+    let Some(nvrtc) = nvrtc("the log of a program that does not compile") else { return };
     let log = nvrtc.compile("#line 7 \"here.cu\"\nint f() { return there; }", &options("sm_90")).unwrap_err();
     assert!(log.contains("here.cu(7)") && log.contains("\"there\" is undefined"), "{log}");
     let log = nvrtc.compile("", &options("sm_1")).unwrap_err();
@@ -159,31 +156,31 @@ fn prebuilt_path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-kernels/kolo.sm_80.ptx")
 }
 
-/// What the prebuilt code has in its first line.
+/// The digest of the sources, which the first line of the prebuilt code has.
 fn source_hash() -> String {
     cache::name(&[&[SOURCE], &OPTIONS[..]].concat()).trim_end_matches(".cubin").to_owned()
 }
 
-/// After a change of the kernels: `KOLO_WRITE_PTX=1 cargo test --features cuda --lib -- prebuilt`, with NVRTC 12.1 (the package
-/// `nvidia-cuda-nvrtc-cu12==12.1.*`; `LD_LIBRARY_PATH` names its folder). Drivers older than the NVRTC that made PTX do not take
-/// it.
+/// After a change of the kernels, run `KOLO_WRITE_PTX=1 cargo test --features cuda --lib --
+/// prebuilt` with NVRTC 12.1 (the package `nvidia-cuda-nvrtc-cu12==12.1.*`; set `LD_LIBRARY_PATH`
+/// to its folder). A driver refuses PTX of an NVRTC that is newer than the driver.
 #[test]
 fn the_prebuilt_code_is_that_of_the_source() {
     let first = format!("// {}: cuda-kernels for sm_80 by NVRTC 12.1. {HOW}\n", source_hash());
     if std::env::var_os("KOLO_WRITE_PTX").is_some() {
         let nvrtc = Nvrtc::find().unwrap();
-        assert_eq!(nvrtc.version(), (12, 1), "a newer NVRTC makes PTX that older drivers do not take");
+        assert_eq!(nvrtc.version(), (12, 1), "older drivers refuse the PTX of a newer NVRTC");
         let ptx = String::from_utf8(nvrtc.compile(SOURCE, &options("compute_80")).unwrap()).unwrap();
         std::fs::write(prebuilt_path(), first.clone() + ptx.trim_end_matches('\0')).unwrap();
     }
     let ptx = std::fs::read_to_string(prebuilt_path()).unwrap();
-    assert!(ptx.starts_with(&first), "cuda-kernels/kolo.sm_80.ptx is not of these sources. {HOW}");
+    assert!(ptx.starts_with(&first), "cuda-kernels/kolo.sm_80.ptx is not made from these sources. {HOW}");
     assert!(ptx.contains("\n.version 8.1\n.target sm_80\n"));
     let names = ptx.match_indices(".entry ").map(|(at, word)| ptx[at + word.len()..].split('(').next().unwrap().to_owned());
     assert_eq!(names.collect::<BTreeSet<_>>(), entries());
     assert!(ptx.len() < 1_500_000);
-    // The arithmetic of the host: no fused multiply-add, no denormals lost, nothing approximate, no instruction that takes the
-    // other of two zeros; and memory moves in lines.
+    // The arithmetic is that of the host: no fused multiply-add, no flushed denormals, nothing
+    // approximate, and no instruction that chooses the other of two zeros. Memory moves in lines.
     for wrong in ["fma.rn", ".ftz", ".approx", "div.full", "max.f", "min.f", "max.NaN", "min.NaN", ".local"] {
         assert!(!ptx.contains(wrong), "{wrong}");
     }
@@ -195,7 +192,7 @@ fn the_prebuilt_code_is_that_of_the_source() {
 const HOW: &str = "To make it: see the test the_prebuilt_code_is_that_of_the_source.";
 
 #[test]
-fn without_a_compiler_the_prebuilt_code_serves() {
+fn without_a_compiler_the_prebuilt_code_is_used() {
     let image = image_by(Err("NVRTC is not found".to_owned()), None, (9, 0)).unwrap();
     assert_eq!(image.origin, Origin::Prebuilt { why: "NVRTC is not found".to_owned() });
     assert!(image.code.ends_with(b"\0") && image.code.starts_with(b"// "));
@@ -207,32 +204,34 @@ fn without_a_compiler_the_prebuilt_code_serves() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_replaced_by_the_prebuilt_code() {
+fn code_that_the_driver_refuses_is_replaced_by_the_prebuilt_code() {
     let refused = || Error::Unsupported { what: "a program", why: "the driver is too old".to_owned() };
     let by_driver = |takes_cubin: bool, takes_ptx: bool| {
-        let image = image_by(Ok(&Pretender::new((12, 9))), None, (9, 0)).unwrap();
+        let image = image_by(Ok(&FakeCompiler::new((12, 9))), None, (9, 0)).unwrap();
         load_or_prebuilt(image, (9, 0), |image: &Image| {
             let takes = if image.origin == Origin::Compiled { takes_cubin } else { takes_ptx };
             if takes { Ok(image.origin.clone()) } else { Err(refused()) }
         })
     };
     assert_eq!(by_driver(true, true).unwrap(), Origin::Compiled);
-    let Origin::Prebuilt { why } = by_driver(false, true).unwrap() else { panic!("compiled code, which was refused") };
+    let Origin::Prebuilt { why } = by_driver(false, true).unwrap() else {
+        panic!("the driver got compiled code that it refuses")
+    };
     assert!(why.contains("too old"), "{why}");
     assert!(by_driver(false, false).unwrap_err().to_string().contains("too old"));
 }
 
 // ---- The cache ----
 
-/// Pretends to compile, and counts.
-struct Pretender {
+/// A fake compiler, which counts its calls.
+struct FakeCompiler {
     version: (i32, i32),
     calls: AtomicUsize,
 }
 
-impl Pretender {
-    fn new(version: (i32, i32)) -> Pretender {
-        Pretender { version, calls: AtomicUsize::new(0) }
+impl FakeCompiler {
+    fn new(version: (i32, i32)) -> FakeCompiler {
+        FakeCompiler { version, calls: AtomicUsize::new(0) }
     }
 
     fn calls(&self) -> usize {
@@ -240,7 +239,7 @@ impl Pretender {
     }
 }
 
-impl Compiler for Pretender {
+impl Compiler for FakeCompiler {
     fn version(&self) -> (i32, i32) {
         self.version
     }
@@ -252,7 +251,7 @@ impl Compiler for Pretender {
     }
 }
 
-/// A folder of this test alone, which ends with it.
+/// A folder for one test, which is removed at its end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -275,26 +274,26 @@ impl Drop for Folder {
 }
 
 #[test]
-fn what_was_compiled_is_not_compiled_again() {
+fn a_compiled_program_is_not_compiled_again() {
     let folder = Folder::new("again");
-    let (compiler, newer) = (Pretender::new((12, 1)), Pretender::new((12, 9)));
-    let get = |compiler: &Pretender, architecture| image_by(Ok(compiler), Some(&folder.0.join("kolo")), architecture).unwrap();
+    let (compiler, newer) = (FakeCompiler::new((12, 1)), FakeCompiler::new((12, 9)));
+    let get = |compiler: &FakeCompiler, architecture| image_by(Ok(compiler), Some(&folder.0.join("kolo")), architecture).unwrap();
     let (first, second) = (get(&compiler, (9, 0)), get(&compiler, (9, 0)));
     assert_eq!((first.origin, second.origin), (Origin::Compiled, Origin::Cached));
     assert_eq!(first.code, second.code);
     assert!(String::from_utf8_lossy(&first.code).ends_with("--gpu-architecture=sm_90"));
-    // Another architecture and another compiler make something else.
+    // Another architecture and another compiler have their own files.
     assert_eq!(get(&compiler, (8, 0)).origin, Origin::Compiled);
     assert_eq!(get(&newer, (9, 0)).origin, Origin::Compiled);
     assert_eq!((compiler.calls(), newer.calls()), (2, 1));
-    // No folder, no cache.
+    // Without a folder nothing is cached.
     assert_eq!(image_by(Ok(&compiler), None, (9, 0)).unwrap().origin, Origin::Compiled);
 }
 
 #[test]
 fn damaged_files_are_replaced() {
     let folder = Folder::new("damaged");
-    let compiler = Pretender::new((12, 1));
+    let compiler = FakeCompiler::new((12, 1));
     let get = || image_by(Ok(&compiler), Some(&folder.0), (9, 0)).unwrap();
     let good = get().code;
     let path = folder.files().remove(0);
@@ -305,7 +304,7 @@ fn damaged_files_are_replaced() {
         std::fs::write(&path, damaged).unwrap();
         let image = get();
         assert_eq!((image.origin, &image.code), (Origin::Compiled, &good));
-        assert_eq!(get().origin, Origin::Cached, "it was not replaced");
+        assert_eq!(get().origin, Origin::Cached, "the damaged file was not replaced");
     }
     assert_eq!(folder.files(), [path]);
 }
@@ -314,7 +313,7 @@ fn damaged_files_are_replaced() {
 fn a_folder_that_cannot_be_written_costs_only_time() {
     let folder = Folder::new("file");
     std::fs::write(&folder.0, "not a folder").unwrap();
-    let compiler = Pretender::new((12, 1));
+    let compiler = FakeCompiler::new((12, 1));
     for _ in 0..2 {
         assert_eq!(image_by(Ok(&compiler), Some(&folder.0), (9, 0)).unwrap().origin, Origin::Compiled);
     }
@@ -329,8 +328,8 @@ fn many_ranks_at_once_get_the_same() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for architecture in [(8, 0), (9, 0), (10, 0)].into_iter().cycle().take(60) {
-                    // Each a process of its own, as far as the cache knows.
-                    let image = image_by(Ok(&Pretender::new((12, 1))), Some(&folder.0), architecture).unwrap();
+                    // For the cache, each call is that of another process.
+                    let image = image_by(Ok(&FakeCompiler::new((12, 1))), Some(&folder.0), architecture).unwrap();
                     assert!(image.code.ends_with(format!("sm_{}{}", architecture.0, architecture.1).as_bytes()));
                 }
             });
@@ -342,15 +341,15 @@ fn many_ranks_at_once_get_the_same() {
 }
 
 #[test]
-fn a_compiler_that_fails_is_no_failure() {
+fn if_the_compiler_fails_the_prebuilt_code_is_used() {
     let folder = Folder::new("fails");
-    let image = image_by(Ok(&Pretender::new((0, 0))), Some(&folder.0), (9, 0)).unwrap();
+    let image = image_by(Ok(&FakeCompiler::new((0, 0))), Some(&folder.0), (9, 0)).unwrap();
     assert_eq!(image.origin, Origin::Prebuilt { why: "NVRTC 0.0 for sm_90: it is broken".to_owned() });
     assert!(folder.files().is_empty());
 }
 
 #[test]
-fn the_folder_is_the_one_that_is_named() {
+fn the_folder_comes_from_the_environment() {
     let of = |set: &[(&str, &str)]| {
         cache::folder(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.into()))
             .map(|folder| folder.display().to_string().replace('\\', "/"))
@@ -364,10 +363,10 @@ fn the_folder_is_the_one_that_is_named() {
     assert_eq!(of(&[]), None);
 }
 
-/// The real thing, from an empty folder.
+/// NVRTC itself, with an empty folder.
 #[test]
 fn nvrtc_fills_the_cache() {
-    let Some(nvrtc) = nvrtc("the cache of what NVRTC compiles") else { return };
+    let Some(nvrtc) = nvrtc("the cache of programs that NVRTC compiles") else { return };
     let folder = Folder::new("nvrtc");
     let get = || image_by(Ok(nvrtc), Some(&folder.0), (9, 0)).unwrap();
     let (first, second) = (get(), get());

@@ -1,8 +1,8 @@
-//! The kernels' arithmetic without a GPU: g++ compiles them as C++, each entry does the work of one thread after the other, and
-//! the results are compared with those of `reduce`, bit by bit. What only NVIDIA's compiler sees is in `compile`.
+//! The arithmetic of the kernels without a GPU: g++ compiles them as C++, an entry does the work of
+//! one thread after the other, and the results are compared bit by bit with those of `reduce`. The
+//! tests of NVIDIA's compiler are in `compile`.
 
 mod compile;
-mod map;
 
 use std::ffi::{CString, c_void};
 use std::process::{Command, Stdio};
@@ -16,33 +16,50 @@ use super::{LINE, MOST, Reduction, entry};
 use crate::reduce::Kernel;
 use crate::types::{DType, ReduceOp, mix};
 
-/// Says that something was not tested, also where what passing tests print is not shown. Where it must be, this fails.
+/// Prints what was not tested, also where the output of passing tests is not shown. With
+/// `KOLO_TEST_NVRTC` set, this fails.
 fn not_run(what: &str) {
-    assert!(std::env::var_os("KOLO_TEST_NVRTC").is_none(), "{what}, though KOLO_TEST_NVRTC says that it must be");
+    assert!(std::env::var_os("KOLO_TEST_NVRTC").is_none(), "not tested although KOLO_TEST_NVRTC is set: {what}");
     std::io::Write::write_all(&mut std::io::stderr(), format!("NOT RUN: {what}\n").as_bytes()).unwrap();
 }
 
 // ---- The kernels as a shared library ----
 
-/// Addresses are pointers here.
+/// The library. The addresses of its entries' parameters are pointers of this process.
 struct Host {
     library: *mut c_void,
     place: extern "C" fn(u32, u32, u32, u32),
 }
 
-// SAFETY: a handle that is never closed, and a function that writes what is the thread's own.
+// SAFETY: the handle is never closed, and the function writes only thread-local variables.
 unsafe impl Send for Host {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Host {}
 
-/// Few threads, so that short buffers are long for them.
+/// Entries of this test alone, which convert between f32 and the halves as the reductions do.
+const CONVERSIONS: &str = r#"
+extern "C" void kolo_test_widen(const u16 *from, float *of_f16, float *of_bf16, u64 count) {
+    for (u64 i = 0; i < count; i++) {
+        of_f16[i] = F16::widen(from[i]);
+        of_bf16[i] = BF16::widen(from[i]);
+    }
+}
+extern "C" void kolo_test_narrow(const float *from, u16 *to_f16, u16 *to_bf16, u64 count) {
+    for (u64 i = 0; i < count; i++) {
+        to_f16[i] = F16::narrow(from[i]);
+        to_bf16[i] = BF16::narrow(from[i]);
+    }
+}
+"#;
+
+/// A small grid, for which short buffers are long.
 const BLOCKS: u32 = 2;
 const THREADS: u32 = 5;
 
 impl Host {
     fn get() -> Option<&'static Host> {
         static HOST: OnceLock<Option<Host>> = OnceLock::new();
-        let host = HOST.get_or_init(|| Host::build(SOURCE));
+        let host = HOST.get_or_init(|| Host::build(&[SOURCE, CONVERSIONS].concat()));
         if host.is_none() {
             not_run("the kernels' arithmetic: there is no g++");
         }
@@ -59,27 +76,29 @@ impl Host {
         std::fs::write(&program, source).unwrap();
         let header = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-kernels/host.h");
         let options = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas";
-        // An access that is not aligned, at which a GPU fails and this processor may not, ends the tests with a signal, as does an
-        // overflow of signed integers.
+        // The sanitizer ends the tests with a signal at an overflow of signed integers, and at an
+        // access that is not aligned: a GPU fails there, but this processor may not.
         let sanitizer = ["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"];
         let mut compiler = Command::new("g++");
         compiler.args(options.split(' ')).args(sanitizer).arg("-include").args([&header, &program]).arg("-o").arg(&library);
         let output = compiler.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let path = CString::new(library.to_str().unwrap()).unwrap();
-        // SAFETY: a library of ours, without initialisers.
+        // SAFETY: the library has no initialisers.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null());
         std::fs::remove_dir_all(&folder).unwrap();
-        // SAFETY: a function of `host.h`, which has this type.
+        // SAFETY: the function is in `host.h` and has this type.
         let place =
             unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(u32, u32, u32, u32)>(symbol(library, "kolo_host_place")) };
         Some(Host { library, place })
     }
 
-    /// Runs the entry of this name as a small grid, backwards if asked to: no thread may depend on another.
+    /// Runs an entry on a small grid, the threads in order or backwards: no thread may depend on
+    /// another.
     fn run<P: Copy>(&self, name: &str, parameter: P, is_backwards: bool) {
-        // SAFETY: the entries take one parameter by value, and the caller gives the one that this entry takes.
+        // SAFETY: an entry takes one parameter by value, and the caller passes the type that this
+        // entry takes.
         let entry = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(P)>(symbol(self.library, name)) };
         for i in 0..BLOCKS * THREADS {
             let i = if is_backwards { BLOCKS * THREADS - 1 - i } else { i };
@@ -89,21 +108,33 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Converts elements by an entry of [`CONVERSIONS`]. Returns the results for f16 and for bf16.
+    fn convert<F: Copy, T: Copy + Default>(&self, name: &str, from: &[F]) -> [Vec<T>; 2] {
+        type Conversion<F, T> = extern "C" fn(*const F, *mut T, *mut T, u64);
+        // SAFETY: the entry of this name has this type.
+        let convert = unsafe { std::mem::transmute::<*mut c_void, Conversion<F, T>>(symbol(self.library, name)) };
+        let [mut f16, mut bf16] = [vec![T::default(); from.len()], vec![T::default(); from.len()]];
+        convert(from.as_ptr(), f16.as_mut_ptr(), bf16.as_mut_ptr(), from.len() as u64);
+        [f16, bf16]
+    }
+}
+
 fn symbol(library: *mut c_void, name: &str) -> *mut c_void {
     let c_name = CString::new(name).unwrap();
     // SAFETY: the library is open.
     let symbol = unsafe { libc::dlsym(library, c_name.as_ptr()) };
-    assert!(!symbol.is_null(), "{name} is not there");
+    assert!(!symbol.is_null(), "the library has no {name}");
     symbol
 }
 
 // ---- Buffers ----
 
-/// Memory whose first byte begins a line, with room around what is used.
+/// Memory that begins at a line, with room before and after the part that is used.
 #[derive(Clone)]
 struct Buffer {
     lines: Vec<u128>,
-    /// Bytes before what is used.
+    /// Bytes before the part that is used.
     offset: usize,
 }
 
@@ -120,16 +151,17 @@ impl Buffer {
     }
 
     fn pointer(&mut self) -> *mut u8 {
-        // SAFETY: within the vector.
+        // SAFETY: the offset is within the vector.
         unsafe { self.lines.as_mut_ptr().cast::<u8>().add(self.offset) }
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: all of the vector, whose every byte is one.
+        // SAFETY: these are the bytes of the vector, all initialised.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.lines.len() * 16) }
     }
 
-    /// Random elements, many of them special: NaN with payloads, infinities, zeros of both signs, denormals.
+    /// Fills the buffer with random elements. Many are special: NaN with payloads, infinities,
+    /// zeros of both signs, denormals.
     fn fill(&mut self, dtype: DType, count: usize, seed: u64) {
         let offset = self.offset;
         for (i, element) in self.bytes()[offset..][..count * dtype.size()].chunks_exact_mut(dtype.size()).enumerate() {
@@ -149,8 +181,8 @@ impl Buffer {
         }
     }
 
-    /// The elements as bits, and what is around them. If asked to, all NaN are the same: those that were computed keep one
-    /// operand's payload, and the compiler chooses which is the first operand.
+    /// Returns the elements as bytes, and the bytes around them. With `merges_nan` all NaN have the
+    /// same bits: a computed NaN keeps the payload of one operand, and the compiler chooses which.
     fn content(&mut self, dtype: DType, count: usize, merges_nan: bool) -> Vec<u8> {
         let offset = self.offset;
         let mut content = self.bytes().to_vec();
@@ -174,7 +206,8 @@ impl Buffer {
     }
 }
 
-/// Bits of a number that is seldom met: random ones have hardly ever the largest exponent or the smallest.
+/// Returns the bits of a special number: random bits hardly ever have the largest or the smallest
+/// exponent.
 fn special(word: u64, bits: u64, mantissa: u32, exponent: u64) -> u64 {
     match word >> 2 & 7 {
         0 => bits | exponent << mantissa,
@@ -187,10 +220,10 @@ fn special(word: u64, bits: u64, mantissa: u32, exponent: u64) -> u64 {
 
 // ---- Reductions ----
 
-/// Where the results go.
+/// Where a reduction writes its results.
 #[derive(Clone, Copy, Debug)]
 enum Targets {
-    /// Into one buffer that is no source: one-shot.
+    /// Into one buffer that is not a source: one-shot.
     Apart,
     /// Into the first source.
     First,
@@ -198,8 +231,8 @@ enum Targets {
     All,
 }
 
-/// One reduction on both sides, and where they differ. Buffers begin `offset` elements after a line, one of them `shift` elements
-/// later.
+/// Runs one reduction with the kernel and on the host, and returns the first difference. Buffers
+/// begin `offset` elements after a line, one of them `shift` elements later.
 fn difference(
     host: &Host,
     (dtype, redop): (DType, ReduceOp),
@@ -220,16 +253,16 @@ fn difference(
     let pointers: Vec<*const u8> = expected[..parts].iter_mut().map(|part| part.pointer().cast_const()).collect();
     let kernel = Kernel::new(dtype, redop).unwrap();
     let into = if matches!(to, Targets::First) { 0 } else { parts };
-    // SAFETY: all are buffers of `count` elements; the target is one of them or apart.
+    // SAFETY: all are buffers of `count` elements. The target is one of them or overlaps none.
     unsafe { kernel.fold(&pointers, expected[into].pointer(), count, Some(parts)) };
     if matches!(to, Targets::All) {
         for i in 0..parts {
             let result = expected[parts].pointer();
-            // SAFETY: as above, and the buffers are apart.
+            // SAFETY: as above, and the buffers do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(result, expected[i].pointer(), count * size) };
         }
     }
-    // Choosing keeps bits; all else computes.
+    // Reductions that choose an operand keep its bits. The others compute.
     let chooses = parts == 1 || matches!(redop, ReduceOp::Max | ReduceOp::Min);
     let merges_nan = !(chooses && matches!(dtype, DType::F32 | DType::F64));
     for is_backwards in [false, true] {
@@ -261,17 +294,17 @@ fn every_reduction() -> impl Iterator<Item = (DType, ReduceOp)> {
 }
 
 #[test]
-fn entries_compute_what_the_host_does() {
+fn entries_compute_the_same_as_the_host() {
     let Some(host) = Host::get() else { return };
     let mut compared = 0;
     for (dtype, redop) in every_reduction() {
         let lanes = LINE as usize / dtype.size();
-        // Nothing, less than a head, lines and a rest, and several rounds of all threads.
+        // No elements, less than a head, lines and a rest, and several rounds of all threads.
         for count in [0, 1, lanes - 1, lanes, 5 * lanes + 3, 130 * lanes + 1] {
             for (parts, to) in
                 [(1, Targets::Apart), (2, Targets::Apart), (2, Targets::All), (3, Targets::First), (5, Targets::All)]
             {
-                // On lines; in the same way beside them; each in its own way.
+                // Buffers on lines, congruent beside lines, and not congruent.
                 for (offset, shift) in [(0, 0), (lanes - 1, 0), (1, lanes), (0, 1)] {
                     assert_eq!(difference(host, (dtype, redop), (parts, count), (offset, shift), to), None);
                     compared += 1;
@@ -284,7 +317,7 @@ fn entries_compute_what_the_host_does() {
 }
 
 #[test]
-fn wrong_kernels_are_seen() {
+fn wrong_kernels_are_noticed() {
     if Host::get().is_none() {
         return;
     }
@@ -303,12 +336,12 @@ fn wrong_kernels_are_seen() {
     for (right, _, dtype, redop) in mutations {
         assert!(
             difference(&host, (dtype, redop), (2, 2000), (1, 0), Targets::Apart).is_some(),
-            "without {right} nothing changes"
+            "no test notices a change of {right}"
         );
     }
-    // What was not changed is as right as before.
+    // Kernels that were not changed are still right.
     assert_eq!(difference(&host, (DType::I64, ReduceOp::Sum), (2, 2000), (1, 0), Targets::Apart), None);
-    // Elements after the last line are not reached.
+    // Here the kernels do not reach the elements after the last line.
     let host = Host::build(&SOURCE.replace("i < inner.head ? i : i + inside", "i")).unwrap();
     assert!(difference(&host, (DType::U32, ReduceOp::Max), (2, 2004), (1, 0), Targets::Apart).is_some());
 }
@@ -336,4 +369,32 @@ fn an_average_that_is_not_finished_is_a_sum() {
     assert_eq!(into, [3.0, 7.0]);
     host.run(&entry(DType::F32, ReduceOp::Average).unwrap(), Reduction::new(&sources, &targets, 2, 3), false);
     assert_eq!(into, [1.0, 7.0 / 3.0]);
+}
+
+#[test]
+fn halves_convert_as_on_the_host() {
+    let Some(host) = Host::get() else { return };
+    let every: Vec<u16> = (0..=u16::MAX).collect();
+    let [widened, widened_bf] = host.convert::<u16, f32>("kolo_test_widen", &every);
+    for &half in &every {
+        let (f16, bf16) = (f16::from_bits(half).to_f32(), bf16::from_bits(half).to_f32());
+        let (got, got_bf) = (widened[usize::from(half)], widened_bf[usize::from(half)]);
+        assert!(got.to_bits() == f16.to_bits() || got.is_nan() && f16.is_nan(), "f16 {half:#x}: {got}");
+        assert!(got_bf.to_bits() == bf16.to_bits() || got_bf.is_nan() && bf16.is_nan(), "bf16 {half:#x}: {got_bf}");
+    }
+    // Every sign, exponent and upper part of a fraction, with lower parts on both sides of a tie
+    // and on it.
+    let mut numbers: Vec<u32> =
+        (0..1 << 19).flat_map(|upper| [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff].map(|lower| upper << 13 | lower)).collect();
+    numbers.extend((0..1 << 16).flat_map(|upper| [0x7fff, 0x8000, 0x8001, 0xffff].map(|lower| upper << 16 | lower)));
+    // Ties between two denormal halves, and their neighbours.
+    let ties = (0..1024).map(|place| ((place as f32 + 0.5) / 16_777_216.0).to_bits());
+    numbers.extend(ties.flat_map(|tie| [tie - 1, tie, tie + 1].into_iter().flat_map(|bits| [bits, bits | 1 << 31])));
+    let numbers: Vec<f32> = numbers.into_iter().map(f32::from_bits).collect();
+    let [narrowed, narrowed_bf] = host.convert::<f32, u16>("kolo_test_narrow", &numbers);
+    for (i, &number) in numbers.iter().enumerate() {
+        let (f16, bf16) = (f16::from_f32(number).to_bits(), bf16::from_f32(number).to_bits());
+        assert_eq!(narrowed[i], f16, "{number} ({:#x}) to f16", number.to_bits());
+        assert_eq!(narrowed_bf[i], bf16, "{number} ({:#x}) to bf16", number.to_bits());
+    }
 }

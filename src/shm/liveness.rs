@@ -1,0 +1,69 @@
+//! Which peers in a window have failed, left or died.
+
+use super::flag_area::{ABSENT, LEFT, REVOKED};
+use super::window::Window;
+use crate::error::{Cause, Result};
+use crate::failure::OpContext;
+use crate::sync::Ordering;
+
+impl Window {
+    /// Returns an error if a rank of this host has failed.
+    #[inline]
+    pub(super) fn check_no_peer_failed(&self, context: &OpContext<'_>) -> Result<()> {
+        for peer in self.peers() {
+            if self.phases.lines.rank_state(peer).state.load(Ordering::SeqCst) == REVOKED {
+                return Err(context.failed(self.members[peer], Cause::Revoked));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns an error if a rank can no longer publish `phase`: then the operation, in which all
+    /// ranks take part, cannot end.
+    ///
+    /// Among several such ranks, the error names one that died before one that left, one that left
+    /// before one that failed, and `peer` before another.
+    #[cold]
+    pub(super) fn check_peers_can_reach(&mut self, context: &OpContext<'_>, peer: usize, phase: u32) -> Result<()> {
+        let peer_first = std::iter::once(peer).chain(self.peers().filter(|&other| other != peer));
+        // What a rank published before it ended still counts.
+        let gone = peer_first.filter_map(|other| {
+            let cause = self.why_gone(other)?;
+            (!self.phases.has_reached(other, phase)).then_some((other, cause))
+        });
+        // A rank that has failed did so because of another one.
+        let named = gone.min_by_key(|(_, cause)| match cause {
+            Cause::Died => 0,
+            Cause::Left { .. } => 1,
+            _ => 2,
+        });
+        named.map_or(Ok(()), |(other, cause)| Err(context.failed(self.members[other], cause)))
+    }
+
+    /// Returns why a rank publishes no more phases; `None` if it still may.
+    pub(super) fn why_gone(&mut self, peer: usize) -> Option<Cause> {
+        // Looked up before the state: a rank that left and whose process then ended has left, not
+        // died.
+        let has_ended = self.has_ended(peer);
+        let rank_state = self.phases.lines.rank_state(peer);
+        match rank_state.state.load(Ordering::SeqCst) {
+            LEFT => Some(Cause::Left { last_seq: rank_state.last_seq.load(Ordering::Relaxed) }),
+            REVOKED => Some(Cause::Revoked),
+            _ => has_ended.then_some(Cause::Died),
+        }
+    }
+
+    /// Returns the process id of a rank that has written its state, if it means something in this
+    /// process's namespace.
+    pub(super) fn process(&self, peer: usize) -> Option<u32> {
+        let rank_state = self.phases.lines.rank_state(peer);
+        let namespace = rank_state.namespace.load(Ordering::Relaxed);
+        (namespace != 0 && namespace == self.namespace).then(|| rank_state.pid.load(Ordering::Relaxed))
+    }
+
+    /// Whether the process of a rank is known to have ended.
+    pub(super) fn has_ended(&mut self, peer: usize) -> bool {
+        let is_there = self.phases.lines.rank_state(peer).state.load(Ordering::Acquire) != ABSENT;
+        is_there && self.process(peer).is_some_and(|process| self.host.process_has_ended(process))
+    }
+}
