@@ -747,7 +747,7 @@ impl Core {
     /// Tells the others that this rank takes part no more.
     pub(crate) fn part(&mut self, failed: bool) {
         self.fabric.status().last_seq.store(self.seq, Ordering::Relaxed);
-        let callers = if failed { Vec::new() } else { self.fabric.callers() };
+        let callers = if failed { Vec::new() } else { self.fabric.peers_with_links() };
         // Some rank may have connected with this one, which has sent and received nothing so far.
         let (seq, engine) = (self.seq, if callers.is_empty() { self.engine.as_mut() } else { self.engine().ok() });
         if let Some(engine) = engine {

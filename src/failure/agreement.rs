@@ -39,7 +39,7 @@ const BUSY: Duration = Duration::from_secs(1);
 pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: Error) -> Error {
     // Whoever has no descriptor left keeps the others waiting, not they him.
     if let Error::Peer { cause: Cause::Silent { .. } | Cause::Gone | Cause::Unreachable { .. }, .. } = &error
-        && let Some(want) = sys::want()
+        && let Some(want) = sys::resource_shortage()
     {
         error = Error::os("reaching the other ranks")(want);
     }

@@ -78,9 +78,6 @@ const BLOCK: usize = 128 << 10;
 /// Bytes that are read before it is looked whether to go on.
 const PIECE: usize = 4 << 20;
 
-/// `ESRCH`: the process has ended, of which its watch may hear a little later.
-const NO_SUCH_PROCESS: i32 = 3;
-
 /// Everybody reduces its slice from the others' inputs, then takes their slices from their outputs. False, and nothing done, if
 /// the system cannot read a rank's buffers.
 ///
@@ -160,7 +157,8 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
         // A rank that is gone, or has failed, no longer has the memory that it spoke of. The phase after the next it cannot come to
         // without this one, so who waits for it learns why.
         let never = window.phases.next().wrapping_add(1);
-        if error.raw_os_error() == Some(NO_SUCH_PROCESS) {
+        // The process has ended, which its watch may notice a little later.
+        if sys::is_no_process(&error) {
             window.wait(context, peer, never)?;
         }
         window.look_after_peers(context, peer, never)?;

@@ -154,7 +154,7 @@ fn process() -> u64 {
 }
 
 /// Of the process that first needed it.
-static PROCESS: LazyLock<u64> = LazyLock::new(|| u64::from_le_bytes(std::array::from_fn(|i| handshake::random()[i])));
+static PROCESS: LazyLock<u64> = LazyLock::new(|| u64::from_le_bytes(std::array::from_fn(|i| identity::random()[i])));
 
 fn words_of(bytes: &[u8; Descriptor::WORDS * 8]) -> [u64; Descriptor::WORDS] {
     std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * i + byte])))

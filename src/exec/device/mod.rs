@@ -26,7 +26,7 @@ use super::core::Core;
 use super::raw::Raw;
 use super::state::CommState;
 use super::submit::Executor;
-use crate::bootstrap::listener::handshake;
+use crate::bootstrap::identity;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::config::DevicePath;
 use crate::cuda;
