@@ -1,4 +1,4 @@
-//! Memory that is being communicated: a pointer and a length, never a reference, since a peer may be writing it.
+//! Memory that is communicated, as a pointer and a length. It is never a reference, because a peer may be writing it.
 
 /// Memory that is read.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct RawSliceMut {
     pub(crate) len: usize,
 }
 
-// SAFETY: these are addresses. Whoever dereferences them vouches that the memory is there and that its owner has lent it.
+// SAFETY: this is an address. Code that dereferences it vouches that the memory exists and that its owner has lent it.
 unsafe impl Send for RawSlice {}
 // SAFETY: as above.
 unsafe impl Send for RawSliceMut {}
@@ -26,13 +26,13 @@ impl RawSlice {
         RawSlice { ptr: slice.as_ptr().cast(), len: size_of_val(slice) }
     }
 
-    /// The chunk without its first `count` bytes.
+    /// Returns the memory without its first `count` bytes.
     pub(crate) fn skip(self, count: usize) -> RawSlice {
         assert!(count <= self.len);
         RawSlice { ptr: self.ptr.wrapping_add(count), len: self.len - count }
     }
 
-    /// The first `len` bytes, or all if there are fewer.
+    /// Returns the first `len` bytes, or all if there are fewer.
     pub(crate) fn take(self, len: usize) -> RawSlice {
         RawSlice { len: self.len.min(len), ..self }
     }
@@ -45,47 +45,49 @@ impl RawSliceMut {
         RawSliceMut { ptr: slice.as_mut_ptr().cast(), len: size_of_val(slice) }
     }
 
-    /// The chunk without its first `count` bytes.
+    /// Returns the memory without its first `count` bytes.
     pub(crate) fn skip(self, count: usize) -> RawSliceMut {
         assert!(count <= self.len);
         RawSliceMut { ptr: self.ptr.wrapping_add(count), len: self.len - count }
     }
 
-    /// The first `len` bytes, or all if there are fewer.
+    /// Returns the first `len` bytes, or all if there are fewer.
     pub(crate) fn take(self, len: usize) -> RawSliceMut {
         RawSliceMut { len: self.len.min(len), ..self }
     }
 
-    /// The same memory, to be read.
+    /// Returns the same memory, for reading.
     pub(crate) fn as_const(self) -> RawSlice {
         RawSlice { ptr: self.ptr, len: self.len }
     }
 }
 
-/// Where to put the rank whose message was received, if it may be any.
+/// Where to write the rank whose message was received, if it may be any rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
     Rank(*mut usize),
-    /// C's; of no interest if it is null.
+    /// A pointer from C, not used if it is null.
     Int(*mut i32),
 }
 
-// SAFETY: an address may be sent; whoever uses it says why it may.
+// SAFETY: this is an address. Code that writes to it vouches for the memory.
 unsafe impl Send for Source {}
 // SAFETY: as above.
 unsafe impl Sync for Source {}
 
 impl Source {
+    /// Writes the rank.
+    ///
     /// # Safety
     ///
-    /// The place is writable, and nobody else touches it meanwhile; or it is C's and null.
+    /// The address is writable, and no other thread accesses it meanwhile; or it is from C and null.
     pub(crate) unsafe fn put(self, rank: usize) {
-        // SAFETY: passed on.
+        // SAFETY: the caller vouches for the address.
         unsafe {
             match self {
-                Source::Rank(place) => place.write(rank),
-                Source::Int(place) if place.is_null() => {}
-                Source::Int(place) => place.write(i32::try_from(rank).unwrap_or(i32::MAX)),
+                Source::Rank(address) => address.write(rank),
+                Source::Int(address) if address.is_null() => {}
+                Source::Int(address) => address.write(i32::try_from(rank).unwrap_or(i32::MAX)),
             }
         }
     }

@@ -1,67 +1,71 @@
-//! Everything that reads bytes from outside, for `fuzz/` to feed with whatever it likes. Not part of the library: it is there
-//! only when the crate is compiled for fuzzing.
+//! The functions that decode bytes from outside, for the fuzzers in `fuzz/`. This module exists only when the crate is compiled
+//! for fuzzing or tests, and is not part of the API.
 
 use crate::bootstrap::listener::handshake;
 use crate::bootstrap::store::{file, tcp};
-use crate::bootstrap::{announcement, fuzz as bootstrap, key_exchange, peer_info};
+use crate::bootstrap::{announcement, fuzz as bootstrap, key_exchange, listener, peer_table};
 use crate::engine::frame;
 use crate::failure::message;
-use crate::shm::fuzz as window;
+use crate::shm::fuzz as flag_lines;
 use crate::types::Descriptor;
 
-/// A reader of bytes: its name, what takes the bytes, and such as a well-meaning other end would send.
+/// One target of a fuzzer.
 pub struct Target {
-    /// What it is called in `fuzz/`.
+    /// The name in `fuzz/`.
     pub name: &'static str,
-    /// Panics if what is read is not as it should be.
+    /// Decodes the bytes. Panics if the result is wrong.
     pub feed: fn(&[u8]),
-    /// To begin with.
+    /// Returns inputs as a correct peer sends them, to begin with.
     pub samples: fn() -> Vec<Vec<u8>>,
 }
 
-/// All there are in the library. `kolo trace` has one more.
+/// All targets of the library. `kolo trace` has one more.
 pub const TARGETS: [Target; 12] = [
-    Target { name: "handshake_door", feed: handshake_door, samples: || vec![[&[7][..], &handshake::samples()[0]].concat()] },
-    Target { name: "handshake_caller", feed: handshake::fuzz_caller, samples: || vec![handshake::samples()[1].clone()] },
+    Target {
+        name: "handshake_acceptor",
+        feed: handshake_acceptor,
+        samples: || vec![[&[7][..], &handshake::samples()[0]].concat()],
+    },
+    Target { name: "handshake_initiator", feed: listener::fuzz_initiator, samples: || vec![handshake::samples()[1].clone()] },
     Target { name: "listener", feed: bootstrap::listener, samples: bootstrap::samples },
     Target { name: "frame", feed: frame::fuzz, samples: || vec![frame::sample()] },
     Target { name: "descriptor", feed: descriptor, samples: || vec![frame::sample()[16..].to_vec()] },
     Target { name: "message", feed: message::fuzz, samples: message::samples },
     Target { name: "announcement", feed: announcement::fuzz, samples: announcement::samples },
     Target { name: "key_exchange", feed: key_exchange::fuzz, samples: key_exchange::samples },
-    Target { name: "card", feed: peer_info::fuzz, samples: peer_info::samples },
+    Target { name: "peer_info", feed: peer_table::fuzz, samples: peer_table::samples },
     Target { name: "file_store", feed: file::fuzz, samples: || vec![file::sample()] },
-    Target { name: "window", feed: window::fuzz, samples: window::samples },
+    Target { name: "flag_lines", feed: flag_lines::fuzz, samples: flag_lines::samples },
     Target { name: "tcp_store", feed: tcp::fuzz, samples: || vec![tcp::sample(), [0u8, 0, 0, 0, 2, 0, 0, 0, 7, 7].to_vec()] },
 ];
 
-/// Feeds the target of a name.
+/// Feeds bytes to the target of this name.
 pub fn feed(name: &str, bytes: &[u8]) {
-    let target = TARGETS.iter().find(|target| target.name == name).expect("there is such a target");
+    let target = TARGETS.iter().find(|target| target.name == name).expect("no target has this name");
     (target.feed)(bytes);
 }
 
-/// The first byte says in what portions the others come.
-fn handshake_door(bytes: &[u8]) {
-    if let Some((portion, said)) = bytes.split_first() {
-        handshake::fuzz_door(said, (*portion).into());
+/// The first byte is the size of the portions in which the listener receives the others.
+fn handshake_acceptor(bytes: &[u8]) {
+    if let Some((portion, sent)) = bytes.split_first() {
+        handshake::fuzz_acceptor(sent, (*portion).into());
     }
 }
 
 fn descriptor(bytes: &[u8]) {
     let mut words = [0; Descriptor::WORDS];
-    for (word, eight) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-        *word = eight.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+    for (word, &bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u64::from_le_bytes(bytes);
     }
     frame::fuzz_descriptor(words);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{TARGETS, Target};
     use crate::types::mix;
 
-    /// Numbers below a bound.
+    /// Pseudo-random numbers below a bound.
     struct Dice(u64);
 
     impl Dice {
@@ -71,7 +75,7 @@ mod tests {
         }
     }
 
-    /// A sample with some of it changed, cut out, doubled or exchanged.
+    /// Returns a sample of which parts are changed, removed, repeated or replaced.
     fn mutated(sample: &[u8], dice: &mut Dice) -> Vec<u8> {
         let mut bytes = sample.to_vec();
         for _ in 0..=dice.below(4) {
@@ -95,15 +99,15 @@ mod tests {
         bytes
     }
 
-    /// What the fuzzers do at length, shortly, and with any compiler.
+    /// Runs all targets for a short time, with any compiler.
     #[test]
-    fn nothing_that_comes_does_harm() {
+    fn no_input_causes_harm() {
         for Target { name, feed, samples } in &TARGETS {
             // A peer may let this rank wait until its deadline.
             let rounds = match *name {
                 _ if cfg!(miri) => 20,
-                "window" => 500,
-                // Its callers have connections, and wait for each other.
+                "flag_lines" => 500,
+                // Its peers have connections, and wait for each other.
                 "listener" => 200,
                 _ => 5000,
             };

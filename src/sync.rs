@@ -1,8 +1,8 @@
-//! Atomics and sleeping on them, so that loom and production share the code of the protocols.
+//! Atomics, and sleeping on them, so that loom and production share the code of the protocols.
 //!
-//! Where one side stores a word and then looks at another, while the other side does the same the other way round, at least
-//! one must see the other. That takes sequentially consistent accesses ([`announce`], [`look`]). loom knows sequential
-//! consistency only of fences, so there each access has one beside it, which is the same or stronger.
+//! Where each of two sides stores its own word and then loads the other's, at least one side must see the other's store. That
+//! takes sequentially consistent accesses ([`announce`], [`look`]). loom models sequential consistency of fences only, so its
+//! version has a fence beside each access, which is at least as strong.
 
 #[cfg(not(kolo_loom))]
 mod shim {
@@ -10,36 +10,36 @@ mod shim {
 
     pub(crate) use crate::sys::{sleep_on, wake_all};
 
-    /// Stores a word; later looks come after it, and what was written before is released with it.
+    /// Stores a word. Later looks come after the store, and earlier writes are released with it.
     #[inline]
     pub(crate) fn announce(word: &AtomicU32, value: u32) {
         word.store(value, Ordering::SeqCst);
     }
 
-    /// Adds to a word; later looks come after it.
+    /// Adds to a word. Later looks come after the addition.
     #[inline]
     pub(crate) fn announce_add(word: &AtomicU32, value: u32) {
         word.fetch_add(value, Ordering::SeqCst);
     }
 
-    /// Has a cache line brought here that will be written soon: those who have read it give it up meanwhile, and the write does not
-    /// wait for them.
+    /// Fetches a cache line that this thread will soon write. Other caches give the line up meanwhile, so the write does not wait
+    /// for them.
     #[inline]
     pub(crate) fn prefetch_to_write<T>(_line: *const T) {
-        // SAFETY: a hint, which changes neither memory nor registers and fails on no address. AMD's 64-bit processors have it from
-        // the first one on; Intel's have it or take it for nothing.
+        // SAFETY: the instruction is a hint. It changes neither memory nor registers, and fails on no address. All 64-bit processors
+        // of AMD have it; those of Intel have it or ignore it.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         unsafe {
             core::arch::asm!("prefetchw [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
         }
-        // SAFETY: a hint, too, of which the architecture says that it never ends in an abort.
+        // SAFETY: the instruction is a hint, too, which by the architecture never aborts.
         #[cfg(all(target_arch = "aarch64", not(miri)))]
         unsafe {
             core::arch::asm!("prfm pstl1keep, [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
         }
     }
 
-    /// Looks at a word after what was announced before; acquires what was written before it was announced.
+    /// Loads a word, after all earlier announcements of this thread. Acquires the writes before the word was announced.
     #[inline]
     pub(crate) fn look(word: &AtomicU32) -> u32 {
         word.load(Ordering::SeqCst)
@@ -68,11 +68,11 @@ mod shim {
     }
 
     pub(crate) fn sleep_on(_: &AtomicU32, _: u32, _: std::time::Duration) {
-        unreachable!("models bring their own way to sleep");
+        unreachable!("loom models have their own way to sleep");
     }
 
     pub(crate) fn wake_all(_: &AtomicU32) {
-        unreachable!("models bring their own way to sleep");
+        unreachable!("loom models have their own way to sleep");
     }
 }
 

@@ -1,6 +1,6 @@
-//! Small records as bytes, little-endian: what ranks tell each other through stores. Reading expects anything.
+//! Small records as bytes, little-endian, which ranks exchange through stores. Reading treats its input as untrusted.
 
-/// Puts fields one after the other.
+/// Appends fields to bytes.
 #[derive(Default)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 
@@ -20,7 +20,7 @@ impl Writer {
         self.bytes(text.as_bytes())
     }
 
-    /// A count, then so many fields.
+    /// Appends the number of fields, then the fields.
     pub(crate) fn list<T>(&mut self, fields: &[T], mut field: impl FnMut(&mut Self, &T)) -> &mut Self {
         self.number(fields.len() as u64);
         fields.iter().for_each(|value| field(self, value));
@@ -28,7 +28,7 @@ impl Writer {
     }
 }
 
-/// Takes fields off the front; `None` where they do not fit what is there.
+/// Takes fields from the front of bytes; `None` if the bytes are not such a field.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -39,7 +39,7 @@ impl<'a> Reader<'a> {
         Reader { bytes, at: 0 }
     }
 
-    /// How many bytes have been taken.
+    /// Returns how many bytes have been taken.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
@@ -51,7 +51,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn number(&mut self) -> Option<u64> {
-        Some(self.take(8)?.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)))
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
     }
 
     pub(crate) fn size(&mut self) -> Option<usize> {
@@ -67,8 +67,7 @@ impl<'a> Reader<'a> {
         String::from_utf8(self.bytes()?.to_vec()).ok()
     }
 
-    /// Fields that follow each other as often as a count before them says. What is read grows with what is there, not with
-    /// the count.
+    /// Takes a count and as many fields. Memory grows with the fields that are there, not with the count.
     pub(crate) fn list<T>(&mut self, mut field: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let count = self.size()?;
         let mut fields = Vec::new();
@@ -83,11 +82,11 @@ impl<'a> Reader<'a> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use super::{Reader, Writer};
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(number: u64, text in ".*", list in proptest::collection::vec(any::<u64>(), 0..9)) {
+        fn written_fields_are_read_back(number: u64, text in ".*", list in proptest::collection::vec(any::<u64>(), 0..9)) {
             let mut writer = Writer::default();
             writer.number(number).text(&text).list(&list, |writer, &field| _ = writer.number(field));
             let mut reader = Reader::new(&writer.0);
@@ -98,7 +97,7 @@ mod tests {
         }
 
         #[test]
-        fn anything_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn any_bytes_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             let mut reader = Reader::new(&bytes);
             let _ = reader.list(|reader| Some((reader.text()?, reader.number()?)));
             prop_assert!(reader.at() <= bytes.len());

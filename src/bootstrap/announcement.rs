@@ -1,17 +1,17 @@
-//! What rank 0 says first: which run this is, and how the others learn its secret.
+//! What rank 0 writes first: the number of the run, and how the other ranks learn its secret.
 //!
 //! ```text
 //! "kolo-run", run (16), how the others learn the secret (1), then 32 bytes:
-//!     0  they were given it         MAC, which only a rank with the same secret can have made
-//!     1  it follows                 the secret; in stores that only the ranks read
+//!     0  they were given it         MAC, which only a rank with the same secret can compute
+//!     1  they read it here          the secret; in stores that only the ranks can read
 //!     2  they agree on it           rank 0's public key, see `key_exchange`
 //! ```
 
+use super::identity::{Identity, Run};
 use super::signed::SignedStore;
-use crate::bootstrap::listener::handshake::{Identity, Run};
-use crate::bootstrap::store::Store;
+use super::store::Store;
 
-/// The announcement's key, the only one in a store that does not begin with a run.
+/// The announcement's key, the only one in a store that does not begin with the number of a run.
 pub(super) const NAME: &str = "run";
 
 const MAGIC: &[u8; 8] = b"kolo-run";
@@ -25,19 +25,19 @@ pub(super) struct Announcement {
     pub(super) secret: Source,
 }
 
-/// Where the ranks of a run have their secret from.
+/// How the ranks of a run learn its secret.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// They were given it before they started. The MAC shows that rank 0 was given the same.
+    /// The ranks were given the secret before the start. The MAC shows that rank 0 was given the same.
     Given { mac: [u8; 32] },
-    /// The store, which only the ranks read.
+    /// The ranks read it in the store, which only they can read.
     Shared { secret: [u8; 32] },
-    /// They agree on it through the store; rank 0's part.
+    /// The ranks agree on it through the store. This is rank 0's public key.
     Agreed { public: [u8; 32] },
 }
 
 impl std::fmt::Debug for Source {
-    /// Without the secret.
+    /// Writes how the secret is learned, without the secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Source::Given { .. } => "given",
@@ -48,14 +48,14 @@ impl std::fmt::Debug for Source {
 }
 
 impl Announcement {
-    /// The announcement of a rank 0 that was given its secret.
+    /// Makes the announcement of a rank 0 that was given its secret.
     pub(super) fn of_given(store: &dyn Store, identity: &Identity) -> Announcement {
         let signed = SignedStore::new(store, identity).sign(NAME, 0, &[]);
-        let mac = signed.try_into().expect("of nothing, the MAC is all that stands in a store");
+        let mac = signed.try_into().expect("a signed empty value is the MAC alone");
         Announcement { run: identity.run(), secret: Source::Given { mac } }
     }
 
-    /// Whether it was made by a rank 0 that was given the same secret, of the job and run of `identity`.
+    /// Returns whether a rank 0 with the secret, job and run of `identity` made the announcement.
     pub(super) fn is_of(&self, store: &dyn Store, identity: &Identity) -> bool {
         let Source::Given { mac } = &self.secret else { return false };
         SignedStore::new(store, identity).open(NAME, 0, mac).is_some()
@@ -85,15 +85,15 @@ impl Announcement {
     }
 }
 
-/// Whatever a store holds where the announcement should be.
+/// Decodes what a store holds in place of the announcement.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     if let Some(announcement) = Announcement::decode(bytes) {
-        assert_eq!(announcement.encode(), bytes, "an announcement is read as another");
+        assert_eq!(announcement.encode(), bytes, "an announcement changes when it is decoded and encoded");
     }
 }
 
-/// Announcements of every kind.
+/// Returns announcements of every kind.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     let sources = [Source::Given { mac: [1; 32] }, Source::Shared { secret: [2; 32] }, Source::Agreed { public: [9; 32] }];

@@ -1,19 +1,19 @@
-//! Where a rank listens to the others, and what it tells them of that.
+//! Where a rank listens to the others, and what it publishes about that.
 
 use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 
-use super::Start;
-use super::network::{Arrivals, Mailbox};
+use super::identity::{Identity, random_number};
+use super::listener::{self, Listener};
+use super::network::{Dispatcher, Mailbox};
 use super::peer_info::{self, PeerInfo};
-use crate::bootstrap::listener::handshake::{Identity, random};
-use crate::bootstrap::listener::{self, Listener};
-use crate::bootstrap::store::StoreUrl;
+use super::start::Start;
+use super::store::StoreUrl;
 use crate::error::{Error, Result};
 use crate::failure::StatusBoard;
 use crate::sys::{self, LocalListener};
 
-/// A rank's sockets for one run, what came in through them, and what the others read of this rank there.
+/// A rank's sockets for one run, the connections that came in through them, and what peers may learn of the rank there.
 pub(super) struct Endpoint {
     pub(super) listener: Listener,
     pub(super) mailbox: Arc<Mailbox>,
@@ -21,9 +21,9 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Listens to the ranks of a run, at an address of this machine and at a name that only this host reaches.
+    /// Listens to the ranks of a run, at an address of this machine and at a name that only this host can reach.
     pub(super) fn open(start: &Start<'_>, ip: IpAddr, identity: &Identity) -> Result<Endpoint> {
-        // If only this machine reaches the store, all ranks are on it.
+        // If only this machine can reach the store, all ranks are on it.
         let is_store_local = matches!(start.place, Some(StoreUrl::Tcp { .. })) && !start.identity.may_listen();
         let ip = if is_store_local { sys::own_loopback(ip) } else { ip };
         let tcp = TcpListener::bind((ip, 0)).map_err(Error::os(format!("listening at {ip}")))?;
@@ -31,17 +31,18 @@ impl Endpoint {
         let local = match LocalListener::bind(&name) {
             Ok(listener) => Some((name, listener)),
             Err(error) => {
-                tracing::debug!(%error, "this rank cannot share memory with others");
+                tracing::debug!(%error, "cannot listen inside the host; this rank shares no memory");
                 None
             }
         };
         let (mailbox, board) = (Arc::new(Mailbox::default()), Arc::new(StatusBoard::default()));
-        let arrivals = Arrivals { rank: start.rank, world: start.world_size, mailbox: mailbox.clone(), board: board.clone() };
-        let listener = Listener::open(Some(tcp), local, identity.clone(), arrivals).map_err(Error::os("opening the listener"))?;
+        let dispatcher = Dispatcher { rank: start.rank, world: start.world_size, mailbox: mailbox.clone(), board: board.clone() };
+        let listener =
+            Listener::open(Some(tcp), local, identity.clone(), dispatcher).map_err(Error::os("opening the listener"))?;
         Ok(Endpoint { listener, mailbox, board })
     }
 
-    /// What this rank tells the others of itself.
+    /// Returns what this rank publishes about itself.
     pub(super) fn peer(&self, start: &Start<'_>) -> Result<PeerInfo> {
         let address = self.listener.address();
         let address =
@@ -53,7 +54,7 @@ impl Endpoint {
             version: peer_info::version(),
             rank: start.rank,
             world_size: start.world_size,
-            instance: u128::from_le_bytes(random()) as u64,
+            instance: random_number(),
             host: start.host(),
             pid: std::process::id(),
             pid_namespace: sys::process_namespace().unwrap_or(0),

@@ -1,14 +1,15 @@
-//! What a communicator is made on: where its ranks are, how its links are opened, and how its hosts share memory.
+//! What a communicator is built on: where its ranks are, how its links are opened, and how the ranks of a host share memory.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::host_setup::{Failed, HostConnections};
-use super::lending::{NetworkLender, ProcessLender};
-use super::network::{Network, NetworkControl, NetworkOpener};
-use crate::bootstrap::host_group::area::{AREA, Area};
-use crate::bootstrap::host_group::{HOME, HostGroup, Lender, stage};
-use crate::failure::{CommStatus, ControlChannel, Query, QueryError, Reply, StatusBoard};
+use super::host_group::area::{AREA, Area};
+use super::host_group::{HOME, HostGroup, Lender, stage};
+use super::host_setup::{Failed, HostConnections, HostSetup};
+use super::in_process::{ProcessControl, ProcessLender};
+use super::network::{Network, NetworkControl, NetworkLender, NetworkOpener};
+use crate::failure::{CommStatus, ControlChannel, StatusBoard};
+use crate::sys::Segment;
 use crate::trace::{Recorder, Recording};
 use crate::transport::Opener;
 use crate::transport::memory::{Hub, MemoryOpener};
@@ -17,39 +18,39 @@ use crate::types::Rank;
 /// The ranks of one communicator, seen from one of them.
 pub(crate) struct Fabric {
     backing: Backing,
-    /// Tells the communicators of a job apart; the same on all its ranks.
+    /// The number of the communicator in the job, the same on all its ranks.
     comm_id: u64,
     rank: Rank,
     /// The ranks of the communicator as ranks of the job.
     members: Arc<[Rank]>,
     /// For each rank, the lowest one that can share memory with it.
     hosts: Arc<[usize]>,
-    /// Until memory is shared first.
+    /// The connections of the host, until memory is first shared.
     connections: Option<HostConnections>,
     /// What this process shares with the other ranks of its host; `None` if they share nothing.
     host: Option<Arc<HostGroup>>,
     recorder: Arc<Recorder>,
-    /// What the others may know of this rank.
+    /// What peers may learn of this rank.
     status: Arc<CommStatus>,
 }
 
 #[derive(Clone)]
 enum Backing {
-    /// Processes.
+    /// The ranks are processes.
     Network(Arc<Network>),
-    /// Threads of one process.
+    /// The ranks are threads of one process.
     Process(Arc<Hub>, Arc<StatusBoard>),
-    /// One rank alone.
+    /// There is one rank.
     Nothing,
 }
 
 impl Fabric {
-    /// One rank that needs nobody.
+    /// Makes the fabric of one rank without peers.
     pub(crate) fn alone(recorder: Arc<Recorder>) -> Fabric {
         Fabric::new(Backing::Nothing, 0, 0, [0].into(), [0].into(), recorder)
     }
 
-    /// All ranks of a job, of which `connections` are those of this host.
+    /// Makes the fabric of all ranks of a job; `connections` are those of this host.
     pub(super) fn of_network(
         network: Arc<Network>,
         comm_id: u64,
@@ -64,7 +65,7 @@ impl Fabric {
         fabric
     }
 
-    /// One of `world` threads of this process.
+    /// Makes the fabric of one of `world` threads of this process.
     pub(crate) fn of_process(
         hub: Arc<Hub>,
         board: Arc<StatusBoard>,
@@ -108,22 +109,22 @@ impl Fabric {
         self.comm_id
     }
 
-    /// Where this rank's operations on the communicator are recorded.
+    /// Returns the record of this rank's operations on the communicator.
     pub(crate) fn recording(&self) -> &Arc<Recording> {
         &self.status.recording
     }
 
-    /// For each rank, the lowest one that can share memory with it.
+    /// Returns, for each rank, the lowest one that can share memory with it.
     pub(crate) fn hosts(&self) -> &Arc<[usize]> {
         &self.hosts
     }
 
-    /// The ranks on this one's host.
+    /// Returns the ranks on this rank's host, this rank among them.
     pub(crate) fn neighbours(&self) -> Arc<[Rank]> {
         (0..self.world()).filter(|&rank| self.hosts[rank] == self.hosts[self.rank]).collect()
     }
 
-    /// Opens links to the others; `None` for a rank alone.
+    /// Returns what opens links to the others; `None` for a rank without peers.
     pub(crate) fn opener(&self) -> Option<Box<dyn Opener>> {
         match &self.backing {
             Backing::Network(network) => Some(Box::new(NetworkOpener::new(
@@ -138,14 +139,14 @@ impl Fabric {
         }
     }
 
-    /// The ranks that have connected with this one for a link which it has not asked for.
-    pub(crate) fn callers(&self) -> Vec<Rank> {
+    /// Returns the ranks that have connected for a link which this rank has not asked for.
+    pub(crate) fn peers_with_links(&self) -> Vec<Rank> {
         let Backing::Network(network) = &self.backing else { return Vec::new() };
-        let callers = network.mailbox().callers(self.comm_id);
-        callers.into_iter().filter_map(|caller| self.members.iter().position(|&member| member == caller)).collect()
+        let peers = network.mailbox.peers_with_links(self.comm_id);
+        peers.into_iter().filter_map(|peer| self.members.iter().position(|&member| member == peer)).collect()
     }
 
-    /// How this rank asks the others, beside its operations; `None` for a rank alone.
+    /// Returns what sends queries to the others, beside the operations; `None` for a rank without peers.
     fn control(&self) -> Option<Arc<dyn ControlChannel>> {
         let (comm_id, members) = (self.comm_id, self.members.clone());
         match &self.backing {
@@ -157,84 +158,101 @@ impl Fabric {
         }
     }
 
-    /// What the others may know of this rank, as long as this lives.
+    /// Returns what peers may learn of this rank, as long as the fabric lives.
     pub(crate) fn status(&self) -> &Arc<CommStatus> {
         &self.status
     }
 
     fn board(&self) -> Option<&StatusBoard> {
         match &self.backing {
-            Backing::Network(network) => Some(network.board()),
+            Backing::Network(network) => Some(&network.board),
             Backing::Process(_, board) => Some(board),
             Backing::Nothing => None,
         }
     }
 
-    /// The area of this communicator on this host, which has at least two of its ranks; `None`, on all of them, if one of them
-    /// cannot have it. All of them call this together, once.
+    /// Makes the area of this communicator on this host, which has at least two of its ranks. Returns `None` on all of them if
+    /// one of them cannot map it. All of them call this together, once.
     pub(crate) fn share(&mut self, deadline: Instant) -> Result<Option<Area>, Failed> {
         let neighbours = self.neighbours();
-        let place = neighbours.iter().position(|&rank| rank == self.rank).expect("a rank is its own neighbour");
-        // The first communicator brings the first stages.
+        let place = neighbours.iter().position(|&rank| rank == self.rank).expect("a rank is on its own host");
+        // The first communicator also makes the first stages.
         let is_home = self.host.is_none();
         let part = if is_home { HOME } else { AREA };
         let room = if is_home { stage::room(neighbours.len()) } else { 0 };
-        let segment = match &self.backing {
-            Backing::Network(network) => {
-                let cancel = Some(&*self.status.cancel);
-                let connections = match self.connections.take() {
-                    Some(connections) => connections,
-                    None => {
-                        HostConnections::form(network, self.comm_id, self.rank, &self.members, &neighbours, cancel, deadline)?
-                    }
-                };
-                // If a rank could not come, all know it.
-                if connections.members() != &*neighbours {
-                    return Ok(None);
-                }
-                connections.share(part, room, deadline)?
-            }
-            Backing::Process(hub, _) => {
-                let users = neighbours.len();
-                // Links are named by two ranks; no rank is as large as this.
-                Some(hub.segment((self.comm_id, [u64::MAX, 0]), part * users, users))
-            }
-            Backing::Nothing => None,
-        };
-        let Some(segment) = segment else { return Ok(None) };
+        let Some(segment) = self.shared_segment(&neighbours, part, room, deadline)? else { return Ok(None) };
         if is_home {
-            let lender: Arc<dyn Lender> = match &self.backing {
-                Backing::Network(network) => Arc::new(NetworkLender { network: network.clone() }),
-                Backing::Process(hub, _) => Arc::new(ProcessLender { hub: hub.clone(), rank: self.members[self.rank] }),
-                Backing::Nothing => return Ok(None),
-            };
+            let Some(lender) = self.lender() else { return Ok(None) };
             let members = neighbours.iter().map(|&rank| self.members[rank]).collect();
             self.host = Some(Arc::new(HostGroup::new(self.members[self.rank], members, segment.clone(), lender)));
         } else {
-            // All have reserved their parts and mapped the others'.
+            // All ranks have reserved their parts and mapped those of the others.
             segment.close();
         }
         Ok(Some(Area::new(segment, part, place, neighbours.len())))
     }
 
-    /// What this process shares with the other ranks of its host.
+    /// Makes a segment with `part` bytes for each of `neighbours`; `None` if one of them cannot map it.
+    fn shared_segment(
+        &mut self,
+        neighbours: &[Rank],
+        part: usize,
+        room: usize,
+        deadline: Instant,
+    ) -> Result<Option<Arc<Segment>>, Failed> {
+        match &self.backing {
+            Backing::Network(network) => {
+                let connections = match self.connections.take() {
+                    Some(connections) => connections,
+                    None => {
+                        let (comm_id, rank, members) = (self.comm_id, self.rank, &*self.members);
+                        let cancel = Some(&*self.status.cancel);
+                        HostSetup { network, comm_id, rank, members, cancel, deadline }.connect(neighbours)?
+                    }
+                };
+                // If a rank could not join, all ranks know it.
+                if connections.members() != neighbours {
+                    return Ok(None);
+                }
+                connections.share(part, room, deadline)
+            }
+            Backing::Process(hub, _) => {
+                let users = neighbours.len();
+                // Links are named by two ranks, and no rank is as large as this one.
+                Ok(Some(hub.segment((self.comm_id, [u64::MAX, 0]), part * users, users)))
+            }
+            Backing::Nothing => Ok(None),
+        }
+    }
+
+    /// Returns how segments pass between the ranks of a host; `None` for a rank without peers.
+    fn lender(&self) -> Option<Arc<dyn Lender>> {
+        match &self.backing {
+            Backing::Network(network) => Some(Arc::new(NetworkLender { network: network.clone() })),
+            Backing::Process(hub, _) => Some(Arc::new(ProcessLender { hub: hub.clone(), rank: self.members[self.rank] })),
+            Backing::Nothing => None,
+        }
+    }
+
+    /// Returns what this process shares with the other ranks of its host.
     pub(crate) fn host(&self) -> Option<&Arc<HostGroup>> {
         self.host.as_ref()
     }
 
-    /// Does without shared memory, and so will the parts that this is divided into.
+    /// Gives up shared memory for this fabric and those divided from it.
     pub(crate) fn leave_host(&mut self) {
         self.host = None;
     }
 
-    /// The ranks of the communicator as ranks of the job.
+    /// Returns the ranks of the communicator as ranks of the job.
     pub(crate) fn members(&self) -> &Arc<[Rank]> {
         &self.members
     }
 
-    /// The fabric of some of the ranks, in the order given, of which this rank is one.
+    /// Makes the fabric of some of the ranks, in the order given. This rank is one of them.
     pub(crate) fn divide(&self, comm_id: u64, ranks: &[Rank]) -> Fabric {
-        let rank = ranks.iter().position(|&rank| rank == self.rank).expect("a rank divides into parts of which it is one");
+        let rank =
+            ranks.iter().position(|&rank| rank == self.rank).expect("this rank is among the ranks of the new communicator");
         let members = ranks.iter().map(|&rank| self.members[rank]).collect();
         let same_host = |rank: Rank| ranks.iter().position(|&other| self.hosts[other] == self.hosts[rank]);
         let hosts = ranks.iter().map(|&rank| same_host(rank).unwrap_or(0)).collect();
@@ -249,19 +267,5 @@ impl Drop for Fabric {
         if let Some(board) = self.board() {
             board.take_down(self.comm_id, self.members[self.rank]);
         }
-    }
-}
-
-/// How a rank reaches the others that are threads of its process.
-struct ProcessControl {
-    board: Arc<StatusBoard>,
-    comm_id: u64,
-    rank: Rank,
-    members: Arc<[Rank]>,
-}
-
-impl ControlChannel for ProcessControl {
-    fn ask(&self, peer: Rank, query: &Query, _: Duration) -> Result<Reply, QueryError> {
-        Ok(self.board.answer(self.comm_id, self.members[self.rank], self.members[peer], query.clone()))
     }
 }

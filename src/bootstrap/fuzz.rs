@@ -1,126 +1,139 @@
-//! The listener of a rank, with its identity and its mailbox, against any number of callers at once: members of the job, strangers
-//! with a secret of their own, and such as speak no protocol at all.
+//! Fuzzes the listener of a rank, with its identity and its mailbox. Many peers connect to it at once: members of the job,
+//! strangers with a secret of their own, and strangers that do not speak the protocol.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::network::{Arrivals, Mailbox};
-use crate::bootstrap::listener::handshake::{Hello, Identity, Introduction, Medium, Purpose, Step};
-use crate::bootstrap::listener::{self, Listener, random_name};
+use super::identity::{Identity, Medium};
+use super::listener::handshake::{Hello, Initiator, Purpose, Step};
+use super::listener::{self, Listener, random_name};
+use super::network::{Dispatcher, Mailbox};
 use crate::failure::{Query, Reply, StatusBoard};
 use crate::sys::{LocalListener, LocalStream};
 
-/// The rank that listens, and of how many.
+/// The rank that listens, and the world size.
 const RANK: usize = 1;
 const WORLD: usize = 4;
 
-/// As many callers at once as keep each other from nothing.
-const MOST_CALLERS: usize = 32;
+/// The most peers at once. So few do not keep each other out.
+const MOST_PEERS: usize = 32;
 
-/// How long an answer may take that must come: far longer than it does.
+/// How long a reply that must come may take, far longer than it does.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-struct Caller {
+/// The comm ids that peers name.
+const COMM_IDS: u64 = 2;
+
+struct Peer {
     stream: LocalStream,
-    /// How far its handshake is, and what it wants; `None` if it speaks no protocol, or has been let in.
-    introduction: Option<(Introduction, Hello)>,
+    /// The state of its handshake, and its hello; `None` if it speaks no protocol, or has been admitted.
+    handshake: Option<(Initiator, Hello)>,
     is_member: bool,
 }
 
-/// The bytes are a script: each step begins with what is done, most name a caller, and the rest of a step is what is said.
+/// Runs a script. Each step begins with a byte for its kind. Most name a peer, and the rest of a step is what the peer sends.
 pub(crate) fn listener(script: &[u8]) {
     if cfg!(miri) {
         return;
     }
     let name = random_name();
-    // Elsewhere nothing listens inside a host.
+    // On other platforms nothing listens inside a host.
     let Ok(socket) = LocalListener::bind(&name) else { return };
     let member = Identity::new("job", Some([1; 32]));
     let stranger = Identity::new("job", Some([2; 32]));
     let mailbox = Arc::new(Mailbox::default());
-    let host = Arrivals { rank: RANK, world: WORLD, mailbox: mailbox.clone(), board: Arc::new(StatusBoard::default()) };
-    let _listener = Listener::open(None, Some((name.clone(), socket)), member.clone(), host).expect("a listener can be opened");
+    let handler = Dispatcher { rank: RANK, world: WORLD, mailbox: mailbox.clone(), board: Arc::new(StatusBoard::default()) };
+    let _listener = Listener::open(None, Some((name.clone(), socket)), member.clone(), handler).expect("a listener opens");
 
-    let connect = || LocalStream::connect(&name, Instant::now() + PATIENCE).expect("the listener takes connections");
-    let mut callers: Vec<Caller> = Vec::new();
-    // Members of the job that have proved it, and may wait in the mailbox.
-    let mut let_in = 0;
+    let connect = || LocalStream::connect(&name, Instant::now() + PATIENCE).expect("the listener accepts connections");
+    let mut peers: Vec<Peer> = Vec::new();
+    // How many connections of members have sent a proof, and may wait in the mailbox.
+    let mut admitted = 0;
     let mut rest = Script(script);
     while let Some(step) = rest.byte() {
         match step % 6 {
-            kind @ (0 | 1) if callers.len() < MOST_CALLERS => {
+            kind @ (0 | 1) if peers.len() < MOST_PEERS => {
                 let is_member = kind == 0;
                 let (identity, hello) = (if is_member { &member } else { &stranger }, rest.hello());
-                let introduction = Introduction::new(identity, Medium::Local, &hello);
+                let initiator = Initiator::new(identity, Medium::Local, &hello);
                 let stream = connect();
-                let _ = (&stream).write_all(introduction.hello());
-                callers.push(Caller { stream, introduction: Some((introduction, hello)), is_member });
+                let _ = (&stream).write_all(initiator.hello());
+                peers.push(Peer { stream, handshake: Some((initiator, hello)), is_member });
             }
-            2 if callers.len() < MOST_CALLERS => {
+            2 if peers.len() < MOST_PEERS => {
                 let stream = connect();
                 let _ = (&stream).write_all(rest.some());
-                callers.push(Caller { stream, introduction: None, is_member: false });
+                peers.push(Peer { stream, handshake: None, is_member: false });
             }
-            // Its handshake goes on.
             3 => {
-                let Some(caller) = rest.one_of(&mut callers) else { continue };
-                let Some((introduction, hello)) = &mut caller.introduction else { continue };
-                let mut reply = vec![0; introduction.wanted()];
-                let heard = caller.stream.until(Instant::now() + PATIENCE).read_exact(&mut reply);
-                if heard.is_err() {
-                    // It has said something else meanwhile, or is no member.
-                    caller.introduction = None;
-                    continue;
-                }
-                match introduction.hear(&reply) {
-                    Step::Hear => {}
-                    Step::Say(proof) => {
-                        let_in += usize::from(caller.is_member && hello.purpose != Purpose::Ask);
-                        let _ = (&caller.stream).write_all(&proof);
-                    }
-                    Step::Done(outcome) => {
-                        assert!(outcome.is_err() || caller.is_member, "a stranger is let in");
-                        caller.introduction = None;
-                    }
-                }
+                let Some(peer) = rest.one_of(&mut peers) else { continue };
+                admitted += usize::from(peer.continue_handshake());
             }
-            // It says something that it should not, or asks a question.
+            // A peer sends what it should not, or a query.
             4 => {
-                let Some(caller) = rest.one_of(&mut callers) else { continue };
-                let _ = (&caller.stream).write_all(rest.some());
+                let Some(peer) = rest.one_of(&mut peers) else { continue };
+                let _ = (&peer.stream).write_all(rest.some());
             }
             _ => {
                 let at = usize::from(rest.byte().unwrap_or_default());
-                if let Some(at) = at.checked_rem(callers.len()) {
-                    callers.swap_remove(at);
+                if let Some(at) = at.checked_rem(peers.len()) {
+                    peers.swap_remove(at);
                 }
             }
         }
     }
 
-    // A member is heard all the same, and what came before has been dealt with by then.
-    let (hello, query) = (Hello::new(Purpose::Ask, 0, 0, RANK), Query::Doing(None).encode());
-    let answer = listener::ask_local(&name, &member, &hello, &query, Instant::now() + PATIENCE);
-    assert!(answer.is_ok_and(|answer| Reply::decode(&answer).is_some()), "a member is not answered");
-    assert!(mailbox.waiting() <= let_in, "more wait than were let in");
+    // The listener still answers a member. By then it has handled all that came before.
+    let (hello, query) = (Hello::new(Purpose::Query, 0, 0, RANK), Query::Doing(None).encode());
+    let reply = listener::query_local(&name, &member, &hello, &query, Instant::now() + PATIENCE);
+    assert!(reply.is_ok_and(|reply| Reply::decode(&reply).is_some()), "the listener does not answer a member");
+    check_mailbox(&mailbox, admitted);
+}
+
+/// Checks that the mailbox holds only connections that were admitted, and forgets them.
+fn check_mailbox(mailbox: &Mailbox, admitted: usize) {
+    assert!(mailbox.waiting() <= admitted, "more connections wait than were admitted");
     for (comm_id, from) in (0..COMM_IDS).flat_map(|comm_id| (0..WORLD).map(move |from| (comm_id, from))) {
         let before = mailbox.waiting();
         if let Some(streams) = mailbox.link_streams(comm_id, from) {
             assert!(
                 !streams.is_empty() && mailbox.waiting() + streams.len() <= before,
-                "a link of connections that did not come"
+                "a link has connections that did not come"
             );
         }
         mailbox.forget(comm_id);
     }
-    assert_eq!(mailbox.waiting(), 0, "connections are kept of communicators that are gone");
+    assert_eq!(mailbox.waiting(), 0, "the mailbox keeps connections of communicators that have ended");
 }
 
-/// Communicators that callers name.
-const COMM_IDS: u64 = 2;
+impl Peer {
+    /// Reads the listener's message and answers it. Returns whether the peer has sent a proof that puts it into the mailbox.
+    fn continue_handshake(&mut self) -> bool {
+        let Some((initiator, hello)) = &mut self.handshake else { return false };
+        let mut message = vec![0; initiator.wanted()];
+        if self.stream.until(Instant::now() + PATIENCE).read_exact(&mut message).is_err() {
+            // The peer has sent something else meanwhile, or is no member.
+            self.handshake = None;
+            return false;
+        }
+        match initiator.receive(&message) {
+            Step::Receive => false,
+            Step::Send(proof) => {
+                let is_admitted = self.is_member && hello.purpose != Purpose::Query;
+                let _ = (&self.stream).write_all(&proof);
+                is_admitted
+            }
+            Step::Done(outcome) => {
+                assert!(outcome.is_err() || self.is_member, "the listener admits a stranger");
+                self.handshake = None;
+                false
+            }
+        }
+    }
+}
 
-/// What is left of the bytes.
+/// The rest of the script.
 struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
@@ -130,7 +143,7 @@ impl<'a> Script<'a> {
         Some(first)
     }
 
-    /// Some bytes, of which the first says how many.
+    /// Takes some bytes; the first byte is their number.
     fn some(&mut self) -> &'a [u8] {
         let len = usize::from(self.byte().unwrap_or_default()).min(self.0.len());
         let (some, rest) = self.0.split_at(len);
@@ -139,7 +152,7 @@ impl<'a> Script<'a> {
     }
 
     fn hello(&mut self) -> Hello {
-        let purposes = [Purpose::Link, Purpose::Window, Purpose::Apart, Purpose::Store, Purpose::Probe, Purpose::Ask];
+        let purposes = [Purpose::Link, Purpose::HostGroup, Purpose::NoHostGroup, Purpose::Store, Purpose::Probe, Purpose::Query];
         let mut below = |bound: u8| self.byte().unwrap_or_default() % bound;
         let purpose = purposes[usize::from(below(purposes.len() as u8))];
         let lanes = 1 + below(3);
@@ -147,13 +160,13 @@ impl<'a> Script<'a> {
         Hello { lane: below(lanes), lanes, ..Hello::new(purpose, comm_id.into(), from.into(), to.into()) }
     }
 
-    fn one_of<'c>(&mut self, callers: &'c mut [Caller]) -> Option<&'c mut Caller> {
-        let number = usize::from(self.byte()?).checked_rem(callers.len())?;
-        callers.get_mut(number)
+    fn one_of<'p>(&mut self, peers: &'p mut [Peer]) -> Option<&'p mut Peer> {
+        let number = usize::from(self.byte()?).checked_rem(peers.len())?;
+        peers.get_mut(number)
     }
 }
 
-/// Members whose handshakes cross, one with a link of two connections; and a member, a stranger and noise.
+/// Returns scripts: members whose handshakes overlap, one with a link of two connections; and a member, a stranger and noise.
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     vec![
         vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1, 1, 3, 0, 3, 1, 3, 1, 3, 0],

@@ -1,20 +1,34 @@
-//! The ranks of one host: how they find out that they can share memory (by doing it), and how they share more of it later.
+//! How the ranks of a host find out that they can share memory, by sharing some, and how they share more later.
 //!
-//! The lowest of them, the leader, has a connection to each of the others. Whatever they share, the leader makes, and hands
-//! over; everybody maps it, makes sure of its own part, and the leader tells all whether all could.
+//! The leader, their lowest rank, has a connection to each of the others. The leader makes the memory and hands it over. Every
+//! rank maps it and reserves its own part. Then the leader tells all ranks whether all of them succeeded.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::network::{LOOK, Network};
-use crate::bootstrap::listener::Stream;
-use crate::bootstrap::listener::handshake::{Purpose, random};
+use super::identity::random_number;
+use super::listener::Stream;
+use super::listener::handshake::Purpose;
+use super::network::{CHECK_INTERVAL, Network};
 use crate::error::Cause;
 use crate::failure::CancelToken;
 use crate::sys::{self, LocalStream, Segment};
+use crate::transport::cause_of;
 use crate::types::Rank;
+
+/// What a rank needs to connect with the ranks of its host. Ranks are those of the communicator.
+pub(crate) struct HostSetup<'a> {
+    pub(crate) network: &'a Network,
+    pub(crate) comm_id: u64,
+    pub(crate) rank: Rank,
+    /// The communicator's ranks as ranks of the job.
+    pub(crate) members: &'a [Rank],
+    /// The communicator's token, if it has one yet. When it is cancelled, the rank waits no longer.
+    pub(crate) cancel: Option<&'a CancelToken>,
+    pub(crate) deadline: Instant,
+}
 
 /// The connections between a host's ranks, seen from one of them.
 pub(crate) struct HostConnections {
@@ -22,7 +36,7 @@ pub(crate) struct HostConnections {
     members: Vec<Rank>,
     /// This rank's place among them.
     place: usize,
-    /// The leader has one to each of the others, in their order; the others have one to the leader.
+    /// The leader has one to each of the others, in their order. The others have one to the leader.
     streams: Vec<LocalStream>,
 }
 
@@ -35,119 +49,108 @@ pub(crate) struct Failed {
 const YES: u8 = 1;
 const NO: u8 = 0;
 
-impl HostConnections {
-    /// Forms the connections of those of `candidates` that can reach their leader on this host. A rank that cannot is alone.
-    ///
-    /// All in `rank`s of the communicator; `members` says which ranks of the job they are. Nobody is waited for any more when the
-    /// communicator's `cancel` token is cancelled, if it has one yet.
-    pub(crate) fn form(
-        network: &Network,
-        comm_id: u64,
-        rank: Rank,
-        members: &[Rank],
-        candidates: &[Rank],
-        cancel: Option<&CancelToken>,
-        deadline: Instant,
-    ) -> Result<HostConnections, Failed> {
-        if candidates[0] == rank {
-            HostConnections::lead(network, comm_id, rank, members, candidates, cancel, deadline)
-        } else {
-            HostConnections::join(network, comm_id, rank, members, candidates[0], cancel, deadline)
-        }
+impl HostSetup<'_> {
+    /// Connects those of `candidates` that can reach their leader on this host. A rank that cannot is alone.
+    pub(crate) fn connect(&self, candidates: &[Rank]) -> Result<HostConnections, Failed> {
+        if candidates[0] == self.rank { self.lead(&candidates[1..]) } else { self.join(candidates[0]) }
     }
 
-    fn lead(
-        network: &Network,
-        comm_id: u64,
-        rank: Rank,
-        members: &[Rank],
-        candidates: &[Rank],
-        cancel: Option<&CancelToken>,
-        deadline: Instant,
-    ) -> Result<HostConnections, Failed> {
-        let mut connections = HostConnections { members: vec![rank], place: 0, streams: Vec::new() };
-        for &candidate in &candidates[1..] {
-            let to = members[candidate];
-            let arrival = network.mailbox().wait_for_neighbour(comm_id, to, deadline, || absence(network, to, cancel));
-            match arrival {
-                Ok((_, Stream::Local(stream))) => {
-                    connections.members.push(candidate);
+    /// Waits for the others, and tells them which ranks have come.
+    fn lead(&self, others: &[Rank]) -> Result<HostConnections, Failed> {
+        let mut connections = self.alone();
+        for &other in others {
+            let to = self.members[other];
+            let mailbox = &self.network.mailbox;
+            match mailbox.wait_for_host_member(self.comm_id, to, self.deadline, || self.absence(other)) {
+                Ok(Stream::Local(stream)) => {
+                    connections.members.push(other);
                     connections.streams.push(stream);
                 }
-                Ok((_, Stream::Tcp(_))) => tracing::info!(rank = candidate, "a rank on this machine cannot share memory"),
-                Err(cause) => return Err(Failed { rank: candidate, cause }),
+                Ok(Stream::Tcp(_)) => tracing::info!(rank = other, "a rank on this machine cannot share memory; it uses TCP"),
+                Err(cause) => return Err(Failed { rank: other, cause }),
             }
         }
         let list: Vec<u8> = connections.members.iter().flat_map(|&member| (member as u32).to_le_bytes()).collect();
         let message = [&(connections.members.len() as u32).to_le_bytes()[..], &list].concat();
         for (stream, &member) in connections.streams.iter().zip(&connections.members[1..]) {
-            stream.until(deadline).write_all(&message).map_err(|error| failed(member, &error))?;
+            stream.until(self.deadline).write_all(&message).map_err(|error| failed(member, &error))?;
         }
         Ok(connections)
     }
 
-    fn join(
-        network: &Network,
-        comm_id: u64,
-        rank: Rank,
-        members: &[Rank],
-        leader: Rank,
-        cancel: Option<&CancelToken>,
-        deadline: Instant,
-    ) -> Result<HostConnections, Failed> {
-        let alone = HostConnections { members: vec![rank], place: 0, streams: Vec::new() };
-        let to = members[leader];
-        let look = || absence(network, to, cancel);
-        let stream = match network.call_locally(Purpose::Window, comm_id, to, deadline, look) {
-            Ok(stream) => stream,
+    /// Connects to the leader inside the host. If that fails, tells it so through the network.
+    fn join(&self, leader: Rank) -> Result<HostConnections, Failed> {
+        let to = self.members[leader];
+        let absence = || self.absence(leader);
+        match self.network.connect_locally(Purpose::HostGroup, self.comm_id, to, self.deadline, absence) {
+            Ok(stream) => self.read_members(leader, stream),
             Err(cause) => {
-                tracing::info!(leader, %cause, "this rank cannot share memory with others on its machine");
-                let told = network.call(Purpose::Apart, comm_id, to, deadline, look);
-                return told.map(|_| alone).map_err(|cause| Failed { rank: leader, cause });
+                tracing::info!(leader, %cause, "this rank cannot share memory with the other ranks on its machine; it uses TCP");
+                let told = self.network.connect(Purpose::NoHostGroup, self.comm_id, to, self.deadline, absence);
+                told.map(|_| self.alone()).map_err(|cause| Failed { rank: leader, cause })
             }
-        };
-        let read = |bytes: &mut [u8]| stream.until(deadline).read_exact(bytes).map_err(|error| failed(leader, &error));
+        }
+    }
+
+    /// Reads which ranks have come, once the leader says so.
+    fn read_members(&self, leader: Rank, stream: LocalStream) -> Result<HostConnections, Failed> {
         let mut word = [0; 4];
-        // The leader writes all at once, when everybody has come; or has failed elsewhere and does not.
-        while let Err(error) = stream.until(deadline.min(Instant::now() + LOOK)).read_exact(&mut word) {
-            if error.kind() != io::ErrorKind::TimedOut || Instant::now() >= deadline {
+        // The leader writes the whole list when all ranks have come. If it has failed elsewhere, it writes nothing.
+        while let Err(error) = stream.until(self.deadline.min(Instant::now() + CHECK_INTERVAL)).read_exact(&mut word) {
+            if error.kind() != io::ErrorKind::TimedOut || Instant::now() >= self.deadline {
                 return Err(failed(leader, &error));
             }
-            if let Some(cause) = absence(network, members[leader], cancel) {
+            if let Some(cause) = self.absence(leader) {
                 return Err(Failed { rank: leader, cause });
             }
         }
         let count = u32::from_le_bytes(word) as usize;
-        let corrupt = Failed { rank: leader, cause: Cause::Corrupt("a list of a host's ranks that cannot be") };
-        if count > members.len() {
+        let corrupt = Failed { rank: leader, cause: Cause::Corrupt("an impossible list of the ranks of a host") };
+        if count > self.members.len() {
             return Err(corrupt);
         }
-        let mut together = Vec::with_capacity(count);
+        let mut members = Vec::with_capacity(count);
         for _ in 0..count {
-            read(&mut word)?;
-            together.push(u32::from_le_bytes(word) as Rank);
+            stream.until(self.deadline).read_exact(&mut word).map_err(|error| failed(leader, &error))?;
+            members.push(u32::from_le_bytes(word) as Rank);
         }
-        match together.iter().position(|&member| member == rank) {
-            Some(place) if together.is_sorted() && together.last().is_some_and(|&last| last < members.len()) => {
-                Ok(HostConnections { members: together, place, streams: vec![stream] })
+        match members.iter().position(|&member| member == self.rank) {
+            Some(place) if members.is_sorted() && members.last().is_some_and(|&last| last < self.members.len()) => {
+                Ok(HostConnections { members, place, streams: vec![stream] })
             }
             _ => Err(corrupt),
         }
     }
 
-    /// The ranks of this host.
+    fn alone(&self) -> HostConnections {
+        HostConnections { members: vec![self.rank], place: 0, streams: Vec::new() }
+    }
+
+    /// Returns why a rank will not come, if that is known.
+    fn absence(&self, rank: Rank) -> Option<Cause> {
+        match self.network.visible_process(self.members[rank]) {
+            Some(process) if sys::has_ended(process) => Some(Cause::Died),
+            // The error of the rank that cancelled says why.
+            _ => self.cancel.filter(|cancel| cancel.is_cancelled()).map(|_| Cause::Revoked),
+        }
+    }
+}
+
+impl HostConnections {
+    /// Returns the ranks of this host.
     pub(crate) fn members(&self) -> &[Rank] {
         &self.members
     }
 
-    /// Makes memory with a part of `part` bytes for each rank of the host, in their order, which each of them may extend to `room`
-    /// bytes; `None`, on all of them, if one of them cannot have it. All call this together.
+    /// Makes memory with a part of `part` bytes for each rank of the host, in their order, which each rank may extend to `room`
+    /// bytes. Returns `None` on all ranks if one of them cannot map or reserve it. All ranks of the host call this together.
     pub(crate) fn share(&self, part: usize, room: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
         let len = part * self.members.len();
         let may_extend = Segment::check_size(room.max(len));
         if self.place == 0 { self.give(part, len, may_extend, deadline) } else { self.take(part, len, may_extend, deadline) }
     }
 
+    /// Makes the memory, hands it to the others, and tells all whether all of them have mapped it.
     fn give(
         &self,
         part: usize,
@@ -155,49 +158,76 @@ impl HostConnections {
         may_extend: io::Result<()>,
         deadline: Instant,
     ) -> Result<Option<Arc<Segment>>, Failed> {
-        let peers = || self.streams.iter().zip(&self.members[1..]);
         let segment = may_extend.and_then(|()| Segment::create(len));
         let segment = segment.and_then(|segment| segment.reserve(0..part).map(|()| segment));
-        if let Err(error) = &segment {
-            tracing::warn!(%error, bytes = len, "no shared memory");
+        let segment = segment.inspect_err(|error| warn_of_memory(error, len)).ok();
+        // Each rank finds a number in its part that it can learn only there, and puts another number in its place.
+        let secrets: Vec<u64> = self.others().map(|_| random_number()).collect();
+        let segment = self.hand_out(segment, part, &secrets, deadline)?;
+        let segment = self.check_answers(segment, part, &secrets, deadline)?;
+        for (_, stream, member) in self.others() {
+            let outcome = if segment.is_some() { YES } else { NO };
+            stream.until(deadline).write_all(&[outcome]).map_err(|error| failed(member, &error))?;
         }
-        let mut segment = segment.ok();
-        // Each finds a number in its part of the memory that it can only know from there, and puts another in its place.
-        let secrets: Vec<u64> = peers().map(|_| u128::from_le_bytes(random()) as u64).collect();
-        for (place, ((stream, &member), &secret)) in peers().zip(&secrets).enumerate() {
-            let at = (place + 1) * part;
-            if let Some(Err(error)) = segment.as_ref().map(|shared| shared.reserve(at..at + size_of::<u64>())) {
-                tracing::warn!(%error, bytes = len, "no shared memory");
-                segment = None;
-            }
+        Ok(segment.map(Arc::new))
+    }
+
+    /// Returns the place, the connection and the rank of each of the others. Only the leader has connections to all.
+    fn others(&self) -> impl Iterator<Item = (usize, &LocalStream, Rank)> {
+        (1..).zip(&self.streams).zip(&self.members[1..]).map(|((place, stream), &member)| (place, stream, member))
+    }
+
+    /// Puts each rank's number into its part and hands the segment over. Without a segment, tells the ranks so.
+    fn hand_out(
+        &self,
+        mut segment: Option<Segment>,
+        part: usize,
+        secrets: &[u64],
+        deadline: Instant,
+    ) -> Result<Option<Segment>, Failed> {
+        for ((place, stream, member), &secret) in self.others().zip(secrets) {
+            let at = place * part;
+            segment = segment.filter(|shared| {
+                let reserved = shared.reserve(at..at + size_of::<u64>());
+                reserved.inspect_err(|error| warn_of_memory(error, shared.len())).is_ok()
+            });
             match &segment {
                 Some(shared) => {
-                    proof(shared, part, place + 1).store(secret, Ordering::Release);
+                    proof(shared, part, place).store(secret, Ordering::Release);
                     shared.hand_over(stream)
                 }
                 None => stream.until(deadline).write_all(&[NO]),
             }
             .map_err(|error| failed(member, &error))?;
         }
-        for (place, ((stream, &member), &secret)) in peers().zip(&secrets).enumerate() {
-            let mut answer = [0; 9];
-            stream.until(deadline).read_exact(&mut answer).map_err(|error| failed(member, &error))?;
-            let has_it = segment.as_ref().is_some_and(|shared| {
-                let word = proof(shared, part, place + 1);
-                answer[0] == YES && answer[1..] == secret.to_le_bytes() && word.load(Ordering::Acquire) == !secret
-            });
-            match segment.as_ref().filter(|_| has_it) {
-                Some(shared) => proof(shared, part, place + 1).store(0, Ordering::Release),
-                None => segment = None,
-            }
-        }
-        for (stream, &member) in peers() {
-            let verdict = if segment.is_some() { YES } else { NO };
-            stream.until(deadline).write_all(&[verdict]).map_err(|error| failed(member, &error))?;
-        }
-        Ok(segment.map(Arc::new))
+        Ok(segment)
     }
 
+    /// Reads whether each rank has found its number; drops the segment if one has not.
+    fn check_answers(
+        &self,
+        mut segment: Option<Segment>,
+        part: usize,
+        secrets: &[u64],
+        deadline: Instant,
+    ) -> Result<Option<Segment>, Failed> {
+        for ((place, stream, member), &secret) in self.others().zip(secrets) {
+            let mut answer = [0; 9];
+            stream.until(deadline).read_exact(&mut answer).map_err(|error| failed(member, &error))?;
+            segment = segment.filter(|shared| {
+                let word = proof(shared, part, place);
+                let is_mapped =
+                    answer[0] == YES && answer[1..] == secret.to_le_bytes() && word.load(Ordering::Acquire) == !secret;
+                if is_mapped {
+                    word.store(0, Ordering::Release);
+                }
+                is_mapped
+            });
+        }
+        Ok(segment)
+    }
+
+    /// Maps the memory that the leader hands over, proves it, and reads whether all ranks have mapped it.
     fn take(
         &self,
         part: usize,
@@ -211,7 +241,7 @@ impl HostConnections {
             Ok(segment) => Some(segment),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(lost(error)),
             Err(error) => {
-                tracing::warn!(%error, bytes = len, "no shared memory");
+                warn_of_memory(&error, len);
                 None
             }
         };
@@ -225,32 +255,24 @@ impl HostConnections {
             answer[1..].copy_from_slice(&secret.to_le_bytes());
         }
         stream.until(deadline).write_all(&answer).map_err(lost)?;
-        let mut verdict = [NO];
-        stream.until(deadline).read_exact(&mut verdict).map_err(lost)?;
-        Ok(segment.filter(|_| verdict[0] == YES).map(Arc::new))
+        let mut outcome = [NO];
+        stream.until(deadline).read_exact(&mut outcome).map_err(lost)?;
+        Ok(segment.filter(|_| outcome[0] == YES).map(Arc::new))
     }
 }
 
-/// Why a rank of the job will not come, if that is known.
-fn absence(network: &Network, member: Rank, cancel: Option<&CancelToken>) -> Option<Cause> {
-    match network.peers[network.rank].sees(&network.peers[member]) {
-        Some(process) if sys::has_ended(process) => Some(Cause::Died),
-        // Its own error says why.
-        _ => cancel.filter(|cancel| cancel.is_cancelled()).map(|_| Cause::Revoked),
-    }
-}
-
-/// The first word of a rank's part.
+/// Returns the first word of a rank's part.
 fn proof(segment: &Segment, part: usize, place: usize) -> &AtomicU64 {
     assert!(part >= size_of::<u64>() && (place + 1) * part <= segment.len());
-    // SAFETY: within the segment, which lives as long as the reference; parts are multiples of a page. Both ends use atomics.
+    // SAFETY: the word is within the segment, which lives as long as the reference. Parts are multiples of a page, so it is
+    // aligned. Both ends access it through atomics only.
     unsafe { &*segment.at(place * part).cast() }
 }
 
+fn warn_of_memory(error: &io::Error, bytes: usize) {
+    tracing::warn!(%error, bytes, "cannot share memory with the ranks of this host; they use TCP");
+}
+
 fn failed(rank: Rank, error: &io::Error) -> Failed {
-    let cause = match error.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Cause::Closed,
-        kind => Cause::Broken(kind),
-    };
-    Failed { rank, cause }
+    Failed { rank, cause: cause_of(error) }
 }

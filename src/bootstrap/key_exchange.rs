@@ -1,12 +1,12 @@
-//! How ranks agree on a secret through a store that others can read: X25519 (RFC 7748), with a key pair of each rank for this
-//! run only.
+//! How ranks agree on a secret through a store that other processes can read: X25519 (RFC 7748), with a key pair of each rank
+//! for this run only.
 //!
-//! Rank 0 makes up the secret, and announces its public key. Each other rank puts its own public key into the store ([`KeyShare`]),
-//! and rank 0 answers with the secret, encrypted and signed with a key that only these two ranks can compute. A process
-//! that only reads the store learns nothing. A process that can write to it can put its own public key in the place of a rank's:
-//! the exchange cannot tell a rank from another process that was faster.
+//! Rank 0 chooses the secret and announces its public key. Each other rank puts its own public key into the store
+//! ([`KeyShare`]). Rank 0 answers with the secret, encrypted and signed with a key that only these two ranks can compute. A
+//! process that only reads the store learns nothing. A process that can write to the store can replace a rank's public key with
+//! its own: the exchange cannot distinguish a rank from a process that writes first.
 
-use crate::bootstrap::listener::handshake::{Key, Run, random_secret};
+use super::identity::{Key, Run, random_secret};
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
@@ -25,43 +25,44 @@ impl KeyPair {
         KeyPair { private, public: x25519_dalek::x25519(private, x25519_dalek::X25519_BASEPOINT_BYTES) }
     }
 
-    /// The key that only this rank and the owner of a public key can compute; `None` if the public key is of small order.
+    /// Returns the key that only this rank and the owner of a public key can compute; `None` if the public key is of small
+    /// order.
     fn shared(&self, theirs: &[u8; 32]) -> Option<Key> {
         let shared = multiply(self.private, *theirs)?;
         Some(Key::derive(Some(&shared), "kolo key exchange"))
     }
 }
 
-/// X25519; `None` for public keys of small order, which give zeros with every private key. No rank has such a public key.
+/// Computes X25519; `None` for public keys of small order, which give zeros with every private key. No rank has such a key.
 fn multiply(private: [u8; 32], public: [u8; 32]) -> Option<[u8; 32]> {
     Some(x25519_dalek::x25519(private, public)).filter(|product| *product != [0; 32])
 }
 
-/// What a rank puts into the store: its public key, and a name of its process for messages.
+/// What a rank puts into the store: its public key, and its process for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KeyShare {
     pub(super) public: [u8; 32],
-    pub(super) who: String,
+    pub(super) process: String,
 }
 
 impl KeyShare {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.bytes(&self.public).text(&self.who);
+        writer.bytes(&self.public).text(&self.process);
         writer.0
     }
 
-    /// Reads a public key; `None` if no rank can have written this.
+    /// Decodes a public key; `None` if no rank can have written these bytes.
     pub(super) fn decode(bytes: &[u8]) -> Option<KeyShare> {
         let mut reader = Reader::new(bytes);
         let public = reader.bytes()?.try_into().ok()?;
-        // Any private key tells public keys of small order.
+        // Any private key reveals a public key of small order.
         multiply([1; 32], public)?;
-        Some(KeyShare { public, who: reader.text()? })
+        Some(KeyShare { public, process: reader.text()? })
     }
 }
 
-/// Which exchange of keys this is.
+/// One exchange of keys, between rank 0 and another rank.
 #[derive(Clone, Copy)]
 pub(super) struct Exchange<'a> {
     pub(super) job: &'a str,
@@ -73,21 +74,21 @@ pub(super) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// The secret, for the eyes of one rank; `None` if its public key is none.
+    /// Encrypts the secret for the rank; `None` if its public key is of small order.
     pub(super) fn wrap(&self, zero: &KeyPair, secret: &[u8; 32]) -> Option<Vec<u8>> {
         let key = zero.shared(&self.publics[1])?;
         let hidden = self.masked(&key, secret);
         Some([hidden, self.mac(&key, &hidden)].concat())
     }
 
-    /// The secret, from what rank 0 has put into the store.
+    /// Decrypts the secret; `None` if rank 0 did not encrypt it for this exchange.
     pub(super) fn unwrap(&self, own: &KeyPair, wrapped: &[u8]) -> Option<[u8; 32]> {
         let (hidden, mac) = wrapped.split_first_chunk().filter(|(_, mac)| mac.len() == 32)?;
         let key = own.shared(&self.publics[0])?;
         key.is_signed(&[b"mac", &self.context(), hidden], mac).then(|| self.masked(&key, hidden))
     }
 
-    /// Of 32 bytes, 32 others, and back. A key hides one secret only.
+    /// Encrypts or decrypts 32 bytes. A key serves for one secret only.
     fn masked(&self, key: &Key, bytes: &[u8; 32]) -> [u8; 32] {
         let mask = key.sign(&[b"mask", &self.context()]);
         std::array::from_fn(|i| bytes[i] ^ mask[i])
@@ -105,23 +106,23 @@ impl Exchange<'_> {
     }
 }
 
-/// Whatever a store holds where a public key or the wrapped secret should be.
+/// Decodes what a store holds in place of a public key or the encrypted secret.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     if let Some(key_share) = KeyShare::decode(bytes) {
-        assert_eq!(KeyShare::decode(&key_share.encode()), Some(key_share), "a public key is read as another");
+        assert_eq!(KeyShare::decode(&key_share.encode()), Some(key_share), "a key share changes when it is encoded and decoded");
     }
     let own = KeyPair { private: [5; 32], public: [6; 32] };
     let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [[9; 32], own.public] };
-    assert_eq!(exchange.unwrap(&own, bytes), None, "a secret is learned from a process that does not know it");
+    assert_eq!(exchange.unwrap(&own, bytes), None, "a rank accepts a secret that rank 0 did not encrypt");
 }
 
-/// A public key, and a wrapped secret for another rank.
+/// Returns a public key, and an encrypted secret for another rank.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     let (zero, other) = (KeyPair::of([1; 32]), KeyPair::of([2; 32]));
     let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [zero.public, other.public] };
-    let key_share = KeyShare { public: other.public, who: "process 7 on node1".to_owned() };
+    let key_share = KeyShare { public: other.public, process: "process 7 on node1".to_owned() };
     vec![key_share.encode(), exchange.wrap(&zero, &[4; 32]).unwrap_or_default()]
 }
 
@@ -135,7 +136,7 @@ mod tests {
         let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [zero.public, one.public] };
         let wrapped = exchange.wrap(&zero, &[4; 32]).unwrap();
         assert_eq!(exchange.unwrap(&one, &wrapped), Some([4; 32]));
-        assert!(!wrapped.windows(8).any(|bytes| bytes == [4; 8]), "the secret stands in the store");
+        assert!(!wrapped.windows(8).any(|bytes| bytes == [4; 8]), "the secret is readable in the store");
         assert_eq!(exchange.unwrap(&two, &wrapped), None);
         for other in [
             Exchange { job: "other", ..exchange },
@@ -153,14 +154,14 @@ mod tests {
         }
     }
 
-    /// Points of small order lead to a key that every process knows.
+    /// With points of small order, every process knows the key.
     #[test]
-    fn public_keys_that_are_none_are_refused() {
+    fn public_keys_of_small_order_are_refused() {
         let zero = KeyPair::random();
         for public in [[0; 32], std::array::from_fn(|i| u8::from(i == 0))] {
             let exchange = Exchange { job: "job", run: [3; 16], rank: 1, publics: [zero.public, public] };
             assert_eq!(exchange.wrap(&zero, &[4; 32]), None);
-            assert_eq!(KeyShare::decode(&KeyShare { public, who: "a stranger".to_owned() }.encode()), None);
+            assert_eq!(KeyShare::decode(&KeyShare { public, process: "a stranger".to_owned() }.encode()), None);
         }
     }
 }

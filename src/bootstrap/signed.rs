@@ -1,20 +1,18 @@
 //! Values in a store that only the ranks of one run can have written.
 //!
-//! Before each value stands an HMAC-SHA256, with a key that is derived from the secret, over the job, the run, the name of the
-//! value, the rank that wrote it and the value. So a value of another run, name or rank is an error. A store can still lose
-//! values, or show an older value of a name that a rank wrote twice, which ranks never do.
+//! Each value follows an HMAC-SHA256 over the job, the run, the name of the value, the rank that wrote it and the value. The key
+//! is derived from the secret. So a value of another run, name or rank is an error. A store can still lose values. It could also
+//! return an older value of a name that a rank wrote twice, but no rank does that.
 
 use std::time::Duration;
 
-use crate::bootstrap::listener::handshake::{Identity, Key, Run};
-use crate::bootstrap::store::Store;
+use super::identity::{Identity, Key, MAC, Run};
+use super::store::Store;
 use crate::error::StoreProblem;
 use crate::types::Rank;
 use crate::wire::Writer;
 
-const MAC: usize = 32;
-
-/// A store as the ranks of one run use it.
+/// A store whose values the ranks of one run sign.
 pub(super) struct SignedStore<'a> {
     store: &'a dyn Store,
     job: String,
@@ -32,23 +30,23 @@ impl<'a> SignedStore<'a> {
         self.store.set(&self.name(name), &self.sign(name, writer, value), timeout)
     }
 
-    /// Waits for a rank's value; `None` if it is not there by the timeout.
+    /// Waits for a rank's value; `None` if there is none by the timeout.
     ///
     /// # Errors
     ///
-    /// [`StoreProblem::Forged`] if there is a value that `writer` did not write in this run.
+    /// [`StoreProblem::Forged`] if `writer` did not write the value in this run.
     pub(super) fn get(&self, name: &str, writer: Rank, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
         let stored = self.store.get(&self.name(name), timeout)?;
         stored.map(|stored| self.checked(name, writer, &stored)).transpose()
     }
 
-    /// Writes a value unless there is one; returns the one that is there afterwards. Errors as for [`SignedStore::get`].
+    /// Writes a value unless there is one; returns the value that the store then holds. Errors as for [`SignedStore::get`].
     pub(super) fn claim(&self, name: &str, writer: Rank, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
         let stored = self.store.claim(&self.name(name), &self.sign(name, writer, value), timeout)?;
         self.checked(name, writer, &stored)
     }
 
-    /// Returns what the store holds for a value: the MAC, then the value.
+    /// Returns the MAC, then the value.
     pub(super) fn sign(&self, name: &str, writer: Rank, value: &[u8]) -> Vec<u8> {
         [&self.key.sign(&[&self.about(name, writer), value])[..], value].concat()
     }
@@ -69,13 +67,13 @@ impl<'a> SignedStore<'a> {
         about.0
     }
 
-    /// The key in the store, where values of several runs may be.
+    /// Returns the key of a value in the store, which may hold values of several runs.
     pub(super) fn name(&self, name: &str) -> String {
         in_run(&self.run, name)
     }
 }
 
-/// The key of a run's value in a store.
+/// Returns the key of a run's value in a store.
 pub(super) fn in_run(run: &Run, name: &str) -> String {
     format!("{:032x}/{name}", u128::from_be_bytes(*run))
 }
@@ -97,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_of_one_job_run_name_rank_and_secret() {
+    fn a_value_belongs_to_one_job_run_name_rank_and_secret() {
         let store = hash_store("signed values");
         let signed = SignedStore::new(&*store, &identity("job", 1, 7));
         signed.set("rank/3", 3, b"here", NOW).unwrap();

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 use crate::bootstrap::fabric::Fabric;
+use crate::bootstrap::identity::Identity;
 use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
-use crate::bootstrap::listener::handshake::Identity;
 use crate::bootstrap::store::tcp::TcpStore;
 use crate::bootstrap::store::{self, Store, StoreUrl};
 use crate::bootstrap::{self, Connected, Start};

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 use crate::bootstrap::fabric::Fabric;
-use crate::bootstrap::listener::handshake::random;
+use crate::bootstrap::identity::random;
 use crate::error::{Cause, Error, Result};
 use crate::exec::Core;
 use crate::failure::CommInfo;

@@ -168,7 +168,7 @@ impl Core {
     /// Tells the other ranks that this one takes no further part.
     pub(crate) fn part(&mut self, failed: bool) {
         self.fabric.status().last_seq.store(self.seq, Ordering::Relaxed);
-        let callers = if failed { Vec::new() } else { self.fabric.callers() };
+        let callers = if failed { Vec::new() } else { self.fabric.peers_with_links() };
         // A peer may have connected to this rank, which has neither sent nor received a message yet.
         let (seq, engine) = (self.seq, if callers.is_empty() { self.engine.as_mut() } else { self.engine().ok() });
         if let Some(engine) = engine {

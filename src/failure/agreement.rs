@@ -25,7 +25,7 @@ use crate::types::{Descriptor, Op, Rank};
 pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: Error) -> Error {
     // A rank without file descriptors cannot reach its peers: it keeps them waiting, not they it.
     if let Error::Peer { cause: Cause::Silent { .. } | Cause::Gone | Cause::Unreachable { .. }, .. } = &error
-        && let Some(want) = sys::want()
+        && let Some(want) = sys::resource_shortage()
     {
         error = Error::os("reaching the other ranks")(want);
     }

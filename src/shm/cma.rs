@@ -83,9 +83,6 @@ const BLOCK: usize = 128 << 10;
 /// Bytes that are read between two checks of the deadline.
 const PIECE: usize = 4 << 20;
 
-/// `ESRCH`: the process has ended. The failure detector may notice that a little later.
-const NO_SUCH_PROCESS: i32 = 3;
-
 /// Runs an all-reduce: each rank reduces its chunk from the peers' inputs, then copies the peers'
 /// chunks from their outputs. Returns false on all ranks, and has done nothing, if the system
 /// cannot read a rank's buffers.
@@ -178,7 +175,8 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
         // reach the phase after the next one without this rank, so waiting for it returns the
         // reason.
         let never = window.phases.next().wrapping_add(1);
-        if error.raw_os_error() == Some(NO_SUCH_PROCESS) {
+        // The process has ended; the failure detector may notice a little later.
+        if sys::is_no_process(&error) {
             window.wait(context, peer, never)?;
         }
         window.check_peers_can_reach(context, peer, never)?;

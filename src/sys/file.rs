@@ -1,4 +1,4 @@
-//! Files whose contents kolo uses because only this user can have written them.
+//! Files that only this user can have written.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -7,12 +7,12 @@ use std::path::Path;
 /// Why a file was not opened.
 pub(crate) enum NotOpened {
     System(io::Error),
-    /// Another user may have written it. The text says what the file is, and whose.
+    /// Another user may have written the file. The text describes it and its owner.
     Untrusted(String),
 }
 
-/// Opens a file that this user owns and others cannot write; does not follow a symbolic link, nor wait for a pipe. What these
-/// options create, others cannot open.
+/// Opens a file that this user owns and others cannot write. It does not follow a symbolic link or wait for a pipe. A file that it
+/// creates cannot be opened by others.
 pub(crate) fn open_own(options: &mut OpenOptions, path: &Path) -> Result<File, NotOpened> {
     #[cfg(unix)]
     {
@@ -21,7 +21,7 @@ pub(crate) fn open_own(options: &mut OpenOptions, path: &Path) -> Result<File, N
     }
     let file = options.open(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => NotOpened::System(error),
-        // What lies there explains the error better: a link, or a file of another user.
+        // A link, or a file of another user, explains the error better.
         _ => match path.symlink_metadata().ok().and_then(|metadata| distrust(&metadata)) {
             Some(why) => NotOpened::Untrusted(why),
             None => NotOpened::System(error),
@@ -33,7 +33,7 @@ pub(crate) fn open_own(options: &mut OpenOptions, path: &Path) -> Result<File, N
     }
 }
 
-/// Why another user may have written a file, if so.
+/// Returns why another user may have written a file, if so.
 fn distrust(metadata: &Metadata) -> Option<String> {
     if metadata.is_symlink() {
         return Some("it is a symbolic link".to_owned());
@@ -55,8 +55,8 @@ fn distrust(metadata: &Metadata) -> Option<String> {
     None
 }
 
-/// Why this user cannot create a file in a folder, as far as the system says so without trying: the folder is missing, is not
-/// writable, or its file system is read-only or full.
+/// Checks, without creating a file, that this user can create one in a folder. Fails if the folder is missing or not writable, or
+/// if its file system is read-only or full.
 pub(crate) fn check_folder(folder: &Path) -> io::Result<()> {
     if !folder.metadata()?.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());
@@ -65,12 +65,12 @@ pub(crate) fn check_folder(folder: &Path) -> io::Result<()> {
     {
         use rustix::fs::{Access, AtFlags, CWD, accessat, statvfs};
         use rustix::process::{getegid, geteuid, getgid, getuid};
-        // Linux asks for the effective user by a call of its own, faccessat2, which some containers forbid with EPERM.
+        // For the effective user, Linux has a separate call, faccessat2, which some containers forbid with EPERM.
         let is_itself = (getuid(), getgid()) == (geteuid(), getegid());
         let flags = if is_itself { AtFlags::empty() } else { AtFlags::EACCESS };
         accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, flags)?;
         let space = statvfs(folder)?;
-        // Root may use what is kept back from others. A file system that does not count them reports 0 of 0.
+        // Root may use blocks that are reserved. A file system that does not count blocks or files reports 0 of 0.
         let is_root = geteuid().is_root();
         let (blocks, files) = if is_root { (space.f_bfree, space.f_ffree) } else { (space.f_bavail, space.f_favail) };
         if (space.f_blocks > 0 && blocks == 0) || (space.f_files > 0 && files == 0) {
@@ -80,12 +80,17 @@ pub(crate) fn check_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether files have owners and permissions on this system.
+/// Returns whether files have owners and permissions on this system.
 pub(crate) fn has_file_permissions() -> bool {
     cfg!(unix)
 }
 
-/// Whether users other than its owner can read or write a file, where the system has such permissions.
+/// Returns whether paths begin with the letter of a drive on this system.
+pub(crate) fn has_drive_letters() -> bool {
+    cfg!(windows)
+}
+
+/// Returns whether users other than its owner can read or write a file, where the system has such permissions.
 pub(crate) fn is_open_to_others(file: &File) -> io::Result<bool> {
     #[cfg(unix)]
     {
@@ -99,13 +104,13 @@ pub(crate) fn is_open_to_others(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Whether a file could not be read because another process has locked it, which only Windows' locks prevent.
+/// Returns whether a read failed because another process has locked the file. Only locks on Windows keep readers out.
 pub(crate) fn is_locked_out(error: &io::Error) -> bool {
     const ERROR_LOCK_VIOLATION: i32 = 33;
     cfg!(windows) && error.raw_os_error() == Some(ERROR_LOCK_VIOLATION)
 }
 
-/// Whether an open file is still the one at a path, and not one that was removed or replaced.
+/// Returns whether an open file is still at a path, and was not removed or replaced.
 pub(crate) fn is_still_at(file: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {
@@ -113,7 +118,7 @@ pub(crate) fn is_still_at(file: &File, path: &Path) -> bool {
         let id = |metadata: &Metadata| (metadata.dev(), metadata.ino());
         matches!((file.metadata(), path.symlink_metadata()), (Ok(file), Ok(path)) if id(&file) == id(&path))
     }
-    // Elsewhere a file that is open cannot be removed.
+    // On other systems, an open file cannot be removed.
     #[cfg(not(unix))]
     {
         let _ = (file, path);
@@ -121,12 +126,12 @@ pub(crate) fn is_still_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Closes a file. Network file systems write back what was written to it before, and report errors of that here.
+/// Closes a file. Network file systems then write the file back, and report errors of that here.
 pub(crate) fn close(file: File) -> io::Result<()> {
     #[cfg(unix)]
     {
         use std::os::fd::IntoRawFd;
-        // SAFETY: the descriptor was owned by `file`, which has given it up.
+        // SAFETY: `file` owned the descriptor and has given it up.
         match unsafe { libc::close(file.into_raw_fd()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -143,10 +148,10 @@ pub(crate) fn close(file: File) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// From now on a system call fails in this thread as it does in containers that do not know it.
+    /// Makes a system call fail in this thread from now on, as in containers that do not know it.
     fn forbid(call: libc::c_long) {
         let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-        // Loads the number of the call; if it is that one, the error, else what it would do.
+        // Loads the number of the call. If it is the forbidden one, returns the error; otherwise allows the call.
         let mut steps = [
             step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
             step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
@@ -154,7 +159,7 @@ mod tests {
             step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
         ];
         let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-        // SAFETY: the program is valid while it is handed over; the system keeps a copy.
+        // SAFETY: the program lives until the call returns, and the system keeps a copy.
         unsafe {
             assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
             assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);

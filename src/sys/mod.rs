@@ -1,8 +1,7 @@
-//! The only place with calls to the operating system: shared memory, waiting on it, handing it over, raw socket I/O, and
-//! what tells one host and one process from another.
+//! All calls to the operating system: shared memory, waiting on it, handing it over, raw socket I/O, files, processes, and
+//! what distinguishes hosts and processes.
 //!
-//! `linux` has all of it. `portable` stands in where a platform lacks shared memory so far: every call answers
-//! "unsupported", and kolo uses TCP.
+//! `linux` has shared memory. `portable` stands in on other platforms: every call returns `Unsupported`, and kolo uses TCP.
 
 mod clock;
 mod facts;
@@ -15,7 +14,7 @@ mod signal;
 mod socket;
 mod wait;
 
-// Miri runs no system calls; what it can run is the same everywhere.
+// Miri runs no system calls. What it can run is the same on all platforms.
 #[cfg(all(target_os = "linux", not(miri)))]
 mod linux;
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -28,24 +27,25 @@ use portable as platform;
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
 pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, may_have_devices, probe_cuda, reading_policy};
 pub(crate) use file::{
-    NotOpened, check_folder, close, has_file_permissions, is_locked_out, is_open_to_others, is_still_at, open_own,
+    NotOpened, check_folder, close, has_drive_letters, has_file_permissions, is_locked_out, is_open_to_others, is_still_at,
+    open_own,
 };
 pub(crate) use fork::{between_forks, count_forks, forks, forks_seen};
 pub(crate) use helper::{Helper, by_deadline, resolve};
 pub(crate) use platform::{
-    LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_stopped, port_holder,
+    LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_no_process, is_stopped, port_holder,
     process_namespace, read_process, sleep_on, wake_all,
 };
 pub(crate) use secret::read_secret_file;
 pub(crate) use segment::{PageSize, Segment};
 pub(crate) use signal::on_user_signal;
-pub(crate) use socket::{PARTS, is_want, listen, own_loopback, receive, send, send_unpaced, want};
+pub(crate) use socket::{PARTS, is_resource_shortage, listen, own_loopback, receive, resource_shortage, send, send_unpaced};
 pub(crate) use wait::{Patience, Waiting};
 
-/// What to do about a file that is not read or written in time.
+/// The advice for a file that is not read or written in time.
 pub(crate) const SILENT_FILE: &str = "its file system did not answer in time; check the mount and the server behind it";
 
-/// Whether a process that this one sees has ended, as far as the system says.
+/// Returns whether a process that this one sees is known to have ended.
 pub(crate) fn has_ended(pid: u32) -> bool {
     match ProcessWatch::open(pid) {
         Ok(None) => true,
@@ -54,12 +54,12 @@ pub(crate) fn has_ended(pid: u32) -> bool {
     }
 }
 
-/// Processors that this process may use.
+/// Returns how many processors this process may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The process that started this one; 0 where that cannot be told.
+/// Returns the process that started this one; 0 where the system does not say.
 pub(crate) fn parent() -> u32 {
     #[cfg(unix)]
     return std::os::unix::process::parent_id();

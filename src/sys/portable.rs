@@ -1,5 +1,5 @@
-//! What kolo does without, on platforms where shared memory is still to be built. Nothing here can be made, so nothing here
-//! is ever called on a value; the types let the rest of the library compile unchanged.
+//! Stands in on platforms without shared memory. No value of these types can be made, so no method is ever called; the types let
+//! the rest of the library compile unchanged.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mio::{Interest, Registry, Token};
 
 fn unsupported<T>() -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "shared memory between processes is not built for this platform yet"))
+    Err(io::Error::new(io::ErrorKind::Unsupported, "kolo has no shared memory between processes on this platform"))
 }
 
 pub(super) fn check_file_size(_: usize) -> io::Result<()> {
@@ -67,12 +67,12 @@ impl Mapping {
     }
 }
 
-/// Nothing is mapped here, so this is no more than an alignment.
+/// Returns the alignment of segments; no pages are mapped here.
 pub(super) fn page_size() -> usize {
     4096
 }
 
-/// Without a way to sleep on memory, naps: short ones, since nobody can end them early.
+/// Sleeps for a short time: there is no way to sleep on memory, and nothing can end the sleep early.
 pub(crate) fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
     if word.load(Ordering::Acquire) == value {
         std::thread::sleep(timeout.min(Duration::from_micros(50)));
@@ -179,6 +179,10 @@ pub(crate) fn is_stopped(_: u32) -> bool {
 
 pub(crate) unsafe fn read_process(_: u32, _: u64, _: *mut u8, _: usize) -> io::Result<()> {
     unsupported()
+}
+
+pub(crate) fn is_no_process(_: &io::Error) -> bool {
+    false
 }
 
 pub(crate) fn hostname() -> String {

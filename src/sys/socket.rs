@@ -1,11 +1,11 @@
-//! Socket I/O on raw memory: what is sent and received may be changed by peers, so no reference to it is formed.
+//! Socket I/O on raw memory. Peers may change that memory, so no reference to it is formed.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
 use crate::buffer::{RawSlice, RawSliceMut};
 
-/// Listens at an address. Connections of a former run do not keep its port; a living server does.
+/// Listens at an address. Connections of a former run do not block its port, but a living server does.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     // On Windows the same option would let two servers share the port.
@@ -16,7 +16,7 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// This machine's loopback address, if `ip` is one of its own; otherwise `ip`.
+/// Returns this machine's loopback address if `ip` is one of its own addresses; otherwise `ip`.
 pub(crate) fn own_loopback(ip: IpAddr) -> IpAddr {
     let is_own = ip.is_unspecified() || UdpSocket::bind((ip, 0)).is_ok();
     match ip {
@@ -26,14 +26,14 @@ pub(crate) fn own_loopback(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// Chooses a congestion control that sends whatever the window allows, at once.
+/// Chooses a congestion control that sends at once what the window allows.
 #[cfg(target_os = "linux")]
 pub(crate) fn send_unpaced(socket: &socket2::Socket) -> io::Result<()> {
-    // Every Linux has it, and allows everybody to choose it unless it is told otherwise.
+    // Every Linux has it, and by default lets every process choose it.
     socket.set_tcp_congestion(b"reno")
 }
 
-/// The others do not pace of their own accord.
+/// Other systems do not pace by default.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn send_unpaced(_: &socket2::Socket) -> io::Result<()> {
     Ok(())
@@ -42,35 +42,35 @@ pub(crate) fn send_unpaced(_: &socket2::Socket) -> io::Result<()> {
 /// The most bytes that one call moves; some systems refuse more than 2 GiB.
 const MOST: usize = 1 << 30;
 
-/// Bytes that are sent from one place, wherever they were.
+/// Up to this many bytes are copied together before they are sent.
 #[cfg(unix)]
 const SMALL: usize = 256;
 
 /// The most parts that one call takes.
 pub(crate) const PARTS: usize = 4;
 
-/// Takes bytes from the front of `parts`, laid end to end; returns how many. `WouldBlock` if the socket takes none now.
+/// Sends bytes from the front of `parts`, laid end to end; returns how many. `WouldBlock` if the socket takes none now.
 ///
 /// # Safety
 ///
 /// The parts are readable until this returns.
 #[cfg(unix)]
 pub(crate) unsafe fn send(socket: impl std::os::fd::AsFd, parts: &[RawSlice]) -> io::Result<usize> {
-    // No SIGPIPE: the host program may not have chosen to ignore it. (Apple's sockets are set so when they are made.)
+    // Without SIGPIPE, which the program may not ignore. (On Apple's systems, an option of the socket does this.)
     #[cfg(not(target_vendor = "apple"))]
     let flags = libc::MSG_NOSIGNAL;
     #[cfg(target_vendor = "apple")]
     let flags = 0;
     if parts.iter().map(|part| part.len).sum::<usize>() <= SMALL {
-        // One part is quicker than a vector of them, even with the copy.
+        // Sending one part is quicker than sending a vector, even with the copy.
         let mut bytes = [0u8; SMALL];
         let mut len = 0;
         for part in parts {
-            // SAFETY: all parts together fit; the caller vouches for each.
+            // SAFETY: all parts together fit into `bytes`. The caller vouches for each part.
             unsafe { std::ptr::copy_nonoverlapping(part.ptr, bytes.as_mut_ptr().add(len), part.len) };
             len += part.len;
         }
-        // SAFETY: so many bytes have been written.
+        // SAFETY: the first `len` bytes have been written.
         return call(socket, |fd| unsafe { libc::send(fd, bytes.as_ptr().cast(), len, flags) });
     }
     let mut iov = vector(parts.iter().map(|part| (part.ptr.cast_mut(), part.len)));
@@ -83,11 +83,11 @@ pub(crate) unsafe fn send(socket: impl std::os::fd::AsFd, parts: &[RawSlice]) ->
 ///
 /// # Safety
 ///
-/// The parts are writable until this returns, and nobody else reads or writes them.
+/// The parts are writable until this returns, and no other thread accesses them.
 #[cfg(unix)]
 pub(crate) unsafe fn receive(socket: impl std::os::fd::AsFd, parts: &[RawSliceMut]) -> io::Result<usize> {
     if let &[part] = parts {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller vouches for the memory, and `part.len` bounds the call.
         return call(socket, |fd| unsafe { libc::recv(fd, part.ptr.cast(), part.len.min(MOST), 0) });
     }
     let mut iov = vector(parts.iter().map(|part| (part.ptr, part.len)));
@@ -116,7 +116,7 @@ fn message(iov: &mut [libc::iovec; PARTS]) -> libc::msghdr {
     header
 }
 
-/// Calls until no signal interrupts it.
+/// Repeats a call until no signal interrupts it.
 #[cfg(unix)]
 fn call(socket: impl std::os::fd::AsFd, mut call: impl FnMut(i32) -> isize) -> io::Result<usize> {
     use std::os::fd::AsRawFd;
@@ -132,11 +132,11 @@ fn call(socket: impl std::os::fd::AsFd, mut call: impl FnMut(i32) -> isize) -> i
     }
 }
 
-/// As above.
+/// Sends bytes as on Unix.
 ///
 /// # Safety
 ///
-/// As above.
+/// The parts are readable until this returns.
 #[cfg(windows)]
 pub(crate) unsafe fn send(mut socket: impl io::Write, parts: &[RawSlice]) -> io::Result<usize> {
     let mut room = MOST;
@@ -150,11 +150,11 @@ pub(crate) unsafe fn send(mut socket: impl io::Write, parts: &[RawSlice]) -> io:
     socket.write_vectored(&slices)
 }
 
-/// As above.
+/// Receives bytes as on Unix.
 ///
 /// # Safety
 ///
-/// As above.
+/// The parts are writable until this returns, and no other thread accesses them.
 #[cfg(windows)]
 pub(crate) unsafe fn receive(mut socket: impl io::Read, parts: &[RawSliceMut]) -> io::Result<usize> {
     let mut room = MOST;
@@ -167,17 +167,18 @@ pub(crate) unsafe fn receive(mut socket: impl io::Read, parts: &[RawSliceMut]) -
     let mut slices: Vec<io::IoSliceMut<'_>> = parts.iter().map(slice).collect();
     socket.read_vectored(&mut slices)
 }
-/// What this process lacks for another socket, if it lacks something.
-pub(crate) fn want() -> Option<io::Error> {
-    std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)).err().filter(is_want)
+
+/// Returns the error if this process or machine lacks the resources for another socket.
+pub(crate) fn resource_shortage() -> Option<io::Error> {
+    std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)).err().filter(is_resource_shortage)
 }
 
-/// Whether an error says that this process, or this machine, lacks something: it tells nothing of who was to be reached.
-pub(crate) fn is_want(error: &io::Error) -> bool {
+/// Returns whether an error says that this process or machine lacks a resource, and nothing about the peer.
+pub(crate) fn is_resource_shortage(error: &io::Error) -> bool {
     #[cfg(unix)]
-    const WANTS: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
+    const SHORTAGES: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
     // WSAEMFILE, WSAENOBUFS, WSAEADDRNOTAVAIL.
     #[cfg(not(unix))]
-    const WANTS: [i32; 3] = [10024, 10055, 10049];
-    error.raw_os_error().is_some_and(|code| WANTS.contains(&code))
+    const SHORTAGES: [i32; 3] = [10024, 10055, 10049];
+    error.raw_os_error().is_some_and(|code| SHORTAGES.contains(&code))
 }

@@ -1,4 +1,4 @@
-//! The links of one rank to its peers, opened when they are first needed, and the one place where it sleeps on them.
+//! The links of one rank to its peers, opened when they are first used, and where the rank sleeps on them.
 
 use std::io;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::types::Rank;
 /// Why there is no link.
 #[derive(Debug)]
 pub(crate) enum NoLink {
-    /// Because of the peer.
+    /// The peer is the cause.
     Peer(Cause),
-    /// This process has no descriptor, or no memory, left for one.
+    /// This process has no descriptor or no memory left for a link.
     Own(io::Error),
 }
 
@@ -25,23 +25,23 @@ impl From<Cause> for NoLink {
     }
 }
 
-/// Makes links. Of two ranks, one dials and the other waits for it; which one, the opener knows.
+/// Opens links. Of two ranks, one connects and the other accepts; the opener knows which.
 pub(crate) trait Opener: Send {
-    /// The link to a peer, or `None` while it is still to be made. Does not wait: calling it again goes on with making the link,
-    /// once `token` or the waker is woken, or [`Opener::left`] has passed.
+    /// Returns the link to a peer, or `None` while it is not open. Does not wait: the next call continues to open the link. Call
+    /// it when `token` or the waker is woken, or when [`Opener::left`] has passed.
     fn open(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink>;
 
-    /// How long until there is something to do for the link to a peer, though nothing is woken.
+    /// Returns how long until the link to a peer needs another call even if nothing is woken.
     fn left(&self, _peer: Rank) -> Option<Duration> {
         None
     }
 
-    /// Whether a peer's process lives; `None` if this process cannot see that one.
+    /// Returns whether a peer's process lives; `None` if this process cannot see it.
     fn is_alive(&self, _peer: Rank) -> Option<bool> {
         None
     }
 
-    /// What to wake when a link can be opened.
+    /// Sets the waker for when a link can be opened.
     fn attach(&mut self, waker: Arc<Waker>);
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Mesh {
     waker: Arc<Waker>,
 }
 
-/// The waker's token; links have their peer's rank.
+/// The waker's token. The token of a link is the peer's rank.
 const WAKER: Token = Token(usize::MAX);
 
 impl Mesh {
@@ -66,12 +66,12 @@ impl Mesh {
         Ok(Mesh { links, opener, poll, events: Events::with_capacity(64), waker })
     }
 
-    /// Ends a sleep from another thread.
+    /// Returns the waker, which ends a sleep from another thread.
     pub(crate) fn waker(&self) -> Arc<Waker> {
         self.waker.clone()
     }
 
-    /// The link to a peer, once it is open. Does not wait.
+    /// Returns the link to a peer, once it is open. Does not wait.
     pub(crate) fn link(&mut self, peer: Rank) -> Result<Option<&mut (dyn Link + 'static)>, NoLink> {
         let slot = &mut self.links[peer];
         if slot.is_none() {
@@ -83,28 +83,29 @@ impl Mesh {
         Ok(slot.as_deref_mut())
     }
 
-    /// The links that are open, and their peers.
+    /// Returns the open links and their peers.
     pub(crate) fn open_links(&mut self) -> impl Iterator<Item = (Rank, &mut (dyn Link + 'static))> {
         self.links.iter_mut().enumerate().filter_map(|(peer, link)| Some((peer, link.as_deref_mut()?)))
     }
 
-    /// Whether a peer's process lives, as far as this one sees it.
+    /// Returns whether a peer's process lives; `None` if this process cannot see it.
     pub(crate) fn is_alive(&self, peer: Rank) -> Option<bool> {
         self.opener.is_alive(peer)
     }
 
-    /// Whether the link to a peer is in the middle of something that its caller believes not sent.
+    /// Returns whether the link to a peer has begun to send bytes that it has not yet taken from the caller.
     pub(crate) fn has_begun(&self, peer: Rank) -> bool {
         self.links[peer].as_ref().is_some_and(|link| link.has_begun())
     }
 
-    /// Closes the link to a peer, who sees that it ended.
+    /// Closes the link to a peer, which sees that it ended.
     pub(crate) fn close(&mut self, peer: Rank) {
         self.links[peer] = None;
     }
 
-    /// Sleeps until one of these links can go on (the flags say whether to send, to receive or both), or can be opened, or until
-    /// the waker is woken; at most for `timeout`. May return early. All of them must have been tried before.
+    /// Sleeps until one of these links can make progress or can be opened, or until the waker is woken, at most for `timeout`. The
+    /// flags say whether the rank wants to send and to receive. May return early. The caller must have tried all these links
+    /// before.
     pub(crate) fn sleep(&mut self, waits: impl Iterator<Item = (Rank, bool, bool)> + Clone, timeout: Duration) -> io::Result<()> {
         let mut timeout = timeout;
         for (peer, to_send, to_receive) in waits.clone() {

@@ -1,4 +1,4 @@
-//! In the place of encrypted links, where the feature `tls` is off: whoever asks for them is told so, and gets no others.
+//! Replaces encrypted links where the feature `tls` is off: a rank that requires them gets an error, and no other links.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -13,13 +13,13 @@ pub(crate) struct Tls(Infallible);
 
 #[derive(Clone, Copy)]
 pub(crate) enum End {
-    Caller,
-    Called,
+    Initiator,
+    Acceptor,
 }
 
 impl Tls {
     pub(crate) fn load(_: &Path, _: &Path, _: &Path) -> Result<Tls> {
-        let why = "this program was built without kolo's feature `tls`; build it with, or unset KOLO_TLS_CA, KOLO_TLS_CERT and KOLO_TLS_KEY";
+        let why = "kolo was built without the feature `tls`; build it with --features tls, or unset KOLO_TLS_CA, KOLO_TLS_CERT and KOLO_TLS_KEY";
         Err(Error::Unsupported { what: "TLS", why: why.to_owned() })
     }
 

@@ -1,5 +1,5 @@
-//! Links between processes of one host: rings in shared memory. A Unix socket hands the memory over, wakes a sleeper, and
-//! tells of the end of the peer's process.
+//! Links between processes of one host: rings in shared memory. A Unix socket hands the memory over, wakes a rank that sleeps,
+//! and closes when the peer's process ends.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use std::time::Instant;
 use mio::{Interest, Registry, Token};
 
 use super::Link;
-use super::memory::{Bell, RingLink};
 use super::ring;
+use super::ring_link::{PeerWaker, RingLink};
 use crate::sys::{LocalStream, Segment};
 
-/// Bytes of one ring: enough that neither side of a stream waits for the other's every step, little enough for the caches and for
-/// many links.
+/// Bytes of one ring. It is large enough that neither side of a stream waits for each step of the other, and small enough for the
+/// caches and for many links.
 const CAPACITY: usize = 128 << 10;
 
-/// Makes the memory of a link, and hands it to the peer at the other end of `stream`.
+/// Makes a link, and hands its memory to the peer at the other end of `stream`.
 pub(crate) fn offer(stream: LocalStream) -> io::Result<Box<dyn Link>> {
     let segment = Segment::create(ring::pair_size(CAPACITY))?;
     segment.reserve(0..segment.len())?;
@@ -25,7 +25,7 @@ pub(crate) fn offer(stream: LocalStream) -> io::Result<Box<dyn Link>> {
     Ok(link(segment, 0, stream))
 }
 
-/// The memory that the peer at the other end of `stream` offers, once it has come. Does not wait.
+/// Returns the memory that the peer at the other end of `stream` offers, once it has come. Does not wait.
 pub(crate) fn offered(stream: &LocalStream) -> io::Result<Option<Segment>> {
     match Segment::take_over(stream, ring::pair_size(CAPACITY), Instant::now()) {
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
@@ -33,7 +33,7 @@ pub(crate) fn offered(stream: &LocalStream) -> io::Result<Option<Segment>> {
     }
 }
 
-/// The other side of [`offer`].
+/// Makes the link of the peer that received the memory of [`offer`].
 pub(crate) fn accept(stream: LocalStream, segment: Segment) -> Box<dyn Link> {
     segment.close();
     link(segment, 1, stream)
@@ -43,22 +43,22 @@ fn link(segment: Segment, side: usize, stream: LocalStream) -> Box<dyn Link> {
     Box::new(RingLink::new(Arc::new(segment), side, Socket { stream, gone: false }))
 }
 
-/// A socket as a bell: each byte is one ring, the end of the stream is the end of the peer.
+/// Wakes the peer through a socket. Each byte is one wake, and the end of the stream is the end of the peer.
 struct Socket {
     stream: LocalStream,
     gone: bool,
 }
 
-impl Bell for Socket {
-    fn ring(&mut self) {
-        // A full socket holds rings that the peer has still to answer; a broken one shows when it is read.
+impl PeerWaker for Socket {
+    fn wake(&mut self) {
+        // A full socket holds wakes that the peer has not read. If the socket is broken, the next read shows it.
         let _ = (&self.stream).write(&[0]);
     }
 
-    fn answer(&mut self) {
-        let mut rings = [0; 64];
+    fn drain(&mut self) {
+        let mut wakes = [0; 64];
         loop {
-            match (&self.stream).read(&mut rings) {
+            match (&self.stream).read(&mut wakes) {
                 Ok(0) => self.gone = true,
                 Ok(_) => continue,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,

@@ -1,7 +1,8 @@
-//! A link over one TCP connection that is encrypted, and whose ends show each other certificates: TLS 1.3 (RFC 8446).
+//! A link over one encrypted TCP connection, whose ends show each other certificates: TLS 1.3 (RFC 8446).
 //!
-//! The certificates say who belongs to the job, beside its secret: both ends show one that the job's authority has signed, for
-//! the name `kolo`. Ranks are told apart by the handshake before, so that one certificate may serve all.
+//! In addition to the secret, certificates prove that a process belongs to the job. Each end shows a certificate for the name
+//! `kolo` that the job's authority has signed. The handshake before TLS identifies the ranks, so all ranks may use the same
+//! certificate.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -22,19 +23,19 @@ use rustls::{
     ServerConnection, SignatureScheme, version,
 };
 
-use super::tcp::{Arrived, BUFFER};
+use super::receive_buffer::{BUFFER, ReceiveBuffer};
 use super::{Link, cause_of};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Error, Result};
 use crate::types::Rank;
 
-/// The name for which certificates are made out.
+/// The name in the certificates.
 const NAME: &str = "kolo";
 
-/// Bytes that are encrypted before any of them leaves.
+/// Bytes that are encrypted before any of them is sent.
 const AHEAD: usize = 256 << 10;
 
-/// What this rank shows, and whom it believes.
+/// The certificates of this rank, and those that it trusts.
 pub(crate) struct Tls {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
@@ -43,30 +44,30 @@ pub(crate) struct Tls {
 /// Which end of a connection a rank is.
 #[derive(Clone, Copy)]
 pub(crate) enum End {
-    /// It made the connection.
-    Caller,
-    /// It took it.
-    Called,
+    /// The rank that connected.
+    Initiator,
+    /// The rank that accepted.
+    Acceptor,
 }
 
 impl Tls {
-    /// From PEM files: with the certificate of the job's authority, with the one that this rank shows, and with its key.
+    /// Loads PEM files: the certificate of the job's authority, the certificate of this rank, and its private key.
     pub(crate) fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Tls> {
         let wrong = |name: &str, path: &Path, why: String| Error::setting(name, path.display().to_string(), why);
         let certificates = |name: &str, path: &Path| {
             let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
             match read {
                 Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-                Ok(_) => Err(wrong(name, path, "a PEM file with certificates, and it has none".to_owned())),
+                Ok(_) => Err(wrong(name, path, "a PEM file with certificates, but it contains none".to_owned())),
                 Err(error) => Err(wrong(name, path, format!("a PEM file with certificates: {error}"))),
             }
         };
-        let mut believed = RootCertStore::empty();
+        let mut trusted = RootCertStore::empty();
         for certificate in certificates("KOLO_TLS_CA", authority)? {
             let refused = |error| wrong("KOLO_TLS_CA", authority, format!("the job's authority: {error}"));
-            believed.add(certificate).map_err(refused)?;
+            trusted.add(certificate).map_err(refused)?;
         }
-        let believed = Arc::new(believed);
+        let trusted = Arc::new(trusted);
         let own = certificates("KOLO_TLS_CERT", certificate)?;
         let private = PrivateKeyDer::from_pem_file(key)
             .map_err(|error| wrong("KOLO_TLS_KEY", key, format!("a PEM file with a private key: {error}")))?;
@@ -77,39 +78,40 @@ impl Tls {
         let client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&version::TLS13])
             .map_err(|error| unusable(error.to_string()))?
-            .with_root_certificates(believed.clone())
+            .with_root_certificates(trusted.clone())
             .with_client_auth_cert(own.clone(), private.clone_key())
             .map_err(mismatch)?;
-        let guard = WebPkiClientVerifier::builder_with_provider(believed, provider.clone())
+        let verifier = WebPkiClientVerifier::builder_with_provider(trusted, provider.clone())
             .build()
             .map_err(|error| unusable(error.to_string()))?;
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&version::TLS13])
             .map_err(|error| unusable(error.to_string()))?
-            .with_client_cert_verifier(Arc::new(Named(guard)))
+            .with_client_cert_verifier(Arc::new(Named(verifier)))
             .with_single_cert(own, private)
             .map_err(mismatch)?;
-        // Links are not resumed.
+        // Sessions of links are not resumed.
         server.send_tls13_tickets = 0;
         Ok(Tls { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// The link over a connection. Its ends shake hands when they first use it.
+    /// Makes the link over a connection. Its ends shake hands when they first use it.
     pub(crate) fn link(&self, stream: TcpStream, end: End, between: [Rank; 2]) -> std::result::Result<Box<dyn Link>, Cause> {
         let failed = |error: rustls::Error| failed(between, &error);
         let mut session: Connection = match end {
-            End::Caller => {
-                let name = ServerName::try_from(NAME).expect("it is a name");
+            End::Initiator => {
+                let name = ServerName::try_from(NAME).expect("`kolo` is a valid name");
                 ClientConnection::new(self.client.clone(), name).map_err(failed)?.into()
             }
-            End::Called => ServerConnection::new(self.server.clone()).map_err(failed)?.into(),
+            End::Acceptor => ServerConnection::new(self.server.clone()).map_err(failed)?.into(),
         };
         session.set_buffer_limit(Some(2 * AHEAD));
-        Ok(Box::new(TlsLink { stream, session, between, arrived: Arrived::new(), clear: Vec::new(), taken: 0 }))
+        Ok(Box::new(TlsLink { stream, session, between, arrived: ReceiveBuffer::new(), clear: Vec::new(), taken: 0 }))
     }
 }
 
-/// Accepts a caller's certificate if the job's authority has signed it for [`NAME`], as callers do with a listener's.
+/// Accepts an initiator's certificate if the job's authority has signed it for [`NAME`]. Initiators check the acceptor's in the
+/// same way.
 #[derive(Debug)]
 struct Named(Arc<dyn ClientCertVerifier>);
 
@@ -121,7 +123,7 @@ impl ClientCertVerifier for Named {
         now: UnixTime,
     ) -> std::result::Result<ClientCertVerified, rustls::Error> {
         let verified = self.0.verify_client_cert(own, others, now)?;
-        let name = ServerName::try_from(NAME).expect("it is a name");
+        let name = ServerName::try_from(NAME).expect("`kolo` is a valid name");
         verify_server_name(&ParsedCertificate::try_from(own)?, &name).map(|()| verified)
     }
 
@@ -152,37 +154,37 @@ impl ClientCertVerifier for Named {
     }
 }
 
-/// Whose certificate is wrong is more than the two can know: others name the same, so both are said.
-fn failed([caller, called]: [Rank; 2], error: &rustls::Error) -> Cause {
-    Cause::Tls(format!("between ranks {caller} and {called}: {error}"))
+/// Returns the cause that all ranks report. It names both ranks, because neither end knows whose certificate is wrong.
+fn failed([initiator, acceptor]: [Rank; 2], error: &rustls::Error) -> Cause {
+    Cause::Tls(format!("between ranks {initiator} and {acceptor}: {error}"))
 }
 
 struct TlsLink {
     stream: TcpStream,
     session: Connection,
-    /// The caller's rank, and that of who was called.
+    /// The ranks of the initiator and of the acceptor.
     between: [Rank; 2],
-    arrived: Arrived,
-    /// Where the caller's bytes are encrypted: their own memory may be one that other processes see, which is no slice.
+    arrived: ReceiveBuffer,
+    /// A copy of the bytes to encrypt. Other processes may change the caller's memory, so it cannot be a slice.
     clear: Vec<u8>,
-    /// Bytes that the session has taken from the caller and of which some may not have left yet. Nobody would see to it that they
-    /// do once the caller believed them sent, so they count as sent only then.
+    /// Bytes that the session has taken and of which some may not have been sent. The caller of [`Link::send`] keeps calling only
+    /// for bytes that were not taken, so they count as taken only when all of them have been sent.
     taken: usize,
 }
 
 impl TlsLink {
-    /// Whether the two ends have shown each other who they are, as far as this one can go on.
+    /// Continues the handshake; returns whether it is complete.
     fn shake_hands(&mut self) -> std::result::Result<bool, Cause> {
         while self.session.is_handshaking() {
-            if !self.flush()? || (self.session.is_handshaking() && !self.hear()?) {
+            if !self.flush()? || (self.session.is_handshaking() && !self.receive_packets()?) {
                 return Ok(false);
             }
         }
-        // The last word of the handshake may be this end's, and nobody else would see to it that it leaves.
+        // This end may send the last message of the handshake, and no later call would send it.
         self.flush().map(|_| true)
     }
 
-    /// Sends what has been encrypted; whether all of it has left.
+    /// Sends the encrypted bytes; returns whether all of them have been sent.
     fn flush(&mut self) -> std::result::Result<bool, Cause> {
         while self.session.wants_write() {
             match self.session.write_tls(&mut self.stream) {
@@ -195,8 +197,8 @@ impl TlsLink {
         Ok(true)
     }
 
-    /// Takes in what the socket has; whether that was anything.
-    fn hear(&mut self) -> std::result::Result<bool, Cause> {
+    /// Reads what the socket has; returns whether there was anything.
+    fn receive_packets(&mut self) -> std::result::Result<bool, Cause> {
         match self.session.read_tls(&mut self.stream) {
             Ok(0) => return Err(Cause::Closed),
             Ok(_) => {}
@@ -207,14 +209,14 @@ impl TlsLink {
         match self.session.process_new_packets() {
             Ok(_) => Ok(true),
             Err(error) => {
-                // The peer is told why, if it can be.
+                // Tells the peer why, if possible.
                 let _ = self.flush();
                 Err(failed(self.between, &error))
             }
         }
     }
 
-    /// Decrypts what has come; 0 if nothing has.
+    /// Decrypts what has arrived; 0 if nothing has.
     fn read(&mut self, into: &mut [u8]) -> std::result::Result<usize, Cause> {
         if into.is_empty() || !self.shake_hands()? {
             return Ok(0);
@@ -226,7 +228,7 @@ impl TlsLink {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(cause_of(&error)),
             }
-            if !self.hear()? {
+            if !self.receive_packets()? {
                 return Ok(0);
             }
         }
@@ -243,7 +245,7 @@ impl Link for TlsLink {
                 let wanted = part.len.min(AHEAD - self.taken);
                 self.clear.clear();
                 self.clear.reserve(wanted);
-                // SAFETY: the caller vouches for the part, and there is room for it in the vector, which is this link's own.
+                // SAFETY: the caller vouches for the part. The vector, which is this link's own, has room for `wanted` bytes.
                 unsafe {
                     std::ptr::copy_nonoverlapping(part.ptr, self.clear.as_mut_ptr(), wanted);
                     self.clear.set_len(wanted);
@@ -265,7 +267,7 @@ impl Link for TlsLink {
     fn peek(&mut self, want: usize) -> std::result::Result<RawSlice, Cause> {
         while self.arrived.len() < want.min(BUFFER) {
             let room = self.arrived.room()[0];
-            // SAFETY: the room is of the buffer, which is this link's own, and which holds bytes from the start.
+            // SAFETY: the room belongs to the buffer, which is this link's own and always initialised.
             let into = unsafe { std::slice::from_raw_parts_mut(room.ptr, room.len) };
             let count = self.read(into)?;
             if count == 0 {

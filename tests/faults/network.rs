@@ -253,7 +253,7 @@ pub(crate) fn own_name_on_loopback() -> Outcome {
 /// Every rank logs its address, and why it is that.
 fn is_told(job: &mut Job, layout: Layout, addresses: [&str; 2]) {
     for (rank, host) in layout.into_iter().enumerate() {
-        let said = job.hear_log(rank, &["INFO", "this rank's address", "why="]);
+        let said = job.hear_log(rank, &["INFO", "chose the advertised address", "why="]);
         assert!(said.contains(&format!("address={} ", addresses[host])), "rank {rank}: {said}");
     }
 }

@@ -280,7 +280,7 @@ pub(crate) fn no_shared_memory() -> Outcome {
         }
         job.all_work();
         for &rank in who {
-            job.hear_log(rank, &["WARN", "no shared memory", why]);
+            job.hear_log(rank, &["WARN", "cannot share memory with the ranks of this host", why]);
         }
         for rank in 0..3 {
             job.hear_log(rank, &["WARN", "ranks of a host cannot share memory; they exchange messages instead"]);

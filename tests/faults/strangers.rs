@@ -258,7 +258,7 @@ pub(crate) fn garbage_before_the_secret() -> Outcome {
         });
         // Who knows no secret lets nobody in.
         for (process, &pid) in pids.iter().enumerate() {
-            job.hear_log(process, &["INFO", "this rank's address"]);
+            job.hear_log(process, &["INFO", "chose the advertised address"]);
             let places = places(pid);
             assert!(places.is_empty(), "before there is a secret, process {process} listens at {places:?}");
         }

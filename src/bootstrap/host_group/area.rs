@@ -1,31 +1,29 @@
 //! The areas of communicators: where their flag lines lie.
 //!
-//! The lowest rank of a communicator on a host, its leader, provides the area out of a *slab*, a segment that holds many. The
-//! other processes map a slab once. An area is used again when every one of its ranks has departed from it or has ended.
+//! The lowest rank of a communicator on a host, its leader, provides the area from a *slab*, a segment that holds many areas.
+//! The other processes map a slab once. An area is used again when each of its ranks has departed from it or has ended.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
-use super::HostGroup;
 use crate::sys::Segment;
 use crate::types::Rank;
 
 /// Bytes of one rank's part of an area.
 pub(crate) const AREA: usize = 4096;
 
-/// Where in its part a rank says that it touches the area no more. Before it, the part belongs to the user of the area.
+/// The offset in its part of the word in which a rank announces that it uses the area no more. The bytes before it belong to
+/// the user of the area.
 const DEPARTED: usize = AREA - 64;
 
-/// Bytes of a part that its user has.
+/// Bytes of a part that the user of the area may use.
 pub(crate) const USABLE: usize = DEPARTED;
 
 /// Bytes of the first slab. Each is twice as large as the one before, up to [`LARGEST`].
 const SMALLEST: usize = 256 << 10;
 const LARGEST: usize = 8 << 20;
 
-/// How many slabs hold areas of so many bytes in all.
+/// Returns how many slabs hold areas of `bytes` bytes in total.
 pub(crate) fn slabs_for(bytes: u64) -> usize {
     let mut room = 0;
     let mut slabs = 0;
@@ -36,7 +34,7 @@ pub(crate) fn slabs_for(bytes: u64) -> usize {
     slabs
 }
 
-/// Bytes of a process's next slab, when it has so many.
+/// Returns the bytes of a process's next slab when it has `slabs` of them.
 fn slab_size(slabs: usize) -> usize {
     (SMALLEST << slabs.min(16)).min(LARGEST)
 }
@@ -51,7 +49,7 @@ pub(crate) struct Parts {
     ranks: usize,
 }
 
-// SAFETY: an address in a segment, which is used as the segment's is.
+// SAFETY: `start` is an address in a segment that this keeps mapped, and `Segment` itself is Send and Sync.
 unsafe impl Send for Parts {}
 // SAFETY: as above.
 unsafe impl Sync for Parts {}
@@ -62,7 +60,7 @@ impl Parts {
         Parts { start: segment.at(base), _segment: segment, stride, ranks }
     }
 
-    /// The start of a rank's part: [`AREA`] bytes, aligned to as many.
+    /// Returns the start of a rank's part: [`AREA`] bytes, aligned to [`AREA`].
     #[inline]
     pub(crate) fn at(&self, rank: usize) -> *mut u8 {
         debug_assert!(rank < self.ranks);
@@ -71,8 +69,8 @@ impl Parts {
 
     fn departed(&self, rank: usize) -> &AtomicU32 {
         assert!(rank < self.ranks);
-        // SAFETY: within the part, which lives as long as the segment; aligned, zeroed in the beginning, and used through atomics
-        // only.
+        // SAFETY: the word lies within the part and is aligned. The part lives as long as the segment, was zeroed at first, and
+        // this word is accessed through atomics only.
         unsafe { &*self.at(rank).add(DEPARTED).cast() }
     }
 }
@@ -81,22 +79,23 @@ impl Parts {
 pub(crate) struct Area {
     parts: Parts,
     rank: usize,
-    /// Whether this rank has written there. Until then an area may be given up without a trace, for another one takes its place.
+    /// Whether this rank has written to the area. Until then, another area can take its place.
     is_entered: bool,
 }
 
 impl Area {
-    /// The parts that lie `stride` bytes apart in a segment, of which this rank's has been reserved and all were zeroed.
+    /// An area of parts that lie `stride` bytes apart in a segment. All parts are zeroed, and this rank's is reserved.
     pub(crate) fn new(segment: Arc<Segment>, stride: usize, rank: usize, ranks: usize) -> Area {
         Area::within(segment, 0, stride, rank, ranks)
     }
 
-    fn within(segment: Arc<Segment>, base: usize, stride: usize, rank: usize, ranks: usize) -> Area {
+    /// As [`Area::new`], from `base` on.
+    pub(super) fn within(segment: Arc<Segment>, base: usize, stride: usize, rank: usize, ranks: usize) -> Area {
         assert!(rank < ranks);
         Area { parts: Parts::new(segment, base, stride, ranks), rank, is_entered: false }
     }
 
-    /// From now on this rank uses the area, until it drops this.
+    /// Marks the area as used by this rank until the area is dropped.
     pub(crate) fn enter(&mut self) {
         self.is_entered = true;
     }
@@ -105,7 +104,7 @@ impl Area {
         &self.parts
     }
 
-    /// This rank's number among those of the area.
+    /// Returns this rank's number among the ranks of the area.
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }
@@ -123,11 +122,11 @@ impl Drop for Area {
     }
 }
 
-/// An area that a leader provides: the number of the slab and the number of its first part. Zero is none.
+/// An area that a leader provides: the number of the slab, and the number of the first part in it. A slab of 0 is no offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    slab: u32,
-    first: u32,
+    pub(super) slab: u32,
+    pub(super) first: u32,
 }
 
 impl Offer {
@@ -165,7 +164,24 @@ struct Lease {
 }
 
 impl Slabs {
-    /// The first of `count` free parts side by side.
+    /// Sets parts for `ranks` aside until [`Slabs::settle`]. If no slab has room, `create` makes the segment of a new slab
+    /// of so many bytes and returns its number, too. Returns [`Offer::NONE`] if it cannot.
+    pub(super) fn offer(&mut self, ranks: usize, create: impl FnOnce(usize) -> Option<(u32, Arc<Segment>)>) -> Offer {
+        let (slab, first) = match self.find(ranks) {
+            Some(found) => found,
+            None => {
+                let len = slab_size(self.all.len()).max(ranks * AREA);
+                let Some((id, segment)) = create(len) else { return Offer::NONE };
+                self.all.push(Slab { id, segment, used: vec![false; len / AREA] });
+                (self.all.len() - 1, 0)
+            }
+        };
+        let slab = &mut self.all[slab];
+        slab.used[first..first + ranks].fill(true);
+        Offer { slab: slab.id, first: first as u32 }
+    }
+
+    /// Finds `count` free parts side by side: the slab, and the number of the first part.
     fn find(&self, count: usize) -> Option<(usize, usize)> {
         self.all.iter().enumerate().find_map(|(slab, Slab { used, .. })| {
             let mut free = 0;
@@ -175,78 +191,37 @@ impl Slabs {
             })
         })
     }
-}
 
-impl HostGroup {
-    /// Sets parts for `ranks` aside in a slab of this process, until [`HostGroup::settle`]; none if there is no memory.
-    pub(crate) fn offer(&self, ranks: usize) -> Offer {
-        let mut slabs = self.slabs.lock();
-        self.reclaim(&mut slabs);
-        let (slab, first) = match slabs.find(ranks) {
-            Some(found) => found,
-            None => {
-                let len = slab_size(slabs.all.len()).max(ranks * AREA);
-                let segment = match Segment::create_like(&self.home, len) {
-                    Ok(segment) => Arc::new(segment),
-                    Err(error) => {
-                        tracing::warn!(%error, bytes = len, "no shared memory");
-                        return Offer::NONE;
-                    }
-                };
-                let id = self.lend(&segment);
-                slabs.all.push(Slab { id, segment, used: vec![false; len / AREA] });
-                (slabs.all.len() - 1, 0)
-            }
-        };
-        let slab = &mut slabs.all[slab];
-        slab.used[first..first + ranks].fill(true);
-        Offer { slab: slab.id, first: first as u32 }
-    }
-
-    /// What has become of an offer of parts for `ranks`: an area of these ranks of the job, or nothing if there are none.
-    pub(crate) fn settle(&self, offer: Offer, ranks: usize, members: &[Rank]) {
-        let mut slabs = self.slabs.lock();
-        let Some(slab) = slabs.all.iter().position(|slab| slab.id == offer.slab) else { return };
+    /// Ends an offer of parts for `ranks`: they become an area of these ranks of the job, or are free if there are none.
+    pub(super) fn settle(&mut self, offer: Offer, ranks: usize, members: &[Rank]) {
+        let Some(slab) = self.all.iter().position(|slab| slab.id == offer.slab) else { return };
         let (first, count) = (offer.first as usize, members.len());
-        let Slab { segment, used, .. } = &mut slabs.all[slab];
+        let Slab { segment, used, .. } = &mut self.all[slab];
         used[first + count..first + ranks].fill(false);
         if count > 0 {
             let parts = Parts::new(segment.clone(), first * AREA, AREA, count);
-            slabs.leases.push(Lease { slab, parts, first, members: members.to_vec() });
+            self.leases.push(Lease { slab, parts, first, members: members.to_vec() });
         }
     }
 
-    /// The area that `owner` offers, for this rank, of which its part is reserved.
-    pub(crate) fn accept(&self, owner: Rank, offer: Offer, rank: usize, ranks: usize, until: Instant) -> io::Result<Area> {
-        let segment = if owner == self.rank {
-            let slabs = self.slabs.lock();
-            slabs.all.iter().find(|slab| slab.id == offer.slab).map(|slab| slab.segment.clone()).ok_or(io::ErrorKind::NotFound)?
-        } else {
-            self.fetch(owner, offer.slab, until)?
-        };
-        let base = offer.first as usize * AREA;
-        // The offer is a peer's.
-        if ranks.checked_mul(AREA).and_then(|len| len.checked_add(base)).is_none_or(|end| end > segment.len()) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        segment.reserve(base + rank * AREA..base + (rank + 1) * AREA)?;
-        Ok(Area::within(segment, base, AREA, rank, ranks))
+    /// Returns the segment of a slab.
+    pub(super) fn segment(&self, id: u32) -> Option<Arc<Segment>> {
+        self.all.iter().find(|slab| slab.id == id).map(|slab| slab.segment.clone())
     }
 
-    /// Frees the areas that every rank has left for good.
-    fn reclaim(&self, slabs: &mut Slabs) {
-        let Slabs { all, leases } = slabs;
+    /// Frees the areas that every rank has left for good: it has departed, or `has_ended` says so.
+    pub(super) fn reclaim(&mut self, has_ended: impl Fn(Rank) -> bool) {
+        let Slabs { all, leases } = self;
         leases.retain(|Lease { slab, parts, first, members }| {
-            let is_done = |(rank, &member): (usize, &Rank)| {
-                parts.departed(rank).load(Ordering::Acquire) != 0 || (member != self.rank && self.has_ended(member))
-            };
+            let is_done =
+                |(rank, &member): (usize, &Rank)| parts.departed(rank).load(Ordering::Acquire) != 0 || has_ended(member);
             if !members.iter().enumerate().all(is_done) {
                 return true;
             }
             let bytes = first * AREA..(first + members.len()) * AREA;
             // A rank that has ended may not have reserved its part.
             if let Err(error) = all[*slab].segment.reserve(bytes.clone()) {
-                tracing::warn!(%error, "no shared memory");
+                tracing::warn!(%error, "cannot reserve shared memory to clear an area; it stays unused");
                 return true;
             }
             // SAFETY: the parts are reserved, and no rank uses them any more.

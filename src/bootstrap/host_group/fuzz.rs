@@ -34,7 +34,7 @@ impl Lender for Thread {
     }
 }
 
-/// The same host, seen from each of its ranks.
+/// Returns the host group of each of `ranks` threads.
 pub(crate) fn of_threads(ranks: usize) -> Vec<Arc<HostGroup>> {
     let (registry, home) = (Arc::<Registry>::default(), Arc::new(Segment::heap(ranks * HOME)));
     let seen_from =

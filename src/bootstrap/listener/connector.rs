@@ -1,6 +1,6 @@
-//! Connects to a listener: the system connects, then the two ends shake hands, and what ends early is tried again.
+//! Connects to a listener without waiting, so that an engine can connect while its operations go on.
 //!
-//! Nothing here waits. So an engine makes connections beside its operations, whose deadlines and ends hold meanwhile.
+//! The system connects, then the two ends shake hands. An attempt that ends early is repeated.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,16 +9,17 @@ use std::time::{Duration, Instant};
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 
-use super::handshake::{Hello, Identity, Introduction, LONGEST, Medium, Step};
-use super::{DialError, Stream};
-use crate::sys;
+use super::dial::{DialError, connect_local};
+use super::handshake::{Hello, Initiator, LONGEST, Step};
+use super::stream::Stream;
+use crate::bootstrap::identity::{Identity, Medium};
 
-/// How long the system may take to connect before it is tried anew, at first and at most. The system itself repeats what was lost
-/// on the way after a second, then seldom.
+/// How long the system may take to connect before the attempt is repeated, at first and at most. The system itself resends a
+/// lost packet after a second, and then at growing intervals.
 const FIRST_PATIENCE: Duration = Duration::from_millis(300);
 const MOST_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long after a failed attempt the next begins, at first and at most.
+/// The pause after a failed attempt, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const MOST_PAUSE: Duration = Duration::from_millis(200);
 
@@ -39,12 +40,12 @@ impl std::fmt::Display for Target {
     }
 }
 
-/// Makes one connection, in as many attempts as that takes.
+/// Makes one connection, in as many attempts as needed.
 pub(crate) struct Connector {
     target: Target,
     hello: Hello,
     attempt: Option<Connecting>,
-    /// When an attempt that has not connected is given up; without one, when the next begins.
+    /// When the current attempt is given up unless it has connected. Without an attempt, when the next one begins.
     next: Instant,
     patience: Duration,
     pause: Duration,
@@ -64,8 +65,12 @@ impl Connector {
         matches!(self.target, Target::Local(_))
     }
 
-    /// Goes on as far as it can now: returns the connection once the listener has let this process in. `None` means that there is
-    /// nothing to do until `token` is woken, or until [`Connector::left`] has passed. Fails with what another attempt cannot mend.
+    /// Advances as far as possible without waiting. Returns the connection once the listener has admitted this process, and
+    /// `None` if there is nothing to do until `token` is woken or [`Connector::left`] has passed.
+    ///
+    /// # Errors
+    ///
+    /// An error that another attempt cannot mend.
     pub(crate) fn advance(
         &mut self,
         identity: &Identity,
@@ -86,7 +91,7 @@ impl Connector {
             };
             match attempt.advance() {
                 Ok(true) => {
-                    let attempt = self.attempt.take().expect("it is under way");
+                    let attempt = self.attempt.take().expect("the attempt exists: it has just advanced");
                     return Ok(Some(attempt.stream.release(registry)?));
                 }
                 Ok(false) if !attempt.is_connected && now >= self.next => {
@@ -99,51 +104,32 @@ impl Connector {
         }
     }
 
-    /// How long until [`Connector::advance`] has something to do, though nothing wakes the token.
+    /// Returns how long until [`Connector::advance`] has something to do even if nothing wakes the token.
     pub(crate) fn left(&self) -> Option<Duration> {
-        // A listener that is paused takes what is said when it goes on.
+        // A paused listener reads the hello when it continues.
         let waits_for_listener = self.attempt.as_ref().is_some_and(|attempt| attempt.is_connected);
         (!waits_for_listener).then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
     fn try_again_after(&mut self, error: DialError) -> Result<(), DialError> {
         self.attempt = None;
-        if !may_pass(&error) {
+        if !error.is_transient() {
             return Err(error);
         }
-        tracing::debug!(?error, target = ?self.target, "a connection is tried again");
+        tracing::debug!(?error, target = ?self.target, "cannot connect; trying again");
         self.next = Instant::now() + self.pause;
         self.pause = (2 * self.pause).min(MOST_PAUSE);
         Ok(())
     }
 }
 
-/// Whether the next attempt may fare better. A process that has ended ends the one under way, and refuses the next.
-pub(super) fn may_pass(error: &DialError) -> bool {
-    use io::ErrorKind::{
-        BrokenPipe, ConnectionAborted, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut, UnexpectedEof,
-    };
-    match error {
-        DialError::Connect(error) | DialError::Io(error) if sys::is_want(error) => false,
-        DialError::Connect(error) => matches!(
-            error.kind(),
-            TimedOut | ConnectionReset | ConnectionAborted | HostUnreachable | NetworkUnreachable | NetworkDown
-        ),
-        // The listener made room, or gave up on a process that had been paused.
-        DialError::Io(error) => {
-            matches!(error.kind(), ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof | TimedOut)
-        }
-        DialError::Refused(_) => false,
-    }
-}
-
 /// One attempt.
 struct Connecting {
     stream: Stream,
-    introduction: Introduction,
+    initiator: Initiator,
     is_connected: bool,
-    /// What this end has still to say.
-    unsaid: Vec<u8>,
+    /// Bytes that this end has still to send.
+    unsent: Vec<u8>,
 }
 
 impl Connecting {
@@ -156,23 +142,23 @@ impl Connecting {
     ) -> Result<Connecting, DialError> {
         let (mut stream, medium) = match target {
             Target::Network(address) => (Stream::Tcp(TcpStream::connect(*address).map_err(DialError::Connect)?), Medium::Network),
-            // When the listener's queue is full, this does not wait until it is not.
-            Target::Local(name) => (Stream::Local(super::connect_local(name, identity, Instant::now())?), Medium::Local),
+            // If the listener's queue is full, this fails at once.
+            Target::Local(name) => (Stream::Local(connect_local(name, identity, Instant::now())?), Medium::Local),
         };
         registry.register(stream.source(), token, Interest::READABLE | Interest::WRITABLE)?;
-        let introduction = Introduction::new(identity, medium, hello);
-        let unsaid = introduction.hello().to_vec();
-        Ok(Connecting { stream, introduction, is_connected: false, unsaid })
+        let initiator = Initiator::new(identity, medium, hello);
+        let unsent = initiator.hello().to_vec();
+        Ok(Connecting { stream, initiator, is_connected: false, unsent })
     }
 
-    /// Whether the listener has let this process in.
+    /// Advances the attempt; returns whether the listener has admitted this process.
     fn advance(&mut self) -> Result<bool, DialError> {
         self.is_connected = self.is_connected || self.connects()?;
         while self.is_connected {
-            let result = match &self.unsaid[..] {
-                [] => self.hear()?,
-                unsaid => self.stream.write(unsaid).map(|count| {
-                    self.unsaid.drain(..count);
+            let result = match &self.unsent[..] {
+                [] => self.receive()?,
+                unsent => self.stream.write(unsent).map(|count| {
+                    self.unsent.drain(..count);
                     false
                 }),
             };
@@ -187,24 +173,24 @@ impl Connecting {
         Ok(false)
     }
 
-    /// Hears what the listener says, as far as it has; whether that is that it lets this process in.
-    fn hear(&mut self) -> Result<io::Result<bool>, DialError> {
-        // Not a byte is read beyond what is needed: the rest is for those to whom the stream is passed.
+    /// Reads what the listener has sent; returns whether it admits this process.
+    fn receive(&mut self) -> Result<io::Result<bool>, DialError> {
+        // Not a byte is read beyond the handshake: the rest belongs to the owner of the stream.
         let mut bytes = [0; LONGEST];
-        let count = match self.stream.read(&mut bytes[..self.introduction.wanted()]) {
+        let count = match self.stream.read(&mut bytes[..self.initiator.wanted()]) {
             Ok(0) => return Ok(Err(io::ErrorKind::UnexpectedEof.into())),
             Ok(count) => count,
             Err(error) => return Ok(Err(error)),
         };
-        match self.introduction.hear(&bytes[..count]) {
-            Step::Hear => {}
-            Step::Say(message) => self.unsaid = message,
+        match self.initiator.receive(&bytes[..count]) {
+            Step::Receive => {}
+            Step::Send(message) => self.unsent = message,
             Step::Done(outcome) => return outcome.map(|()| Ok(true)).map_err(DialError::Refused),
         }
         Ok(Ok(false))
     }
 
-    /// Whether the system has connected.
+    /// Returns whether the system has connected, and sets the socket up if so.
     fn connects(&self) -> Result<bool, DialError> {
         let Stream::Tcp(stream) = &self.stream else { return Ok(true) };
         if let Some(error) = stream.take_error()? {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Store, check};
+use super::kv::{Store, check};
 use crate::error::StoreProblem;
 
 #[derive(Default)]

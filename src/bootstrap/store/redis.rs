@@ -1,4 +1,4 @@
-//! A store on a Redis server. Keys carry the job's name, and expire: nothing has to be cleared.
+//! A store on a Redis server. Keys contain the job's name, and expire, so that nothing has to be removed.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::{Client, Connection, RedisError};
 
-use super::{RedisUrl, Store, check, poll};
+use super::kv::{Store, check};
+use super::url::RedisUrl;
 use crate::error::StoreProblem;
 use crate::sys;
 
@@ -14,10 +15,10 @@ use crate::sys;
 const LIFETIME: Duration = Duration::from_secs(3600);
 
 pub(super) struct RedisStore {
-    /// Without the password.
+    /// The URL without the password.
     url: String,
     prefix: String,
-    /// When the start ends: until then the server may be silent.
+    /// The deadline of the start. Until then the server may be silent.
     deadline: Instant,
     connection: Mutex<Connection>,
 }
@@ -25,17 +26,17 @@ pub(super) struct RedisStore {
 impl RedisStore {
     pub(super) fn open(url: &RedisUrl, job: &str, deadline: Instant) -> Result<RedisStore, StoreProblem> {
         if url.0.starts_with("rediss://") {
-            // The client takes the process's provider of cryptography. If the program has chosen one, it stays.
+            // The client uses the process's provider of cryptography. This keeps one that the program has chosen.
             _ = rustls::crypto::ring::default_provider().install_default();
         }
         // The parser's own error may quote the URL, and the password with it.
-        let client = Client::open(&*url.0).map_err(|_| StoreProblem::Url("it is no URL of a Redis server".to_owned()))?;
+        let client = Client::open(&*url.0).map_err(|_| StoreProblem::Url("it is not the URL of a Redis server".to_owned()))?;
         let waited = deadline.saturating_duration_since(Instant::now());
         let mut last = String::new();
         let connection = poll(waited, || match connect(&client, url, deadline) {
             Ok(connection) => Ok(Some(connection)),
             Err(error) if error.is_io_error() => {
-                // The deadline ends the last attempt; why the one before failed says more.
+                // The deadline ends the last attempt. The error of the attempt before is more useful.
                 if last.is_empty() || !error.is_timeout() {
                     last = error.to_string();
                 }
@@ -60,7 +61,8 @@ impl RedisStore {
     }
 }
 
-/// Resolves the server's name, reads the certificates of the system's authorities, connects and logs in: all this may block.
+/// Resolves the server's name, reads the certificates of the system's authorities, connects and logs in. Each of these may
+/// block, so a helper thread does it.
 fn connect(client: &Client, url: &RedisUrl, deadline: Instant) -> Result<Connection, RedisError> {
     let client = client.clone();
     let connect = move || client.get_connection_with_timeout(Duration::from_secs(2));
@@ -97,5 +99,22 @@ impl Store for RedisStore {
         }
         let there: Option<Vec<u8>> = self.ask(redis::cmd("GET").arg(&key_there), timeout)?;
         there.ok_or_else(|| StoreProblem::Timeout { key: key.to_owned(), waited: timeout })
+    }
+}
+
+/// Calls `ask` until it returns an answer or the timeout has passed, at growing intervals.
+fn poll<T>(timeout: Duration, mut ask: impl FnMut() -> Result<Option<T>, StoreProblem>) -> Result<Option<T>, StoreProblem> {
+    let deadline = Instant::now() + timeout;
+    let mut pause = Duration::from_micros(500);
+    loop {
+        if let Some(answer) = ask()? {
+            return Ok(Some(answer));
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        std::thread::sleep(pause.min(left));
+        pause = (pause * 3 / 2).min(Duration::from_millis(25));
     }
 }

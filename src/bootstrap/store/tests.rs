@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use super::{RedisUrl, Store, StoreUrl, masked, open};
-use crate::bootstrap::listener::handshake::Identity;
+use super::url::{RedisUrl, masked};
+use super::{Store, StoreUrl, open};
+use crate::bootstrap::identity::Identity;
 use crate::error::{Error, StoreProblem};
 
 const LATE: Duration = Duration::from_secs(60);

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::operation::OnDevices;
-use crate::bootstrap::listener::handshake;
+use crate::bootstrap::identity;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::cuda::device::DeviceId;
 use crate::cuda::direct::{Buffer, Plan};
@@ -164,7 +164,7 @@ fn process() -> u64 {
 }
 
 /// Drawn by the process that first needed it; its forked children inherit it.
-static PROCESS: LazyLock<u64> = LazyLock::new(|| u64::from_le_bytes(std::array::from_fn(|i| handshake::random()[i])));
+static PROCESS: LazyLock<u64> = LazyLock::new(|| u64::from_le_bytes(std::array::from_fn(|i| identity::random()[i])));
 
 fn words_of(bytes: &[u8; Descriptor::WORDS * 8]) -> [u64; Descriptor::WORDS] {
     std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * i + byte])))

@@ -1,0 +1,99 @@
+//! Connects the ranks of a job: the rendezvous, then the host groups.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::address;
+use super::endpoint::Endpoint;
+use super::fabric::Fabric;
+use super::host_setup::{Failed, HostConnections, HostSetup};
+use super::network::{LinkSettings, Network};
+use super::peer_info::PeerInfo;
+use super::rendezvous::{self, Met};
+use super::start::Start;
+use crate::config::{SharedSettings, TlsFiles, Transport};
+use crate::error::{Cause, Error, Result};
+use crate::sys;
+use crate::trace::{RankOfJob, Recorder};
+use crate::transport::tls::Tls;
+use crate::types::{DType, Member, Op, Rank, mix};
+
+/// The comm id of the communicator of all ranks.
+const WORLD: u64 = 0;
+
+/// What a rank knows when it is connected with the others.
+pub(crate) struct Connected {
+    pub(crate) fabric: Fabric,
+    pub(crate) settings: SharedSettings,
+    pub(crate) members: Vec<Member>,
+}
+
+/// Connects this rank with the others.
+pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
+    let began = Instant::now();
+    let chosen = address::choose(start.place.as_ref(), start.settings.interface.as_deref(), start.deadline)?;
+    tracing::info!(address = %chosen.ip, why = chosen.why, "chose the advertised address");
+    let tls = start.settings.tls.clone().map(|files| load_tls(start, files)).transpose()?;
+    let Met { endpoint: Endpoint { listener, mailbox, board }, identity, peers, settings } =
+        rendezvous::meet(start, chosen.ip, began)?;
+    let members = peers.iter().map(|peer| Member { host: peer.host.as_str().into(), pid: peer.pid }).collect::<Vec<_>>();
+    let candidates = candidates(&peers, start.rank, settings.transport);
+    let run = peers.iter().fold(0, |run, peer| mix(run, peer.instance));
+    let job_rank = RankOfJob { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
+    let links = LinkSettings { sockets: settings.sockets, tls };
+    let rank = start.rank;
+    let network = Network { _listener: listener, mailbox, board, identity: identity.clone(), peers, rank, links };
+
+    let connections = host_connections(start, &network, &candidates).map_err(|failed| peer_failed(failed, &members, began))?;
+    let together = connections.as_ref().map_or(vec![rank], |connections| connections.members().to_vec());
+    let hosts = if together.len() == start.world_size {
+        vec![0; start.world_size]
+    } else {
+        rendezvous::exchange_hosts(start, &identity, &together)?
+    };
+    if settings.transport == Transport::Shm && hosts.iter().any(|&host| host != hosts[0]) {
+        let other = hosts.iter().position(|&host| host != hosts[0]).unwrap_or_default();
+        let why = format!("rank {other} ({}) cannot share memory with rank 0 ({})", members[other].host, members[0].host);
+        return Err(Error::Unsupported { what: "transport shm", why });
+    }
+    tracing::info!(rank, world = start.world_size, on_host = together.len(), after = ?began.elapsed(), "connected all ranks");
+    let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone());
+    let fabric = Fabric::of_network(Arc::new(network), WORLD, hosts.into(), connections, recorder);
+    Ok(Connected { fabric, settings, members })
+}
+
+/// Reads the PEM files by the deadline of the start.
+fn load_tls(start: &Start<'_>, files: TlsFiles) -> Result<Tls> {
+    let kind = format!("read {} {} {}", files.authority.display(), files.certificate.display(), files.key.display());
+    let load = move || Tls::load(&files.authority, &files.certificate, &files.key);
+    sys::by_deadline(kind, start.deadline, sys::SILENT_FILE, load, Error::os("reading the files of KOLO_TLS_*"))
+}
+
+/// Connects this rank with those of `candidates` that it can share memory with; `None` if it is the only candidate.
+fn host_connections(start: &Start<'_>, network: &Network, candidates: &[Rank]) -> Result<Option<HostConnections>, Failed> {
+    if candidates.len() == 1 {
+        return Ok(None);
+    }
+    let members: Vec<Rank> = (0..start.world_size).collect();
+    let setup =
+        HostSetup { network, comm_id: WORLD, rank: start.rank, members: &members, cancel: None, deadline: start.deadline };
+    setup.connect(candidates).map(Some)
+}
+
+/// Makes the failure of a peer an error of the start.
+pub(crate) fn peer_failed(failed: Failed, members: &[Member], began: Instant) -> Error {
+    let Failed { rank, cause } = failed;
+    let after = began.elapsed();
+    let cause = if let Cause::Silent { .. } = cause { Cause::Silent { deadline: after } } else { cause };
+    let Member { host, pid } = members[rank].clone();
+    Error::Peer { rank, host, pid, op: Op::Connect, seq: 0, dtype: DType::U8, count: 0, after, cause }
+}
+
+/// Returns the ranks that may be able to share memory, this rank among them.
+fn candidates(peers: &[PeerInfo], rank: Rank, transport: Transport) -> Vec<Rank> {
+    let mine = &peers[rank].machine;
+    if mine.is_empty() || transport == Transport::Tcp {
+        return vec![rank];
+    }
+    (0..peers.len()).filter(|&other| peers[other].machine == *mine).collect()
+}

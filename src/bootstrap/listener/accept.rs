@@ -1,0 +1,450 @@
+//! Accepts connections on a thread of its own.
+//!
+//! The thread accepts and shakes hands, so that a peer never waits for a collective that this process is busy with. It drops
+//! connections that do not speak the protocol, are too slow or too many. A dropped connection leaves nothing behind.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mio::net::TcpListener;
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::handshake::{Acceptor, Hello, LONGEST, NONCE, Purpose};
+use super::query;
+use super::stream::Stream;
+use crate::bootstrap::identity::{Identity, random};
+use crate::sys::LocalListener;
+
+/// How long a peer may take for each message of the handshake.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How many strangers may be connected at once, each of which takes a descriptor. A connection is a stranger's until its hello
+/// has shown that the peer knows the secret. When another peer connects, the listener drops the stranger that has been
+/// connected longest. So silent strangers keep no member out: a member sends its hello as soon as it has connected.
+pub(super) const STRANGERS: usize = 64;
+
+/// How many members may shake hands at once. None of them makes room for a stranger. There are more only in a job without a
+/// secret, where every hello is accepted. Then the listener drops the oldest member, too. A member that was dropped tries
+/// again.
+const MEMBERS: usize = 1024;
+
+/// How many hellos are remembered, the last ones. A peer that repeats one of them has overheard it, and is a stranger.
+pub(super) const REMEMBERED: usize = 4096;
+
+/// How many connections are accepted before those already accepted are served again.
+const AT_ONCE: usize = 16;
+
+/// The pause after a failure to accept.
+pub(super) const RETRY: Duration = Duration::from_millis(20);
+
+/// The least time between two log messages about that failure.
+pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+const WAKER: Token = Token(usize::MAX);
+const TCP: Token = Token(usize::MAX - 1);
+const LOCAL: Token = Token(usize::MAX - 2);
+
+/// What a process does with peers that have completed the handshake.
+pub(crate) trait Handler: Send + 'static {
+    /// Takes the connection of a peer.
+    fn admit(&mut self, hello: Hello, stream: Stream);
+
+    /// Returns the reply to a peer's query. It runs on the listener's thread and must not wait.
+    fn answer(&mut self, _hello: &Hello, _query: &[u8]) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+impl<F: FnMut(Hello, Stream) + Send + 'static> Handler for F {
+    fn admit(&mut self, hello: Hello, stream: Stream) {
+        self(hello, stream);
+    }
+}
+
+/// Accepts connections on its own thread until it is dropped.
+pub(crate) struct Listener {
+    address: Option<SocketAddr>,
+    name: Option<String>,
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    /// Accepts connections on `tcp` and on a name that only this host can reach, where they are given. Passes the peers that
+    /// share `identity` to `handler`.
+    pub(crate) fn open(
+        tcp: Option<StdListener>,
+        local: Option<(String, LocalListener)>,
+        identity: Identity,
+        handler: impl Handler,
+    ) -> io::Result<Listener> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKER)?;
+        let address = tcp.as_ref().map(StdListener::local_addr).transpose()?;
+        let mut tcp = tcp.map(|listener| listener.set_nonblocking(true).map(|()| TcpListener::from_std(listener))).transpose()?;
+        if let Some(listener) = &mut tcp {
+            poll.registry().register(listener, TCP, Interest::READABLE)?;
+        }
+        let (name, mut local) = local.unzip();
+        if let Some(listener) = &mut local {
+            listener.register(poll.registry(), LOCAL)?;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let mut server = Server {
+            poll,
+            tcp,
+            local,
+            identity,
+            connections: HashMap::new(),
+            nonces: RecentNonces::default(),
+            next: 0,
+            backlog: Backlog::Empty,
+            is_locals_turn: false,
+            logged: None,
+            handler,
+        };
+        let thread = std::thread::Builder::new().name("kolo-listener".to_owned()).spawn(move || {
+            if let Err(error) = server.serve(&stopped) {
+                tracing::error!(%error, "the listener failed: this process accepts no more connections");
+            }
+        })?;
+        Ok(Listener { address, name, stop, waker, thread: Some(thread) })
+    }
+
+    /// Returns the listener's address in the network.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// Returns the listener's name on this host.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Err(error) = self.waker.wake() {
+            tracing::error!(%error, "cannot close the listener");
+            return;
+        }
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            // A panic there has been printed, and needs no cleanup.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Returns a random name for a listener.
+pub(crate) fn random_name() -> String {
+    format!("kolo-{:032x}", u128::from_le_bytes(random()))
+}
+
+/// The state of the listener's thread.
+struct Server<H> {
+    poll: Poll,
+    tcp: Option<TcpListener>,
+    local: Option<LocalListener>,
+    identity: Identity,
+    /// The connections that are shaking hands, by token.
+    connections: HashMap<usize, Connection>,
+    nonces: RecentNonces,
+    /// The token of the next connection.
+    next: usize,
+    backlog: Backlog,
+    /// Whether the local socket or the network is accepted from first. They alternate, so that neither keeps the other out.
+    is_locals_turn: bool,
+    /// When a failure to accept was last logged.
+    logged: Option<Instant>,
+    handler: H,
+}
+
+/// The nonces of the last hellos, in the order in which they came.
+#[derive(Default)]
+pub(super) struct RecentNonces {
+    pub(super) nonces: HashSet<[u8; NONCE]>,
+    pub(super) order: VecDeque<[u8; NONCE]>,
+}
+
+impl RecentNonces {
+    /// Remembers a nonce. Returns whether it came for the first time, as far as is remembered.
+    pub(super) fn is_new(&mut self, nonce: [u8; NONCE]) -> bool {
+        let is_new = self.nonces.insert(nonce);
+        if is_new {
+            self.order.push_back(nonce);
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.nonces.remove(&oldest);
+        }
+        is_new
+    }
+}
+
+/// The connections that have not been accepted.
+#[derive(Clone, Copy, PartialEq)]
+enum Backlog {
+    Empty,
+    /// There may be connections to accept.
+    Ready,
+    /// There is a connection that cannot be accepted at the moment.
+    Blocked,
+}
+
+/// A connection that has not been passed on.
+struct Connection {
+    stream: Stream,
+    state: ConnectionState,
+    deadline: Instant,
+}
+
+/// How far a connection has come.
+enum ConnectionState {
+    ShakingHands(Acceptor),
+    /// The peer has completed the handshake and sends a query, of which these bytes have come.
+    Asking(Hello, Vec<u8>),
+}
+
+impl Connection {
+    /// Sends a reply; false if it does not fit. Replies are smaller than the buffer of a fresh socket: one that does not fit
+    /// goes to a stranger.
+    fn send(&mut self, reply: &[u8]) -> bool {
+        self.stream.write(reply).ok() == Some(reply.len())
+    }
+
+    /// Returns whether the peer has shown that it knows the secret.
+    fn is_member(&self) -> bool {
+        match &self.state {
+            ConnectionState::ShakingHands(acceptor) => acceptor.challenged().is_some(),
+            ConnectionState::Asking(..) => true,
+        }
+    }
+
+    /// Returns how many bytes to read next; `None` if the peer sends a query that is too long. Not a byte is read beyond the
+    /// handshake: the rest belongs to the owner of the stream.
+    fn wanted(&self) -> Option<usize> {
+        match &self.state {
+            ConnectionState::ShakingHands(acceptor) => Some(acceptor.wanted()),
+            ConnectionState::Asking(_, received) => query::missing(received).map(|missing| missing.min(LONGEST)),
+        }
+    }
+}
+
+/// What becomes of a connection after it has been served.
+enum Served {
+    Keep,
+    Drop,
+    PassOn(Hello),
+}
+
+impl<H: Handler> Server<H> {
+    fn serve(&mut self, stop: &AtomicBool) -> io::Result<()> {
+        let mut events = Events::with_capacity(64);
+        while !stop.load(Ordering::Acquire) {
+            let timeout = self.timeout();
+            match self.poll.poll(&mut events, timeout) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                result => result?,
+            }
+            for event in &events {
+                match event.token() {
+                    WAKER => {}
+                    TCP | LOCAL => self.backlog = Backlog::Ready,
+                    Token(number) => self.serve_connection(number),
+                }
+            }
+            self.drop_late_connections();
+            if self.backlog != Backlog::Empty {
+                self.backlog = self.accept_some();
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns how long to wait for an event: until the first deadline, or until the next attempt to accept.
+    fn timeout(&self) -> Option<Duration> {
+        let next_deadline = self.connections.values().map(|connection| connection.deadline).min();
+        let timeout = next_deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        match self.backlog {
+            Backlog::Empty => timeout,
+            Backlog::Ready => Some(Duration::ZERO),
+            Backlog::Blocked => Some(timeout.unwrap_or(RETRY).min(RETRY)),
+        }
+    }
+
+    /// Drops the connections that have taken too long. What they have sent by now counts: this process may have been paused.
+    fn drop_late_connections(&mut self) {
+        let now = Instant::now();
+        let late = self.connections.iter().filter(|(_, connection)| connection.deadline <= now);
+        let late: Vec<usize> = late.map(|(&number, _)| number).collect();
+        for number in late {
+            self.serve_connection(number);
+            if self.connections.get(&number).is_some_and(|connection| connection.deadline <= now) {
+                self.connections.remove(&number);
+            }
+        }
+    }
+
+    /// Accepts some of the connections that have come; returns whether there may be more.
+    fn accept_some(&mut self) -> Backlog {
+        for _ in 0..AT_ONCE {
+            let stream = match self.accept() {
+                None => return Backlog::Empty,
+                Some(Ok(stream)) => stream,
+                // The peer has closed the connection again.
+                Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                // The process may have no descriptors left just now.
+                Some(Err(error)) => {
+                    if is_due(&mut self.logged, Instant::now()) {
+                        tracing::warn!(%error, "cannot accept connections at the moment; trying again every {RETRY:?}");
+                    }
+                    return Backlog::Blocked;
+                }
+            };
+            if let Stream::Local(stream) = &stream
+                && self.identity.is_of_one_user()
+                && !stream.is_of_this_user()
+            {
+                tracing::debug!("dropped a connection of another user");
+                continue;
+            }
+            self.make_room();
+            self.add(stream);
+        }
+        Backlog::Ready
+    }
+
+    /// Accepts one connection, in turns from the network and from the host; `None` if there is none.
+    fn accept(&mut self) -> Option<io::Result<Stream>> {
+        self.is_locals_turn = !self.is_locals_turn;
+        let tcp = || self.tcp.as_ref().map(|listener| listener.accept().map(|(stream, _)| Stream::Tcp(stream)));
+        let local = || self.local.as_ref().map(|listener| listener.accept().map(Stream::Local));
+        let is_ready = |result: &io::Result<Stream>| match result {
+            Ok(_) => true,
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        };
+        match self.is_locals_turn {
+            true => local().filter(is_ready).or_else(|| tcp().filter(is_ready)),
+            false => tcp().filter(is_ready).or_else(|| local().filter(is_ready)),
+        }
+    }
+
+    /// Begins the handshake on a connection.
+    fn add(&mut self, mut stream: Stream) {
+        let number = self.next;
+        self.next = (self.next + 1) % (usize::MAX / 2);
+        if self.poll.registry().register(stream.source(), Token(number), Interest::READABLE).is_ok() {
+            let state = ConnectionState::ShakingHands(Acceptor::new(stream.medium()));
+            self.connections.insert(number, Connection { stream, state, deadline: Instant::now() + PATIENCE });
+            // The peer may have sent its hello already.
+            self.serve_connection(number);
+        }
+    }
+
+    /// Drops the oldest stranger and the oldest member, if there are too many.
+    fn make_room(&mut self) {
+        for (are_members, most) in [(false, STRANGERS), (true, MEMBERS)] {
+            let alike = || self.connections.iter().filter(|(_, connection)| connection.is_member() == are_members);
+            if alike().count() >= most
+                && let Some((&number, _)) = alike().min_by_key(|(_, connection)| connection.deadline)
+            {
+                self.connections.remove(&number);
+            }
+        }
+    }
+
+    /// Reads what a peer has sent and answers it. Passes the connection on if the handshake is complete.
+    fn serve_connection(&mut self, number: usize) {
+        match self.advance(number) {
+            Served::Keep => {}
+            Served::Drop => _ = self.connections.remove(&number),
+            Served::PassOn(hello) => {
+                let Some(connection) = self.connections.remove(&number) else { return };
+                match connection.stream.release(self.poll.registry()) {
+                    Ok(stream) => self.handler.admit(hello, stream),
+                    Err(error) => tracing::warn!(%error, from = hello.from, "lost the connection of a rank"),
+                }
+            }
+        }
+    }
+
+    fn advance(&mut self, number: usize) -> Served {
+        let Some(connection) = self.connections.get_mut(&number) else { return Served::Keep };
+        loop {
+            let mut bytes = [0; LONGEST];
+            let Some(wanted) = connection.wanted() else { return Served::Drop };
+            let count = match connection.stream.read(&mut bytes[..wanted]) {
+                Ok(0) => return Served::Drop,
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Served::Keep,
+                Err(_) => return Served::Drop,
+            };
+            let next = match &mut connection.state {
+                ConnectionState::ShakingHands(_) => shake_hands(connection, &self.identity, &mut self.nonces, &bytes[..count]),
+                ConnectionState::Asking(hello, received) => {
+                    received.extend_from_slice(&bytes[..count]);
+                    if query::missing(received) == Some(0) {
+                        let reply = self.handler.answer(hello, query::message(received));
+                        connection.send(&query::prefixed(&reply));
+                        return Served::Drop;
+                    }
+                    ControlFlow::Continue(())
+                }
+            };
+            if let ControlFlow::Break(served) = next {
+                return served;
+            }
+        }
+    }
+}
+
+/// Takes in bytes of a handshake and answers them. Breaks when the connection needs no more reading here.
+fn shake_hands(connection: &mut Connection, identity: &Identity, nonces: &mut RecentNonces, bytes: &[u8]) -> ControlFlow<Served> {
+    let ConnectionState::ShakingHands(acceptor) = &mut connection.state else { return ControlFlow::Continue(()) };
+    let answer = acceptor.receive(identity, bytes);
+    // A member makes a new hello for each attempt.
+    if answer.reply.is_some() && acceptor.challenged().is_some_and(|nonce| !nonces.is_new(nonce)) {
+        tracing::debug!("dropped a connection that repeats another one's hello");
+        return ControlFlow::Break(Served::Drop);
+    }
+    if let Some(reply) = answer.reply {
+        if !connection.send(&reply) {
+            return ControlFlow::Break(Served::Drop);
+        }
+        // The next message has a deadline of its own.
+        connection.deadline = Instant::now() + PATIENCE;
+    }
+    match answer.outcome {
+        None => ControlFlow::Continue(()),
+        Some(Err(refusal)) => {
+            tracing::debug!(?refusal, "refused a connection");
+            ControlFlow::Break(Served::Drop)
+        }
+        Some(Ok(hello)) if hello.purpose == Purpose::Query => {
+            connection.state = ConnectionState::Asking(hello, Vec::new());
+            connection.deadline = Instant::now() + PATIENCE;
+            ControlFlow::Continue(())
+        }
+        Some(Ok(hello)) => ControlFlow::Break(Served::PassOn(hello)),
+    }
+}
+
+/// Returns whether a repeated event is to be logged now, and notes that it was.
+pub(super) fn is_due(logged: &mut Option<Instant>, now: Instant) -> bool {
+    let is_due = logged.is_none_or(|logged| now.duration_since(logged) >= LOG_INTERVAL);
+    if is_due {
+        *logged = Some(now);
+    }
+    is_due
+}

@@ -1,0 +1,170 @@
+//! Keeps the connections that peers have made until this rank asks for them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mio::Waker;
+use parking_lot::{Condvar, Mutex};
+
+use super::lent::LentSegments;
+use crate::bootstrap::listener::handshake::{Hello, Purpose};
+use crate::bootstrap::listener::{Handler, Stream};
+use crate::error::Cause;
+use crate::failure::{Query, Reply, StatusBoard};
+use crate::types::Rank;
+
+/// How often a rank that waits for another rank checks whether that one will still come.
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The most connections that wait for one communicator from one peer.
+const MOST_WAITING: usize = 128;
+
+/// Connections that were admitted and not yet asked for, by communicator and peer.
+#[derive(Default)]
+pub(crate) struct Mailbox {
+    arrived: Mutex<HashMap<(u64, u32), Vec<Arrival>>>,
+    changed: Condvar,
+    /// What to wake when a connection arrives for a communicator.
+    wakers: Mutex<HashMap<u64, Arc<Waker>>>,
+    /// What the other ranks of this host may map.
+    pub(super) lent: LentSegments,
+}
+
+type Arrival = (Hello, Stream);
+
+fn is_local(stream: &Stream) -> bool {
+    matches!(stream, Stream::Local(_))
+}
+
+impl Mailbox {
+    pub(crate) fn admit(&self, hello: Hello, stream: Stream) {
+        if hello.purpose == Purpose::Probe {
+            return;
+        }
+        let mut arrived = self.arrived.lock();
+        let waiting = arrived.entry((hello.comm_id, hello.from)).or_default();
+        if waiting.len() >= MOST_WAITING {
+            tracing::warn!(from = hello.from, "dropped a connection: the rank opens more connections than it can need");
+            return;
+        }
+        // A rank that connects once more has lost its earlier connection.
+        let is_same = |(other, before): &Arrival| *other == hello && is_local(before) == is_local(&stream);
+        waiting.retain(|arrival| !is_same(arrival));
+        waiting.push((hello, stream));
+        drop(arrived);
+        self.changed.notify_all();
+        if let Some(Err(error)) = self.wakers.lock().get(&hello.comm_id).map(|waker| waker.wake()) {
+            tracing::warn!(%error, comm_id = hello.comm_id, "cannot wake a communicator for a connection");
+        }
+    }
+
+    /// Waits for the connection with which a rank joins the host group, or says that it cannot. Asks `absence` regularly, and
+    /// fails with its cause if the rank will not come.
+    pub(crate) fn wait_for_host_member(
+        &self,
+        comm_id: u64,
+        from: Rank,
+        deadline: Instant,
+        absence: impl Fn() -> Option<Cause>,
+    ) -> Result<Stream, Cause> {
+        let is_it = |(hello, _): &Arrival| matches!(hello.purpose, Purpose::HostGroup | Purpose::NoHostGroup);
+        let mut arrived = self.arrived.lock();
+        loop {
+            if let Some(waiting) = arrived.get_mut(&(comm_id, from as u32))
+                && let Some(at) = waiting.iter().position(is_it)
+            {
+                return Ok(waiting.remove(at).1);
+            }
+            if self.changed.wait_until(&mut arrived, deadline.min(Instant::now() + CHECK_INTERVAL)).timed_out() {
+                if let Some(cause) = absence() {
+                    return Err(cause);
+                }
+                if Instant::now() >= deadline {
+                    return Err(Cause::Silent { deadline: Duration::ZERO });
+                }
+            }
+        }
+    }
+
+    /// Takes all connections of one link, once all have come.
+    pub(crate) fn link_streams(&self, comm_id: u64, from: Rank) -> Option<Vec<Stream>> {
+        let mut arrived = self.arrived.lock();
+        let waiting = arrived.get_mut(&(comm_id, from as u32))?;
+        let (first, medium) =
+            waiting.iter().find_map(|(hello, stream)| (hello.purpose == Purpose::Link).then_some((*hello, is_local(stream))))?;
+        // A peer may give up a connection inside the host for others through the network, which belong to another link.
+        let of_link = |(hello, stream): &Arrival| {
+            hello.purpose == Purpose::Link && hello.lanes == first.lanes && is_local(stream) == medium
+        };
+        if waiting.iter().filter(|entry| of_link(entry)).count() < first.lanes.into() {
+            return None;
+        }
+        let (mut link, rest): (Vec<_>, Vec<_>) = waiting.drain(..).partition(of_link);
+        *waiting = rest;
+        link.sort_by_key(|(hello, _)| hello.lane);
+        Some(link.into_iter().map(|(_, stream)| stream).collect())
+    }
+
+    /// Returns the ranks of the job that have connected for a link which this rank has not asked for.
+    pub(crate) fn peers_with_links(&self, comm_id: u64) -> Vec<Rank> {
+        let arrived = self.arrived.lock();
+        let is_link = |arrivals: &[Arrival]| arrivals.iter().any(|(hello, _)| hello.purpose == Purpose::Link);
+        let peers = arrived.iter().filter(|((of, _), arrivals)| *of == comm_id && is_link(arrivals));
+        peers.map(|(&(_, from), _)| from as Rank).collect()
+    }
+
+    /// Has `waker` woken when a connection arrives for a communicator.
+    pub(super) fn attach(&self, comm_id: u64, waker: Arc<Waker>) {
+        self.wakers.lock().insert(comm_id, waker);
+    }
+
+    /// Drops what waits for a communicator that has ended.
+    pub(crate) fn forget(&self, comm_id: u64) {
+        self.wakers.lock().remove(&comm_id);
+        self.arrived.lock().retain(|&(other, _), _| other != comm_id);
+    }
+
+    /// Returns how many connections wait.
+    #[cfg(any(fuzzing, test))]
+    pub(crate) fn waiting(&self) -> usize {
+        self.arrived.lock().values().map(Vec::len).sum()
+    }
+}
+
+/// Sorts the connections and queries that the listener of this process admits.
+pub(crate) struct Dispatcher {
+    pub(crate) rank: Rank,
+    pub(crate) world: usize,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) board: Arc<StatusBoard>,
+}
+
+impl Dispatcher {
+    fn is_for_this_rank(&self, hello: &Hello) -> bool {
+        let (from, to) = (hello.from as usize, hello.to as usize);
+        to == self.rank && from < self.world && from != self.rank
+    }
+}
+
+impl Handler for Dispatcher {
+    fn admit(&mut self, hello: Hello, stream: Stream) {
+        if !self.is_for_this_rank(&hello) {
+            return;
+        }
+        match hello.purpose {
+            // The peer sees the link close, and asks why.
+            Purpose::Link if self.board.has_left(hello.comm_id, self.rank) => {}
+            Purpose::Segment => self.mailbox.lent.hand_over(hello.comm_id, &stream),
+            _ => self.mailbox.admit(hello, stream),
+        }
+    }
+
+    fn answer(&mut self, hello: &Hello, query: &[u8]) -> Vec<u8> {
+        let reply = match Query::decode(query).filter(|_| self.is_for_this_rank(hello)) {
+            Some(query) => self.board.answer(hello.comm_id, hello.from as usize, self.rank, query),
+            None => Reply::Unknown,
+        };
+        reply.encode()
+    }
+}

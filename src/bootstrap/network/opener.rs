@@ -1,0 +1,174 @@
+//! Opens the links of a communicator whose ranks are processes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token, Waker};
+
+use super::process::{Network, cannot_connect};
+use crate::bootstrap::listener::handshake::{Hello, Purpose};
+use crate::bootstrap::listener::{Connector, DialError, Stream};
+use crate::error::Cause;
+use crate::sys::{self, LocalStream};
+use crate::transport::tls::End;
+use crate::transport::{Link, NoLink, Opener, is_end_of_peer, shm};
+use crate::types::Rank;
+
+/// Opens the links of one communicator. Of two ranks, the lower one connects.
+pub(crate) struct NetworkOpener {
+    pub(crate) network: Arc<Network>,
+    pub(crate) comm_id: u64,
+    /// This rank in the communicator.
+    pub(crate) rank: Rank,
+    /// The communicator's ranks as ranks of the job.
+    members: Arc<[Rank]>,
+    /// The host of each.
+    hosts: Arc<[usize]>,
+    /// The links that this rank is opening.
+    opening: HashMap<Rank, Opening>,
+    /// Connections of peers that are about to hand over the memory of a link.
+    offering: HashMap<Rank, LocalStream>,
+}
+
+/// A link that this rank is opening: the connections that it has through the network, and the next one.
+struct Opening {
+    lanes: Vec<TcpStream>,
+    connector: Connector,
+}
+
+/// The connections of a link that a peer opens.
+enum Arrived {
+    /// Through the network.
+    Lanes(Vec<TcpStream>),
+    /// Inside the host.
+    Local(LocalStream),
+}
+
+impl NetworkOpener {
+    pub(crate) fn new(
+        network: Arc<Network>,
+        comm_id: u64,
+        rank: Rank,
+        members: Arc<[Rank]>,
+        hosts: Arc<[usize]>,
+    ) -> NetworkOpener {
+        NetworkOpener { network, comm_id, rank, members, hosts, opening: HashMap::new(), offering: HashMap::new() }
+    }
+
+    /// Returns a connector to a peer of this host, or through the network for one lane of a link.
+    fn connector(&self, peer: Rank, is_local: bool, lane: usize) -> Connector {
+        let to = self.members[peer];
+        let hello = self.network.hello(Purpose::Link, self.comm_id, to);
+        let lanes = if is_local { 1 } else { self.network.links.lanes() };
+        Connector::new(self.network.target(to, is_local), Hello { lane: lane as u8, lanes, ..hello })
+    }
+
+    /// Continues to open a link to a higher rank.
+    fn connect(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
+        let mut opening = self.opening.remove(&peer).unwrap_or_else(|| {
+            let is_local = self.hosts[peer] == self.hosts[self.rank];
+            Opening { lanes: Vec::new(), connector: self.connector(peer, is_local, 0) }
+        });
+        loop {
+            match opening.connector.advance(&self.network.identity, registry, token) {
+                Ok(None) => {
+                    self.opening.insert(peer, opening);
+                    return Ok(None);
+                }
+                Ok(Some(Stream::Local(stream))) => match shm::offer(stream) {
+                    Ok(link) => return Ok(Some(link)),
+                    // The peer sees the connection end before any memory came, and waits for the next connection.
+                    Err(error) => {
+                        tracing::warn!(%error, peer, "cannot create shared memory for a link to a rank of this host; the link uses TCP")
+                    }
+                },
+                Ok(Some(Stream::Tcp(stream))) => {
+                    opening.lanes.push(stream);
+                    if opening.lanes.len() == usize::from(self.network.links.lanes()) {
+                        return Ok(Some(self.network.links.link(opening.lanes, End::Initiator, [self.rank, peer])?));
+                    }
+                }
+                Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_resource_shortage(&error) => {
+                    return Err(NoLink::Own(error));
+                }
+                Err(error) if opening.connector.is_local() => {
+                    let cause = cannot_connect(opening.connector.target(), &error);
+                    tracing::warn!(%cause, peer, "cannot connect to a rank of this host inside the host; the link uses TCP");
+                }
+                Err(error) => return Err(cannot_connect(opening.connector.target(), &error).into()),
+            }
+            opening.connector = self.connector(peer, false, opening.lanes.len());
+        }
+    }
+
+    /// Takes the connections of a link that a peer opens, once all have come.
+    fn arrived_link(&self, peer: Rank) -> Option<Arrived> {
+        let streams = self.network.mailbox.link_streams(self.comm_id, self.members[peer])?;
+        let mut lanes = Vec::with_capacity(streams.len());
+        for stream in streams {
+            match stream {
+                Stream::Tcp(stream) => lanes.push(stream),
+                Stream::Local(stream) => return Some(Arrived::Local(stream)),
+            }
+        }
+        Some(Arrived::Lanes(lanes))
+    }
+
+    /// Continues to accept the link of a lower rank.
+    fn accept(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
+        loop {
+            let mut stream = match self.offering.remove(&peer) {
+                Some(stream) => stream,
+                None => match self.arrived_link(peer) {
+                    None => return Ok(None),
+                    Some(Arrived::Lanes(lanes)) => {
+                        return Ok(Some(self.network.links.link(lanes, End::Acceptor, [peer, self.rank])?));
+                    }
+                    Some(Arrived::Local(mut stream)) => {
+                        registry.register(&mut stream, token, Interest::READABLE).map_err(NoLink::Own)?;
+                        stream
+                    }
+                },
+            };
+            match shm::offered(&stream) {
+                Ok(None) => {
+                    self.offering.insert(peer, stream);
+                    return Ok(None);
+                }
+                Ok(Some(segment)) => {
+                    registry.deregister(&mut stream).map_err(NoLink::Own)?;
+                    return Ok(Some(shm::accept(stream, segment)));
+                }
+                // The peer has no memory for a link, and connects through the network next.
+                Err(error) if is_end_of_peer(&error) => {}
+                Err(error) => return Err(Cause::Broken(error.kind()).into()),
+            }
+        }
+    }
+}
+
+impl Opener for NetworkOpener {
+    fn open(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
+        if self.rank < peer { self.connect(peer, registry, token) } else { self.accept(peer, registry, token) }
+    }
+
+    fn left(&self, peer: Rank) -> Option<Duration> {
+        self.opening.get(&peer)?.connector.left()
+    }
+
+    fn is_alive(&self, peer: Rank) -> Option<bool> {
+        self.network.visible_process(self.members[peer]).map(|process| !sys::has_ended(process))
+    }
+
+    fn attach(&mut self, waker: Arc<Waker>) {
+        self.network.mailbox.attach(self.comm_id, waker);
+    }
+}
+
+impl Drop for NetworkOpener {
+    fn drop(&mut self) {
+        self.network.mailbox.forget(self.comm_id);
+    }
+}

@@ -1,0 +1,160 @@
+//! The network of one process: its listener, its peers, and how it connects to them.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mio::net::TcpStream;
+use mio::{Events, Poll, Token};
+
+use super::lent::LentSegments;
+use super::mailbox::{CHECK_INTERVAL, Mailbox};
+use crate::bootstrap::identity::Identity;
+use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
+use crate::bootstrap::listener::{Connector, DialError, Listener, Stream, Target};
+use crate::bootstrap::peer_info::PeerInfo;
+use crate::error::Cause;
+use crate::failure::StatusBoard;
+use crate::sys::LocalStream;
+use crate::transport::tls::{End, Tls};
+use crate::transport::{Link, tcp};
+use crate::types::Rank;
+
+/// What all communicators of one process use to reach the other ranks of the job.
+pub(crate) struct Network {
+    // Kept open: peers connect as long as they have communicators with this rank.
+    pub(crate) _listener: Listener,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) board: Arc<StatusBoard>,
+    pub(crate) identity: Identity,
+    /// All ranks of the job.
+    pub(crate) peers: Vec<PeerInfo>,
+    /// This rank in the job.
+    pub(crate) rank: Rank,
+    pub(crate) links: LinkSettings,
+}
+
+/// What links in the network are made of.
+pub(crate) struct LinkSettings {
+    /// TCP connections of one link.
+    pub(crate) sockets: u8,
+    pub(crate) tls: Option<Tls>,
+}
+
+impl LinkSettings {
+    /// Returns how many connections a link has.
+    pub(super) fn lanes(&self) -> u8 {
+        // Encryption saturates a core before one connection is full.
+        if self.tls.is_some() { 1 } else { self.sockets }
+    }
+
+    /// Makes a link between two ranks of a communicator of its connections.
+    pub(super) fn link(&self, mut lanes: Vec<TcpStream>, end: End, between: [Rank; 2]) -> Result<Box<dyn Link>, Cause> {
+        match &self.tls {
+            Some(tls) if lanes.len() == 1 => tls.link(lanes.remove(0), end, between),
+            Some(_) => Err(Cause::Corrupt("an encrypted link of several connections")),
+            None => Ok(tcp::link(lanes)),
+        }
+    }
+}
+
+impl Network {
+    pub(super) fn lent(&self) -> &LentSegments {
+        &self.mailbox.lent
+    }
+
+    /// Returns the process of a rank of the job, if this process can see it.
+    pub(crate) fn visible_process(&self, rank: Rank) -> Option<u32> {
+        self.peers[self.rank].sees(&self.peers[rank])
+    }
+
+    /// Returns what it takes to connect to a rank's local listener.
+    pub(super) fn local(&self, purpose: Purpose, comm_id: u64, to: Rank) -> (&str, &Identity, Hello) {
+        (&self.peers[to].local_name, &self.identity, self.hello(purpose, comm_id, to))
+    }
+
+    pub(super) fn hello(&self, purpose: Purpose, comm_id: u64, to: Rank) -> Hello {
+        Hello::new(purpose, comm_id, self.rank, to)
+    }
+
+    /// Returns where a rank listens: inside the host, or in the network.
+    pub(super) fn target(&self, to: Rank, is_local: bool) -> Target {
+        let PeerInfo { address, local_name, .. } = &self.peers[to];
+        if is_local { Target::Local(local_name.clone()) } else { Target::Network(*address) }
+    }
+
+    /// Connects to a rank through the network, until the deadline. Asks `absence` regularly, and fails with its cause if the
+    /// rank will not answer.
+    pub(crate) fn connect(
+        &self,
+        purpose: Purpose,
+        comm_id: u64,
+        to: Rank,
+        deadline: Instant,
+        absence: impl Fn() -> Option<Cause>,
+    ) -> Result<Stream, Cause> {
+        self.wait_for(Connector::new(self.target(to, false), self.hello(purpose, comm_id, to)), deadline, absence)
+    }
+
+    /// Connects to a rank of this host, as [`Network::connect`] does.
+    pub(crate) fn connect_locally(
+        &self,
+        purpose: Purpose,
+        comm_id: u64,
+        to: Rank,
+        deadline: Instant,
+        absence: impl Fn() -> Option<Cause>,
+    ) -> Result<LocalStream, Cause> {
+        let connector = Connector::new(self.target(to, true), self.hello(purpose, comm_id, to));
+        match self.wait_for(connector, deadline, absence)? {
+            Stream::Local(stream) => Ok(stream),
+            Stream::Tcp(_) => unreachable!("a connector to a local name makes local connections"),
+        }
+    }
+
+    fn wait_for(
+        &self,
+        mut connector: Connector,
+        deadline: Instant,
+        absence: impl Fn() -> Option<Cause>,
+    ) -> Result<Stream, Cause> {
+        let broken = |error: io::Error| Cause::Broken(error.kind());
+        let mut poll = Poll::new().map_err(broken)?;
+        let mut events = Events::with_capacity(1);
+        loop {
+            let advanced = connector.advance(&self.identity, poll.registry(), Token(0));
+            if let Some(stream) = advanced.map_err(|error| cannot_connect(connector.target(), &error))? {
+                return Ok(stream);
+            }
+            if let Some(cause) = absence() {
+                return Err(cause);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Cause::Unreachable { address: connector.target().to_string(), kind: io::ErrorKind::TimedOut });
+            }
+            let timeout = connector.left().unwrap_or(CHECK_INTERVAL).min(CHECK_INTERVAL).min(left);
+            match poll.poll(&mut events, Some(timeout)) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => result.map_err(broken)?,
+            }
+        }
+    }
+}
+
+/// Returns what a failed attempt to connect says about the peer.
+pub(super) fn cannot_connect(target: &Target, error: &DialError) -> Cause {
+    let address = target.to_string();
+    match error {
+        DialError::Connect(error) | DialError::Io(error) => Cause::Unreachable { address, kind: error.kind() },
+        DialError::Refused(Refusal::Secret) => Cause::Secret,
+        DialError::Refused(Refusal::Run) => {
+            tracing::warn!(address, "the process that listens at a rank's address belongs to another run of the job");
+            Cause::Gone
+        }
+        DialError::Refused(refusal) => {
+            tracing::warn!(?refusal, address, "a rank of this job refuses the connection");
+            Cause::Unreachable { address, kind: io::ErrorKind::PermissionDenied }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The table of all ranks, which rank 0 publishes in the store.
+
+use std::time::Duration;
+
+use super::peer_info::PeerInfo;
+#[cfg(any(fuzzing, test))]
+use super::peer_info::sample;
+use crate::config::{CopyMode, DevicePath, SharedSettings, Transport};
+use crate::error::{Error, StoreProblem};
+use crate::schedule::Algorithm;
+use crate::schedule::select::{CostModel, LinkCost};
+use crate::types::Rank;
+use crate::wire::{Reader, Writer};
+
+/// What rank 0 publishes: the peer infos of all ranks, or why the start failed.
+#[derive(Clone, Debug)]
+pub(crate) enum PeerTable {
+    Members { peers: Vec<PeerInfo>, settings: SharedSettings },
+    Refused(Refusal),
+}
+
+/// Why rank 0 refuses to start. All ranks report the same reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// These ranks have not come within this time.
+    Missing { ranks: Vec<Rank>, world_size: usize, waited: Duration },
+    /// A rank's peer info disagrees with rank 0's.
+    Disagrees { other: Box<PeerInfo>, zero: Box<PeerInfo> },
+    /// A value in the store was not written by the rank that it should be from.
+    Forged { key: String },
+}
+
+impl Refusal {
+    /// Returns the error that a rank reports.
+    pub(crate) fn error(&self, store: &str) -> Error {
+        match self {
+            Refusal::Missing { ranks, world_size, waited } => {
+                Error::Missing { ranks: ranks.clone(), world_size: *world_size, store: store.to_owned(), waited: *waited }
+            }
+            Refusal::Forged { key } => StoreProblem::Forged { key: key.clone() }.at(store),
+            Refusal::Disagrees { other, zero } => zero.disagreement(other).unwrap_or_else(|| Error::Store {
+                store: store.to_owned(),
+                problem: StoreProblem::Foreign("it holds a refusal without a reason".to_owned()),
+            }),
+        }
+    }
+}
+
+const MEMBERS: u64 = 0;
+const MISSING: u64 = 1;
+const DISAGREES: u64 = 2;
+const FORGED: u64 = 3;
+const NO_ALGORITHM: u64 = u64::MAX;
+
+impl PeerTable {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        match self {
+            PeerTable::Members { peers, settings } => {
+                writer.number(MEMBERS).list(peers, |writer, peer| _ = writer.bytes(&peer.encode()));
+                write_settings(&mut writer, settings);
+            }
+            PeerTable::Refused(Refusal::Missing { ranks, world_size, waited }) => {
+                writer.number(MISSING).list(ranks, |writer, &rank| _ = writer.number(rank as u64));
+                writer.number(*world_size as u64).number(waited.as_millis() as u64);
+            }
+            PeerTable::Refused(Refusal::Forged { key }) => _ = writer.number(FORGED).text(key),
+            PeerTable::Refused(Refusal::Disagrees { other, zero }) => {
+                writer.number(DISAGREES).bytes(&other.encode()).bytes(&zero.encode());
+            }
+        }
+        writer.0
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<PeerTable> {
+        let mut reader = Reader::new(bytes);
+        Some(match reader.number()? {
+            MEMBERS => {
+                let peers = reader.list(|reader| PeerInfo::decode(reader.bytes()?))?;
+                PeerTable::Members { peers, settings: read_settings(&mut reader)? }
+            }
+            MISSING => PeerTable::Refused(Refusal::Missing {
+                ranks: reader.list(Reader::size)?,
+                world_size: reader.size()?,
+                waited: Duration::from_millis(reader.number()?),
+            }),
+            DISAGREES => PeerTable::Refused(Refusal::Disagrees {
+                other: Box::new(PeerInfo::decode(reader.bytes()?)?),
+                zero: Box::new(PeerInfo::decode(reader.bytes()?)?),
+            }),
+            FORGED => PeerTable::Refused(Refusal::Forged { key: reader.text()? }),
+            _ => return None,
+        })
+    }
+}
+
+fn write_settings(writer: &mut Writer, settings: &SharedSettings) {
+    let SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, model } = settings;
+    writer.number(algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u64));
+    writer.number(*transport as u64).number(*copy_mode as u64).number((*reproducible).into()).number((*sockets).into());
+    writer.number((*devices).into()).number(*device_path as u64);
+    let CostModel { network, local, reduce, window_sync, window_per_byte } = *model;
+    for LinkCost { latency, overhead, per_byte } in [network, local] {
+        [latency, overhead, per_byte].iter().for_each(|cost| _ = writer.number(cost.to_bits()));
+    }
+    [reduce, window_sync, window_per_byte].iter().for_each(|cost| _ = writer.number(cost.to_bits()));
+}
+
+fn read_settings(reader: &mut Reader<'_>) -> Option<SharedSettings> {
+    let algorithm = match reader.number()? {
+        NO_ALGORITHM => None,
+        number => Some(Algorithm::from_number(number.try_into().ok()?)?),
+    };
+    let transport = Transport::from_number(reader.number()?.try_into().ok()?)?;
+    let copy_mode = CopyMode::from_number(reader.number()?.try_into().ok()?)?;
+    let reproducible = reader.number()? != 0;
+    let sockets = crate::config::sockets(reader.size()?)?;
+    let devices = reader.number()? != 0;
+    let device_path = DevicePath::from_number(reader.number()?.try_into().ok()?)?;
+    let mut cost = || reader.number().map(f64::from_bits);
+    let mut link = || Some(LinkCost { latency: cost()?, overhead: cost()?, per_byte: cost()? });
+    let (network, local) = (link()?, link()?);
+    let model = CostModel { network, local, reduce: cost()?, window_sync: cost()?, window_per_byte: cost()? };
+    Some(SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, model })
+}
+
+/// Decodes what a store holds in place of a peer info or the table.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(peer) = PeerInfo::decode(bytes) {
+        assert_eq!(PeerInfo::decode(&peer.encode()), Some(peer), "a peer info changes when it is encoded and decoded");
+    }
+    match PeerTable::decode(bytes) {
+        Some(PeerTable::Refused(refusal)) => _ = refusal.error("file:///store").to_string(),
+        Some(table @ PeerTable::Members { .. }) => assert!(PeerTable::decode(&table.encode()).is_some()),
+        None => {}
+    }
+}
+
+/// Returns a peer info, and tables of every kind.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    let peer = sample(1);
+    let settings = crate::config::Settings::default().shared;
+    let tables = [
+        PeerTable::Members { peers: vec![peer.clone(), peer.clone()], settings },
+        PeerTable::Refused(Refusal::Missing { ranks: vec![1, 5], world_size: 8, waited: Duration::from_secs(30) }),
+        PeerTable::Refused(Refusal::Disagrees { other: Box::new(peer.clone()), zero: Box::new(peer.clone()) }),
+    ];
+    tables.iter().map(PeerTable::encode).chain([peer.encode()]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::Settings;
+
+    #[test]
+    fn tables_survive_encoding() {
+        let mut settings = Settings::default().shared;
+        settings.algorithm = Some(Algorithm::DoubleTree);
+        settings.devices = true;
+        settings.device_path = DevicePath::Staged;
+        settings.model.local.per_byte = 0.125;
+        let members = PeerTable::Members { peers: vec![sample(0), sample(1)], settings };
+        match PeerTable::decode(&members.encode()) {
+            Some(PeerTable::Members { peers, settings: read }) => {
+                assert_eq!((peers, read), (vec![sample(0), sample(1)], settings))
+            }
+            other => panic!("{other:?}"),
+        }
+        for refusal in [
+            Refusal::Missing { ranks: vec![1, 5], world_size: 8, waited: Duration::from_secs(30) },
+            Refusal::Forged { key: "run/rank/1".to_owned() },
+            Refusal::Disagrees { other: Box::new(PeerInfo { world_size: 3, ..sample(1) }), zero: Box::new(sample(0)) },
+        ] {
+            match PeerTable::decode(&PeerTable::Refused(refusal.clone()).encode()) {
+                Some(PeerTable::Refused(read)) => assert_eq!(read, refusal),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_tables_cause_no_panic(at in 0usize..400, bits: u8, cut in 0usize..400) {
+            let mut bytes = PeerTable::Members { peers: vec![sample(0), sample(1)], settings: Settings::default().shared }.encode();
+            let at = at % bytes.len();
+            bytes[at] ^= bits;
+            bytes.truncate(cut);
+            let _ = PeerTable::decode(&bytes);
+        }
+    }
+}

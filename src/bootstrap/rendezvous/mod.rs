@@ -1,0 +1,21 @@
+//! How ranks meet in a store. See [`super`] for the protocol.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `meet` | runs the rendezvous of this rank |
+//! | `collect` | rank 0: announces the run, collects the peer infos, publishes the table |
+//! | `join` | the other ranks: find the run, learn its secret, wait for the table |
+//! | `hosts` | exchanges which ranks share a host |
+//! | `store_keys`, `timing` | the keys in the store, and how long to wait for a value |
+
+mod collect;
+mod hosts;
+mod join;
+mod meet;
+mod store_keys;
+#[cfg(test)]
+mod tests;
+mod timing;
+
+pub(super) use hosts::exchange_hosts;
+pub(super) use meet::{Met, meet};

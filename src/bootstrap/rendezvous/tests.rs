@@ -1,0 +1,277 @@
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::store_keys::{TABLE, key_share_of, peer_info_of, secret_for};
+use super::timing::{GRACE, POLL_INTERVAL};
+use super::{Met, exchange_hosts};
+use crate::bootstrap::announcement::{self, Announcement};
+use crate::bootstrap::identity::Identity;
+use crate::bootstrap::key_exchange::KeyShare;
+use crate::bootstrap::signed::in_run;
+use crate::bootstrap::start::Start;
+use crate::bootstrap::store::{self, Store, StoreUrl};
+use crate::config::Settings;
+use crate::error::{Result, StoreProblem};
+use crate::types::Rank;
+
+/// A store that records all values put into it.
+struct Recording {
+    store: Box<dyn Store>,
+    is_private: bool,
+    values: Mutex<Vec<(String, Vec<u8>)>>,
+    reads_of_table: AtomicUsize,
+    /// Reads of peer infos and of public keys.
+    reads_of_ranks: AtomicUsize,
+}
+
+impl Recording {
+    fn new(name: &str, is_private: bool) -> Recording {
+        let place = StoreUrl::Hash(name.to_owned());
+        let store = store::open(&place, true, &Identity::new("job", None), late()).unwrap();
+        Recording { store, is_private, values: Mutex::default(), reads_of_table: 0.into(), reads_of_ranks: 0.into() }
+    }
+
+    fn holds_key(&self, end: &str) -> bool {
+        self.values.lock().unwrap().iter().any(|(key, _)| key.ends_with(&format!("/{end}")))
+    }
+}
+
+impl Store for Recording {
+    fn url(&self) -> String {
+        self.store.url()
+    }
+    fn is_private(&self) -> bool {
+        self.is_private
+    }
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+        self.values.lock().unwrap().push((key.to_owned(), value.to_vec()));
+        self.store.set(key, value, timeout)
+    }
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+        if key.ends_with(TABLE) {
+            self.reads_of_table.fetch_add(1, Ordering::Relaxed);
+        } else if key.contains("/rank/") || key.contains("/key_share/") {
+            self.reads_of_ranks.fetch_add(1, Ordering::Relaxed);
+        }
+        self.store.get(key, timeout)
+    }
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+        self.values.lock().unwrap().push((key.to_owned(), value.to_vec()));
+        self.store.claim(key, value, timeout)
+    }
+}
+
+fn late() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// Has three ranks meet; returns the secret that all of them know.
+fn secret_of(store: &Recording, given: Option<[u8; 32]>) -> [u8; 32] {
+    let settings = Settings::default();
+    let secrets: Vec<_> = std::thread::scope(|scope| {
+        let meet = |rank| {
+            let identity = Identity::new("job", given);
+            let start = Start { rank, world_size: 3, identity, store, place: None, settings: &settings, deadline: late() };
+            let met = super::meet(&start, [127, 0, 0, 1].into(), Instant::now()).unwrap();
+            exchange_hosts(&start, &met.identity, &[rank]).unwrap();
+            met.identity.secret().unwrap()
+        };
+        let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || meet(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(secrets.iter().all(|secret| *secret == secrets[0]));
+    secrets[0]
+}
+
+fn holds(store: &Recording, secret: &[u8; 32]) -> bool {
+    let hexadecimal: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    // A part of the secret counts, too.
+    let parts: Vec<&[u8]> = secret.windows(8).chain(hexadecimal.as_bytes().windows(16)).collect();
+    let values = store.values.lock().unwrap();
+    assert!(values.len() > 8, "the ranks did not meet in this store");
+    values.iter().any(|(_, value)| parts.iter().any(|part| value.windows(part.len()).any(|bytes| bytes == *part)))
+}
+
+#[test]
+fn no_secret_is_in_a_store_that_others_read() {
+    let store = Recording::new("no secret, agreed", false);
+    let agreed = secret_of(&store, None);
+    assert!(!holds(&store, &agreed), "the agreed secret is in the store");
+    let store = Recording::new("no secret, given", false);
+    assert_eq!(secret_of(&store, Some([7; 32])), [7; 32]);
+    assert!(!holds(&store, &[7; 32]), "the given secret is in the store");
+    // In a private store, the test finds the secret.
+    let store = Recording::new("secret, shared", true);
+    let shared = secret_of(&store, None);
+    assert!(holds(&store, &shared) && shared != agreed);
+}
+
+/// A store where a stranger overwrites the public key of rank 1 before rank 0 has read it.
+struct Overwritten {
+    store: Box<dyn Store>,
+    writes: AtomicUsize,
+}
+
+impl Store for Overwritten {
+    fn url(&self) -> String {
+        self.store.url()
+    }
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+        self.writes.fetch_add(usize::from(key.ends_with(&key_share_of(1))), Ordering::Relaxed);
+        self.store.set(key, value, timeout)
+    }
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+        self.store.get(key, timeout)
+    }
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+        let held = self.store.claim(key, value, timeout);
+        if key.ends_with(&key_share_of(1)) {
+            self.store.set(key, b"garbage", timeout)?;
+        }
+        held
+    }
+}
+
+#[test]
+fn a_rank_whose_public_key_is_overwritten_writes_it_again() {
+    let store = Overwritten { store: Recording::new("overwritten", false).store, writes: 0.into() };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..2)
+            .map(|rank| {
+                let store = &store;
+                scope.spawn(move || meet(store, rank, 2, late()).map(drop))
+            })
+            .collect();
+        ranks.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
+    });
+    assert_eq!(store.writes.load(Ordering::Relaxed), 1);
+}
+
+/// A store where a stranger writes before the ranks: values that are no public keys, and one that is no secret.
+struct Disturbed {
+    store: Box<dyn Store>,
+    /// How often rank 1 has read its secret.
+    reads: AtomicUsize,
+}
+
+impl Store for Disturbed {
+    fn url(&self) -> String {
+        self.store.url()
+    }
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+        if key == announcement::NAME {
+            let run = Announcement::decode(value).unwrap().run;
+            let of_small_order = KeyShare { public: [0; 32], process: "a stranger".to_owned() }.encode();
+            self.store.set(&in_run(&run, &key_share_of(1)), &of_small_order, timeout)?;
+            self.store.set(&in_run(&run, &key_share_of(2)), b"garbage", timeout)?;
+            self.store.set(&in_run(&run, &secret_for(1)), &[7; 64], timeout)?;
+        }
+        // Waits until rank 1 has read the stranger's value.
+        let until = Instant::now() + timeout;
+        while key.ends_with(&secret_for(1)) && self.reads.load(Ordering::Relaxed) < 2 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        self.store.set(key, value, timeout)
+    }
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+        let value = self.store.get(key, timeout);
+        if key.ends_with(&secret_for(1)) {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+        }
+        value
+    }
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+        self.store.claim(key, value, timeout)
+    }
+}
+
+#[test]
+fn garbage_in_place_of_keys_and_secrets_does_not_keep_ranks_from_meeting() {
+    let store = Recording::new("disturbed", false).store;
+    let store = Disturbed { store, reads: 0.into() };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                let store = &store;
+                scope.spawn(move || meet(store, rank, 3, late()).map(|met| met.identity.secret()))
+            })
+            .collect();
+        let secrets: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
+        assert!(secrets[0].is_some() && secrets.iter().all(|secret| *secret == secrets[0]));
+    });
+    assert!(store.reads.load(Ordering::Relaxed) >= 2);
+}
+
+/// The test between processes is `row_37_before_the_secret`. This one is about the order of writes.
+#[test]
+fn a_rank_publishes_its_address_after_it_has_learned_the_secret() {
+    let store = Recording::new("order", false);
+    secret_of(&store, None);
+    let values = store.values.lock().unwrap();
+    let position = |end: &str| values.iter().position(|(key, _)| key.ends_with(end)).unwrap();
+    for rank in 1..3 {
+        assert!(position(&key_share_of(rank)) < position(&secret_for(rank)));
+        assert!(position(&secret_for(rank)) < position(&format!("/{}", peer_info_of(rank))));
+    }
+}
+
+/// Meets the others as `rank` of `world_size`, by the deadline.
+fn meet(store: &dyn Store, rank: Rank, world_size: usize, deadline: Instant) -> Result<Met> {
+    let settings = Settings::default();
+    let identity = Identity::new("job", None);
+    let start = Start { rank, world_size, identity, store, place: None, settings: &settings, deadline };
+    super::meet(&start, [127, 0, 0, 1].into(), Instant::now())
+}
+
+/// A store that outlives runs holds how a former run ended. The ranks of the next run wait for their rank 0 all the same.
+#[test]
+fn the_end_of_a_former_run_does_not_end_the_next() {
+    // In one former run only rank 0 came. The other had another size and was complete.
+    for former_size in [2, 1] {
+        let store = Recording::new(&format!("former run of {former_size}"), true);
+        let former = meet(&store, 0, former_size, Instant::now() + POLL_INTERVAL);
+        assert_eq!(former.is_err(), former_size == 2);
+        drop(former);
+        std::thread::scope(|scope| {
+            let one = scope.spawn(|| meet(&store, 1, 2, late()).map(drop));
+            while store.reads_of_table.load(Ordering::Relaxed) < 2 && !one.is_finished() {
+                std::thread::yield_now();
+            }
+            meet(&store, 0, 2, Instant::now() + 10 * GRACE).map(drop).unwrap();
+            one.join().unwrap().unwrap();
+        });
+    }
+}
+
+/// Rank 0 reads the keys of each rank about once, whatever the number of ranks.
+#[test]
+fn a_start_reads_the_keys_of_each_rank_about_once() {
+    const RANKS: usize = 40;
+    for is_private in [true, false] {
+        let store = Recording::new(&format!("requests, {is_private}"), is_private);
+        // The others come one after the other: each round of rank 0 finds one more.
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            let zero = scope.spawn(|| meet(&store, 0, RANKS, late()).map(drop));
+            let others: Vec<_> = (1..RANKS)
+                .map(|rank| {
+                    let joins = scope.spawn({
+                        let store = &store;
+                        move || meet(store, rank, RANKS, late()).map(drop)
+                    });
+                    while !store.holds_key(&peer_info_of(rank)) && !joins.is_finished() {
+                        std::thread::yield_now();
+                    }
+                    joins
+                })
+                .collect();
+            zero.join().unwrap().unwrap();
+            others.into_iter().for_each(|joins| joins.join().unwrap().unwrap());
+        });
+        let reads = store.reads_of_ranks.load(Ordering::Relaxed);
+        // While the first rank is missing, rank 0 reads the keys of all ranks in each round.
+        let rounds = 8 + began.elapsed().div_duration_f64(POLL_INTERVAL) as usize;
+        assert!(reads < rounds * RANKS, "{reads} reads for {RANKS} ranks");
+    }
+}

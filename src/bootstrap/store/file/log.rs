@@ -1,0 +1,289 @@
+//! The file and its lock, through calls that may block.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::format::{View, header, record};
+use crate::bootstrap::identity::random;
+use crate::error::StoreProblem;
+use crate::sys::{self, NotOpened};
+
+/// How often a rank checks whether the lock of another job's file is held.
+pub(super) const LOCK_PAUSE: Duration = Duration::from_secs(1);
+
+/// Bytes of a job's name that are read from a lock.
+const LONGEST_NAME: u64 = 4096;
+
+/// The result of a look into the file.
+#[derive(Debug)]
+pub(super) enum Look<T> {
+    Found(T),
+    /// Nothing yet. If that does not change, the problem is the error to report.
+    NotYet(Option<StoreProblem>),
+}
+
+/// The file, as the helper thread sees it.
+pub(super) struct Log {
+    pub(super) path: PathBuf,
+    pub(super) job: String,
+    view: View,
+    /// Rank 0's, while the ranks connect.
+    ownership: Option<Ownership>,
+    /// When this rank last checked whether the lock of another job's file is held, and the header of the file if it was.
+    rival: Option<(Instant, Option<Vec<u8>>)>,
+}
+
+/// Keeps every other rank 0 from starting a job with the file.
+pub(super) struct Ownership {
+    path: PathBuf,
+    /// The store's file is this job's, and is removed at the end.
+    has_started: bool,
+    // Closing it unlocks it.
+    _lock: File,
+}
+
+impl Log {
+    pub(super) fn new(path: &Path, job: &str) -> Log {
+        Log { path: path.to_owned(), job: job.to_owned(), view: View::default(), ownership: None, rival: None }
+    }
+
+    /// Replaces the file of a former run by a file of this job.
+    pub(super) fn start(&mut self) -> Result<Look<()>, StoreProblem> {
+        self.check_folder()?;
+        let ownership = match self.own()? {
+            Look::Found(ownership) => ownership,
+            Look::NotYet(problem) => return Ok(Look::NotYet(problem)),
+        };
+        // From now on `finish` removes the lock.
+        self.ownership = Some(ownership);
+        self.remove_former()?;
+        let mut file = self.create()?;
+        if let Some(ownership) = &mut self.ownership {
+            ownership.has_started = true;
+        }
+        let written = file.write_all(&header(random(), &self.job)).and_then(|()| sys::close(file));
+        written.map_err(StoreProblem::io("starting it"))?;
+        Ok(Look::Found(()))
+    }
+
+    /// Removes the file of a former run, if there is one.
+    fn remove_former(&self) -> Result<(), StoreProblem> {
+        let Some(mut file) = open(OpenOptions::new().read(true), &self.path)? else { return Ok(()) };
+        let mut former = View::default();
+        former.read(&mut file)?;
+        tracing::info!(path = %self.path.display(), job = former.job, "replacing the store's file of a former run");
+        std::fs::remove_file(&self.path).map_err(StoreProblem::io("removing the file of a former run"))
+    }
+
+    /// Creates a file that other users cannot read.
+    fn create(&self) -> Result<File, StoreProblem> {
+        let created = sys::open_own(OpenOptions::new().write(true).create_new(true), &self.path);
+        let is_private = created.as_ref().is_ok_and(|file| sys::is_open_to_others(file).is_ok_and(|open| !open));
+        match created {
+            Ok(file) if is_private => Ok(file),
+            Err(why @ NotOpened::System(_)) => Err(not_opened("creating it")(why)),
+            _ => {
+                _ = std::fs::remove_file(&self.path);
+                let why = "its file system does not keep permissions, so other users could read the secret of the job";
+                Err(StoreProblem::Untrusted(why.to_owned()))
+            }
+        }
+    }
+
+    /// Takes the lock, so that no other rank 0 starts a job with this file. `NotYet` while other ranks check the lock.
+    pub(super) fn own(&mut self) -> Result<Look<Ownership>, StoreProblem> {
+        let path = self.lock_path();
+        loop {
+            let file = sys::open_own(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path);
+            let file = file.map_err(not_opened("creating its lock"))?;
+            match file.try_lock() {
+                // The rank 0 that held the lock may have removed its file meanwhile. Then this lock protects nothing.
+                Ok(()) if sys::is_still_at(&file, &path) => {
+                    write_name(&file, &self.job).map_err(StoreProblem::io("writing to its lock"))?;
+                    return Ok(Look::Found(Ownership { path, has_started: false, _lock: file }));
+                }
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => break self.why_locked(&file),
+                Err(TryLockError::Error(error)) => return Err(StoreProblem::io("locking it")(error)),
+            }
+        }
+    }
+
+    /// Returns why rank 0 cannot take the lock: another rank 0 has it, or other ranks check it, each for a moment.
+    fn why_locked(&mut self, lock: &File) -> Result<Look<Ownership>, StoreProblem> {
+        match lock.try_lock_shared() {
+            Ok(()) => {
+                let doing = "waiting for its lock, which other ranks check; is a rank stopped?";
+                Ok(Look::NotYet(Some(StoreProblem::io(doing)(io::ErrorKind::TimedOut.into()))))
+            }
+            Err(TryLockError::WouldBlock) => {
+                let known = self.look().is_ok() && self.view.is_started();
+                let theirs = if known { self.view.job.clone() } else { String::new() };
+                Err(StoreProblem::InUse { theirs, mine: self.job.clone() })
+            }
+            Err(TryLockError::Error(error)) => Err(StoreProblem::io("locking it")(error)),
+        }
+    }
+
+    pub(super) fn lock_path(&self) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(".lock");
+        path.into()
+    }
+
+    /// Checks that a file can be created in the folder, so that no rank waits for one in vain. Rank 0 does not create folders.
+    fn check_folder(&self) -> Result<(), StoreProblem> {
+        let Some(folder) = self.path.parent() else { return Ok(()) };
+        let problem = |source| StoreProblem::Folder { folder: folder.display().to_string(), source: Arc::new(source) };
+        sys::check_folder(folder).map_err(problem)
+    }
+
+    /// Brings the view up to date. It opens the file each time, because that is when network file systems ask their server.
+    fn look(&mut self) -> Result<(), StoreProblem> {
+        match open(OpenOptions::new().read(true), &self.path)? {
+            Some(mut file) => match self.view.read(&mut file) {
+                // On some systems, the lock of a writer keeps readers out for a moment.
+                Err(StoreProblem::Io { source, .. }) if sys::is_locked_out(&source) => Ok(()),
+                result => result,
+            },
+            None => {
+                self.view = View::default();
+                self.check_folder()
+            }
+        }
+    }
+
+    /// Returns why the view cannot be used, if so: there is no file yet, or it belongs to another job. That may be a former run,
+    /// whose file rank 0 will replace.
+    ///
+    /// # Errors
+    ///
+    /// The other job is starting with the file.
+    fn not_ours<T>(&mut self) -> Result<Option<Look<T>>, StoreProblem> {
+        if !self.view.is_started() {
+            return Ok(Some(Look::NotYet(None)));
+        }
+        if self.view.job == self.job {
+            return Ok(None);
+        }
+        let mine = self.job.clone();
+        if let Some(theirs) = self.starting() {
+            return Err(StoreProblem::InUse { theirs, mine });
+        }
+        Ok(Some(Look::NotYet(Some(StoreProblem::OtherJob { theirs: self.view.job.clone(), mine }))))
+    }
+
+    /// Returns the other job whose rank 0 holds the lock of the file, if there is one. This job's rank 0 replaces the file after
+    /// it has taken the lock, which may take long. So the lock belongs to another job if it is held at two checks with the same
+    /// file between them, and does not name this job.
+    fn starting(&mut self) -> Option<String> {
+        if self.ownership.is_some() || self.rival.as_ref().is_some_and(|(looked, _)| looked.elapsed() < LOCK_PAUSE) {
+            return None;
+        }
+        let lock = sys::open_own(OpenOptions::new().read(true), &self.lock_path()).ok();
+        // Read after the check: the rank 0 that takes the lock then writes its job's name.
+        let locked = lock.filter(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)));
+        let other = locked.and_then(|file| names_another(&file, &self.job));
+        let held = other.is_some().then(|| self.view.header.clone());
+        let (_, before) = self.rival.replace((Instant::now(), held.clone())).unwrap_or((Instant::now(), None));
+        // On some systems, the lock keeps readers out. Then only the job of the file is known.
+        other.filter(|_| held == before).map(|name| if name.is_empty() { self.view.job.clone() } else { name })
+    }
+
+    /// Returns the value of a key.
+    pub(super) fn value(&mut self, key: &str) -> Result<Look<Vec<u8>>, StoreProblem> {
+        self.look()?;
+        let not_ours = self.not_ours()?;
+        let found = || self.view.values.get(key).map_or(Look::NotYet(None), |value| Look::Found(value.clone()));
+        Ok(not_ours.unwrap_or_else(found))
+    }
+
+    /// Appends a record, unless `keep` is set and the key exists; returns the value that the key then has.
+    pub(super) fn append(&mut self, key: &str, value: &[u8], keep: bool) -> Result<Look<Vec<u8>>, StoreProblem> {
+        let Some(mut file) = open(OpenOptions::new().read(true).write(true), &self.path)? else {
+            return self.check_folder().map(|()| Look::NotYet(None));
+        };
+        // Read before locking: only a file of this job is locked, and the lock is held for the last records only.
+        self.view.read(&mut file)?;
+        if let Some(not_ours) = self.not_ours()? {
+            return Ok(not_ours);
+        }
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let doing = "waiting for its lock, which another process holds; is a rank stopped?";
+                return Ok(Look::NotYet(Some(StoreProblem::io(doing)(io::ErrorKind::TimedOut.into()))));
+            }
+            Err(TryLockError::Error(error)) => return Err(StoreProblem::io("locking it")(error)),
+        }
+        if !sys::is_still_at(&file, &self.path) {
+            return Ok(Look::NotYet(None));
+        }
+        self.view.read(&mut file)?;
+        if let Some(there) = self.view.values.get(key).filter(|_| keep) {
+            return Ok(Look::Found(there.clone()));
+        }
+        let record = record(key, value);
+        let written = write(&mut file, self.view.end, &record).and_then(|()| sys::close(file));
+        written.map_err(StoreProblem::io("writing to it"))?;
+        self.view.take_in(&record);
+        Ok(Look::Found(value.to_vec()))
+    }
+
+    /// Removes the files that rank 0 has created.
+    pub(super) fn finish(&mut self) {
+        let Some(ownership) = self.ownership.take() else { return };
+        for path in [&self.path, &ownership.path].into_iter().skip(usize::from(!ownership.has_started)) {
+            if let Err(error) = std::fs::remove_file(path) {
+                tracing::debug!(%error, path = %path.display(), "cannot remove a file of the store");
+            }
+        }
+    }
+}
+
+/// Opens a file that no other user can have written; `None` if there is none, or if another host still has it for a moment.
+fn open(options: &mut OpenOptions, path: &Path) -> Result<Option<File>, StoreProblem> {
+    match sys::open_own(options, path) {
+        Ok(file) => Ok(Some(file)),
+        Err(NotOpened::System(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) => Ok(None),
+        Err(why) => Err(not_opened("opening it")(why)),
+    }
+}
+
+/// Writes the name of the job that holds the lock. Network file systems write it back when a descriptor is closed.
+fn write_name(mut lock: &File, job: &str) -> io::Result<()> {
+    lock.set_len(0)?;
+    lock.write_all(job.as_bytes())?;
+    sys::close(lock.try_clone()?)
+}
+
+/// Returns the job that a lock names, if it is not `job`; empty if it cannot be read. A lock that names no job has just been
+/// taken, or was left by a run that crashed.
+fn names_another(lock: &File, job: &str) -> Option<String> {
+    let mut name = Vec::new();
+    match lock.take(LONGEST_NAME).read_to_end(&mut name) {
+        Ok(_) if name.is_empty() || name == job.as_bytes() => None,
+        Ok(_) => Some(String::from_utf8_lossy(&name).into_owned()),
+        Err(_) => Some(String::new()),
+    }
+}
+
+fn not_opened(doing: &'static str) -> impl FnOnce(NotOpened) -> StoreProblem {
+    move |why| match why {
+        NotOpened::System(error) => StoreProblem::io(doing)(error),
+        NotOpened::Untrusted(why) => StoreProblem::Untrusted(why),
+    }
+}
+
+/// Writes a record after the last complete one, over a torn one that may follow. The record is not synchronised with a disk: no
+/// run needs what a crashed run has written, and network file systems write back when the file is closed.
+fn write(file: &mut File, at: u64, record: &[u8]) -> io::Result<()> {
+    if file.metadata()?.len() > at {
+        file.set_len(at)?;
+    }
+    file.seek(SeekFrom::Start(at))?;
+    file.write_all(record).inspect_err(|_| _ = file.set_len(at))
+}

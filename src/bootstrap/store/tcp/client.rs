@@ -1,0 +1,207 @@
+//! A rank's connection to the server.
+
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::connect::{ConnectError, connect, listening};
+use super::protocol::{CLAIM, FOUND, FULL, GET, NOT_FOUND, SET, encode_request, read_response};
+use super::server::{CAPACITY, TcpStoreServer, port_problem};
+use crate::bootstrap::identity::Identity;
+use crate::bootstrap::listener::Until;
+use crate::bootstrap::store::kv::{Store, check};
+use crate::error::{Result, StoreProblem};
+use crate::sys;
+
+/// How much longer than the timeout of a request its response may take.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A rank's connection to the server.
+pub(crate) struct TcpStore {
+    stream: Mutex<TcpStream>,
+    url: String,
+    /// The deadline of the start. Until then the server may be silent, because its process may be paused.
+    deadline: Instant,
+    // Rank 0 serves the others.
+    _server: Option<TcpStoreServer>,
+}
+
+impl TcpStore {
+    pub(in crate::bootstrap::store) fn open(
+        host: &str,
+        port: u16,
+        owner: bool,
+        identity: &Identity,
+        deadline: Instant,
+    ) -> Result<TcpStore> {
+        let url = if host.contains(':') { format!("tcp://[{host}]:{port}") } else { format!("tcp://{host}:{port}") };
+        if !owner {
+            if port == 0 {
+                let problem =
+                    "only rank 0 can use port 0; the other ranks need the port that rank 0 has picked and logged".to_owned();
+                return Err(StoreProblem::Url(problem).at(url));
+            }
+            return TcpStore::find(host, &[port], identity, deadline).map_err(|problem| problem.at(url));
+        }
+        let server = serve_at(host, port, identity, deadline).map_err(|problem| problem.at(&url))?;
+        if port == 0 {
+            let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+            tracing::warn!(
+                url = format!("tcp://{host}:{}", server.address().port()),
+                "rank 0 has picked the port of the store; give this URL to the other ranks"
+            );
+        }
+        TcpStore::of_server(server, identity, deadline)
+    }
+
+    /// Opens the store on the first of these ports that rank 0 can serve, or that serves this job. This is for launchers that
+    /// give ranks an address, but no port of their own.
+    pub(crate) fn open_any(host: &str, ports: &[u16], owner: bool, identity: &Identity, deadline: Instant) -> Result<TcpStore> {
+        let url = format!("tcp://{host}:{}", ports.iter().map(u16::to_string).collect::<Vec<_>>().join("|"));
+        if !owner {
+            return TcpStore::find(host, ports, identity, deadline).map_err(|problem| problem.at(url));
+        }
+        let mut last = None;
+        for &port in ports {
+            match serve_at(host, port, identity, deadline) {
+                Ok(server) => return TcpStore::of_server(server, identity, deadline),
+                Err(problem) => last = Some(problem),
+            }
+        }
+        Err(last.unwrap_or_else(|| StoreProblem::Url("it has no port".to_owned())).at(url))
+    }
+
+    fn of_server(server: TcpStoreServer, identity: &Identity, deadline: Instant) -> Result<TcpStore> {
+        let address = server.address();
+        let reachable = match address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(IpAddr::from([127, 0, 0, 1]), address.port()),
+            IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), address.port()),
+            _ => address,
+        };
+        let stream = connect(reachable, identity, deadline).map_err(|problem| match problem {
+            ConnectError::Transient(error) => StoreProblem::io("reaching its own server")(error).at(server.url()),
+            ConnectError::Permanent(problem) => problem.at(server.url()),
+        })?;
+        Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), deadline, _server: Some(server) })
+    }
+
+    /// Connects as soon as one of the ports serves this job.
+    fn find(host: &str, ports: &[u16], identity: &Identity, deadline: Instant) -> Result<TcpStore, StoreProblem> {
+        let started = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let mut last = String::new();
+            for &port in ports {
+                // Resolved for each attempt: in clusters, names appear with their hosts.
+                let addresses = match sys::resolve(host, port, deadline) {
+                    Ok(addresses) => addresses,
+                    Err(error) => {
+                        last = format!("cannot resolve {host}: {error}");
+                        continue;
+                    }
+                };
+                for address in addresses {
+                    match connect(address, identity, deadline) {
+                        Ok(stream) => {
+                            let url = format!("tcp://{address}");
+                            return Ok(TcpStore { stream: Mutex::new(stream), url, deadline, _server: None });
+                        }
+                        Err(ConnectError::Transient(error)) => last = format!("{address}: {error}"),
+                        // Another program may listen at one of several ports.
+                        Err(ConnectError::Permanent(problem)) if ports.len() > 1 => last = format!("{address}: {problem}"),
+                        Err(ConnectError::Permanent(problem)) => return Err(problem),
+                    }
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(StoreProblem::Unreachable { waited: started.elapsed(), last });
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (2 * pause).min(Duration::from_millis(100));
+        }
+    }
+
+    fn ask(&self, operation: u8, key: &str, value: &[u8], timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+        check(key, value)?;
+        let request = encode_request(operation, key, value, timeout);
+        let stream = self.stream.lock();
+        let mut until = Until { stream: &stream, deadline: self.deadline.max(Instant::now() + timeout + GRACE) };
+        let lost = |error: io::Error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => StoreProblem::io(
+                "its server closed the connection; rank 0 may have ended, or belong to another job that started with it",
+            )(error),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                StoreProblem::io("asking its server, which does not answer; is rank 0 paused?")(io::ErrorKind::TimedOut.into())
+            }
+            _ => StoreProblem::io("asking its server")(error),
+        };
+        match until.write_all(&request).and_then(|()| read_response(&mut until)).map_err(lost)? {
+            (FOUND, value) => Ok(Some(value)),
+            (NOT_FOUND, _) => Ok(None),
+            (FULL, _) => Err(StoreProblem::TooLarge { what: "a value", bytes: value.len(), limit: CAPACITY }),
+            _ => Err(StoreProblem::Foreign("its server sent an invalid response".to_owned())),
+        }
+    }
+}
+
+/// Serves the store at a name or an address of this machine.
+fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Result<TcpStoreServer, StoreProblem> {
+    let addresses = sys::resolve(host, port, deadline).map_err(StoreProblem::io("resolving its host"))?;
+    let is_name = host.parse::<IpAddr>().is_err() && !host.eq_ignore_ascii_case("localhost");
+    let mut last = None;
+    for mut address in addresses {
+        // On many systems a host's own name resolves to 127.0.1.1. Ranks on other hosts resolve it to another address, where
+        // nothing would listen.
+        if is_name && address.ip().is_loopback() && identity.may_listen() {
+            address.set_ip(match address.ip() {
+                IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+                IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+            });
+        }
+        address = listening(address, identity);
+        match TcpStoreServer::serve(address, identity.clone()) {
+            Ok(server) => return Ok(server),
+            Err(error) => last = Some((address, error)),
+        }
+    }
+    let Some((address, error)) = last else {
+        return Err(StoreProblem::Url(format!("{host} has no address")));
+    };
+    match error.kind() {
+        // If the port serves a store of another job, that says more than the port.
+        io::ErrorKind::AddrInUse => {
+            let problem = port_problem(address, error);
+            match connect(address, identity, deadline.min(Instant::now() + Duration::from_secs(1))) {
+                Err(ConnectError::Permanent(found @ StoreProblem::OtherJob { .. })) => Err(found),
+                _ => Err(problem),
+            }
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            let advice = format!("{host} ({}) is not an address of this machine, where rank 0 runs", address.ip());
+            Err(StoreProblem::Url(advice))
+        }
+        _ => Err(port_problem(address, error)),
+    }
+}
+
+impl Store for TcpStore {
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+        self.ask(SET, key, value, timeout).map(drop)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+        self.ask(GET, key, &[], timeout)
+    }
+
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+        self.ask(CLAIM, key, value, timeout)?
+            .ok_or_else(|| StoreProblem::Foreign("its server sent an invalid response".to_owned()))
+    }
+}
