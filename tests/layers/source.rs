@@ -9,10 +9,10 @@ use quote::ToTokens;
 use syn::{Attribute, Item, UseTree};
 
 /// A path of modules from the root of the crate, such as `shm::flags`.
-pub type ModulePath = Vec<String>;
+pub(crate) type ModulePath = Vec<String>;
 
 /// One source file.
-pub struct Source {
+pub(crate) struct Source {
     /// Relative to the root of the crate, such as `shm/flags.rs`.
     pub file: String,
     pub module: ModulePath,
@@ -26,7 +26,7 @@ pub struct Source {
 }
 
 /// The sources of one crate.
-pub struct Sources {
+pub(crate) struct Sources {
     by_module: BTreeMap<ModulePath, Source>,
     /// Those, and folders that have no file of their own.
     modules: BTreeSet<ModulePath>,
@@ -41,7 +41,7 @@ struct Use {
 
 impl Sources {
     /// All files below `folder`, except tests.
-    pub fn read(folder: &Path) -> Sources {
+    pub(crate) fn read(folder: &Path) -> Sources {
         let mut texts = Vec::new();
         let mut folders = vec![folder.to_owned()];
         while let Some(next) = folders.pop() {
@@ -59,7 +59,7 @@ impl Sources {
     }
 
     /// Sources by name and text. Tests are left out.
-    pub fn parse<'a>(texts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Sources {
+    pub(crate) fn parse<'a>(texts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Sources {
         let mut found = BTreeMap::new();
         for (file, text) in texts.into_iter().filter(|(file, _)| !is_test(file)) {
             let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("{file}: {error}"));
@@ -83,13 +83,13 @@ impl Sources {
         sources
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Source> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Source> {
         self.by_module.values()
     }
 
     /// The modules that a source refers to, by `use` or by a path in its code, each with what it takes from there. A
     /// re-export counts as the module that it comes from.
-    pub fn references(&self, source: &Source) -> BTreeMap<ModulePath, BTreeSet<String>> {
+    pub(crate) fn references(&self, source: &Source) -> BTreeMap<ModulePath, BTreeSet<String>> {
         let mut found: BTreeMap<ModulePath, BTreeSet<String>> = BTreeMap::new();
         for path in source.paths(self) {
             let (module, item) = self.resolve(path);
@@ -126,7 +126,7 @@ impl Sources {
 
 impl Source {
     /// Whether it takes all names of a module above it.
-    pub fn takes_all_from_above(&self) -> bool {
+    pub(crate) fn takes_all_from_above(&self) -> bool {
         self.code.contains("super::*")
     }
 
