@@ -1,4 +1,4 @@
-"""The part of gpu-check.sh that runs: FOLDER is what it packed, REPORT what is to be written, without its ending."""
+"""Runs the checks of gpu-check.sh: FOLDER is the packed folder, REPORT the report without its ending."""
 
 import ctypes
 import datetime
@@ -52,7 +52,7 @@ class Check:
         self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / "python"), os.environ.get("PYTHONPATH")]))
 
     def run(self, command, limit, what, environment=None):
-        """What a command printed, standard output and errors. Ends all of it when its time is over."""
+        """Returns the output and the errors of a command. Ends its processes at the time limit."""
         limit = min(limit, self.until - time.monotonic())
         if limit < 5:
             raise NotRun("the time for all parts was over")
@@ -193,7 +193,7 @@ class Check:
         return text
 
     def bounds(self):
-        """What the goals are measured against: copies on the device, and through pinned memory both ways at once."""
+        """Measures the bounds of the goals: copies on the device, and both ways through pinned memory."""
         self.needs_gpu(torch=True)
         status, text = self.run([sys.executable, Path(__file__).resolve(), "--bounds"], 60, "measuring copies")
         if status:

@@ -1,4 +1,4 @@
-"""Every collective against what it should give, which each rank computes for itself from all ranks' inputs."""
+"""Checks every collective. Each rank computes the expected result from the inputs of all ranks."""
 
 import datetime
 import time
@@ -450,7 +450,7 @@ def groups_in_groups(group):
 
 @check
 def a_group_that_never_ends(group):
-    """Of PyTorch's own functions, without its manager: calls are carried out all the same, and wait() waits for them."""
+    """PyTorch's own functions without its manager: the calls run, and wait() waits for them."""
     _, world = of(group)
     cpu = torch.device("cpu")
     group._start_coalescing(cpu)
