@@ -1,10 +1,11 @@
-//! Groups of ranks: a grid of which every rank is in one row and one column, as in tensor and data parallel training.
+//! Groups of ranks: a grid in which each rank is in one row and one column, as in tensor and data
+//! parallel training.
 
 use kolo::{Communicator, ReduceOp};
 
 fn main() -> kolo::Result<()> {
     let comm = Communicator::from_env()?;
-    // As square as it gets.
+    // The grid is as close to a square as possible.
     let world_size = comm.world_size();
     let columns = (1..=world_size).rev().find(|&columns| columns * columns <= world_size && world_size.is_multiple_of(columns));
     let columns = columns.unwrap_or(1);
