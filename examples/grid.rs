@@ -18,7 +18,7 @@ fn main() -> kolo::Result<()> {
     let mut sum = [comm.rank() as u64];
     row_comm.all_reduce(&mut sum, ReduceOp::Sum)?;
     column_comm.all_reduce(&mut sum, ReduceOp::Sum)?;
-    assert_eq!(sum[0] as usize, world_size * (world_size - 1) / 2, "rows, then columns: everybody");
+    assert_eq!(sum[0] as usize, world_size * (world_size - 1) / 2, "rows, then columns: all ranks");
 
     let mut rows = vec![0u64; world_size];
     comm.all_gather(&[row as u64], &mut rows)?;

@@ -327,7 +327,7 @@ class Check:
             ("against Gloo on CUDA tensors, 1 MiB and up", ">= 20 times", 20, against([size for size in SIZES if size >= 1 << 20])),
             ("host-staged path, 64 MiB, of one pinned copy each way", ">= 0.8", 0.8, staged),
             ("small messages, 8 B to 64 KiB, against Gloo on CUDA", ">= 3 times", 3, against([8, 64 << 10])),
-            ("a killed rank is named, and the context goes on", "< 1 s", -1, errors),
+            ("a killed rank is named, and the context stays usable", "< 1 s", -1, errors),
             ("compute-sanitizer, memcheck and racecheck", "clean", 0, clean),
         ]:
             try:

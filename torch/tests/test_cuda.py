@@ -282,7 +282,7 @@ def the_host_goes_on(rank, world, device):
     import torch.distributed as dist
 
     if not has_devices(device):
-        raise NotRun("a host that goes on: torch_kolo's own copies need it")
+        raise NotRun("a host that does not wait: torch_kolo's own copies make it wait")
 
     # The first calls compile the kernels and open the memory of peers.
     tensor = torch.ones(MANY, device=device)

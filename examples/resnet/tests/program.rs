@@ -124,7 +124,7 @@ fn it_trains_reports_draws_and_tests() {
     assert!(text.contains("24 images: loss"), "{text}");
     let error = fail(&format!("{SMALL} --epochs 2 --output {one}"));
     assert!(error.contains("has a run already") && error.contains("--resume"), "{error}");
-    // One run does not go on in another's folder; in its own, by whatever name, it does.
+    // A run continues in its own folder, by any name, but not in the folder of another run.
     let before = losses(&one);
     let error = fail(&format!("{SMALL} --epochs 3 --resume {two} --output {one}"));
     assert!(error.contains("has a run already"), "{error}");
@@ -173,7 +173,7 @@ fn images(folder: &Folder) {
     }
 }
 
-/// A port of this machine that nobody has at the moment.
+/// Returns a free port of this machine.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
