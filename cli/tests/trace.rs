@@ -210,8 +210,8 @@ fn a_rank_that_is_late_beyond_the_deadline_is_named() {
         all.contains("first disagreement: world, seq 8") && all.contains("  ranks 0, 1: all_reduce f32 x 1000 max, failed"),
         "{all}"
     );
-    assert!(all.contains("  rank 2 has not come: its last is seq 7, split, done"), "{all}");
-    assert!(all.contains("  the others waited for rank 2 at least for 5.0"), "{all}");
+    assert!(all.contains("  rank 2 has not called it: its last is seq 7, split, done"), "{all}");
+    assert!(all.contains("  the others waited for rank 2 for at least 5.0"), "{all}");
 }
 
 #[test]
