@@ -1,6 +1,7 @@
-//! The smallest useful program: every rank computes something, all end with the average.
+//! The smallest useful program: each rank computes a number, and all ranks get the average.
 //!
-//! `cargo run --release -- run -n 4 -- target/release/examples/average`, after `cargo build --release --examples`; or alone.
+//! Build it with `cargo build --release --examples`, and start it with `cargo run --release -- run
+//! -n 4 -- target/release/examples/average`, or alone.
 
 use kolo::{Communicator, ReduceOp};
 

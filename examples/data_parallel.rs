@@ -1,4 +1,4 @@
-//! The reducer: gradients are averaged over all ranks while the backward pass makes others.
+//! The reducer: averages gradients over all ranks while the backward pass computes further ones.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn main() -> kolo::Result<()> {
     Ok(())
 }
 
-/// The shortest of a few steps, as this rank sees it.
+/// Returns the shortest of a few steps on this rank.
 fn train(comm: &Communicator, overlap: bool) -> kolo::Result<(Duration, StepStatistics)> {
     let parameters = (0..LAYERS).map(|layer| Parameter::new(format!("layer{layer}.weight"), [WIDTH, WIDTH], DType::F32));
     let mut reducer = Reducer::builder().parameters(parameters).overlap(overlap).build(comm)?;
@@ -54,7 +54,8 @@ fn value(seed: usize, element: usize) -> f32 {
     (seed + element % 7) as f32
 }
 
-/// Stands for a layer's backward pass: it takes some milliseconds, and leaves the gradient where it will be averaged.
+/// Stands for a layer's backward pass: it takes some milliseconds and writes the gradient into its
+/// bucket.
 fn backward(seed: usize, gradient: &mut [f32]) {
     for (element, place) in gradient.iter_mut().enumerate() {
         *place = (0..4).fold(value(seed, element), |sum, _| sum * 0.5 * 2.0);

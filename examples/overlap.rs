@@ -1,5 +1,5 @@
-//! Communication while the program computes: as training does, which sends the gradients of the last layers while it still
-//! computes those of the first.
+//! Communication while the program computes. Training does this: it sends the gradients of the last
+//! layers while it computes those of the first.
 
 use kolo::{Communicator, ReduceOp};
 
@@ -9,7 +9,7 @@ const WEIGHTS: usize = 1 << 18;
 fn main() -> kolo::Result<()> {
     let comm = Communicator::from_env()?;
 
-    // An operation takes its buffer, and gives it back when it is done.
+    // A nonblocking operation takes its buffer and gives it back when it is done.
     let mut under_way = Vec::new();
     for layer in (0..LAYERS).rev() {
         let gradients = backward(layer);
@@ -19,7 +19,7 @@ fn main() -> kolo::Result<()> {
         assert_eq!(work.wait()?, backward(layer), "all ranks have the same gradients, so has their average");
     }
 
-    // Or it borrows what the program keeps: all operations of a scope have ended when the scope has.
+    // Or it borrows a buffer that the program keeps: all operations of a scope end with the scope.
     let mut weights = vec![comm.rank() as f32; WEIGHTS];
     let mut slowest = [comm.rank() as u64];
     let checksum = comm.scope(|scope| {

@@ -9,7 +9,7 @@ const LEN: usize = 1 << 22;
 fn main() -> kolo::Result<()> {
     let comm = Communicator::from_env()?;
     let mut private = vec![1.0f32; LEN];
-    // A slice like any other, and a collective call: all ranks allocate the same.
+    // Allocating is a collective call. The buffer is used as a slice.
     let mut registered = comm.alloc::<f32>(LEN)?;
 
     let private = best(&comm, &mut private)?;
@@ -20,7 +20,7 @@ fn main() -> kolo::Result<()> {
     Ok(())
 }
 
-/// The shortest of a few all-reduces, as this rank sees it.
+/// Returns the shortest of a few all-reduces on this rank.
 fn best(comm: &Communicator, buf: &mut [f32]) -> kolo::Result<Duration> {
     let mut best = Duration::MAX;
     for _ in 0..10 {

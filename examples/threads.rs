@@ -1,4 +1,5 @@
-//! Ranks that are threads of one process: for tests, and for programs that use threads where others use processes.
+//! Ranks that are threads of one process: for tests, and for programs that use threads where others
+//! use processes.
 
 use kolo::{Communicator, ReduceOp};
 

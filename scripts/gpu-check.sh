@@ -1,19 +1,19 @@
 #!/bin/sh
-# Everything that only a GPU can show, on a machine without Rust and without a network.
+# Runs the checks that need a GPU, on a machine without Rust and without a network.
 #
-#     scripts/gpu-check.sh --pack FOLDER                 where there is Rust: builds what is to be run, and puts it there
-#     FOLDER/gpu-check.sh --run FOLDER --out REPORT      where there is a GPU: runs it, and writes REPORT.json and REPORT.md
+#     scripts/gpu-check.sh --pack FOLDER                 with Rust: builds the checks into FOLDER
+#     FOLDER/gpu-check.sh --run FOLDER --out REPORT      with a GPU: writes REPORT.json and REPORT.md
 #
-# To run, a driver and python3 are enough for kolo itself; what compares it with Gloo and NCCL needs
-# PyTorch, its backend also a C++ compiler, the kernels CUDA's run-time compiler (PyTorch brings it;
-# else prebuilt ones are used), races and accesses that are wrong compute-sanitizer. What is missing
-# is in the report. It takes nine minutes at most.
+# --run needs a driver and python3. The comparison with Gloo and NCCL also needs PyTorch, the backend a
+# C++ compiler, and the checks of races and accesses compute-sanitizer. The kernels are compiled by
+# CUDA's run-time compiler, which PyTorch has, or are prebuilt. The report names what is missing. It
+# takes nine minutes at most.
 #
-# Where there is no C++ compiler beside the GPU, --pack can build PyTorch's backend as well:
-# KOLO_GPU_PYTHON is a Python of the version that is there, with the PyTorch that is there.
+# If the machine with the GPU has no C++ compiler, --pack can also build PyTorch's backend: set
+# KOLO_GPU_PYTHON to a Python of the same version with the same PyTorch.
 #
-# Ends with 0 if all that was run passed, with 1 if something failed, with 2 if it was called
-# wrongly, with 3 if nothing was run.
+# The exit status is 0 if all checks that ran passed, 1 if one failed, 2 for wrong arguments, and 3 if
+# no check ran.
 set -eu
 
 usage() {

@@ -1,4 +1,4 @@
-"""The part of gpu-check.sh that runs: FOLDER is what it packed, REPORT what is to be written, without its ending."""
+"""Runs the checks of gpu-check.sh: FOLDER is the packed folder, REPORT the report without its ending."""
 
 import ctypes
 import datetime
@@ -52,7 +52,7 @@ class Check:
         self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / "python"), os.environ.get("PYTHONPATH")]))
 
     def run(self, command, limit, what, environment=None):
-        """What a command printed, standard output and errors. Ends all of it when its time is over."""
+        """Returns the output and the errors of a command. Ends its processes at the time limit."""
         limit = min(limit, self.until - time.monotonic())
         if limit < 5:
             raise NotRun("the time for all parts was over")
@@ -193,7 +193,7 @@ class Check:
         return text
 
     def bounds(self):
-        """What the goals are measured against: copies on the device, and through pinned memory both ways at once."""
+        """Measures the bounds of the goals: copies on the device, and both ways through pinned memory."""
         self.needs_gpu(torch=True)
         status, text = self.run([sys.executable, Path(__file__).resolve(), "--bounds"], 60, "measuring copies")
         if status:
@@ -327,7 +327,7 @@ class Check:
             ("against Gloo on CUDA tensors, 1 MiB and up", ">= 20 times", 20, against([size for size in SIZES if size >= 1 << 20])),
             ("host-staged path, 64 MiB, of one pinned copy each way", ">= 0.8", 0.8, staged),
             ("small messages, 8 B to 64 KiB, against Gloo on CUDA", ">= 3 times", 3, against([8, 64 << 10])),
-            ("a killed rank is named, and the context goes on", "< 1 s", -1, errors),
+            ("a killed rank is named, and the context stays usable", "< 1 s", -1, errors),
             ("compute-sanitizer, memcheck and racecheck", "clean", 0, clean),
         ]:
             try:

@@ -1,4 +1,4 @@
-"""What gpu_check.py makes of programs that stand in for kolo's: python3 -m unittest discover -s scripts"""
+"""Tests gpu_check.py with stubs of kolo's programs: python3 -m unittest discover -s scripts"""
 
 import contextlib
 import io

@@ -57,6 +57,13 @@ impl Finding {
     }
 }
 
+/// Returns the launcher that has started this process as a rank, and the world size of its job; `None`
+/// if there is none, or its variables are incomplete.
+pub fn launched_by() -> Option<(&'static str, usize)> {
+    let launch = launcher::detect(&process_env).ok().flatten()?;
+    Some((launch.launcher, launch.world_size))
+}
+
 /// Looks at this machine, as a rank that is started here now would find it. Takes a few milliseconds, unless a name
 /// server is silent, and changes nothing.
 pub fn examine() -> Vec<Finding> {

@@ -1,10 +1,11 @@
 """Builds the compiled part of torch_kolo against the PyTorch of this environment.
 
-libkolo.a is built with cargo from the repository around this folder, or taken from where KOLO_LIBRARY says, for machines without
-Rust: KOLO_LIBRARY=PREFIX/lib/libkolo.a, as scripts/install.sh installs it, with the header in PREFIX/include.
+cargo builds libkolo.a from the repository around this folder. On a machine without Rust, set
+KOLO_LIBRARY=PREFIX/lib/libkolo.a to use an installed library (scripts/install.sh) with its header in
+PREFIX/include.
 
-KOLO_FEATURES are the features that it is built with, "cuda" unless they are given; "" is none. Without that one tensors on GPUs are
-copied to the host. Which of both it is the library says at run time.
+KOLO_FEATURES lists the features of the build; the default is "cuda", and "" means none. Without
+"cuda", tensors on GPUs are copied to the host. The backend asks the library at run time.
 """
 
 import os

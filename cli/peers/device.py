@@ -1,10 +1,11 @@
-"""all_reduce of tensors on a GPU by a backend of PyTorch's: gloo, nccl or kolo. Starts its ranks itself; they share GPUs if there are fewer.
+"""Measures all_reduce of tensors on a GPU by a backend of PyTorch: gloo, nccl or kolo.
 
     python3 cli/peers/device.py gloo --ranks 2 --sizes 8,65536,1048576
 
-Prints a line of JSON: by size in bytes, the median of the iterations' times in microseconds, each that of the slowest rank. An iteration
-is several calls one after the other, f32, sum, in place, from the first to when the GPU has done the last. Where it cannot run, it says
-why, and ends with status 3.
+It starts its ranks, which share GPUs if there are fewer GPUs. It prints a line of JSON: for each size
+in bytes, the median time of the iterations in microseconds. The time of an iteration is that of the
+slowest rank. An iteration is several calls, f32, sum, in place, from the first call until the GPU has
+completed the last. If the backend cannot run, it prints the reason and ends with status 3.
 """
 
 import argparse

@@ -1,5 +1,7 @@
-"""One rank of Gloo, as PyTorch uses it, or of DeepSpeed's shared memory beside it; see README.md for how it is asked and what it
-answers."""
+"""One rank of Gloo through PyTorch, or of DeepSpeed's shared memory beside it.
+
+README.md describes the questions and the answers.
+"""
 
 import os
 import socket
@@ -11,7 +13,7 @@ import torch.distributed as dist
 
 
 def start(name):
-    """Makes the process group, and returns what reduces a tensor in place and what waits for the others."""
+    """Makes the process group. Returns a function that reduces a tensor in place, and a barrier."""
     torch.set_num_threads(1)
     if name != "deepspeed":
         dist.init_process_group("gloo")

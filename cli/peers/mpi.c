@@ -1,4 +1,4 @@
-/* One rank of an MPI implementation in a comparison; see README.md for how it is asked and what it answers. */
+/* One rank of an MPI implementation in a comparison. README.md describes the questions and the answers. */
 
 #include <mpi.h>
 #include <stdint.h>
@@ -18,7 +18,7 @@ static int64_t now(void) {
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* Grows a buffer, whose old content is of no interest. */
+/* Grows a buffer. Its old content is not kept. */
 static float *room(float **buffer, size_t *len, size_t wanted) {
     if (*len < wanted) {
         free(*buffer);
@@ -65,7 +65,7 @@ int main(int argc, char **argv) {
         room(&recv, &recv_len, bytes);
         memset(recv, 0, bytes);
         for (int i = 0; i < warmup + iters; i++) {
-            /* Written anew, so that no call finds its data where the last one left it. */
+            /* Rewrite the data, so that no call finds it in the cache where the last one left it. */
             memset(is_all_reduce ? recv : send, 0, bytes);
             MPI_Barrier(MPI_COMM_WORLD);
             int64_t began = now();

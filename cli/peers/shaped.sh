@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Four hosts on a network of a known speed, on one machine: what an all_reduce makes of it beside
-# one TCP stream of iperf3, in turns. Each host is a network namespace; a bridge joins them, and
-# both ends of every cable carry RATE and no more.
+# Measures an all_reduce among four hosts on a network of known speed, in turns with one TCP stream of
+# iperf3. Each host is a network namespace of this machine. A bridge joins them, and both ends of each
+# cable are limited to RATE.
 #
 #     cli/peers/shaped.sh [KOLO [OPTIONS OF kolo bench all_reduce]]
 #
-# Needs root, iproute2 and iperf3. KOLO_* variables and RATE, ROUNDS, SIZE, SECONDS_EACH from the
-# environment are heeded.
+# Needs root, iproute2 and iperf3. Reads KOLO_* variables and RATE, ROUNDS, SIZE and SECONDS_EACH.
 set -euo pipefail
 
 kolo=${1:-target/release/kolo}
@@ -28,7 +27,7 @@ done
 id=kolo$$
 folder=$(mktemp -d)
 finish() {
-    # All that was started runs inside, and what is inside a namespace goes with it.
+    # All processes run inside the namespaces, and end with them.
     for name in $(ip netns list | awk -v id="$id" 'index($1, id "-") == 1 { print $1 }'); do
         ip netns pids "$name" | xargs -r kill 2>/dev/null || true
         ip netns del "$name" || true
@@ -38,8 +37,8 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-# One end of a cable: RATE, in pieces short enough that a pause is not made up for, behind a queue
-# as a switch has it.
+# Limits one end of a cable to RATE. The bursts are short, so that the link does not catch up after a
+# pause. The queue is like that of a switch.
 shape() {
     tc -n "$1" qdisc add dev "$2" root tbf rate "$rate" burst 128kb limit 1mb || die "this kernel cannot shape (tbf)"
 }
@@ -73,7 +72,7 @@ stream() {
 # Bus bandwidth of kolo in MB/s, one rank on each host.
 all_reduce() {
     local ranks=() i secret
-    # Without one, ranks listen to nobody on other hosts.
+    # Without a secret, ranks listen only to their own host.
     secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
     for ((i = 0; i < hosts; i++)); do
         KOLO_RANK=$i KOLO_WORLD_SIZE=$hosts KOLO_STORE=tcp://$network.1:29777 KOLO_JOB_ID=$id KOLO_SECRET=$secret \

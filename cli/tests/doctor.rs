@@ -1,10 +1,10 @@
-//! `kolo doctor`: where all is well, and where it is not.
+//! `kolo doctor` on a machine that is fit, and with one problem each.
 
 use std::process::{Command, Output};
 
 fn kolo() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
-    // As a user's shell, whatever started the tests.
+    // The environment of a user's shell, whatever started the tests.
     for (name, _) in std::env::vars_os() {
         if name
             .to_str()
@@ -46,7 +46,7 @@ fn all_is_well_here() {
             said.lines().filter(|line| line.get(9..).is_some_and(|line| line.starts_with(&format!("{subject} ")))).count();
         assert_eq!(lines, 1, "{subject}: {said}");
     }
-    // Every warning comes with what to do, all else without.
+    // Each warning has advice, and no other finding does.
     let warnings = said.lines().filter(|line| line.starts_with("warning ")).count();
     assert_eq!(said.matches(" -> ").count(), warnings, "{said}");
 }
@@ -64,11 +64,11 @@ fn what_was_found_can_be_had_as_json() {
     let failure = findings.iter().find(|finding| finding["verdict"] == "failure").unwrap();
     assert_eq!(failure["subject"], "settings");
     assert!(failure["found"].as_str().unwrap().contains("KOLO_TIMEOUT"), "{failure}");
-    // Where it is known that it fails, it is not tried.
+    // No job is started if it would fail anyway.
     assert!(findings.iter().all(|finding| finding["subject"] != "a job"));
 }
 
-/// One failure, which names what is wrong, and says in one line what to do.
+/// Checks for one failure, which names the problem and says in one line what to do.
 fn fails(command: &mut Command, subject: &str, hints: &[&str]) {
     let output = command.output().unwrap();
     let said = text(&output);
@@ -106,7 +106,7 @@ fn what_is_wrong_is_said_with_what_to_do() {
     let port = listener.local_addr().unwrap().port().to_string();
     let taken = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
     fails(doctor().envs(taken), "store", &[&format!("127.0.0.1:{port}"), "choose another port"]);
-    // Who does not serve it has nothing to complain of.
+    // A rank that does not serve the store reports nothing.
     let guest = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
     let output = doctor().envs(guest).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
@@ -142,7 +142,7 @@ fn limits_are_seen() {
     fails(&mut limited("ulimit -S -n 100"), "descriptors", &["100 may be open", "ulimit -n 256"]);
 }
 
-/// A driver's library that is there but finds no device, in place of the real one.
+/// A stub of the driver's library that finds no device.
 #[cfg(target_os = "linux")]
 #[test]
 fn cuda_that_does_not_work_is_a_warning_and_one_that_does_is_counted() {

@@ -18,10 +18,10 @@ use kolo::{Communicator, DType, ReduceOp, Transport};
 use runner::Outcome::{self, NotRun, Passed};
 use runner::Test;
 
-/// What a rank is told to do.
+/// The variable that tells a rank what to do.
 const WORKER: &str = "KOLO_TEST_WORKER";
 
-/// Where ranks tell each other how far they are, other than by kolo.
+/// The folder where ranks tell each other their progress without kolo.
 const FOLDER: &str = "KOLO_TEST_FOLDER";
 
 const TESTS: [Test; 15] = [
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     runner::run(&TESTS, 1)
 }
 
-// ---- What ranks do ----
+// ---- The work of ranks ----
 
 fn work(task: &str) {
     let (task, argument) = task.split_once(' ').unwrap_or((task, ""));
@@ -113,7 +113,7 @@ fn all_reduce_huge(comm: &Communicator) {
     }
 }
 
-/// Rank 0 gives up at its deadline and goes on to use its buffer; only then rank 1 comes.
+/// Rank 0 gives up at its deadline and then uses its buffer; only then does rank 1 call.
 fn come_late(comm: &Communicator) {
     let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
     let tell = |what: &str| std::fs::write(folder.join(what), []).unwrap();
@@ -136,12 +136,12 @@ fn come_late(comm: &Communicator) {
         hear("given up");
         let error = comm.all_reduce(&mut buf, ReduceOp::Sum).unwrap_err();
         tell("came");
-        // Rank 0 has told why.
+        // Rank 0 has reported the cause.
         assert!(error.to_string().contains("rank 1"), "{error}");
     }
 }
 
-// ---- How they are started ----
+// ---- Launchers ----
 
 fn kolo() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_kolo"))
@@ -151,7 +151,7 @@ fn this() -> PathBuf {
     std::env::current_exe().unwrap()
 }
 
-/// Runs a command to its end, and returns what it wrote if it succeeded.
+/// Runs a command to its end. Returns its output if it succeeded.
 fn output(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = patient(command).stdin(Stdio::null()).output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
@@ -159,7 +159,7 @@ fn output(command: &mut Command) -> String {
     text
 }
 
-/// How many ranks said that they are done, and what else they said about where they are.
+/// Returns how many ranks reported their end, and the other facts in their output.
 fn done<'a>(text: &'a str, what: &'a str) -> usize {
     text.lines().filter(|line| line.contains(": done") && line.contains(what)).count()
 }
@@ -205,7 +205,7 @@ fn huge(path: &str) -> Outcome {
     Passed(String::new())
 }
 
-/// By a launcher of others, whose last option is followed by the number of ranks.
+/// Starts ranks by a launcher whose last option is followed by the number of ranks.
 fn launched(launcher: &str, options: &[&str]) -> Outcome {
     let command = |ranks: usize| {
         let mut command = Command::new(launcher);
@@ -224,7 +224,7 @@ fn launched(launcher: &str, options: &[&str]) -> Outcome {
         let text = output(command(ranks).arg(this()).env(WORKER, "collectives auto"));
         assert_eq!(done(&text, &format!("of {ranks}")), ranks, "{text}");
     }
-    // The bench is a program like any other.
+    // The bench runs like any other program.
     let text = output(command(2).arg(kolo()).args(["bench", "all_reduce", "--sizes", "1K", "--check"]));
     assert!(text.contains("2 ranks on 1 host") && text.contains(": 0 OK"), "{text}");
     Passed(String::new())
@@ -244,7 +244,7 @@ fn late_rank() -> Outcome {
     Passed(String::new())
 }
 
-/// The ranks of a job that is launched by hand.
+/// Starts the ranks of a job by hand.
 fn by_hand(ranks: usize, port: u16, job: &str) -> Vec<std::process::Child> {
     (0..ranks)
         .map(|rank| {

@@ -1,8 +1,8 @@
-//! The program as a user meets it: what it prints, how it ends, what it says when it cannot.
+//! The program as users run it: output, exit status and error messages.
 
 use std::process::{Command, Output, Stdio};
 
-/// The program; its ranks may take as long to connect as a busy machine needs.
+/// Returns the program. Its ranks have time to connect on a busy machine.
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.env("KOLO_START_TIMEOUT", "15m");
@@ -165,8 +165,7 @@ mod run {
         assert_eq!(plain, "no newline\n");
     }
 
-    /// A reader that takes its time, as `less` does, gets all that the ranks wrote before they
-    /// ended.
+    /// A slow reader, such as `less`, gets all output that the ranks wrote before they ended.
     #[test]
     fn output_is_whole_however_slowly_it_is_read() {
         // More than a pipe holds, less than two.
@@ -179,7 +178,7 @@ mod run {
         assert!(child.wait().unwrap().success());
     }
 
-    /// What a rank has left running holds the output open; the job ends with its ranks all the
+    /// A process that a rank has started keeps the output open. The job ends with its ranks all the
     /// same.
     #[test]
     fn a_job_ends_with_its_ranks_whatever_they_leave_running() {
@@ -197,7 +196,7 @@ mod run {
         assert_eq!(first.trim().len(), 16 + 1 + 64);
     }
 
-    /// The file's name reaches the ranks, and what is in it does not.
+    /// The ranks get the name of the file, but not its content.
     #[test]
     fn a_secret_in_a_file_holds_for_the_job() {
         use std::os::unix::fs::PermissionsExt;
@@ -216,7 +215,7 @@ mod run {
         mode(0o600);
         let told = run(&["-n", "1", "--no-prefix", "--", "sh", "-c", "echo $KOLO_SECRET_FILE [$KOLO_SECRET]"]);
         assert_eq!(text(&told.stdout), format!("{} []\n", path.display()), "{}", text(&told.stderr));
-        // They meet with it.
+        // The ranks find each other with it.
         let bench = run(&["-n", "2", "--", "bench", "barrier", "--sizes", "8", "--warmup", "1"]);
         assert!(bench.status.success(), "{}{}", text(&bench.stdout), text(&bench.stderr));
         std::fs::remove_file(&path).unwrap();
@@ -306,7 +305,7 @@ mod run {
         pids.iter().for_each(|pid| ends(pid));
     }
 
-    /// A command that goes on.
+    /// A running command.
     fn start(arguments: &[&str]) -> Child {
         let mut command = program();
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -329,7 +328,7 @@ mod run {
     fn ends(pid: &str) {
         let deadline = Instant::now() + Duration::from_secs(240);
         while Command::new("kill").args(["-0", pid]).stderr(Stdio::null()).status().unwrap().success() {
-            // A killed process may wait as a zombie for whoever inherits it.
+            // A killed process may remain as a zombie until its new parent waits for it.
             let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             if state.contains(") Z ") {
                 break;
@@ -357,8 +356,8 @@ mod run {
         }
     }
 
-    /// As when rank 0 fails because rank 1 was killed, and the launcher hears of rank 0 first. (In
-    /// the other order it is no different.)
+    /// Rank 0 fails because rank 1 was killed, and the launcher learns of rank 0 first. The report
+    /// is the same in the other order.
     #[test]
     fn who_was_killed_counts_as_the_cause() {
         let script = "[ $KOLO_RANK = 0 ] && exit 1; sleep 0.3; kill -KILL $$";
@@ -367,7 +366,7 @@ mod run {
         assert!(err.contains("rank 1"), "{err}");
     }
 
-    /// A rank that is killed in the middle of a collective: the others name it.
+    /// A rank is killed in the middle of a collective, and the survivors name it.
     #[test]
     fn survivors_name_the_culprit() {
         for (transport, copy_mode) in [("auto", "staged"), ("auto", "cma"), ("tcp", "auto")] {
@@ -376,7 +375,7 @@ mod run {
                 env!("CARGO_BIN_EXE_kolo")
             );
             let mut child = start(&["run", "-n", "3", "--grace", "60", "--", "sh", "-c", &bench]);
-            // The table's head says that all have connected.
+            // All ranks have connected when the head of the table appears.
             let mut out = lines(child.stdout.take().unwrap());
             assert!(out.next().unwrap().contains("3 ranks"));
             let mut err = lines(child.stderr.take().unwrap());
@@ -427,8 +426,8 @@ mod bench {
         }
     }
 
-    /// Between processes, in both classes of size; where the system does not let ranks read each
-    /// other, that says a warning.
+    /// Between processes, in both classes of size. Where the system does not let ranks read each
+    /// other, a warning says so.
     #[test]
     fn large_buffers_are_right_by_every_way_that_they_can_pass() {
         for copy_mode in ["auto", "staged", "streamed", "cma"] {
@@ -441,7 +440,7 @@ mod bench {
                 assert!(text(&output.stderr).lines().count() <= 1, "said once, not by every rank: {output:?}");
                 assert!(output.stderr.is_empty() || (copy_mode == "cma" && warned), "{copy_mode} {op}: {output:?}");
                 if warned {
-                    // Past the test harness, which would keep it to itself.
+                    // Print past the test harness, which would capture it.
                     let said = b"NOT RUN: reading another process's memory is not allowed here\n";
                     std::io::Write::write_all(&mut std::io::stderr(), said).unwrap();
                 }

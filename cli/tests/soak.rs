@@ -1,4 +1,4 @@
-//! `kolo soak` as a user meets it. What it checks is tested beside the code.
+//! `kolo soak` as users run it. Unit tests beside the code cover its checks.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader};
@@ -28,7 +28,7 @@ fn a_seed_replays() {
             let output = soak(&["--seed", "11", "--round", round, "--ranks", "3"]);
             let said = text(&output);
             assert!(output.status.success(), "{said}");
-            // What was done; how it went may differ in its times.
+            // Compare what was done. The times may differ.
             let line = said.lines().find(|line| line.starts_with("round ")).unwrap();
             line.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ")
         };
@@ -38,14 +38,14 @@ fn a_seed_replays() {
 
 #[test]
 fn a_round_that_does_not_end_is_a_hang_and_can_be_replayed() {
-    // The round lasts for seconds, because a rank is stopped for so long.
+    // The round lasts for seconds, because a rank is stopped for seconds.
     let output = soak(&["--seed", "7", "--minutes", "0", "--fault", "stop", "--patience", "1ms"]);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("a hang: after 1ms") && said.contains("kolo soak --seed 7 --round "), "{said}");
 }
 
-/// Whatever else goes on in a round, who is killed is named, and every result is right.
+/// In a round with all ingredients, the killed rank is named and every result is right.
 #[test]
 fn each_ingredient_is_survived() {
     for with in ["splits", "many-splits", "holder", "forks", "stranger"] {

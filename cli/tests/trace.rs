@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use kolo::{Communicator, ReduceOp};
 
-/// What a rank is told to do.
+/// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
 
-/// Generous: only a defect takes so long.
+/// A time that only a defect takes.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 #[test]
 fn be_a_rank() {
     let Ok(task) = std::env::var(TASK) else { return };
-    // What comes before the rank that is late has to succeed within the same deadline.
+    // The operations before the late rank must succeed within the same deadline.
     let timeout = if task == "late" { Duration::from_secs(5) } else { PATIENCE };
     let began = Instant::now();
     let builder = Communicator::builder().timeout(timeout).start_timeout(PATIENCE);
@@ -35,8 +35,7 @@ fn be_a_rank() {
     let rank = comm.rank();
     match &*task {
         "together" | "tcp" => {
-            // Later than all that the machine has kept anybody waiting until now, and has in what
-            // follows.
+            // Be later than any other delay of the machine, before and after this.
             if rank == 1 {
                 std::thread::sleep(Duration::from_millis(700).max(2 * began.elapsed()));
             }
@@ -54,7 +53,7 @@ fn be_a_rank() {
         }
         "late" => {
             if rank == 2 {
-                // Comes when the others have given up.
+                // Call when the other ranks have given up.
                 wait_for(|| ranks_files(&folder).len() >= 2);
             }
             comm.all_reduce(&mut buf, ReduceOp::Max).unwrap_err();
@@ -67,8 +66,7 @@ fn be_a_rank() {
         }
         "signal" => {
             if rank == 0 {
-                // The others are in the middle of an operation as soon as they wait, and write what
-                // they have done so far.
+                // The other ranks wait in an operation, and write their operations so far.
                 wait_for(|| ranks_files(&folder).len() == 3);
             }
             comm.barrier().unwrap();
@@ -85,7 +83,7 @@ fn wait_for(happened: impl Fn() -> bool) {
     }
 }
 
-/// The files that ranks have left.
+/// Returns the files that ranks have left.
 fn ranks_files(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|kind| kind == "json")).collect();
@@ -93,7 +91,7 @@ fn ranks_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// A folder of a test's own, which it leaves behind only if it fails.
+/// The folder of a test, which remains only if the test fails.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -116,7 +114,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Three ranks.
+/// Runs three ranks.
 fn job(task: &str, folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.args(["run", "-n", "3", "--grace", "240s", "--"]).arg(std::env::current_exe().unwrap());
@@ -129,7 +127,7 @@ fn trace(files: &[PathBuf], more: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kolo")).arg("trace").args(files).args(more).output().unwrap()
 }
 
-/// What `kolo trace` says of files that are as they should be.
+/// Returns the output of `kolo trace` for good files.
 fn said(files: &[PathBuf]) -> String {
     let output = trace(files, &[]);
     assert!(output.status.success(), "{}", text(&output));
@@ -143,7 +141,7 @@ fn nothing_is_wrong_with_a_job_in_which_one_rank_is_late() {
         let output = job(task, &folder.0).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
         let files = ranks_files(&folder.0);
-        // Nothing failed, so there is only what was asked for.
+        // Nothing failed, so only the requested files exist.
         assert_eq!(files.len(), 3, "{files:?}");
         let chrome = folder.0.join("chrome");
         let output = trace(&files, &["--chrome", chrome.to_str().unwrap()]);
@@ -160,7 +158,7 @@ fn nothing_is_wrong_with_a_job_in_which_one_rank_is_late() {
     }
 }
 
-/// `split` is how many collectives the split takes.
+/// `split` is the number of collectives of the split.
 fn check_chrome(file: &Path, split: usize) {
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
@@ -169,11 +167,11 @@ fn check_chrome(file: &Path, split: usize) {
         let name = |event: &&&serde_json::Value| event["name"] == "process_name" && event["pid"] == rank;
         assert!(of("M").iter().find(name).unwrap()["args"]["name"].as_str().unwrap().starts_with(&format!("rank {rank} (")));
         let complete = of("X").into_iter().filter(|event| event["pid"] == rank).count();
-        // Alone in its row, rank 1 connects with nobody.
+        // Rank 1 is alone in its row and connects to no peer.
         assert_eq!(complete, if rank == 1 { 8 } else { 9 } + split, "rank {rank}");
     }
     assert!(of("X").iter().all(|event| event["ts"].as_f64().unwrap() >= 0.0 && event["dur"].as_f64().unwrap() >= 0.0));
-    // The others waited for rank 1, and that can be seen.
+    // The report shows that the other ranks waited for rank 1.
     let waited = |event: &&&serde_json::Value| event["args"]["seq"] == 6 + split && event["dur"].as_f64().unwrap() > 500e3;
     assert!(of("X").iter().filter(waited).count() >= 1, "{trace}");
     assert_eq!((of("b").len(), of("e").len()), (6, 6));
@@ -201,19 +199,19 @@ fn a_rank_that_is_late_beyond_the_deadline_is_named() {
     assert!(output.status.success(), "{}", text(&output));
     let files = ranks_files(&folder.0);
     let name = |path: &PathBuf| path.to_str().unwrap().to_owned();
-    // The two that gave up, while the third has not come yet.
+    // The files of the two ranks that gave up, before the third has called.
     let early: Vec<PathBuf> = files.iter().filter(|path| !name(path).ends_with("rank2.json")).cloned().collect();
     assert_eq!(early.len(), 2, "{files:?}");
     let without = said(&early);
     assert!(without.contains("no file of rank 2") && without.contains("names it"), "{without}");
-    // All three: when it came, the communicator had ended.
+    // All three files: when the third rank called, the communicator had ended.
     let all = said(&files);
     assert!(
         all.contains("first disagreement: world, seq 8") && all.contains("  ranks 0, 1: all_reduce f32 x 1000 max, failed"),
         "{all}"
     );
-    assert!(all.contains("  rank 2 has not come: its last is seq 7, split, done"), "{all}");
-    assert!(all.contains("  the others waited for rank 2 at least for 5.0"), "{all}");
+    assert!(all.contains("  rank 2 has not called it: its last is seq 7, split, done"), "{all}");
+    assert!(all.contains("  the others waited for rank 2 for at least 5.0"), "{all}");
 }
 
 #[test]
@@ -234,8 +232,8 @@ fn a_signal_has_files_written_and_interrupts_nothing() {
     let folder = Folder::new("signal");
     let mut command = job("signal", &folder.0);
     let launcher = command.env("KOLO_TRACE_SIGNAL", "1").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Whether a rank listens yet cannot be seen from outside; ranks that do not would end. So each
-    // is asked when it has connected: when it maps the memory that it shares.
+    // A rank without a handler would end at the signal. So send the signal when the rank has
+    // connected, which shows in its mapped shared memory.
     let ranks = || children(launcher.id()).into_iter().filter(|pid| has_connected(*pid)).collect::<Vec<_>>();
     wait_for(|| ranks().len() == 3);
     wait_for(|| {
@@ -301,7 +299,7 @@ fn files_that_cannot_be_used_are_said() {
         assert!(!output.status.success() && said.contains(hint) && said.contains("no file that can be read"), "{hint}: {said}");
         assert!(said.contains(file.file_name().unwrap().to_str().unwrap()), "{said}");
     }
-    // What can be used is.
+    // The usable files are analysed.
     let output = trace(&[half, good[1].clone()], &[]);
     let said = text(&output);
     assert!(!output.status.success() && said.contains("files of rank 1") && said.contains("1 file could not be used"), "{said}");

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 docs/training/gloo.py --batch 32 --threads 1 --steps 16
 
-Prints what speed.py prints of the trainer's runs: the median, over the steps after the third, of the images of all ranks divided by
-the mean of the times that the ranks took for the step.
+Prints the same figure as speed.py does for the trainer's runs: the median, over the steps after the
+third, of the images of all ranks divided by the mean time that the ranks took for the step.
 """
 
 import argparse

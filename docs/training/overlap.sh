@@ -1,7 +1,7 @@
 #!/bin/bash
-# What communication costs a step of ResNet-18 with 32 images of 32 pixels a rank, two ranks of one
-# thread each, and how much of it overlapping with the backward pass hides. Prints the median
-# images/s of all ranks together for each way, in interleaved rounds.
+# Measures the cost of communication in a step of ResNet-18, and how much of it the overlap with the
+# backward pass hides: two ranks of one thread, with 32 images of 32 pixels each. Prints the median
+# images/s of all ranks together for each setting, in interleaved rounds.
 #
 #     docs/training/overlap.sh [--links] [resnet]
 #
@@ -24,7 +24,7 @@ finish() {
 trap finish EXIT
 
 if [ $links = yes ]; then
-    # Without a secret that both ranks know they would listen only to their own machine.
+    # Without a common secret, the ranks would listen only to their own machine.
     KOLO_SECRET=$(openssl rand -hex 32)
     export KOLO_SECRET
     for space in kolo-a kolo-b; do ip netns add $space; done
@@ -51,7 +51,7 @@ train() { # way, folder
                 --dist-url tcp://10.99.0.1:29511 >/dev/null &
             pids+=($!)
         done
-        # Each with its status: a rank that fails ends the measurement.
+        # Check each status: a rank that fails ends the measurement.
         for pid in "${pids[@]}"; do wait "$pid"; done
     fi
 }
@@ -62,7 +62,7 @@ for round in $(seq "$rounds"); do
     done
 done
 for way in $ways; do
-    # The first steps start threads and make buckets anew.
+    # The first steps start threads and rebuild buckets.
     for round in $(seq "$rounds"); do
         grep '"kind":"step"' "$runs/$way$round/metrics.jsonl" | tail -n +4
     done | sed 's/.*"images_per_s":\([0-9.]*\).*"waiting":\([0-9.e-]*\).*"overlap":\([0-9.e-]*\).*/\1 \2 \3/' | sort -n |

@@ -1,8 +1,9 @@
-"""The speed of the trainer's runs that were made with `-p 1`: the median of images/s over the steps after the third.
+"""Prints the speed of the trainer's runs with `-p 1`: the median images/s of the steps after the third.
 
     python docs/training/speed.py RUN...
 
-In metrics.jsonl a step's images/s are the images of all ranks divided by the mean of the times that the ranks took for it.
+In metrics.jsonl, the images/s of a step are the images of all ranks divided by the mean time that the
+ranks took for the step.
 """
 
 import json

@@ -1,4 +1,4 @@
-/* Every rank's gradients become everybody's average.
+/* All ranks get the average of their gradients.
  *
  *   cc -std=c99 all_reduce.c $(pkg-config --cflags --libs kolo) -o all_reduce && kolo run -n 4 -- ./all_reduce
  */

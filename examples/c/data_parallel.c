@@ -1,5 +1,6 @@
-/* Data-parallel training: every rank makes the gradients of its own samples, and the reducer averages them while the rest of the
- * backward pass goes on. The model is y = weight * x + bias, and the samples are of y = 3 x + 1.
+/* Data-parallel training: each rank computes the gradients of its own samples, and the reducer
+ * averages them during the rest of the backward pass. The model is y = weight * x + bias, and the
+ * samples are of y = 3 x + 1.
  *
  *   cc -std=c99 data_parallel.c $(pkg-config --cflags --libs kolo) -o data_parallel && kolo run -n 2 -- ./data_parallel
  */
@@ -29,7 +30,7 @@ int main(void) {
   kolo_reducer_t reducer;
   check(kolo_reducer_create(&reducer, parameters, PARAMETERS, NULL, 0, NULL, comm));
 
-  /* Everybody starts with rank 0's values. */
+  /* All ranks start with the values of rank 0. */
   float model[PARAMETERS] = {(float)rank, (float)rank};
   void *values[PARAMETERS] = {&model[WEIGHT], &model[BIAS]};
   check(kolo_reducer_broadcast_parameters(reducer, values));
@@ -42,20 +43,20 @@ int main(void) {
     }
 
     check(kolo_reducer_begin(reducer));
-    /* The last parameter's gradient comes first: written where it is reduced. */
+    /* The backward pass starts with the last parameter. Write its gradient in place. */
     void *place;
     check(kolo_reducer_gradient(reducer, BIAS, &place, NULL));
     float *bias = (float *)place;
     *bias = 0;
     for (int i = 0; i < SAMPLES; i++) *bias += error[i] / SAMPLES;
     check(kolo_reducer_ready(reducer, BIAS));
-    /* This one lies elsewhere, and is copied. */
+    /* Copy this gradient from other memory. */
     float weight = 0;
     for (int i = 0; i < SAMPLES; i++) weight += error[i] * x[i] / SAMPLES;
     check(kolo_reducer_put(reducer, WEIGHT, &weight, NULL));
     check(kolo_reducer_finish(reducer));
 
-    /* Now they are averages, the same on all ranks. */
+    /* Now the gradients are averages, the same on all ranks. */
     for (int i = 0; i < PARAMETERS; i++) {
       check(kolo_reducer_gradient(reducer, (size_t)i, &place, NULL));
       model[i] -= 0.5f * *(float *)place;

@@ -1,4 +1,5 @@
-/* What an error says. Rank 1 leaves without a word to the others, who learn that it was rank 1, where, and in which operation.
+/* The fields of an error. Rank 1 ends without a goodbye. The error on each other rank names rank 1, its
+ * host and the operation.
  *
  *   cc -std=c99 errors.c $(pkg-config --cflags --libs kolo) -o errors && kolo run -n 3 -- ./errors
  */
@@ -18,7 +19,7 @@ int main(void) {
   int32_t rank;
   kolo_comm_rank(comm, &rank);
 
-  /* A mistake of one's own is found before anything is sent, and harms nothing. */
+  /* A wrong argument is an error before anything is sent, and changes nothing. */
   double value = rank;
   kolo_all_reduce(&value, &value, (size_t)-1, KOLO_FLOAT64, KOLO_SUM, comm, NULL);
   kolo_last_error(comm, &error);
@@ -26,7 +27,7 @@ int main(void) {
 
   if (rank != 1) {
     kolo_result_t result;
-    /* Where there is no rank 1, nothing goes wrong. */
+    /* Without a rank 1, nothing fails. */
     while ((result = kolo_barrier(comm, NULL)) == KOLO_OK) {
       int32_t nranks;
       kolo_comm_count(comm, &nranks);

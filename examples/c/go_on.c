@@ -1,4 +1,4 @@
-/* A rank is killed in the middle of the work, and the others go on without it.
+/* A rank is killed in the middle of the work, and the survivors continue without it.
  *
  *   cc -std=c99 go_on.c $(pkg-config --cflags --libs kolo) -o go_on && ./go_on
  */
@@ -33,13 +33,14 @@ static int work(int rank, const char *store) {
     kolo_error_t error = KOLO_ERROR_INITIALIZER;
     kolo_last_error(comm, &error);
     printf("rank %d: step %d: %s\n", rank, step, error.message);
-    /* A mistake of this rank's own, which no other communicator would mend. */
+    /* A wrong call of this rank, which would also fail on a new communicator. */
     if (error.usable) return 1;
     kolo_comm_t fewer;
     if (kolo_comm_shrink(comm, &fewer) != KOLO_OK) return failed();
     kolo_comm_destroy(comm);
     comm = fewer;
-    /* One rank may have done a step that failed on another: they go on with the first that not all have done. */
+    /* One rank may have completed a step that failed on another. Continue with the first step that not
+     * all ranks have completed. */
     if (kolo_all_reduce(&step, &step, 1, KOLO_INT32, KOLO_MIN, comm, NULL) != KOLO_OK) return failed();
   }
   kolo_comm_count(comm, &left);

@@ -1,4 +1,4 @@
-/* Memory that the ranks of a host share: an all-reduce reads and writes it where it is.
+/* Registered buffers: memory that the ranks of a host share, which an all-reduce uses in place.
  *
  *   cc -std=c99 registered.c $(pkg-config --cflags --libs kolo) -o registered && kolo run -n 4 -- ./registered
  */
@@ -21,7 +21,7 @@ int main(void) {
   check(kolo_comm_rank(comm, &rank));
   check(kolo_comm_count(comm, &nranks));
 
-  /* All ranks allocate together. It begins as zeros. */
+  /* Allocating is a collective call. The memory starts as zeros. */
   size_t count = 1 << 20;
   void *memory;
   check(kolo_mem_alloc(&memory, count * sizeof(float), comm));

@@ -1,4 +1,5 @@
-/* A program that starts its ranks itself, as with NCCL: one makes a unique id and hands it to the others, here through pipes.
+/* A program that starts its ranks itself, as with NCCL: one process makes a unique id and gives it to the
+ * others, here through pipes.
  *
  *   cc -std=c99 unique_id.c $(pkg-config --cflags --libs kolo) -o unique_id && ./unique_id 4
  */
@@ -23,14 +24,14 @@ static void work(int rank, int nranks, kolo_unique_id_t id) {
   kolo_comm_t comm;
   CHECK(kolo_comm_init_rank(&comm, nranks, id, rank, NULL));
 
-  /* Operations that go on while this rank computes. */
+  /* Operations that progress while this rank computes. */
   double sums[3] = {1.0, (double)rank, 2.0 * rank};
   kolo_work_t work;
   CHECK(kolo_start_all_reduce(sums, sums, 3, KOLO_FLOAT64, KOLO_SUM, comm, NULL, &work));
   CHECK(kolo_work_wait(work));
   CHECK(kolo_work_destroy(work));
 
-  /* Everybody sends to the next at once. */
+  /* All ranks send to the next rank at once. */
   int32_t token = rank, received = -1;
   if (nranks > 1) {
     CHECK(kolo_group_start());
@@ -46,7 +47,7 @@ int main(int argc, char **argv) {
   int nranks = argc > 1 ? atoi(argv[1]) : 2;
   int pipes[64][2];
   if (nranks < 1 || nranks > 64) return 2;
-  /* The processes first: a fork leaves threads behind, and kolo has some. */
+  /* Start the processes first: a fork does not copy threads, and kolo has some. */
   for (int rank = 1; rank < nranks; rank++) {
     if (pipe(pipes[rank]) != 0) return 1;
     if (fork() == 0) {

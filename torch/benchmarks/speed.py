@@ -1,9 +1,9 @@
-"""The speed of kolo beside Gloo, through PyTorch: all_reduce by size, and a step of DDP with ResNet-18.
+"""Measures kolo beside Gloo through PyTorch: all_reduce by size, and a step of DDP with ResNet-18.
 
     python torch/benchmarks/speed.py [--ranks 2,4] [--rounds 5] [--sizes 4,1K,1M] [--no-ddp]
 
-Both backends live in the same processes and take turns, so that what else the machine does meets both. Printed are medians over the
-rounds of the slowest rank's time, in microseconds.
+Both backends take turns in the same processes, so that other load on the machine affects both. The
+figures are medians over the rounds, in microseconds, of the time of the slowest rank.
 """
 
 import argparse

@@ -79,6 +79,17 @@ std::vector<size_t> counts_of(const std::vector<int64_t>& splits, const at::Tens
   return counts;
 }
 
+// Checks the tensors of a call that has an output for each input.
+void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, const char* call) {
+  TORCH_CHECK_VALUE(
+      outputs.size() == inputs.size() && !inputs.empty(), call, ": there are ", outputs.size(), " outputs and ", inputs.size(), " inputs");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_dense(inputs[i], call);
+    check_writable(outputs[i], call);
+    check_same_type(outputs[i], inputs[i], call);
+  }
+}
+
 } // namespace
 
 // ---- Beginning and end ----
@@ -437,12 +448,8 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allgather_into_tensor_coalesced(
 }
 
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::gather_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs) {
-  TORCH_CHECK_VALUE(
-      outputs.size() == inputs.size() && !inputs.empty(), call.name, ": there are ", outputs.size(), " outputs and ", inputs.size(), " inputs");
+  check_pairs(outputs, inputs, call.name);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_dense(inputs[i], call.name);
-    check_writable(outputs[i], call.name);
-    check_same_type(outputs[i], inputs[i], call.name);
     check_count(outputs[i].numel(), inputs[i].numel() * size_, "the output", call.name);
   }
   Launch launch(*this, call, inputs.front());
@@ -575,12 +582,8 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::scatter_tensors(
     const Tensors& outputs,
     const Tensors& inputs,
     const c10d::ReduceOp& op) {
-  TORCH_CHECK_VALUE(
-      outputs.size() == inputs.size() && !inputs.empty(), call.name, ": there are ", outputs.size(), " outputs and ", inputs.size(), " inputs");
+  check_pairs(outputs, inputs, call.name);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_dense(inputs[i], call.name);
-    check_writable(outputs[i], call.name);
-    check_same_type(outputs[i], inputs[i], call.name);
     check_count(inputs[i].numel(), outputs[i].numel() * size_, "the input", call.name);
     reduced(inputs[i].scalar_type(), op, call.name);
   }

@@ -136,6 +136,16 @@ int64_t count_of(const std::vector<at::Tensor>& tensors) {
   return count;
 }
 
+// Calls `each` with every tensor and its part of `memory`, in which the tensors follow each other.
+template <typename Each>
+void for_each_part(const at::Tensor& memory, const std::vector<at::Tensor>& tensors, Each each) {
+  int64_t start = 0;
+  for (const auto& tensor : tensors) {
+    each(tensor, memory.narrow(0, start, tensor.numel()).view(tensor.sizes()));
+    start += tensor.numel();
+  }
+}
+
 } // namespace
 
 at::Tensor Launch::in(const std::vector<at::Tensor>& tensors) {
@@ -143,11 +153,9 @@ at::Tensor Launch::in(const std::vector<at::Tensor>& tensors) {
   at::Tensor memory = reaches(first) ? joined(tensors) : at::Tensor();
   if (!memory.defined()) {
     memory = memory_for({count_of(tensors)}, first);
-    int64_t start = 0;
-    for (const auto& tensor : tensors) {
-      memory.narrow(0, start, tensor.numel()).view(tensor.sizes()).copy_(tensor, /*non_blocking=*/true);
-      start += tensor.numel();
-    }
+    for_each_part(memory, tensors, [](const at::Tensor& tensor, const at::Tensor& part) {
+      part.copy_(tensor, /*non_blocking=*/true);
+    });
     if (!reaches(first)) {
       arrives_from(first.device());
     }
@@ -161,11 +169,7 @@ at::Tensor Launch::out(const std::vector<at::Tensor>& tensors) {
   at::Tensor memory = reaches(first) ? joined(tensors) : at::Tensor();
   if (!memory.defined()) {
     memory = memory_for({count_of(tensors)}, first);
-    int64_t start = 0;
-    for (const auto& tensor : tensors) {
-      copy_back(tensor, memory.narrow(0, start, tensor.numel()).view(tensor.sizes()));
-      start += tensor.numel();
-    }
+    for_each_part(memory, tensors, [this](const at::Tensor& tensor, const at::Tensor& part) { copy_back(tensor, part); });
   }
   keep(memory);
   return memory;

@@ -1,4 +1,4 @@
-"""DistributedDataParallel in three small programs: training, a checkpoint that all ranks load, and a model in two parts.
+"""DistributedDataParallel in three small programs: training, a checkpoint for all ranks, a split model.
 
     python torch/examples/ddp.py [--backend kolo] [--ranks 2] [basic|checkpoint|model_parallel]...
 """

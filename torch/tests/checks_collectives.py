@@ -1,4 +1,4 @@
-"""Every collective against what it should give, which each rank computes for itself from all ranks' inputs."""
+"""Checks every collective. Each rank computes the expected result from the inputs of all ranks."""
 
 import datetime
 import time
@@ -71,7 +71,7 @@ def reductions():
             yield dtype, op
 
 
-def everybody(world, count, dtype):
+def all_inputs(world, count, dtype):
     return [make(rank, count, dtype) for rank in range(world)]
 
 
@@ -92,7 +92,7 @@ def all_reduce_of_every_type_and_op(group):
     rank, world = of(group)
     for dtype, op in reductions():
         for count in SIZES:
-            inputs = everybody(world, count, dtype)
+            inputs = all_inputs(world, count, dtype)
             for is_async in (False, True):
                 tensor = inputs[rank].clone()
                 work = dist.all_reduce(tensor, op, group, async_op=is_async)
@@ -107,7 +107,7 @@ def all_reduce_of_every_type_and_op(group):
 def all_reduce_of_complex_numbers(group):
     rank, world = of(group)
     for dtype in COMPLEX:
-        inputs = everybody(world, 100, dtype)
+        inputs = all_inputs(world, 100, dtype)
         tensor = inputs[rank].clone()
         dist.all_reduce(tensor, group=group)
         same(tensor, reduce_locally(OPS.SUM, inputs))
@@ -128,7 +128,7 @@ def reduce_to_every_root(group):
     rank, world = of(group)
     for root, (dtype, op) in enumerate(reductions()):
         root %= world
-        inputs = everybody(world, 999, dtype)
+        inputs = all_inputs(world, 999, dtype)
         tensor = inputs[rank].clone()
         dist.reduce(tensor, group_dst=root, op=op, group=group)
         if rank == root:
@@ -153,7 +153,7 @@ def gathers_of_every_type(group):
     rank, world = of(group)
     for dtype in ALL:
         for count in SIZES:
-            inputs = everybody(world, count, dtype)
+            inputs = all_inputs(world, count, dtype)
             mine = inputs[rank].clone()
             outputs = [torch.zeros(count, dtype=dtype) for _ in range(world)]
             dist.all_gather(outputs, mine, group)
@@ -450,7 +450,7 @@ def groups_in_groups(group):
 
 @check
 def a_group_that_never_ends(group):
-    """Of PyTorch's own functions, without its manager: calls are carried out all the same, and wait() waits for them."""
+    """PyTorch's own functions without its manager: the calls run, and wait() waits for them."""
     _, world = of(group)
     cpu = torch.device("cpu")
     group._start_coalescing(cpu)

@@ -1,4 +1,4 @@
-"""Callbacks of futures that call collectives and wait for them, and every communication hook of PyTorch's DDP."""
+"""Callbacks of futures that call collectives and wait, and each communication hook of PyTorch's DDP."""
 
 import datetime
 import os
@@ -85,7 +85,7 @@ def callbacks_in_callbacks(group):
 
 
 def of_calls_that_wait(group, tensors, attach):
-    """What `attach` returns on rank 0 for works that do not end before it returns; the other ranks join in afterwards."""
+    """Returns the result of `attach` on rank 0 for works that end later: the other ranks call afterwards."""
     rank, _ = of(group)
     if rank == 0:
         attached = attach([dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors])
@@ -126,7 +126,7 @@ def a_callback_that_waits_for_a_later_call(group):
 
 @check
 def futures_that_are_asked_for_in_another_order(group):
-    """The first call's future is completed though the second call's, which was asked for before, is not."""
+    """The first call's future completes before the second call's, though that one was requested first."""
     rank, world = of(group)
     if rank == 0:
         first = dist.all_reduce(ones(10), group=group, async_op=True)
@@ -219,7 +219,7 @@ def a_callback_that_raises(group):
 
 
 def train(group, wrap, where=None, count=6, **options):
-    """Where callbacks call collectives, there is one bucket: else the order of the calls is not the same on all ranks."""
+    """If callbacks call collectives, there is one bucket. Otherwise the order of calls differs among ranks."""
     where = where or (torch.device("cpu") if dist.get_backend(group) == "gloo" else device())
     module = model().to(where)
     wrapped = DistributedDataParallel(module, process_group=group, **options)
@@ -254,7 +254,7 @@ def power_sgd(rank, **options):
 
 
 def of_single_matrices(orthogonalize):
-    """PyTorch's batched hook gives one matrix to what takes several, and fails for that with any backend, at least in 2.15."""
+    """PyTorch's batched hook passes one matrix where several are expected, and fails with any backend (2.15)."""
     return lambda matrices, epsilon=0: orthogonalize(matrices if matrices.dim() == 3 else matrices.unsqueeze(0), epsilon)
 
 
@@ -389,7 +389,7 @@ def zero_hook(make):
 
 
 def steps_after_the_second(wrapped, group):
-    """PyTorch's hook learns of the buckets in the first two steps, which leave the parameters as they are."""
+    """PyTorch's hook learns the buckets in the first two steps, which do not change the parameters."""
     wrapped.no_optimizer = True
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     return lambda step: optimizer.step() if step >= 2 else None

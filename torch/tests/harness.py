@@ -109,7 +109,7 @@ def check(function):
 
 
 def run_checks(rank, world, names, method):
-    """Runs checks in order, each in a group of its own, and returns by name what went wrong, or why it was not run."""
+    """Runs checks in order, each in a group of its own. Returns by name the failure, or why it did not run."""
     import torch.distributed as dist
 
     start("kolo", method, rank, world)
@@ -158,7 +158,7 @@ def _run_imported(rank, world, names, method):
 
 
 def once(function):
-    """As functools.cache, which does not keep exceptions: what hung once is not waited for again."""
+    """Like functools.cache, but keeps exceptions too, so that no hang is waited for twice."""
 
     @functools.cache
     def outcome(*args):

@@ -1,6 +1,6 @@
-"""Runs checks with their tensors on a device: for the length of each call, they lie in copies of their memory there.
+"""Runs checks with their tensors on a device: each call uses copies of their memory there.
 
-What each call should give is computed on the host as ever. With the host as the device, this tests itself.
+The host computes the expected results. With the host as the device, this tests itself.
 """
 
 import contextlib

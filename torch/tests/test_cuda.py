@@ -71,7 +71,7 @@ def test_collective_on_a_gpu(world, path, name):
 @pytest.mark.parametrize("name", moved.CHECKS)
 @pytest.mark.parametrize("path", ["host", "direct"])
 def test_collective_with_tensors_moved_to_other_memory(path, name):
-    """What moves the tensors of the checks is right, also where there is no GPU; so are tensors on the host in a group with devices."""
+    """Moving tensors is right, also without a GPU, and so are host tensors in a group with devices."""
     judge(outcomes(2, path, "cpu"), name)
 
 
@@ -205,7 +205,7 @@ def messages(rank, world, device):
 
 
 def side_streams(rank, world, device):
-    """What a stream wrote before the call is what is reduced, and what it does afterwards sees the result."""
+    """The call reduces what the stream wrote before it, and later work of the stream sees the result."""
     import torch.distributed as dist
 
     side = torch.cuda.Stream(device)
@@ -264,7 +264,7 @@ def memory_that_is_let_go(rank, world, device):
 
 
 def memory_of_the_driver_meanwhile(rank, world, device):
-    """The driver is asked for memory, and given some back, while streams wait for operations: nobody waits for each other."""
+    """Allocating and freeing memory while streams wait for operations causes no deadlock."""
     import torch.distributed as dist
 
     tensor = torch.full((MANY,), rank + 1.0, device=device)
@@ -282,7 +282,7 @@ def the_host_goes_on(rank, world, device):
     import torch.distributed as dist
 
     if not has_devices(device):
-        raise NotRun("a host that goes on: torch_kolo's own copies need it")
+        raise NotRun("a host that does not wait: torch_kolo's own copies make it wait")
 
     # The first calls compile the kernels and open the memory of peers.
     tensor = torch.ones(MANY, device=device)
@@ -440,7 +440,7 @@ def has_devices(device):
 
 
 def run_programs(rank, world, names, folder, path):
-    """Each in a process group of its own, in one process: starting CUDA takes longer than most. By name what went wrong, if anything."""
+    """Runs checks in one process, each in a group of its own, because starting CUDA is slow. Returns failures by name."""
     import torch.distributed as dist
 
     device = device_of(rank)

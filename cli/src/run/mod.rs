@@ -234,6 +234,21 @@ enum Urgency {
     Killed,
 }
 
+/// How far a job has come to its end.
+struct End {
+    /// The first failure.
+    failure: Option<Failure>,
+    urgency: Urgency,
+    /// When the urgency grows.
+    deadline: Option<Instant>,
+}
+
+impl End {
+    fn become_urgent(&mut self, urgency: Urgency, patience: Duration) {
+        (self.urgency, self.deadline) = (urgency, Some(Instant::now() + patience));
+    }
+}
+
 /// How long ranks may take to terminate before they are killed.
 const TERMINATION: Duration = Duration::from_secs(3);
 
@@ -242,60 +257,68 @@ impl Ranks {
         self.processes.iter().flatten().for_each(|process| process.signal(signal));
     }
 
-    /// Waits until all ranks have ended; returns the first failure.
+    /// Waits until all ranks have ended. Returns the first failure.
     fn wait(&mut self, events: &Receiver<Event>) -> Option<Failure> {
-        let mut failure: Option<Failure> = None;
-        let mut urgency = Urgency::Running;
-        let mut deadline: Option<Instant> = None;
+        let mut end = End { failure: None, urgency: Urgency::Running, deadline: None };
         while self.processes.iter().any(Option::is_some) {
-            let event = match deadline {
+            let event = match end.deadline {
                 Some(deadline) => events.recv_deadline(deadline).ok(),
                 None => events.recv().ok(),
             };
             match event {
-                Some(Event::Ended(rank, status)) => {
-                    let process = self.processes[rank].take();
-                    let pid = process.as_ref().map_or(0, Process::pid);
-                    if let (true, Some(process)) = (!status.success() || failure.is_some(), process) {
-                        // Processes that the rank has started do not outlive the job.
-                        process.signal(Signal::KILL);
-                    }
-                    // A rank that fails because another was killed may be reported before that one.
-                    let is_cause = match &failure {
-                        None => !status.success(),
-                        Some(Failure::Rank { status: first, .. }) => {
-                            urgency == Urgency::Reporting && process::was_killed(status) && !process::was_killed(*first)
-                        }
-                        Some(Failure::Stopped(_)) => false,
-                    };
-                    if is_cause {
-                        failure = Some(Failure::Rank { rank, pid, status, after: self.began.elapsed() });
-                        if urgency == Urgency::Running {
-                            (urgency, deadline) = (Urgency::Reporting, Some(Instant::now() + self.grace));
-                        }
-                    }
-                }
-                Some(Event::Signalled(signal)) => {
-                    self.signal(signal);
-                    if signal.ends() {
-                        failure.get_or_insert(Failure::Stopped(signal));
-                        // A second signal kills the ranks at once.
-                        let again = urgency >= Urgency::Terminating;
-                        (urgency, deadline) =
-                            (Urgency::Terminating, Some(Instant::now() + if again { Duration::ZERO } else { TERMINATION }));
-                    }
-                }
-                None if urgency < Urgency::Terminating => {
-                    self.signal(Signal::TERMINATE);
-                    (urgency, deadline) = (Urgency::Terminating, Some(Instant::now() + TERMINATION));
-                }
-                None => {
-                    self.signal(Signal::KILL);
-                    (urgency, deadline) = (Urgency::Killed, None);
-                }
+                Some(Event::Ended(rank, status)) => self.ended(rank, status, &mut end),
+                Some(Event::Signalled(signal)) => self.signalled(signal, &mut end),
+                None => self.urge(&mut end),
             }
         }
-        failure
+        end.failure
+    }
+
+    /// Notes the end of a rank. If it is the cause of the job's failure, the other ranks get time to
+    /// report.
+    fn ended(&mut self, rank: usize, status: ExitStatus, end: &mut End) {
+        let process = self.processes[rank].take();
+        let pid = process.as_ref().map_or(0, Process::pid);
+        if let (true, Some(process)) = (!status.success() || end.failure.is_some(), process) {
+            // Processes that the rank has started do not outlive the job.
+            process.signal(Signal::KILL);
+        }
+        // A rank that fails because another was killed may be reported before that one.
+        let is_cause = match &end.failure {
+            None => !status.success(),
+            Some(Failure::Rank { status: first, .. }) => {
+                end.urgency == Urgency::Reporting && process::was_killed(status) && !process::was_killed(*first)
+            }
+            Some(Failure::Stopped(_)) => false,
+        };
+        if is_cause {
+            end.failure = Some(Failure::Rank { rank, pid, status, after: self.began.elapsed() });
+            if end.urgency == Urgency::Running {
+                end.become_urgent(Urgency::Reporting, self.grace);
+            }
+        }
+    }
+
+    /// Forwards a signal to the ranks. A signal that ends the job starts its deadline.
+    fn signalled(&self, signal: Signal, end: &mut End) {
+        self.signal(signal);
+        if signal.ends() {
+            end.failure.get_or_insert(Failure::Stopped(signal));
+            // A second signal kills the ranks at once.
+            let again = end.urgency >= Urgency::Terminating;
+            end.become_urgent(Urgency::Terminating, if again { Duration::ZERO } else { TERMINATION });
+        }
+    }
+
+    /// Asks the ranks more urgently to end, at a deadline.
+    fn urge(&self, end: &mut End) {
+        if end.urgency < Urgency::Terminating {
+            self.signal(Signal::TERMINATE);
+            end.become_urgent(Urgency::Terminating, TERMINATION);
+        } else {
+            self.signal(Signal::KILL);
+            (end.urgency, end.deadline) = (Urgency::Killed, None);
+        }
     }
 
     /// Ends the ranks that have started when another cannot be started.

@@ -75,7 +75,7 @@ fn take_steps(round: &Round, rank: usize, world: &Communicator, holder: &mut Opt
             go_on(round, &rest, &mut report.operations)?;
         }
         Err(Error::Excluded { .. }) => report.excluded = true,
-        Err(error) => return Err(format!("rank {rank} cannot go on after {:?}: {error}", report.failure)),
+        Err(error) => return Err(format!("rank {rank} cannot continue after {:?}: {error}", report.failure)),
     }
     Ok(report)
 }
@@ -98,10 +98,10 @@ fn dance(
 ) -> Result<(), Missed> {
     // Each communicator with its ranks as ranks of the job.
     let mut others: Vec<(Communicator, Vec<usize>)> = Vec::new();
-    let everybody: Vec<usize> = (0..round.ranks).collect();
+    let all_ranks: Vec<usize> = (0..round.ranks).collect();
     let is_victim = rank == round.victim;
     if round.has(Ingredient::Holder) {
-        *holder = Some(Holder::start(world).map_err(|error| Missed::failed(&error).on(&everybody, false))?);
+        *holder = Some(Holder::start(world).map_err(|error| Missed::failed(&error).on(&all_ranks, false))?);
     }
     for number in 0..round.steps {
         if is_victim && number == round.at {
@@ -119,17 +119,17 @@ fn dance(
             Step::Split { parts, reverses } => {
                 let color = |rank: usize| rank % parts;
                 let key = if reverses { round.ranks - rank } else { rank };
-                let mut members: Vec<usize> = everybody.iter().copied().filter(|other| color(*other) == color(rank)).collect();
+                let mut members: Vec<usize> = all_ranks.iter().copied().filter(|other| color(*other) == color(rank)).collect();
                 if reverses {
                     members.reverse();
                 }
-                let part = world.split(color(rank), key).map_err(|error| Missed::failed(&error).on(&everybody, true))?;
+                let part = world.split(color(rank), key).map_err(|error| Missed::failed(&error).on(&all_ranks, true))?;
                 others.push((part, members));
             }
             Step::Drop { which } => drop(others.remove(which)),
             Step::Collective { on, .. } | Step::Collect { on, .. } | Step::Fork { on, .. } => {
                 let (comm, members) = match on.checked_sub(1) {
-                    None => (world, &everybody),
+                    None => (world, &all_ranks),
                     Some(other) => (&others[other].0, &others[other].1),
                 };
                 run(comm, &step, number).map_err(|missed| missed.on(members, on > 0))?;

@@ -100,7 +100,7 @@ pub(crate) enum Ingredient {
     /// A thread of each rank writes and checks a registered buffer that no operation uses, from the
     /// start to the end.
     Holder,
-    /// Forked children free registered memory that their parents go on to use.
+    /// Forked children free registered memory that their parents still use.
     Forks,
     /// A process without the secret connects to every listener of the ranks, from before the start
     /// to the end.

@@ -76,7 +76,7 @@ impl Job {
             return Err(format!("the files are of several runs: {}; give those of one", list.join("; ")));
         }
         if dumps.iter().any(|dump| dump.members != dumps[0].members) {
-            return Err("the files disagree on who takes part in the job; they are not of one run".to_owned());
+            return Err("the files disagree on the ranks of the job; they are not of one run".to_owned());
         }
         dumps.sort_by_key(|dump| (dump.rank, std::cmp::Reverse(dump.clock.monotonic_ns)));
         // The last file of a rank that left several.

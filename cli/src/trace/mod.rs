@@ -46,7 +46,7 @@ pub(crate) fn trace(args: &Args) -> Result<(), String> {
     let disagreement = job.disagreement();
     match &disagreement {
         Some(disagreement) => say_disagreement(&job, disagreement),
-        None => say("no disagreement: what the ranks recorded belongs together"),
+        None => say("no disagreement: the records of all ranks match"),
     }
     lateness(&job);
     if let Some(file) = &args.chrome {
@@ -70,7 +70,7 @@ fn head(job: &Job) {
         };
         let blaming: Vec<usize> = job.dumps.iter().filter(blaming).map(|dump| dump.rank).collect();
         let why = if blaming.is_empty() {
-            "it may have been killed, or have failed in nothing".to_owned()
+            "it may have been killed, or none of its operations failed".to_owned()
         } else {
             format!("the failure that ended {} names it: it was killed, or could not write", show_ranks(&blaming))
         };
@@ -120,7 +120,7 @@ fn say_disagreement(job: &Job, disagreement: &Disagreement<'_>) {
     }
     for (rank, last) in missing {
         let did = match last {
-            None => "it has done nothing on this communicator".to_owned(),
+            None => "it has no operation on this communicator".to_owned(),
             Some(last) => {
                 let at = views[rank].0;
                 let ago = began - job.time(at, last.end_ns.unwrap_or(last.start_ns));
@@ -129,7 +129,7 @@ fn say_disagreement(job: &Job, disagreement: &Disagreement<'_>) {
                 format!("its last is seq {}, {}, {} ({when})", last.seq, last.call, outcome(last))
             }
         };
-        say(&format!("  rank {} has not come: {did}", of_job(rank)));
+        say(&format!("  rank {} has not called it: {did}", of_job(rank)));
     }
     let starts =
         called.iter().flat_map(|(_, came)| came).map(|(rank, operation)| (job.time(views[rank].0, operation.start_ns), rank));
@@ -137,7 +137,7 @@ fn say_disagreement(job: &Job, disagreement: &Disagreement<'_>) {
         say(&format!("  {} left no file", show_ranks(&silent)));
     }
     if let (true, Some((last, rank))) = (missing.is_empty(), starts.max().filter(|(last, _)| last > began)) {
-        say(&format!("  rank {} came last, {} after the first", of_job(rank), show_seconds((last - began) as f64 * 1e-9)));
+        say(&format!("  rank {} called last, {} after the first", of_job(rank), show_seconds((last - began) as f64 * 1e-9)));
     } else if !missing.is_empty() {
         let ends = called.iter().flat_map(|(_, came)| came);
         let until = ends.map(|(rank, operation)| {
@@ -147,7 +147,7 @@ fn say_disagreement(job: &Job, disagreement: &Disagreement<'_>) {
         let waited = until.max().unwrap_or(*began) - began;
         let ranks: Vec<usize> = missing.iter().map(|(rank, _)| of_job(rank)).collect();
         say(&format!(
-            "  the others waited for {} at least for {}",
+            "  the others waited for {} for at least {}",
             show_ranks(&ranks),
             show_seconds(waited.max(0) as f64 * 1e-9)
         ));

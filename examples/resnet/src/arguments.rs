@@ -9,7 +9,7 @@ use crate::engine::Kind;
 use crate::model::architecture::{Architecture, Shape};
 use crate::optimizer::{Decay, Scale};
 
-/// Of `--dist-url`: the launcher's environment says where.
+/// The value of `--dist-url` that stands for the launcher's environment.
 pub(crate) const ENVIRONMENT: &str = "env://";
 
 /// Trains a ResNet data-parallel, on the ranks of this machine (--nproc) or of any launcher.
@@ -34,7 +34,7 @@ pub(crate) struct ReportArgs {
     /// Folders that runs have written
     #[arg(required = true, value_name = "RUN")]
     pub(crate) runs: Vec<PathBuf>,
-    /// Draw the runs' losses, accuracies, times, efficiency and utilisation over each other
+    /// Draw the losses, accuracies, times, efficiency and utilisation of the runs
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 }
@@ -42,17 +42,17 @@ pub(crate) struct ReportArgs {
 /// Arguments of training.
 #[derive(Args, Clone)]
 pub(crate) struct TrainArgs {
-    /// Images: a folder with train/ and val/ (or test/) and in them a folder of JPEG or PNG files for each class, or CIFAR-10's binary
-    /// files
+    /// Images: a folder with train/ and val/ (or test/), each with a folder of JPEG or PNG files
+    /// for each class; or CIFAR-10's binary files
     #[arg(value_name = "DIR", conflicts_with_all = ["dummy", "shapes"])]
     pub(crate) dir: Option<PathBuf>,
-    /// Noise instead of images, to measure speed
+    /// Noise instead of images, to measure the speed
     #[arg(long)]
     pub(crate) dummy: bool,
-    /// A small set of images of shapes, which are generated
+    /// A small generated set of images of shapes
     #[arg(long, conflicts_with = "dummy")]
     pub(crate) shapes: bool,
-    /// How many images there are to train on with --dummy or --shapes; a quarter as many to test on
+    /// Images to train on with --dummy or --shapes; there are a quarter as many to test on
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "dir")]
     pub(crate) images: Option<usize>,
 
@@ -62,23 +62,23 @@ pub(crate) struct TrainArgs {
     /// Weights to start with, in safetensors with torchvision's names
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     pub(crate) weights: Option<PathBuf>,
-    /// Width and height of what the net sees [default: 32 for resnet20, 32 and 56, else 224]
+    /// Width and height of the net's input [default: 32 for resnet20, 32 and 56, else 224]
     #[arg(long, value_name = "N", value_parser = at_least_eight)]
     pub(crate) image_size: Option<usize>,
-    /// How images to train on are varied [default: moved for 32 pixels, else resized]
+    /// How to vary images to train on [default: moved for 32 pixels, else resized]
     #[arg(long, value_enum)]
     pub(crate) augment: Option<Augmentation>,
 
     /// Epochs to train
     #[arg(long, default_value_t = 90, value_name = "N")]
     pub(crate) epochs: usize,
-    /// The first epoch, for whoever restarts by hand
+    /// The first epoch, for a restart by hand
     #[arg(long, default_value_t = 0, value_name = "N", conflicts_with = "resume")]
     pub(crate) start_epoch: usize,
-    /// Images of a step of all ranks of a node together
+    /// Images in a step of all ranks of a node together
     #[arg(short, long, default_value_t = 256, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch_size: usize,
-    /// Images of a step of all ranks of all nodes together, instead of -b
+    /// Images in a step of all ranks of all nodes together, instead of -b
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "batch_size")]
     pub(crate) global_batch: Option<usize>,
     /// Learning rate
@@ -87,7 +87,8 @@ pub(crate) struct TrainArgs {
     /// How the learning rate grows with the batch
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) lr_scale: Scale,
-    /// Epochs in which the learning rate grows to what it is scaled to [default: 5 with --lr-scale, else 0]
+    /// Epochs in which the learning rate grows to its scaled value [default: 5 with --lr-scale,
+    /// else 0]
     #[arg(long, value_name = "EPOCHS", value_parser = not_negative, allow_negative_numbers = true)]
     pub(crate) warmup: Option<f64>,
     /// How the learning rate falls
@@ -102,11 +103,11 @@ pub(crate) struct TrainArgs {
     /// Weight decay
     #[arg(long, visible_alias = "weight-decay", default_value_t = 1e-4, value_name = "W", value_parser = not_negative, allow_negative_numbers = true)]
     pub(crate) wd: f64,
-    /// What is random depends on it, and on nothing else [default: another one each time]
+    /// The seed of all random numbers [default: a new one each time]
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 
-    /// What computes [feature tch: torch and torch-cuda, too]
+    /// The engine that computes [feature tch: also torch and torch-cuda]
     #[arg(long, value_enum, default_value = "flex")]
     pub(crate) engine: Kind,
     /// Threads of a node that read images, divided among its ranks
@@ -116,32 +117,34 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
 
-    /// Start so many ranks on this machine
+    /// Start this many ranks on this machine
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) nproc: Option<usize>,
-    /// Start a rank for every core of this machine
+    /// Start a rank for each core of this machine
     #[arg(long, conflicts_with = "nproc")]
     pub(crate) multiprocessing_distributed: bool,
-    /// How many ranks there are; how many nodes, with --nproc
+    /// The number of ranks; with --nproc, of nodes
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) world_size: Option<usize>,
-    /// Which of them this is
+    /// This rank; with --nproc, this node
     #[arg(long, value_name = "N")]
     pub(crate) rank: Option<usize>,
-    /// Where ranks find each other: tcp://host:port, file:///path, or env:// for the launcher's environment
+    /// Where ranks find each other: tcp://host:port, file:///path, or env:// for the launcher's
+    /// environment
     #[arg(long, value_name = "URL", default_value = ENVIRONMENT)]
     pub(crate) dist_url: String,
-    /// When a rank dies, the others go on without it
+    /// When a rank dies, the other ranks continue without it
     #[arg(long)]
     pub(crate) elastic: bool,
 
-    /// Go on from a checkpoint: the file, or the folder of the run
+    /// Continue from a checkpoint: the file, or the folder of the run
     #[arg(long, value_name = "CHECKPOINT")]
     pub(crate) resume: Option<PathBuf>,
-    /// Steps between checkpoints within an epoch; there is one at the end of each epoch anyway
+    /// Steps between checkpoints within an epoch; each epoch also ends with one
     #[arg(long, value_name = "STEPS", value_parser = at_least_one)]
     pub(crate) checkpoint_every: Option<usize>,
-    /// The folder for checkpoints and metrics, which must not have any [default: one below runs/]
+    /// The folder for checkpoints and metrics, which must have none [default: a new one below
+    /// runs/]
     #[arg(short, long, value_name = "RUN")]
     pub(crate) output: Option<PathBuf>,
     /// Test only
@@ -150,28 +153,29 @@ pub(crate) struct TrainArgs {
     /// Steps between reports
     #[arg(short, long, default_value_t = 10, value_name = "STEPS", value_parser = at_least_one)]
     pub(crate) print_freq: usize,
-    /// Draw the run at its end
+    /// Draw the curves of the run at its end
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// How gradients are compressed on their way
+    /// How gradients are compressed before they are sent
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) compress: Compression,
-    /// How many MiB of gradients are reduced together; over slow links less may be better
+    /// MiB of gradients that are reduced together; over slow links less may be better
     #[arg(long, default_value_t = 25.0, value_name = "MIB", value_parser = not_negative, allow_negative_numbers = true)]
     pub(crate) bucket_mb: f64,
-    /// Start reductions after the backward pass, to see what overlapping them gains
+    /// Start reductions after the backward pass, to measure the gain of overlap
     #[arg(long)]
     pub(crate) no_overlap: bool,
-    /// Do not reduce gradients: ranks train for themselves, to see what communication costs
+    /// Do not reduce gradients: each rank trains alone, to measure the cost of communication
     #[arg(long, hide = true)]
     pub(crate) no_communication: bool,
-    /// Leave batch normalisation out: what a rank computes then does not depend on how images are divided, for tests of that.
+    /// Leave batch normalisation out. The result then does not depend on how images are divided
+    /// among ranks, which tests use.
     #[arg(long, hide = true)]
     pub(crate) no_norm: bool,
 }
 
-/// How gradients are compressed on their way.
+/// How gradients are compressed before they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Compression {
     /// Not at all
@@ -180,7 +184,7 @@ pub(crate) enum Compression {
     F16,
     /// Half the bits, with the range of f32
     Bf16,
-    /// PowerSGD with matrices of rank 1. What it has not sent yet is not part of checkpoints
+    /// PowerSGD with matrices of rank 1. Checkpoints leave out its error feedback
     PowerSgd1,
     /// PowerSGD with matrices of rank 2
     PowerSgd2,

@@ -1,7 +1,8 @@
-//! What a run needs to go on as if it had not been interrupted.
+//! Checkpoints: a run that resumes from one continues as if it had not been interrupted.
 //!
-//! A file of a magic line, the length and the SHA-256 of the rest, and the rest: safetensors, with the state in its metadata. It is
-//! written beside its place and renamed into it, so that there is a whole one at any moment.
+//! A file has a magic line, the length and the SHA-256 of the body, and the body: safetensors, with
+//! the state in its metadata. It is written under another name and then renamed, so that there is a
+//! complete file at any moment.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,16 +21,16 @@ use crate::optimizer::Sgd;
 const MAGIC: &[u8; 26] = b"kolo resnet checkpoint v1\n";
 const HEADER: usize = MAGIC.len() + 8 + 32;
 
-/// Where a run is, and what its numbers depend on.
+/// The position of a run, and what its numbers depend on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) arch: String,
     pub(crate) classes: usize,
     pub(crate) image_size: usize,
-    /// All random numbers follow from it and from the position.
+    /// All random numbers follow from the seed and the position.
     pub(crate) seed: u64,
     pub(crate) epoch: usize,
-    /// Images of the epoch that all ranks together have seen.
+    /// Images of this epoch that all ranks together have seen.
     pub(crate) seen: usize,
     /// Steps since the beginning of the run.
     pub(crate) step: u64,
@@ -63,12 +64,12 @@ impl View for Array<'_> {
 
 const METADATA: &str = "kolo-resnet";
 
-/// The checkpoint of a run in its folder.
+/// Returns the path of the checkpoint in a run's folder.
 pub(crate) fn place(run: &Path) -> PathBuf {
     run.join("checkpoint")
 }
 
-/// Writes a checkpoint. It is whole, or the one before is still there.
+/// Writes a checkpoint. If it fails, the previous one is still there.
 pub(crate) fn save<E: Engine>(path: &Path, state: &State, model: &Model<E>, optimizer: &Sgd) -> Result<(), String> {
     let mut arrays = weights(model, "model.");
     for (name, velocity) in model.names().iter().zip(&optimizer.velocities) {
@@ -82,7 +83,7 @@ pub(crate) fn save<E: Engine>(path: &Path, state: &State, model: &Model<E>, opti
     write_whole(path, &[&header, &body])
 }
 
-/// Reads a checkpoint into a model and its optimiser. Nothing is changed if it does not fit.
+/// Reads a checkpoint into a model and its optimiser. If it does not fit, nothing changes.
 pub(crate) fn load<E: Engine>(path: &Path, model: &mut Model<E>, optimizer: &mut Sgd) -> Result<(), String> {
     let body = body(path)?;
     let failed = |problem: String| format!("{}: {problem}", path.display());
@@ -95,7 +96,7 @@ pub(crate) fn load<E: Engine>(path: &Path, model: &mut Model<E>, optimizer: &mut
     Ok(())
 }
 
-/// Reads a checkpoint's state, after it was found to be whole, and the checksum that names it.
+/// Reads the state of a checkpoint and its checksum, after checking the whole file.
 pub(crate) fn state(path: &Path) -> Result<(State, [u8; 32]), String> {
     let body = body(path)?;
     let failed = |problem: &dyn std::fmt::Display| format!("{} has no state: {problem}", path.display());
@@ -106,7 +107,7 @@ pub(crate) fn state(path: &Path) -> Result<(State, [u8; 32]), String> {
     Ok((state, Sha256::digest(&body).into()))
 }
 
-/// What is behind the header, if it is what was written.
+/// Returns the body of the file, after checking its length and checksum.
 fn body(path: &Path) -> Result<Vec<u8>, String> {
     let name = path.display();
     let mut bytes = fs::read(path).map_err(|error| format!("the checkpoint {name} cannot be read: {error}"))?;
@@ -125,7 +126,7 @@ fn body(path: &Path) -> Result<Vec<u8>, String> {
         return Err(format!("{name} is damaged: it has {} bytes of the {expected} that were written", body.len()));
     }
     if Sha256::digest(&body)[..] != digest[..] {
-        return Err(format!("{name} is damaged: its checksum is not that of what was written"));
+        return Err(format!("{name} is damaged: its checksum is wrong"));
     }
     Ok(body)
 }
@@ -141,7 +142,7 @@ pub(crate) fn import<E: Engine>(path: &Path, model: &mut Model<E>) -> Result<(),
     let bytes = fs::read(path).map_err(|error| format!("the weights {} cannot be read: {error}", path.display()))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| failed(format!("no safetensors: {error}")))?;
     let values = read_weights(&tensors, "", model).map_err(failed)?;
-    // What PyTorch counts beside.
+    // PyTorch's counter of batches.
     let known = |name: &str| {
         name.ends_with("num_batches_tracked") || model.names().iter().chain(model.buffer_names()).any(|known| known.name == name)
     };
@@ -159,7 +160,7 @@ fn weights<'m, E: Engine>(model: &'m Model<E>, prefix: &str) -> Vec<(String, Arr
     parameters.chain(buffers).collect()
 }
 
-/// All parameters' and buffers' values.
+/// Returns the values of all parameters and buffers.
 fn read_weights<E: Engine>(tensors: &SafeTensors<'_>, prefix: &str, model: &Model<E>) -> Result<Vec<Vec<f32>>, String> {
     model.names().iter().chain(model.buffer_names()).map(|name| array(tensors, prefix, name)).collect()
 }
@@ -188,7 +189,8 @@ fn encode(arrays: Vec<(String, Array<'_>)>, metadata: HashMap<String, String>) -
     serialize(arrays, Some(metadata)).map_err(|error| format!("the weights cannot be written as safetensors: {error}"))
 }
 
-/// A file is there as a whole or not at all: written beside its place, brought to the disk, and renamed.
+/// Writes a file as a whole or not at all: under another name, flushed to the disk, and then
+/// renamed.
 pub(crate) fn write_whole(path: &Path, parts: &[&[u8]]) -> Result<(), String> {
     let beside = path.with_extension("new");
     let write = || -> std::io::Result<()> {
@@ -196,7 +198,7 @@ pub(crate) fn write_whole(path: &Path, parts: &[&[u8]]) -> Result<(), String> {
         parts.iter().try_for_each(|part| file.write_all(part))?;
         file.sync_all()?;
         fs::rename(&beside, path)?;
-        // The new name, too, outlives a failure of power.
+        // The new name also survives a power failure.
         #[cfg(unix)]
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             File::open(folder)?.sync_all()?;
@@ -260,7 +262,7 @@ mod tests {
         let mut large = Model::new(Flex, &Architecture::ResNet32.shape(), 10, 0);
         refuse(import(&weights, &mut large), "layer1.3.conv1.weight is missing");
 
-        // A checkpoint that is not one, or has been damaged.
+        // Files that are no checkpoint or are damaged.
         let refused = |bytes: &[u8], hint: &str| {
             let path = folder.join("damaged");
             fs::write(&path, bytes).unwrap();

@@ -1,8 +1,9 @@
-//! `--nproc`: ranks on this machine, started by the trainer itself.
+//! `--nproc`: starts ranks on this machine.
 //!
-//! On one node ranks have a job name and a secret of their own, and meet at a store that the launcher serves, or at `--dist-url`, where
-//! rank 0 serves it. With `--world-size` and `--rank`, which then count nodes, they meet at `--dist-url` in any case. `kolo run` does
-//! more: it passes signals on and marks each line of output with its rank.
+//! On one node, ranks have a job name and a secret of their own. Their store is served by this
+//! process, or by rank 0 at `--dist-url`. On several nodes, `--world-size` and `--rank` count
+//! nodes, and rank 0 serves the store at `--dist-url`. `kolo run` does more: it forwards signals
+//! and marks each line of output with its rank.
 
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -12,13 +13,13 @@ use kolo::TcpStoreServer;
 use crate::arguments::{ENVIRONMENT, TrainArgs};
 use crate::progress::complain;
 
-/// Tells a rank that it is one, so that it does not start others.
+/// The variable that tells a process that it is a rank, so that it does not start others.
 const STARTED: &str = "KOLO_RESNET_STARTED";
 
-/// How long the others may take to end by themselves when a rank has failed: they notice at once, and say why.
+/// How long the other ranks may take to report and end after a rank has failed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How many ranks this process is to start; `None` if it is a rank itself.
+/// Returns how many ranks this process starts; `None` if it is a rank itself.
 pub(crate) fn ranks(args: &TrainArgs) -> Option<usize> {
     if std::env::var_os(STARTED).is_some() {
         return None;
@@ -31,7 +32,7 @@ pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String>
     let (nodes, node) = match (args.world_size.unwrap_or(1), args.rank) {
         (nodes, None) if nodes > 1 => {
             return Err(format!(
-                "with --nproc --world-size counts nodes, of which there are {nodes}: say by --rank which this is"
+                "with --nproc, --world-size counts nodes, and there are {nodes}: give the number of this node by --rank"
             ));
         }
         (nodes, node) => (nodes, node.unwrap_or(0)),
@@ -39,10 +40,10 @@ pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String>
     if node >= nodes {
         return Err(format!("--rank {node} must be less than --world-size, which is {nodes}; with --nproc both count nodes"));
     }
-    if let Some((launcher, tasks)) = outer(&|name| std::env::var(name).ok()).filter(|_| nodes == 1) {
+    if let Some((launcher, tasks)) = kolo::doctor::launched_by().filter(|&(_, tasks)| tasks > 1 && nodes == 1) {
         return Err(format!(
-            "{launcher} has started {tasks} tasks, and with --nproc each of them would start ranks of its own: leave --nproc (or \
-             --multiprocessing-distributed) out, or start one task on each node with --world-size and --rank"
+            "this process is one of {tasks} tasks ({launcher}), and with --nproc each of them would start ranks of its own: leave \
+             out --nproc (or --multiprocessing-distributed), or start one task on each node with --world-size and --rank"
         ));
     }
     let (job, secret) = (hexadecimal(&random::<8>()?), random::<32>()?);
@@ -78,40 +79,25 @@ pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String>
     ranks.wait(args.elastic)
 }
 
-/// What has started this process as one of several, and how many they are.
-fn outer(env: &dyn Fn(&str) -> Option<String>) -> Option<(&'static str, usize)> {
-    let known = [
-        ("kolo run", "KOLO_RANK", "KOLO_WORLD_SIZE"),
-        ("torchrun", "RANK", "WORLD_SIZE"),
-        ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("mpirun", "PMI_RANK", "PMI_SIZE"),
-        // A batch script has a task's number, too, but is no step.
-        ("srun", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
-    ];
-    known.into_iter().find_map(|(launcher, rank, size)| {
-        let tasks = env(size)?.parse().ok()?;
-        (env(rank).is_some() && tasks > 1).then_some((launcher, tasks))
-    })
-}
-
-/// A rank does not outlive its launcher.
+/// Ends a rank when its launcher ends.
 #[cfg(target_os = "linux")]
 fn die_with_parent(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     let launcher = Some(rustix::process::getpid());
     let arm = move || {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-        // It may have died before that, and will not again.
+        // If the launcher has ended already, no signal will come.
         if rustix::process::getppid() == launcher { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
     };
-    // SAFETY: between fork and exec only async-signal-safe calls are allowed; these are two system calls, and their errors are
-    // numbers.
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed. These are two system
+    // calls, and their errors are numbers.
     unsafe {
         command.pre_exec(arm);
     }
 }
 
-/// The ranks that were started; `None` for those that have ended. What is left is killed in the end.
+/// The ranks that were started; `None` for those that have ended. Dropping this kills the remaining
+/// ones.
 struct Ranks(Vec<Option<Child>>);
 
 impl Ranks {
@@ -163,22 +149,4 @@ fn random<const N: usize>() -> Result<[u8; N], String> {
 
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn launchers_of_several_tasks_are_known() {
-        let found = |vars: &[(&str, &str)]| {
-            outer(&|name| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
-        };
-        assert_eq!(found(&[("RANK", "1"), ("WORLD_SIZE", "2")]), Some(("torchrun", 2)));
-        assert_eq!(found(&[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "4")]), Some(("srun", 4)));
-        assert_eq!(found(&[("KOLO_RANK", "0"), ("KOLO_WORLD_SIZE", "1")]), None);
-        // A batch script, and what somebody exported.
-        assert_eq!(found(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), None);
-        assert_eq!(found(&[("WORLD_SIZE", "2")]), None);
-    }
 }

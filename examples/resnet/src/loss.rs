@@ -1,6 +1,6 @@
-//! Cross-entropy and accuracy, of scores.
+//! Cross-entropy and accuracy of scores.
 
-/// What a batch came to.
+/// The loss and the accuracy of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     /// Cross-entropy in nats, summed over the images.
@@ -21,20 +21,21 @@ impl Outcome {
         self.loss / self.images.max(1.0)
     }
 
-    /// From 0 to 1.
+    /// Returns the accuracy, from 0 to 1.
     pub(crate) fn accuracy(&self) -> f64 {
         self.correct / self.images.max(1.0)
     }
 }
 
-/// The outcome, and the gradient of the mean loss with respect to the scores, `[images, classes]`.
+/// Returns the outcome, and the gradient of the mean loss with respect to the scores, `[images,
+/// classes]`.
 pub(crate) fn cross_entropy(scores: &[f32], labels: &[usize]) -> (Outcome, Vec<f32>) {
     let classes = scores.len() / labels.len();
     let mut outcome = Outcome { images: labels.len() as f64, ..Outcome::default() };
     let mut gradient = vec![0.0; scores.len()];
     for ((scores, &label), gradient) in scores.chunks_exact(classes).zip(labels).zip(gradient.chunks_exact_mut(classes)) {
         let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        // Of what is not finite the loss is not, either.
+        // Scores that are not finite give a loss that is not finite.
         let exponentials: Vec<f64> = scores.iter().map(|score| ((score - highest) as f64).exp()).collect();
         let sum: f64 = exponentials.iter().sum();
         outcome.loss += sum.ln() - (scores[label] - highest) as f64;

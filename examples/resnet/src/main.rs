@@ -4,10 +4,10 @@
 //! |---|---|
 //! | the tensor library, behind one small trait | `engine` |
 //! | layers, forward, and backward by segments | `model`, `loss`, `optimizer` |
-//! | images, and which rank sees which | `data` |
+//! | images, and their division among ranks | `data` |
 //! | a rank's training: steps, tests, checkpoints | `train`, `checkpoint` |
 //! | ranks on this machine | `launch` |
-//! | what a run tells | `progress`, `metrics`, `plot`, `report` |
+//! | output of a run | `progress`, `metrics`, `plot`, `report` |
 
 mod arguments;
 mod checkpoint;
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Starts ranks, or is one.
+/// Starts ranks, or runs as one.
 fn start(args: &TrainArgs) -> Result<ExitCode, String> {
     if args.dir.is_none() && !args.shapes && !args.dummy {
         return Err("no images: name a folder DIR with train/ and val/, or take --shapes, which are generated, or --dummy, which is noise \
@@ -55,12 +55,12 @@ fn start(args: &TrainArgs) -> Result<ExitCode, String> {
     }
 }
 
-/// Cores of this machine.
+/// Returns the number of cores of this machine.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// What the library has to tell goes to standard error: warnings, or as much as `KOLO_LOG` asks for.
+/// Writes the library's log to standard error: warnings, or the level of `KOLO_LOG`.
 fn log() {
     let level = std::env::var("KOLO_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(tracing::Level::WARN);
     tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(std::io::stderr).with_target(false).init();

@@ -1,4 +1,4 @@
-//! What a run writes about itself: a line of JSON for each thing that happened, in `metrics.jsonl`.
+//! The metrics of a run: one line of JSON for each event, in `metrics.jsonl`.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::write_whole;
 
-/// What happened.
+/// An event of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(crate) enum Event {
     Start(Start),
     Step(Step),
     Epoch(Epoch),
-    /// Ranks were lost, and the others went on.
+    /// Ranks were lost, and the survivors continue.
     Shrink {
         step: u64,
         ranks: usize,
@@ -23,7 +23,7 @@ pub(crate) enum Event {
     },
 }
 
-/// The beginning of a run, and each time it is resumed.
+/// The start of a run, and each resumption.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Start {
     pub(crate) arch: String,
@@ -35,15 +35,15 @@ pub(crate) struct Start {
     pub(crate) images: usize,
     pub(crate) image_size: usize,
     pub(crate) seed: u64,
-    /// Steps that were made before.
+    /// Steps before this start.
     pub(crate) step: u64,
 }
 
-/// Some steps, up to the one that is named.
+/// The steps since the last report, up to the named one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Step {
     pub(crate) step: u64,
-    /// Epochs that have passed, in parts.
+    /// Epochs that have passed, as a fraction.
     pub(crate) epoch: f64,
     /// Mean over the images of all ranks.
     pub(crate) loss: f64,
@@ -57,7 +57,7 @@ pub(crate) struct Step {
     pub(crate) overlap: f64,
     /// The share of time that a rank waits for images, on average.
     pub(crate) loading: f64,
-    /// The rank that computed longest, and how much longer than the mean: 0.1 is a tenth.
+    /// The rank that computed longest, and how much longer than the mean: 0.1 is 10 %.
     pub(crate) slowest: usize,
     pub(crate) slower: f64,
 }
@@ -68,21 +68,21 @@ pub(crate) struct Epoch {
     /// The number of epochs that have passed.
     pub(crate) epoch: usize,
     pub(crate) step: u64,
-    /// Without the test. Of the part since the run was resumed, if it was. If ranks were lost meanwhile, with and without them.
+    /// Seconds of the epoch without the test. After a resumption, of the part since then.
     pub(crate) seconds: f64,
-    /// Of all ranks together.
+    /// Images per second of all ranks together.
     pub(crate) images_per_s: f64,
     pub(crate) train_loss: f64,
     pub(crate) train_accuracy: f64,
     pub(crate) test_loss: f64,
     pub(crate) test_accuracy: f64,
     pub(crate) waiting: f64,
-    /// Cores that rank 0 kept busy, on average; `None`, which is null, where the system does not tell.
+    /// Cores that rank 0 kept busy, on average; `None` (null) where the system does not tell.
     pub(crate) cores: Option<f64>,
 }
 
 impl Event {
-    /// Steps that had been made.
+    /// Steps before the loss.
     fn step(&self) -> u64 {
         match self {
             Event::Start(start) => start.step,
@@ -93,12 +93,12 @@ impl Event {
     }
 }
 
-/// The file of a run's metrics.
+/// Returns the path of a run's metrics.
 pub(crate) fn place(run: &Path) -> PathBuf {
     run.join("metrics.jsonl")
 }
 
-/// Reads a run's metrics. A last line that was not written to its end is left out.
+/// Reads a run's metrics. Skips an incomplete last line.
 pub(crate) fn read(run: &Path) -> Result<Vec<Event>, String> {
     let path = place(run);
     let text = fs::read_to_string(&path).map_err(|error| format!("the metrics {} cannot be read: {error}", path.display()))?;
@@ -118,7 +118,8 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Goes on after what was written up to a step, when so many epochs had ended; what came later is made again, and forgotten here.
+    /// Opens the file after a step, when `epochs` epochs had ended. Removes later lines, because
+    /// the run repeats them.
     pub(crate) fn open(run: &Path, step: u64, epochs: usize) -> Result<Writer, String> {
         let path = place(run);
         let kept = if path.exists() { read(run)? } else { Vec::new() };
@@ -138,7 +139,8 @@ impl Writer {
 }
 
 fn line(event: &Event) -> Result<String, String> {
-    // What is not finite would be null in JSON, and could not be read: whoever makes an event sees to it that there is none.
+    // JSON would turn numbers that are not finite into null, which cannot be read. The caller puts
+    // none into an event.
     serde_json::to_string(event).map(|line| line + "\n").map_err(|error| format!("metrics cannot be written: {error}"))
 }
 
@@ -154,7 +156,7 @@ mod tests {
         let mut writer = Writer::open(&run, 0, 0).unwrap();
         (1..=4).for_each(|step| writer.write(&shrink(step)).unwrap());
         drop(writer);
-        // As if it had been killed while it wrote.
+        // As if the run had been killed while it wrote.
         let mut text = fs::read_to_string(place(&run)).unwrap();
         text.push_str("{\"kind\":\"shr");
         fs::write(place(&run), &text).unwrap();
@@ -175,7 +177,7 @@ mod tests {
         writer.write(&Event::Epoch(epoch.clone())).unwrap();
         drop(Writer::open(&run, 2, 1).unwrap());
         assert_eq!(read(&run).unwrap(), [shrink(1), shrink(2), Event::Epoch(epoch)]);
-        // The end of that epoch comes again.
+        // The run repeats the end of that epoch.
         let mut writer = Writer::open(&run, 2, 0).unwrap();
         writer.write(&shrink(3)).unwrap();
         assert_eq!(read(&run).unwrap(), [shrink(1), shrink(2), shrink(3)]);

@@ -1,13 +1,13 @@
-//! Stochastic gradient descent with momentum, and how fast.
+//! Stochastic gradient descent with momentum, and the learning rate.
 
 use clap::ValueEnum;
 
-/// The optimiser of He et al., as PyTorch computes it: weight decay is part of the gradient, and the learning rate is not part of the
-/// velocity.
+/// The optimiser of He et al., as PyTorch computes it: weight decay is part of the gradient, and
+/// the learning rate is not part of the velocity.
 pub(crate) struct Sgd {
     pub(crate) momentum: f32,
     pub(crate) weight_decay: f32,
-    /// Of each parameter, by number.
+    /// The velocity of each parameter, by number.
     pub(crate) velocities: Vec<Vec<f32>>,
 }
 
@@ -16,7 +16,7 @@ impl Sgd {
         Sgd { momentum, weight_decay, velocities: counts.into_iter().map(|count| vec![0.0; count]).collect() }
     }
 
-    /// Moves a parameter's values.
+    /// Updates the values of a parameter.
     pub(crate) fn step(&mut self, number: usize, rate: f32, values: &mut [f32], gradient: &[f32]) {
         for ((value, velocity), gradient) in values.iter_mut().zip(&mut self.velocities[number]).zip(gradient) {
             *velocity = self.momentum * *velocity + (gradient + self.weight_decay * *value);
@@ -28,27 +28,27 @@ impl Sgd {
 /// How the learning rate falls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Decay {
-    /// To a tenth every `--lr-step` epochs
+    /// It falls to a tenth every `--lr-step` epochs
     Step,
-    /// To 0 along half a cosine (Loshchilov and Hutter, 2016)
+    /// It falls to 0 along half a cosine (Loshchilov and Hutter, 2016)
     Cosine,
-    /// Not at all
+    /// It stays the same
     None,
 }
 
 /// How the learning rate grows with the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Scale {
-    /// --lr is for 256 images; with k times as many it is k times as large
+    /// --lr is for 256 images; for k times as many images the rate is k times as large
     Linear,
-    /// --lr is for 256 images; with k times as many it is the root of k times as large
+    /// --lr is for 256 images; for k times as many images the rate is sqrt(k) times as large
     Sqrt,
-    /// --lr is what it is
+    /// --lr is the rate for any batch
     None,
 }
 
 impl Scale {
-    /// The factor for so many images in a step of all ranks.
+    /// Returns the factor for a number of images in a step of all ranks.
     pub(crate) fn factor(self, batch: usize) -> f64 {
         let times = batch as f64 / 256.0;
         match self {
@@ -62,20 +62,20 @@ impl Scale {
 /// The learning rate over time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
-    /// Before it is scaled.
+    /// The rate before scaling.
     pub(crate) base: f64,
-    /// What it becomes for the batch.
+    /// The scale for the batch.
     pub(crate) factor: f64,
     pub(crate) decay: Decay,
     pub(crate) step: usize,
     pub(crate) epochs: usize,
-    /// It grows from `base` to the scaled rate, or from 0 if it is not scaled, over so many epochs (Goyal et al.: Accurate, Large
-    /// Minibatch SGD, 2017).
+    /// The epochs in which the rate grows from `base`, or from 0 if it is not scaled, to the scaled
+    /// rate (Goyal et al.: Accurate, Large Minibatch SGD, 2017).
     pub(crate) warmup: f64,
 }
 
 impl Rate {
-    /// After so many epochs, in parts.
+    /// Returns the rate after a number of epochs, which may be a fraction.
     pub(crate) fn at(&self, epoch: f64) -> f64 {
         let full = self.base * self.factor;
         if epoch < self.warmup {
@@ -99,7 +99,8 @@ mod tests {
 
     #[test]
     fn two_steps_as_pytorch_computes_them() {
-        // torch.optim.SGD([p], lr=0.1, momentum=0.9, weight_decay=0.01), p = 1, gradients 0.5 and -0.25.
+        // torch.optim.SGD([p], lr=0.1, momentum=0.9, weight_decay=0.01), p = 1, gradients 0.5 and
+        // -0.25.
         let mut sgd = Sgd::new([1], 0.9, 0.01);
         let mut value = [1.0f32];
         sgd.step(0, 0.1, &mut value, &[0.5]);

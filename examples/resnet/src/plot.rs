@@ -11,7 +11,7 @@ use crate::report::{Run, efficiency, read_all};
 /// Width and height of one panel.
 const PANEL: (u32, u32) = (480, 340);
 
-/// Colours that can be told apart, also by those who see red and green as one.
+/// Colours that can be told apart, also by readers who see red and green as one.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 90, 160),
     RGBColor(214, 96, 40),
@@ -39,8 +39,8 @@ struct Panel {
     from_zero: bool,
 }
 
-/// Draws the runs in these folders: losses and accuracies over each other; with several numbers of ranks also the time of an epoch and
-/// the scaling efficiency; and how busy the ranks were.
+/// Draws the runs in these folders: losses, accuracies and how busy the ranks were. With several
+/// numbers of ranks, also draws the time of an epoch and the scaling efficiency.
 pub(crate) fn draw(folders: &[PathBuf], file: &Path) -> Result<(), String> {
     let mut runs = read_all(folders)?;
     runs.sort_by_key(|run| run.start.ranks);
@@ -53,13 +53,13 @@ pub(crate) fn draw(folders: &[PathBuf], file: &Path) -> Result<(), String> {
     std::fs::write(file, text).map_err(|error| format!("{} cannot be written: {error}", file.display()))
 }
 
-/// Whether the file can be written. It is left as it is.
+/// Returns an error if the file cannot be written. Does not change the file.
 pub(crate) fn check(file: &Path) -> Result<(), String> {
     let is_new = !file.exists();
     let opened = std::fs::File::options().create(true).append(true).open(file);
     opened.map_err(|error| format!("{} cannot be written: {error}", file.display()))?;
     if is_new {
-        // Who looks for it is to find it when it has been drawn.
+        // Leave no empty file before the plot is drawn.
         let _ = std::fs::remove_file(file);
     }
     Ok(())
@@ -93,7 +93,7 @@ fn panels(runs: &[Run]) -> Vec<Panel> {
     panels
 }
 
-/// What depends on the number of ranks, with a curve for each group of runs that can be compared.
+/// Returns the panel of a value by number of ranks, with a curve for each group of comparable runs.
 fn by_ranks(runs: &[Run], y: &'static str, value: &dyn Fn(&Run) -> Option<f64>) -> Panel {
     let mut curves: Vec<(&Run, Curve)> = Vec::new();
     for run in runs {
@@ -113,7 +113,7 @@ fn losses(run: &Run) -> Vec<(f64, f64)> {
     smooth(run.steps.iter().map(|step| (step.epoch, step.loss)).collect())
 }
 
-/// The mean of some neighbours, where there are many points.
+/// Averages neighbours if there are many points.
 fn smooth(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let width = (points.len() / 100).max(1);
     let mean = |part: &[(f64, f64)]| {
@@ -176,7 +176,7 @@ where
         }
     }
     if panel.curves.len() > 1 {
-        // Losses end low and leave room above, what rises leaves it below.
+        // Falling curves leave room for the names above, rising ones below.
         let middle = (y.start + y.end) / 2.0;
         let ends_low = panel.curves.iter().filter_map(|curve| curve.points.last()).all(|point| point.1 < middle);
         let corner = if ends_low { SeriesLabelPosition::UpperRight } else { SeriesLabelPosition::LowerRight };

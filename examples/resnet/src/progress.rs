@@ -1,4 +1,4 @@
-//! What rank 0 shows: one line that changes on a terminal, lines otherwise.
+//! The output of rank 0: one changing line on a terminal, otherwise a line for each report.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::metrics::{Epoch, Step};
 
-/// Between lines where there is no terminal.
+/// The time between lines where there is no terminal.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// The progress of a run, on standard output.
@@ -22,7 +22,7 @@ impl Progress {
         Progress { bar: None, epochs, written: None }
     }
 
-    /// An epoch begins, of which some steps have been made.
+    /// Starts an epoch of which some steps may have been made.
     pub(crate) fn begin(&mut self, epoch: usize, steps: usize, made: usize) {
         if std::io::stdout().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(steps as u64), indicatif::ProgressDrawTarget::stdout());
@@ -35,7 +35,7 @@ impl Progress {
         }
     }
 
-    /// Steps of the epoch have been made.
+    /// Shows that steps of the epoch have been made.
     pub(crate) fn step(&mut self, made: usize, steps: usize, at: &Step) {
         let text = describe(at);
         match &self.bar {
@@ -51,7 +51,7 @@ impl Progress {
         }
     }
 
-    /// An epoch has ended.
+    /// Shows that an epoch has ended.
     pub(crate) fn epoch(&mut self, epoch: &Epoch) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -69,7 +69,7 @@ impl Progress {
         ));
     }
 
-    /// A line that stays.
+    /// Writes a line that stays.
     pub(crate) fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| say(line)),
@@ -78,9 +78,10 @@ impl Progress {
     }
 }
 
-/// A problem, on standard error: in one piece, since several ranks and their launcher may complain at once.
+/// Writes a problem to standard error, in one piece, because several ranks and their launcher may
+/// do so at once.
 pub(crate) fn complain(problem: &str) {
-    // Whom nobody listens to goes on.
+    // Without a reader, the run continues.
     let _ = std::io::stderr().write_all(format!("resnet: {problem}\n").as_bytes());
 }
 
@@ -96,7 +97,7 @@ fn describe(at: &Step) -> String {
     )
 }
 
-/// Writes a line. If nobody reads any more, the run goes on.
+/// Writes a line. Without a reader, the run continues.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }

@@ -1,19 +1,20 @@
-//! Random numbers that depend on what they are for and on nothing else.
+//! Random numbers that depend on their purpose only.
 //!
-//! All that is random in a run (initial weights, the order of images, how each is augmented) comes from a stream of its own, named
-//! by the seed and by numbers such as the epoch and the image. So it does not matter which rank or thread asks, nor in which order,
-//! and there is no state to save: a run that is resumed, or has other ranks, draws the same.
+//! All that is random in a run (initial weights, the order of images, how each is augmented) comes
+//! from a stream of its own, named by the seed and by numbers such as the epoch and the image. So
+//! it does not matter which rank or thread asks, nor in which order, and there is no state to save:
+//! a run that is resumed, or has other ranks, draws the same.
 
-/// What a stream is for. The numbers are part of what a seed means.
+/// The purpose of a stream. Changing the numbers changes the meaning of seeds.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
-    /// Initial weights; then the parameter.
+    /// Initial weights; followed by the parameter.
     Weights = 1,
-    /// The order of images; then the epoch.
+    /// The order of images; followed by the epoch.
     Order = 2,
-    /// Augmentation; then the epoch and the image.
+    /// Augmentation; followed by the epoch and the image.
     Augmentation = 3,
-    /// Images that are made up; then the image.
+    /// Generated images; followed by the image.
     Image = 4,
 }
 
@@ -36,17 +37,17 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to 1, without 1.
+    /// Returns a number from 0 to 1, excluding 1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// From `low` to `high`.
+    /// Returns a number from `low` to `high`.
     pub(crate) fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.unit()
     }
 
-    /// From 0 to `count` less one.
+    /// Returns a number less than `count`.
     pub(crate) fn below(&mut self, count: usize) -> usize {
         // The bias is less than count / 2^64.
         ((self.next() as u128 * count as u128) >> 64) as usize
@@ -56,13 +57,13 @@ impl Random {
         self.next() >> 63 == 1
     }
 
-    /// With mean 0 and variance 1 (Box and Muller, 1958).
+    /// Returns a normal number with mean 0 and variance 1 (Box and Muller, 1958).
     pub(crate) fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// In random order (Fisher and Yates; Durstenfeld, 1964).
+    /// Shuffles (Fisher and Yates; Durstenfeld, 1964).
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));

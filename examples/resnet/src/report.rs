@@ -1,18 +1,19 @@
-//! `resnet report`: runs beside each other, by number of ranks.
+//! `resnet report`: compares runs by number of ranks.
 
 use std::path::{Path, PathBuf};
 
 use crate::arguments::ReportArgs;
 use crate::metrics::{self, Epoch, Event, Start, Step};
 
-/// A run, as its metrics tell it.
+/// A run, from its metrics.
 pub(crate) struct Run {
     pub(crate) name: String,
-    /// How it was begun, or last resumed; ranks and batch are those that are left, if some were lost since.
+    /// The start or the last resumption. If ranks were lost since, ranks and batch are those of the
+    /// survivors.
     pub(crate) start: Start,
     pub(crate) steps: Vec<Step>,
     pub(crate) epochs: Vec<Epoch>,
-    /// The first step, and the first epoch, that these ranks made from its beginning: speeds are theirs.
+    /// The first step, and the first whole epoch, of these ranks. Speeds are measured from there.
     pub(crate) since: [usize; 2],
 }
 
@@ -28,14 +29,15 @@ impl Run {
         for event in events {
             match event {
                 Event::Start(event) => {
-                    // An epoch that goes on tells only of what came since.
+                    // The figures of a resumed epoch cover the part since the resumption only.
                     since = [steps.len(), epochs.len()];
                     start = Some(event);
                 }
                 Event::Step(event) => steps.push(event),
                 Event::Epoch(event) => epochs.push(event),
                 Event::Shrink { ranks, .. } => {
-                    // The epoch in which ranks were lost is of both.
+                    // The epoch in which ranks were lost has figures from before and after the
+                    // loss.
                     since = [steps.len(), epochs.len() + 1];
                     if let Some(start) = &mut start {
                         start.global_batch = start.global_batch / start.ranks.max(1) * ranks;
@@ -47,13 +49,13 @@ impl Run {
         Some(Run { name, start: start?, steps, epochs, since })
     }
 
-    /// The epochs that were made by the ranks that are in force.
+    /// Returns the epochs of the current ranks.
     fn latest(&self) -> &[Epoch] {
         self.epochs.get(self.since[1]..).unwrap_or_default()
     }
 
-    /// Images of all ranks in a second, in the epochs that are whole: their median, which one disturbed epoch does not move. Of the
-    /// steps, if there is no epoch.
+    /// Returns the images per second of all ranks: the median over whole epochs, which one
+    /// disturbed epoch does not move. Without a whole epoch, the median over steps.
     pub(crate) fn images_per_s(&self) -> Option<f64> {
         let speeds = |mut speeds: Vec<f64>| {
             speeds.sort_unstable_by(f64::total_cmp);
@@ -63,26 +65,27 @@ impl Run {
             .or_else(|| speeds(self.steps[self.since[0]..].iter().map(|step| step.images_per_s).collect()))
     }
 
-    /// Seconds for an epoch.
+    /// Returns the seconds of an epoch.
     pub(crate) fn epoch_seconds(&self) -> Option<f64> {
         self.images_per_s().map(|speed| self.start.images as f64 / speed)
     }
 
-    /// The best accuracy in a test, from 0 to 1.
+    /// Returns the best accuracy in a test, from 0 to 1.
     pub(crate) fn best(&self) -> Option<f64> {
         self.epochs.iter().map(|epoch| epoch.test_accuracy).max_by(f64::total_cmp)
     }
 
-    /// The mean share of time that ranks waited for each other, from 0 to 1.
+    /// Returns the mean share of time that ranks waited for each other, from 0 to 1.
     fn waiting(&self) -> Option<f64> {
         let epochs = self.latest();
         (!epochs.is_empty()).then(|| epochs.iter().map(|epoch| epoch.waiting).sum::<f64>() / epochs.len() as f64)
     }
 
-    /// Whether their speeds can be compared: the same net, engine and images, and as many images in a step, of all ranks or of each.
+    /// Returns whether the speeds can be compared: the same net, engine and images, and the same
+    /// number of images in a step of all ranks or of each rank.
     pub(crate) fn is_like(&self, other: &Run) -> bool {
         let what = |run: &Run| {
-            // The threads of a rank are what its machine has, divided.
+            // The threads are not compared: a rank has its share of the machine's.
             let engine = run.start.engine.split(", ").filter(|part| !part.ends_with("threads")).map(str::to_owned);
             (run.start.arch.clone(), engine.collect::<Vec<_>>(), run.start.image_size, run.start.images)
         };
@@ -91,7 +94,8 @@ impl Run {
     }
 }
 
-/// How much faster than the run with the fewest ranks that it is [like](Run::is_like), for each of its ranks: 1 is ideal.
+/// Returns the speed for each rank, relative to the [comparable](Run::is_like) run with the fewest
+/// ranks: 1 is ideal.
 pub(crate) fn efficiency(runs: &[Run], run: &Run) -> Option<f64> {
     let base = runs.iter().filter(|other| run.is_like(other)).min_by_key(|run| run.start.ranks)?;
     let each = |run: &Run| Some(run.images_per_s()? / run.start.ranks as f64);
@@ -109,7 +113,7 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// The lines of the table, which is Markdown.
+/// Returns the lines of a Markdown table.
 fn table(runs: &[Run]) -> Vec<String> {
     let heads = ["run", "net", "ranks", "batch", "s an epoch", "images/s", "efficiency", "waiting", "epochs", "best test"];
     let show = |value: Option<f64>, text: fn(f64) -> String| value.map_or_else(|| "-".to_owned(), text);
@@ -137,7 +141,7 @@ fn table(runs: &[Run]) -> Vec<String> {
     lines
 }
 
-/// The runs in these folders.
+/// Reads the runs in these folders.
 pub(crate) fn read_all(folders: &[PathBuf]) -> Result<Vec<Run>, String> {
     folders.iter().map(|folder| Run::read(folder)).collect()
 }
@@ -196,12 +200,12 @@ pub(crate) mod tests {
             change(&mut runs[1].start);
             efficiency(&runs, &runs[1])
         };
-        // Each is compared with itself where there is no other like it.
+        // Without a comparable run, each is compared with itself.
         assert_eq!(other(|_| ()), Some(0.75));
         assert_eq!(other(|start| start.engine = "libtorch".to_owned()), Some(1.0));
         assert_eq!(other(|start| start.images = 7), Some(1.0));
         assert_eq!(other(|start| start.global_batch = 64), Some(1.0));
-        // As many images on each rank.
+        // The same number of images on each rank.
         assert_eq!(other(|start| start.global_batch = 256), Some(0.75));
     }
 

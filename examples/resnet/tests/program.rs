@@ -1,13 +1,13 @@
-//! The program as its user meets it: processes, arguments, files, and ranks that are killed.
+//! The program as users run it: processes, arguments, files, and ranks that are killed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Only a defect takes so long, however busy the machine is.
+/// A time that only a defect takes, even on a busy machine.
 const LONG: Duration = Duration::from_secs(1200);
 
-/// Whether all cases are tried, and not only as many as one has the patience for.
+/// Whether all cases are tried: `KOLO_TEST_ALL=1`.
 fn all() -> bool {
     std::env::var_os("KOLO_TEST_ALL").is_some()
 }
@@ -40,7 +40,7 @@ impl Drop for Folder {
 fn resnet(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_resnet"));
     command.args(line.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Launchers around the tests are none of its business.
+    // Hide the variables of launchers around the tests.
     for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_STORE", "KOLO_STORE_SERVED"] {
         command.env_remove(name);
     }
@@ -52,7 +52,7 @@ fn finish(mut command: Command) -> Output {
     end(command.spawn().unwrap())
 }
 
-/// Waits for its end, but not forever.
+/// Waits for the end of the process, with a deadline.
 fn end(mut child: std::process::Child) -> Output {
     fn read(pipe: Option<impl std::io::Read>) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -124,7 +124,7 @@ fn it_trains_reports_draws_and_tests() {
     assert!(text.contains("24 images: loss"), "{text}");
     let error = fail(&format!("{SMALL} --epochs 2 --output {one}"));
     assert!(error.contains("has a run already") && error.contains("--resume"), "{error}");
-    // One run does not go on in another's folder; in its own, by whatever name, it does.
+    // A run continues in its own folder, by any name, but not in the folder of another run.
     let before = losses(&one);
     let error = fail(&format!("{SMALL} --epochs 3 --resume {two} --output {one}"));
     assert!(error.contains("has a run already"), "{error}");
@@ -136,7 +136,7 @@ fn it_trains_reports_draws_and_tests() {
 #[test]
 fn it_runs_under_launchers() {
     let folder = Folder::new("launchers");
-    // As torchrun and srun do, by the environment; here with a file as the store.
+    // By the environment, as torchrun and srun do; here with a file as the store.
     let start = |rank: usize, more: &str| {
         let run = folder.join("run");
         let mut command = resnet(&format!("{SMALL} --epochs 1 --output {run} {more}"));
@@ -173,7 +173,7 @@ fn images(folder: &Folder) {
     }
 }
 
-/// A port of this machine that nobody has at the moment.
+/// Returns a free port of this machine.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -203,7 +203,8 @@ fn ranks_meet_where_the_command_line_says() {
         let said = succeed(&format!("{dir} --dist-url {} --nproc {cores} {small} --output {run}", url(kind)));
         assert!(said.contains(&format!("on {cores} ranks, 1 hosts")), "{said}");
     }
-    // Two nodes, which are both this machine. Over TCP they need a secret that both know, or no other machine to listen to.
+    // Two nodes, both on this machine. Over TCP they need a common secret, or a store that no other
+    // machine reaches.
     for (i, kind) in ["tcp", "nodes"].into_iter().enumerate() {
         let url = url(kind);
         let start = |node: usize| {
@@ -254,7 +255,7 @@ fn tasks_of_a_launcher_start_no_ranks() {
     command.env("RANK", "0").env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "1");
     let output = finish(command);
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("torchrun has started 2 tasks"), "{said}");
+    assert!(!output.status.success() && said.contains("this process is one of 2 tasks (plain variables)"), "{said}");
 }
 
 /// The first difference is named on both ranks, with both values.
@@ -313,11 +314,11 @@ mod killed {
 
     fn kill(pid: u32) {
         let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-        // It may just have ended.
+        // The process may just have ended.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
 
-    /// Whether a process is gone, or waits for somebody to ask how it ended.
+    /// Returns whether a process has ended, even if its parent has not waited for it.
     fn has_ended(pid: u32) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         status.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
@@ -342,7 +343,7 @@ mod killed {
             let mut launcher = { command }.spawn().unwrap();
             let metrics = Path::new(&run).join("metrics.jsonl");
             let began = Instant::now();
-            // In the middle of the second epoch, as a rule.
+            // Usually in the middle of the second epoch.
             while std::fs::read_to_string(&metrics).map_or(0, |text| text.matches("\"step\"").count()) < 20 {
                 assert!(began.elapsed() < LONG && launcher.try_wait().unwrap().is_none());
                 std::thread::sleep(Duration::from_millis(2));
@@ -352,7 +353,7 @@ mod killed {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
             let said = text(&output.stdout);
-            assert!(said.contains("2 of 3 ranks go on") && said.contains("epoch 40/40 in"), "{said}");
+            assert!(said.contains("2 of 3 ranks continue") && said.contains("epoch 40/40 in"), "{said}");
             let events = std::fs::read_to_string(&metrics).unwrap();
             assert_eq!(events.matches("\"kind\":\"shrink\"").count(), 1);
             assert_eq!(events.matches("\"kind\":\"epoch\"").count(), 40);
@@ -363,7 +364,8 @@ mod killed {
     fn with_elastic_two_of_four_may_be_killed_one_after_the_other() {
         let folder = Folder::new("elastic-two");
         let run = folder.join("run");
-        // The rank that writes and its successor; two others; and both before anybody has gone on.
+        // The rank that writes and its successor; two other ranks; and two ranks before any rank
+        // has continued.
         for (killed, waits) in [([0, 1], true), ([3, 1], true), ([0, 2], false)] {
             let _ = std::fs::remove_dir_all(&run);
             let command = resnet(&format!("{SMALL} -b 12 --epochs 30 --nproc 4 --elastic --output {run}"));
@@ -395,7 +397,7 @@ mod killed {
         }
     }
 
-    /// What a checkpoint is, so that another one can be told from it.
+    /// Returns the identity of a checkpoint, which differs from that of any other.
     fn checkpoint(run: &str) -> Option<(std::time::SystemTime, u64)> {
         let metadata = std::fs::metadata(Path::new(run).join("checkpoint")).ok()?;
         Some((metadata.modified().ok()?, std::os::unix::fs::MetadataExt::ino(&metadata)))
@@ -413,7 +415,8 @@ mod killed {
         for attempt in 0.. {
             let before = checkpoint(&run);
             let place = if before.is_some() { format!("--resume {run}") } else { format!("--output {run}") };
-            // Before the first checkpoint there is nothing to go on from, and what was written is of no use.
+            // Before the first checkpoint there is nothing to resume from, and the output is not
+            // used.
             if before.is_none() {
                 let _ = std::fs::remove_dir_all(&run);
             }
@@ -424,13 +427,13 @@ mod killed {
                 break;
             }
             let mut launcher = command.stdout(Stdio::null()).spawn().unwrap();
-            // Now and then while it still begins, which is none of the twenty.
+            // Sometimes while the run starts, which does not count as one of the twenty.
             let counts = attempt % 5 != 4;
             let started = Instant::now();
             if !counts {
                 std::thread::sleep(Duration::from_millis(random(300)));
             }
-            // A few steps of 360, each of which leaves a checkpoint: all are killed long before it is done.
+            // A few steps of 360, each with a checkpoint: the run is killed long before its end.
             let (mut last, mut steps) = (before, if counts { 1 + random(8) } else { 0 });
             while steps > 0 {
                 assert!(started.elapsed() < LONG, "no checkpoint in {LONG:?}");
@@ -444,7 +447,7 @@ mod killed {
             assert!(launcher.try_wait().unwrap().is_none(), "it ended by itself after {kills} kills");
             let ranks = ranks(launcher.id());
             if counts && attempt % 2 == 0 {
-                // One rank: the other one stops by itself, before its launcher would end it, and says who it was.
+                // One rank: the other rank reports it and stops before its launcher would end it.
                 let killed = random(2) as usize;
                 kill(ranks[killed]);
                 let output = end(launcher);
@@ -454,7 +457,7 @@ mod killed {
                 assert!(text.contains(&format!("resnet: rank {other}: ")), "{text}");
                 assert!(text.contains(&format!("rank {other} (pid {}) ended: exit status: 1", ranks[other])), "{text}");
             } else {
-                // All at once: the ranks do not outlive their launcher.
+                // The launcher: its ranks end with it.
                 kill(launcher.id());
                 end(launcher);
                 let killed = Instant::now();

@@ -1,11 +1,12 @@
-"""Training a ResNet on ImageNet, with the arguments that people know from PyTorch's example of that name.
+"""Trains a ResNet on ImageNet, with the arguments of PyTorch's example of that name.
 
     python main.py DIR --arch resnet50 --dist-url file:///shared/store --dist-backend kolo --world-size 1 --rank 0 \\
         --multiprocessing-distributed
 
-DIR has the folders train and val, with a folder of images for each class (which needs torchvision); --dummy makes images up. With GPUs,
-each gets a rank; without, --ranks processes on the CPU do. `--world-size` and `--rank` count hosts with --multiprocessing-distributed,
-else ranks. Under torchrun, neither is needed.
+DIR has the folders train and val, each with a folder of images for each class; this needs torchvision.
+--dummy generates images. There is a rank for each GPU or, without GPUs, --ranks ranks on the CPU.
+`--world-size` and `--rank` count hosts with --multiprocessing-distributed, otherwise ranks. Under
+torchrun, neither is needed.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""ResNet-18, -34 and -50 (He et al., "Deep Residual Learning for Image Recognition", 2015), for where there is no torchvision."""
+"""ResNet-18, -34 and -50 without torchvision.
+
+He et al., "Deep Residual Learning for Image Recognition", 2015.
+"""
 
 import torch
 from torch import nn

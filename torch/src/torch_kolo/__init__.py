@@ -37,7 +37,10 @@ def _create(options, backend_options):
 
 
 def register():
-    """Makes "kolo" known to torch.distributed. Called by PyTorch through an entry point; the compiled part is loaded on first use."""
+    """Registers "kolo" with torch.distributed.
+
+    PyTorch calls it through an entry point. The compiled part is loaded at first use.
+    """
     import torch.distributed as dist
 
     if dist.is_available() and "KOLO" not in dist.Backend._plugins:

@@ -1,7 +1,8 @@
 """Ends PyTorch's groups of coalesced calls when an exception leaves them.
 
-``torch.distributed._coalescing_manager`` has no ``finally``. After an exception inside its ``with`` block, PyTorch keeps the list of
-calls to coalesce: later calls on the process group are put there, return without an error, and are never carried out.
+``torch.distributed._coalescing_manager`` has no ``finally``. After an exception inside its ``with``
+block, PyTorch keeps the list of calls to coalesce: it adds later calls on the process group to the
+list. They return without an error and never run.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import torch.distributed.distributed_c10d as c10d
 
 
 def end_groups_on_exceptions():
-    """Has the manager of PyTorch end the groups of kolo that an exception leaves. Those of other backends stay as they are."""
+    """Makes PyTorch's manager end kolo's groups when an exception leaves them. Other backends keep theirs."""
     manager = c10d._coalescing_manager
     begun = manager.__wrapped__
     if hasattr(begun, "__wrapped__"):
@@ -35,7 +36,7 @@ def end_groups_on_exceptions():
 
 
 def _give_up(group, device):
-    """Forgets the calls that PyTorch has not made yet. Those that it has made go on, and their order is that of the calls."""
+    """Drops the calls that PyTorch has not made yet. The calls that it has made continue in order."""
     if not any(group._get_backend(each).name() == "kolo" for each in group._device_types):
         return
     c10d._world.pg_coalesce_state.pop(group, None)

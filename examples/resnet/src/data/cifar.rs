@@ -1,4 +1,5 @@
-//! CIFAR-10 in its binary version: records of a label and 3072 bytes, red, green and blue, each 32 x 32 in order of rows.
+//! CIFAR-10 in its binary version: records of a label and 3072 bytes: red, green and blue, each 32
+//! x 32 by rows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ pub(crate) struct Cifar {
     records: Vec<u8>,
 }
 
-/// The folder with the files: this, or the one that the archive unpacks to.
+/// Returns the folder with the files: this one, or the one that the archive unpacks to.
 pub(super) fn find(folder: &Path) -> Option<PathBuf> {
     [folder.to_owned(), folder.join("cifar-10-batches-bin")].into_iter().find(|folder| folder.join("data_batch_1.bin").is_file())
 }
@@ -26,7 +27,7 @@ impl Cifar {
     pub(super) fn train(folder: &Path) -> Result<Cifar, String> {
         let (there, missing) = Cifar::parts(folder);
         let data = Cifar::read(&there)?;
-        // Whoever wants to try something may have the first only.
+        // For a trial, the first file is enough.
         if !missing.is_empty() {
             tracing::warn!(
                 "{} of CIFAR-10's 5 files are missing ({}): {} images to train on",
@@ -38,7 +39,7 @@ impl Cifar {
         Ok(data)
     }
 
-    /// The files to train on that are there, and the names of those that are not.
+    /// Returns the files to train on that exist, and the names of those that are missing.
     fn parts(folder: &Path) -> (Vec<PathBuf>, Vec<String>) {
         let names = (1..=5).map(|i| format!("data_batch_{i}.bin"));
         let (there, missing): (Vec<_>, Vec<_>) = names.partition(|name| folder.join(name).is_file());

@@ -17,7 +17,7 @@ pub(crate) struct Folder {
 const ENDINGS: [&str; 3] = ["jpg", "jpeg", "png"];
 
 impl Folder {
-    /// Looks through the folders; no image is opened.
+    /// Lists the folders. Opens no image.
     pub(crate) fn open(root: &Path) -> Result<Folder, String> {
         let name = |path: PathBuf| match path.file_name().and_then(|name| name.to_str()) {
             Some(name) => Ok(name.to_owned()),
@@ -47,7 +47,7 @@ impl Folder {
     }
 }
 
-/// What is in a folder, in order.
+/// Returns the entries of a folder, sorted.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let failed = |error| format!("{} cannot be read: {error}", folder.display());
     let mut entries =
@@ -56,11 +56,12 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(entries)
 }
 
-/// Images in a folder and in those below it.
+/// Collects the images in a folder and below it.
 fn search(folder: &Path, label: usize, found: &mut Vec<(PathBuf, usize)>) -> Result<(), String> {
     for path in entries(folder)? {
         let ending = path.extension().and_then(|ending| ending.to_str()).map(str::to_ascii_lowercase);
-        // To ask the system about each of a million images takes its time: only what has no ending can be a folder with images.
+        // Asking the system about each of a million images is slow. So only names without an image
+        // ending may be folders.
         if ending.as_deref().is_some_and(|ending| ENDINGS.contains(&ending)) {
             found.push((path, label));
         } else if path.is_dir() {
@@ -86,7 +87,7 @@ impl Dataset for Folder {
     fn image(&self, index: usize) -> Result<(RgbImage, usize), String> {
         let (path, label) = &self.images[index];
         let failed = |error: &dyn std::fmt::Display| format!("{} cannot be read: {error}", path.display());
-        // What a file is can be seen from how it begins: ImageNet has a PNG that is called JPEG.
+        // The first bytes tell the format: ImageNet has a PNG whose name ends in JPEG.
         let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format).map_err(|error| failed(&error))?;
         let image = reader.decode().map_err(|error| failed(&error))?;
         Ok((image.into_rgb8(), *label))
@@ -108,7 +109,7 @@ mod tests {
         save(&root.join("train/zebra/a.png"), [255, 255, 255]);
         save(&root.join("train/ape/more/b.jpg"), [0, 0, 0]);
         fs::write(root.join("train/ape/notes.txt"), "not an image").unwrap();
-        // A PNG by another name.
+        // A PNG with another ending.
         save(&root.join("train/ape/c.png"), [9, 9, 9]);
         fs::rename(root.join("train/ape/c.png"), root.join("train/ape/c.JPEG")).unwrap();
         save(&root.join("val/zebra/d.png"), [1, 1, 1]);

@@ -5,7 +5,7 @@ use image::{Rgb, RgbImage};
 use super::Dataset;
 use crate::random::{Purpose, Random};
 
-/// Noise, for measuring (`--dummy`): it cannot be learnt. As many images and classes as asked for.
+/// Noise for measurements (`--dummy`), with any number of images and classes. It cannot be learnt.
 pub(crate) struct Noise {
     pub(crate) images: usize,
     pub(crate) classes: usize,
@@ -30,15 +30,16 @@ impl Dataset for Noise {
     }
 }
 
-/// Shapes of random place, size and colour before a background with noise: ten classes that a small net learns in a minute.
+/// Shapes of random position, size and colour on a noisy background: ten classes that a small net
+/// learns in a minute.
 pub(crate) struct Shapes {
     pub(crate) images: usize,
-    /// The number of the first image. Those to test on are others than those to train on.
+    /// The number of the first image, so that images to test on differ from those to train on.
     pub(crate) first: usize,
     pub(crate) seed: u64,
 }
 
-/// Whether a point is part of a shape that spans from -1 to 1.
+/// Tells whether a point is inside a shape that spans from -1 to 1.
 type Inside = fn(f64, f64) -> bool;
 
 const SHAPES: [Inside; 10] = [
@@ -73,7 +74,7 @@ impl Dataset for Shapes {
         let [x0, y0] = [(); 2].map(|()| SIZE as f64 / 2.0 + random.between(-4.0, 4.0));
         let mut colour = || [(); 3].map(|()| random.between(40.0, 215.0));
         let (mut shape, ground) = (colour(), colour());
-        // What differs little from its ground is made brighter or darker.
+        // A shape that differs little from the background is made brighter or darker.
         let contrast = shape.iter().zip(&ground).map(|(a, b)| (a - b).abs()).sum::<f64>();
         if contrast < 150.0 {
             shape = ground.map(|value| if value < 127.0 { value + 70.0 } else { value - 70.0 });

@@ -19,12 +19,12 @@ const AHEAD: usize = 2;
 pub(crate) struct Source {
     pub(crate) dataset: Arc<dyn Dataset>,
     pub(crate) transform: Transform,
-    /// `None` for images to test on, which are not varied; else the seed and the epoch.
+    /// The seed and the epoch; `None` for images to test on, which are not varied.
     pub(crate) variation: Option<(u64, usize)>,
 }
 
-/// Batches in the order in which they were asked for. Worker `i` of `n` makes batches `i`, `i + n`, and so on, and waits when it is
-/// ahead; dropping the loader ends the workers.
+/// Returns batches in order. Worker `i` of `n` makes batches `i`, `i + n`, and so on, and waits
+/// when it is ahead. Dropping the loader ends the workers.
 pub(crate) struct Loader {
     workers: Vec<Worker>,
     batches: usize,
@@ -46,7 +46,7 @@ impl Loader {
             let (source, batches) = (source.clone(), batches.clone());
             let work = move || {
                 for images in batches.iter().skip(worker).step_by(count) {
-                    // A decoder that panics on a damaged image ends the run with a message, and not by silence.
+                    // If a decoder panics on a damaged image, the run ends with a message.
                     let batch = std::panic::catch_unwind(AssertUnwindSafe(|| source.batch(images)))
                         .unwrap_or_else(|_| Err("a worker that reads images panicked".to_owned()));
                     if sender.send(batch).is_err() {
@@ -79,7 +79,7 @@ impl Iterator for Loader {
 impl Drop for Loader {
     fn drop(&mut self) {
         for Worker { batches, thread } in self.workers.drain(..) {
-            // Who waits for room learns that nobody listens.
+            // A worker that waits for room sees that the receiver is gone.
             drop(batches);
             let _ = thread.join();
         }

@@ -1,4 +1,4 @@
-//! Images: where they come from, what is done to them, and how they get to the step in time.
+//! Images: sources, transforms, the order among ranks, and loading ahead of the step.
 
 pub(crate) mod cifar;
 pub(crate) mod folder;
@@ -13,22 +13,22 @@ use image::RgbImage;
 
 /// Labelled images, which worker threads take by number.
 pub(crate) trait Dataset: Send + Sync {
-    /// How many there are.
+    /// Returns the number of images.
     fn len(&self) -> usize;
 
-    /// How many classes there are.
+    /// Returns the number of classes.
     fn classes(&self) -> usize;
 
-    /// The classes' names, if they have any.
+    /// Returns the names of the classes, if they have names.
     fn names(&self) -> &[String] {
         &[]
     }
 
-    /// An image and its class.
+    /// Returns an image and its class.
     ///
     /// # Errors
     ///
-    /// Says which image cannot be had, and why.
+    /// Names the image that cannot be read, and the cause.
     fn image(&self, index: usize) -> Result<(RgbImage, usize), String>;
 }
 
@@ -39,7 +39,8 @@ pub(crate) struct Data {
 }
 
 impl Data {
-    /// Images below a folder: CIFAR-10's binary files if they are there, else folders of JPEG and PNG files.
+    /// Opens the images below a folder: CIFAR-10's binary files if there are any, else folders of
+    /// JPEG and PNG files.
     pub(crate) fn open(folder: &Path) -> Result<Data, String> {
         if let Some(folder) = cifar::find(folder) {
             return Ok(Data { train: Box::new(cifar::Cifar::train(&folder)?), test: Box::new(cifar::Cifar::test(&folder)?) });

@@ -4,11 +4,12 @@ use crate::random::{Purpose, Random};
 
 /// The order of one epoch, drawn from the seed and the epoch, and what is left of it.
 ///
-/// The ranks take images in turns, so that the images of a step are the same whatever the number of ranks, if the global batch is. The
-/// order is that of a whole permutation: no image is left out, and none comes twice, but that at the end the first images left are
-/// repeated until every rank has as many (at most one less than the number of ranks).
+/// The ranks take images in turns, so that the images of a step are the same whatever the number of
+/// ranks, if the global batch is. The order is that of a whole permutation: no image is left out,
+/// and none comes twice, but that at the end the first images left are repeated until every rank
+/// has as many (at most one less than the number of ranks).
 pub(crate) struct Sampler {
-    /// What is left of the epoch, padded to a multiple of the world size.
+    /// The rest of the epoch, padded to a multiple of the world size.
     order: Vec<usize>,
     rank: usize,
     world: usize,
@@ -17,7 +18,7 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// `done` images of the epoch have been seen, by all ranks together.
+    /// Makes the sampler of an epoch of which all ranks together have seen `done` images.
     pub(crate) fn new(images: usize, seed: u64, epoch: usize, done: usize, [rank, world]: [usize; 2], batch: usize) -> Sampler {
         let mut order: Vec<usize> = (0..images).collect();
         Random::new(seed, Purpose::Order, &[epoch as u64]).shuffle(&mut order);
@@ -29,19 +30,19 @@ impl Sampler {
         Sampler { order, rank, world, batch }
     }
 
-    /// How many steps are left.
+    /// Returns how many steps are left.
     pub(crate) fn steps(&self) -> usize {
         self.order.len().div_ceil(self.world * self.batch)
     }
 
-    /// This rank's images of a step that is left. All ranks have as many.
+    /// Returns this rank's images of a remaining step. Each rank has the same number.
     pub(crate) fn step(&self, step: usize) -> Vec<usize> {
         let of_all = self.world * self.batch;
         let images = &self.order[step * of_all..self.order.len().min((step + 1) * of_all)];
         images.iter().skip(self.rank).step_by(self.world).copied().collect()
     }
 
-    /// How many images all ranks together see up to the end of a step that is left.
+    /// Returns how many images all ranks together have seen at the end of a remaining step.
     pub(crate) fn seen(&self, step: usize) -> usize {
         self.order.len().min((step + 1) * self.world * self.batch)
     }
@@ -101,7 +102,7 @@ mod tests {
         let done = sampler.seen(2);
         assert_eq!(done, 48);
         assert_eq!(whole[3..].concat(), all_ranks(100, 1, done, 2, 8).concat());
-        // With other ranks, too, it is the rest of the same permutation.
+        // With another number of ranks, it is the rest of the same permutation.
         let mut rest = all_ranks(100, 1, done, 3, 4).concat();
         rest.sort_unstable();
         rest.dedup();

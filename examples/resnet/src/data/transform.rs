@@ -1,4 +1,4 @@
-//! From an image to what the net sees: cut out, flipped, normalised.
+//! Turns an image into the net's input: cuts, flips and normalises it.
 
 use clap::ValueEnum;
 use image::imageops::{FilterType, crop_imm, resize};
@@ -9,22 +9,24 @@ use crate::random::Random;
 /// How images to train on are varied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Augmentation {
-    /// A random part of the image, of random size and shape, and flipped or not (Szegedy et al., 2014): as for ImageNet
+    /// A random part of the image, of random size and shape, sometimes flipped (Szegedy et al.,
+    /// 2014), for ImageNet
     Resized,
-    /// The image moved by up to an eighth, with black around it, and flipped or not (He et al., 2015): as for CIFAR
+    /// The image moved by up to an eighth, with black around it, sometimes flipped (He et al.,
+    /// 2015), for CIFAR
     Moved,
     /// Not at all
     None,
 }
 
-/// From images of any size to planes of one.
+/// Turns images of any size into planes of one size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transform {
     pub(crate) size: usize,
     pub(crate) augmentation: Augmentation,
 }
 
-/// Mean and deviation of ImageNet's colours, from 0 to 1. Those of other photographs are close.
+/// Mean and standard deviation of ImageNet's colours, from 0 to 1. Other photographs are similar.
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
@@ -52,8 +54,8 @@ impl Transform {
         normalise(&image, false, planes);
     }
 
-    /// Writes an image to test on: the middle, of an image whose shorter side is 8/7 of `size`; or all of it, if images to train on are
-    /// not cut either.
+    /// Writes an image to test on: its middle, after the shorter side is resized to 8/7 of `size`;
+    /// or the whole image if images to train on are not cut.
     pub(crate) fn test(&self, image: RgbImage, planes: &mut [f32]) {
         let image = match self.augmentation {
             Augmentation::Resized => {
@@ -72,13 +74,14 @@ impl Transform {
         normalise(&image, false, planes);
     }
 
-    /// The image in the right size.
+    /// Returns the image in the right size.
     fn whole(&self, image: RgbImage) -> RgbImage {
         if image.dimensions() == (self.size as u32, self.size as u32) { image } else { resize_to(&image, self.size, self.size) }
     }
 }
 
-/// The middle of an image that is much longer than wide: of the rest nothing would be seen, and resized it could be larger than memory.
+/// Cuts out the middle of an image that is much longer than wide. The rest would not be visible,
+/// and resizing all of it could need too much memory.
 fn squarer(image: RgbImage) -> RgbImage {
     let (width, height) = image.dimensions();
     let most = width.min(height).saturating_mul(LONGEST);
@@ -86,15 +89,18 @@ fn squarer(image: RgbImage) -> RgbImage {
     if (w, h) == (width, height) { image } else { crop_imm(&image, (width - w) / 2, (height - h) / 2, w, h).to_image() }
 }
 
-/// Longer than so many times its width no image is resized as a whole: more than the interpolation reaches beyond the middle.
+/// An image that is longer than this many times its width is not resized as a whole. The
+/// interpolation reaches less far beyond the middle.
 const LONGEST: u32 = 16;
 
-/// Linear interpolation over as many pixels as one of the result covers, as PIL and torchvision do.
+/// Resizes by linear interpolation over all pixels that a pixel of the result covers, as PIL and
+/// torchvision do.
 fn resize_to(image: &RgbImage, width: usize, height: usize) -> RgbImage {
     resize(image, width as u32, height as u32, FilterType::Triangle)
 }
 
-/// A random part: 8 to 100 % of the area, its sides between 3:4 and 4:3. Place and size: x, y, width, height.
+/// Returns a random part as x, y, width and height: 8 to 100 % of the area, with sides between 3:4
+/// and 4:3.
 fn part((width, height): (u32, u32), random: &mut Random) -> [u32; 4] {
     let area = width as f64 * height as f64;
     for _ in 0..10 {
@@ -106,12 +112,12 @@ fn part((width, height): (u32, u32), random: &mut Random) -> [u32; 4] {
             return [x as u32, y as u32, w, h];
         }
     }
-    // None fits into an image that is so long: as much of the middle as has an allowed shape.
+    // No part fits into an image that is this long: return the largest middle of an allowed shape.
     let (w, h) = (width.min(height * 4 / 3).max(1), height.min(width * 4 / 3).max(1));
     [(width - w) / 2, (height - h) / 2, w, h]
 }
 
-/// The image moved to the right and down, with black where nothing is.
+/// Returns the image moved right and down, with black in the empty area.
 fn moved(image: &RgbImage, dx: i64, dy: i64) -> RgbImage {
     RgbImage::from_fn(image.width(), image.height(), |x, y| {
         let (x, y) = (x as i64 - dx, y as i64 - dy);
@@ -122,7 +128,7 @@ fn moved(image: &RgbImage, dx: i64, dy: i64) -> RgbImage {
     })
 }
 
-/// From bytes to planes of numbers around 0, in order of rows, or of mirrored rows.
+/// Converts bytes to planes of numbers around 0, by rows or by mirrored rows.
 fn normalise(image: &RgbImage, flips: bool, planes: &mut [f32]) {
     let width = image.width() as usize;
     let plane = width * image.height() as usize;
@@ -199,7 +205,7 @@ mod tests {
                 let image = RgbImage::from_pixel(width, height, Rgb([124, 116, 104]));
                 let mut planes = vec![9.0; 3 * 28 * 28];
                 transform.test(image.clone(), &mut planes);
-                // All of it is the mean colour.
+                // Each pixel has the mean colour.
                 assert!(planes.iter().all(|value| value.abs() < 0.01));
                 planes.fill(9.0);
                 transform.train(image, &mut random(3), &mut planes);

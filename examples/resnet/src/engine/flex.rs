@@ -1,7 +1,7 @@
 //! burn's CPU backend, in plain Rust.
 //!
-//! It is used beneath burn's `Tensor`, where the ranks of tensors are not part of their types and the strides of a gradient can be
-//! seen, so that it is gathered into its bucket in one pass.
+//! It is used beneath burn's `Tensor`, where the ranks of tensors are not part of their types and
+//! the strides of a gradient can be seen, so that it is gathered into its bucket in one pass.
 
 use burn_autodiff::{Autodiff, grads::Gradients};
 use burn_backend::backend::{AutodiffBackend, BackendTypes};
@@ -41,7 +41,7 @@ impl Engine for Flex {
     }
 
     fn change<R>(&self, tensor: &mut Self::Tensor, change: impl FnOnce(&mut [f32]) -> R) -> R {
-        // Taken out, so that nobody shares its memory and it is changed where it is.
+        // Taken out, so that no other tensor shares its memory and it is changed in place.
         let mut values = B::inner(std::mem::replace(tensor, B::from_inner(FlexTensor::empty(Shape::new([0]), DType::F32))));
         debug_assert!(values.is_contiguous());
         let result = change(values.storage_mut());
@@ -93,7 +93,8 @@ impl Engine for Flex {
     }
 
     fn backward(&self, of: Self::Tensor, gradient: Self::Tensor) -> Self::Gradients {
-        // burn goes back from a scalar: from the one whose gradient with respect to `of` is the given one.
+        // burn starts the backward pass at a scalar: use one whose gradient with respect to `of` is
+        // the given gradient.
         B::backward(B::float_sum(B::float_mul(of, gradient)))
     }
 
@@ -102,7 +103,8 @@ impl Engine for Flex {
     }
 }
 
-/// Copies a strided tensor into rows. What is one run of memory, as a convolution's 3 x 3, is copied as such.
+/// Copies a strided tensor by rows. A contiguous run, such as the 3 x 3 of a convolution, is copied
+/// at once.
 fn gather(from: &[f32], at: usize, shape: &[usize], strides: &[isize], into: &mut [f32]) {
     let Some((&count, inner)) = shape.split_first() else {
         into[0] = from[at];

@@ -10,15 +10,16 @@ pub(crate) struct Torch {
 }
 
 impl Torch {
-    /// On a GPU of this machine, or on the CPU with so many threads for each operation.
+    /// Makes the engine on a GPU of this machine, or on the CPU with `threads` threads for each
+    /// operation.
     pub(crate) fn new(gpu: Option<usize>, threads: usize) -> Result<Torch, String> {
         let Some(gpu) = gpu else {
             tch::set_num_threads(threads as i32);
             return Ok(Torch { device: Device::Cpu });
         };
         match tch::Cuda::device_count() {
-            0 => Err("libtorch finds no GPU: --engine torch does without".to_owned()),
-            // Ranks may share one.
+            0 => Err("libtorch finds no GPU; --engine torch needs none".to_owned()),
+            // Ranks may share a GPU.
             count => Ok(Torch { device: Device::Cuda(gpu % count as usize) }),
         }
     }
@@ -35,7 +36,7 @@ impl Clone for Handle {
 
 impl Engine for Torch {
     type Tensor = Handle;
-    /// They are kept in the leaves, which are new ones in each step.
+    /// libtorch keeps them in the leaves, which are new in each step.
     type Gradients = ();
 
     fn name(&self) -> String {
@@ -64,8 +65,9 @@ impl Engine for Torch {
 
     fn change<R>(&self, tensor: &mut Handle, change: impl FnOnce(&mut [f32]) -> R) -> R {
         if self.device == Device::Cpu && tensor.0.is_contiguous() {
-            // SAFETY: a contiguous tensor of f32 in this process's memory, which is borrowed mutably. Other handles on it are leaves
-            // of steps that have ended; no thread of libtorch computes between its calls.
+            // SAFETY: the tensor is contiguous f32 memory of this process and is borrowed mutably.
+            // Other handles on it are leaves of steps that have ended, and no thread of libtorch
+            // computes between calls.
             let values = unsafe { std::slice::from_raw_parts_mut(tensor.0.data_ptr().cast::<f32>(), tensor.0.numel()) };
             return change(values);
         }
@@ -89,7 +91,7 @@ impl Engine for Torch {
     fn batch_norm(&self, x: Handle, scale: Handle, shift: Handle) -> [Handle; 3] {
         let none = || None::<Tensor>;
         let (x, mean, inverse) = x.0.native_batch_norm(Some(scale.0), Some(shift.0), none(), none(), true, 0.0, EPSILON);
-        // The inverse of the root of the variance, to which EPSILON was added.
+        // The inverse of the square root of the variance plus EPSILON.
         let variance = inverse.detach().pow_tensor_scalar(-2.0) - EPSILON;
         [x, mean.detach(), variance].map(Handle)
     }

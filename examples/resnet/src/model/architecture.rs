@@ -1,8 +1,9 @@
-//! Which layers each ResNet has.
+//! The layers of each ResNet.
 //!
-//! resnet18 to resnet152 are those of He et al. (Deep Residual Learning for Image Recognition, 2015) as torchvision has them: the
-//! stride of a bottleneck is in its 3 x 3 convolution, and shortcuts that change the shape are projections. resnet20, 32 and 56 are
-//! the same paper's for CIFAR-10 (section 4.2), whose shortcuts have no parameters (option A).
+//! resnet18 to resnet152 are those of He et al. (Deep Residual Learning for Image Recognition,
+//! 2015) as torchvision has them: the stride of a bottleneck is in its 3 x 3 convolution, and
+//! shortcuts that change the shape are projections. resnet20, 32 and 56 are the same paper's for
+//! CIFAR-10 (section 4.2), whose shortcuts have no parameters (option A).
 
 use clap::ValueEnum;
 
@@ -45,7 +46,7 @@ pub(crate) enum Stem {
     Small,
 }
 
-/// What an [`Architecture`] stands for.
+/// The layers of an [`Architecture`].
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) stem: Stem,
@@ -54,7 +55,8 @@ pub(crate) struct Shape {
     pub(crate) width: usize,
     /// Blocks of each stage.
     pub(crate) stages: Vec<usize>,
-    /// Whether shortcuts that change the shape are convolutions with weights of their own; else they skip pixels and add channels of 0.
+    /// Whether shortcuts that change the shape are convolutions with weights. Otherwise they skip
+    /// pixels and add channels of 0.
     pub(crate) projects: bool,
     /// Whether convolutions are followed by batch normalisation.
     pub(crate) normalises: bool,
@@ -65,7 +67,7 @@ impl Architecture {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// The size of the images that it is meant for.
+    /// Returns the image size that the architecture is made for, in pixels.
     pub(crate) fn image_size(self) -> usize {
         match self.shape().stem {
             Stem::Large => 224,

@@ -1,4 +1,4 @@
-//! From an architecture to layers, with torchvision's names.
+//! Builds the layers of an architecture, with torchvision's names.
 
 use super::architecture::{BlockKind, Shape, Stem};
 use super::{Conv, Name, Norm, Segment, Weight};
@@ -55,7 +55,8 @@ impl Builder {
         Conv { weight, stride, padding: size / 2, norm }
     }
 
-    /// A block from so many channels, of so many inside, and how many channels come out.
+    /// Adds a block with `from` channels in and `inside` channels inside. Returns the channels that
+    /// come out.
     fn block(&mut self, shape: &Shape, prefix: &str, [from, width]: [usize; 2], stride: usize) -> (Segment, usize) {
         // Channels before and after, size and stride of each convolution.
         let (layers, to) = match shape.block {
@@ -82,7 +83,8 @@ impl Builder {
     }
 }
 
-/// A shortcut without parameters as a convolution: channels go on as they are, with channels of 0 on both sides.
+/// Returns the weights of a shortcut without parameters as a convolution: it copies channels, and
+/// adds channels of 0 on both sides.
 fn identity(from: usize, to: usize) -> Weight {
     let mut values = vec![0.0; to * from];
     for channel in 0..from {
@@ -91,8 +93,9 @@ fn identity(from: usize, to: usize) -> Weight {
     Weight::Constant(values, [to, from, 1, 1])
 }
 
-/// A parameter's first values: torchvision's for convolutions (He et al.: Delving Deep into Rectifiers, 2015; normal, by the
-/// connections that go out) and normalisation, PyTorch's for the linear layer.
+/// Returns the initial values of a parameter: torchvision's for convolutions (He et al.: Delving
+/// Deep into Rectifiers, 2015; normal, by fan-out) and normalisation, PyTorch's for the linear
+/// layer.
 pub(super) fn initial(names: &[Name], number: usize, seed: u64) -> Vec<f32> {
     let name = &names[number];
     let mut random = Random::new(seed, Purpose::Weights, &[number as u64]);

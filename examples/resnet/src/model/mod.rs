@@ -1,8 +1,9 @@
 //! ResNets: their parameters, forward, and backward by segments.
 //!
-//! A model is a row of *segments*: the stem, each residual block, the head. What goes into a segment is detached from what computed
-//! it, so that each is differentiated by itself, from the last to the first, and the gradients of one are on their way to the other
-//! ranks while the next is computed. The bits are those of going back through all at once.
+//! A model is a row of *segments*: the stem, each residual block, the head. What goes into a
+//! segment is detached from what computed it, so that each is differentiated by itself, from the
+//! last to the first, and the gradients of one are on their way to the other ranks while the next
+//! is computed. The bits are those of going back through all at once.
 
 pub(crate) mod architecture;
 mod build;
@@ -14,13 +15,13 @@ mod torchvision;
 use crate::engine::Engine;
 use architecture::Shape;
 
-/// How much of a running statistic each batch replaces, as in PyTorch.
+/// The share of a running statistic that each batch replaces, as in PyTorch.
 const MOMENTUM: f32 = 0.1;
 
-/// A tensor that is trained, or that training keeps account of.
+/// The name and the shape of a parameter or a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
-    /// As torchvision names it.
+    /// The name in torchvision.
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
 }
@@ -33,7 +34,7 @@ impl Name {
 
 /// A convolution and the normalisation after it.
 struct Conv {
-    /// The number of the parameter. In a shortcut without parameters, the weights.
+    /// The number of the parameter, or the weights in a shortcut without parameters.
     weight: Weight,
     stride: usize,
     padding: usize,
@@ -42,7 +43,8 @@ struct Conv {
 
 enum Weight {
     Parameter(usize),
-    /// Weights that are not trained: 1 where the channels in and out are the same. Values and shape.
+    /// Weights that are not trained: 1 where the channels in and out are the same; values and
+    /// shape.
     Constant(Vec<f32>, [usize; 4]),
 }
 
@@ -54,7 +56,7 @@ struct Norm {
     buffer: usize,
 }
 
-/// A part of the model that is differentiated by itself.
+/// A part of the model whose gradients are computed by themselves.
 enum Segment {
     Stem { conv: Conv, pools: bool },
     Block { convs: Vec<Conv>, shortcut: Option<Conv> },
@@ -68,7 +70,7 @@ pub(crate) struct Model<E: Engine> {
     names: Vec<Name>,
     parameters: Vec<E::Tensor>,
     buffer_names: Vec<Name>,
-    /// Running means and variances, which training does not differentiate by.
+    /// Running means and variances, which have no gradients.
     buffers: Vec<Vec<f32>>,
     classes: usize,
 }
@@ -88,25 +90,26 @@ impl Batch {
     }
 }
 
-/// How a forward pass computes.
+/// The mode of a forward pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// Normalises by the batch, and parameters are differentiated by.
+    /// Normalises by the batch, and records what the gradients of parameters need.
     Training,
     /// Normalises by the running statistics.
     Evaluation,
 }
 
-/// One segment's forward pass, as its backward needs it.
+/// The forward pass of one segment, as its backward pass needs it.
 struct Tape<E: Engine> {
     /// Parameters by number, as leaves.
     leaves: Vec<(usize, E::Tensor)>,
-    /// The buffer's number, mean and biased variance of the batch, and how many values they are of.
+    /// The number of the buffer, the mean and biased variance of the batch, and how many values
+    /// these are of.
     statistics: Vec<(usize, E::Tensor, E::Tensor, usize)>,
 }
 
 impl<E: Engine> Model<E> {
-    /// With weights drawn from the seed as PyTorch initialises them.
+    /// Makes a model with weights from the seed, initialised as PyTorch does.
     pub(crate) fn new(engine: E, shape: &Shape, classes: usize, seed: u64) -> Model<E> {
         let (segments, names, buffer_names) = build::segments(shape, classes);
         let parameters = (0..names.len()).map(|i| engine.constant(build::initial(&names, i, seed), &names[i].shape)).collect();
@@ -121,7 +124,7 @@ impl<E: Engine> Model<E> {
         self.classes
     }
 
-    /// The parameters, in order of forward.
+    /// Returns the parameters, in the order of the forward pass.
     pub(crate) fn names(&self) -> &[Name] {
         &self.names
     }
@@ -138,19 +141,20 @@ impl<E: Engine> Model<E> {
         &mut self.buffers
     }
 
-    /// A parameter's values.
+    /// Returns the values of a parameter.
     pub(crate) fn parameter(&self, number: usize) -> Vec<f32> {
         let mut values = vec![0.0; self.names[number].count()];
         self.engine.read(&self.parameters[number], &mut values);
         values
     }
 
-    /// Changes a parameter's values.
+    /// Changes the values of a parameter.
     pub(crate) fn change<R>(&mut self, number: usize, change: impl FnOnce(&mut [f32]) -> R) -> R {
         self.engine.change(&mut self.parameters[number], change)
     }
 
-    /// The classes' scores of each image, `[images, classes]`, by the running statistics.
+    /// Returns the scores of the classes for each image, `[images, classes]`, by the running
+    /// statistics.
     pub(crate) fn evaluate(&self, batch: Batch) -> Vec<f32> {
         let shape = batch.shape();
         let mut x = self.engine.constant(batch.pixels, &shape);
@@ -161,13 +165,14 @@ impl<E: Engine> Model<E> {
         self.scores(&x, shape[0])
     }
 
-    /// Goes forward, and back by segments. `loss` is given the scores, `[images, classes]`, and returns the gradient with respect to
-    /// them. `ready` is given each parameter's number and gradient as soon as it is there: in reverse order, those of one segment at a
-    /// time.
+    /// Runs the forward pass, then the backward pass by segments. `loss` receives the scores,
+    /// `[images, classes]`, and returns the gradient with respect to them. `ready` receives the
+    /// number and the gradient of each parameter as soon as it is computed: in reverse order, one
+    /// segment at a time.
     ///
     /// # Errors
     ///
-    /// Those of `ready`, which end it.
+    /// Those of `ready`, which end the pass.
     pub(crate) fn train<Error>(
         &mut self,
         batch: Batch,
@@ -179,7 +184,7 @@ impl<E: Engine> Model<E> {
         let mut tapes = Vec::with_capacity(self.segments.len());
         let mut statistics = Vec::new();
         for (i, segment) in self.segments.iter().enumerate() {
-            // Nobody wants the gradient with respect to the images.
+            // The gradient with respect to the images is not needed.
             let input = if i == 0 { x } else { self.engine.leaf(x) };
             let mut tape = Tape { leaves: Vec::new(), statistics: Vec::new() };
             let output = self.forward(segment, input.clone(), Mode::Training, &mut tape);
@@ -196,7 +201,7 @@ impl<E: Engine> Model<E> {
                 ready(*number, Gradient { engine: &self.engine, tensor })?;
             }
             if !tapes.is_empty() {
-                gradient = self.engine.gradient(&mut gradients, &input).expect("every segment depends on what it is given");
+                gradient = self.engine.gradient(&mut gradients, &input).expect("every segment depends on its input");
             }
         }
         self.keep_account(&statistics);
@@ -270,7 +275,8 @@ impl<E: Engine> Model<E> {
         leaf
     }
 
-    /// Moves the running statistics towards those of a batch. The variance kept is the unbiased one, as in PyTorch.
+    /// Moves the running statistics towards those of a batch. Keeps the unbiased variance, as in
+    /// PyTorch.
     fn keep_account(&mut self, statistics: &[(usize, E::Tensor, E::Tensor, usize)]) {
         for (buffer, mean, variance, values) in statistics {
             let unbias = *values as f32 / (values - 1).max(1) as f32;
@@ -284,14 +290,14 @@ impl<E: Engine> Model<E> {
     }
 }
 
-/// A parameter's gradient, where the engine left it.
+/// The gradient of a parameter in the engine's memory.
 pub(crate) struct Gradient<'a, E: Engine> {
     engine: &'a E,
     tensor: E::Tensor,
 }
 
 impl<E: Engine> Gradient<'_, E> {
-    /// Copies it in order of rows.
+    /// Copies the gradient by rows.
     pub(crate) fn read(&self, into: &mut [f32]) {
         self.engine.read(&self.tensor, into);
     }

@@ -100,7 +100,8 @@ fn running_statistics_approach_those_of_the_batches() {
     for _ in 0..80 {
         gradients_of(&mut model, 4, 8);
     }
-    // What the stem normalises has the same mean and variance each time. After 80 batches 0.9^80 of the first values is left.
+    // What the stem normalises has the same mean and variance each time. After 80 batches 0.9^80 of
+    // the first values is left.
     let statistics = model.buffers()[..2].to_vec();
     let batch = batch(4, 8);
     let x = model.engine.constant(batch.pixels.clone(), &batch.shape());

@@ -1,4 +1,5 @@
-//! Weights interchange with torchvision: equal weights give equal scores. `tests/torchvision/logits.py` is the other half.
+//! Weights interchange with torchvision: equal weights give equal scores.
+//! `tests/torchvision/logits.py` is the other half.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! Whether all ranks were given the same. What they then do together would hang, or be of no meaning, if they were not.
+//! Checks that all ranks have the same arguments and images. Otherwise training would fail later,
+//! or be meaningless.
 
 use kolo::Communicator;
 use sha2::{Digest, Sha256};
@@ -7,10 +8,10 @@ use super::Failure;
 use crate::arguments::TrainArgs;
 use crate::data::Data;
 
-/// What is compared: a name, and its value as text.
+/// An entry to compare: a name, and its value as text.
 pub(super) type Entry = (String, String);
 
-/// What of the command line must be the same.
+/// Returns the arguments that must be the same on all ranks.
 pub(super) fn options(args: &TrainArgs) -> Vec<Entry> {
     let TrainArgs { lr, momentum, wd, batch_size, global_batch, seed, epochs, start_epoch, lr_step, .. } = args;
     let entry = |name: &str, value: &dyn std::fmt::Debug| (name.to_owned(), format!("{value:?}"));
@@ -35,13 +36,13 @@ pub(super) fn options(args: &TrainArgs) -> Vec<Entry> {
         or_none("--checkpoint-every", args.checkpoint_every.map(|steps| steps.to_string())),
         entry("--elastic", &args.elastic),
         entry("--evaluate", &args.evaluate),
-        // Of the checkpoint itself the checksum is compared.
+        // The checksum of the checkpoint is compared elsewhere.
         or_none("--resume", args.resume.as_ref().map(|_| "a checkpoint".to_owned())),
         entry("--no-communication", &args.no_communication),
     ]
 }
 
-/// What of the images must be the same.
+/// Returns the properties of the images that must be the same on all ranks.
 pub(super) fn images(data: &Data) -> Vec<Entry> {
     let mut entries = vec![
         ("images to train on".to_owned(), data.train.len().to_string()),
@@ -52,7 +53,8 @@ pub(super) fn images(data: &Data) -> Vec<Entry> {
     entries
 }
 
-/// Compares entries, which come in the same order on all ranks. One small collective call, if all is well.
+/// Compares entries, which have the same order on all ranks. If they are equal, this is one small
+/// collective call.
 ///
 /// # Errors
 ///
@@ -63,19 +65,19 @@ pub(super) fn agree(comm: &Communicator, mine: &[Entry]) -> Result<(), Failure> 
     let mut digests = vec![0; 32 * comm.world_size()];
     comm.all_gather(&digest, &mut digests)?;
     let Some(other) = digests.chunks_exact(32).position(|other| other != &digests[..32]) else { return Ok(()) };
-    // All see the same digests, so all are here, and only these two have to tell.
+    // All ranks see the same digests, so all come here, and only these two send their entries.
     let [first, second] = [0, other].map(|rank| told_by(comm, rank, &text));
     Err(difference(&first?, &second?, other).into())
 }
 
-/// A rank's entries, for all.
+/// Broadcasts the entries of a rank.
 fn told_by(comm: &Communicator, rank: usize, mine: &[u8]) -> Result<Vec<Entry>, Failure> {
     let mut length = [mine.len() as u64];
     comm.broadcast(&mut length, rank)?;
     let mut text = mine.to_vec();
     text.resize(length[0] as usize, 0);
     comm.broadcast(&mut text, rank)?;
-    serde_json::from_slice(&text).map_err(|error| format!("what rank {rank} was given cannot be compared: {error}").into())
+    serde_json::from_slice(&text).map_err(|error| format!("the arguments of rank {rank} cannot be compared: {error}").into())
 }
 
 fn difference(first: &[Entry], second: &[Entry], rank: usize) -> String {

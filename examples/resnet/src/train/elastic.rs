@@ -1,4 +1,4 @@
-//! `--elastic`: when ranks are lost, those that are left go on.
+//! `--elastic`: when ranks are lost, the survivors continue.
 
 use super::epoch::{FIELDS, Window};
 use super::{Failure, Output, Run, setup};
@@ -7,13 +7,13 @@ use crate::metrics::{self, Event};
 use crate::progress::Progress;
 
 impl<E: Engine> Run<'_, E> {
-    /// After communication failed: the ranks that are left find each other, and go on where the first of them was. A step that
-    /// was under way is made again, with the images that are left divided among fewer ranks; each keeps its number of images a step.
-    /// Others may be lost meanwhile.
+    /// Continues after communication has failed: the survivors shrink the communicator and take the
+    /// state of its rank 0. They repeat the step in flight, and divide the remaining images among
+    /// fewer ranks; each keeps its number of images in a step. Further ranks may be lost meanwhile.
     ///
     /// # Errors
     ///
-    /// The failure itself, if nobody was lost: it would come again.
+    /// The failure itself if no rank was lost, because it would come again.
     pub(super) fn go_on(&mut self, mut failure: kolo::Error) -> Result<(), Failure> {
         let before = self.comm.world_size();
         loop {
@@ -32,20 +32,21 @@ impl<E: Engine> Run<'_, E> {
         self.rate.factor = self.args.lr_scale.factor(self.batch * world);
         let (step, epoch) = (self.state.step, self.state.epoch);
         if self.comm.rank() == 0 {
-            // The rank that wrote may be gone; or it wrote of an epoch whose end comes again.
+            // The rank that wrote may be lost, or it has written the end of an epoch that is
+            // repeated.
             let metrics = metrics::Writer::open(&self.folder, step, epoch)?;
             let progress = self.output.take().map_or_else(|| Progress::new(self.args.epochs), |output| output.progress);
             let mut output = Output { metrics, progress };
             let reason = failure.to_string();
-            output.progress.say(&format!("{world} of {before} ranks go on after step {step}: {reason}"));
+            output.progress.say(&format!("{world} of {before} ranks continue after step {step}: {reason}"));
             output.metrics.write(&Event::Shrink { step, ranks: world, reason })?;
             self.output = Some(output);
         }
         Ok(())
     }
 
-    /// One rank may have made a step that another has not: all get everything from the first, at once or, if another is lost
-    /// meanwhile, not at all.
+    /// Copies the whole state of rank 0 to all ranks, because one rank may have made a step that
+    /// another has not. If a rank is lost meanwhile, no rank changes its state.
     fn agree(&mut self) -> Result<(), Failure> {
         let mut reducer = setup::reducer(self.args, &self.comm, &self.model)?;
         let mut others: Vec<Vec<f32>> = self.optimizer.velocities.iter().chain(self.model.buffers()).cloned().collect();
@@ -59,7 +60,7 @@ impl<E: Engine> Run<'_, E> {
         so_far[..FIELDS].copy_from_slice(&self.so_far.whole.fields());
         so_far[FIELDS] = self.so_far.seconds;
         self.comm.broadcast(&mut so_far, 0)?;
-        // The last: it changes the model when it has all of it.
+        // The last collective: the model changes when it has completed.
         setup::broadcast(&mut reducer, &mut self.model)?;
 
         let places = self.optimizer.velocities.iter_mut().chain(self.model.buffers_mut());

@@ -13,28 +13,28 @@ use crate::loss::{Outcome, cross_entropy};
 use crate::metrics::{Epoch, Event, Step};
 use crate::model::Batch;
 
-/// Where a rank's time went, in seconds.
+/// How a rank spent its time, in seconds.
 #[derive(Clone, Copy, Default)]
 struct Times {
     all: f64,
     /// Waiting for images.
     loading: f64,
-    /// Waiting for gradients, when there was nothing left to compute.
+    /// Waiting for gradients, with no computation left.
     waiting: f64,
-    /// The reducer reduced, whether anybody waited or not.
+    /// The reducer reduced gradients, whether the rank waited or not.
     communicated: f64,
-    /// Of that, while there was something to compute.
+    /// The part of it that overlapped with computation.
     overlapped: f64,
 }
 
-/// What one rank or all saw and took since the last report.
+/// The loss and the times of one rank or of all, since the last report.
 #[derive(Default)]
 pub(super) struct Window {
     pub(super) outcome: Outcome,
     times: Times,
 }
 
-/// As numbers that ranks exchange.
+/// The same as numbers, which ranks exchange.
 pub(super) const FIELDS: usize = 8;
 
 impl Window {
@@ -62,7 +62,7 @@ impl Window {
     }
 }
 
-/// What is known of an epoch before its end.
+/// The figures of an epoch before its end.
 #[derive(Default)]
 pub(super) struct SoFar {
     pub(super) whole: Window,
@@ -71,11 +71,11 @@ pub(super) struct SoFar {
 }
 
 impl<E: Engine> Run<'_, E> {
-    /// Makes the steps that are left of the epoch.
+    /// Makes the remaining steps of the epoch.
     pub(super) fn steps(&mut self) -> Result<(), Failure> {
         let (began, cpu) = (Instant::now(), cpu_time());
         let result = self.steps_that_are_left();
-        // However it ends: if ranks were lost, the others go on with the epoch.
+        // Also after a failure: if ranks were lost, the survivors continue with the epoch.
         self.so_far.seconds += began.elapsed().as_secs_f64();
         self.so_far.cpu = cpu.zip(cpu_time()).map(|(before, after)| after - before + self.so_far.cpu.unwrap_or_default());
         result
@@ -89,7 +89,7 @@ impl<E: Engine> Run<'_, E> {
         }
         let sampler = Sampler::new(self.train.len(), self.state.seed, epoch, done, place, self.batch);
         let steps = sampler.steps();
-        // Steps that were made before, if all of them were as large.
+        // The steps before this part, if all were as large.
         let made = done / (self.batch * place[1]);
         if let Some(output) = &mut self.output {
             output.progress.begin(epoch, made + steps, made);
@@ -109,7 +109,7 @@ impl<E: Engine> Run<'_, E> {
             self.state.step += 1;
             let is_last = step + 1 == steps;
             let saves = !is_last && self.args.checkpoint_every.is_some_and(|every| self.state.step.is_multiple_of(every as u64));
-            // A report ends with a checkpoint, so that a run that goes on from there reports the same.
+            // Report at each checkpoint, so that a run that resumes from it reports the same.
             if is_last || saves || self.state.step.is_multiple_of(self.args.print_freq as u64) {
                 self.report(rate, [made + step + 1, made + steps])?;
             }
@@ -120,7 +120,8 @@ impl<E: Engine> Run<'_, E> {
         Ok(())
     }
 
-    /// Tests, and writes a checkpoint. The epoch has not ended before that is there: if ranks are lost, the others do it again.
+    /// Tests and writes a checkpoint. The epoch ends with the checkpoint: if ranks are lost before,
+    /// the survivors repeat this.
     pub(super) fn finish_epoch(&mut self) -> Result<(), Failure> {
         let test = self.evaluate()?;
         let SoFar { whole, seconds, cpu } = &self.so_far;
@@ -152,12 +153,12 @@ impl<E: Engine> Run<'_, E> {
         Ok(())
     }
 
-    /// In parts.
+    /// Returns the epochs that have passed, as a fraction.
     fn epochs_passed(&self) -> f64 {
         self.state.epoch as f64 + (self.state.seen as f64 / self.train.len() as f64).min(1.0)
     }
 
-    /// One step: forward, backward while gradients are averaged, and the optimiser.
+    /// Makes one step: forward, backward while gradients are averaged, and the optimiser.
     pub(super) fn step(&mut self, batch: Batch, rate: f32) -> Result<Window, Failure> {
         let labels = batch.labels.clone();
         let mut outcome = Outcome::default();
@@ -187,7 +188,7 @@ impl<E: Engine> Run<'_, E> {
         Ok(Window { outcome, times })
     }
 
-    /// Gathers what all ranks saw and took since the last report, and tells.
+    /// Gathers the figures of all ranks since the last report, and reports them.
     fn report(&mut self, lr: f64, [made, steps]: [usize; 2]) -> Result<(), Failure> {
         let world = self.comm.world_size();
         let mut fields = vec![0.0; FIELDS * world];
@@ -224,7 +225,7 @@ impl<E: Engine> Run<'_, E> {
         Ok(())
     }
 
-    /// Tests on all images to test on, of which each rank takes its part. No image comes twice.
+    /// Tests on all test images. Each rank takes a part, and no image is tested twice.
     pub(super) fn evaluate(&mut self) -> Result<Outcome, Failure> {
         self.sync_buffers()?;
         let images: Vec<usize> = (self.comm.rank()..self.test.len()).step_by(self.comm.world_size()).collect();
@@ -245,7 +246,7 @@ impl<E: Engine> Run<'_, E> {
     }
 }
 
-/// Time that the cores have spent on this process.
+/// Returns the time that all cores have spent on this process.
 fn cpu_time() -> Option<Duration> {
     #[cfg(unix)]
     {

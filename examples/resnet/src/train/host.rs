@@ -1,23 +1,24 @@
-//! Which ranks are on the same machine: they share its cores.
+//! Finds the ranks on the same machine, which share its cores.
 //!
-//! By the machines' names, and not by what shares memory: that depends on the system and on the settings.
+//! It compares the names of the machines. Shared memory does not tell, because it depends on the
+//! system and the settings.
 
 use kolo::Communicator;
 use sha2::{Digest, Sha256};
 
-/// This rank among those of its machine.
+/// The place of this rank among the ranks of its machine.
 #[derive(Debug, PartialEq)]
 pub(super) struct Here {
-    /// How many there are.
+    /// The number of ranks on this machine.
     pub(super) ranks: usize,
-    /// Which of them this is.
+    /// The number of this rank among them.
     pub(super) place: usize,
-    /// How many there are on the machine that has most.
+    /// The number of ranks on the machine that has most.
     pub(super) most: usize,
 }
 
 impl Here {
-    /// A collective call.
+    /// Finds the place. This is a collective call.
     pub(super) fn find(comm: &Communicator) -> kolo::Result<Here> {
         let digest: [u8; 32] = Sha256::digest(name()).into();
         let mut all = vec![0; digest.len() * comm.world_size()];
@@ -32,7 +33,7 @@ impl Here {
     }
 }
 
-/// The name of this machine, or the one that was declared.
+/// Returns the declared name of this machine, or its own.
 fn name() -> String {
     let declared = ["KOLO_HOST", "COMPUTERNAME"].into_iter().find_map(|name| std::env::var(name).ok());
     #[cfg(unix)]

@@ -27,11 +27,11 @@ use crate::model::Model;
 use crate::optimizer::{Rate, Sgd};
 use crate::progress::Progress;
 
-/// Why a rank cannot go on.
+/// Why a rank cannot continue.
 pub(crate) enum Failure {
-    /// Communication failed: another rank has died, or something is between them.
+    /// Communication failed: a peer or the network is lost.
     Communication(kolo::Error),
-    /// Something failed here.
+    /// An error on this rank.
     Here(String),
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A rank of a run.
+/// One rank of a run.
 struct Run<'a, E: Engine> {
     args: &'a TrainArgs,
     comm: Communicator,
@@ -65,29 +65,29 @@ struct Run<'a, E: Engine> {
     optimizer: Sgd,
     rate: Rate,
     state: State,
-    /// Images of a step of this rank.
+    /// Images in a step of this rank.
     batch: usize,
     /// Threads of this rank that read images.
     workers: usize,
     train: Arc<dyn Dataset>,
     test: Arc<dyn Dataset>,
     transform: Transform,
-    /// Where the run is written.
+    /// The folder of the run.
     folder: PathBuf,
     output: Option<Output>,
-    /// Of the epoch.
+    /// Figures of the epoch.
     so_far: epoch::SoFar,
-    /// Since the last report.
+    /// Figures since the last report.
     window: epoch::Window,
 }
 
-/// What rank 0 writes and shows.
+/// The output of rank 0.
 struct Output {
     metrics: metrics::Writer,
     progress: Progress,
 }
 
-/// Connects with the other ranks and trains, or tests.
+/// Connects to the other ranks and trains, or tests.
 pub(crate) fn run(args: &TrainArgs) -> Result<(), String> {
     let comm = setup::connect(args)?;
     let rank = comm.rank();
@@ -112,7 +112,7 @@ fn train<E: Engine>(args: &TrainArgs, comm: Communicator, engine: E) -> Result<(
 }
 
 impl<E: Engine> Run<'_, E> {
-    /// Tests, or trains all epochs that are left.
+    /// Tests, or trains all remaining epochs.
     fn all(&mut self) -> Result<(), Failure> {
         if self.args.evaluate {
             let outcome = self.evaluate()?;
@@ -135,7 +135,8 @@ impl<E: Engine> Run<'_, E> {
         Ok(())
     }
 
-    /// Writes a checkpoint, on rank 0; the others wait until it is there. Running statistics become those of all ranks.
+    /// Averages the running statistics and writes a checkpoint on rank 0. The other ranks wait for
+    /// the checkpoint.
     fn save(&mut self, state: &State) -> Result<(), Failure> {
         self.sync_buffers()?;
         if self.output.is_some() {
@@ -144,7 +145,7 @@ impl<E: Engine> Run<'_, E> {
         Ok(self.comm.barrier()?)
     }
 
-    /// Each rank's running statistics are of its own images: all get the average.
+    /// Averages the running statistics, because those of a rank cover its own images only.
     fn sync_buffers(&mut self) -> Result<(), Failure> {
         let mut buffers: Vec<TensorMut<'_>> = self.model.buffers_mut().iter_mut().map(TensorMut::from).collect();
         Ok(self.reducer.sync_buffers(&mut buffers, BufferSync::Average)?)

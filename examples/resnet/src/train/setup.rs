@@ -1,4 +1,4 @@
-//! Before the first step: ranks connect, agree on what to train, and have the same weights.
+//! The start of a run: ranks connect, check that their arguments agree, and get the same weights.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use crate::model::{Model, Name};
 use crate::optimizer::{Rate, Sgd};
 use crate::progress::{Progress, say};
 
-/// Images to train on, of those that are made up.
+/// The default numbers of generated images to train on.
 const SHAPES: usize = 2560;
 const NOISE: usize = 1_281_167;
 
-/// Finds the other ranks.
+/// Connects to the other ranks.
 pub(super) fn connect(args: &TrainArgs) -> Result<Communicator, String> {
     let mut builder = Communicator::builder();
-    // With --nproc these count nodes, and the launcher has told this rank its number.
+    // With --nproc these count nodes, and the launcher has set the variables of this rank.
     if args.nproc.is_none() && !args.multiprocessing_distributed {
         match (args.rank, args.world_size) {
             (Some(rank), Some(world)) => builder = builder.rank(rank).world_size(world),
@@ -47,75 +47,34 @@ impl<'a, E: Engine> Run<'a, E> {
     /// Opens the images and makes a model that is the same on all ranks: new, or from a checkpoint.
     pub(super) fn prepare(args: &'a TrainArgs, comm: Communicator, engine: E) -> Result<Run<'a, E>, Failure> {
         if let Some(plot) = args.plot.as_deref().filter(|_| comm.rank() == 0) {
-            // Now, and not when all epochs have been made.
+            // Check now, and not after all epochs.
             crate::plot::check(plot)?;
         }
         agree(&comm, &options(args))?;
-        let (world, hosts) = (comm.world_size(), comm.host_count());
-        // All ranks have as many images.
+        // Each rank has the same number of images, also on machines with fewer ranks.
         let local = Here::find(&comm)?.most;
-        let batch = match args.global_batch {
-            Some(all) if all % world == 0 => all / world,
-            Some(all) => return Err(format!("--global-batch {all} cannot be divided among {world} ranks").into()),
-            None => args.batch_size / local,
-        };
-        if batch == 0 {
-            return Err(format!("--batch-size {} is less than one image for each of {local} ranks", args.batch_size).into());
-        }
+        let batch = batch(args, comm.world_size(), local)?;
         let resumed = args.resume.as_deref().map(|path| resume(args, &comm, path)).transpose()?;
         let seed = match &resumed {
             Some((state, _)) => state.seed,
             None => agree_on_seed(args, &comm)?,
         };
-        let data = open(args, seed)?;
-        agree(&comm, &images(&data))?;
-        let Data { train, test } = data;
-        if train.len() == 0 || test.len() == 0 {
-            return Err("there are no images".to_owned().into());
-        }
+        let Data { train, test } = agree_on_images(args, &comm, seed)?;
+
         let name = engine.name();
         let mut model = Model::new(engine, &args.shape(), train.classes(), seed);
         let mut optimizer = Sgd::new(model.names().iter().map(Name::count), args.momentum as f32, args.wd as f32);
         let mut reducer = reducer(args, &comm, &model)?;
-        if let Some(path) = &args.weights {
-            checkpoint::import(path, &mut model)?;
-        }
-        let state = match &resumed {
-            Some((state, path)) => {
-                if state.classes != model.classes() {
-                    let (there, here) = (state.classes, model.classes());
-                    return Err(format!("{} is of {there} classes, and there are {here} here", path.display()).into());
-                }
-                checkpoint::load(path, &mut model, &mut optimizer)?;
-                state.clone()
-            }
-            None => State {
-                arch: args.arch.name(),
-                classes: model.classes(),
-                image_size: args.size(),
-                seed,
-                epoch: args.start_epoch,
-                seen: 0,
-                step: 0,
-                best: 0.0,
-            },
-        };
+        let state = load(args, resumed.as_ref(), &mut model, &mut optimizer, seed)?;
         broadcast(&mut reducer, &mut model)?;
-        let global = batch * world;
-        let rate = Rate {
-            base: args.lr,
-            factor: args.lr_scale.factor(global),
-            decay: args.lr_decay,
-            step: args.lr_step,
-            epochs: args.epochs,
-            warmup: args.warmup_epochs(),
-        };
+
+        let global = batch * comm.world_size();
         let start = Start {
             arch: args.arch.name(),
             engine: name,
             transport: comm.transport_name().to_owned(),
-            ranks: world,
-            hosts,
+            ranks: comm.world_size(),
+            hosts: comm.host_count(),
             global_batch: global,
             images: train.len(),
             image_size: args.size(),
@@ -127,24 +86,20 @@ impl<'a, E: Engine> Run<'a, E> {
             folder = place(args, &start, resumed.as_ref().map(|(_, path)| path))?;
             output = Some(begin(args, start, state.epoch, &folder)?);
         }
-        folder = agree_on_folder(&folder, &comm)?;
-        let transform = Transform { size: args.size(), augmentation: args.augmentation() };
-        let workers = args.workers.div_ceil(local);
-        let (train, test) = (Arc::from(train), Arc::from(test));
         Ok(Run {
+            folder: agree_on_folder(&folder, &comm)?,
             args,
             comm,
             reducer,
             model,
             optimizer,
-            rate,
+            rate: rate(args, global),
             state,
             batch,
-            workers,
-            train,
-            test,
-            transform,
-            folder,
+            workers: args.workers.div_ceil(local),
+            train: Arc::from(train),
+            test: Arc::from(test),
+            transform: Transform { size: args.size(), augmentation: args.augmentation() },
             output,
             so_far: SoFar::default(),
             window: Window::default(),
@@ -152,7 +107,74 @@ impl<'a, E: Engine> Run<'a, E> {
     }
 }
 
-/// The images that the arguments name.
+/// Returns the images in a step of each rank, if there are `local` ranks on a machine.
+fn batch(args: &TrainArgs, world: usize, local: usize) -> Result<usize, String> {
+    let batch = match args.global_batch {
+        Some(all) if all % world == 0 => all / world,
+        Some(all) => return Err(format!("--global-batch {all} cannot be divided among {world} ranks")),
+        None => args.batch_size / local,
+    };
+    if batch == 0 {
+        return Err(format!("--batch-size {} is less than one image for each of {local} ranks", args.batch_size));
+    }
+    Ok(batch)
+}
+
+/// Opens the images, which must be the same on all ranks.
+fn agree_on_images(args: &TrainArgs, comm: &Communicator, seed: u64) -> Result<Data, Failure> {
+    let data = open(args, seed)?;
+    agree(comm, &images(&data))?;
+    if data.train.len() == 0 || data.test.len() == 0 {
+        return Err("there are no images".to_owned().into());
+    }
+    Ok(data)
+}
+
+/// Reads the weights or the checkpoint that the arguments name into the model and the optimiser.
+/// Returns the state of the checkpoint, or that of a new run.
+fn load<E: Engine>(
+    args: &TrainArgs,
+    resumed: Option<&(State, PathBuf)>,
+    model: &mut Model<E>,
+    optimizer: &mut Sgd,
+    seed: u64,
+) -> Result<State, Failure> {
+    if let Some(path) = &args.weights {
+        checkpoint::import(path, model)?;
+    }
+    let Some((state, path)) = resumed else {
+        return Ok(State {
+            arch: args.arch.name(),
+            classes: model.classes(),
+            image_size: args.size(),
+            seed,
+            epoch: args.start_epoch,
+            seen: 0,
+            step: 0,
+            best: 0.0,
+        });
+    };
+    if state.classes != model.classes() {
+        let (there, here) = (state.classes, model.classes());
+        return Err(format!("{} is of {there} classes, and there are {here} here", path.display()).into());
+    }
+    checkpoint::load(path, model, optimizer)?;
+    Ok(state.clone())
+}
+
+/// Returns the learning rate for a batch of all ranks.
+fn rate(args: &TrainArgs, global_batch: usize) -> Rate {
+    Rate {
+        base: args.lr,
+        factor: args.lr_scale.factor(global_batch),
+        decay: args.lr_decay,
+        step: args.lr_step,
+        epochs: args.epochs,
+        warmup: args.warmup_epochs(),
+    }
+}
+
+/// Opens the images that the arguments name.
 fn open(args: &TrainArgs, seed: u64) -> Result<Data, String> {
     if let Some(folder) = &args.dir {
         return Data::open(folder);
@@ -160,7 +182,7 @@ fn open(args: &TrainArgs, seed: u64) -> Result<Data, String> {
     let images = args.images.unwrap_or(if args.shapes { SHAPES } else { NOISE });
     let tests = (images / 4).max(1);
     Ok(if args.shapes {
-        // They are a data set as others are, which does not change with the seed.
+        // The shapes are a fixed data set, so they do not depend on the seed of the run.
         let shapes = |first, images| Box::new(Shapes { images, first, seed: 0 });
         Data { train: shapes(0, images), test: shapes(images.next_multiple_of(10), tests) }
     } else {
@@ -170,11 +192,11 @@ fn open(args: &TrainArgs, seed: u64) -> Result<Data, String> {
     })
 }
 
-/// The seed of all ranks: that given to rank 0, or one that it draws.
+/// Returns the seed of all ranks: the argument of rank 0, or a random one.
 fn agree_on_seed(args: &TrainArgs, comm: &Communicator) -> Result<u64, Failure> {
     let mut seed = [args.seed.unwrap_or_else(|| {
         let mut bytes = [0; 4];
-        // Short, so that it can be given again by hand. A machine without random numbers gets the same each time.
+        // Short, so that a user can type it. Without random numbers the seed is 0.
         let _ = getrandom::fill(&mut bytes);
         u32::from_le_bytes(bytes).into()
     })];
@@ -182,7 +204,8 @@ fn agree_on_seed(args: &TrainArgs, comm: &Communicator) -> Result<u64, Failure> 
     Ok(seed[0])
 }
 
-/// The state in a checkpoint, which must fit the arguments and be the same on all ranks, and where it is.
+/// Returns the state and the path of a checkpoint. Returns an error unless it fits the arguments
+/// and is the same on all ranks.
 fn resume(args: &TrainArgs, comm: &Communicator, path: &Path) -> Result<(State, PathBuf), Failure> {
     let path = if path.is_dir() { checkpoint::place(path) } else { path.to_owned() };
     let (state, digest) = checkpoint::state(&path)?;
@@ -201,12 +224,12 @@ fn resume(args: &TrainArgs, comm: &Communicator, path: &Path) -> Result<(State, 
     let mut all = vec![0; digest.len() * comm.world_size()];
     comm.all_gather(&digest, &mut all)?;
     if let Some(rank) = all.chunks_exact(digest.len()).position(|other| other != &all[..digest.len()]) {
-        return Err(format!("{} on rank {rank} is another checkpoint than that on rank 0", path.display()).into());
+        return Err(format!("{} on rank {rank} is not the checkpoint of rank 0", path.display()).into());
     }
     Ok((state, path))
 }
 
-/// The reducer of a model's gradients.
+/// Makes the reducer of a model's gradients.
 pub(super) fn reducer<E: Engine>(args: &TrainArgs, comm: &Communicator, model: &Model<E>) -> Result<Reducer, Failure> {
     let describe = |names: &[Name]| -> Vec<Parameter> {
         names.iter().map(|name| Parameter::new(name.name.clone(), name.shape.clone(), DType::F32)).collect()
@@ -216,7 +239,7 @@ pub(super) fn reducer<E: Engine>(args: &TrainArgs, comm: &Communicator, model: &
         .parameters(describe(model.names()))
         .buffers(describe(model.buffer_names()))
         .bucket_bytes(bucket_bytes)
-        // The first is small in any case, so that communication begins early.
+        // The first bucket is always small, so that communication starts early.
         .first_bucket_bytes(bucket_bytes.min(1 << 20))
         .overlap(!args.no_overlap);
     let builder = match args.compress {
@@ -230,7 +253,7 @@ pub(super) fn reducer<E: Engine>(args: &TrainArgs, comm: &Communicator, model: &
     Ok(if args.no_communication { builder.build(&comm.split(comm.rank(), 0)?)? } else { builder.build(comm)? })
 }
 
-/// All ranks get rank 0's weights.
+/// Copies the weights of rank 0 to all ranks.
 pub(super) fn broadcast<E: Engine>(reducer: &mut Reducer, model: &mut Model<E>) -> Result<(), Failure> {
     let mut values: Vec<Vec<f32>> = (0..model.names().len()).map(|i| model.parameter(i)).collect();
     reducer.broadcast_parameters(&mut values.iter_mut().map(TensorMut::from).collect::<Vec<_>>())?;
@@ -240,7 +263,7 @@ pub(super) fn broadcast<E: Engine>(reducer: &mut Reducer, model: &mut Model<E>) 
     Ok(())
 }
 
-/// The run's folder: that of the checkpoint, or a new one.
+/// Returns the folder of the run: that of the checkpoint, or a new one.
 fn place(args: &TrainArgs, start: &Start, checkpoint: Option<&PathBuf>) -> Result<PathBuf, String> {
     let folder = match (&args.output, checkpoint.and_then(|path| path.parent())) {
         (Some(folder), _) => folder.clone(),
@@ -251,13 +274,13 @@ fn place(args: &TrainArgs, start: &Start, checkpoint: Option<&PathBuf>) -> Resul
     let is_same = |other: &PathBuf| other.parent().is_some_and(|other| folder.canonicalize().ok() == other.canonicalize().ok());
     if is_taken && !checkpoint.is_some_and(is_same) {
         let name = folder.display();
-        return Err(format!("{name} has a run already: go on with --resume {name}, or name another folder with --output"));
+        return Err(format!("{name} has a run already: continue it with --resume {name}, or name another folder with --output"));
     }
     std::fs::create_dir_all(&folder).map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
     Ok(folder)
 }
 
-/// All ranks know where the run is written: the one that writes may be lost.
+/// Copies the folder of rank 0 to all ranks, because the rank that writes may be lost.
 fn agree_on_folder(folder: &Path, comm: &Communicator) -> Result<PathBuf, Failure> {
     let mut name = folder.display().to_string().into_bytes();
     let mut length = [name.len() as u64];
@@ -267,7 +290,7 @@ fn agree_on_folder(folder: &Path, comm: &Communicator) -> Result<PathBuf, Failur
     Ok(PathBuf::from(String::from_utf8_lossy(&name).into_owned()))
 }
 
-/// Says what begins, in the metrics and to whoever watches.
+/// Writes the start of the run to the metrics and to standard output.
 fn begin(args: &TrainArgs, start: Start, epochs: usize, folder: &Path) -> Result<Output, Failure> {
     let Start { arch, engine, transport, ranks, hosts, global_batch, images, seed, .. } = &start;
     say(&format!(
@@ -279,7 +302,7 @@ fn begin(args: &TrainArgs, start: Start, epochs: usize, folder: &Path) -> Result
     Ok(Output { metrics, progress: Progress::new(args.epochs) })
 }
 
-/// A folder below `runs/` that is not there yet.
+/// Returns a folder below `runs/` that does not exist yet.
 fn unused(name: &str) -> PathBuf {
     let with = |suffix: String| Path::new("runs").join(format!("{name}{suffix}"));
     (1..)

@@ -1,4 +1,4 @@
-//! Ranks that are threads: what they compute does not depend on how many they are.
+//! Ranks as threads: the result does not depend on the number of ranks.
 
 use std::path::PathBuf;
 
@@ -10,8 +10,8 @@ use crate::arguments::Cli;
 use crate::data::loader::{Loader, Source};
 use crate::data::sampler::Sampler;
 
-/// A run of small images, of which 16 are a step of all ranks. Without batch normalisation, by which what a rank computes depends on
-/// what other images it has.
+/// Returns a run on small images, with 16 images in a step of all ranks. It has no batch
+/// normalisation, because that depends on the division of images.
 fn arguments(name: &str, more: &str) -> (TrainArgs, PathBuf) {
     let folder = std::env::temp_dir().join(format!("kolo-resnet-{name}-{}", std::process::id()));
     let line = format!(
@@ -21,7 +21,7 @@ fn arguments(name: &str, more: &str) -> (TrainArgs, PathBuf) {
     (Cli::parse_from(line.split_whitespace()).train, folder)
 }
 
-/// Each rank's result, in order.
+/// Runs a function on each rank and returns the results in order.
 fn on_ranks<R: Send>(world: usize, rank: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let comms = Communicator::in_process(world).unwrap();
     std::thread::scope(|scope| {
@@ -34,7 +34,7 @@ fn bits(run: &Run<'_, Flex>) -> Vec<u32> {
     (0..run.model.names().len()).flat_map(|i| run.model.parameter(i)).map(f32::to_bits).collect()
 }
 
-/// Makes steps as an epoch does; after each, `look` is called.
+/// Makes steps as an epoch does, and calls `look` after each.
 fn train(run: &mut Run<'_, Flex>, steps: usize, mut look: impl FnMut(&Run<'_, Flex>, f64)) {
     let place = [run.comm.rank(), run.comm.world_size()];
     let mut made = 0;
@@ -58,7 +58,8 @@ fn gradients_and_losses_are_the_same_however_many_ranks_and_parameters_are_bit_e
     let mut reference: Option<(Vec<f32>, Vec<f64>)> = None;
     for world in [1, 2, 4] {
         let (args, folder) = arguments(&format!("divided-{world}"), "");
-        // The first gradients, the loss of each step, and a digest of the parameters after each step.
+        // The first gradients, the loss of each step, and a digest of the parameters after each
+        // step.
         let ranks = on_ranks(world, |comm| {
             let mut run = Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
             let (mut gradients, mut losses, mut parameters) = (Vec::new(), Vec::new(), Vec::new());
@@ -96,7 +97,7 @@ fn ranks_start_with_the_weights_of_rank_0() {
     let (args, folder) = arguments("start", "");
     std::fs::create_dir_all(&folder).unwrap();
     let ranks = on_ranks(4, |comm| {
-        // Each has others.
+        // The weights of each rank differ.
         let weights = folder.join(format!("{}.safetensors", comm.rank()));
         checkpoint::export(&weights, &Model::new(Flex, &args.shape(), 10, comm.rank() as u64)).unwrap();
         let args = TrainArgs { weights: Some(weights), ..args.clone() };
@@ -161,13 +162,13 @@ fn a_whole_run_trains_tests_and_goes_on_from_its_checkpoint_with_the_same_losses
     let parameters = run(&args);
     let expected = metrics(&whole);
     assert_eq!(expected.len(), 30);
-    // The same in two parts; the second with other numbers of threads that read.
+    // The same in two parts; the second with another number of threads that read images.
     let (_, parts) = arguments("parts", "");
     let first = TrainArgs { output: Some(parts.clone()), epochs: 3, checkpoint_every: Some(4), ..args.clone() };
     on_ranks(2, |comm| {
         let mut run = Run::prepare(&first, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
         run.steps().and_then(|()| run.finish_epoch()).unwrap_or_else(|failure| panic!("{failure}"));
-        // Some steps more, whose results are lost: the last checkpoint is at the eighth of them.
+        // Some more steps, whose results are lost: the last checkpoint is at step eight.
         run.steps().unwrap_or_else(|failure| panic!("{failure}"));
     });
     assert_eq!(checkpoint::state(&checkpoint::place(&parts)).unwrap().0.step, 16);
@@ -188,7 +189,7 @@ fn a_whole_run_trains_tests_and_goes_on_from_its_checkpoint_with_the_same_losses
     std::fs::remove_dir_all(parts).unwrap();
 }
 
-/// What was written of the epochs that have ended.
+/// Returns the metrics of the complete epochs.
 fn epochs(folder: &std::path::Path) -> Vec<metrics::Epoch> {
     let events = metrics::read(folder).unwrap().into_iter();
     events.filter_map(|event| if let metrics::Event::Epoch(epoch) = event { Some(epoch) } else { None }).collect()
@@ -202,7 +203,7 @@ fn an_epoch_whose_last_save_lost_a_rank_is_saved_by_the_others() {
             let rank = comm.rank();
             let mut run = Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
             if rank == lost {
-                // It is lost after the test.
+                // The rank is lost after the test.
                 run.steps().and_then(|()| run.evaluate()).unwrap_or_else(|failure| panic!("{failure}"));
             } else {
                 run.all().unwrap_or_else(|failure| panic!("{failure}"));
@@ -228,7 +229,7 @@ fn a_rank_that_is_lost_while_the_others_go_on_is_left_behind_too() {
             }
             if rank == second {
                 assert!(matches!(run.steps(), Err(Failure::Communication(_))));
-                // It finds the others, and has nothing to say to them.
+                // The rank finds the survivors and then ends.
                 assert_eq!(run.comm.shrink().unwrap().world_size(), 3);
                 return None;
             }
@@ -254,7 +255,7 @@ fn the_speed_of_an_epoch_is_that_of_all_its_time() {
             return;
         }
         let began = std::time::Instant::now();
-        let Err(Failure::Communication(failure)) = run.steps() else { panic!("nobody was missed") };
+        let Err(Failure::Communication(failure)) = run.steps() else { panic!("no rank was missed") };
         let before = run.so_far.seconds;
         assert!(before > 0.0 && before <= began.elapsed().as_secs_f64(), "{before}");
         run.go_on(failure).and_then(|()| run.steps()).unwrap_or_else(|failure| panic!("{failure}"));
@@ -262,7 +263,7 @@ fn the_speed_of_an_epoch_is_that_of_all_its_time() {
         run.finish_epoch().unwrap_or_else(|failure| panic!("{failure}"));
     });
     let [epoch] = &epochs(&folder)[..] else { panic!("one epoch") };
-    // Of the three steps that both made, the images of the rank that is left; and all that came after.
+    // The surviving rank's images of the three common steps, and all later images.
     let images = epoch.images_per_s * epoch.seconds;
     assert!((images - (3.0 * 8.0 + 112.0)).abs() < 1e-6, "{images}");
     std::fs::remove_dir_all(folder).unwrap();
