@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::time::Duration;
 
-use kolo::raw::{PreparedCall, RawCall};
+use kolo::raw::RawCall;
 use kolo::{Communicator, DType, Op, Rank, ReduceOp};
 
 use crate::boundary::boundary;
@@ -176,13 +176,13 @@ impl Arguments {
         Arguments { source: Some(source), ..self }
     }
 
-    /// Checks everything that one rank can check alone. The call takes its place in the stream.
+    /// Returns the call that the arguments describe, for the stream.
     ///
     /// # Safety
     ///
-    /// Counts that are not null are valid for one entry for each rank.
+    /// Counts that are not null are valid for one entry for each rank, as long as the call is used.
     #[inline]
-    pub(crate) unsafe fn prepare(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<PreparedCall, Fault> {
+    pub(crate) unsafe fn describe(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<RawCall<'_>, Fault> {
         let mut call = RawCall::new(self.op, dtype(self.dtype)?)
             .buffers(self.send.cast(), self.recv.cast(), self.count)
             .root(rank(self.root.0, self.root.1)?)
@@ -204,10 +204,10 @@ impl Arguments {
             }
             call = call.any_source(source);
         }
-        if let Some(timeout) = TIMEOUT.get() {
-            call = call.timeout(timeout);
+        match TIMEOUT.get() {
+            Some(timeout) => Ok(call.timeout(timeout)),
+            None => Ok(call),
         }
-        Ok(call.prepare(comm)?)
     }
 }
 

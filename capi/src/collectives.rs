@@ -22,7 +22,7 @@ use crate::held;
 unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) -> kolo_result_t {
     on(comm, |this| {
         // SAFETY: passed on.
-        let call = unsafe { arguments.prepare(&this.comm, stream)? };
+        let call = unsafe { arguments.describe(&this.comm, stream)? }.prepare(&this.comm)?;
         if held::is_open() {
             return held::hold(comm.addr(), [call]);
         }
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn kolo_recv_any(
     on(comm, |this: &Comm| {
         held::refuse("kolo_recv_any")?;
         // SAFETY: no counts are read; the buffers are valid until this returns, as the header says.
-        unsafe { arguments.prepare(&this.comm, stream)?.run(&this.comm) }.map_err(Fault::from)
+        unsafe { arguments.describe(&this.comm, stream)?.prepare(&this.comm)?.run(&this.comm) }.map_err(Fault::from)
     })
 }
 
@@ -301,7 +301,8 @@ pub unsafe extern "C" fn kolo_send_recv(
     let receives = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, recv_count).peer(from);
     on(comm, |this: &Comm| {
         // SAFETY: no counts are read.
-        let calls = unsafe { [sends.prepare(&this.comm, stream)?, receives.prepare(&this.comm, stream)?] };
+        let (sends, receives) = unsafe { (sends.describe(&this.comm, stream)?, receives.describe(&this.comm, stream)?) };
+        let calls = [sends.prepare(&this.comm)?, receives.prepare(&this.comm)?];
         if held::is_open() {
             return held::hold(comm.addr(), calls);
         }

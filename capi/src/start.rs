@@ -22,7 +22,7 @@ unsafe fn start(comm: kolo_comm_t, stream: kolo_stream_t, work: *mut kolo_work_t
         work.write(std::ptr::null_mut());
         held::refuse("a nonblocking call")?;
         // SAFETY: passed on.
-        let call = unsafe { arguments.prepare(&this.comm, stream)? };
+        let call = unsafe { arguments.describe(&this.comm, stream)? }.prepare(&this.comm)?;
         // SAFETY: passed on.
         let started = unsafe { call.start(&this.comm)? };
         match register(started, comm) {
