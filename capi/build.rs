@@ -1,4 +1,4 @@
-//! Names the shared library after the version of its ABI: programs that were linked with it ask for this name.
+//! Names the shared library after the version of its ABI. The loader looks for this name.
 
 use std::env::var;
 

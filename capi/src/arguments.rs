@@ -1,10 +1,10 @@
-//! The arguments of a collective as they come from C, and what is made of them.
+//! The arguments of a collective in C, and the call that they describe.
 
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::time::Duration;
 
-use kolo::raw::{PreparedCall, RawCall};
+use kolo::raw::RawCall;
 use kolo::{Communicator, DType, Op, Rank, ReduceOp};
 
 use crate::boundary::boundary;
@@ -21,23 +21,24 @@ pub const KOLO_INT32: kolo_dtype_t = 2;
 pub const KOLO_UINT32: kolo_dtype_t = 3;
 pub const KOLO_INT64: kolo_dtype_t = 4;
 pub const KOLO_UINT64: kolo_dtype_t = 5;
-/// IEEE 754 half precision. Summed in `float` and rounded once wherever one rank reduces a piece.
+/// IEEE 754 half precision. Sums accumulate in `float` and round once wherever one rank reduces a
+/// segment.
 pub const KOLO_FLOAT16: kolo_dtype_t = 6;
 pub const KOLO_FLOAT32: kolo_dtype_t = 7;
 pub const KOLO_FLOAT64: kolo_dtype_t = 8;
-/// The upper half of a `float`. Summed as KOLO_FLOAT16 is.
+/// The upper half of a `float`. Sums accumulate as those of KOLO_FLOAT16.
 pub const KOLO_BFLOAT16: kolo_dtype_t = 9;
 pub const KOLO_INT16: kolo_dtype_t = 10;
 pub const KOLO_UINT16: kolo_dtype_t = 11;
-/// A byte that is 0 or 1; what is not 0 arrives as 1.
+/// A byte that is 0 or 1. Any other byte arrives as 1.
 pub const KOLO_BOOL: kolo_dtype_t = 12;
 
-/// How elements of several ranks become one. The numbers up to 4 are NCCL's.
+/// A reduction of the elements of several ranks. The numbers up to 4 are NCCL's.
 pub type kolo_redop_t = i32;
 
-/// The sum; integers wrap around. Not of KOLO_BOOL.
+/// The sum; integers wrap around. Not for KOLO_BOOL.
 pub const KOLO_SUM: kolo_redop_t = 0;
-/// The product; integers wrap around. Not of KOLO_BOOL.
+/// The product; integers wrap around. Not for KOLO_BOOL.
 pub const KOLO_PROD: kolo_redop_t = 1;
 /// The largest; NaN if any is NaN.
 pub const KOLO_MAX: kolo_redop_t = 2;
@@ -52,7 +53,7 @@ pub const KOLO_BOR: kolo_redop_t = 6;
 /// Bitwise exclusive or; integers and KOLO_BOOL only.
 pub const KOLO_BXOR: kolo_redop_t = 7;
 
-// They are the library's own numbers.
+// The numbers are those of the crate `kolo`.
 const _: () = {
     let dtypes = [
         (KOLO_INT8, DType::I8 as u8),
@@ -84,23 +85,26 @@ const _: () = {
     assert_same(&redops);
 };
 
-/// A CUDA stream (`cudaStream_t` or `CUstream`; NULL is the default stream), of calls whose buffers are in the memory of a GPU. Such a
-/// call takes its turn in the stream: it reads its buffers after what the stream was given before, what the stream is given
-/// afterwards finds the result, and the call returns at once. That it fails is then said by the next call. (The asynchronous forms
-/// have the stream go on; kolo_work_wait_on has any stream wait.) Calls on host memory that are given a stream do the same. With NULL
-/// and host memory, a call returns when it is done.
+/// A CUDA stream (`cudaStream_t` or `CUstream`) for calls with buffers in the memory of a GPU; NULL
+/// is the default stream. Such a call is enqueued on the stream and returns at once. It reads its
+/// buffers after the earlier work of the stream, and later work of the stream finds the result. If
+/// it fails, the next call reports the error. A nonblocking call does not make the stream wait for
+/// the result; kolo_work_wait_on makes any stream wait. A call on host memory with a stream behaves
+/// the same way. With NULL and host memory, a call returns when it is done.
 pub type kolo_stream_t = *mut c_void;
 
 thread_local! {
-    /// How long the calls of this thread may take, if not as long as their communicators say.
+    /// The timeout of this thread's calls, if it is not that of their communicators.
     static TIMEOUT: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
-/// How long each operation may take that this thread calls or starts from now on, in milliseconds, whatever its communicator was
-/// made with; 0: as long as that says, as at first. Other threads, and what was called before, are not affected.
+/// Sets the timeout, in milliseconds, of the operations that this thread calls or starts from now
+/// on. It replaces the timeout of their communicators; 0 restores that. Other threads and earlier
+/// calls are not affected.
 ///
-/// It counts for collectives, sends and receives, blocking, started or in a group. kolo_comm_split, kolo_mem_alloc and reducers have as long
-/// as their communicator says whatever it is; connecting and kolo_comm_shrink have `start_timeout_ms`.
+/// It applies to collectives, sends and receives: blocking, nonblocking or in a group.
+/// kolo_comm_split, kolo_mem_alloc and reducers always use the timeout of their communicator.
+/// Connecting and kolo_comm_shrink use `start_timeout_ms`.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_call_timeout(timeout_ms: u64) -> kolo_result_t {
     boundary(|| {
@@ -115,14 +119,14 @@ pub(crate) struct Arguments {
     op: Op,
     dtype: kolo_dtype_t,
     redop: Option<kolo_redop_t>,
-    /// The root or the peer, and what to call it.
+    /// The root or the peer, and its name in errors.
     root: (i32, &'static str),
     count: usize,
     send: *const c_void,
     recv: *mut c_void,
     send_counts: *const usize,
     recv_counts: *const usize,
-    /// Of a receive from any rank: where to put that rank.
+    /// For a receive from any rank: where to write that rank.
     source: Option<*mut i32>,
 }
 
@@ -167,18 +171,18 @@ impl Arguments {
         Arguments { root: (peer, "peer"), ..self }
     }
 
-    /// From any rank, which is put there unless it is null.
+    /// Receives from any rank, and writes that rank to `source` unless it is null.
     pub(crate) fn any_source(self, source: *mut i32) -> Arguments {
         Arguments { source: Some(source), ..self }
     }
 
-    /// Checks the call as far as one rank can. It comes after what its stream was given before.
+    /// Returns the call that the arguments describe, for the stream.
     ///
     /// # Safety
     ///
-    /// Counts that are not null are valid for one entry for each rank.
+    /// Counts that are not null are valid for one entry for each rank, as long as the call is used.
     #[inline]
-    pub(crate) unsafe fn prepare(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<PreparedCall, Fault> {
+    pub(crate) unsafe fn describe(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<RawCall<'_>, Fault> {
         let mut call = RawCall::new(self.op, dtype(self.dtype)?)
             .buffers(self.send.cast(), self.recv.cast(), self.count)
             .root(rank(self.root.0, self.root.1)?)
@@ -200,10 +204,10 @@ impl Arguments {
             }
             call = call.any_source(source);
         }
-        if let Some(timeout) = TIMEOUT.get() {
-            call = call.timeout(timeout);
+        match TIMEOUT.get() {
+            Some(timeout) => Ok(call.timeout(timeout)),
+            None => Ok(call),
         }
-        Ok(call.prepare(comm)?)
     }
 }
 
@@ -217,7 +221,7 @@ fn redop(number: kolo_redop_t) -> Result<ReduceOp, Fault> {
     known.ok_or_else(|| Fault::value("op", number, "it must be one of KOLO_SUM to KOLO_BXOR, 0 to 7"))
 }
 
-/// A rank, which may still be too large.
+/// Converts a rank, which may still be too large.
 pub(crate) fn rank(number: i32, what: &'static str) -> Result<Rank, Fault> {
-    usize::try_from(number).map_err(|_| Fault::value(what, number, "ranks count from 0"))
+    usize::try_from(number).map_err(|_| Fault::value(what, number, "ranks are numbered from 0"))
 }

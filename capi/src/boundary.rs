@@ -13,10 +13,11 @@ pub(crate) fn boundary(call: impl FnOnce() -> Result<(), Fault>) -> kolo_result_
     boundary_of(|| call().map(|()| KOLO_OK))
 }
 
-/// As [`boundary`], for calls that can succeed in several ways.
+/// As [`boundary`], for calls with several results that are not errors.
 #[inline]
 pub(crate) fn boundary_of(call: impl FnOnce() -> Result<kolo_result_t, Fault>) -> kolo_result_t {
-    // Whatever a panic may have left half done is a communicator's, which is ended then.
+    // A panic leaves only its communicator or reducer unfinished, and the caller of this ends that
+    // one.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(result)) => result,
         Ok(Err(fault)) => failed(&fault),
@@ -32,7 +33,7 @@ fn failed(fault: &Fault) -> kolo_result_t {
     described.code
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn said(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without words".to_owned())

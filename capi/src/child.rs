@@ -1,8 +1,9 @@
 //! Forked children, for tests.
 
-/// What `f` says in a forked child, unless the child never ends.
+/// Returns what `f` returns in a forked child, or `None` if the child does not end.
 pub(crate) fn is_so_in_a_child(f: impl Fn() -> bool) -> Option<bool> {
-    // SAFETY: the child does what is tested, and ends without running anything of its parent's.
+    // SAFETY: the child runs the function that is tested, and ends without running its parent's
+    // code.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let is_so = f();
@@ -15,7 +16,7 @@ pub(crate) fn is_so_in_a_child(f: impl Fn() -> bool) -> Option<bool> {
     // SAFETY: the child is this process's, and `status` lives.
     while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
         if std::time::Instant::now() > late {
-            // SAFETY: as above; it has not been waited for.
+            // SAFETY: as above; the child has not been waited for.
             unsafe { libc::kill(child, libc::SIGKILL) };
             // SAFETY: as above.
             unsafe { libc::waitpid(child, &mut status, 0) };

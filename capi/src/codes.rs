@@ -1,35 +1,36 @@
-//! The numbers of the header: results, causes and operations, and what a result means.
+//! The numbers of the header: results, causes and operations, and the meaning of each result.
 
 use std::ffi::CStr;
 
 use kolo::Op;
 
-/// What a call returns: `KOLO_OK`, or why it failed.
+/// The result of a call: `KOLO_OK`, or why it failed.
 pub type kolo_result_t = i32;
 
-/// It worked.
+/// Success.
 pub const KOLO_OK: kolo_result_t = 0;
-/// An argument cannot be right: a null pointer, a number that stands for nothing, a root that is no rank. Nothing was sent.
+/// An argument is wrong: a null pointer, an unknown number, a root that is not a rank. Nothing was
+/// sent.
 pub const KOLO_ERR_ARGUMENT: kolo_result_t = 1;
-/// The handle is null, of something else, or of something that was destroyed.
+/// The handle is null, was made for another kind of object, or was destroyed.
 pub const KOLO_ERR_HANDLE: kolo_result_t = 2;
-/// What was asked for cannot be had here.
+/// The request is not supported here.
 pub const KOLO_ERR_UNSUPPORTED: kolo_result_t = 3;
-/// A rank failed, left, or did not come before the deadline.
+/// A rank failed, left, or did not take part before the deadline.
 pub const KOLO_ERR_PEER: kolo_result_t = 4;
-/// Ranks called different things.
+/// Ranks made different calls.
 pub const KOLO_ERR_MISMATCH: kolo_result_t = 5;
-/// One rank sent another number of bytes than the other expected.
+/// A rank sent a different number of bytes than its peer expected.
 pub const KOLO_ERR_COUNTS: kolo_result_t = 6;
 /// An earlier operation failed, which ended the communicator.
 pub const KOLO_ERR_REVOKED: kolo_result_t = 7;
-/// The operation was given up: the communicator was aborted or destroyed.
+/// The operation was cancelled: the communicator was aborted or destroyed.
 pub const KOLO_ERR_ABORTED: kolo_result_t = 8;
-/// A field of the configuration or an environment variable has a value that it cannot have.
+/// A field of the configuration or an environment variable has an invalid value.
 pub const KOLO_ERR_SETTING: kolo_result_t = 9;
-/// Nothing told this process its rank and how many there are.
+/// No launcher told this process its rank and the number of ranks.
 pub const KOLO_ERR_NO_LAUNCHER: kolo_result_t = 10;
-/// Ranks did not come to the start in time.
+/// Ranks did not connect before the start deadline.
 pub const KOLO_ERR_MISSING: kolo_result_t = 11;
 /// Ranks were given different numbers of ranks.
 pub const KOLO_ERR_WORLD_SIZE: kolo_result_t = 12;
@@ -37,34 +38,35 @@ pub const KOLO_ERR_WORLD_SIZE: kolo_result_t = 12;
 pub const KOLO_ERR_RANK_TAKEN: kolo_result_t = 13;
 /// Ranks have versions of kolo that do not understand each other.
 pub const KOLO_ERR_VERSION: kolo_result_t = 14;
-/// The store where ranks find each other did not serve.
+/// The store where ranks find each other failed.
 pub const KOLO_ERR_STORE: kolo_result_t = 15;
-/// The operating system refused something.
+/// A call to the operating system failed.
 pub const KOLO_ERR_OS: kolo_result_t = 16;
-/// A defect of kolo. The communicator is ended.
+/// A defect of kolo. It ended the communicator.
 pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
-/// The survivors of a failure went on without this rank, which came too late.
+/// The survivors of a failure went on without this rank, which called too late.
 pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
 /// This process was forked from the one that made the communicator.
 pub const KOLO_ERR_FORKED: kolo_result_t = 21;
-/// A device, or its driver, failed.
+/// A device or its driver failed.
 pub const KOLO_ERR_DEVICE: kolo_result_t = 22;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 
-/// A reducer was used as it cannot be, or ranks gave it different parameters. Communicators stay as usable as they were.
+/// A reducer was used wrongly, or ranks gave it different parameters. Communicators stay as usable
+/// as they were.
 pub const KOLO_ERR_REDUCER: kolo_result_t = 20;
 
-/// What a rank did that failed.
+/// How a rank failed.
 pub type kolo_cause_t = i32;
 
-/// The error is about no rank's failure.
+/// The error is not about the failure of a rank.
 pub const KOLO_CAUSE_NONE: kolo_cause_t = 0;
-/// Its connection ended without a goodbye: it crashed or was killed.
+/// Its connection closed without a goodbye: it crashed or was killed.
 pub const KOLO_CAUSE_CLOSED: kolo_cause_t = 1;
 /// Its process is gone.
 pub const KOLO_CAUSE_DIED: kolo_cause_t = 2;
-/// It destroyed its communicator in good order.
+/// It destroyed its communicator.
 pub const KOLO_CAUSE_LEFT: kolo_cause_t = 3;
 /// It did not take part before the deadline.
 pub const KOLO_CAUSE_SILENT: kolo_cause_t = 4;
@@ -72,36 +74,36 @@ pub const KOLO_CAUSE_SILENT: kolo_cause_t = 4;
 pub const KOLO_CAUSE_BROKEN: kolo_cause_t = 5;
 /// No connection to it could be made.
 pub const KOLO_CAUSE_UNREACHABLE: kolo_cause_t = 6;
-/// It has another secret.
+/// It has a different secret.
 pub const KOLO_CAUSE_SECRET: kolo_cause_t = 7;
 /// An operation failed on it. Its own error says what happened.
 pub const KOLO_CAUSE_REVOKED: kolo_cause_t = 8;
-/// It made another call earlier.
+/// It made a different call earlier.
 pub const KOLO_CAUSE_DIVERGED: kolo_cause_t = 9;
-/// It sent what no kolo sends.
+/// It sent data that violates the protocol.
 pub const KOLO_CAUSE_CORRUPT: kolo_cause_t = 10;
 
-/// It lives, but did not make the call before the deadline.
+/// It is alive, but did not make the call before the deadline.
 pub const KOLO_CAUSE_ABSENT: kolo_cause_t = 11;
 /// Its process is stopped, by a signal or a debugger.
 pub const KOLO_CAUSE_STOPPED: kolo_cause_t = 12;
-/// Its machine takes connections, but its process says nothing.
+/// Its host accepts connections, but its process does not answer.
 pub const KOLO_CAUSE_UNRESPONSIVE: kolo_cause_t = 13;
-/// Nobody is where it was.
+/// No process is at its address any more.
 pub const KOLO_CAUSE_GONE: kolo_cause_t = 14;
 /// It aborted the communicator.
 pub const KOLO_CAUSE_ABORTED: kolo_cause_t = 15;
-/// It called something else than another rank.
+/// It made a different call than another rank.
 pub const KOLO_CAUSE_MISMATCH: kolo_cause_t = 16;
-/// It sent another number of bytes than another rank expected.
+/// It sent a different number of bytes than another rank expected.
 pub const KOLO_CAUSE_COUNTS: kolo_cause_t = 17;
-/// One of the two does not believe the other's certificate.
+/// One of the two ranks rejected the other's certificate.
 pub const KOLO_CAUSE_TLS: kolo_cause_t = 18;
 
 /// An operation, as errors name it.
 pub type kolo_op_t = i32;
 
-/// The error is about no operation.
+/// The error is not about an operation.
 pub const KOLO_OP_NONE: kolo_op_t = -1;
 pub const KOLO_OP_ALL_REDUCE: kolo_op_t = 0;
 pub const KOLO_OP_BROADCAST: kolo_op_t = 1;
@@ -121,7 +123,7 @@ pub const KOLO_OP_SPLIT: kolo_op_t = 14;
 pub const KOLO_OP_MEM_ALLOC: kolo_op_t = 15;
 pub const KOLO_OP_CONNECT: kolo_op_t = 16;
 
-// They are the library's own numbers.
+// The numbers are those of the crate `kolo`.
 const _: () = {
     let ops = [
         (KOLO_OP_ALL_REDUCE, Op::AllReduce as u8),
@@ -146,7 +148,7 @@ const _: () = {
     assert_same(&ops);
 };
 
-/// The numbers of the header are those of the library.
+/// Checks that the numbers of the header are those of the crate `kolo`.
 pub(crate) const fn assert_same(pairs: &[(i32, u8)]) {
     let mut i = 0;
     while i < pairs.len() {
@@ -161,29 +163,29 @@ pub(crate) fn meaning(result: kolo_result_t) -> &'static str {
 
 pub(crate) fn words(result: kolo_result_t) -> &'static CStr {
     match result {
-        KOLO_OK => c"it worked",
-        KOLO_ERR_ARGUMENT => c"an argument cannot be right",
-        KOLO_ERR_HANDLE => c"the handle is null, foreign or destroyed",
-        KOLO_ERR_UNSUPPORTED => c"what was asked for cannot be had here",
-        KOLO_ERR_PEER => c"a rank failed, left, or did not come before the deadline",
-        KOLO_ERR_MISMATCH => c"ranks called different things",
-        KOLO_ERR_COUNTS => c"ranks gave different counts for what one sends to the other",
+        KOLO_OK => c"success",
+        KOLO_ERR_ARGUMENT => c"an argument is wrong",
+        KOLO_ERR_HANDLE => c"the handle is null, of another kind, or destroyed",
+        KOLO_ERR_UNSUPPORTED => c"the request is not supported here",
+        KOLO_ERR_PEER => c"a rank failed, left, or did not take part before the deadline",
+        KOLO_ERR_MISMATCH => c"ranks made different calls",
+        KOLO_ERR_COUNTS => c"a rank sent a different number of bytes than its peer expected",
         KOLO_ERR_REVOKED => c"an earlier operation failed, which ended the communicator",
-        KOLO_ERR_ABORTED => c"the operation was given up, because the communicator was aborted or destroyed",
-        KOLO_ERR_SETTING => c"a setting has a value that it cannot have",
-        KOLO_ERR_NO_LAUNCHER => c"nothing told this process its rank and how many there are",
-        KOLO_ERR_MISSING => c"ranks did not come to the start in time",
+        KOLO_ERR_ABORTED => c"the operation was cancelled: the communicator was aborted or destroyed",
+        KOLO_ERR_SETTING => c"a setting has an invalid value",
+        KOLO_ERR_NO_LAUNCHER => c"no launcher told this process its rank and the number of ranks",
+        KOLO_ERR_MISSING => c"ranks did not connect before the start deadline",
         KOLO_ERR_WORLD_SIZE => c"ranks were given different numbers of ranks",
         KOLO_ERR_RANK_TAKEN => c"two processes were given the same rank",
         KOLO_ERR_VERSION => c"ranks have versions of kolo that do not understand each other",
-        KOLO_ERR_STORE => c"the store where ranks find each other did not serve",
-        KOLO_ERR_OS => c"the operating system refused something",
-        KOLO_ERR_DEVICE => c"a device, or its driver, failed",
+        KOLO_ERR_STORE => c"the store where ranks find each other failed",
+        KOLO_ERR_OS => c"a call to the operating system failed",
+        KOLO_ERR_DEVICE => c"a device or its driver failed",
         KOLO_ERR_INTERNAL => c"a defect of kolo",
         KOLO_ERR_FORKED => c"this process was forked from the one that made the communicator",
         KOLO_ERR_EXCLUDED => c"the survivors of a failure went on without this rank",
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
-        KOLO_ERR_REDUCER => c"a reducer was used as it cannot be, or ranks gave it different parameters",
-        _ => c"this number is no result of kolo",
+        KOLO_ERR_REDUCER => c"a reducer was used wrongly, or ranks gave it different parameters",
+        _ => c"not a result of kolo",
     }
 }

@@ -1,6 +1,7 @@
-//! The blocking collectives: each returns when this rank's part is done. Inside a host they run on the calling thread.
+//! The blocking collectives: each returns when this rank's part is done. Inside a host they run on
+//! the caller's thread.
 //!
-//! In a group they are held back; see [`crate::held`].
+//! In a group the calls are held back; see [`crate::held`].
 
 use std::ffi::c_void;
 
@@ -15,12 +16,13 @@ use crate::held;
 
 /// # Safety
 ///
-/// The buffers are valid for the counts that the call says, until it returns, or until the group ends that is open.
+/// The buffers are valid for the counts of the call until it returns; if a group is open, until
+/// that ends.
 #[inline]
 unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) -> kolo_result_t {
     on(comm, |this| {
         // SAFETY: passed on.
-        let call = unsafe { arguments.prepare(&this.comm, stream)? };
+        let call = unsafe { arguments.describe(&this.comm, stream)? }.prepare(&this.comm)?;
         if held::is_open() {
             return held::hold(comm.addr(), [call]);
         }
@@ -29,8 +31,9 @@ unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) ->
     })
 }
 
-/// Reduces all ranks' `send`, element by element, into everybody's `recv`, of `count` elements each. Every rank gets the same bits.
-/// In place if `send == recv`. Inside a host, memory of kolo_mem_alloc is read and written where it is.
+/// Reduces the `send` buffers of all ranks element by element, and writes the result to `recv` on
+/// all ranks. Each buffer has `count` elements. All ranks get the same bits. In place if `send ==
+/// recv`. Inside a host, peers read and write memory of kolo_mem_alloc in place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_all_reduce(
     send: *const c_void,
@@ -42,11 +45,12 @@ pub unsafe extern "C" fn kolo_all_reduce(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::AllReduce, dtype).buffers(send, recv, count).reduced(op);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// As kolo_all_reduce, for the root alone: `recv` of the other ranks is not touched and may be NULL.
+/// As kolo_all_reduce, but only the root gets the result. `recv` of other ranks is not used and may
+/// be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reduce(
     send: *const c_void,
@@ -59,12 +63,12 @@ pub unsafe extern "C" fn kolo_reduce(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Reduce, dtype).buffers(send, recv, count).reduced(op).root(root);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// Copies the root's `send` to everybody's `recv`, of `count` elements each. `send` of the other ranks is not read and may be NULL.
-/// In place if `send == recv`.
+/// Copies `send` of the root to `recv` on all ranks. Each buffer has `count` elements. `send` of
+/// other ranks is not used and may be NULL. In place if `send == recv`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_broadcast(
     send: *const c_void,
@@ -76,12 +80,13 @@ pub unsafe extern "C" fn kolo_broadcast(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Broadcast, dtype).buffers(send, recv, count).root(root);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// Puts all ranks' `send`, of `count` elements each, one after the other in the order of ranks, into everybody's `recv`.
-/// In place if `send` is this rank's block of `recv`: `recv + rank * count` elements.
+/// Concatenates the `send` buffers of all ranks, of `count` elements each, in rank order, and
+/// writes the result to `recv` on all ranks. In place if `send` is this rank's block of `recv`:
+/// `recv + rank * count` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_all_gather(
     send: *const c_void,
@@ -92,12 +97,12 @@ pub unsafe extern "C" fn kolo_all_gather(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::AllGather, dtype).buffers(send, recv, count);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// As kolo_all_gather, where rank i gives `counts[i]` elements. `counts` has an entry for each rank, the same on all ranks; it is
-/// read before this returns.
+/// As kolo_all_gather, but rank i sends `counts[i]` elements. `counts` has an entry for each rank
+/// and is the same on all ranks. It is read before this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_all_gather_v(
     send: *const c_void,
@@ -108,13 +113,14 @@ pub unsafe extern "C" fn kolo_all_gather_v(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::AllGatherV, dtype).buffers(send, recv, 0).recv_counts(counts);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// Reduces all ranks' `send`, of one block of `count` elements for each rank, element by element, and gives rank i block i of
-/// the result as its `recv`. In place if `recv` is this rank's block of `send`: `send + rank * count` elements; the other blocks
-/// may hold anything afterwards.
+/// Reduces the `send` buffers of all ranks element by element, and writes block i of the result to
+/// `recv` of rank i. `send` has a block of `count` elements for each rank. In place if `recv` is
+/// this rank's block of `send`: `send + rank * count` elements. The content of the other blocks is
+/// then undefined.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reduce_scatter(
     send: *const c_void,
@@ -126,12 +132,12 @@ pub unsafe extern "C" fn kolo_reduce_scatter(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::ReduceScatter, dtype).buffers(send, recv, count).reduced(op);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// As kolo_reduce_scatter, where block i has `counts[i]` elements. `counts` has an entry for each rank, the same on all ranks; it
-/// is read before this returns.
+/// As kolo_reduce_scatter, but block i has `counts[i]` elements. `counts` has an entry for each
+/// rank and is the same on all ranks. It is read before this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reduce_scatter_v(
     send: *const c_void,
@@ -143,12 +149,12 @@ pub unsafe extern "C" fn kolo_reduce_scatter_v(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::ReduceScatterV, dtype).buffers(send, recv, 0).send_counts(counts).reduced(op);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// Gives block j of rank i's `send` to rank j, as block i of its `recv`. Blocks have `count` elements, and there is one for each
-/// rank. In place if `send == recv`.
+/// Copies block j of `send` of rank i to block i of `recv` of rank j. Both buffers have a block of
+/// `count` elements for each rank. In place if `send == recv`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_all_to_all(
     send: *const c_void,
@@ -159,13 +165,13 @@ pub unsafe extern "C" fn kolo_all_to_all(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::AllToAll, dtype).buffers(send, recv, count);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// As kolo_all_to_all, where block j of `send` has `send_counts[j]` elements, and block j of `recv` has `recv_counts[j]`. What one
-/// rank sends to another must be what the other expects. Both have an entry for each rank, and are read before this returns.
-/// Not in place.
+/// As kolo_all_to_all, but block j of `send` has `send_counts[j]` elements and block j of `recv`
+/// has `recv_counts[j]`. A rank must send another rank as many elements as that rank expects. Both
+/// arrays have an entry for each rank and are read before this returns. Not in place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_all_to_all_v(
     send: *const c_void,
@@ -177,11 +183,12 @@ pub unsafe extern "C" fn kolo_all_to_all_v(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::AllToAllV, dtype).buffers(send, recv, 0).send_counts(send_counts).recv_counts(recv_counts);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// As kolo_all_gather, for the root alone: `recv` of the other ranks is not touched and may be NULL.
+/// As kolo_all_gather, but only the root gets the result. `recv` of other ranks is not used and may
+/// be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_gather(
     send: *const c_void,
@@ -193,12 +200,13 @@ pub unsafe extern "C" fn kolo_gather(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Gather, dtype).buffers(send, recv, count).root(root);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// Gives rank i block i of the root's `send`, of `count` elements for each rank, as its `recv`. `send` of the other ranks is not
-/// read and may be NULL. In place if `recv` is this rank's block of `send`.
+/// Copies block i of the root's `send` to `recv` of rank i. `send` has a block of `count` elements
+/// for each rank; on other ranks it is not used and may be NULL. In place if `recv` is this rank's
+/// block of `send`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_scatter(
     send: *const c_void,
@@ -210,7 +218,7 @@ pub unsafe extern "C" fn kolo_scatter(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Scatter, dtype).buffers(send, recv, count).root(root);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
@@ -218,13 +226,14 @@ pub unsafe extern "C" fn kolo_scatter(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_barrier(comm: kolo_comm_t, stream: kolo_stream_t) -> kolo_result_t {
     let arguments = Arguments::of(Op::Barrier, KOLO_UINT8);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// Sends `count` elements to a rank, which calls kolo_recv with as many of the same type. May return before that rank has called
-/// it, or not: two ranks that both send first may wait for each other until the deadline. Use a group, kolo_send_recv or
-/// kolo_start_send for that.
+/// Sends `count` elements to a rank, which receives the same number of the same type with
+/// kolo_recv. It may wait until that rank has called kolo_recv: two ranks that both send first may
+/// wait for each other until the deadline. For such an exchange use a group, kolo_send_recv or
+/// kolo_start_send.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_send(
     send: *const c_void,
@@ -235,11 +244,12 @@ pub unsafe extern "C" fn kolo_send(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Send, dtype).buffers(send, std::ptr::null_mut(), count).peer(peer);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// Receives `count` elements from a rank. Messages of one rank come in the order in which it sent them.
+/// Receives `count` elements from a rank. Messages of one rank arrive in the order in which it sent
+/// them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_recv(
     recv: *mut c_void,
@@ -250,12 +260,13 @@ pub unsafe extern "C" fn kolo_recv(
     stream: kolo_stream_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).peer(peer);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { run(comm, stream, arguments) }
 }
 
-/// Receives `count` elements from whichever rank's message comes first, of those that no earlier receive waits for, and puts that
-/// rank into `*source` unless it is NULL. Not for groups.
+/// Receives `count` elements from any rank: the first message that arrives and that no earlier
+/// receive waits for. Writes its sender to `*source`, unless `source` is NULL. Not allowed in a
+/// group.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_recv_any(
     recv: *mut c_void,
@@ -268,12 +279,12 @@ pub unsafe extern "C" fn kolo_recv_any(
     let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).any_source(source);
     on(comm, |this: &Comm| {
         held::refuse("kolo_recv_any")?;
-        // SAFETY: no counts are read; the caller's buffers.
-        unsafe { arguments.prepare(&this.comm, stream)?.run(&this.comm) }.map_err(Fault::from)
+        // SAFETY: no counts are read; the buffers are valid until this returns, as the header says.
+        unsafe { arguments.describe(&this.comm, stream)?.prepare(&this.comm)?.run(&this.comm) }.map_err(Fault::from)
     })
 }
 
-/// Sends to one rank and receives from another (or the same) at once.
+/// Sends to one rank and receives from another, or from the same rank, at the same time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_send_recv(
     send: *const c_void,
@@ -290,11 +301,12 @@ pub unsafe extern "C" fn kolo_send_recv(
     let receives = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, recv_count).peer(from);
     on(comm, |this: &Comm| {
         // SAFETY: no counts are read.
-        let calls = unsafe { [sends.prepare(&this.comm, stream)?, receives.prepare(&this.comm, stream)?] };
+        let (sends, receives) = unsafe { (sends.describe(&this.comm, stream)?, receives.describe(&this.comm, stream)?) };
+        let calls = [sends.prepare(&this.comm)?, receives.prepare(&this.comm)?];
         if held::is_open() {
             return held::hold(comm.addr(), calls);
         }
-        // SAFETY: the caller's buffers.
+        // SAFETY: the caller's buffers are valid, as the header says.
         unsafe { run_together(&this.comm, calls.into()) }.map_err(Fault::from)
     })
 }

@@ -1,4 +1,4 @@
-//! Communicators: how they begin, what they know of themselves, and how they end.
+//! Communicators: how they are made, their properties, and how they end.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -18,13 +18,14 @@ use crate::registry::{Guard, Kind, Registry};
 use crate::store::{Callbacks, kolo_store_t};
 use crate::unique_id::{kolo_unique_id_t, meeting_place};
 
-/// A communicator: a group of ranks, seen from one of them. A handle: it is a number and no address, and may be copied.
+/// A communicator: one rank's membership in a group of ranks. It is a handle, a number and not an
+/// address, and may be copied.
 pub struct kolo_comm {
     _opaque: [u8; 0],
 }
 pub type kolo_comm_t = *mut kolo_comm;
 
-/// The color of a rank that takes part in none of the communicators that kolo_comm_split makes.
+/// The color of a rank that becomes a member of no communicator in kolo_comm_split.
 pub const KOLO_NO_COLOR: i32 = -1;
 
 /// What a handle stands for.
@@ -35,7 +36,7 @@ pub(crate) struct Comm {
 
 static COMMUNICATORS: Registry<Comm> = Registry::new(Kind::Communicator);
 
-/// The communicator that a handle stands for. It lives at least as long as the guard.
+/// Returns the communicator that a handle stands for. It lives at least as long as the guard.
 #[inline]
 pub(crate) fn enter(comm: kolo_comm_t) -> Result<Guard<'static, Comm>, Fault> {
     COMMUNICATORS.get(comm.addr()).ok_or_else(|| unknown(comm))
@@ -46,7 +47,7 @@ fn unknown(comm: kolo_comm_t) -> Fault {
     Fault::Handle { what: "comm", is_null: comm.is_null() }
 }
 
-/// A call on a communicator, which remembers how it failed, and ends if it panics.
+/// Runs a call on a communicator, which remembers the error and ends if the call panics.
 #[inline]
 pub(crate) fn on(comm: kolo_comm_t, call: impl FnOnce(&Comm) -> Result<(), Fault>) -> kolo_result_t {
     boundary(|| {
@@ -68,11 +69,11 @@ impl Drop for AbortOnUnwind<'_> {
 
 fn register(comm: Communicator) -> Result<kolo_comm_t, Fault> {
     let handle = COMMUNICATORS.insert(Comm { comm, last: Last::default() });
-    let handle = handle.map_err(|_| Fault::Unsupported { what: "a communicator", why: "there are too many already" })?;
+    let handle = handle.map_err(|_| Fault::Unsupported { what: "a communicator", why: "there are too many; destroy some" })?;
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
-/// Connects, and gives out the handle.
+/// Connects and writes the handle.
 ///
 /// # Safety
 ///
@@ -90,23 +91,25 @@ unsafe fn connect(comm: *mut kolo_comm_t, options: impl FnOnce() -> Result<Build
 
 fn ranks(builder: Builder, nranks: i32, my_rank: i32) -> Result<Builder, Fault> {
     if nranks < 1 {
-        return Err(Fault::value("nranks", nranks, "there is at least one rank"));
+        return Err(Fault::value("nranks", nranks, "it must be at least 1"));
     }
     Ok(builder.world_size(nranks as usize).rank(rank(my_rank, "rank")?))
 }
 
-/// Connects with all ranks that a launcher started (kolo run, torchrun, srun, mpirun and others), or makes a communicator of this
-/// process alone if none did. A collective call: returns when all have connected, or by the start deadline.
+/// Connects with all ranks that a launcher started (kolo run, torchrun, srun, mpirun and others).
+/// Without a launcher, it makes a communicator of this process alone. A collective call: it returns
+/// when all ranks have connected, or at the start deadline.
 ///
-/// `config` may be NULL. `*comm` is to be given to kolo_comm_destroy; it is NULL if this fails.
+/// `config` may be NULL. The caller passes `*comm` to kolo_comm_destroy; it is NULL if this fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_init_env(comm: *mut kolo_comm_t, config: *const kolo_config_t) -> kolo_result_t {
-    // SAFETY: the caller's pointers.
+    // SAFETY: the caller's pointers are valid, as the header says.
     unsafe { connect(comm, || builder(config)) }
 }
 
-/// As kolo_comm_init_env, for `nranks` ranks that share a unique id: one process made it with kolo_get_unique_id, and handed it to
-/// the others in a way of its own. That process must live until all have connected.
+/// As kolo_comm_init_env, for `nranks` ranks that share a unique id. One process made the id with
+/// kolo_get_unique_id, and the program passed it to all ranks. That process must live until all
+/// ranks have connected.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_init_rank(
     comm: *mut kolo_comm_t,
@@ -115,9 +118,9 @@ pub unsafe extern "C" fn kolo_comm_init_rank(
     rank: i32,
     config: *const kolo_config_t,
 ) -> kolo_result_t {
-    // Held until this rank has connected, if it is in this process that the id was made.
+    // If this process made the id, its store is held until this rank has connected.
     let mut held = None;
-    // SAFETY: the caller's pointers.
+    // SAFETY: the caller's pointers are valid, as the header says.
     unsafe {
         connect(comm, || {
             let builder = ranks(builder(config)?, nranks, rank)?;
@@ -128,8 +131,9 @@ pub unsafe extern "C" fn kolo_comm_init_rank(
     }
 }
 
-/// As kolo_comm_init_env, for `nranks` ranks that find each other at a store: `file:///path`, `tcp://host:port` (which rank 0 serves),
-/// `redis://host:port` (if kolo was built with it) or `env://`.
+/// As kolo_comm_init_env, for `nranks` ranks that find each other at a store: `file:///path`,
+/// `tcp://host:port` (which rank 0 serves), `redis://host:port` (if kolo was built with it) or
+/// `env://`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_init_store(
     comm: *mut kolo_comm_t,
@@ -138,7 +142,7 @@ pub unsafe extern "C" fn kolo_comm_init_store(
     rank: i32,
     config: *const kolo_config_t,
 ) -> kolo_result_t {
-    // SAFETY: the caller's pointers.
+    // SAFETY: the caller's pointers are valid, as the header says.
     unsafe {
         connect(comm, || {
             let url = text(url, "url")?.ok_or(Fault::Null { what: "url" })?;
@@ -147,8 +151,8 @@ pub unsafe extern "C" fn kolo_comm_init_store(
     }
 }
 
-/// As kolo_comm_init_store, at a store of the caller's own. Its functions are called by this thread, before this returns, and not
-/// afterwards.
+/// As kolo_comm_init_store, with a store that consists of the caller's functions. Only this thread
+/// calls them, and only until this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_init_callbacks(
     comm: *mut kolo_comm_t,
@@ -157,7 +161,7 @@ pub unsafe extern "C" fn kolo_comm_init_callbacks(
     rank: i32,
     config: *const kolo_config_t,
 ) -> kolo_result_t {
-    // SAFETY: the caller's pointers and functions.
+    // SAFETY: the caller's pointers are valid, and the functions behave as the header says.
     unsafe {
         connect(comm, || {
             let store = Callbacks::new(store)?;
@@ -166,43 +170,47 @@ pub unsafe extern "C" fn kolo_comm_init_callbacks(
     }
 }
 
-/// Makes `nranks` communicators that are ranks of one group inside this process, one for each of as many threads: `comms[i]` is
-/// rank i. For tests, and for programs with a thread for each rank. `comms` has room for `nranks` handles,
-/// of at most 4096.
+/// Makes the `nranks` ranks of one group inside this process: `comms[i]` is rank i, for a thread of
+/// its own. For tests, and for programs with a thread for each rank. `comms` has room for `nranks`
+/// handles, at most 4096.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_init_all(comms: *mut kolo_comm_t, nranks: i32, config: *const kolo_config_t) -> kolo_result_t {
     boundary(|| {
         pointer(comms, "comms")?;
         held::refuse("connecting")?;
         if nranks < 1 {
-            return Err(Fault::value("nranks", nranks, "there is at least one rank"));
+            return Err(Fault::value("nranks", nranks, "it must be at least 1"));
         }
-        // SAFETY: the caller's pointers.
+        // SAFETY: the caller's pointers are valid, as the header says.
         let connected = unsafe { builder(config)? }.connect_in_process(nranks as usize)?;
         for (rank, comm) in connected.into_iter().enumerate() {
-            // SAFETY: the caller has room for as many.
+            // SAFETY: the caller has room for that many handles.
             unsafe { comms.add(rank).write(register(comm)?) };
         }
         Ok(())
     })
 }
 
-/// Divides the ranks: those that give the same `color` (from 0) become a communicator of their own, in the order of their `key`s,
-/// and of their ranks where these are equal. With KOLO_NO_COLOR a rank takes part in none, and `*newcomm` becomes NULL.
+/// Divides the ranks. All ranks with the same `color` (from 0) become members of one new
+/// communicator, in the order of their `key`s, and of their ranks where keys are equal. A rank with
+/// KOLO_NO_COLOR becomes a member of none: its `*newcomm` becomes NULL.
 ///
-/// A collective call of all ranks of `comm`. The new communicator is independent of it, and has the same settings.
+/// A collective call of all ranks of `comm`. The new communicator is independent of `comm` and has
+/// the same settings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_split(comm: kolo_comm_t, color: i32, key: i32, newcomm: *mut kolo_comm_t) -> kolo_result_t {
     on(comm, |this| {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller's pointer is null or valid, as the header says.
         let newcomm = unsafe { place(newcomm, "newcomm")? };
         newcomm.write(std::ptr::null_mut());
         held::refuse("kolo_comm_split")?;
         let color = match color {
             KOLO_NO_COLOR => None,
-            color => Some(usize::try_from(color).map_err(|_| Fault::value("color", color, "it is from 0, or KOLO_NO_COLOR"))?),
+            color => Some(
+                usize::try_from(color).map_err(|_| Fault::value("color", color, "it must be at least 0, or KOLO_NO_COLOR"))?,
+            ),
         };
-        // In the same order, and not negative.
+        // Shifts the numbers so that the smallest is 0, and keeps their order.
         let key = (key as u32 ^ 1 << 31) as usize;
         if let Some(part) = this.comm.split_or_leave(color, key)? {
             newcomm.write(register(part)?);
@@ -211,21 +219,23 @@ pub unsafe extern "C" fn kolo_comm_split(comm: kolo_comm_t, color: i32, key: i32
     })
 }
 
-/// After a failure: `*newcomm` becomes a communicator of the ranks that are left, in the order in which they are in `comm` and with the
-/// same settings. It is NULL if this fails. `comm` ends, if it has not failed already, and is still to be given to kolo_comm_destroy.
+/// After a failure, makes a communicator of the surviving ranks: `*newcomm` has them in the order
+/// of `comm` and with the same settings. It is NULL if this fails. `comm` ends if it has not failed
+/// already; the caller still passes it to kolo_comm_destroy.
 ///
-/// Operations that were started on `comm` fail, and kolo_work_wait says when their buffers are the caller's again. Which operations
-/// were the last that succeeded may differ between ranks: let them agree on where to go on. Memory of kolo_mem_alloc lives on, and can
-/// be used. Reducers, and what was split from `comm`, have communicators of their own, and end by themselves if the failed rank is one of
-/// theirs: make them anew with `*newcomm`.
+/// Operations in flight on `comm` fail; kolo_work_wait tells when their buffers belong to the
+/// caller again. The last operation that succeeded may differ between ranks: the ranks must agree
+/// on where to continue. Memory of kolo_mem_alloc stays valid and usable. Reducers, and
+/// communicators split from `comm`, are independent of it. They fail if the failed rank is a
+/// member: make them anew with `*newcomm`.
 ///
-/// A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do not call
-/// this have until the start deadline, except that the one whose fault the failure is has a second. KOLO_ERR_EXCLUDED if this rank
-/// came too late, and the others went on without it.
+/// A collective call of all ranks that go on. It does not wait for ranks that are gone. A rank that
+/// is alive but does not call this has until the start deadline; the rank at fault has one second.
+/// KOLO_ERR_EXCLUDED if this rank called too late, and the others went on without it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_shrink(comm: kolo_comm_t, newcomm: *mut kolo_comm_t) -> kolo_result_t {
     on(comm, |this| {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller's pointer is null or valid, as the header says.
         let newcomm = unsafe { place(newcomm, "newcomm")? };
         newcomm.write(std::ptr::null_mut());
         held::refuse("kolo_comm_shrink")?;
@@ -234,9 +244,11 @@ pub unsafe extern "C" fn kolo_comm_shrink(comm: kolo_comm_t, newcomm: *mut kolo_
     })
 }
 
-/// Gives up what is under way on this communicator, and ends it: calls of other threads and operations that were started fail
-/// with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those of the other ranks fail, too. From any thread; returns at once.
-/// What is under way looks at least every half second. The handle stays valid, to be given to kolo_comm_destroy.
+/// Cancels all operations in flight on this communicator, and ends it. Calls of other threads and
+/// nonblocking operations fail with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those
+/// of the other ranks fail, too. Any thread may call it; it returns at once. An operation in flight
+/// notices within half a second. The handle stays valid; the caller still passes it to
+/// kolo_comm_destroy.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_comm_abort(comm: kolo_comm_t) -> kolo_result_t {
     on(comm, |this| {
@@ -245,47 +257,50 @@ pub extern "C" fn kolo_comm_abort(comm: kolo_comm_t) -> kolo_result_t {
     })
 }
 
-/// Tells the other ranks that this one has left, and frees the communicator: its handle is dead afterwards. Operations that are
-/// still under way are given up, as by kolo_comm_abort, so wait for them first; when this returns nothing uses their buffers any more.
-/// What was split from it, and memory of kolo_mem_alloc, live on.
+/// Tells the other ranks that this rank has left, and frees the communicator: its handle is invalid
+/// afterwards. It cancels operations in flight as kolo_comm_abort does, so wait for them first.
+/// When this returns, no operation uses its buffers any more. Communicators split from it, and
+/// memory of kolo_mem_alloc, stay valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_comm_destroy(comm: kolo_comm_t) -> kolo_result_t {
     boundary(|| COMMUNICATORS.end(comm.addr(), |held| held.comm.abort()).map(drop).ok_or_else(|| unknown(comm)))
 }
 
-/// Writes the last operations of this rank to a file, for `kolo trace`: those of this communicator and of all that are split from the
-/// same first one, up to 1024 of each. From any thread, also while operations are under way.
+/// Writes the last operations of this rank to a file, for `kolo trace`: up to 1024 of each
+/// communicator that comes from the same first one by splitting. Any thread may call it, also while
+/// operations are in flight.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_dump_trace(comm: kolo_comm_t, path: *const c_char) -> kolo_result_t {
     on(comm, |this| {
-        // SAFETY: the caller's text.
+        // SAFETY: the caller's text ends with a zero, as the header says.
         let path = unsafe { text(path, "path")? }.ok_or(Fault::Null { what: "path" })?;
         Ok(this.comm.dump_trace(path)?)
     })
 }
 
-/// How many ranks there are.
+/// Writes the number of ranks to `*count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_count(comm: kolo_comm_t, count: *mut i32) -> kolo_result_t {
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's pointer is null or valid, as the header says.
     unsafe { tell(comm, count, "count", |comm| comm.world_size() as i32) }
 }
 
-/// This rank, from 0 to the number of ranks less one.
+/// Writes this rank to `*rank`: 0 to the number of ranks less one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_rank(comm: kolo_comm_t, rank: *mut i32) -> kolo_result_t {
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's pointer is null or valid, as the header says.
     unsafe { tell(comm, rank, "rank", |comm| comm.rank() as i32) }
 }
 
-/// How many hosts the ranks are on.
+/// Writes the number of hosts of the ranks to `*count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_host_count(comm: kolo_comm_t, count: *mut i32) -> kolo_result_t {
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's pointer is null or valid, as the header says.
     unsafe { tell(comm, count, "count", |comm| comm.host_count() as i32) }
 }
 
-/// Through what ranks exchange data: "none" (alone), "shm", "tcp" or "shm+tcp". The text is static.
+/// Writes the transport to `*name`: "none" (one rank alone), "shm", "tcp" or "shm+tcp". The text is
+/// static.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_transport(comm: kolo_comm_t, name: *mut *const c_char) -> kolo_result_t {
     let text = |comm: &Communicator| match comm.transport_name() {
@@ -294,22 +309,24 @@ pub unsafe extern "C" fn kolo_comm_transport(comm: kolo_comm_t, name: *mut *cons
         "tcp" => c"tcp".as_ptr(),
         _ => c"shm+tcp".as_ptr(),
     };
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's pointer is null or valid, as the header says.
     unsafe { tell(comm, name, "name", text) }
 }
 
-/// Whether this rank's buffers may be in the memory of GPUs: `*has` is 1 or 0. They may if rank 0's `KOLO_DEVICES` says so, this kolo was
-/// built with the feature `cuda`, and there is a driver here.
+/// Sets `*has` to 1 if this rank's buffers may be in the memory of GPUs, otherwise to 0. They may
+/// if rank 0's `KOLO_DEVICES` permits it, kolo was built with the feature `cuda`, and the host has
+/// a driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_has_devices(comm: kolo_comm_t, has: *mut i32) -> kolo_result_t {
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's pointer is null or valid, as the header says.
     unsafe { tell(comm, has, "has", |comm| comm.has_devices().into()) }
 }
 
-/// Whether the communicator still works: `*result` is KOLO_OK, or the result of the operation that ended it. Does not wait.
+/// Sets `*result` to KOLO_OK if the communicator works, otherwise to the result of the operation
+/// that ended it. Does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_get_async_error(comm: kolo_comm_t, result: *mut kolo_result_t) -> kolo_result_t {
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's pointer is null or valid, as the header says.
     unsafe { tell(comm, result, "result", |comm| comm.failure().map_or(KOLO_OK, error::code)) }
 }
 

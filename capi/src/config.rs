@@ -1,4 +1,4 @@
-//! The settings of a communicator, as a struct that can grow.
+//! The settings of a communicator: a struct that may grow.
 
 use std::ffi::c_char;
 use std::str::FromStr;
@@ -14,9 +14,11 @@ use crate::sized::{self, Grows};
 /// The version of kolo_config_t in this header.
 pub const KOLO_CONFIG_VERSION: u32 = 1;
 
-/// Settings of a communicator. Begin with KOLO_CONFIG_INITIALIZER, or with zeros, `size` and `version`: what is zero or NULL is not
-/// set, and comes from the environment variable of the same name (`KOLO_TIMEOUT`; of `interfaces`, `KOLO_INTERFACE`), then from the launcher, then from a default.
-/// kolo copies what it needs: all may be freed when the call has returned.
+/// Settings of a communicator. Initialize it with KOLO_CONFIG_INITIALIZER, or with zeros, `size`
+/// and `version`. A field that is zero or NULL is not set: its value comes from the environment
+/// variable of the same name (`KOLO_TIMEOUT`; for `interfaces`, `KOLO_INTERFACE`), then from the
+/// launcher, then from a default. kolo copies what it needs: the caller may free everything when
+/// the call has returned.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_config_t {
@@ -24,56 +26,65 @@ pub struct kolo_config_t {
     pub size: usize,
     /// KOLO_CONFIG_VERSION.
     pub version: u32,
-    /// 1: reductions have the same bits whatever the transport, layout and size; -1: they need not. Rank 0's counts.
+    /// 1: reductions have the same bits whatever the transport, layout and size. -1: they need not.
+    /// All ranks use rank 0's value.
     pub reproducible: i32,
-    /// The longest that one operation may take, in milliseconds. The default is 5 minutes.
+    /// The timeout of one operation, in milliseconds. Default: 5 minutes.
     pub timeout_ms: u64,
-    /// The longest that ranks wait for each other when they connect, in milliseconds. The default is 30 seconds.
+    /// How long ranks wait for each other when they connect, in milliseconds. Default: 30 seconds.
     pub start_timeout_ms: u64,
-    /// "auto", "tcp" or "shm". Rank 0's counts.
+    /// "auto", "tcp" or "shm". All ranks use rank 0's value.
     pub transport: *const c_char,
-    /// How large private buffers pass between processes: "auto", "staged", "streamed" or "cma". Rank 0's counts.
+    /// How large private buffers are copied between processes: "auto", "staged", "streamed" or
+    /// "cma". All ranks use rank 0's value.
     pub copy_mode: *const c_char,
-    /// The algorithm for all operations that have it, such as "ring". Rank 0's counts.
+    /// The algorithm for all operations that have it, such as "ring". All ranks use rank 0's value.
     pub algorithm: *const c_char,
-    /// The name of the job, which tells it from others that use the same store.
+    /// The name of the job. It distinguishes jobs that use the same store.
     pub job: *const c_char,
-    /// 64 hexadecimal digits that all ranks know and strangers do not.
+    /// The secret of the job: 64 hexadecimal digits, the same on all ranks.
     pub secret: *const c_char,
-    /// Declares this rank's host: ranks that declare different ones do not share memory.
+    /// The name of this rank's host. Ranks with different names do not share memory.
     pub host: *const c_char,
-    /// Which network interfaces or addresses may be used, as in "eth", "=eth0", "^lo,docker", "10.0.0.0/8".
+    /// The network interfaces or addresses that may be used, as in "eth", "=eth0", "^lo,docker",
+    /// "10.0.0.0/8".
     pub interfaces: *const c_char,
-    /// TCP connections that share the work of one link, 1 to 64. Rank 0's counts.
+    /// The number of TCP connections of one link, 1 to 64. All ranks use rank 0's value.
     pub sockets: u32,
-    /// 1: SIGUSR1 makes a rank write its last operations to `trace_dir`, which kolo handles only then; -1: it does not.
+    /// 1: kolo handles SIGUSR1, which makes a rank write its last operations to `trace_dir`. -1: it
+    /// does not.
     pub trace_signal: i32,
-    /// Latency between hosts in microseconds, for choosing algorithms; together with `network_gigabytes_per_s`. Rank 0's count.
+    /// Latency between hosts in microseconds, for choosing algorithms. Set both this and
+    /// `network_gigabytes_per_s`. All ranks use rank 0's values.
     pub network_latency_us: f64,
-    /// Gigabytes per second of one host's network interface, for choosing algorithms.
+    /// Rate of one host's network interface in gigabytes per second, for choosing algorithms.
     pub network_gigabytes_per_s: f64,
-    /// A folder where a rank leaves its last operations, for `kolo trace`, when one of them fails.
+    /// A folder to which a rank writes its last operations when one of them fails, for `kolo
+    /// trace`.
     pub trace_dir: *const c_char,
-    /// 1: a tcp:// store listens to other machines even if the ranks were given no secret: any process that reaches it can join or disturb
-    /// the job; -1: it does not.
+    /// 1: a tcp:// store accepts other machines even without a secret: any process that reaches it
+    /// can join or disturb the job. -1: it does not.
     pub insecure: i32,
-    /// 1: buffers may be in the memory of GPUs; -1: they may not; 0: if kolo was built for it and this machine has a driver. Rank 0's counts.
+    /// 1: buffers may be in the memory of GPUs. -1: they may not. 0: they may if kolo was built
+    /// with the feature `cuda` and the machine has a driver. All ranks use rank 0's value.
     pub devices: i32,
-    /// How data in the memory of GPUs gets from one rank to another: "auto" or "staged". Rank 0's counts.
+    /// How data moves between the memory of GPUs: "auto" or "staged". All ranks use rank 0's value.
     pub device_path: *const c_char,
-    /// A file with the secret, as 64 hexadecimal digits, which belongs to the process's user and which no other user may open. `secret` wins.
+    /// A file with the secret as 64 hexadecimal digits. The file belongs to the user of the
+    /// process, and no other user may open it. `secret` takes precedence.
     pub secret_file: *const c_char,
-    /// PEM files that encrypt links between hosts, all three or none: the certificate of the job's authority, this rank's certificate,
-    /// which the authority has signed for the name `kolo`, and its private key.
+    /// PEM files for encrypted links between hosts, all three or none: the certificate of the job's
+    /// authority, this rank's certificate, which the authority has signed for the name `kolo`, and
+    /// its private key.
     pub tls_ca: *const c_char,
     pub tls_cert: *const c_char,
     pub tls_key: *const c_char,
 }
 
-// SAFETY: it begins with its size; numbers may be zero, and texts null.
+// SAFETY: the struct begins with its size; numbers may be zero, and texts null.
 unsafe impl Grows for kolo_config_t {
     const NAMES: (&'static str, &'static str) = ("config", "config->size");
-    // `trace_signal` came then, too, in the place of a reserved field that had to be 0.
+    // `trace_signal` was added at the same time, in place of a reserved field that had to be 0.
     const FIRST: usize = std::mem::offset_of!(kolo_config_t, trace_dir);
 }
 
@@ -81,7 +92,8 @@ unsafe impl Grows for kolo_config_t {
 ///
 /// # Safety
 ///
-/// `config` is null or points to as many bytes as its first field says; its texts are null or end with a zero.
+/// `config` is null or points to as many bytes as its first field says; its texts are null or end
+/// with a zero.
 pub(crate) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fault> {
     let builder = Communicator::builder();
     if config.is_null() {
@@ -139,7 +151,7 @@ fn switch(given: i32, what: &'static str) -> Result<Option<bool>, Fault> {
         0 => Ok(None),
         1 => Ok(Some(true)),
         -1 => Ok(Some(false)),
-        other => Err(Fault::value(what, other, "it is 1, -1, or 0 for not set")),
+        other => Err(Fault::value(what, other, "it must be 1, -1, or 0 for not set")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What an error says: a code, a sentence, and the rank at fault.
+//! The content of an error: a code, a message, and the rank at fault.
 
 use std::ffi::c_char;
 
@@ -6,31 +6,34 @@ use kolo::{Cause, Error, Op};
 
 use crate::codes::*;
 
-/// What went wrong, in full. Begin with KOLO_ERROR_INITIALIZER, or set `size`, before kolo_last_error.
+/// All that is known about an error. Initialize it with KOLO_ERROR_INITIALIZER, or set `size`,
+/// before kolo_last_error.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_error_t {
-    /// In: the size of this struct as the caller knows it.
+    /// In: the `sizeof` of this struct in the caller's header.
     pub size: usize,
-    /// What the call returned; `KOLO_OK` if nothing has failed.
+    /// The result of the call; `KOLO_OK` if no call has failed.
     pub code: kolo_result_t,
     /// Whether the communicator can still be used: 1 or 0.
     pub usable: i32,
-    /// The rank at fault, in the communicator of the call; -1 if it is none's or not known whose. Of several ranks, the lowest.
+    /// The rank at fault, in the communicator of the call; the lowest of several ranks; -1 if no
+    /// rank is at fault or it is not known.
     pub rank: i32,
-    /// What it did.
+    /// How that rank failed.
     pub cause: kolo_cause_t,
-    /// The operation that failed. What goes wrong between two ranks while one receives is told of the send that it waits for.
+    /// The operation that failed. A failed receive is reported as the matching send.
     pub op: kolo_op_t,
-    /// Its process on its host; 0 if not known.
+    /// The process id of the rank at fault, on its host; 0 if not known.
     pub pid: u32,
-    /// The operation's sequence number in its communicator (for `send` and `recv`, among the messages of the two ranks).
+    /// The sequence number of the operation in its communicator. A send or a receive counts the
+    /// messages between the two ranks.
     pub seq: u64,
     /// How long the operation had been running, in microseconds; 0 if not known.
     pub after_us: u64,
     /// The name of the host of the rank at fault; empty if not known.
     pub host: [c_char; 256],
-    /// What happened, to whom, and what to do: a sentence in UTF-8.
+    /// A message in UTF-8: what happened, which rank is at fault, and what to do.
     pub message: [c_char; 2048],
 }
 
@@ -56,12 +59,13 @@ pub(crate) fn code(error: &Error) -> kolo_result_t {
         Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
         Error::Forked { .. } => KOLO_ERR_FORKED,
         Error::Panicked { .. } => KOLO_ERR_INTERNAL,
-        // `tests/layers.rs` checks that every variant is above.
+        // `tests/layers.rs` checks that every variant has an arm above.
         _ => KOLO_ERR_INTERNAL,
     }
 }
 
-/// Who it was, and what was being done; of a communicator that has ended, those of what ended it.
+/// Fills in the rank at fault and the operation. The error of a revoked communicator gets those of
+/// the failure that ended it.
 pub(crate) fn blame(described: &mut kolo_error_t, error: &Error) {
     let kolo_error_t { rank, op, seq, pid, cause, after_us, host, .. } = described;
     let operation = |it: &Op| *it as u8 as kolo_op_t;
@@ -116,12 +120,12 @@ fn cause_number(cause: &Cause) -> kolo_cause_t {
         Cause::Mismatch(_) => KOLO_CAUSE_MISMATCH,
         Cause::Counts { .. } => KOLO_CAUSE_COUNTS,
         Cause::Tls(_) => KOLO_CAUSE_TLS,
-        // As for errors.
+        // As above.
         _ => KOLO_CAUSE_NONE,
     }
 }
 
-/// No error.
+/// Returns a struct that says that nothing has failed.
 pub(crate) fn nothing() -> kolo_error_t {
     kolo_error_t {
         size: size_of::<kolo_error_t>(),
@@ -138,7 +142,7 @@ pub(crate) fn nothing() -> kolo_error_t {
     }
 }
 
-/// Writes as much of a text as there is room for, to a whole character, and a zero after it.
+/// Writes as many whole characters of a text as fit, and a zero after them.
 pub(crate) fn write(to: &mut [c_char], text: &str) {
     let end = (0..to.len().min(text.len() + 1)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     for (to, from) in to.iter_mut().zip(text[..end].bytes().chain([0])) {

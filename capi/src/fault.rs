@@ -5,18 +5,18 @@ use kolo::{Error, ReducerProblem};
 use crate::codes::*;
 use crate::error::{blame, code, kolo_error_t, nothing, write};
 
-/// Why a call failed, before it becomes a number.
+/// Why a call failed, before it becomes a code.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
     #[error(transparent)]
     Kolo(#[from] Error),
-    #[error("the {what} handle is {}; it must be one that kolo made and that was not destroyed yet", if *is_null { "null" } else { "not alive" })]
+    #[error("the {what} handle is {}; pass one that kolo made and that was not destroyed", if *is_null { "null" } else { "not valid" })]
     Handle { what: &'static str, is_null: bool },
     #[error("{what} is null")]
     Null { what: &'static str },
-    #[error("{what} is not aligned to what it points to")]
+    #[error("{what} is not aligned to the type that it points to")]
     Misaligned { what: &'static str },
-    #[error("{what} are {len}, which is more than memory can hold")]
+    #[error("{what} has {len} entries, more than memory can hold")]
     Long { what: &'static str, len: usize },
     #[error("{what} is {given}; {expected}")]
     Value { what: &'static str, given: i64, expected: String },
@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     Unsupported { what: &'static str, why: &'static str },
     #[error("{what} in a group: {why}")]
     Group { what: &'static str, why: &'static str },
-    #[error("a defect of kolo, which panicked: {0}; please report it")]
+    #[error("a defect of kolo: it panicked with {0:?}; please report it")]
     Panic(String),
 }
 
@@ -41,7 +41,7 @@ impl Fault {
         Fault::Value { what, given: given.into(), expected: expected.into() }
     }
 
-    /// A setting has a value that it cannot have.
+    /// Returns the fault of a setting with an invalid value.
     pub(crate) fn setting(name: impl Into<String>, value: impl Into<String>, expected: impl Into<String>) -> Fault {
         Error::Setting { name: name.into(), value: value.into(), expected: expected.into() }.into()
     }
@@ -57,7 +57,7 @@ impl Fault {
         }
     }
 
-    /// What `kolo_last_error` gives.
+    /// Returns what `kolo_last_error` gives.
     pub(crate) fn describe(&self) -> kolo_error_t {
         let mut described = nothing();
         described.code = self.code();

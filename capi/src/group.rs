@@ -1,4 +1,4 @@
-//! Calls that are held back, and executed together.
+//! Groups of calls, which are held back and then executed together.
 
 use kolo::Op;
 use kolo::raw::{PreparedCall, RawWork, run_together};
@@ -9,10 +9,12 @@ use crate::communicator::enter;
 use crate::fault::Fault;
 use crate::held;
 
-/// Begins a group: until kolo_group_end, this thread's blocking collectives, sends and receives are held back. They return at once, and
-/// use their buffers until kolo_group_end returns. Groups may be nested; the outermost counts.
+/// Begins a group. Until kolo_group_end, the blocking collectives, sends and receives of this
+/// thread are held back: they return at once, and use their buffers until kolo_group_end returns.
+/// Groups may be nested; the end of the outermost group executes all calls.
 ///
-/// If a call fails, the group is given up: its buffers are the caller's again, and further calls fail until kolo_group_end.
+/// If a call fails, the group drops all its calls: their buffers belong to the caller again, and
+/// later calls fail until kolo_group_end.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_group_start() -> kolo_result_t {
     boundary(|| {
@@ -21,12 +23,13 @@ pub extern "C" fn kolo_group_start() -> kolo_result_t {
     })
 }
 
-/// Ends a group: carries out what was held back, and returns when all of it is done. Sends and receives go on side by side, so that
-/// none waits for one before it; so do the calls of different communicators. Collectives of one communicator take effect in order.
+/// Ends a group: executes the calls that were held back, and returns when all are done. Sends and
+/// receives progress side by side, so that none waits for an earlier one; so do the calls of
+/// different communicators. Collectives of one communicator take effect in order.
 ///
-/// If any call of this thread has failed since kolo_group_start, whatever it was and whatever handle it was given, none is carried out,
-/// and this returns KOLO_ERR_ARGUMENT.
-/// If several fail when they are carried out, this returns the first failure.
+/// If any call of this thread has failed since kolo_group_start, on any communicator, no call is
+/// executed, and this returns KOLO_ERR_ARGUMENT. If several calls fail when they are executed, this
+/// returns the first failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_group_end() -> kolo_result_t {
     boundary(|| held::close()?.map_or(Ok(()), run))
@@ -39,7 +42,8 @@ fn run(calls: Vec<(usize, PreparedCall)>) -> Result<(), Fault> {
     if is_side_by_side {
         let this = enter(std::ptr::without_provenance_mut(first))?;
         let calls = calls.into_iter().map(|(_, call)| call).collect();
-        // SAFETY: the caller lends the buffers until this returns. A handle stands for the same communicator as long as it lives.
+        // SAFETY: the caller lends the buffers until this returns. A handle stands for the same
+        // communicator as long as it lives.
         let result = unsafe { run_together(&this.comm, calls) };
         return result.map_err(Fault::from).inspect_err(|fault| this.last.set(&fault.describe()));
     }

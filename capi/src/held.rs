@@ -7,11 +7,11 @@ use kolo::raw::PreparedCall;
 use crate::fault::Fault;
 
 thread_local! {
-    /// How many groups are open on this thread, one inside the other.
+    /// How many nested groups are open on this thread.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
-    /// The calls of a group, with their communicators' handles.
+    /// The calls of the group, each with the handle of its communicator.
     static HELD: RefCell<Vec<(usize, PreparedCall)>> = const { RefCell::new(Vec::new()) };
-    /// Calls of any kind that failed while a group was open.
+    /// How many calls of any kind failed while the group was open.
     static FAILED: Cell<i64> = const { Cell::new(0) };
 }
 
@@ -20,18 +20,19 @@ pub(crate) fn is_open() -> bool {
     DEPTH.get() > 0
 }
 
-/// What cannot be held back is refused inside a group.
+/// Refuses, inside a group, a call that cannot be held back.
 pub(crate) fn refuse(what: &'static str) -> Result<(), Fault> {
     match is_open() {
-        true => {
-            Err(Fault::Group { what, why: "only blocking collectives, sends and receives can be; call it after kolo_group_end" })
-        }
+        true => Err(Fault::Group {
+            what,
+            why: "only blocking collectives, sends and receives are allowed; call it after kolo_group_end",
+        }),
         false => Ok(()),
     }
 }
 
-/// Holds calls back. After a failure the group carries out nothing, and a call that is not carried out does not succeed: the
-/// kolo_group_end of a caller that has left the group may never come.
+/// Holds calls back. After a failure the group executes no call, so a later call must not succeed:
+/// a caller that has left the group may never call kolo_group_end.
 pub(crate) fn hold<const N: usize>(comm: usize, calls: [PreparedCall; N]) -> Result<(), Fault> {
     if FAILED.get() > 0 {
         return Err(Fault::Group { what: "a call", why: "an earlier call of this group has failed; call kolo_group_end first" });
@@ -40,7 +41,7 @@ pub(crate) fn hold<const N: usize>(comm: usize, calls: [PreparedCall; N]) -> Res
     Ok(())
 }
 
-/// A call of this thread has failed. Its group is given up, and with it what was held back.
+/// Records that a call of this thread has failed, and drops the calls that were held back.
 pub(crate) fn note_failure() {
     if is_open() {
         FAILED.set(FAILED.get() + 1);
@@ -48,12 +49,13 @@ pub(crate) fn note_failure() {
     }
 }
 
-/// Opens a group, inside another if one is open.
+/// Opens a group. Groups may be nested.
 pub(crate) fn open() {
     DEPTH.set(DEPTH.get() + 1);
 }
 
-/// Closes the innermost group. Returns what the outermost held back, or `None` if another is still open.
+/// Closes the innermost group. Returns the calls that were held back, or `None` if an outer group
+/// is still open.
 pub(crate) fn close() -> Result<Option<Vec<(usize, PreparedCall)>>, Fault> {
     let depth = DEPTH.get();
     if depth == 0 {
@@ -66,6 +68,6 @@ pub(crate) fn close() -> Result<Option<Vec<(usize, PreparedCall)>>, Fault> {
     let (calls, failed) = (HELD.take(), FAILED.take());
     match failed {
         0 => Ok(Some(calls)),
-        _ => Err(Fault::value("the number of calls that failed in this group", failed, "so none of them was carried out")),
+        _ => Err(Fault::value("the number of failed calls in this group", failed, "so none of them was executed")),
     }
 }

@@ -26,7 +26,7 @@ thread_local! {
 
 /// Remembers an error for this thread.
 pub(crate) fn remember(error: &kolo_error_t) {
-    // At the end of a thread there may be nobody left to ask.
+    // When a thread ends, its storage may be gone: then no call can ask for the error.
     let _ = LAST.try_with(|last| *last.borrow_mut() = Some(Box::new(*error)));
 }
 

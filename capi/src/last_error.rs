@@ -1,4 +1,4 @@
-//! What went wrong, for callers that ask.
+//! The functions that return the last error.
 
 use std::ffi::c_char;
 
@@ -9,16 +9,18 @@ use crate::error::{kolo_error_t, nothing};
 use crate::last;
 use crate::sized::{self, Grows, end_of};
 
-// SAFETY: it begins with its size, and all its fields are numbers.
+// SAFETY: the struct begins with its size, and all its fields are numbers.
 unsafe impl Grows for kolo_error_t {
     const NAMES: (&'static str, &'static str) = ("error", "error->size");
     const FIRST: usize = end_of!(kolo_error_t, message: [c_char; 2048]);
 }
 
-/// Copies the last error into `*error`: of this communicator, whichever thread made the call; or, if `comm` is null, of this
-/// thread, whatever the call was about. `error->code` is `KOLO_OK` if there was none.
+/// Copies the last error into `*error`. With a communicator, it is the last error on that
+/// communicator, from any thread. If `comm` is NULL, it is the last error of this thread.
+/// `error->code` is `KOLO_OK` if there was none.
 ///
-/// Set `error->size` to `sizeof(kolo_error_t)` first. A call that succeeds leaves the last error as it is.
+/// Set `error->size` to `sizeof(kolo_error_t)` first. A call that succeeds leaves the last error as
+/// it is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_last_error(comm: kolo_comm_t, error: *mut kolo_error_t) -> kolo_result_t {
     boundary(|| {
@@ -26,12 +28,13 @@ pub unsafe extern "C" fn kolo_last_error(comm: kolo_comm_t, error: *mut kolo_err
             true => last::of_this_thread(),
             false => enter(comm)?.last.get(),
         };
-        // SAFETY: the caller's struct, whose size the caller has set.
+        // SAFETY: the caller has set the size of the struct.
         unsafe { sized::write(error, &last.unwrap_or_else(nothing)) }
     })
 }
 
-/// What a result means, in a few words. The text is static: it needs no freeing. Of any number, also of one that is no result.
+/// Returns the meaning of a result in a few words, for any number. The text is static: do not free
+/// it.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_error_string(result: kolo_result_t) -> *const c_char {
     words(result).as_ptr()

@@ -17,28 +17,29 @@ use crate::pointers::place;
 
 type Allocated = BTreeMap<usize, Registered<u8>>;
 
-/// What was allocated and not freed, by address; see [`allocated`].
+/// The memory that was allocated and not freed, by address; see [`allocated`].
 static ALLOCATED: Mutex<Allocated> = Mutex::new(BTreeMap::new());
 
-/// Uses what was allocated and not freed. A forked child frees, too, so no fork finds it locked.
+/// Uses the table of allocated memory. A forked child may free memory, too, so no fork finds the
+/// table locked.
 fn allocated<T>(f: impl FnOnce(&mut Allocated) -> T) -> T {
     between_forks(|| f(&mut ALLOCATED.lock()))
 }
 
-/// Allocates `bytes` of zeroed memory, aligned to a page, that the ranks of this host share: kolo_all_reduce reads and writes
-/// such buffers where they are, which is the least that can be moved. Where ranks cannot share memory it is ordinary memory, and everything
-/// works as well.
+/// Allocates a registered buffer: `bytes` of zeroed memory, aligned to a page, that the ranks of
+/// this host share. kolo_all_reduce reads and writes such buffers in place, without copies. Where
+/// ranks cannot share memory, it is ordinary memory with the same use.
 ///
-/// A collective call of all ranks of `comm`, with the same number of bytes. `*ptr` is to be given to kolo_mem_free; it is NULL if this
-/// fails.
+/// A collective call of all ranks of `comm`, with the same number of bytes. The caller passes
+/// `*ptr` to kolo_mem_free; it is NULL if this fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_mem_alloc(ptr: *mut *mut c_void, bytes: usize, comm: kolo_comm_t) -> kolo_result_t {
     on(comm, |this| {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller's pointer is null or valid, as the header says.
         let ptr = unsafe { place(ptr, "ptr")? };
         ptr.write(std::ptr::null_mut());
         held::refuse("kolo_mem_alloc")?;
-        // Also none is some, so that it has an address of its own.
+        // A buffer of 0 bytes gets 1, so that it has an address of its own.
         let mut memory = this.comm.alloc::<u8>(bytes.max(1))?;
         let start = memory.as_mut_ptr();
         allocated(|all| all.insert(start.addr(), memory));
@@ -47,8 +48,9 @@ pub unsafe extern "C" fn kolo_mem_alloc(ptr: *mut *mut c_void, bytes: usize, com
     })
 }
 
-/// Frees what kolo_mem_alloc allocated; of NULL, nothing. Not a collective call, and the communicator may be gone. Operations on the
-/// memory must have ended. In a forked child it leaves the memory, which is the parent's, as it is.
+/// Frees memory of kolo_mem_alloc; NULL has no effect. Not a collective call; the communicator may
+/// be destroyed before. Operations on the memory must have ended. In a forked child it does not
+/// change the memory, which belongs to the parent.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_mem_free(ptr: *mut c_void) -> kolo_result_t {
     boundary(|| {
@@ -81,7 +83,7 @@ mod tests {
         let is_over = AtomicBool::new(false);
         let failed = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // It takes as long as on a machine with too much to do.
+                // It holds the table as long as on a busy machine.
                 while !is_over.load(Relaxed) {
                     allocated(|_| std::thread::sleep(Duration::from_millis(1)));
                     std::thread::sleep(Duration::from_millis(1));

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use crate::fault::Fault;
 
-/// A pointer of the caller's at one or more of something.
+/// Checks a pointer of the caller to one element or more.
 pub(crate) fn pointer<T>(at: *const T, what: &'static str) -> Result<(), Fault> {
     match at.is_null() {
         true => Err(Fault::Null { what }),
@@ -14,23 +14,23 @@ pub(crate) fn pointer<T>(at: *const T, what: &'static str) -> Result<(), Fault> 
     }
 }
 
-/// A place of the caller's for a result.
+/// Checks a pointer of the caller to the place of a result.
 ///
 /// # Safety
 ///
 /// Null, misaligned, or valid for writing for as long as the reference is used.
 pub(crate) unsafe fn place<'a, T>(to: *mut T, what: &'static str) -> Result<&'a mut MaybeUninit<T>, Fault> {
     pointer(to, what)?;
-    // SAFETY: passed on, and it is not null and aligned.
+    // SAFETY: passed on, and the pointer is aligned and not null.
     Ok(unsafe { &mut *to.cast() })
 }
 
-/// Several of the caller's. Of none, the pointer does not matter.
+/// Checks a pointer of the caller to `len` elements. Without elements it may be anything.
 ///
 /// # Safety
 ///
-/// Null, misaligned, or valid for reading `len` of them, unless those are more than memory can hold; left as they are for as long
-/// as the slice is used.
+/// Null, misaligned, or valid for reading `len` elements, unless they are more than memory can
+/// hold. Nothing writes the elements as long as the slice is used.
 pub(crate) unsafe fn slice_of<'a, T>(from: *const T, len: usize, what: &'static str) -> Result<&'a [T], Fault> {
     if len == 0 {
         return Ok(&[]);
@@ -39,15 +39,16 @@ pub(crate) unsafe fn slice_of<'a, T>(from: *const T, len: usize, what: &'static 
     if len > isize::MAX as usize / size_of::<T>() {
         return Err(Fault::Long { what, len });
     }
-    // SAFETY: passed on, and it is not null, aligned, and not larger than what can be addressed.
+    // SAFETY: passed on, and the pointer is aligned and not null, and the length is one that can be
+    // addressed.
     Ok(unsafe { std::slice::from_raw_parts(from, len) })
 }
 
-/// Text of the caller's.
+/// Checks a text of the caller; `None` if it is null.
 ///
 /// # Safety
 ///
-/// Null, or ended by a zero and left as it is for as long as the text is used.
+/// Null, or ended by a zero. Nothing writes it as long as the text is used.
 pub(crate) unsafe fn text<'a>(from: *const c_char, what: &'static str) -> Result<Option<&'a str>, Fault> {
     if from.is_null() {
         return Ok(None);

@@ -19,16 +19,18 @@ use crate::reducer_config::{builder, kolo_reducer_config_t, kolo_tensor_t, refus
 use crate::registry::{Guard, Kind, Registry};
 use crate::sized::{self, Grows, end_of};
 
-/// A gradient reducer, for data-parallel training. A handle: it is a number and no address, and may be copied.
+/// A gradient reducer, for data-parallel training. It is a handle, a number and not an address, and
+/// may be copied.
 pub struct kolo_reducer {
     _opaque: [u8; 0],
 }
 pub type kolo_reducer_t = *mut kolo_reducer;
 
-/// With kolo_reducer_sync_buffers: floating-point buffers become their average over all ranks.
+/// For kolo_reducer_sync_buffers: floating-point buffers become their average over all ranks.
 pub const KOLO_SYNC_AVERAGE: i32 = -1;
 
-/// What a handle stands for. What threads do within a step reads; what begins one or communicates on the caller's thread writes.
+/// What a handle stands for. Calls within a step take the lock for reading. Calls that begin a
+/// step, or communicate on the caller's thread, take it for writing.
 struct Held {
     reducer: RwLock<RawReducer>,
     stopper: Stopper,
@@ -44,12 +46,12 @@ fn unknown(reducer: kolo_reducer_t) -> Fault {
     Fault::Handle { what: "reducer", is_null: reducer.is_null() }
 }
 
-/// A call within a step, or between two.
+/// Runs a call that other calls may run beside.
 fn within(reducer: kolo_reducer_t, call: impl FnOnce(RwLockReadGuard<'_, RawReducer>) -> Result<(), Fault>) -> kolo_result_t {
     guarded(reducer, |held| call(held.reducer.read()))
 }
 
-/// A call that nobody else's may meet.
+/// Runs a call that excludes all others.
 fn alone(reducer: kolo_reducer_t, call: impl FnOnce(RwLockWriteGuard<'_, RawReducer>) -> Result<(), Fault>) -> kolo_result_t {
     guarded(reducer, |held| {
         held::refuse("a reducer")?;
@@ -75,13 +77,15 @@ fn guarded(reducer: kolo_reducer_t, call: impl FnOnce(&Held) -> Result<(), Fault
     })
 }
 
-/// Makes a reducer of all ranks of `comm`, for the `nparameters` parameters of a model in the order in which its forward pass uses
-/// them, and its `nbuffers` buffers. Compares them with those of the other ranks: if they differ, all ranks get KOLO_ERR_REDUCER with
-/// the first difference. `config` may be NULL.
+/// Makes a reducer of all ranks of `comm`, for the `nparameters` parameters of a model, in the
+/// order in which its forward pass uses them, and its `nbuffers` buffers. If ranks give different
+/// parameters or buffers, all ranks get KOLO_ERR_REDUCER with the first difference. `config` may be
+/// NULL.
 ///
-/// A collective call. The reducer has a communicator of its own and a thread; `comm` may be destroyed before it. All that the arguments
-/// point to may be freed when this returns, but for `config->stream`, and what `config->hook_context` points to: they are used in every
-/// step, until kolo_reducer_destroy has returned. `*reducer` is to be given to kolo_reducer_destroy; it is NULL if this fails.
+/// A collective call. The reducer has its own communicator and a thread; `comm` may be destroyed
+/// before it. The caller may free all arguments when this returns, except `config->stream` and what
+/// `config->hook_context` points to: every step uses them, until kolo_reducer_destroy has returned.
+/// The caller passes `*reducer` to kolo_reducer_destroy; it is NULL if this fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_create(
     reducer: *mut kolo_reducer_t,
@@ -93,7 +97,7 @@ pub unsafe extern "C" fn kolo_reducer_create(
     comm: kolo_comm_t,
 ) -> kolo_result_t {
     on(comm, |this| {
-        // SAFETY: the caller's pointers.
+        // SAFETY: the caller's pointers are valid, as the header says.
         let (to, builder, parameters, buffers) = unsafe {
             let to = place(reducer, "reducer")?;
             to.write(std::ptr::null_mut());
@@ -104,13 +108,14 @@ pub unsafe extern "C" fn kolo_reducer_create(
         let made = RawReducer::from(builder.parameters(parameters).buffers(buffers).build(&this.comm)?);
         let held = Held { stopper: made.stopper(), reducer: RwLock::new(made) };
         let handle = REDUCERS.insert(held);
-        let handle = handle.map_err(|_| Fault::Unsupported { what: "a reducer", why: "there are too many already" })?;
+        let handle = handle.map_err(|_| Fault::Unsupported { what: "a reducer", why: "there are too many; destroy some" })?;
         to.write(std::ptr::without_provenance_mut(handle));
         Ok(())
     })
 }
 
-/// Frees a reducer, and the gradients' memory with it. A step that is under way is given up, which fails those of the other ranks.
+/// Frees a reducer and the memory of its gradients. It cancels a step in progress, which then fails
+/// on the other ranks.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_destroy(reducer: kolo_reducer_t) -> kolo_result_t {
     boundary(|| {
@@ -119,30 +124,34 @@ pub extern "C" fn kolo_reducer_destroy(reducer: kolo_reducer_t) -> kolo_result_t
     })
 }
 
-/// Begins a step, at whose end all ranks have the average of their gradients. A collective call the second time, when buckets are made
-/// anew and gradients move to other addresses.
+/// Begins a step. At its end all ranks have the average of their gradients. The second call is
+/// collective: it rebuilds the buckets, and gradients move to other addresses.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_begin(reducer: kolo_reducer_t) -> kolo_result_t {
     alone(reducer, |mut this| Ok(this.begin()?))
 }
 
-/// Begins a step that is not reduced: its gradients are kept, and the next steps' are to be added to them, until one that
-/// kolo_reducer_begin began has been finished, which averages the sum. Not a collective call.
+/// Begins a step that is not reduced. Its gradients are kept, and the gradients of the next steps
+/// are added to them. The next step that kolo_reducer_begin begins averages the sum. Not a
+/// collective call.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_accumulate(reducer: kolo_reducer_t) -> kolo_result_t {
     alone(reducer, |mut this| Ok(this.accumulate()?))
 }
 
-/// Where the gradient of a parameter is: `*gradient` points to its elements, in memory that the ranks of the host share, until the
-/// second kolo_reducer_begin of any rank makes the buckets anew (on a rank that has joined, kolo_reducer_join); from then on for as
-/// long as the reducer lives.
+/// Sets `*gradient` to the address of a parameter's gradient, in memory that the ranks of the host
+/// share. The address is valid until the second kolo_reducer_begin of any rank rebuilds the buckets
+/// (on a rank that has joined, kolo_reducer_join). An address from after that is valid as long as
+/// the reducer lives.
 ///
-/// Of a parameter on the reducer's device it is an address there, for the configuration's stream: what that is given before
-/// kolo_reducer_ready is in the average, and what it is given after kolo_reducer_finish has returned finds the average.
+/// For a parameter on the reducer's device it is an address there, for use in the order of
+/// `config->stream`. The average includes what the stream writes before kolo_reducer_ready. Work
+/// that the stream gets after kolo_reducer_finish has returned finds the average.
 ///
-/// It may be written between the begin of a step and kolo_reducer_ready, and read, and changed, from the end of the step to the next
-/// begin. In between it is the reducer's. `*accumulates`, if that is not NULL, becomes 1 if the step's gradient is to be added to
-/// what is there, else 0.
+/// The caller may write the gradient from the start of a step until kolo_reducer_ready, and read
+/// and write it from the end of the step until the next step begins. In between it belongs to the
+/// reducer. Unless `accumulates` is NULL, `*accumulates` becomes 1 if the caller must add the
+/// step's gradient to the elements in place, otherwise 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_gradient(
     reducer: kolo_reducer_t,
@@ -151,37 +160,40 @@ pub unsafe extern "C" fn kolo_reducer_gradient(
     accumulates: *mut i32,
 ) -> kolo_result_t {
     within(reducer, |this| {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller's pointer is null or valid, as the header says.
         unsafe { place(gradient, "gradient")? }.write(this.gradient(parameter)?.cast());
         if !accumulates.is_null() {
-            // SAFETY: the caller's pointer.
+            // SAFETY: the caller's pointer is null or valid, as the header says.
             unsafe { place(accumulates, "accumulates")? }.write(this.accumulates().into());
         }
         Ok(())
     })
 }
 
-/// Says that a gradient is where kolo_reducer_gradient said. From any thread; the bucket that it fills is reduced at once, if it is
-/// its turn.
+/// Marks a gradient as ready that was written to its address. Any thread may call it. If this fills
+/// a bucket, its reduction starts when all earlier buckets have started.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_ready(reducer: kolo_reducer_t, parameter: usize) -> kolo_result_t {
     within(reducer, |this| Ok(this.ready(parameter)?))
 }
 
-/// Says that this step gives a parameter no gradient: it counts as zeros.
+/// Declares that this step gives a parameter no gradient. The gradient counts as zeros.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_unused(reducer: kolo_reducer_t, parameter: usize) -> kolo_result_t {
     within(reducer, |this| Ok(this.unused(parameter)?))
 }
 
-/// Copies a gradient that lies elsewhere to its place (or adds it to what is there, if the step accumulates), and makes it ready. From
-/// any thread. `gradient` lies elsewhere: what is in its place already takes kolo_reducer_ready.
+/// Copies a gradient to its address, or adds it if the step accumulates, and marks it as ready. Any
+/// thread may call it. `gradient` must not overlap that address: a gradient that is in place takes
+/// kolo_reducer_ready.
 ///
-/// A gradient of a parameter on the reducer's device is copied in the order of the configuration's stream, after what that was given
-/// before, and must stay until the stream has come to it. Its elements are one after the other: `strides` must be NULL.
+/// For a parameter on the reducer's device, the copy is work of `config->stream`, and `gradient`
+/// must stay valid until the stream has executed it. The elements are contiguous: `strides` must be
+/// NULL.
 ///
-/// With `strides`, one for each dimension, in elements, the element of index `[i, j, ...]` is `gradient[i * strides[0] +
-/// j * strides[1] + ...]`. NULL: the elements are one after the other, row-major.
+/// `strides` has an entry for each dimension, in elements: the element of index `[i, j, ...]` is
+/// `gradient[i * strides[0] + j * strides[1] + ...]`. NULL: the elements are contiguous and
+/// row-major.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_put(
     reducer: kolo_reducer_t,
@@ -194,31 +206,35 @@ pub unsafe extern "C" fn kolo_reducer_put(
         let described @ Parameter { shape, dtype, .. } = &this.get().parameters()[parameter];
         let strides = match strides.is_null() {
             true => None,
-            // SAFETY: the caller's strides, one for each dimension.
+            // SAFETY: the caller has a stride for each dimension, as the header says.
             false => Some(unsafe { slice_of(strides, shape.len(), "strides")? }),
         };
         let span = reach(shape, strides);
         check_gradient(gradient, span, described)?;
         if overlaps((gradient.addr(), span), (own.addr(), described.count()), dtype.size()) {
-            let why = "gradient lies where kolo_reducer_gradient says; call kolo_reducer_ready for it";
+            let why = "gradient overlaps the address of kolo_reducer_gradient; write it there and call kolo_reducer_ready";
             return Err(ReducerProblem::Moment { call: "kolo_reducer_put", why }.into());
         }
         if described.on_device {
             if strides.is_some() {
-                let why = "copy it to where kolo_reducer_gradient says, with what the device's library has for that";
+                let why = "copy it to the address of kolo_reducer_gradient with a function of the device's library";
                 return Err(Fault::Unsupported { what: "a gradient on a device with strides", why });
             }
-            // SAFETY: the caller's memory, of the parameter's elements, until the stream has come to it.
+            // SAFETY: the parameter's elements are there until the stream has passed the copy, as
+            // the header says.
             unsafe { this.put_on_device(parameter, gradient.addr() as u64)? };
             return Ok(());
         }
-        // SAFETY: the caller's memory, of as many elements as the shape and the strides reach over.
+        // SAFETY: the caller's gradient has all elements that its shape and strides reach, as the
+        // header says. It is aligned and does not overlap the place of the gradient, as checked
+        // above.
         unsafe { this.put(parameter, gradient.cast(), span, strides)? };
         Ok(())
     })
 }
 
-/// Returns how many elements lie between the first and the last element of a gradient, both included.
+/// Returns how many elements lie between the first and the last element of a gradient, both
+/// included.
 fn reach(shape: &[usize], strides: Option<&[usize]>) -> usize {
     if shape.contains(&0) {
         return 0;
@@ -235,7 +251,7 @@ fn check_gradient(gradient: *const c_void, span: usize, described: &Parameter) -
     }
     let size = described.dtype.size();
     if span > isize::MAX as usize / size || !gradient.addr().is_multiple_of(size) {
-        let expected = "it is aligned to its elements, and they fit into memory";
+        let expected = "it must be aligned to its elements, and they must fit into memory";
         return Err(Fault::value("gradient", gradient.addr() as i64, expected));
     }
     Ok(())
@@ -246,20 +262,21 @@ fn overlaps(one: (usize, usize), other: (usize, usize), size: usize) -> bool {
     one.0 < other.0 + other.1 * size && other.0 < one.0 + one.1 * size
 }
 
-/// Ends the step: starts the buckets that have not been, and waits until all are reduced. After kolo_reducer_accumulate nothing is
-/// reduced. KOLO_ERR_REDUCER names the first gradient that is missing and may not be; the other ranks' steps fail, too.
+/// Ends the step: starts the remaining buckets, and waits until all are reduced. A step of
+/// kolo_reducer_accumulate is not reduced. If a gradient is missing that must not be,
+/// KOLO_ERR_REDUCER names the first one, and the step fails on the other ranks, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_reducer_finish(reducer: kolo_reducer_t) -> kolo_result_t {
     within(reducer, |this| Ok(this.finish()?))
 }
 
-/// Takes part in one step of ranks that have input, with zeros: for ranks that have no more, where the configuration's `uneven` says that
-/// there may be such. `*more` is 1 after such a step, when gradients may be read, and this is to be called again; 0 when no rank has
-/// input any more.
+/// Takes part in one step of the ranks that have input, with zeros. It is for ranks that have no
+/// more input; `config->uneven` must allow that. `*more` is 1 after such a step: the caller may
+/// read gradients, and calls this again. `*more` is 0 when no rank has input any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_join(reducer: kolo_reducer_t, more: *mut i32) -> kolo_result_t {
     alone(reducer, |mut this| {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller's pointer is null or valid, as the header says.
         let more = unsafe { place(more, "more")? };
         more.write(0);
         more.write(this.join_step()?.into());
@@ -267,40 +284,42 @@ pub unsafe extern "C" fn kolo_reducer_join(reducer: kolo_reducer_t, more: *mut i
     })
 }
 
-/// Which rank made the last step, the lowest of several: `*rank`. When kolo_reducer_join has said that no rank has input any more, its
-/// buffers are the latest; kolo_reducer_sync_buffers gives them to all.
+/// Sets `*rank` to the rank that made the last step, the lowest of several. When no rank has input
+/// any more, that rank has the latest buffers; kolo_reducer_sync_buffers copies them to all ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_last(reducer: kolo_reducer_t, rank: *mut i32) -> kolo_result_t {
     within(reducer, |this| {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller's pointer is null or valid, as the header says.
         unsafe { place(rank, "rank")? }.write(this.last()? as i32);
         Ok(())
     })
 }
 
-/// Gives all ranks rank 0's values of all parameters: `values` has an address for each, in their order. It overwrites the gradients. A
-/// collective call.
+/// Copies rank 0's values of all parameters to all ranks. `values` has an address for each
+/// parameter, in their order. It overwrites the gradients. A collective call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_broadcast_parameters(reducer: kolo_reducer_t, values: *const *mut c_void) -> kolo_result_t {
     alone(reducer, |mut this| {
-        // SAFETY: the caller's addresses and values.
+        // SAFETY: the caller has an address for each tensor, valid for its elements, as the header
+        // says.
         let mut values = unsafe { self::values(values, this.get().parameters())? };
         Ok(this.get_mut().broadcast_parameters(&mut values)?)
     })
 }
 
-/// The same, but all get the average of their values.
+/// As kolo_reducer_broadcast_parameters, but all ranks get the average of their values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_average_parameters(reducer: kolo_reducer_t, values: *const *mut c_void) -> kolo_result_t {
     alone(reducer, |mut this| {
-        // SAFETY: the caller's addresses and values.
+        // SAFETY: the caller has an address for each tensor, valid for its elements, as the header
+        // says.
         let mut values = unsafe { self::values(values, this.get().parameters())? };
         Ok(this.get_mut().average_parameters(&mut values)?)
     })
 }
 
-/// Makes all ranks' buffers those of rank `from`, or their average if that is KOLO_SYNC_AVERAGE. `values` has an address for each,
-/// in their order. A collective call.
+/// Copies the buffers of rank `from` to all ranks, or their average if `from` is KOLO_SYNC_AVERAGE.
+/// `values` has an address for each buffer, in their order. A collective call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_sync_buffers(
     reducer: kolo_reducer_t,
@@ -312,51 +331,54 @@ pub unsafe extern "C" fn kolo_reducer_sync_buffers(
             KOLO_SYNC_AVERAGE => BufferSync::Average,
             root => BufferSync::Broadcast(rank(root, "from")?),
         };
-        // SAFETY: the caller's addresses and values.
+        // SAFETY: the caller has an address for each tensor, valid for its elements, as the header
+        // says.
         let mut values = unsafe { self::values(values, this.get().buffers())? };
         Ok(this.get_mut().sync_buffers(&mut values, how)?)
     })
 }
 
-/// Whether a parameter got a gradient in the last step, on any rank (with KOLO_UNUSED_ERROR, on this one): `*used` is 1 or 0.
-/// KOLO_ERR_REDUCER if there is no such parameter.
+/// Sets `*used` to 1 if a parameter got a gradient in the last step on any rank (with
+/// KOLO_UNUSED_ERROR, on this rank), otherwise to 0. KOLO_ERR_REDUCER if there is no such
+/// parameter.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_is_used(reducer: kolo_reducer_t, parameter: usize, used: *mut i32) -> kolo_result_t {
     within(reducer, |this| {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller's pointer is null or valid, as the header says.
         unsafe { place(used, "used")? }.write(this.is_used(parameter)?.into());
         Ok(())
     })
 }
 
-/// What the last step that was reduced cost. Set `size` to `sizeof(kolo_step_stats_t)` before kolo_reducer_stats.
+/// The costs of the last step that was reduced. Set `size` to `sizeof(kolo_step_stats_t)` before
+/// kolo_reducer_stats.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_step_stats_t {
-    /// In: the size of this struct as the caller knows it.
+    /// In: the `sizeof` of this struct in the caller's header.
     pub size: usize,
-    /// How many buckets there were.
+    /// The number of buckets.
     pub buckets: usize,
-    /// Bytes of gradients in them.
+    /// Bytes of gradients in all buckets.
     pub bytes: u64,
-    /// From the begin of the step to kolo_reducer_finish, or, where gradients are on a device, to when the last was there; in
-    /// microseconds.
+    /// Time from the start of the step to kolo_reducer_finish; if gradients are on a device, to the
+    /// last gradient. In microseconds.
     pub computed_us: u64,
-    /// How long kolo_reducer_finish waited.
+    /// How long kolo_reducer_finish waited, in microseconds.
     pub waited_us: u64,
-    /// How long buckets were being reduced, in sum.
+    /// The sum of the times in which buckets were reduced, in microseconds.
     pub communicated_us: u64,
-    /// How much of that was before kolo_reducer_finish was called.
+    /// The part of that before kolo_reducer_finish was called, in microseconds.
     pub overlapped_us: u64,
 }
 
-// SAFETY: it begins with its size, and all its fields are numbers.
+// SAFETY: the struct begins with its size, and all its fields are numbers.
 unsafe impl Grows for kolo_step_stats_t {
     const NAMES: (&'static str, &'static str) = ("stats", "stats->size");
     const FIRST: usize = end_of!(kolo_step_stats_t, overlapped_us: u64);
 }
 
-/// What the last step that was reduced cost.
+/// Fills in the costs of the last step that was reduced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut kolo_step_stats_t) -> kolo_result_t {
     within(reducer, |this| {
@@ -370,40 +392,40 @@ pub unsafe extern "C" fn kolo_reducer_stats(reducer: kolo_reducer_t, stats: *mut
             communicated_us: micros(step.communicated()),
             overlapped_us: micros(step.overlapped()),
         };
-        // SAFETY: the caller's struct, whose size the caller has set.
+        // SAFETY: the caller has set the size of the struct.
         unsafe { sized::write(stats, &described) }
     })
 }
 
-/// What one bucket of the last step that was reduced cost. Times are counted from the begin of the step, in microseconds. Set `size` to
-/// `sizeof(kolo_bucket_stats_t)` before kolo_reducer_bucket_stats.
+/// The costs of one bucket of the last step that was reduced. Times are in microseconds from the
+/// begin of the step. Set `size` to `sizeof(kolo_bucket_stats_t)` before kolo_reducer_bucket_stats.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_bucket_stats_t {
-    /// In: the size of this struct as the caller knows it.
+    /// In: the `sizeof` of this struct in the caller's header.
     pub size: usize,
-    /// Bytes of gradients in it.
+    /// Bytes of gradients in the bucket.
     pub bytes: u64,
-    /// How many parameters it has.
+    /// The number of parameters in the bucket.
     pub parameters: usize,
-    /// When its last gradient was ready.
+    /// When the last gradient was ready.
     pub ready_us: u64,
-    /// When its reduction started.
+    /// When the reduction started.
     pub started_us: u64,
-    /// When it had been reduced.
+    /// When the reduction ended.
     pub ended_us: u64,
-    /// The type of its elements: a KOLO_FLOAT... constant.
+    /// The type of the elements: a KOLO_FLOAT... constant.
     pub dtype: kolo_dtype_t,
 }
 
-// SAFETY: it begins with its size, and all its fields are numbers.
+// SAFETY: the struct begins with its size, and all its fields are numbers.
 unsafe impl Grows for kolo_bucket_stats_t {
     const NAMES: (&'static str, &'static str) = ("stats", "stats->size");
     const FIRST: usize = end_of!(kolo_bucket_stats_t, dtype: kolo_dtype_t);
 }
 
-/// What one bucket of the last step that was reduced cost: `bucket` is less than `buckets` of kolo_reducer_stats, in the order in
-/// which they were started.
+/// Fills in the costs of one bucket of the last step that was reduced. `bucket` is its index in the
+/// order in which buckets were started, less than `buckets` of kolo_reducer_stats.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_reducer_bucket_stats(
     reducer: kolo_reducer_t,
@@ -428,7 +450,7 @@ pub unsafe extern "C" fn kolo_reducer_bucket_stats(
             ended_us: micros(one.ended),
             dtype: one.dtype as i32,
         };
-        // SAFETY: the caller's struct, whose size the caller has set.
+        // SAFETY: the caller has set the size of the struct.
         unsafe { sized::write(stats, &described) }
     })
 }
@@ -437,11 +459,12 @@ fn micros(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Values by their addresses.
+/// Returns the values at the caller's addresses.
 ///
 /// # Safety
 ///
-/// `values` has an address for each of those described, valid for its elements for as long as the result is used.
+/// `values` has an address for each parameter described, valid for its elements as long as the
+/// result is used.
 unsafe fn values<'a>(values: *const *mut c_void, described: &[Parameter]) -> Result<Vec<TensorMut<'a>>, Fault> {
     // SAFETY: passed on.
     let addresses = unsafe { slice_of(values, described.len(), "values")? };

@@ -1,4 +1,4 @@
-//! What a reducer is made of, as structs of C.
+//! The description of a reducer: its structs in C.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
@@ -17,7 +17,7 @@ use crate::sized::{self, Grows, end_of};
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_tensor_t {
-    /// What errors call it.
+    /// Its name in errors.
     pub name: *const c_char,
     /// Its dimensions, row-major; may be NULL if there are none.
     pub shape: *const usize,
@@ -25,75 +25,82 @@ pub struct kolo_tensor_t {
     pub ndim: usize,
     /// The type of its elements.
     pub dtype: kolo_dtype_t,
-    /// 1: it is in the memory of the reducer's device, and so is its gradient. 0: in host memory.
+    /// 1: it and its gradient are in the memory of the reducer's device. 0: they are in host
+    /// memory.
     pub on_device: i32,
 }
 
-/// What becomes of parameters that get no gradient in a step.
+/// How a step treats parameters without a gradient.
 pub type kolo_unused_t = i32;
 
-/// kolo_reducer_finish names the first of them, and fails. Those of kolo_reducer_unused are not meant.
+/// kolo_reducer_finish fails and names the first such parameter, unless kolo_reducer_unused was
+/// called for it.
 pub const KOLO_UNUSED_ERROR: kolo_unused_t = 0;
-/// Those that are not ready at kolo_reducer_finish count as zeros, and ranks tell each other which ones nobody used.
+/// Gradients that are not ready at kolo_reducer_finish count as zeros. Ranks tell each other which
+/// parameters no rank used.
 pub const KOLO_UNUSED_FIND: kolo_unused_t = 1;
-/// The same in the first step; later ones use the same parameters.
+/// As KOLO_UNUSED_FIND in the first step. Later steps use the same parameters.
 pub const KOLO_UNUSED_STATIC: kolo_unused_t = 2;
 
-/// Whether ranks may have different numbers of steps, and what an average is divided by when some have no more.
+/// Whether ranks may have different numbers of steps, and the divisor of averages when some ranks
+/// have no more.
 pub type kolo_uneven_t = i32;
 
 /// They may not.
 pub const KOLO_UNEVEN_NO: kolo_uneven_t = 0;
-/// They may, and averages are still divided by the number of all ranks.
+/// They may. Averages are divided by the number of all ranks.
 pub const KOLO_UNEVEN_BY_ALL: kolo_uneven_t = 1;
-/// They may, and averages are divided by the number of ranks that made the step.
+/// They may. Averages are divided by the number of ranks that made the step.
 pub const KOLO_UNEVEN_BY_ACTIVE: kolo_uneven_t = 2;
 
 /// How a bucket is reduced.
 pub type kolo_hook_t = i32;
 
-/// Averaged.
+/// By averaging it.
 pub const KOLO_HOOK_AVERAGE: kolo_hook_t = 0;
-/// Averaged as 16-bit floats.
+/// By averaging it in KOLO_FLOAT16.
 pub const KOLO_HOOK_FLOAT16: kolo_hook_t = 1;
-/// Averaged as the upper halves of 32-bit floats.
+/// By averaging it in KOLO_BFLOAT16.
 pub const KOLO_HOOK_BFLOAT16: kolo_hook_t = 2;
-/// PowerSGD of rank `hook_rank` (Vogels et al. 2019), after `hook_start_after` steps.
+/// By PowerSGD of rank `hook_rank` (Vogels et al. 2019), after `hook_start_after` steps.
 pub const KOLO_HOOK_POWER_SGD: kolo_hook_t = 3;
-/// Local SGD: left as it is after `hook_start_after` steps. The caller calls kolo_reducer_average_parameters now and then.
+/// By local SGD: it is not reduced after `hook_start_after` steps. The caller calls
+/// kolo_reducer_average_parameters every few steps.
 pub const KOLO_HOOK_LOCAL_SGD: kolo_hook_t = 4;
-/// What `hook_function` does.
+/// By `hook_function`.
 pub const KOLO_HOOK_CUSTOM: kolo_hook_t = 5;
 
-/// A bucket in flight: nobody else reads or writes it.
+/// A bucket in flight. Only the hook reads and writes it.
 #[repr(C)]
 pub struct kolo_bucket_t {
-    /// Its place among the buckets, in the order in which they are launched.
+    /// Its index in the order in which buckets are started.
     pub index: usize,
-    /// How many steps were reduced before this one.
+    /// The number of steps that were reduced before this one.
     pub step: u64,
-    /// Its elements, in memory that the ranks of the host share, or of the device.
+    /// Its elements, in memory that the ranks of the host share, or on the device.
     pub data: *mut c_void,
-    /// How many there are.
+    /// The number of elements.
     pub count: usize,
-    /// Their type.
+    /// The type of the elements.
     pub dtype: kolo_dtype_t,
-    /// Whether they are in the memory of the reducer's device. Then what streams were to write there is done, and what the hook gives
-    /// to streams must be done when it returns.
+    /// 1: the elements are in the memory of the reducer's device; 0: on the host. On the device,
+    /// all earlier writes have ended, and the hook must wait for its own work before it returns.
     pub on_device: i32,
 }
 
-/// Replaces a bucket's elements by their average over all ranks, or what stands for it; returns 0, or a number, such as the result of a
-/// collective, that fails the step and is part of the error. Called on the reducer's thread, for the same buckets in the same order on
-/// all ranks. It may call collectives on a communicator that nobody else uses meanwhile, such as one that was split off for it. It must
-/// not call reducers, nor wait for a thread that does: kolo_reducer_... functions return KOLO_ERR_REDUCER there.
+/// Replaces a bucket's elements by their average over all ranks, or an approximation of it. It
+/// returns 0 on success. Any other number, such as the result of a collective, fails the step and
+/// is part of the error. The reducer's thread calls it for the same buckets in the same order on
+/// all ranks. It may call collectives on a communicator that no other thread uses meanwhile, such
+/// as one made for it by kolo_comm_split. It must not call reducers, or wait for a thread that
+/// does: kolo_reducer_... functions return KOLO_ERR_REDUCER there.
 pub type kolo_hook_function_t = Option<unsafe extern "C" fn(context: *mut c_void, bucket: *const kolo_bucket_t) -> i32>;
 
 /// The version of kolo_reducer_config_t in this header.
 pub const KOLO_REDUCER_CONFIG_VERSION: u32 = 1;
 
-/// Options of a reducer, the same on all ranks. Begin with KOLO_REDUCER_CONFIG_INITIALIZER, or with zeros, `size` and
-/// `version`: what is zero has its default.
+/// Options of a reducer, the same on all ranks. Initialize it with KOLO_REDUCER_CONFIG_INITIALIZER,
+/// or with zeros, `size` and `version`. A field that is zero has its default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_reducer_config_t {
@@ -101,56 +108,61 @@ pub struct kolo_reducer_config_t {
     pub size: usize,
     /// KOLO_REDUCER_CONFIG_VERSION.
     pub version: u32,
-    /// What becomes of parameters that get no gradient. Default: KOLO_UNUSED_ERROR.
+    /// How a step treats parameters without a gradient. Default: KOLO_UNUSED_ERROR.
     pub unused: kolo_unused_t,
     /// Whether ranks may have different numbers of steps. Default: KOLO_UNEVEN_NO.
     pub uneven: kolo_uneven_t,
-    /// 1: buckets start in kolo_reducer_finish, and not as soon as they are full. Ranks may differ in it.
+    /// 1: buckets start in kolo_reducer_finish, and not as soon as they are full. Ranks may have
+    /// different values.
     pub no_overlap: i32,
-    /// 1: buckets are not made anew after the first step.
+    /// 1: buckets are not rebuilt after the first step.
     pub no_rebuild: i32,
     /// How a bucket is reduced. Default: KOLO_HOOK_AVERAGE.
     pub hook: kolo_hook_t,
-    /// How many bytes of gradients go together, at least. Default: 25 MiB.
+    /// The least number of bytes of a bucket. Default: 25 MiB.
     pub bucket_bytes: usize,
-    /// The same of the first bucket. Default: 1 MiB.
+    /// The least number of bytes of the first bucket. Default: 1 MiB.
     pub first_bucket_bytes: usize,
-    /// The steps after which the hook begins, of those that say so.
+    /// The number of steps after which the hook begins, for the hooks that have it.
     pub hook_start_after: u64,
     /// The rank of KOLO_HOOK_POWER_SGD. Default: 1.
     pub hook_rank: u32,
-    /// The device of the tensors that are on one, by the number under which this process sees it (that of `cudaSetDevice`).
+    /// The device of the tensors that are on a device: its number in this process, as for
+    /// `cudaSetDevice`.
     pub device: i32,
-    /// What KOLO_HOOK_CUSTOM calls.
+    /// The function of KOLO_HOOK_CUSTOM.
     pub hook_function: kolo_hook_function_t,
-    /// What that is given, in every step: what it points to must live until kolo_reducer_destroy has returned.
+    /// The first argument of `hook_function`. What it points to must live until
+    /// kolo_reducer_destroy has returned.
     pub hook_context: *mut c_void,
-    /// The stream of that device in whose order gradients are written and read there; it must live until kolo_reducer_destroy has
-    /// returned. NULL: the default stream.
+    /// The stream of that device in whose order gradients are written and read. It must live until
+    /// kolo_reducer_destroy has returned. NULL: the default stream.
     pub stream: kolo_stream_t,
 }
 
-// SAFETY: it begins with its size; numbers may be zero, and the function, its context and the stream null.
+// SAFETY: the struct begins with its size; numbers may be zero, and the function, its context and
+// the stream null.
 unsafe impl Grows for kolo_reducer_config_t {
     const NAMES: (&'static str, &'static str) = ("config", "config->size");
     const FIRST: usize = end_of!(kolo_reducer_config_t, hook_context: *mut c_void);
 }
 
-/// A function of the caller's as a hook.
+/// A function of the caller as a hook.
 struct Custom {
     function: unsafe extern "C" fn(*mut c_void, *const kolo_bucket_t) -> i32,
     context: *mut c_void,
 }
 
-// SAFETY: the header says that it is called on another thread.
+// SAFETY: the header says that another thread calls the function.
 unsafe impl Send for Custom {}
 
 thread_local! {
-    /// Whether this thread is calling a function of the caller's as a hook.
+    /// Whether this thread is in a hook of the caller.
     static IN_HOOK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Reducers wait for their hooks: a hook that waits for a reducer may be waiting for itself.
+/// Refuses a call of a reducer inside a hook. Reducers wait for their hooks, so such a hook could
+/// wait for itself.
 pub(crate) fn refuse_in_hook() -> Result<(), Fault> {
     let why = "its reducer waits for it, so it must not call reducers";
     match IN_HOOK.get() {
@@ -169,7 +181,7 @@ impl Hook for Custom {
         let on_device = bucket.is_on_device().into();
         let described = kolo_bucket_t { index, step, data: bucket_address(bucket).cast(), count, dtype, on_device };
         IN_HOOK.set(true);
-        // SAFETY: the caller's function and context, which the header says must outlive the reducer.
+        // SAFETY: the function and its context outlive the reducer, as the header says.
         let returned = unsafe { (self.function)(self.context, &raw const described) };
         IN_HOOK.set(false);
         match returned {
@@ -179,7 +191,7 @@ impl Hook for Custom {
     }
 }
 
-/// The options that a configuration stands for.
+/// Returns the options that a configuration stands for.
 ///
 /// # Safety
 ///
@@ -253,11 +265,11 @@ fn hook(builder: ReducerBuilder, config: &kolo_reducer_config_t) -> Result<Reduc
     })
 }
 
-/// Tensors as C describes them.
+/// Returns the parameters that C describes.
 ///
 /// # Safety
 ///
-/// `tensors` is valid for `count` of them, and so are their names and shapes.
+/// `tensors` is valid for `count` structs, and so are their names and shapes.
 pub(crate) unsafe fn tensors(tensors: *const kolo_tensor_t, count: usize, what: &'static str) -> Result<Vec<Parameter>, Fault> {
     // SAFETY: passed on.
     let tensors = unsafe { slice_of(tensors, count, what)? };
@@ -270,7 +282,7 @@ pub(crate) unsafe fn tensors(tensors: *const kolo_tensor_t, count: usize, what: 
         match tensor.on_device {
             0 => Ok(parameter),
             1 => Ok(parameter.on_device()),
-            other => Err(Fault::value("on_device of a tensor", other, "it is 0 or 1")),
+            other => Err(Fault::value("on_device of a tensor", other, "it must be 0 or 1")),
         }
     };
     tensors.iter().map(describe).collect()

@@ -1,10 +1,13 @@
-//! Handles: numbers that look like pointers and are never followed, so that a wrong one is an error and nothing worse.
+//! Handles: numbers in the form of pointers that are never dereferenced, so that a wrong one is an
+//! error and does no harm.
 //!
-//! A handle names a slot of a table and the slot's generation, which changes whenever what was there is taken out. So a handle
-//! of something that is gone stays dead, whatever takes its place. To look one up costs a read lock, which is held for as long as
-//! the call lasts; what takes something out waits until all calls have left it.
+//! A handle names a slot of a table and the slot's generation, which changes when the object is
+//! taken out. So a handle stays invalid after its object is gone, whatever takes the slot. A call
+//! that looks up a handle holds a read lock until it returns; a call that takes the object out
+//! waits for all of these.
 //!
-//! A forked child has its parent's tables, and none of the threads whose calls were under way at the fork: it does not wait for them.
+//! A forked child has its parent's tables, but not the threads whose calls were in progress at the
+//! fork: it does not wait for those.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +17,8 @@ use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard, RwLockW
 
 use kolo::raw::{between_forks, forks};
 
-/// What a handle is for. It is part of the handle: one of a communicator is none of an operation.
+/// The kind of object. It is part of the handle: that of a communicator is never valid for an
+/// operation.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Communicator = 5,
@@ -22,12 +26,13 @@ pub(crate) enum Kind {
     Reducer = 15,
 }
 
-// 24, 8 and 32 bits where a pointer has 64.
+// The bits of index, kind and generation: 24, 8 and 32 if a pointer has 64.
 const INDEX_BITS: u32 = usize::BITS * 3 / 8;
 const KIND_BITS: u32 = usize::BITS / 8;
 const LAST_GENERATION: usize = usize::MAX >> (INDEX_BITS + KIND_BITS);
 
-/// Slots are never moved or freed: each block has as many as all before it together, and the first has this many.
+/// Slots are never moved or freed. The first block has this many slots, and each further block as
+/// many as all blocks before it.
 const FIRST_BLOCK: usize = 64;
 const BLOCKS: usize = (INDEX_BITS - FIRST_BLOCK.trailing_zeros() + 1) as usize;
 
@@ -40,18 +45,18 @@ pub(crate) struct Registry<T> {
 type Block<T> = Box<[Entry<T>]>;
 
 struct Entry<T> {
-    /// As [`forks`] was when the slot was filled: in a forked child, it is another now.
+    /// The value of [`forks`] when the slot was filled. A forked child has another value.
     forks: AtomicU32,
     slot: RwLock<Slot<T>>,
 }
 
 impl<T> Entry<T> {
-    // Generations start with 1, so that no handle is null.
+    // Generations start at 1, so that no handle is null.
     const fn new() -> Entry<T> {
         Entry { forks: AtomicU32::new(0), slot: RwLock::new(Slot { generation: 1, value: None }) }
     }
 
-    /// Whether the slot was filled by the process from which this one was forked.
+    /// Returns whether the process from which this one was forked filled the slot.
     fn is_of_parent(&self) -> bool {
         self.forks.load(Ordering::Relaxed) != forks()
     }
@@ -65,7 +70,7 @@ struct Slot<T> {
 struct Free {
     /// Slots that were used before.
     indices: Vec<usize>,
-    /// The first that was never used.
+    /// The first slot that was never used.
     next: usize,
 }
 
@@ -77,7 +82,7 @@ impl<T> Registry<T> {
         Registry { kind, blocks: [const { OnceLock::new() }; BLOCKS], free }
     }
 
-    /// Puts something in, and returns its handle; gives it back if there is no room.
+    /// Puts an object in, and returns its handle. Gives the object back if the table is full.
     pub(crate) fn insert(&self, value: T) -> Result<usize, T> {
         let index = self.free(|free| {
             let never_used = (free.next >> INDEX_BITS == 0).then_some(free.next);
@@ -97,12 +102,13 @@ impl<T> Registry<T> {
         Ok((slot.generation << KIND_BITS | self.kind as usize) << INDEX_BITS | index)
     }
 
-    /// What a handle stands for, if anything; it stays there for as long as the guard lives.
+    /// Returns what a handle stands for, if it is valid. The object stays as long as the guard
+    /// lives.
     #[inline]
     pub(crate) fn get(&self, handle: usize) -> Option<Guard<'_, T>> {
         let (entry, generation) = self.entry(handle)?;
-        // Recursive: a thread that waits to take the value out does not stop other calls from reading it, such as
-        // the abort that ends those that use it.
+        // The lock is recursive: a call that waits to take the object out does not block one that
+        // looks it up, such as the call that cancels the others.
         let slot = entry.slot.read_recursive();
         if slot.generation != generation {
             return None;
@@ -110,8 +116,9 @@ impl<T> Registry<T> {
         RwLockReadGuard::try_map(slot, |slot| slot.value.as_ref()).ok()
     }
 
-    /// Waits until no call uses the handle, and returns what it stood for; the handle is dead from then on. `None` if it stands for
-    /// nothing. `Some(None)` in a forked child if a thread of its parent used the handle at the fork: that stays with the parent.
+    /// Waits until no call uses the handle, and returns the object; the handle is invalid from then
+    /// on. `None` if the handle is not valid. `Some(None)` in a forked child if a thread of its
+    /// parent used the handle at the fork: that object stays with the parent.
     pub(crate) fn take(&self, handle: usize) -> Option<Option<T>> {
         let (entry, generation) = self.entry(handle)?;
         if entry.is_of_parent() {
@@ -120,7 +127,8 @@ impl<T> Registry<T> {
         self.empty(entry.slot.write(), handle, generation).map(Some)
     }
 
-    /// As [`Registry::take`], but gives up the calls that use it, also those that come until all have left.
+    /// As [`Registry::take`], but cancels the calls that use the object, also those that begin
+    /// meanwhile.
     pub(crate) fn end(&self, handle: usize, give_up: impl Fn(&T)) -> Option<Option<T>> {
         let (entry, generation) = self.entry(handle)?;
         if entry.is_of_parent() {
@@ -131,7 +139,7 @@ impl<T> Registry<T> {
             if let Some(slot) = entry.slot.try_write_for(patience) {
                 return self.empty(slot, handle, generation).map(Some);
             }
-            // None if somebody else has taken it out.
+            // None if another thread has taken the object out.
             give_up(&*self.get(handle)?);
             patience = Duration::from_millis(10);
         }
@@ -148,7 +156,7 @@ impl<T> Registry<T> {
         }
         let value = slot.value.take()?;
         slot.generation += 1;
-        // A slot whose generations are used up is used no more.
+        // A slot is not used again after its last generation.
         let is_worn = slot.generation > LAST_GENERATION;
         drop(slot);
         if !is_worn {
@@ -157,7 +165,7 @@ impl<T> Registry<T> {
         Some(value)
     }
 
-    /// No fork finds this locked: a child has handles of its own.
+    /// Uses the list of free slots. No fork finds it locked: a child makes handles, too.
     fn free<R>(&self, f: impl FnOnce(&mut Free) -> R) -> R {
         between_forks(|| f(&mut self.free.lock()))
     }
@@ -173,7 +181,7 @@ impl<T> Registry<T> {
     }
 }
 
-/// The block in which a slot is, and its place there.
+/// Returns the block of a slot, and its place there.
 #[inline]
 fn locate(index: usize) -> (usize, usize) {
     let doublings = (index / FIRST_BLOCK).checked_ilog2();
@@ -287,7 +295,7 @@ mod tests {
         assert!(registry.end(handle, |_| panic!("nobody uses it")).is_none());
     }
 
-    /// A thread of the parent uses it at the fork, and does not exist in the child.
+    /// A thread of the parent uses the object at the fork, and does not exist in the child.
     #[cfg(all(unix, not(miri)))]
     #[test]
     fn a_forked_child_does_not_wait_for_its_parents_threads() {

@@ -1,5 +1,5 @@
-//! Structs that grow. A program may have been compiled with another header than this library's: its struct is shorter or longer, and
-//! says in its first field how long it is.
+//! Structs that may grow. A program may have been compiled with another header than this library's:
+//! its struct is then shorter or longer. Its first field is its length.
 
 use std::mem::MaybeUninit;
 
@@ -10,15 +10,16 @@ use crate::pointers::pointer;
 ///
 /// # Safety
 ///
-/// It is `repr(C)`, begins with a `usize`, and is valid if all its bytes are zero. `FIRST` is from its first field on, and at most all.
+/// The struct is `repr(C)`, begins with a `usize`, and is valid if all its bytes are zero. `FIRST`
+/// is at least the size of its first field, and at most the size of the struct.
 pub(crate) unsafe trait Grows: Copy {
-    /// What errors call a pointer to one, and its first field.
+    /// The names of a pointer to the struct and of its first field in errors.
     const NAMES: (&'static str, &'static str);
-    /// How large it was in the first header. Never changes.
+    /// The size of the struct in the first header. Never changes.
     const FIRST: usize;
 }
 
-/// The last byte of a struct's field, and one.
+/// The offset of the first byte after a field.
 macro_rules! end_of {
     ($type:ty, $field:ident: $of:ty) => {
         std::mem::offset_of!($type, $field) + size_of::<$of>()
@@ -26,10 +27,11 @@ macro_rules! end_of {
 }
 pub(crate) use end_of;
 
-/// No struct of this library will ever be as large; a length that was not set may be.
+/// Larger than any struct of this library. A length that was not set may be larger.
 const LONGEST: usize = 1 << 16;
 
-/// What the caller's struct says. What it lacks is zero, which is not set; what it has more must be.
+/// Reads the caller's struct. A field that it lacks is zero, which means "not set". Bytes that this
+/// library does not know must be zero.
 ///
 /// # Safety
 ///
@@ -38,9 +40,9 @@ pub(crate) unsafe fn read<T: Grows>(from: *const T) -> Result<T, Fault> {
     // SAFETY: passed on.
     let size = unsafe { size_at(from)? };
     let known = size_of::<T>().min(size);
-    // SAFETY: passed on: there are as many bytes.
+    // SAFETY: passed on: the struct has that many bytes.
     let bytes = unsafe { std::slice::from_raw_parts(from.cast::<MaybeUninit<u8>>(), size) };
-    // SAFETY: what is beyond is fields of a newer header, which the caller has set: zeros, at least.
+    // SAFETY: the bytes beyond are fields of a newer header, which the caller has initialized.
     if bytes[known..].iter().any(|byte| unsafe { byte.assume_init() } != 0) {
         let expected = format!(
             "this kolo knows {known} bytes of it, and what is beyond is not 0; the header is newer than the library: install the library \
@@ -49,23 +51,25 @@ pub(crate) unsafe fn read<T: Grows>(from: *const T) -> Result<T, Fault> {
         return Err(Fault::value(T::NAMES.1, size as i64, expected));
     }
     let mut read = MaybeUninit::<T>::zeroed();
-    // SAFETY: both have as many bytes, and they are apart. Zeros are valid, and so is what the caller has set.
+    // SAFETY: both structs have that many bytes and do not overlap. Zeros are valid, and so are the
+    // caller's fields.
     unsafe {
         std::ptr::copy_nonoverlapping(from.cast::<u8>(), read.as_mut_ptr().cast::<u8>(), known);
         Ok(read.assume_init())
     }
 }
 
-/// Fills in the caller's struct, as far as that goes, but for its size. What it has more stays as it is.
+/// Fills in the fields of the caller's struct that it has, except its size. Bytes that this library
+/// does not know stay as they are.
 ///
 /// # Safety
 ///
-/// As for [`read`], and it can be written.
+/// As for [`read`], and the struct can be written.
 pub(crate) unsafe fn write<T: Grows>(to: *mut T, value: &T) -> Result<(), Fault> {
     // SAFETY: passed on.
     let known = unsafe { size_at(to)? }.min(size_of::<T>());
     let (from, after) = (std::ptr::from_ref(value).cast::<u8>(), size_of::<usize>());
-    // SAFETY: both have as many bytes, and they are apart.
+    // SAFETY: both structs have that many bytes and do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(from.add(after), to.cast::<u8>().add(after), known - after) };
     Ok(())
 }
@@ -75,7 +79,7 @@ pub(crate) unsafe fn write<T: Grows>(to: *mut T, value: &T) -> Result<(), Fault>
 /// As for [`read`].
 unsafe fn size_at<T: Grows>(at: *const T) -> Result<usize, Fault> {
     pointer(at, T::NAMES.0)?;
-    // SAFETY: passed on; whatever its version, it begins with its size.
+    // SAFETY: passed on; every version of the struct begins with its size.
     let size = unsafe { at.cast::<usize>().read() };
     match (T::FIRST..=LONGEST).contains(&size) {
         true => Ok(size),
@@ -96,13 +100,13 @@ mod tests {
         new: u64,
     }
 
-    // SAFETY: it begins with its size, and numbers may be zero.
+    // SAFETY: the struct begins with its size, and numbers may be zero.
     unsafe impl Grows for Grown {
         const NAMES: (&'static str, &'static str) = ("grown", "grown->size");
         const FIRST: usize = end_of!(Grown, older: u32);
     }
 
-    /// A struct that lies there, as C would have it.
+    /// Returns the address as that of a struct.
     fn at(words: &mut [usize]) -> *mut Grown {
         words.as_mut_ptr().cast()
     }
@@ -110,7 +114,7 @@ mod tests {
     #[test]
     fn a_shorter_struct_is_read_and_filled_in_as_far_as_it_goes() {
         let mut words = [16, 0, 7];
-        // SAFETY: it has 16 bytes, and more.
+        // SAFETY: the struct has 16 bytes and more.
         unsafe {
             assert_eq!(read(at(&mut words)).unwrap(), Grown { size: 16, old: 0, older: 0, new: 0 });
             write(at(&mut words), &Grown { size: 24, old: 1, older: 1, new: 1 }).unwrap();
@@ -126,7 +130,7 @@ mod tests {
     #[test]
     fn a_longer_struct_must_not_ask_for_what_is_not_known() {
         let mut words = [32, 0, 7, 0];
-        // SAFETY: it has 32 bytes.
+        // SAFETY: the struct has 32 bytes.
         unsafe {
             assert_eq!(read(at(&mut words)).unwrap().new, 7);
             words[3] = 1;

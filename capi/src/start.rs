@@ -1,4 +1,4 @@
-//! The asynchronous collectives: each returns at once, with a handle on the operation that it started.
+//! The nonblocking collectives: each returns at once, with a handle on the operation in flight.
 
 use std::ffi::c_void;
 
@@ -14,20 +14,21 @@ use crate::work::{kolo_work_t, register};
 
 /// # Safety
 ///
-/// The buffers are valid for the counts that the call says until the operation has ended.
+/// The buffers are valid for the counts of the call until the operation has ended.
 unsafe fn start(comm: kolo_comm_t, stream: kolo_stream_t, work: *mut kolo_work_t, arguments: Arguments) -> kolo_result_t {
     on(comm, |this| {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller's pointer is null or valid, as the header says.
         let work = unsafe { place(work, "work")? };
         work.write(std::ptr::null_mut());
-        held::refuse("an asynchronous call")?;
+        held::refuse("a nonblocking call")?;
         // SAFETY: passed on.
-        let call = unsafe { arguments.prepare(&this.comm, stream)? };
+        let call = unsafe { arguments.describe(&this.comm, stream)? }.prepare(&this.comm)?;
         // SAFETY: passed on.
         let started = unsafe { call.start(&this.comm)? };
         match register(started, comm) {
             Ok(handle) => work.write(handle),
-            // Nobody could tell when the buffers are free again, so this has to.
+            // Without a handle no call could tell when the buffers are free again, so this one
+            // waits.
             Err(started) => {
                 started.outcome(None).transpose()?;
                 return Err(Fault::Unsupported { what: "a handle on an operation", why: "there are too many; destroy some" });
@@ -37,9 +38,11 @@ unsafe fn start(comm: kolo_comm_t, stream: kolo_stream_t, work: *mut kolo_work_t
     })
 }
 
-/// Starts kolo_all_reduce and returns at once. Operations of one communicator take effect in the order of their calls, blocking
-/// or not. The buffers are the operation's until kolo_work_wait or kolo_work_test has said that it has ended: they must stay valid,
-/// `recv` must not be touched, and `send` must not be written. `*work` is NULL if this fails; nothing was started then.
+/// Starts kolo_all_reduce and returns at once. Operations of one communicator take effect in the
+/// order of their calls, blocking or not. The buffers belong to the operation until kolo_work_wait
+/// or kolo_work_test has reported its end. Until then they must stay valid, `recv` must not be read
+/// or written, and `send` must not be written. If this fails, `*work` is NULL and no operation was
+/// started.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_start_all_reduce(
     send: *const c_void,
@@ -52,7 +55,7 @@ pub unsafe extern "C" fn kolo_start_all_reduce(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::AllReduce, dtype).buffers(send, recv, count).reduced(op);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -70,7 +73,7 @@ pub unsafe extern "C" fn kolo_start_reduce(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Reduce, dtype).buffers(send, recv, count).reduced(op).root(root);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -87,7 +90,7 @@ pub unsafe extern "C" fn kolo_start_broadcast(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Broadcast, dtype).buffers(send, recv, count).root(root);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -103,7 +106,7 @@ pub unsafe extern "C" fn kolo_start_all_gather(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::AllGather, dtype).buffers(send, recv, count);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -119,7 +122,7 @@ pub unsafe extern "C" fn kolo_start_all_gather_v(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::AllGatherV, dtype).buffers(send, recv, 0).recv_counts(counts);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -136,7 +139,7 @@ pub unsafe extern "C" fn kolo_start_reduce_scatter(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::ReduceScatter, dtype).buffers(send, recv, count).reduced(op);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -153,7 +156,7 @@ pub unsafe extern "C" fn kolo_start_reduce_scatter_v(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::ReduceScatterV, dtype).buffers(send, recv, 0).send_counts(counts).reduced(op);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -169,7 +172,7 @@ pub unsafe extern "C" fn kolo_start_all_to_all(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::AllToAll, dtype).buffers(send, recv, count);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -186,7 +189,7 @@ pub unsafe extern "C" fn kolo_start_all_to_all_v(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::AllToAllV, dtype).buffers(send, recv, 0).send_counts(send_counts).recv_counts(recv_counts);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -203,7 +206,7 @@ pub unsafe extern "C" fn kolo_start_gather(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Gather, dtype).buffers(send, recv, count).root(root);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -220,7 +223,7 @@ pub unsafe extern "C" fn kolo_start_scatter(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Scatter, dtype).buffers(send, recv, count).root(root);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -228,11 +231,11 @@ pub unsafe extern "C" fn kolo_start_scatter(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_start_barrier(comm: kolo_comm_t, stream: kolo_stream_t, work: *mut kolo_work_t) -> kolo_result_t {
     let arguments = Arguments::of(Op::Barrier, KOLO_UINT8);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
-/// Starts kolo_send. Sends and receives that were started one after the other go on side by side.
+/// Starts kolo_send. Sends and receives in flight progress side by side.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_start_send(
     send: *const c_void,
@@ -244,7 +247,7 @@ pub unsafe extern "C" fn kolo_start_send(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Send, dtype).buffers(send, std::ptr::null_mut(), count).peer(peer);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
@@ -260,11 +263,11 @@ pub unsafe extern "C" fn kolo_start_recv(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).peer(peer);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }
 
-/// Starts kolo_recv_any. `*source`, too, is the operation's until it has ended.
+/// Starts kolo_recv_any. `*source` belongs to the operation, too, until it has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_start_recv_any(
     recv: *mut c_void,
@@ -276,6 +279,6 @@ pub unsafe extern "C" fn kolo_start_recv_any(
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
     let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).any_source(source);
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }

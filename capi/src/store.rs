@@ -1,4 +1,4 @@
-//! A store that is made of the caller's functions.
+//! A store that consists of the caller's functions.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_void};
@@ -13,25 +13,28 @@ use crate::codes::{KOLO_OK, kolo_result_t};
 use crate::fault::Fault;
 use crate::sized::{self, Grows};
 
-/// Where a function of kolo_store_t puts the value that it found, with kolo_store_reply. A handle that is valid until it returns.
+/// A handle with which a function of kolo_store_t returns a value, by kolo_store_reply. It is valid
+/// until the function returns.
 pub struct kolo_reply {
     _opaque: [u8; 0],
 }
 pub type kolo_reply_t = *mut kolo_reply;
 
-/// A key-value store that all ranks share, for kolo_comm_init_callbacks. Keys are printable ASCII of at most 256 bytes, values at most
-/// 16 MiB of any bytes. What is stored is small and needed only until all ranks have connected.
+/// A key-value store of the program that all ranks share, for kolo_comm_init_callbacks. A key has
+/// at most 256 bytes of printable ASCII, a value at most 16 MiB of any bytes. Values are needed
+/// until all ranks have connected.
 ///
-/// The functions return 0 if they could do what they should, also if `get` found nothing; any other number ends the start with
-/// KOLO_ERR_STORE. They must not throw C++ exceptions, and must return by their timeout, in milliseconds.
+/// The functions return 0 on success, also if `get` found nothing. Any other number ends the start
+/// with KOLO_ERR_STORE. They must not throw C++ exceptions, and must return before their timeout,
+/// in milliseconds.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_store_t {
     /// `sizeof(kolo_store_t)`.
     pub size: usize,
-    /// Whatever the functions need; kolo passes it on.
+    /// An argument that kolo passes to each function.
     pub context: *mut c_void,
-    /// Sets a key, whether it was there or not.
+    /// Sets a key, whether it is set already or not.
     pub set: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -41,11 +44,12 @@ pub struct kolo_store_t {
             timeout_ms: u64,
         ) -> i32,
     >,
-    /// Waits until a key is there, at most until the timeout, and gives its value to kolo_store_reply. With a timeout of 0 it looks and
-    /// does not wait. If the key is not there by then, it returns 0 without a reply.
+    /// Waits until a key is set, at most until the timeout, and passes its value to
+    /// kolo_store_reply. With a timeout of 0 it does not wait. If the key is not set by then, it
+    /// returns 0 without a reply.
     pub get: Option<unsafe extern "C" fn(context: *mut c_void, key: *const c_char, timeout_ms: u64, reply: kolo_reply_t) -> i32>,
-    /// Sets a key unless it is there, at once as seen by other ranks, and gives the value that is there afterwards to kolo_store_reply.
-    /// May be NULL: then two processes with the same rank are noticed later.
+    /// Sets a key unless it is set, atomically, and passes the value that it has afterwards to
+    /// kolo_store_reply. May be NULL: then two processes with the same rank are detected later.
     pub claim: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -56,27 +60,30 @@ pub struct kolo_store_t {
             reply: kolo_reply_t,
         ) -> i32,
     >,
-    /// 1: only the ranks of the job can read or write the store, so ranks that were given no secret share one through it. 0: other
-    /// processes may; then the ranks agree on a secret that a process that only reads the store cannot learn. Rank 0's counts.
+    /// 1: only the ranks of the job can read or write the store. Ranks without a secret then share
+    /// one through it. 0: other processes may read or write it. Ranks without a secret then agree
+    /// on one that a process that only reads the store cannot learn. All ranks use rank 0's value.
     pub is_private: i32,
 }
 
-// SAFETY: it begins with its size; its functions and their context may be null.
+// SAFETY: the struct begins with its size; its functions and their context may be null.
 unsafe impl Grows for kolo_store_t {
     const NAMES: (&'static str, &'static str) = ("store", "store->size");
-    // `claim`, which may be null, is as large as `get`.
+    // `claim`, which may be null, has the size of a pointer.
     const FIRST: usize = std::mem::offset_of!(kolo_store_t, claim) + size_of::<usize>();
 }
 
-/// The longest value.
+/// The most bytes of a value.
 const LARGEST: usize = 16 << 20;
 
 thread_local! {
-    /// The reply that is being waited for on this thread: its number, and the value once it is there.
+    /// The reply that a function on this thread may give: its number, whether it is open, and the
+    /// value once it is given.
     static REPLY: RefCell<(usize, bool, Option<Vec<u8>>)> = const { RefCell::new((1, false, None)) };
 }
 
-/// Gives kolo the value that a function of kolo_store_t found; kolo copies it. For use inside that function, by the same thread.
+/// Passes the value that a function of kolo_store_t found to kolo, which copies it. Only for use
+/// inside that function, by the same thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_store_reply(reply: kolo_reply_t, value: *const c_void, length: usize) -> kolo_result_t {
     boundary(|| {
@@ -90,7 +97,7 @@ pub unsafe extern "C" fn kolo_store_reply(reply: kolo_reply_t, value: *const c_v
             if !*awaited || reply.addr() != *number {
                 return Err(Fault::Handle { what: "reply", is_null: reply.is_null() });
             }
-            // SAFETY: the caller's value, which is as long.
+            // SAFETY: the caller's value has that length.
             let value = if length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(value.cast::<u8>(), length) } };
             *given = Some(value.to_vec());
             Ok(())
@@ -107,7 +114,7 @@ pub(crate) struct Callbacks {
     claim: Option<unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, usize, u64, kolo_reply_t) -> i32>,
 }
 
-// SAFETY: connecting uses its store by the thread that connects, and drops it before it returns.
+// SAFETY: only the thread that connects uses the store, and drops it before it returns.
 unsafe impl Send for Callbacks {}
 // SAFETY: as above.
 unsafe impl Sync for Callbacks {}
@@ -115,15 +122,15 @@ unsafe impl Sync for Callbacks {}
 impl Callbacks {
     /// # Safety
     ///
-    /// `store` is null or points to as many bytes as its first field says; its functions keep what `kolo_store_t` says, for as long as
-    /// this lives.
+    /// `store` is null or points to as many bytes as its first field says. As long as this lives,
+    /// its functions behave as `kolo_store_t` says.
     pub(crate) unsafe fn new(store: *const kolo_store_t) -> Result<Callbacks, Fault> {
         // SAFETY: passed on.
         let kolo_store_t { context, set, get, claim, is_private, .. } = unsafe { sized::read(store)? };
         let is_private = match is_private {
             0 => false,
             1 => true,
-            other => return Err(Fault::value("store->is_private", other, "it is 0 or 1")),
+            other => return Err(Fault::value("store->is_private", other, "it must be 0 or 1")),
         };
         let set = set.ok_or(Fault::Null { what: "store->set" })?;
         Ok(Callbacks { is_private, context, set, get: get.ok_or(Fault::Null { what: "store->get" })?, claim })
@@ -134,7 +141,7 @@ fn failed(doing: &'static str, why: String) -> StoreProblem {
     StoreProblem::Io { doing, source: Arc::new(io::Error::other(why)) }
 }
 
-/// A function of the caller's has returned.
+/// Makes an error of what a function of the caller returned.
 fn check(doing: &'static str, returned: i32) -> Result<(), StoreProblem> {
     match returned {
         KOLO_OK => Ok(()),
@@ -142,7 +149,7 @@ fn check(doing: &'static str, returned: i32) -> Result<(), StoreProblem> {
     }
 }
 
-/// Runs a function that may give a reply.
+/// Calls a function that may give a reply.
 fn ask(doing: &'static str, call: impl FnOnce(kolo_reply_t) -> i32) -> Result<Option<Vec<u8>>, StoreProblem> {
     let number = REPLY.with_borrow_mut(|(number, awaited, given)| {
         (*number, *awaited, *given) = (number.wrapping_add(1).max(1), true, None);
@@ -161,7 +168,7 @@ fn milliseconds(timeout: Duration) -> u64 {
 }
 
 fn zero_ended(key: &str) -> CString {
-    CString::new(key).expect("kolo's keys have no zeros")
+    CString::new(key).expect("keys of kolo contain no zeros")
 }
 
 impl Store for Callbacks {
@@ -176,7 +183,7 @@ impl Store for Callbacks {
     fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
         let key = zero_ended(key);
         let (value, length) = (value.as_ptr().cast(), value.len());
-        // SAFETY: the function keeps what it promises; key and value live until it returns.
+        // SAFETY: the function behaves as `kolo_store_t` says; key and value live until it returns.
         check("its function set", unsafe { (self.set)(self.context, key.as_ptr(), value, length, milliseconds(timeout)) })
     }
 

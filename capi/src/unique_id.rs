@@ -1,4 +1,5 @@
-//! A meeting place that is small enough to be handed over by hand: the address of a store that one process serves for it.
+//! Unique ids: the address of a store that one process serves, in a struct that a program passes to
+//! its ranks.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -14,26 +15,28 @@ use crate::codes::kolo_result_t;
 use crate::fault::Fault;
 use crate::pointers::place;
 
-/// What ranks share that find each other with kolo_comm_init_rank. It has a secret in it, that keeps strangers out: hand it to ranks
-/// only. It can be copied, and serves for one communicator.
+/// What all ranks of kolo_comm_init_rank share. It contains the secret of the job: pass it to ranks
+/// only. It can be copied, and is valid for one communicator.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct kolo_unique_id_t {
     pub internal: [u8; 128],
 }
 
-/// What is in it: `kolo`, a version, zero, the port (2), the address as IPv6 (16), the job (16), the secret (32), zeros.
+/// Its content in bytes: `kolo`, a version, zero, the port (2), the address as IPv6 (16), the job
+/// (16), the secret (32), zeros.
 const MAGIC: [u8; 6] = *b"kolo\x01\0";
 
-/// The stores that this process serves. Each ends when a rank of this process has connected through it: then all have.
+/// The stores that this process serves. Each ends when a rank of this process has connected through
+/// it: then all ranks have connected.
 static SERVED: Mutex<Vec<Served>> = Mutex::new(Vec::new());
 
 #[derive(Clone)]
 struct Served {
     job: String,
-    /// After a fork, the child has no thread that serves it.
+    /// The process that serves it. A forked child does not have the thread.
     process: u32,
-    // Serves until nobody keeps it.
+    // The store is served until the last clone is dropped.
     _server: Arc<TcpStoreServer>,
 }
 
@@ -49,14 +52,15 @@ impl Drop for Held {
     }
 }
 
-/// Makes an id for the ranks of one communicator, and serves in this process what they need to find each other, until they have. One
-/// process calls this, most often that of rank 0, and hands the id to the others.
+/// Makes an id for the ranks of one communicator. One process calls this, usually that of rank 0,
+/// and passes the id to the other ranks. This process serves the store of the start until all ranks
+/// have connected.
 ///
-/// The address in it is the one that others reach this host by; `KOLO_INTERFACE` chooses another.
+/// The id contains the address of this host; `KOLO_INTERFACE` chooses the interface.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_get_unique_id(id: *mut kolo_unique_id_t) -> kolo_result_t {
     boundary(|| {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller's pointer is null or valid, as the header says.
         let id = unsafe { place(id, "id")? };
         let mut random = [0; 48];
         let fill = getrandom::fill(&mut random);
@@ -83,7 +87,7 @@ pub unsafe extern "C" fn kolo_get_unique_id(id: *mut kolo_unique_id_t) -> kolo_r
     })
 }
 
-/// Lets a rank connect at the place that an id names.
+/// Makes a rank connect at the store that an id names.
 pub(crate) fn meeting_place(builder: Builder, id: &kolo_unique_id_t) -> Result<(Builder, Held), Fault> {
     let internal = &id.internal;
     if internal[..6] != MAGIC || internal[72..].iter().any(|&byte| byte != 0) {

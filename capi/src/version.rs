@@ -1,11 +1,11 @@
-//! The version, for programs that meet another library than that of their header.
+//! The version, for programs that run with another library than that of their header.
 
-/// The version of this header, which is that of the library it was generated from.
+/// The version of this header, and of the library that it comes with.
 pub const KOLO_VERSION_MAJOR: u32 = 0;
 pub const KOLO_VERSION_MINOR: u32 = 1;
 pub const KOLO_VERSION_PATCH: u32 = 0;
 
-/// The version of the library that is loaded: `10000 * major + 100 * minor + patch`.
+/// Returns the version of the loaded library: `10000 * major + 100 * minor + patch`.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_version() -> u32 {
     KOLO_VERSION_MAJOR * 10000 + KOLO_VERSION_MINOR * 100 + KOLO_VERSION_PATCH

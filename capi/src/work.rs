@@ -12,7 +12,7 @@ use crate::fault::Fault;
 use crate::pointers::place;
 use crate::registry::{Guard, Kind, Registry};
 
-/// An operation in flight. A handle, to be given to kolo_work_destroy.
+/// An operation in flight. It is a handle, which the caller passes to kolo_work_destroy.
 pub struct kolo_work {
     _opaque: [u8; 0],
 }
@@ -21,7 +21,7 @@ pub type kolo_work_t = *mut kolo_work;
 /// What a handle stands for.
 struct Flight {
     work: RawWork,
-    /// The address of the communicator's handle, which may be dead by now.
+    /// The handle of the communicator, which may be invalid by now.
     comm: usize,
 }
 
@@ -45,7 +45,7 @@ impl Flight {
         std::ptr::without_provenance_mut(self.comm)
     }
 
-    /// How the operation ended, if it has by the deadline.
+    /// Returns how the operation ended, or that it has not ended by the deadline.
     fn outcome(&self, deadline: Option<Instant>) -> Result<kolo_result_t, Fault> {
         match self.work.outcome(deadline) {
             None => Ok(KOLO_IN_PROGRESS),
@@ -61,26 +61,30 @@ impl Flight {
     }
 }
 
-/// Waits until an operation has ended, and returns how: KOLO_OK, or why it failed. Every operation has a deadline, so this ends.
-/// Afterwards its buffers are the caller's again. May be called several times, and by several threads.
+/// Waits until an operation has ended, and returns its result: KOLO_OK, or why it failed. Every
+/// operation has a deadline, so this returns. Afterwards the buffers belong to the caller again. It
+/// may be called several times, and by several threads.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_wait(work: kolo_work_t) -> kolo_result_t {
     boundary_of(|| find(work)?.outcome(None))
 }
 
-/// As kolo_work_wait, at most for so many milliseconds: KOLO_IN_PROGRESS if it has not ended by then.
+/// As kolo_work_wait, but waits at most `timeout_ms` milliseconds. KOLO_IN_PROGRESS if the
+/// operation has not ended by then.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_wait_timeout(work: kolo_work_t, timeout_ms: u64) -> kolo_result_t {
     boundary_of(|| {
         let flight = find(work)?;
-        // What is longer than time goes on is forever.
+        // A timeout beyond the range of the clock is none.
         flight.outcome(Instant::now().checked_add(Duration::from_millis(timeout_ms)))
     })
 }
 
-/// Has a CUDA stream wait until an operation has ended, and returns at once, with KOLO_OK: what the stream is given from then on finds
-/// the result. If the operation fails, the stream goes on as well, with anything in the buffers; kolo_work_test or kolo_work_wait tell.
-/// Of operations on host memory that were given no stream, and where streams cannot wait for the host, this is kolo_work_wait.
+/// Makes a CUDA stream wait until an operation has ended, and returns KOLO_OK at once. Later work
+/// of the stream finds the result. If the operation fails, the stream goes on, too, with undefined
+/// content in the buffers; kolo_work_test and kolo_work_wait return the error. For an operation on
+/// host memory without a stream, and where streams cannot wait for the host, this is
+/// kolo_work_wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_wait_on(work: kolo_work_t, stream: kolo_stream_t) -> kolo_result_t {
     boundary_of(|| {
@@ -95,12 +99,12 @@ pub extern "C" fn kolo_work_wait_on(work: kolo_work_t, stream: kolo_stream_t) ->
     })
 }
 
-/// Whether an operation has ended: `*done` is 1 or 0. Returns KOLO_OK, or why the operation failed, or what is wrong with the call
-/// itself. Does not wait.
+/// Sets `*done` to 1 if an operation has ended, otherwise to 0. Returns KOLO_OK, or why the
+/// operation or this call failed. Does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_work_test(work: kolo_work_t, done: *mut i32) -> kolo_result_t {
     boundary_of(|| {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the caller's pointer is null or valid, as the header says.
         let done = unsafe { place(done, "done")? };
         let flight = find(work)?;
         if !flight.work.is_finished() {
@@ -112,8 +116,9 @@ pub unsafe extern "C" fn kolo_work_test(work: kolo_work_t, done: *mut i32) -> ko
     })
 }
 
-/// Gives an operation up, unless it has ended. The other ranks wait for it: so this ends the communicator, as kolo_comm_abort does.
-/// Returns at once; kolo_work_wait says when the buffers are the caller's again.
+/// Cancels an operation, unless it has ended. The other ranks wait for it, so this ends the
+/// communicator, as kolo_comm_abort does. Returns at once; kolo_work_wait tells when the buffers
+/// belong to the caller again.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_cancel(work: kolo_work_t) -> kolo_result_t {
     boundary(|| {
@@ -127,8 +132,8 @@ pub extern "C" fn kolo_work_cancel(work: kolo_work_t) -> kolo_result_t {
     })
 }
 
-/// Frees the handle, which is dead afterwards. An operation that has not ended goes on, and uses its buffers until it ends: wait
-/// first.
+/// Frees the handle, which is invalid afterwards. An operation that has not ended goes on and uses
+/// its buffers until it ends: wait for it first.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_destroy(work: kolo_work_t) -> kolo_result_t {
     boundary(|| WORKS.take(work.addr()).map(drop).ok_or_else(|| unknown(work)))

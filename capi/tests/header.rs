@@ -1,11 +1,12 @@
-//! `include/kolo.h` is what the sources say. After a change there: `KOLO_WRITE_HEADER=1 cargo test --test header`.
+//! `include/kolo.h` is what the sources say. After a change there: `KOLO_WRITE_HEADER=1 cargo test
+//! --test header`.
 
 use std::fs;
 use std::path::Path;
 
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
-/// In the order in which they are to be read.
+/// In the order of the header.
 const SOURCES: [&str; 16] = [
     "version",
     "codes",
@@ -25,17 +26,17 @@ const SOURCES: [&str; 16] = [
     "reducer",
 ];
 
-/// What structs begin with: cbindgen knows no macros that have values of several fields.
+/// The initial values of structs: cbindgen generates no macros for them.
 const INITIALIZERS: &str = "
-// What a kolo_config_t begins with: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
+// The initial value of a kolo_config_t: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \\
   { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL }
 
-// What a kolo_reducer_config_t begins with.
+// The initial value of a kolo_reducer_config_t.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \\
   { sizeof(kolo_reducer_config_t), KOLO_REDUCER_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
 
-// What a kolo_error_t begins with, before kolo_last_error.
+// The initial value of a kolo_error_t, before kolo_last_error.
 #define KOLO_ERROR_INITIALIZER \\
   { sizeof(kolo_error_t), 0, 0, 0, 0, 0, 0, 0, 0, { 0 }, { 0 } }
 ";

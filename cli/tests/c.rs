@@ -308,7 +308,7 @@ fn examples() {
         let output = run(shell.args(["-c", &format!("set -e; {compile}; {start}")]));
         let said = String::from_utf8_lossy(&output.stdout);
         let (ranks, words) = match name.as_str() {
-            "all_reduce" => (4, "it worked, 1.5"),
+            "all_reduce" => (4, "success, 1.5"),
             "registered" => (4, "4, of 4 ranks"),
             "unique_id" => (4, "sums 4 6 12"),
             "data_parallel" => (2, "y = 3.00 x + 1.00"),

@@ -57,8 +57,8 @@ impl RawReducer {
     /// Returns the address of a parameter's gradient. It stays the same until a [`RawReducer::begin`] or
     /// [`RawReducer::join_step`] makes the buckets anew, which happens at most once.
     ///
-    /// The caller may write it from the begin of a step until the gradient is ready, and read and write it from the end of the
-    /// step until the next begin. In between it belongs to the reducer.
+    /// The caller may write it from the start of a step until the gradient is ready, and read and write it from the end of the
+    /// step until the next step begins. In between it belongs to the reducer.
     ///
     /// # Errors
     ///

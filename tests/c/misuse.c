@@ -126,7 +126,7 @@ static void wrong_handles(void) {
   foreign[2] = (kolo_comm_t)work;
   foreign[3] = (kolo_comm_t)((uintptr_t)comm + 1);
   for (i = 0; i < 4; i++) {
-    const char *words = foreign[i] == NULL ? "comm handle is null" : "comm handle is not alive";
+    const char *words = foreign[i] == NULL ? "comm handle is null" : "comm handle is not valid";
     REFUSED(KOLO_ERR_HANDLE, words, kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, foreign[i], NULL));
     REFUSED(KOLO_ERR_HANDLE, words, kolo_start_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, foreign[i], NULL, &dead));
     REFUSED(KOLO_ERR_HANDLE, words, kolo_comm_rank(foreign[i], &number));
@@ -140,13 +140,13 @@ static void wrong_handles(void) {
   dead = work;
   /* Its place is taken by another. */
   OK(kolo_start_barrier(comm, NULL, &work));
-  REFUSED(KOLO_ERR_HANDLE, "work handle is not alive", kolo_work_wait(dead));
-  REFUSED(KOLO_ERR_HANDLE, "work handle is not alive", kolo_work_wait_timeout(dead, 1));
-  REFUSED(KOLO_ERR_HANDLE, "work handle is not alive", kolo_work_test(dead, &done));
-  REFUSED(KOLO_ERR_HANDLE, "work handle is not alive", kolo_work_cancel(dead));
-  REFUSED(KOLO_ERR_HANDLE, "work handle is not alive", kolo_work_destroy(dead));
+  REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_wait(dead));
+  REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_wait_timeout(dead, 1));
+  REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_test(dead, &done));
+  REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_cancel(dead));
+  REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_destroy(dead));
   REFUSED(KOLO_ERR_HANDLE, "work handle is null", kolo_work_wait(NULL));
-  REFUSED(KOLO_ERR_HANDLE, "work handle is not alive", kolo_work_wait((kolo_work_t)comm));
+  REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_wait((kolo_work_t)comm));
   REFUSED(KOLO_ERR_ARGUMENT, "done is null", kolo_work_test(work, NULL));
   OK(kolo_work_wait(work));
   OK(kolo_work_destroy(work));
@@ -155,16 +155,16 @@ static void wrong_handles(void) {
   copy = part;
   OK(kolo_comm_destroy(part));
   OK(kolo_comm_split(comm, 0, 0, &part));
-  REFUSED(KOLO_ERR_HANDLE, "not alive", kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, copy, NULL));
-  REFUSED(KOLO_ERR_HANDLE, "not alive", kolo_comm_destroy(copy));
+  REFUSED(KOLO_ERR_HANDLE, "not valid", kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, copy, NULL));
+  REFUSED(KOLO_ERR_HANDLE, "not valid", kolo_comm_destroy(copy));
   OK(kolo_comm_destroy(part));
 
   OK(kolo_mem_free(NULL));
-  REFUSED(KOLO_ERR_HANDLE, "memory handle is not alive", kolo_mem_free(a));
+  REFUSED(KOLO_ERR_HANDLE, "memory handle is not valid", kolo_mem_free(a));
   OK(kolo_mem_alloc(&memory, 100, comm));
-  REFUSED(KOLO_ERR_HANDLE, "memory handle is not alive", kolo_mem_free((char *)memory + 1));
+  REFUSED(KOLO_ERR_HANDLE, "memory handle is not valid", kolo_mem_free((char *)memory + 1));
   OK(kolo_mem_free(memory));
-  REFUSED(KOLO_ERR_HANDLE, "memory handle is not alive", kolo_mem_free(memory));
+  REFUSED(KOLO_ERR_HANDLE, "memory handle is not valid", kolo_mem_free(memory));
   still_works();
 }
 
@@ -183,7 +183,7 @@ static void wrong_groups(void) {
   /* A call on what is no communicator counts, too. */
   OK(kolo_group_start());
   OK(kolo_group_start());
-  REFUSED(KOLO_ERR_HANDLE, "not alive", kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, (kolo_comm_t)&part, NULL));
+  REFUSED(KOLO_ERR_HANDLE, "not valid", kolo_all_reduce(a, a, 2, KOLO_FLOAT32, KOLO_SUM, (kolo_comm_t)&part, NULL));
   OK(kolo_group_end());
   /* What the group does not carry out does not succeed: a caller that has left it would take the buffer for the sum. */
   a[0] = 1;
@@ -207,7 +207,7 @@ static void wrong_groups(void) {
   OK(kolo_barrier(comm, NULL));
   OK(kolo_barrier(part, NULL));
   OK(kolo_comm_destroy(part));
-  REFUSED(KOLO_ERR_HANDLE, "not alive", kolo_group_end());
+  REFUSED(KOLO_ERR_HANDLE, "not valid", kolo_group_end());
   still_works();
 }
 
@@ -379,7 +379,7 @@ int main(void) {
   wrong_groups();
   wrong_starts();
   OK(kolo_comm_destroy(comm));
-  REFUSED(KOLO_ERR_HANDLE, "not alive", kolo_barrier(comm, NULL));
+  REFUSED(KOLO_ERR_HANDLE, "not valid", kolo_barrier(comm, NULL));
   printf("rank %d of %d: misuse is refused\n", my_rank, world);
   return 0;
 }

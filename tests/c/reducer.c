@@ -274,9 +274,9 @@ static void misuse(void) {
   void *place, *addresses[PARAMETERS + 1];
   int more;
   for (more = 0; more <= PARAMETERS; more++) addresses[more] = (char *)a + 1;
-  REFUSED(KOLO_ERR_HANDLE, "reducer handle is not alive", kolo_reducer_begin(reducer));
+  REFUSED(KOLO_ERR_HANDLE, "reducer handle is not valid", kolo_reducer_begin(reducer));
   REFUSED(KOLO_ERR_HANDLE, "reducer handle is null", kolo_reducer_finish(NULL));
-  REFUSED(KOLO_ERR_HANDLE, "reducer handle is not alive", kolo_reducer_destroy((kolo_reducer_t)comm));
+  REFUSED(KOLO_ERR_HANDLE, "reducer handle is not valid", kolo_reducer_destroy((kolo_reducer_t)comm));
   REFUSED(KOLO_ERR_ARGUMENT, "name is null", kolo_reducer_create(&reducer, &tensor, 1, NULL, 0, NULL, comm));
   CHECK(reducer == NULL);
   tensor.name = "a";
@@ -341,7 +341,7 @@ static void misuse(void) {
   REFUSED(KOLO_ERR_REDUCER, "a was made ready", kolo_reducer_ready(good, A));
   /* It is given up. */
   OK(kolo_reducer_destroy(good));
-  REFUSED(KOLO_ERR_HANDLE, "not alive", kolo_reducer_destroy(good));
+  REFUSED(KOLO_ERR_HANDLE, "not valid", kolo_reducer_destroy(good));
 }
 
 /* What one rank does wrong all hear, and the communicator stays. */
