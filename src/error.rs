@@ -493,6 +493,7 @@ pub enum Cause {
 
 /// For whom a rank waits in another communicator than the one that this is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Elsewhere {
     /// For this rank of the job, as it was when it started.
     pub job_rank: Rank,
@@ -518,6 +519,7 @@ impl fmt::Display for Elsewhere {
 
 /// Two calls that should have been the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Differs {
     /// What the rank at fault called.
     pub mine: Descriptor,

@@ -103,6 +103,8 @@ pub use cudarc;
 pub use error::{Argument, Cause, Differs, Elsewhere, Error, ReducerProblem, Result, StoreProblem};
 pub use exec::work::{Waited, Work, WorkError};
 pub use half::{bf16, f16};
+// For the benchmark of the reduction kernels.
+#[doc(hidden)]
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;
 pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownName};
@@ -115,7 +117,10 @@ pub mod plan {
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {
     pub(crate) use crate::config::secret_given;
-    pub use crate::config::{VARIABLES, duration, secret_of_environment};
+    // For the program `kolo`, whose options have durations as the variables have them.
+    #[doc(hidden)]
+    pub use crate::config::duration;
+    pub use crate::config::{VARIABLES, secret_of_environment};
 }
 
 #[doc = include_str!("../docs/security.md")]

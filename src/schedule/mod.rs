@@ -33,6 +33,7 @@ use crate::types::{Op, Rank, numbered};
 
 numbered! {
     /// How a collective is carried out.
+    #[non_exhaustive]
     pub enum Algorithm {
         /// Chunks go round a ring of all ranks: fewest bytes, latency grows with the number of ranks.
         Ring = 0, "ring";

@@ -9,6 +9,7 @@ use crate::types::Op;
 
 /// What a link between two ranks costs.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct LinkCost {
     /// Seconds from a send to its arrival, for a message without bytes.
     pub latency: f64,
@@ -18,8 +19,16 @@ pub struct LinkCost {
     pub per_byte: f64,
 }
 
+impl LinkCost {
+    /// A link with these costs, in seconds, seconds and seconds per byte.
+    pub const fn new(latency: f64, overhead: f64, per_byte: f64) -> LinkCost {
+        LinkCost { latency, overhead, per_byte }
+    }
+}
+
 /// The prices with which algorithms are compared. All ranks use those of rank 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct CostModel {
     /// A link between hosts.
     pub network: LinkCost,
@@ -48,6 +57,7 @@ impl Default for CostModel {
 
 /// How the ranks of a communicator are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Layout {
     /// All ranks.
     pub ranks: usize,
@@ -78,6 +88,7 @@ impl Layout {
 
 /// How one collective will be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Choice {
     /// The algorithm.
     pub algorithm: Algorithm,
@@ -332,6 +343,7 @@ fn price_messages(op: Op, s: f64, layout: Layout, algorithm: Algorithm) -> Price
 
 /// One way to carry out a collective, with its price; what `kolo plan` shows.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Candidate {
     /// The algorithm.
     pub choice: Choice,
