@@ -1,4 +1,5 @@
-//! The types that every layer uses: element types, reductions, operations, and the descriptor of one call.
+//! The types that every layer uses: element types, reductions, operations, and the descriptor of
+//! one call.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +16,8 @@ pub(crate) struct Member {
     pub(crate) pid: u32,
 }
 
-/// Defines a fieldless enum with a stable number and a name for each value, and the conversions from both.
+/// Defines a fieldless enum with a stable number and a name for each value, and the conversions
+/// from both.
 macro_rules! numbered {
     ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$vmeta:meta])* $variant:ident = $value:literal, $text:literal;)* }) => {
         $(#[$meta])*
@@ -32,7 +34,8 @@ macro_rules! numbered {
                 match self { $($name::$variant => $text,)* }
             }
 
-            /// Returns the value with this number, if there is one. Numbers never change: the wire and the C ABI carry them.
+            /// Returns the value with this number, if there is one. Numbers never change: the wire
+            /// and the C ABI carry them.
             pub const fn from_number(number: u8) -> Option<Self> {
                 match number { $($value => Some($name::$variant),)* _ => None }
             }
@@ -123,7 +126,8 @@ impl DType {
 numbered! {
     /// How the elements of several ranks are reduced to one.
     ///
-    /// Integer sums and products wrap. `Min` and `Max` propagate NaN: if any rank has a NaN, the result is NaN.
+    /// Integer sums and products wrap. `Min` and `Max` propagate NaN: if any rank has a NaN, the
+    /// result is NaN.
     #[non_exhaustive]
     pub enum ReduceOp {
         /// The sum; integers wrap around.
@@ -210,12 +214,14 @@ impl Op {
     }
 }
 
-/// The types whose buffers kolo moves and reduces: `f32 f64 f16 bf16 i8 u8 i16 u16 i32 u32 i64 u64 bool`.
+/// The types whose buffers kolo moves and reduces: `f32 f64 f16 bf16 i8 u8 i16 u16 i32 u32 i64 u64
+/// bool`.
 ///
 /// # Safety
 ///
-/// The type has the size, alignment and bit patterns that [`Element::DTYPE`] says, has no padding, and every pattern of
-/// bits is a value of it (except for `bool`, which kolo normalises before a caller sees it).
+/// The type has the size, alignment and bit patterns that [`Element::DTYPE`] says, has no padding,
+/// and every pattern of bits is a value of it (except for `bool`, which kolo normalises before a
+/// caller sees it).
 pub unsafe trait Element: Copy + Send + Sync + 'static + private::Sealed {
     /// The [`DType`] of this type.
     const DTYPE: DType;
@@ -228,7 +234,8 @@ mod private {
 macro_rules! elements {
     ($($rust:ty => $dtype:ident),*) => {$(
         impl private::Sealed for $rust {}
-        // SAFETY: a primitive (or a transparent wrapper of one) of the size that DType::size gives, without padding.
+        // SAFETY: a primitive (or a transparent wrapper of one) of the size that DType::size gives,
+        // without padding.
         unsafe impl Element for $rust {
             const DTYPE: DType = {
                 assert!(size_of::<$rust>() == DType::$dtype.size() && align_of::<$rust>() == size_of::<$rust>());
@@ -243,9 +250,11 @@ elements! {
     i32 => I32, u32 => U32, i64 => I64, u64 => U64, bool => Bool
 }
 
-/// What all ranks must agree on in one call. An [`Error`](crate::Error) about calls that do not match shows two of them.
+/// What all ranks must agree on in one call. An [`Error`](crate::Error) about calls that do not
+/// match shows two of them.
 ///
-/// It precedes the first bytes of every operation. A rank whose own descriptor differs refuses the bytes and reports both.
+/// It precedes the first bytes of every operation. A rank whose own descriptor differs refuses the
+/// bytes and reports both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     pub(crate) op: Op,
@@ -280,13 +289,15 @@ impl Descriptor {
         self.root.map(|root| root as Rank)
     }
 
-    /// The number of elements: of the buffer for `all_reduce`, `broadcast`, `reduce`, `send` and `recv`, of all blocks together
-    /// for operations with a count for each rank, of one rank's block otherwise.
+    /// The number of elements: of the buffer for `all_reduce`, `broadcast`, `reduce`, `send` and
+    /// `recv`, of all blocks together for operations with a count for each rank, of one rank's
+    /// block otherwise.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The sequence number, from 1: of the communicator's collectives, or of the messages from the sender to the receiver.
+    /// The sequence number, from 1: of the communicator's collectives, or of the messages from the
+    /// sender to the receiver.
     pub fn seq(&self) -> u64 {
         self.seq
     }
@@ -326,13 +337,15 @@ impl Descriptor {
         })
     }
 
-    /// A 64-bit hash of an encoded descriptor. Peers wait for it, so it takes only two independent multiplications.
+    /// A 64-bit hash of an encoded descriptor. Peers wait for it, so it takes only two independent
+    /// multiplications.
     pub(crate) const fn fingerprint([a, b, c, d]: [u64; Self::WORDS]) -> u64 {
         folded(a ^ SECRETS[0], b ^ SECRETS[1]) ^ folded(c ^ SECRETS[2], d ^ SECRETS[3])
     }
 
-    /// The fingerprint of a chain of operations: that of the operations `before`, followed by one more. It is injective in `before`:
-    /// call chains that diverge stay different while the following calls are the same.
+    /// The fingerprint of a chain of operations: that of the operations `before`, followed by one
+    /// more. It is injective in `before`: call chains that diverge stay different while the
+    /// following calls are the same.
     pub(crate) const fn chained(before: u64, fingerprint: u64) -> u64 {
         (before.rotate_left(23) ^ fingerprint).wrapping_mul(SECRETS[1])
     }
@@ -349,15 +362,16 @@ const fn halves(word: u64) -> [u32; 2] {
 /// The constants of wyhash for [`folded`]: odd, with as many ones as zeros.
 const SECRETS: [u64; 4] = [0xa076_1d64_78bd_642f, 0xe703_7ed1_a0b4_28db, 0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3];
 
-/// Hashes two words: both halves of their product (Wang Yi's wyhash, <https://github.com/wangyi-fudan/wyhash>). Like [`mix`] it
-/// protects against mistakes, not against malice, and takes a third of the time.
+/// Hashes two words: both halves of their product (Wang Yi's wyhash,
+/// <https://github.com/wangyi-fudan/wyhash>). Like [`mix`] it protects against mistakes, not
+/// against malice, and takes a third of the time.
 const fn folded(a: u64, b: u64) -> u64 {
     let product = a as u128 * b as u128;
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Folds one more word into a hash. A multiply-xorshift (the finaliser of SplitMix64): every input bit reaches every
-/// output bit, in a few cycles. It protects against mistakes, not against malice.
+/// Folds one more word into a hash. A multiply-xorshift (the finaliser of SplitMix64): every input
+/// bit reaches every output bit, in a few cycles. It protects against mistakes, not against malice.
 pub(crate) const fn mix(hash: u64, word: u64) -> u64 {
     let mut z = hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ word;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -431,7 +445,8 @@ mod tests {
         assert_eq!(Descriptor::decode([u64::MAX; 4]), None);
     }
 
-    /// Programs go wrong by one: calls that are nearly the same must not look the same, nor two in another order.
+    /// Programs go wrong by one: calls that are nearly the same must not look the same, nor two in
+    /// another order.
     #[test]
     fn fingerprints_of_neighbours_differ() {
         let most = if cfg!(miri) { 20 } else { 300 };
