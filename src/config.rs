@@ -11,6 +11,7 @@ use crate::types::numbered;
 
 numbered! {
     /// Through what ranks exchange data.
+    #[non_exhaustive]
     pub enum Transport {
         /// Shared memory inside a host, TCP between hosts.
         Auto = 0, "auto";
@@ -24,6 +25,7 @@ numbered! {
 numbered! {
     /// How data of 1 MiB and more in private memory gets from one process of a host to another, in all-reduce, all-gather and
     /// all-to-all.
+    #[non_exhaustive]
     pub enum CopyMode {
         /// As is quickest, which the first such operation tries out.
         Auto = 0, "auto";
@@ -38,6 +40,7 @@ numbered! {
 
 numbered! {
     /// How data in the memory of GPUs gets from one rank to another.
+    #[non_exhaustive]
     pub enum DevicePath {
         /// Where it is, if all ranks can reach all buffers of an operation; otherwise through pinned host memory.
         Auto = 0, "auto";

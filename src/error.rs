@@ -1,4 +1,5 @@
-//! One error type, which carries data: match on it, or print it and read what happened, to whom, and what to do.
+//! The error type. It carries data to match on, and its message names what happened, the rank at
+//! fault, and what to do.
 
 use std::fmt;
 use std::io;
@@ -11,30 +12,35 @@ use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
 /// What every fallible call returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong.
+/// Why a call failed.
 ///
-/// [`Error::Argument`] is found before anything is sent and leaves the communicator as it was. After an operation failed in
-/// another way the communicator is revoked: every later call on it returns [`Error::Revoked`] at once.
+/// [`Error::Argument`] is found before anything is sent and leaves the communicator usable, as do
+/// those that [`Error::leaves_communicator_usable`] lists. After any other failure of an operation
+/// the communicator is revoked: every later call on it returns [`Error::Revoked`] at once.
+///
+/// `{}` and `{:?}` print the same sentence. A program whose `main` returns an error, or that
+/// unwraps one, prints it by its [`Debug`](fmt::Debug), and its user reads a sentence as in the
+/// log. The data is there to match on.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The call cannot be carried out as written. Nothing was sent; the communicator is as usable as before.
+    /// The arguments of the call are wrong. Nothing was sent, and the communicator stays usable.
     #[error("{op}: {problem}")]
     Argument {
-        /// What was called.
+        /// The operation that was called.
         op: Op,
-        /// What is wrong with it.
+        /// What is wrong with the arguments.
         problem: Argument,
     },
 
-    /// A peer failed, left, or did not come, and the operation with it.
+    /// A peer failed, left, or did not take part, so the operation failed.
     #[error("{op} seq={seq}{} failed{}: rank {rank} ({host}, pid {pid}) {cause}", shape(*op, *dtype, *count), after_some(*after))]
     Peer {
         /// The rank at fault, in the communicator of the call.
         rank: Rank,
         /// Its host's name.
         host: Arc<str>,
-        /// Its process.
+        /// Its process id.
         pid: u32,
         /// The operation that failed.
         op: Op,
@@ -50,12 +56,13 @@ pub enum Error {
         cause: Cause,
     },
 
-    /// Two ranks called different things, now or a little earlier.
+    /// Two ranks made different calls, now or a little earlier.
     ///
-    /// Within a host no rank's memory was written before all had agreed. Between hosts, ranks compare with those whose messages
-    /// they receive, before they take in any of them; what came from others who agreed may be in the receive buffer already.
-    /// Ranks that are not one of the two get [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends, like the root of a
-    /// broadcast, may notice at a later call.
+    /// Inside a host no rank's memory is written before all ranks have compared their calls.
+    /// Between hosts a rank compares its call with that of each peer before it accepts a message;
+    /// the receive buffer may already hold messages of peers whose call matched. Ranks other than
+    /// these two get [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends, like the
+    /// root of a broadcast, may notice at a later call.
     #[error(
         "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]; all ranks of a communicator \
          must make the same calls in the same order"
@@ -63,13 +70,13 @@ pub enum Error {
     Mismatch {
         /// This rank.
         rank: Rank,
-        /// The rank that called something else.
+        /// The rank that made another call.
         peer: Rank,
         /// Its host's name.
         host: Arc<str>,
-        /// What this rank called.
+        /// The call of this rank.
         mine: Box<Descriptor>,
-        /// What the other rank called.
+        /// The call of the other rank.
         theirs: Box<Descriptor>,
     },
 
@@ -102,7 +109,8 @@ pub enum Error {
         first: Arc<Error>,
     },
 
-    /// The communicator was aborted or dropped, or its progress thread panicked, while the operation was under way.
+    /// The communicator was aborted or dropped, or its progress thread panicked, while the
+    /// operation was in flight.
     #[error(
         "{op} seq={seq} was given up: the communicator was aborted or dropped, or its progress thread panicked, while it was under \
          way"
@@ -114,12 +122,13 @@ pub enum Error {
         seq: u64,
     },
 
-    /// A call panicked, and the communicator has ended. A program that catches the panic finds this as what revoked it.
+    /// A call panicked, which ended the communicator. A program that catches the panic finds this
+    /// in [`Error::Revoked`].
     #[error(
         "{op} panicked, which has ended the communicator; this is a defect of kolo: please report it with the panic's message"
     )]
     Panicked {
-        /// What was called.
+        /// The operation that was called.
         op: Op,
     },
 
@@ -128,59 +137,60 @@ pub enum Error {
         "{op}: this process was forked after the communicator was made; use it in the process that made it, and connect anew here"
     )]
     Forked {
-        /// What was called.
+        /// The operation that was called.
         op: Op,
     },
 
-    /// The others went on without this rank, which came too late.
+    /// The survivors of a failure continued without this rank, which called `shrink` too late.
     #[error(
         "the survivors of a failure went on without this rank, which came too late{}; end this process, or connect anew",
-        who_went_on(survivors)
+        the_survivors(survivors)
     )]
     Excluded {
-        /// Who went on: ranks of the communicator that failed. Empty if they have ended meanwhile.
+        /// The ranks that continued, as ranks of the communicator that failed. Empty if they have
+        /// ended since.
         survivors: Vec<Rank>,
     },
 
-    /// An option or an environment variable has a value that it cannot have.
+    /// An option or an environment variable has an invalid value.
     #[error("{name}={value:?}: {expected}")]
     Setting {
         /// The option or variable.
         name: String,
         /// Its value.
         value: String,
-        /// What it may be.
+        /// The valid values.
         expected: String,
     },
 
-    /// Nothing told this process its rank and world size.
+    /// No launcher told this process its rank and world size.
     #[error(
         "cannot tell this process's rank: {found}. Looked for {looked_for}. Start it with `kolo run`, torchrun, srun or mpirun, or use Communicator::builder()"
     )]
     NoLauncher {
-        /// What was there, as far as it went.
+        /// What was found instead.
         found: String,
-        /// The variables that were looked for, by launcher.
+        /// The variables that kolo looked for, by launcher.
         looked_for: String,
     },
 
-    /// Ranks did not come to the start in time.
+    /// Ranks did not join before the deadline of the start.
     #[error(
         "{} of {world_size} ranks did not join within {waited:.1?} at {store}: missing {}; check that they were started, and with \
          the same store", ranks.len(), list(ranks)
     )]
     Missing {
-        /// Those that did not come.
+        /// The missing ranks.
         ranks: Vec<Rank>,
-        /// How many were expected in all.
+        /// The world size.
         world_size: usize,
-        /// Where they were expected.
+        /// The URL of the store.
         store: String,
-        /// How long they were waited for.
+        /// How long this process waited.
         waited: Duration,
     },
 
-    /// Two ranks were given different world sizes.
+    /// Two ranks were started with different world sizes.
     #[error(
         "world sizes differ: rank {rank} ({host}) was started with {theirs}, rank {my_rank} with {mine}; give all ranks the same"
     )]
@@ -197,7 +207,7 @@ pub enum Error {
         mine: usize,
     },
 
-    /// Two processes were given the same rank.
+    /// Two processes were started with the same rank.
     #[error("rank {rank} was started twice: as {first} and as {second}; give every process its own rank")]
     RankTaken {
         /// The rank.
@@ -208,7 +218,7 @@ pub enum Error {
         second: String,
     },
 
-    /// Two ranks run versions of kolo that do not understand each other.
+    /// Two ranks run versions of kolo with different protocols.
     #[error(
         "rank {rank} ({host}) speaks version {theirs} of kolo's protocol, this process speaks {mine}; install the same kolo everywhere"
     )]
@@ -223,7 +233,7 @@ pub enum Error {
         mine: u32,
     },
 
-    /// The store where ranks find each other did not serve.
+    /// The store where ranks find each other failed.
     #[error("store {store}: {problem}")]
     Store {
         /// Its URL.
@@ -232,17 +242,17 @@ pub enum Error {
         problem: StoreProblem,
     },
 
-    /// A gradient reducer was used as it cannot be, or its ranks do not fit together.
+    /// A gradient reducer was used wrongly, or its ranks differ.
     #[error("reducer: {problem}")]
     Reducer {
         /// What is wrong.
         problem: Box<ReducerProblem>,
     },
 
-    /// What was asked for cannot be had here.
-    #[error("{what} cannot be had here: {why}")]
+    /// A feature is not available on this machine or in this build.
+    #[error("{what} is not available: {why}")]
     Unsupported {
-        /// What was asked for.
+        /// The feature.
         what: &'static str,
         /// Why not.
         why: String,
@@ -253,29 +263,29 @@ pub enum Error {
     Device {
         /// Its name.
         device: String,
-        /// What was being done.
+        /// What kolo was doing.
         doing: &'static str,
-        /// What it said.
+        /// What the driver reported.
         problem: String,
     },
 
-    /// The operating system refused something.
+    /// A system call failed.
     #[error("{doing}: {source}")]
     Os {
-        /// What was being done.
+        /// What kolo was doing.
         doing: String,
-        /// What the system said.
+        /// The system's error.
         source: Arc<io::Error>,
     },
 }
 
 impl Error {
-    /// Whether the communicator can still be used after this error.
+    /// Returns whether the communicator is still usable after this error.
     pub fn leaves_communicator_usable(&self) -> bool {
         matches!(self, Error::Argument { .. } | Error::Setting { .. } | Error::Unsupported { .. } | Error::Reducer { .. })
     }
 
-    /// The rank at fault, in the communicator of the call, where it is known.
+    /// Returns the rank at fault, in the communicator of the call, if it is known.
     pub fn culprit(&self) -> Option<Rank> {
         match self {
             Error::Peer { rank, .. } => Some(*rank),
@@ -294,10 +304,10 @@ impl Error {
     }
 }
 
-/// The sentence, for programs whose `main` returns an error: that prints it so.
-impl std::fmt::Debug for Error {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
+/// Prints the sentence, because `main` and `unwrap` show errors by it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -327,12 +337,12 @@ pub enum Argument {
         /// This rank.
         rank: Rank,
     },
-    /// The reduction means nothing on these elements.
+    /// The reduction is not defined on these elements.
     #[error("{redop} is not defined on {dtype}")]
     ReduceOp {
         /// The reduction.
         redop: ReduceOp,
-        /// The elements.
+        /// The element type.
         dtype: DType,
     },
     /// A buffer has the wrong number of elements.
@@ -355,21 +365,21 @@ pub enum Argument {
         /// The size of the communicator.
         world_size: usize,
     },
-    /// There is not one count for each rank.
+    /// The number of counts is not the world size.
     #[error("{given} counts were given; one for each of the {world_size} ranks is needed")]
     Counts {
-        /// The counts given.
+        /// The number of counts given.
         given: usize,
         /// The size of the communicator.
         world_size: usize,
     },
-    /// The root has to give a buffer that the others need not.
+    /// The root gave no buffer, which only the root must give.
     #[error("this rank is the root and must give a {buffer} buffer")]
     RootBuffer {
         /// Which buffer.
         buffer: &'static str,
     },
-    /// A pointer is null although the count is not zero.
+    /// A pointer is null and the count is not zero.
     #[error("the {buffer} pointer is null")]
     Null {
         /// Which buffer.
@@ -380,14 +390,14 @@ pub enum Argument {
     Misaligned {
         /// Which buffer.
         buffer: &'static str,
-        /// Where it points.
+        /// The address.
         address: usize,
-        /// What it must be a multiple of.
+        /// The alignment in bytes.
         align: usize,
-        /// The elements.
+        /// The element type.
         dtype: DType,
     },
-    /// The count, in bytes and over all ranks, is beyond what memory can hold.
+    /// The count, in bytes and over all ranks, is more than memory can hold.
     #[error("{count} elements are more than memory can hold")]
     TooMany {
         /// What was given.
@@ -398,17 +408,17 @@ pub enum Argument {
     Overlap,
 }
 
-/// What a failed peer did.
+/// How a peer failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
     /// Its connection ended without a goodbye: it crashed or was killed.
     #[error("closed its connection without a goodbye; it crashed or was killed")]
     Closed,
-    /// Its process is gone.
+    /// Its process has ended.
     #[error("has died; its process is gone")]
     Died,
-    /// It dropped its communicator, or ended, in good order.
+    /// It dropped its communicator, or exited, without a failure.
     #[error("has left; its last operation was seq {last_seq}")]
     Left {
         /// The last operation that it completed.
@@ -420,14 +430,14 @@ pub enum Cause {
         /// The deadline of one operation.
         deadline: Duration,
     },
-    /// It lives, but did not make this call before the deadline.
+    /// Its process runs, but did not make this call before the deadline.
     #[error("is there, but did not make this call within the deadline of {deadline:.1?}; {}{}", did(*last_seq), waits(elsewhere))]
     Absent {
         /// The deadline of one operation.
         deadline: Duration,
         /// The last collective that it completed; 0 if none.
         last_seq: u64,
-        /// What it waits for instead, if that is in another communicator.
+        /// The rank that it waits for in another communicator, if it does.
         elsewhere: Option<Box<Elsewhere>>,
     },
     /// Its process is stopped, by SIGSTOP or a debugger.
@@ -436,7 +446,7 @@ pub enum Cause {
         /// The deadline of one operation.
         deadline: Duration,
     },
-    /// Its machine takes connections, but its process says nothing.
+    /// Its machine accepts connections, but its process does not answer.
     #[error(
         "did not take part within the deadline of {deadline:.1?} and answers nothing; its process is stopped, or its machine stuck"
     )]
@@ -444,19 +454,19 @@ pub enum Cause {
         /// The deadline of one operation.
         deadline: Duration,
     },
-    /// Nobody is where it was.
+    /// Its address no longer accepts connections.
     #[error("is gone: its process has ended, or has dropped all its communicators")]
     Gone,
     /// It aborted the communicator.
     #[error("aborted the communicator")]
     Aborted,
-    /// It called something else than another rank.
+    /// It made another call than a peer.
     #[error("called [{}], rank {} called [{}]; all ranks of a communicator must make the same calls in the same order", .0.mine, .0.rank, .0.theirs)]
     Mismatch(Box<Differs>),
-    /// It sent another number of bytes than another rank expected.
+    /// It sent another number of bytes than a peer expected.
     #[error("sent {sent} bytes where rank {to} expected {expected}; give both the same count")]
     Counts {
-        /// Who expected them.
+        /// The rank that expected them.
         to: Rank,
         /// Bytes that were sent.
         sent: u64,
@@ -469,40 +479,41 @@ pub enum Cause {
     /// No connection to it could be made.
     #[error("cannot be reached at {address}: {kind}")]
     Unreachable {
-        /// Where it was expected.
+        /// Its address.
         address: String,
-        /// What the system said.
+        /// The system's error.
         kind: io::ErrorKind,
     },
     /// It has another secret.
     #[error("has another secret; give all ranks the same KOLO_SECRET")]
     Secret,
-    /// It could not be agreed with it on an encrypted connection: one of the two does not believe the other's certificate.
+    /// The TLS handshake failed: one of the two does not trust the other's certificate.
     #[error("did not pass TLS: {0}; both need certificates for the name kolo that the authority in KOLO_TLS_CA has signed")]
     Tls(String),
-    /// An operation failed on it, and it told the others. Its own error says what happened.
+    /// An operation failed on it, and it told its peers. Its own error names the cause.
     #[error("has revoked the communicator after a failure; its own error says what happened")]
     Revoked,
-    /// It has made other calls than this rank before; both call the same now.
+    /// It made other calls than this rank earlier; the calls now are the same.
     #[error("made another call earlier; all ranks of a communicator must make the same calls in the same order")]
     Diverged,
-    /// It sent what no kolo sends.
+    /// It sent bytes that are not of kolo's protocol.
     #[error("sent what is no part of kolo's protocol: {0}")]
     Corrupt(&'static str),
 }
 
-/// For whom a rank waits in another communicator than the one that this is about.
+/// The rank that a peer waits for in another communicator than that of the failed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Elsewhere {
-    /// For this rank of the job, as it was when it started.
+    /// The rank that it waits for, as a rank of the job at its start.
     pub job_rank: Rank,
-    /// Which is this rank of the communicator that this is about, if it is one of it.
+    /// The same rank in the communicator of the failed operation, if it is a member.
     pub rank: Option<Rank>,
-    /// What it called, if it has not just given that up.
+    /// The call with which it waits, if that has not ended since.
     pub call: Option<Descriptor>,
 }
 
-/// "rank 3 in another communicator (barrier seq=7)".
+/// Prints `rank 3 in another communicator (barrier seq=7)`.
 impl fmt::Display for Elsewhere {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.rank {
@@ -518,45 +529,46 @@ impl fmt::Display for Elsewhere {
 
 /// Two calls that should have been the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Differs {
-    /// What the rank at fault called.
+    /// The call of the rank at fault.
     pub mine: Descriptor,
-    /// The rank that called something else.
+    /// The rank that made another call.
     pub rank: Rank,
-    /// What it called.
+    /// The call of that rank.
     pub theirs: Descriptor,
 }
 
-/// What went wrong with a store.
+/// How a store failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreProblem {
-    /// The URL names no store that kolo knows.
+    /// The URL is not that of a store.
     #[error("{0}; a store is file:///path, tcp://host:port, redis://host:port, rediss://host:port or env://")]
     Url(String),
-    /// Nobody answered.
+    /// No store answered at the address.
     #[error("nobody answered within {waited:.1?} ({last}); is rank 0 running, and is the address right?")]
     Unreachable {
-        /// How long it was tried.
+        /// How long this process tried.
         waited: Duration,
-        /// What the last attempt met.
+        /// The error of the last attempt.
         last: String,
     },
-    /// The port that this store shall serve is taken.
+    /// The port on which this process must serve the store is taken.
     #[error(
         "it cannot be served at {address}: port {} is taken by {}; end that process, or choose another port in the store's URL \
          (KOLO_STORE) or MASTER_PORT; port 0 has one picked", address.port(), holder_of(holder)
     )]
     PortTaken {
-        /// Where it would have been served.
+        /// The address of the store.
         address: SocketAddr,
-        /// Who holds it, if that can be known.
+        /// The process that holds the port, if it is known.
         holder: Option<String>,
     },
-    /// Somebody answered, or a file is there, but it is no store of kolo.
+    /// A server answered, or a file exists, but it is not a store of kolo.
     #[error("{0}; it is not a store of kolo")]
     Foreign(String),
-    /// The store is served by a version of kolo that does not understand this one.
+    /// The store is served by a version of kolo with another protocol.
     #[error("it speaks version {theirs} of kolo's protocol, this process speaks {mine}; install the same kolo everywhere")]
     Version {
         /// The store's protocol version.
@@ -564,13 +576,13 @@ pub enum StoreProblem {
         /// This process's protocol version.
         mine: u32,
     },
-    /// Its file may have been written by another user.
+    /// Another user may have written its file.
     #[error(
         "{0}; ranks use a file only if it belongs to the user that all of them run as, and no other user can open it: remove it, or \
          choose another path"
     )]
     Untrusted(String),
-    /// Its file is not there, and its folder cannot take one.
+    /// Its file does not exist and cannot be created.
     #[error(
         "its file cannot be created in the folder {folder}: {source}; make the folder, where all ranks reach it and their user may \
          write, or choose another path"
@@ -578,7 +590,7 @@ pub enum StoreProblem {
     Folder {
         /// The folder.
         folder: String,
-        /// What the system said.
+        /// The system's error.
         source: Arc<io::Error>,
     },
     /// The file system of its file does not answer.
@@ -586,29 +598,29 @@ pub enum StoreProblem {
         "its file system has not answered for {waited:.1?}; check the mount and the server behind it, or choose another store"
     )]
     Hung {
-        /// How long it was waited for.
+        /// How long this process waited.
         waited: Duration,
     },
     /// The store belongs to another job.
     #[error("it belongs to {}, this process to job {mine:?}; give each job its own store", name_of(theirs))]
     OtherJob {
-        /// The store's job; empty if that is not told, because the jobs have no secret.
+        /// The store's job; empty if it is not known, because the jobs have no secret.
         theirs: String,
         /// This process's job.
         mine: String,
     },
-    /// Another job is starting with it at this moment.
+    /// Another job is starting with the store at this moment.
     #[error(
         "{} is starting with it at this moment, this process belongs to job {mine:?}; give each job its own store",
         name_of(theirs)
     )]
     InUse {
-        /// The other job; empty if that cannot be known.
+        /// The other job; empty if it is not known.
         theirs: String,
         /// This process's job.
         mine: String,
     },
-    /// It is on another machine, and the ranks share no secret.
+    /// The store is on another machine, and the ranks share no secret.
     #[error(
         "without a secret, ranks listen only to their own machine, and this store is on another; give all ranks the same KOLO_SECRET \
          (openssl rand -hex 32), or KOLO_INSECURE=1 if nobody else reaches the network"
@@ -619,7 +631,7 @@ pub enum StoreProblem {
         "the job secret is not the same on both ends; check KOLO_SECRET and KOLO_SECRET_FILE, and that no other job uses this store"
     )]
     Secret,
-    /// A value was not put there by the rank that its key names.
+    /// The rank that the key names did not set the value.
     #[error(
         "the value of {key:?} has no valid signature of this job's secret; another job uses this store, ranks have different \
          secrets (KOLO_SECRET, KOLO_SECRET_FILE), or another process changes values in it"
@@ -628,30 +640,30 @@ pub enum StoreProblem {
         /// The key.
         key: String,
     },
-    /// A key did not appear.
-    #[error("nobody set {key:?} within {waited:.1?}")]
+    /// No rank set a key.
+    #[error("no rank set {key:?} within {waited:.1?}")]
     Timeout {
         /// The key.
         key: String,
-        /// How long it was waited for.
+        /// How long this process waited.
         waited: Duration,
     },
-    /// A key or value is beyond what a store takes.
+    /// A key or value is larger than a store accepts.
     #[error("{what} of {bytes} bytes is beyond the limit of {limit}")]
     TooLarge {
-        /// Key or value.
+        /// `key` or `value`.
         what: &'static str,
-        /// Its size.
+        /// Its size in bytes.
         bytes: usize,
-        /// The most that is taken.
+        /// The largest size in bytes.
         limit: usize,
     },
-    /// The operating system, or the server, refused something.
+    /// A system call, or a request to the server, failed.
     #[error("{doing}: {source}")]
     Io {
-        /// What was being done.
+        /// What kolo was doing.
         doing: &'static str,
-        /// What it said.
+        /// The error.
         source: Arc<io::Error>,
     },
 }
@@ -670,51 +682,53 @@ impl StoreProblem {
     }
 }
 
-/// What is wrong with a gradient reducer, or with a call of it.
+/// How a gradient reducer, or a call of it, is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReducerProblem {
-    /// Two ranks gave it different parameters, buffers or options. All ranks report the same difference, the first.
+    /// Two ranks gave different parameters, buffers or options. All ranks report the same
+    /// difference, the first one.
     #[error(
         "ranks differ at {what}: rank 0 has {first}, rank {rank} has {other}; all ranks must give the same parameters in the same \
          order, and the same options"
     )]
     Differs {
-        /// Which parameter, buffer or option.
+        /// The parameter, buffer or option.
         what: String,
         /// What rank 0 has.
         first: String,
-        /// The lowest rank that has something else there.
+        /// The lowest rank that differs.
         rank: Rank,
         /// What it has.
         other: String,
     },
-    /// Another rank could not do its part. The reducer was not made.
+    /// Another rank cannot make its reducer. No rank makes one.
     #[error("rank {rank} cannot make a reducer: {why}")]
     Refused {
         /// The lowest such rank.
         rank: Rank,
-        /// Its own error.
+        /// The error of that rank.
         why: String,
     },
-    /// The step was to end, but gradients are missing. The other ranks' step fails, too.
+    /// The step ended, but gradients are missing. The step of the other ranks fails, too.
     #[error(
         "finish() was called, but {name}{} not ready; make it ready, say that it is unused, or choose Unused::Find or \
          Unused::Static", if *others > 0 { format!(" and {others} more are") } else { " is".to_owned() }
     )]
     NotReady {
-        /// The first of them in forward order.
+        /// The first missing parameter in forward order.
         name: String,
-        /// How many more there are.
+        /// How many more are missing.
         others: usize,
     },
-    /// A parameter was made ready, or said to be unused, twice in a step.
+    /// A parameter was made ready, or declared unused, twice in a step.
     #[error("{name} was made ready, or said to be unused, before in this step; accumulate in steps of their own")]
     Twice {
         /// The parameter.
         name: String,
     },
-    /// A parameter was used that the first step had not used, although the graph was said to be static.
+    /// A parameter was used that the first step had not used, although the graph was declared
+    /// static.
     #[error("{name} was not used in the first step, but is in this one; with Unused::Static every step uses the same parameters")]
     NotStatic {
         /// The parameter.
@@ -726,25 +740,25 @@ pub enum ReducerProblem {
         /// The parameter.
         name: String,
     },
-    /// There is no such parameter.
+    /// The parameter's index is out of range.
     #[error("there is no parameter {index}; there are {count}")]
     NoParameter {
         /// What was given.
         index: usize,
-        /// How many there are.
+        /// The number of parameters.
         count: usize,
     },
-    /// Elements of another type than the parameter's, or the buffer's, were given or asked for.
+    /// The elements given or requested are not of the type of the parameter or buffer.
     #[error("{name} has elements of {dtype}, not {given}")]
     Elements {
         /// The parameter or buffer.
         name: String,
-        /// Its elements.
+        /// Its element type.
         dtype: DType,
-        /// The elements in the call.
+        /// The element type of the call.
         given: DType,
     },
-    /// What is on the reducer's device was given, or asked for, as host memory, or the other way round.
+    /// A tensor on the device was given or requested as host memory, or the other way round.
     #[error("{name} was described as in {0} memory, but {1} memory was given or asked for", place(*on_device), place(!on_device))]
     Place {
         /// The parameter or buffer.
@@ -752,32 +766,32 @@ pub enum ReducerProblem {
         /// Whether it is on the device.
         on_device: bool,
     },
-    /// Another number of elements, or of tensors, was given.
+    /// The number of elements, or of tensors, is wrong.
     #[error("{name} has {expected}, but {given} were given")]
     Length {
-        /// The parameter, the buffer, or what they are called together.
+        /// The parameter, the buffer, or the group of tensors.
         name: String,
         /// How many it has.
         expected: usize,
         /// How many were given.
         given: usize,
     },
-    /// A hook of C's did not return 0.
+    /// A hook in C did not return 0.
     #[error("hook_function returned {returned} for bucket {bucket}, not 0; as a result of kolo it means: {meaning}")]
     Hook {
         /// The bucket.
         bucket: usize,
         /// What it returned.
         returned: i32,
-        /// What that is, if it is what a call of kolo returned.
+        /// The meaning of that number as a result of kolo.
         meaning: &'static str,
     },
-    /// The call came at a moment when it has no meaning.
+    /// The call is not possible at this moment.
     #[error("{call}: {why}")]
     Moment {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// Why it cannot be.
+        /// Why it is not possible.
         why: &'static str,
     },
 }
@@ -788,7 +802,7 @@ impl From<ReducerProblem> for Error {
     }
 }
 
-/// Elements, where there are any: an operation that met an error before it began has none.
+/// The elements of an operation; empty if it has none, or if it failed before it began.
 fn shape(op: Op, dtype: DType, count: u64) -> String {
     if count == 0 || matches!(op, Op::Barrier | Op::Connect | Op::Split) { String::new() } else { format!(" {dtype} x {count}") }
 }
@@ -809,20 +823,20 @@ fn holder_of(holder: &Option<String>) -> &str {
     holder.as_deref().unwrap_or("a process that this one cannot see")
 }
 
-/// `1, 2, 5 to 9`: ranks as a reader wants them, even if there are thousands.
 /// The survivors, if they are known.
-fn who_went_on(survivors: &[Rank]) -> String {
+fn the_survivors(survivors: &[Rank]) -> String {
     match survivors {
         [] => ", and have ended meanwhile".to_owned(),
         some => format!(": they were ranks {} of the communicator that failed", list(some)),
     }
 }
 
-/// How long an operation had been under way, if that is known.
+/// How long an operation had been in flight, if that is known.
 fn after_some(time: Duration) -> String {
     if time.is_zero() { String::new() } else { format!(" after {time:.1?}") }
 }
 
+/// Lists ranks with their runs shortened, as `1, 2, 5 to 9`: there may be thousands.
 fn list(ranks: &[Rank]) -> impl fmt::Display {
     let mut text = String::new();
     let mut rest = ranks;
@@ -869,7 +883,7 @@ mod tests {
     fn many_missing_ranks_are_named_shortly() {
         assert_eq!(list(&[1]).to_string(), "1");
         assert_eq!(list(&[1, 2, 5, 6, 7, 9]).to_string(), "1, 2, 5 to 7, 9");
-        // What a store says may be anything.
+        // A store may return any number.
         let last = usize::MAX;
         assert_eq!(list(&[last - 1, last, 0]).to_string(), format!("{}, {last}, 0", last - 1));
     }

@@ -1,26 +1,26 @@
-//! Collective communication for processes: all-reduce, broadcast, barrier and the rest, over TCP between hosts and over shared
-//! memory inside one.
+//! Collective communication for processes: all-reduce, broadcast, barrier and the rest, over TCP
+//! between hosts and over shared memory inside one.
 //!
-//! Every process of a job is a *rank*, from 0 to the *world size* less one. All ranks make the same calls in the same order;
-//! each call combines their buffers.
+//! Every process of a job is a *rank*, from 0 to the *world size* less one. All ranks make the same
+//! calls in the same order; each call combines their buffers.
 //!
 //! ```
 //! use kolo::{Communicator, ReduceOp};
 //!
 //! fn main() -> kolo::Result<()> {
-//!     // Under kolo run, torchrun, srun or mpirun: the ranks that it started. Else this process alone.
+//!     // The ranks that kolo run, torchrun, srun or mpirun started; otherwise this process alone.
 //!     let comm = Communicator::from_env()?;
 //!
-//!     // Everybody's gradients become everybody's average, in place.
+//!     // In place: every rank's gradients become the average of all ranks'.
 //!     let mut gradients = vec![comm.rank() as f32; 1000];
 //!     comm.all_reduce(&mut gradients, ReduceOp::Average)?;
 //!
-//!     // Where shapes differ, out of place: one block of each rank, in order of rank.
+//!     // Out of place: one block of each rank, in the order of ranks.
 //!     let mut names = vec![0u32; comm.world_size()];
 //!     comm.all_gather(&[std::process::id()], &mut names)?;
 //!     assert_eq!(names[comm.rank()], std::process::id());
 //!
-//!     // Asynchronous: an operation takes its buffer, and gives it back when it is done.
+//!     // Nonblocking: an operation owns its buffer, and returns it when it has ended.
 //!     let work = comm.start_all_reduce(gradients, ReduceOp::Sum)?;
 //!     let gradients = work.wait()?;
 //!     assert_eq!(gradients.len(), 1000);
@@ -28,42 +28,47 @@
 //! }
 //! ```
 //!
-//! What a call may do:
+//! An overview:
 //!
-//! - [`Communicator`] has the blocking collectives (`all_reduce`), those that return a [`Work`] (`start_all_reduce`),
-//!   [`scope`](Communicator::scope) for asynchronous calls on borrowed buffers, [`split`](Communicator::split) for groups of
-//!   ranks, and [`alloc`](Communicator::alloc) for buffers that the ranks of a host share.
-//! - Elements are those of [`DType`], reductions those of [`ReduceOp`]. Counts may be zero, and need not be divisible by the
-//!   world size. f16 and bf16 are summed in f32 and rounded once wherever one rank reduces a piece; integers wrap; minimum and
-//!   maximum propagate NaN. All ranks get the same bits.
-//! - No wait is endless. Whatever goes wrong is an [`Error`] that says what happened, to whom, and what to do. An operation
-//!   that fails on one rank ends the communicator: it, or the next one, fails on all, which name the same rank as the one at
-//!   fault. [`Communicator::shrink`] gives the survivors a new one. Calls that do not match get
-//!   [`Error::Mismatch`].
-//! - For data-parallel training, [`ddp`] averages gradients while others are still being computed.
-//! - How ranks find each other, which algorithm and transport they use and how long they wait are [`settings`].
+//! - [`Communicator`] has every operation in blocking form (`all_reduce`) and in nonblocking form,
+//!   which returns a [`Work`] (`start_all_reduce`); [`scope`](Communicator::scope) for nonblocking
+//!   calls on borrowed buffers; [`split`](Communicator::split) for groups of ranks; and
+//!   [`alloc`](Communicator::alloc) for registered buffers, which the ranks of a host share.
+//! - Elements are those of [`DType`], reductions those of [`ReduceOp`]. Counts may be zero, and
+//!   need not be divisible by the world size. f16 and bf16 accumulate in f32 and round once
+//!   wherever one rank reduces a segment; integers wrap; minimum and maximum propagate NaN. All
+//!   ranks get the same bits.
+//! - Every wait has a deadline. An [`Error`] names what happened, the rank at fault, and what to
+//!   do. An operation that fails on one rank revokes the communicator: it, or the next one, fails
+//!   on all ranks, and all name the same rank. [`Communicator::shrink`] makes a new communicator of
+//!   the survivors. Calls that do not match return [`Error::Mismatch`].
+//! - For data-parallel training, [`ddp`] averages gradients while later ones are still computed.
+//! - How ranks find each other, which algorithm and transport they use and how long they wait are
+//!   [`settings`].
 //!
 //! # Inside
 //!
-//! There are two kinds of path. Between hosts a rank can send and receive: an algorithm is a *schedule*, a pure list of steps,
-//! and an engine carries it out over links. Inside a host a rank can read what its peers have written: an algorithm works
-//! *directly* on windows, memory that all ranks of the host map. A communicator that spans hosts composes both.
+//! There are two kinds of path. Between hosts a rank can only send and receive: an algorithm is a
+//! *schedule*, a pure list of steps, which an engine executes over links. Inside a host a rank can
+//! read its peers' memory: an algorithm works *directly* on windows, memory that all ranks of the
+//! host map. A communicator over several hosts composes both.
 //!
 //! | layer | modules |
 //! |---|---|
 //! | the public API | `communicator`, and `ddp` upon it; [`raw`] for bindings to other languages, of which the C library (`capi/`) is one; [`doctor`] examines the machine |
 //! | from a checked call to its result | `exec` |
-//! | what carries a collective out | `engine` (schedules over links), `shm` (shared memory), `cuda` (devices) |
-//! | what it is made of | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
-//! | how ranks come together | `bootstrap`, with its `listener`, `store` and `host_group` |
-//! | deadlines, and what ranks tell each other of failures | `failure`; `trace` records what each did last |
-//! | beneath all | `sys` (the operating system), `wire`, `config`, `types`, `error` |
+//! | the paths of a collective | `engine` (schedules over links), `shm` (shared memory), `cuda` (devices) |
+//! | what the paths use | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
+//! | how ranks find each other | `bootstrap`, with its `listener`, `store` and `host_group` |
+//! | deadlines and failures | `failure`; `trace` records the last operations of each rank |
+//! | the base | `sys` (the operating system), `wire`, `config`, `types`, `error` |
 //!
 //! # Features
 //!
-//! - `redis`: `redis://` as a store where ranks find each other.
+//! - `redis`: `redis://` and `rediss://` as stores where ranks find each other.
 //! - `tls`: links between hosts encrypted by TLS 1.3; see [`settings`].
-//! - `cuda`: buffers in the memory of NVIDIA's GPUs; see `Communicator::on`. CUDA is looked for at run time.
+//! - `cuda`: buffers in the memory of NVIDIA's GPUs; see `Communicator::on`. CUDA is loaded at run
+//!   time.
 
 mod bootstrap;
 mod buffer;
@@ -103,18 +108,23 @@ pub use cudarc;
 pub use error::{Argument, Cause, Differs, Elsewhere, Error, ReducerProblem, Result, StoreProblem};
 pub use exec::work::{Waited, Work, WorkError};
 pub use half::{bf16, f16};
+// For the benchmark of the reduction kernels.
+#[doc(hidden)]
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;
 pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownName};
 
-/// What a collective would cost: the model with which kolo chooses its algorithms.
+/// The cost model with which kolo chooses its algorithms.
 pub mod plan {
     pub use crate::schedule::select::{Candidate, Choice, CostModel, Layout, LinkCost, candidates};
 }
 
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {
-    pub use crate::config::{VARIABLES, duration, secret_given as parse_secret, secret_of_environment};
+    // For the program `kolo`, whose options have durations as the variables have them.
+    #[doc(hidden)]
+    pub use crate::config::duration;
+    pub use crate::config::{VARIABLES, secret_given as parse_secret, secret_of_environment};
 }
 
 #[doc = include_str!("../docs/security.md")]

@@ -1,4 +1,5 @@
-//! The words that every layer shares: element types, reductions, operations, and the descriptor of one call.
+//! The types that every layer uses: element types, reductions, operations, and the descriptor of
+//! one call.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,14 +9,15 @@ use half::{bf16, f16};
 /// The number of a process (or thread) within a communicator, from 0 to the world size less one.
 pub type Rank = usize;
 
-/// The process that is a rank, as messages name it.
+/// The process of a rank, as error messages name it.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) host: Arc<str>,
     pub(crate) pid: u32,
 }
 
-/// Defines a fieldless enum with stable numbers, the name of each value as users write it, and the way back from both.
+/// Defines a fieldless enum with a stable number and a name for each value, and the conversions
+/// from both.
 macro_rules! numbered {
     ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$vmeta:meta])* $variant:ident = $value:literal, $text:literal;)* }) => {
         $(#[$meta])*
@@ -27,12 +29,13 @@ macro_rules! numbered {
             /// Every value, in the order of their numbers.
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
 
-            /// The name as it is written on command lines and in errors.
+            /// The name on command lines and in errors.
             pub const fn name(self) -> &'static str {
                 match self { $($name::$variant => $text,)* }
             }
 
-            /// The value with this number, if there is one. The numbers never change: they are what the wire and the C ABI carry.
+            /// Returns the value with this number, if there is one. Numbers never change: the wire
+            /// and the C ABI carry them.
             pub const fn from_number(number: u8) -> Option<Self> {
                 match number { $($value => Some($name::$variant),)* _ => None }
             }
@@ -58,18 +61,20 @@ macro_rules! numbered {
 }
 pub(crate) use numbered;
 
-/// A name that stands for nothing, with those that would have.
+/// A name that is not known, and the names that are.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown name {given:?}; known are {}", known.join(", "))]
+#[non_exhaustive]
 pub struct UnknownName {
-    /// What was given.
+    /// The unknown name.
     pub given: String,
-    /// What is known.
+    /// The known names.
     pub known: Vec<&'static str>,
 }
 
 numbered! {
     /// The type of one element of a buffer.
+    #[non_exhaustive]
     pub enum DType {
         /// Signed 8-bit integer.
         I8 = 0, "i8";
@@ -95,7 +100,7 @@ numbered! {
         I16 = 10, "i16";
         /// Unsigned 16-bit integer.
         U16 = 11, "u16";
-        /// A byte that is 0 or 1. What arrives from a peer is made so before it reaches a `bool`.
+        /// A byte that is 0 or 1. Bytes from a peer are normalised before they reach a `bool`.
         Bool = 12, "bool";
     }
 }
@@ -119,9 +124,11 @@ impl DType {
 }
 
 numbered! {
-    /// How elements of several ranks become one.
+    /// How the elements of several ranks are reduced to one.
     ///
-    /// Integer sums and products wrap. `Min` and `Max` propagate NaN: if any rank has a NaN, so has the result.
+    /// Integer sums and products wrap. `Min` and `Max` propagate NaN: if any rank has a NaN, the
+    /// result is NaN.
+    #[non_exhaustive]
     pub enum ReduceOp {
         /// The sum; integers wrap around.
         Sum = 0, "sum";
@@ -143,7 +150,7 @@ numbered! {
 }
 
 impl ReduceOp {
-    /// Whether this reduction means something on these elements.
+    /// Whether this reduction is defined on these elements.
     pub const fn applies_to(self, dtype: DType) -> bool {
         match self {
             ReduceOp::Sum | ReduceOp::Product => !matches!(dtype, DType::Bool),
@@ -155,13 +162,14 @@ impl ReduceOp {
 }
 
 numbered! {
-    /// What a rank asked for.
+    /// An operation.
+    #[non_exhaustive]
     pub enum Op {
         /// Every rank gets the reduction of all ranks' buffers.
         AllReduce = 0, "all_reduce";
         /// Every rank gets the root's buffer.
         Broadcast = 1, "broadcast";
-        /// Nobody leaves before everybody has come.
+        /// Every rank waits until all ranks have called it.
         Barrier = 2, "barrier";
         /// The root gets the reduction of all ranks' buffers.
         Reduce = 3, "reduce";
@@ -185,17 +193,17 @@ numbered! {
         Send = 12, "send";
         /// A buffer comes from one peer, which calls `send`.
         Recv = 13, "recv";
-        /// The communicator is divided by colour.
+        /// The communicator is split by colour.
         Split = 14, "split";
-        /// Every rank gets memory that its host's ranks all map.
+        /// Every rank gets memory that all ranks of its host map.
         Alloc = 15, "alloc";
-        /// Ranks find each other.
+        /// Ranks connect with each other.
         Connect = 16, "connect";
     }
 }
 
 impl Op {
-    /// Whether the operation is between two ranks and not of all.
+    /// Whether the operation is between two ranks instead of all.
     pub const fn is_point_to_point(self) -> bool {
         matches!(self, Op::Send | Op::Recv)
     }
@@ -206,14 +214,16 @@ impl Op {
     }
 }
 
-/// The types whose buffers kolo moves and reduces: `f32 f64 f16 bf16 i8 u8 i16 u16 i32 u32 i64 u64 bool`.
+/// The types whose buffers kolo moves and reduces: `f32 f64 f16 bf16 i8 u8 i16 u16 i32 u32 i64 u64
+/// bool`.
 ///
 /// # Safety
 ///
-/// The type has the size, alignment and bit patterns that [`Element::DTYPE`] says, has no padding, and every pattern of
-/// bits is a value of it (except for `bool`, which kolo normalises before a caller sees it).
+/// The type has the size, alignment and bit patterns that [`Element::DTYPE`] says, has no padding,
+/// and every pattern of bits is a value of it (except for `bool`, which kolo normalises before a
+/// caller sees it).
 pub unsafe trait Element: Copy + Send + Sync + 'static + private::Sealed {
-    /// What the wire and the kernels call this type.
+    /// The [`DType`] of this type.
     const DTYPE: DType;
 }
 
@@ -224,7 +234,8 @@ mod private {
 macro_rules! elements {
     ($($rust:ty => $dtype:ident),*) => {$(
         impl private::Sealed for $rust {}
-        // SAFETY: a primitive (or a transparent wrapper of one) of the size that DType::size gives, without padding.
+        // SAFETY: a primitive (or a transparent wrapper of one) of the size that DType::size gives,
+        // without padding.
         unsafe impl Element for $rust {
             const DTYPE: DType = {
                 assert!(size_of::<$rust>() == DType::$dtype.size() && align_of::<$rust>() == size_of::<$rust>());
@@ -239,40 +250,68 @@ elements! {
     i32 => I32, u32 => U32, i64 => I64, u64 => U64, bool => Bool
 }
 
-/// What one call is, as far as all ranks must agree on it.
+/// What all ranks must agree on in one call. An [`Error`](crate::Error) about calls that do not
+/// match shows two of them.
 ///
-/// It rides in front of the first bytes of every operation; a rank whose own descriptor differs refuses the bytes and
-/// reports both.
+/// It precedes the first bytes of every operation. A rank whose own descriptor differs refuses the
+/// bytes and reports both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// The operation. A `recv` describes itself as the `send` that it waits for.
-    pub op: Op,
-    /// The element type; `U8` for a barrier.
-    pub dtype: DType,
-    /// The reduction, where there is one.
-    pub redop: Option<ReduceOp>,
-    /// The root, where there is one.
-    pub root: Option<u32>,
-    /// Elements: of the buffer for `all_reduce`, `broadcast`, `reduce`, `send` and `recv`, of one rank's block otherwise;
-    /// the sum over ranks for the forms with a count for each rank.
-    pub count: u64,
-    /// A hash of the counts for each rank, where all ranks give the same ones.
-    pub shape: u32,
-    /// How many operations of the communicator came before; for `send` and `recv`, how many of this pair.
-    pub seq: u64,
+    pub(crate) op: Op,
+    /// `U8` for a barrier.
+    pub(crate) dtype: DType,
+    pub(crate) redop: Option<ReduceOp>,
+    pub(crate) root: Option<u32>,
+    pub(crate) count: u64,
+    /// A hash of the counts of all ranks, for an operation where all ranks give the same ones.
+    pub(crate) shape: u32,
+    pub(crate) seq: u64,
 }
 
 impl Descriptor {
+    /// The operation. A receive is described as the send that it waits for.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The reduction of an operation that reduces.
+    pub fn reduce_op(&self) -> Option<ReduceOp> {
+        self.redop
+    }
+
+    /// The root of an operation that has one.
+    pub fn root(&self) -> Option<Rank> {
+        self.root.map(|root| root as Rank)
+    }
+
+    /// The number of elements: of the buffer for `all_reduce`, `broadcast`, `reduce`, `send` and
+    /// `recv`, of all blocks together for operations with a count for each rank, of one rank's
+    /// block otherwise.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The sequence number, from 1: of the communicator's collectives, or of the messages from the
+    /// sender to the receiver.
+    pub fn seq(&self) -> u64 {
+        self.seq
+    }
+
     const NONE: u8 = u8::MAX;
     /// Words of the encoded form.
     pub(crate) const WORDS: usize = 4;
 
-    /// For messages that are about no operation.
+    /// The descriptor of a message that belongs to no operation.
     pub(crate) const fn nothing() -> Self {
         Descriptor { op: Op::Connect, dtype: DType::U8, redop: None, root: None, count: 0, shape: 0, seq: 0 }
     }
 
-    /// The form that goes over the wire and into windows.
+    /// The encoded form, for the wire and for shared memory.
     pub(crate) fn encode(&self) -> [u64; Self::WORDS] {
         let redop = self.redop.map_or(Self::NONE, |redop| redop as u8);
         let kinds = u32::from_le_bytes([self.op as u8, self.dtype as u8, redop, 0]);
@@ -280,7 +319,7 @@ impl Descriptor {
         [pair(kinds, 0), pair(root, self.shape), self.count, self.seq]
     }
 
-    /// The descriptor that these words encode, unless a peer with other ideas (or no kolo at all) wrote them.
+    /// Decodes a descriptor; `None` if the words are not one.
     pub(crate) fn decode(words: [u64; Self::WORDS]) -> Option<Self> {
         let ([kinds, reserved], [root, shape]) = (halves(words[0]), halves(words[1]));
         let [op, dtype, redop, zero] = kinds.to_le_bytes();
@@ -298,14 +337,15 @@ impl Descriptor {
         })
     }
 
-    /// A 64-bit hash of an encoded descriptor, for where there is room for no more. The others wait for it: it takes two
-    /// multiplications, side by side.
+    /// A 64-bit hash of an encoded descriptor. Peers wait for it, so it takes only two independent
+    /// multiplications.
     pub(crate) const fn fingerprint([a, b, c, d]: [u64; Self::WORDS]) -> u64 {
         folded(a ^ SECRETS[0], b ^ SECRETS[1]) ^ folded(c ^ SECRETS[2], d ^ SECRETS[3])
     }
 
-    /// The fingerprint of an operation and all before it; `before` is that of those. Ranks that once differ do so for ever, as long as
-    /// they do the same: no two values of `before` give the same.
+    /// The fingerprint of a chain of operations: that of the operations `before`, followed by one
+    /// more. It is injective in `before`: call chains that diverge stay different while the
+    /// following calls are the same.
     pub(crate) const fn chained(before: u64, fingerprint: u64) -> u64 {
         (before.rotate_left(23) ^ fingerprint).wrapping_mul(SECRETS[1])
     }
@@ -319,18 +359,19 @@ const fn halves(word: u64) -> [u32; 2] {
     [word as u32, (word >> 32) as u32]
 }
 
-/// Of [`folded`], odd and with as many ones as zeros; wyhash's.
+/// The constants of wyhash for [`folded`]: odd, with as many ones as zeros.
 const SECRETS: [u64; 4] = [0xa076_1d64_78bd_642f, 0xe703_7ed1_a0b4_28db, 0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3];
 
-/// Two words in one hash: both halves of their product (Wang Yi's wyhash, https://github.com/wangyi-fudan/wyhash). As [`mix`],
-/// against mistakes and not against malice, in a third of the time.
+/// Hashes two words: both halves of their product (Wang Yi's wyhash,
+/// <https://github.com/wangyi-fudan/wyhash>). Like [`mix`] it protects against mistakes, not
+/// against malice, and takes a third of the time.
 const fn folded(a: u64, b: u64) -> u64 {
     let product = a as u128 * b as u128;
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Folds one more word into a hash. A multiply-xorshift (the finaliser of SplitMix64): every input bit reaches every
-/// output bit, in a few cycles. It protects against mistakes, not against malice.
+/// Folds one more word into a hash. A multiply-xorshift (the finaliser of SplitMix64): every input
+/// bit reaches every output bit, in a few cycles. It protects against mistakes, not against malice.
 pub(crate) const fn mix(hash: u64, word: u64) -> u64 {
     let mut z = hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ word;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -404,7 +445,8 @@ mod tests {
         assert_eq!(Descriptor::decode([u64::MAX; 4]), None);
     }
 
-    /// Programs go wrong by one: calls that are nearly the same must not look the same, nor two in another order.
+    /// Programs go wrong by one: calls that are nearly the same must not look the same, nor two in
+    /// another order.
     #[test]
     fn fingerprints_of_neighbours_differ() {
         let most = if cfg!(miri) { 20 } else { 300 };

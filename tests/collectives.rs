@@ -163,7 +163,7 @@ fn a_zero_length_operation_takes_a_number_and_no_time() {
                 comm.broadcast::<u8>(&mut [], 0).unwrap();
             }
             match comm.all_reduce(&mut word, ReduceOp::Sum) {
-                Err(kolo::Error::Mismatch { mine, theirs, .. }) => assert_eq!(mine.seq.abs_diff(theirs.seq), 1),
+                Err(kolo::Error::Mismatch { mine, theirs, .. }) => assert_eq!(mine.seq().abs_diff(theirs.seq()), 1),
                 Err(kolo::Error::Peer { cause: kolo::Cause::Revoked, .. }) => {}
                 other => panic!("{other:?}"),
             }

@@ -384,7 +384,7 @@ fn who_waits_in_another_communicator_is_named_with_whom_it_waits_for() {
                 match error {
                     Error::Peer { rank: 2, cause: Cause::Absent { elsewhere: Some(elsewhere), .. }, .. } => {
                         assert_eq!((elsewhere.job_rank, elsewhere.rank), (awaited, (awaited < 3).then_some(awaited)));
-                        assert_eq!(elsewhere.call.unwrap().op, kolo::Op::Barrier);
+                        assert_eq!(elsewhere.call.unwrap().op(), kolo::Op::Barrier);
                         assert!(text.contains("; it waits for rank ") && text.contains("(barrier seq=1)"), "{text}");
                     }
                     other => panic!("{other:?}"),

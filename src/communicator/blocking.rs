@@ -1,6 +1,8 @@
-//! The blocking form of every operation: it borrows its buffers and returns when this rank's part is done.
+//! The blocking form of every operation: it borrows its buffers and returns when this rank's part
+//! is done.
 //!
-//! Inside a host the operation runs on the calling thread. [`Communicator`] documents what all operations have in common.
+//! Inside a host the operation runs on the calling thread. [`Communicator`] documents what all
+//! operations have in common.
 
 use super::operations::operations;
 use super::{Communicator, calls};
@@ -62,21 +64,23 @@ macro_rules! blocking {
 
 impl Communicator {
     fn submit(&self, call: Call) -> Result<()> {
-        // SAFETY: every caller is a public method that made `call` from slices which its own caller lends until it returns:
-        // those that are written are borrowed mutably, and those that are read cannot be written meanwhile.
+        // SAFETY: every caller is a public method that made `call` from slices which its own caller
+        // lends until it returns: those that are written are borrowed mutably, and those that are
+        // read cannot be written meanwhile.
         unsafe { self.exec.submit(call) }
     }
 
     operations!(blocking);
 
-    /// Receives the next message of any peer and returns the rank that sent it: the message that arrives first, of those that no
-    /// earlier receive waits for.
+    /// Receives the next message of any peer and returns the rank that sent it: the message that
+    /// arrives first, of those that no earlier receive waits for.
     ///
     /// Every rank that sends gives as many elements of the same type.
     ///
     /// # Errors
     ///
-    /// If no rank sends before the deadline, the error names the lowest of the other ranks as silent.
+    /// If no rank sends before the deadline, the error names the lowest of the other ranks as
+    /// silent.
     ///
     /// ```no_run
     /// # fn main() -> kolo::Result<()> {

@@ -1,4 +1,4 @@
-//! How a communicator of all ranks comes to be.
+//! Connecting all ranks of a job: the options, and how a communicator starts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use crate::trace::{self, RankOfJob, Recorder};
 use crate::transport::memory::Hub;
 use crate::types::{Member, Rank};
 
-/// Options for connecting. What is not set comes from environment variables, then from the launcher, then from defaults; see
-/// [`crate::settings`].
+/// Options for connecting. An option that is not set comes from its environment variable, then from
+/// the launcher, then from its default; see [`crate::settings`].
 ///
 /// ```no_run
 /// # fn main() -> kolo::Result<()> {
@@ -68,32 +68,33 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// This process's rank.
+    /// Sets the rank of this process.
     pub fn rank(mut self, rank: Rank) -> Self {
         self.rank = Some(rank);
         self
     }
 
-    /// How many ranks there are.
+    /// Sets the number of ranks.
     pub fn world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
     }
 
-    /// The URL of the store where ranks find each other: `file:///path`, `tcp://host:port`, `redis://host:port`, `rediss://host:port`, `env://`.
+    /// Sets the URL of the store where ranks find each other: `file:///path`, `tcp://host:port`,
+    /// `redis://host:port`, `rediss://host:port`, `env://`.
     pub fn store(mut self, url: impl Into<String>) -> Self {
         self.store = Some(url.into());
         self
     }
 
-    /// A store of your own where ranks find each other.
+    /// Sets a store of the caller's own where ranks find each other.
     pub fn store_object(mut self, store: Arc<dyn Store>) -> Self {
         self.store_object = Some(store);
         self
     }
 
-    /// Rank 0 does not serve the `tcp://` store, because a [`TcpStoreServer`](crate::TcpStoreServer) does. The program that binds
-    /// one to port 0 learns the port before any rank connects.
+    /// Has rank 0 not serve the `tcp://` store, because a [`TcpStoreServer`](crate::TcpStoreServer)
+    /// does. A program that binds one to port 0 learns the port before any rank connects.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -111,133 +112,139 @@ impl Builder {
         self
     }
 
-    /// The name of the job, which tells it from others that use the same store.
+    /// Sets the name of the job, which distinguishes it from others that use the same store.
     pub fn job(mut self, job: impl Into<String>) -> Self {
         self.job = Some(job.into());
         self
     }
 
-    /// What all ranks know and strangers do not.
+    /// Sets the secret of the job, with which its ranks authenticate each other.
     pub fn secret(mut self, secret: [u8; 32]) -> Self {
         self.secret = Some(secret);
         self
     }
 
-    /// A file with the secret of the job, as 64 hexadecimal digits. It belongs to this process's user, and no other user may open it.
-    /// [`Builder::secret`] wins.
+    /// Sets a file with the secret of the job as 64 hexadecimal digits. The file belongs to the
+    /// user of this process, and no other user may open it. [`Builder::secret`] takes precedence.
     pub fn secret_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.secret_file = Some(path.into());
         self
     }
 
-    /// The algorithm for all operations that have it. Rank 0's counts.
+    /// Sets the algorithm for all operations that have it. Rank 0's value applies to all ranks.
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = Some(algorithm);
         self
     }
 
-    /// Through what ranks exchange data. Rank 0's counts.
+    /// Sets how ranks exchange data. Rank 0's value applies to all ranks.
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = Some(transport);
         self
     }
 
-    /// How data of 1 MiB and more in private memory gets from one process of a host to another. Rank 0's counts.
+    /// Sets how 1 MiB and more of private memory gets from one process of a host to another. Rank
+    /// 0's value applies to all ranks.
     pub fn copy_mode(mut self, copy_mode: CopyMode) -> Self {
         self.copy_mode = Some(copy_mode);
         self
     }
 
-    /// Whether reductions have the same bits whatever the transport, the layout and the size: they are then summed in the order
-    /// of ranks. Rank 0's counts.
+    /// Sets whether reductions have the same bits with every transport, layout and size: they then
+    /// reduce in the order of ranks. Rank 0's value applies to all ranks.
     pub fn reproducible(mut self, reproducible: bool) -> Self {
         self.reproducible = Some(reproducible);
         self
     }
 
-    /// How many TCP connections share the work of one link, 1 to 64. Rank 0's counts.
+    /// Sets the number of TCP connections that share the work of one link, 1 to 64. Rank 0's value
+    /// applies to all ranks.
     pub fn sockets(mut self, sockets: usize) -> Self {
         self.sockets = Some(sockets);
         self
     }
 
-    /// Whether buffers may be in the memory of GPUs. Rank 0's counts. If not set, they may where rank 0's kolo was built with the
-    /// feature `cuda` and its machine has a driver. Operations of more than 64 KiB then begin with asking where all buffers are,
-    /// which takes a microsecond or two inside a host; and calls look whose memory they are given.
+    /// Sets whether buffers may be in the memory of GPUs. Rank 0's value applies to all ranks. By
+    /// default they may if rank 0's kolo was built with the feature `cuda` and its machine has a
+    /// driver. Then each call finds out in which memory its buffers are, and ranks tell each other
+    /// before an operation of more than 64 KiB, which takes one or two microseconds inside a host.
     pub fn devices(mut self, devices: bool) -> Self {
         self.devices = Some(devices);
         self
     }
 
-    /// How data in the memory of GPUs gets from one rank to another. Rank 0's counts.
+    /// Sets how data in the memory of GPUs gets from one rank to another. Rank 0's value applies to
+    /// all ranks.
     pub fn device_path(mut self, path: DevicePath) -> Self {
         self.device_path = Some(path);
         self
     }
 
-    /// The costs with which algorithms are compared. Rank 0's count.
+    /// Sets the costs with which algorithms are compared. Rank 0's value applies to all ranks.
     pub fn cost_model(mut self, model: CostModel) -> Self {
         self.model = Some(model);
         self
     }
 
-    /// The longest that one operation may take: more than 0.
+    /// Sets the deadline of each operation, more than 0.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// The longest that ranks wait for each other when they connect: more than 0.
+    /// Sets how long ranks wait for each other when they connect, more than 0.
     pub fn start_timeout(mut self, timeout: Duration) -> Self {
         self.start_timeout = Some(timeout);
         self
     }
 
-    /// Declares this rank's host: ranks that declare different ones do not share memory.
+    /// Sets the name of this rank's host. Ranks with different host names do not share memory.
     pub fn host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
         self
     }
 
-    /// Whether a `tcp://` store listens to other machines even if the ranks were given no secret: then every process that reaches it can
-    /// join, or disturb, the job.
+    /// Sets whether a `tcp://` store accepts other machines although the ranks have no secret. Then
+    /// every process that reaches it can join the job, or disturb it.
     pub fn insecure(mut self, insecure: bool) -> Self {
         self.insecure = Some(insecure);
         self
     }
 
-    /// Which network interfaces or addresses may be used; the syntax is that of `KOLO_INTERFACE`.
+    /// Sets which network interfaces or addresses may be used, in the syntax of `KOLO_INTERFACE`.
     pub fn interface(mut self, filter: impl Into<String>) -> Self {
         self.interface = Some(filter.into());
         self
     }
 
-    /// A folder where a rank leaves the last operations of its communicators when one of them fails: a file for `kolo trace`. It is
-    /// made if it is not there.
+    /// Sets a folder where a rank writes the last operations of its communicators when one of them
+    /// fails, as a file for `kolo trace`. The folder is created if it does not exist.
     pub fn trace_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.trace_dir = Some(folder.into());
         self
     }
 
-    /// Whether the files are also left when this process gets SIGUSR1. Only then does kolo handle the signal, in addition to who
-    /// handled it before; without, the signal ends a process that has not provided for it.
+    /// Sets whether these files are also written when this process receives SIGUSR1. Only then does
+    /// kolo handle the signal, and calls the earlier handler as well. By default the signal ends a
+    /// process that does not handle it.
     pub fn trace_signal(mut self, on: bool) -> Self {
         self.trace_signal = Some(on);
         self
     }
 
-    /// Encrypts links in the network, with TLS 1.3: PEM files with the certificate of the job's authority, with one that it has
-    /// signed for the name `kolo`, and with the latter's private key. All ranks have certificates, or none. What ranks tell each
-    /// other of themselves and of failures goes beside the links: authenticated, and not encrypted.
+    /// Encrypts links between hosts by TLS 1.3. The PEM files hold the certificate of the job's
+    /// authority, a certificate that it has signed for the name `kolo`, and the private key of the
+    /// latter. Either all ranks have certificates, or none. Peer info and failure reports do not
+    /// use the links: they are authenticated, but not encrypted.
     ///
-    /// A link starts when both ranks use it, so a send does not return before its receiver has come. Only with the feature
-    /// `tls`; without, connecting fails.
+    /// A link starts when both ranks use it, so a send does not return before its receiver has
+    /// called. Without the feature `tls`, connecting fails.
     pub fn tls(mut self, authority: impl Into<PathBuf>, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.tls = Some(TlsFiles { authority: authority.into(), certificate: certificate.into(), key: key.into() });
         self
     }
 
-    /// Connects with all other ranks. Returns when all have connected.
+    /// Connects with all other ranks. Returns when all ranks have connected.
     ///
     /// # Errors
     ///
@@ -265,12 +272,12 @@ impl Builder {
         let info = info(&fabric, members, &settings);
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
         let core = Core::start(fabric, shared, &CommInfo { timeout: left, ..info.clone() }, Instant::now())?;
-        // Everybody has connected: the store has done its duty.
+        // All ranks have connected: the store is not needed any more.
         drop(store);
         Ok(Communicator::new(core, info))
     }
 
-    /// The settings: what was set here, else what the environment says.
+    /// The settings: the options, otherwise the environment variables.
     fn settings(&self) -> Result<Settings> {
         let mut settings = Settings::from_env(&process_env)?;
         let SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, model } =
@@ -290,7 +297,7 @@ impl Builder {
                 return Err(Error::setting(name, "0", config::DURATION));
             }
         }
-        // What is longer than a life is forever, and can be added to a time.
+        // Longer times count as forever, which can still be added to a point in time.
         settings.timeout = self.timeout.unwrap_or(settings.timeout).min(FOREVER);
         settings.start_timeout = self.start_timeout.unwrap_or(settings.start_timeout).min(FOREVER);
         settings.host = self.host.clone().or(settings.host);
@@ -303,7 +310,7 @@ impl Builder {
         Ok(settings)
     }
 
-    /// Rank and world size: what was set here, else what the launcher says.
+    /// Rank and world size: the options, otherwise those of the launcher.
     fn launch(&self) -> Result<Launch> {
         let Builder { rank, world_size, .. } = *self;
         let launch = match (rank, world_size) {
@@ -315,7 +322,7 @@ impl Builder {
                 rendezvous: Rendezvous::Unknown { advice: "name one with Builder::store or KOLO_STORE".to_owned() },
             },
             (None, None) => launcher::detect(&process_env)?.unwrap_or_else(|| Launch {
-                launcher: "nobody",
+                launcher: "none",
                 rank: 0,
                 world_size: 1,
                 job: "kolo".to_owned(),
@@ -338,8 +345,8 @@ impl Builder {
             return Ok((store.clone(), None));
         }
         let owner = launch.rank == 0;
-        // Under `kolo run` the launcher serves the store of the environment, and every rank is a guest. Of one that the program has
-        // named it knows nothing.
+        // Under `kolo run` the launcher serves the store of the environment variable, but not one
+        // that the program has set.
         let is_served = self.store_is_served || self.store.is_none() && process_env("KOLO_STORE_SERVED").is_some();
         let url = self.store.clone().or_else(|| process_env("KOLO_STORE"));
         let place = match (url, &launch.rendezvous) {
@@ -365,23 +372,26 @@ impl Builder {
     }
 }
 
-/// The recorder of a rank that meets nobody outside this process.
+/// The recorder of a rank whose peers are all in this process.
 fn recorder(job: &str, rank: Rank, members: &[Member], settings: &Settings) -> Arc<Recorder> {
-    // Of one process all ranks come from one call; its number tells it from others.
+    // All ranks are of one process, whose id distinguishes the run from others.
     let run = u64::from(std::process::id());
     Recorder::new(RankOfJob { job: job.to_owned(), run, rank, members: members.to_vec() }, settings.trace_dir.clone())
 }
 
 impl Communicator {
-    /// Connects all ranks that a launcher started; without a launcher, makes a communicator of this process alone.
+    /// Connects all ranks that a launcher started; without a launcher, makes a communicator of this
+    /// process alone.
     ///
-    /// It recognises `kolo run`, torchrun, SLURM's srun, mpirun of Open MPI, MPICH and Intel MPI, PMIx, PALS, Flux, LSF, Kubernetes
-    /// jobs, and plain `RANK` and `WORLD_SIZE` variables. It waits for all ranks, at most for `KOLO_START_TIMEOUT`.
+    /// It recognises `kolo run`, torchrun, SLURM's srun, mpirun of Open MPI, MPICH and Intel MPI,
+    /// PMIx, PALS, Flux, LSF, Kubernetes jobs, and plain `RANK` and `WORLD_SIZE` variables. It
+    /// waits for all ranks, at most for `KOLO_START_TIMEOUT`.
     ///
     /// # Errors
     ///
-    /// [`Error::NoLauncher`] if the launcher's variables are incomplete; it lists those that kolo looked for. [`Error::Missing`],
-    /// [`Error::WorldSize`], [`Error::RankTaken`] and [`Error::Store`] if the ranks do not find each other.
+    /// [`Error::NoLauncher`] if the launcher's variables are incomplete; it lists those that kolo
+    /// looked for. [`Error::Missing`], [`Error::WorldSize`], [`Error::RankTaken`] and
+    /// [`Error::Store`] if the ranks do not find each other.
     pub fn from_env() -> Result<Communicator> {
         Builder::default().connect()
     }
@@ -391,7 +401,7 @@ impl Communicator {
         Builder::default()
     }
 
-    /// A communicator of one rank, which needs no store.
+    /// Makes a communicator of one rank, which needs no store.
     fn alone(settings: Settings) -> Result<Communicator> {
         let member = Member { host: sys::hostname().into(), pid: std::process::id() };
         let members = vec![member];
@@ -401,8 +411,8 @@ impl Communicator {
         Ok(Communicator::new(core, info))
     }
 
-    /// Communicators of `world_size` ranks inside this process, one for each of as many threads: for tests, and for programs
-    /// with a thread for each device.
+    /// Makes `world_size` communicators inside this process, one for each rank, to be used by one
+    /// thread each: for tests, and for programs with a thread for each device.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -423,11 +433,13 @@ impl Communicator {
     }
 }
 
-/// Each is a thread, at least: more is a mistake, and would end in a process without memory.
+/// Each rank is at least a thread: a larger number is a mistake, and would exhaust the memory of
+/// the process.
 const MOST_IN_PROCESS: usize = 4096;
 
 impl Builder {
-    /// As [`Communicator::in_process`], with options. Ranks exchange data through memory whatever the transport.
+    /// Makes communicators as [`Communicator::in_process`], with options. Ranks exchange data
+    /// through memory with every transport.
     pub fn connect_in_process(self, world_size: usize) -> Result<Vec<Communicator>> {
         let settings = self.settings()?;
         if world_size == 0 {

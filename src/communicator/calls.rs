@@ -1,7 +1,8 @@
 //! From the arguments of an operation to its [`Call`], the same for every form.
 //!
-//! Buffers are raw slices of whole elements of `T`, on the host or on a device. `rank` and `world` are those of the communicator.
-//! [`Call::check`] checks the lengths; an error here means that there is no call to check.
+//! Buffers are raw slices of whole elements of `T`, on the host or on a device. `rank` and `world`
+//! are those of the communicator. [`Call::check`] checks the lengths; an error here means that
+//! there is no call to check.
 
 use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Argument, Error, Result};
@@ -195,7 +196,8 @@ pub(super) fn recv<T: Element>(buf: RawSliceMut, from: Rank) -> Call {
     Call { root: from, count: elements::<T>(buf.len), recv: buf, ..Call::new::<T>(Op::Recv) }
 }
 
-/// Receives from any rank, which is written to `source`. The call's peer is this rank, which stands for one not known yet.
+/// Receives from any rank, which is written to `source`. The call's peer is this rank, which stands
+/// for one not known yet.
 pub(super) fn recv_any<T: Element>(buf: RawSliceMut, source: &mut Rank, rank: Rank) -> Call {
     Call { source: Some(Source::Rank(source)), ..recv::<T>(buf, rank) }
 }

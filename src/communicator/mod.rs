@@ -1,4 +1,4 @@
-//! The communicator: the public face.
+//! The communicator: the public API of operations. [`operations`] describes each of them once.
 
 mod blocking;
 mod builder;
@@ -33,16 +33,37 @@ pub(crate) use stream::on_one_gpu;
 #[cfg(feature = "cuda")]
 pub use stream::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 
-/// A group of ranks that communicate with each other, seen from one of them.
+/// A group of ranks that communicate with each other, as one of these ranks sees it.
 ///
-/// Every rank makes the same calls in the same order; calls of several threads are carried out one after the other. An
-/// operation that fails revokes the communicator: later calls return [`Error::Revoked`], and the other ranks' calls fail, too.
+/// All ranks make the same calls in the same order. Calls of several threads on one communicator
+/// run one after the other. Each operation has these forms:
 ///
-/// Dropping it tells the others that this rank has left. Operations that are still under way are given up.
+/// - [`all_reduce`](Communicator::all_reduce) borrows its buffers and returns when this rank's part
+///   is done;
+/// - [`start_all_reduce`](Communicator::start_all_reduce) owns its buffers and returns a
+///   [`Work`](crate::Work) at once;
+/// - [`Scope::all_reduce`] returns at once and borrows its buffers until the
+///   [`scope`](Communicator::scope) ends;
+/// - `OnStream::all_reduce`, with the feature `cuda`, takes device memory and its turn in a CUDA
+///   stream (`Communicator::on`).
+///
+/// Dropping the communicator tells its peers that this rank has left, and aborts operations in
+/// flight.
+///
+/// # Errors
+///
+/// A call returns [`Error::Argument`] before it sends anything if its arguments are wrong: a buffer
+/// of the wrong length, counts whose number is not the world size, a root out of range, a reduction
+/// that is not defined on the elements. The communicator stays usable.
+///
+/// It returns [`Error::Peer`] if a peer fails, leaves or does not take part before the deadline,
+/// and [`Error::Mismatch`] if the ranks made different calls. Any such failure revokes the
+/// communicator: later calls return [`Error::Revoked`], and the calls of the other ranks fail, too.
+/// [`Communicator::shrink`] makes a new communicator of the survivors.
 ///
 /// ```
 /// # fn main() -> kolo::Result<()> {
-/// let comm = kolo::Communicator::from_env()?; // alone, unless a launcher says otherwise
+/// let comm = kolo::Communicator::from_env()?; // This process alone, unless a launcher started it.
 /// let mut gradients = vec![1.0f32; 1000];
 /// comm.all_reduce(&mut gradients, kolo::ReduceOp::Average)?;
 /// # Ok(())
@@ -57,37 +78,38 @@ impl Communicator {
         Communicator { exec: Executor::new(core, info) }
     }
 
-    /// Has other devices than those of the machine.
+    /// Replaces the devices of the machine.
     #[cfg(test)]
     pub(crate) fn with_driver(self, driver: std::sync::Arc<dyn crate::cuda::device::Driver>) -> Communicator {
         assert!(self.exec.state.driver.set(Some(driver)).is_ok(), "the devices have been looked for");
         self
     }
 
-    /// An error in a forked child.
+    /// Fails in a forked child.
     pub(crate) fn check_process(&self, op: Op) -> Result<()> {
         self.exec.state.check_process(op)
     }
 
-    /// The same ranks, or some of them, in this process: it need not look for the devices again.
+    /// Makes a communicator of the same ranks, or some of them, with the devices of this one.
     fn of_same_process(&self, core: Core, info: CommInfo) -> Communicator {
         let other = Communicator::new(core, info);
         self.exec.pass_devices_on(&other.exec);
         other
     }
 
-    /// This rank, from 0 to the world size less one.
+    /// Returns this rank, from 0 to the world size less one.
     pub fn rank(&self) -> Rank {
         self.exec.state.info.rank
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.exec.state.layout.ranks
     }
 
-    /// How many hosts the ranks are on. Ranks count as on one host if they can share memory, which was proved by doing it. With
-    /// the transport forced to TCP nobody tries to, and it is the hosts' names that count.
+    /// Returns the number of hosts. Ranks count as on one host if they share memory, which was
+    /// tried. With the transport forced to TCP it is not tried, and ranks with equal host names
+    /// count as on one host.
     pub fn host_count(&self) -> usize {
         match self.exec.state.settings.transport {
             crate::Transport::Tcp => self.exec.state.info.members.iter().map(|member| &member.host).collect::<HashSet<_>>().len(),
@@ -95,7 +117,8 @@ impl Communicator {
         }
     }
 
-    /// How collectives of so many bytes (of the buffer, or of all blocks together) are carried out.
+    /// Returns the algorithm of a collective of so many bytes: of the buffer, or of all blocks
+    /// together.
     pub fn algorithm(&self, op: Op, bytes: u64) -> Choice {
         self.exec.state.core.lock().choose(op, bytes)
     }
@@ -105,16 +128,18 @@ impl Communicator {
         self.exec.failure()
     }
 
-    /// Whether this rank's buffers may be in the memory of GPUs: rank 0 has it so (see [`Builder::devices`]), and there is a driver
-    /// here.
+    /// Returns whether this rank's buffers may be in the memory of GPUs: rank 0 allows it (see
+    /// [`Builder::devices`]), and this machine has a driver.
     pub fn has_devices(&self) -> bool {
         self.exec.driver().is_some()
     }
 
-    /// Through what ranks exchange data: `"shm"` inside one host, `"tcp"`, or `"shm+tcp"`.
+    /// Returns how ranks exchange data: `"none"` for a single rank, `"shm"` inside one host,
+    /// `"tcp"`, or `"shm+tcp"`.
     pub fn transport_name(&self) -> &'static str {
         let Layout { ranks, hosts, windows, .. } = self.exec.state.layout;
-        // More ranks than a window has places for share memory all the same, each pair for its messages.
+        // More ranks than a window can have share memory as well: each pair exchanges its messages
+        // through it.
         let shares_memory = windows || ranks > MOST_RANKS;
         match (self.exec.state.settings.transport, ranks, hosts) {
             (_, 1, _) => "none",
@@ -126,9 +151,9 @@ impl Communicator {
         }
     }
 
-    /// Gives up what is under way, in whatever thread, and ends the communicator: the calls fail with [`Error::Aborted`], later
-    /// ones with [`Error::Revoked`], and those of other ranks fail, too. Returns when all have heard of it, within a
-    /// second.
+    /// Aborts the operations in flight, of all threads, and ends the communicator. These calls fail
+    /// with [`Error::Aborted`], later ones with [`Error::Revoked`], and the calls of other ranks
+    /// fail, too. Returns within a second, when the peers have been told.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -143,15 +168,16 @@ impl Communicator {
         self.exec.abort();
     }
 
-    /// Writes the last operations of this rank to a file, for `kolo trace`: those of this communicator, of the one that it was split
-    /// from, and of all others that came of that one and have not been dropped, up to 1024 of each. From any thread, also while
-    /// operations are under way.
+    /// Writes the last operations of this rank to a file, for `kolo trace`: up to 1024 of this
+    /// communicator, of the one that it was split from, and of each other one that was split from
+    /// that and has not been dropped. It can be called from any thread, also while operations are
+    /// in flight.
     ///
-    /// [`Builder::trace_dir`] has such files written when an operation fails.
+    /// With [`Builder::trace_dir`] kolo writes such files when an operation fails.
     ///
     /// # Errors
     ///
-    /// [`Error::Setting`] if the file cannot be written. The communicator is as usable as before.
+    /// [`Error::Setting`] if the file cannot be written. The communicator stays usable.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {

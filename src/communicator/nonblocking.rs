@@ -1,6 +1,8 @@
-//! The nonblocking form of every operation: it owns its buffers and returns a [`Work`] at once, which gives the buffers back.
+//! The nonblocking form of every operation: it owns its buffers and returns a [`Work`] at once,
+//! which gives the buffers back.
 //!
-//! Any type that lends a slice of elements can be a buffer: `Vec`, `Box<[T]>`, arrays, [`crate::Registered`].
+//! Any type that lends a slice of elements can be a buffer: `Vec`, `Box<[T]>`, arrays,
+//! [`crate::Registered`].
 
 use super::operations::operations;
 use super::{Communicator, calls};
@@ -49,7 +51,8 @@ macro_rules! starts {
     };
 }
 
-/// One method. The buffers are shown to the call where they stay until the operation has ended: nothing else can reach them there.
+/// One method. The buffers are shown to the call where they stay until the operation has ended:
+/// nothing else can reach them there.
 macro_rules! nonblocking {
     ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| () => $call:expr) => {
         #[doc = concat!("Starts [`Communicator::", stringify!($name), "`] and returns at once. [`Work::wait`] waits for its end.")]
@@ -120,8 +123,9 @@ macro_rules! nonblocking {
 impl Communicator {
     operations!(nonblocking);
 
-    /// Starts [`Communicator::recv_any`] and returns at once. The [`Work`] owns the buffer until the operation has ended; then
-    /// [`Work::wait`] returns `(buf, source)`, where `source` is the rank that sent the message.
+    /// Starts [`Communicator::recv_any`] and returns at once. The [`Work`] owns the buffer until
+    /// the operation has ended; then [`Work::wait`] returns `(buf, source)`, where `source` is the
+    /// rank that sent the message.
     pub fn start_recv_any<T: Element, R>(&self, buf: R) -> Result<Work<(R, Rank)>>
     where
         R: AsMut<[T]> + Send + 'static,

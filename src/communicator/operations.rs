@@ -1,8 +1,9 @@
 //! Every operation, described once.
 //!
-//! [`operations`] lists them: the documentation of the blocking form, the names of the blocking and the nonblocking form, the
-//! arguments, and the [`Call`](crate::exec::Call) that they make. Each form is a macro that makes one method of one entry:
-//! `blocking`, `nonblocking` and `scoped` on host memory, `on_stream` on device memory.
+//! [`operations`] lists them: the documentation of the blocking form, the names of the blocking and
+//! the nonblocking form, the arguments, and the [`Call`](crate::exec::Call) that they make. Each
+//! form is a macro that makes one method of one entry: `blocking`, `nonblocking` and `scoped` on
+//! host memory, `on_stream` on device memory.
 //!
 //! An argument is a buffer, the counts of all ranks, or a plain value of the type that is named:
 //!
@@ -14,13 +15,15 @@
 //! | `root_output` | `Option<&mut [T]>` | `Option<R>` | `Option<&'scope mut [T]>` | `Option<&mut R>` | `Option<RawSliceMut>` |
 //! | `counts` | `&[usize]` | `&[usize]` | `&[usize]` | `&[usize]` | `&[usize]` |
 //!
-//! Two operations do not fit and are written by hand: `recv_any` returns a rank, and `send_recv` is two calls.
+//! Two operations do not fit and are written by hand: `recv_any` returns a rank, and `send_recv` is
+//! two calls.
 
 /// Makes one form of every operation, inside an `impl` block: `operations!(blocking)`.
 macro_rules! operations {
     ($form:ident) => {
         $form! {
-            /// Reduces all ranks' `buf`, element by element. Every rank's `buf` then holds the result, with the same bits.
+            /// Reduces all ranks' `buf`, element by element. Every rank's `buf` then holds the
+            /// result, with the same bits.
             ///
             /// All ranks give the same number of elements.
             ///
@@ -37,7 +40,8 @@ macro_rules! operations {
             all_reduce, start_all_reduce |comm| (buf: in_place, op: ReduceOp) => calls::all_reduce::<T>(buf, op)
         }
         $form! {
-            /// Reduces all ranks' `send`, element by element, into every rank's `recv`: [`Communicator::all_reduce`] out of place.
+            /// Reduces all ranks' `send`, element by element, into every rank's `recv`:
+            /// [`Communicator::all_reduce`] out of place.
             ///
             /// All ranks give the same number of elements; `recv` has as many as `send`.
             ///
@@ -72,10 +76,11 @@ macro_rules! operations {
             broadcast, start_broadcast |comm| (buf: in_place, root: Rank) => calls::broadcast::<T>(buf, root)
         }
         $form! {
-            /// Copies the root's `send` to every rank's `recv`: [`Communicator::broadcast`] out of place.
+            /// Copies the root's `send` to every rank's `recv`: [`Communicator::broadcast`] out of
+            /// place.
             ///
-            /// All ranks give the same number of elements in `recv`. The root gives `send` with as many; other ranks may give
-            /// `None`.
+            /// All ranks give the same number of elements in `recv`. The root gives `send` with as
+            /// many; other ranks may give `None`.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -105,7 +110,8 @@ macro_rules! operations {
             barrier, start_barrier |comm| () => calls::barrier()
         }
         $form! {
-            /// Reduces all ranks' `buf`, element by element, into the root's `buf`. The other ranks' `buf` stays as it is.
+            /// Reduces all ranks' `buf`, element by element, into the root's `buf`. The other
+            /// ranks' `buf` stays as it is.
             ///
             /// All ranks give the same number of elements.
             ///
@@ -124,10 +130,11 @@ macro_rules! operations {
             reduce, start_reduce |comm| (buf: in_place, op: ReduceOp, root: Rank) => calls::reduce::<T>(buf, op, root)
         }
         $form! {
-            /// Reduces all ranks' `send`, element by element, into the root's `recv`: [`Communicator::reduce`] out of place.
+            /// Reduces all ranks' `send`, element by element, into the root's `recv`:
+            /// [`Communicator::reduce`] out of place.
             ///
-            /// All ranks give the same number of elements in `send`. The root gives `recv` with as many; other ranks may give
-            /// `None`.
+            /// All ranks give the same number of elements in `send`. The root gives `recv` with as
+            /// many; other ranks may give `None`.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -146,7 +153,8 @@ macro_rules! operations {
         $form! {
             /// Concatenates all ranks' `send`, in the order of ranks, into every rank's `recv`.
             ///
-            /// All ranks give the same number of elements in `send`; `recv` has N times as many, where N is the world size.
+            /// All ranks give the same number of elements in `send`; `recv` has N times as many,
+            /// where N is the world size.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -161,7 +169,8 @@ macro_rules! operations {
             all_gather, start_all_gather |comm| (send: input, recv: output) => calls::all_gather::<T>(send, recv)
         }
         $form! {
-            /// [`Communicator::all_gather`] in place: this rank contributes block `rank` of the N equal blocks of `buf`.
+            /// [`Communicator::all_gather`] in place: this rank contributes block `rank` of the N
+            /// equal blocks of `buf`.
             ///
             /// All ranks give the same number of elements, a multiple of the world size N.
             ///
@@ -180,9 +189,11 @@ macro_rules! operations {
                 => calls::all_gather_in_place::<T>(buf, comm.rank(), comm.world_size())?
         }
         $form! {
-            /// [`Communicator::all_gather`] with a count for each rank: rank `i` contributes `counts[i]` elements.
+            /// [`Communicator::all_gather`] with a count for each rank: rank `i` contributes
+            /// `counts[i]` elements.
             ///
-            /// `send` has `counts[rank]` elements, `recv` has the sum of all counts. All ranks give the same counts.
+            /// `send` has `counts[rank]` elements, `recv` has the sum of all counts. All ranks give
+            /// the same counts.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -199,7 +210,8 @@ macro_rules! operations {
                 => calls::all_gather_v::<T>(send, recv, counts, comm.world_size())?
         }
         $form! {
-            /// [`Communicator::all_gather_v`] in place: this rank contributes its own block of `buf`.
+            /// [`Communicator::all_gather_v`] in place: this rank contributes its own block of
+            /// `buf`.
             ///
             /// `buf` has the sum of all counts. All ranks give the same counts.
             ///
@@ -217,10 +229,11 @@ macro_rules! operations {
                 => calls::all_gather_v_in_place::<T>(buf, counts, comm.rank(), comm.world_size())?
         }
         $form! {
-            /// Reduces all ranks' `send`, element by element, and leaves block `i` of the result in rank `i`'s `recv`.
+            /// Reduces all ranks' `send`, element by element, and leaves block `i` of the result in
+            /// rank `i`'s `recv`.
             ///
-            /// The result has N equal blocks, where N is the world size: `send` has N times as many elements as `recv`. All ranks
-            /// give the same number of elements.
+            /// The result has N equal blocks, where N is the world size: `send` has N times as many
+            /// elements as `recv`. All ranks give the same number of elements.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -237,10 +250,11 @@ macro_rules! operations {
                 => calls::reduce_scatter::<T>(send, recv, op)
         }
         $form! {
-            /// [`Communicator::reduce_scatter`] in place: the result replaces block `rank` of the N equal blocks of `buf`.
+            /// [`Communicator::reduce_scatter`] in place: the result replaces block `rank` of the N
+            /// equal blocks of `buf`.
             ///
-            /// All ranks give the same number of elements, a multiple of the world size N. The other blocks are scratch memory:
-            /// their content afterwards is not specified.
+            /// All ranks give the same number of elements, a multiple of the world size N. The
+            /// other blocks are scratch memory: their content afterwards is not specified.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -256,9 +270,11 @@ macro_rules! operations {
                 => calls::reduce_scatter_in_place::<T>(buf, op, comm.rank(), comm.world_size())?
         }
         $form! {
-            /// [`Communicator::reduce_scatter`] with a count for each rank: block `i` of the result has `counts[i]` elements.
+            /// [`Communicator::reduce_scatter`] with a count for each rank: block `i` of the result
+            /// has `counts[i]` elements.
             ///
-            /// `send` has the sum of all counts, `recv` has `counts[rank]` elements. All ranks give the same counts.
+            /// `send` has the sum of all counts, `recv` has `counts[rank]` elements. All ranks give
+            /// the same counts.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -275,10 +291,11 @@ macro_rules! operations {
                 => calls::reduce_scatter_v::<T>(send, recv, counts, op, comm.world_size())?
         }
         $form! {
-            /// [`Communicator::reduce_scatter_v`] in place: the result replaces this rank's block of `buf`.
+            /// [`Communicator::reduce_scatter_v`] in place: the result replaces this rank's block
+            /// of `buf`.
             ///
-            /// `buf` has the sum of all counts. All ranks give the same counts. The other blocks are scratch memory: their content
-            /// afterwards is not specified.
+            /// `buf` has the sum of all counts. All ranks give the same counts. The other blocks
+            /// are scratch memory: their content afterwards is not specified.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -294,11 +311,11 @@ macro_rules! operations {
                 => calls::reduce_scatter_v_in_place::<T>(buf, counts, op, comm.rank(), comm.world_size())?
         }
         $form! {
-            /// Sends block `j` of each rank's `send` to rank `j`: block `j` of rank `i`'s `send` becomes block `i` of rank `j`'s
-            /// `recv`.
+            /// Sends block `j` of each rank's `send` to rank `j`: block `j` of rank `i`'s `send`
+            /// becomes block `i` of rank `j`'s `recv`.
             ///
-            /// All ranks give the same number of elements, a multiple of the world size N, in `send` and in `recv`. Both have N
-            /// equal blocks.
+            /// All ranks give the same number of elements, a multiple of the world size N, in
+            /// `send` and in `recv`. Both have N equal blocks.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -315,7 +332,8 @@ macro_rules! operations {
                 => calls::all_to_all::<T>(send, recv, comm.world_size())?
         }
         $form! {
-            /// [`Communicator::all_to_all`] in place: what this rank receives replaces what it sends.
+            /// [`Communicator::all_to_all`] in place: what this rank receives replaces what it
+            /// sends.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -331,14 +349,17 @@ macro_rules! operations {
                 => calls::all_to_all_in_place::<T>(buf, comm.world_size())?
         }
         $form! {
-            /// [`Communicator::all_to_all`] with a count for each pair: this rank sends `send_counts[j]` elements to rank `j` and
-            /// receives `recv_counts[i]` elements from rank `i`.
+            /// [`Communicator::all_to_all`] with a count for each pair: this rank sends
+            /// `send_counts[j]` elements to rank `j` and receives `recv_counts[i]` elements from
+            /// rank `i`.
             ///
-            /// Each buffer has the sum of its counts. Rank `i`'s `send_counts[j]` equals rank `j`'s `recv_counts[i]`.
+            /// Each buffer has the sum of its counts. Rank `i`'s `send_counts[j]` equals rank `j`'s
+            /// `recv_counts[i]`.
             ///
             /// # Errors
             ///
-            /// [`Error::Counts`](crate::Error::Counts) if two ranks give different counts for what one sends to the other.
+            /// [`Error::Counts`](crate::Error::Counts) if two ranks give different counts for what
+            /// one sends to the other.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -359,8 +380,8 @@ macro_rules! operations {
         $form! {
             /// Concatenates all ranks' `send`, in the order of ranks, into the root's `recv`.
             ///
-            /// All ranks give the same number of elements in `send`. The root gives `recv` with N times as many, where N is the
-            /// world size; other ranks may give `None`.
+            /// All ranks give the same number of elements in `send`. The root gives `recv` with N
+            /// times as many, where N is the world size; other ranks may give `None`.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -376,8 +397,8 @@ macro_rules! operations {
                 => calls::gather::<T>(send, recv, root, comm.rank())?
         }
         $form! {
-            /// [`Communicator::gather`] in place: this rank contributes block `rank` of the N equal blocks of `buf`. Only the
-            /// root's `buf` is written.
+            /// [`Communicator::gather`] in place: this rank contributes block `rank` of the N equal
+            /// blocks of `buf`. Only the root's `buf` is written.
             ///
             /// All ranks give the same number of elements, a multiple of the world size N.
             ///
@@ -397,8 +418,8 @@ macro_rules! operations {
         $form! {
             /// Copies block `i` of the root's `send` to rank `i`'s `recv`.
             ///
-            /// All ranks give the same number of elements in `recv`. The root gives `send` with N times as many, where N is the
-            /// world size; other ranks may give `None`.
+            /// All ranks give the same number of elements in `recv`. The root gives `send` with N
+            /// times as many, where N is the world size; other ranks may give `None`.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -415,7 +436,8 @@ macro_rules! operations {
                 => calls::scatter::<T>(send, recv, root, comm.rank())?
         }
         $form! {
-            /// [`Communicator::scatter`] in place: what this rank receives replaces block `rank` of the N equal blocks of its `buf`.
+            /// [`Communicator::scatter`] in place: what this rank receives replaces block `rank` of
+            /// the N equal blocks of its `buf`.
             ///
             /// All ranks give the same number of elements, a multiple of the world size N.
             ///
@@ -433,11 +455,13 @@ macro_rules! operations {
                 => calls::scatter_in_place::<T>(buf, root, comm.rank(), comm.world_size())?
         }
         $form! {
-            /// Sends `buf` to rank `to`, which calls [`Communicator::recv`] with as many elements of the same type.
+            /// Sends `buf` to rank `to`, which calls [`Communicator::recv`] with as many elements
+            /// of the same type.
             ///
-            /// It may return before the peer receives, or wait for the peer. Two ranks that both send first may therefore wait for
-            /// each other until the deadline: use [`Communicator::send_recv`] or [`Communicator::scope`] there. Nonblocking and
-            /// scoped sends and receives that follow each other progress side by side.
+            /// It may return before the peer receives, or wait for the peer. Two ranks that both
+            /// send first may therefore wait for each other until the deadline: use
+            /// [`Communicator::send_recv`] or [`Communicator::scope`] there. Nonblocking and scoped
+            /// sends and receives that follow each other progress side by side.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -454,7 +478,8 @@ macro_rules! operations {
             send, start_send |comm| (buf: input, to: Rank) => calls::send::<T>(buf, to)
         }
         $form! {
-            /// Receives what rank `from` sends by [`Communicator::send`], with as many elements of the same type.
+            /// Receives what rank `from` sends by [`Communicator::send`], with as many elements of
+            /// the same type.
             ///
             /// Messages of one peer arrive in the order in which the peer sent them.
             ///

@@ -1,4 +1,4 @@
-//! Buffers in memory that all ranks of a host map.
+//! Registered buffers, in memory that all ranks of a host map.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,8 +12,8 @@ use crate::shm::registered::Allocation;
 use crate::sys::{PageSize, Segment};
 use crate::types::{Element, Op};
 
-/// A buffer on which collectives inside a host move the minimum; see [`Communicator::alloc`]. It is a slice of elements, which
-/// start as zeros.
+/// A registered buffer, which peers on the same host read and write in place; see
+/// [`Communicator::alloc`]. It is a slice of elements that start as zeros.
 pub struct Registered<T: Element> {
     memory: Arc<Allocation>,
     /// This rank's part.
@@ -23,27 +23,40 @@ pub struct Registered<T: Element> {
 }
 
 impl Communicator {
-    /// Allocates `len` elements, zeroed, in memory that the ranks of this host share ("registered"): an all-reduce on such
-    /// buffers reads and writes them where they are, and needs no staging. Where ranks cannot share memory it is ordinary
-    /// memory, and everything works as well.
+    /// Allocates `len` elements of zeros in memory that the ranks of this host share. An all-reduce
+    /// on such buffers reads and writes them in place, without staging. Where ranks cannot share
+    /// memory it is ordinary memory, and operations stage it.
     ///
-    /// A collective call: all ranks allocate the same length. Ranks may drop their buffers whenever they like. A forked child shares
-    /// the memory with its parent, and frees nothing when it drops the buffer.
+    /// This is a collective call: all ranks allocate the same length. Each rank may drop its buffer
+    /// at any time. A forked child shares the memory with its parent, and frees nothing when it
+    /// drops the buffer.
     ///
-    /// Peers use a buffer only while an operation does. When an operation has failed they do not use its buffer any more; others
-    /// are not touched.
+    /// Peers use a buffer only during an operation to which this rank has lent it. After a failure
+    /// they do not use it any more.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there cannot be so much memory, [`Error::Mismatch`] if ranks ask for different lengths, [`Error::Os`] if
-    /// the system has not found so much memory by the deadline of operations.
+    /// [`Error::Argument`] if the length is more than memory can hold, [`Error::Mismatch`] if ranks
+    /// give different lengths, [`Error::Os`] if the system did not find the memory before the
+    /// deadline of operations.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// # for comm in kolo::Communicator::in_process(1)? {
+    /// let mut gradients = comm.alloc::<f32>(1 << 20)?;
+    /// gradients.fill(1.0);
+    /// comm.all_reduce(&mut gradients, kolo::ReduceOp::Average)?;
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Registered<T>> {
         let too_many = || Error::Argument { op: Op::Alloc, problem: Argument::TooMany { count: len } };
-        // Also none is some, so that there is a page to share.
+        // At least one element, so that there is a page to share.
         let bytes = len.max(1).checked_mul(size_of::<T>()).and_then(|bytes| PageSize::system().round_up(bytes));
         let whole = bytes.and_then(|bytes| bytes.checked_mul(self.world_size()));
         let bytes = bytes.filter(|_| whole.is_some_and(|whole| whole <= isize::MAX as usize)).ok_or_else(too_many)?;
-        // All ranks ask for the same, after what they started before.
+        // All ranks compare their lengths, after the operations that they started before.
         let meet = Call { on_behalf_of: Some(Op::Alloc), count: len, ..Call::new::<T>(Op::Barrier) };
         // SAFETY: a barrier touches no buffer.
         unsafe { self.exec.submit(meet)? };
@@ -65,15 +78,16 @@ impl<T: Element> Deref for Registered<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: this rank's part has room for `len` elements, is aligned to a page and started zeroed, which is a value of
-        // every element. Peers write it only in collectives to which this rank has lent it mutably, and not after one has failed.
+        // SAFETY: this rank's part has room for `len` elements, is aligned to a page and started
+        // zeroed, which is a value of every element. Peers write it only in collectives to which
+        // this rank has lent it mutably, and not after one has failed.
         unsafe { std::slice::from_raw_parts(self.memory.at(self.place, 0).cast(), self.len) }
     }
 }
 
 impl<T: Element> DerefMut for Registered<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and nobody else refers to this rank's part.
+        // SAFETY: as above, and nothing else refers to this rank's part.
         unsafe { std::slice::from_raw_parts_mut(self.memory.at(self.place, 0).cast(), self.len) }
     }
 }
@@ -92,7 +106,8 @@ impl<T: Element> AsMut<[T]> for Registered<T> {
 
 impl<T: Element> Drop for Registered<T> {
     fn drop(&mut self) {
-        // The address stays taken until all ranks have dropped theirs; the memory itself is free now, unless this is a forked child.
+        // The address stays reserved until all ranks have dropped their buffers. The memory is
+        // freed now, except in a forked child.
         self.memory.segment.release(self.place * self.memory.part..(self.place + 1) * self.memory.part);
     }
 }
@@ -107,7 +122,8 @@ impl<T: Element + fmt::Debug> fmt::Debug for Registered<T> {
 mod tests {
     use crate::{Communicator, ReduceOp};
 
-    /// Peers write a rank's buffer while that rank has borrowed it for its call. Miri knows what borrows allow.
+    /// Peers write a rank's buffer while that rank has borrowed it for its call. Miri knows what
+    /// borrows allow.
     #[test]
     fn ranks_of_a_process_reduce_in_each_others_buffers() {
         // More than is reduced in one shot.

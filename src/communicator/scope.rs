@@ -1,4 +1,5 @@
-//! The scoped form of every operation: it is nonblocking and borrows its buffers until the scope ends.
+//! The scoped form of every operation: it is nonblocking and borrows its buffers until the scope
+//! ends.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -14,22 +15,25 @@ use crate::types::{Element, Rank, ReduceOp};
 
 /// Starts operations that borrow their buffers until the scope ends; see [`Communicator::scope`].
 ///
-/// Its methods are named as those of [`Communicator`] and return as soon as the operation is queued. There is no `send_recv`: a
-/// [`Scope::send`] and a [`Scope::recv`] that follow each other progress side by side.
+/// Its methods are named as those of [`Communicator`] and return as soon as the operation is
+/// queued. There is no `send_recv`: a [`Scope::send`] and a [`Scope::recv`] that follow each other
+/// progress side by side.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     comm: &'env Communicator,
     started: RefCell<Vec<Work<()>>>,
-    // Invariant, as in std::thread::scope: otherwise 'scope could be shortened, and a buffer used before the scope has ended.
+    // Invariant, as in std::thread::scope: otherwise 'scope could be shortened, and a buffer used
+    // before the scope has ended.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
 
 impl Communicator {
-    /// Runs `body`, which starts operations on buffers that outlive the scope, and waits for all of them before it returns.
+    /// Runs `body`, which starts operations on buffers that outlive the scope, and waits for all of
+    /// them before it returns.
     ///
-    /// Operations take effect in the order in which they were started. Sends and receives that follow each other progress side by
-    /// side.
+    /// Operations take effect in the order in which they were started. Sends and receives that
+    /// follow each other progress side by side.
     ///
     /// # Errors
     ///
@@ -50,7 +54,8 @@ impl Communicator {
     /// ```
     pub fn scope<'env, R>(&'env self, body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R>) -> Result<R> {
         let scope = Scope { comm: self, started: RefCell::default(), scope: PhantomData, env: PhantomData };
-        // Also if the body fails or panics, no buffer is returned to its owner before its operation has ended.
+        // Also if the body fails or panics, no buffer is returned to its owner before its operation
+        // has ended.
         let wait = WaitOnDrop(&scope.started);
         let result = body(&scope)?;
         wait.wait().map(|()| result)
@@ -105,7 +110,8 @@ macro_rules! scoped {
 }
 
 impl<'scope> Scope<'scope, '_> {
-    /// Starts a call whose buffers are borrowed for `'scope`: [`Communicator::scope`] waits for its end before that.
+    /// Starts a call whose buffers are borrowed for `'scope`: [`Communicator::scope`] waits for its
+    /// end before that.
     fn start(&'scope self, call: Call) -> Result<()> {
         self.started.borrow_mut().push(self.comm.exec.start((), |()| Ok(call))?);
         Ok(())

@@ -1,4 +1,4 @@
-//! How the survivors of a failure go on.
+//! How the survivors of a failure continue with a new communicator.
 
 use std::time::{Duration, Instant};
 
@@ -11,16 +11,17 @@ use crate::failure::CommInfo;
 use crate::failure::shrink::agree;
 use crate::types::{Op, Rank, mix};
 
-/// The least that ranks which have agreed give each other to connect.
+/// The least time that the ranks of a decision give each other to connect.
 const LEAST: Duration = Duration::from_secs(1);
 
 impl Communicator {
-    /// After a failure: a communicator of the ranks that are left, in the order in which they are in this one. They agree on who
-    /// that is. This communicator ends, if it has not failed already.
+    /// Makes a communicator of the survivors of a failure, in the order of their ranks in this one.
+    /// The survivors agree on the members. This communicator ends, if it has not failed already.
     ///
-    /// A collective call of all ranks that want to go on. Ranks that are gone are not waited for; those that are there but do
-    /// not call this have until [`Builder::start_timeout`](crate::Builder::start_timeout), except that the one whose fault the
-    /// failure is has a second. If ranks fail meanwhile, the others agree anew.
+    /// This is a collective call of all ranks that want to continue. They do not wait for processes
+    /// that have ended. They wait for other ranks until
+    /// [`Builder::start_timeout`](crate::Builder::start_timeout), but only one second for the rank
+    /// at fault. If more ranks fail meanwhile, the others agree again.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -39,15 +40,15 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Excluded`] if this rank came too late, and the others went on without it.
+    /// [`Error::Excluded`] if this rank called it too late, and the others continued without it.
     pub fn shrink(&self) -> Result<Communicator> {
         let began = Instant::now();
         self.exec.state.check_process(Op::Connect)?;
-        // What is under way in other threads ends.
+        // The operations of other threads end.
         self.abort();
         let core = self.exec.state.end();
         let culprits: Vec<Rank> = match self.exec.failure() {
-            // It lives, and may be busy with finding out.
+            // The peer runs, and may still be diagnosing the failure.
             Some(Error::Peer { cause: Cause::Broken(kind), .. }) if *kind != std::io::ErrorKind::TimedOut => Vec::new(),
             failure => failure.and_then(Error::culprit).into_iter().collect(),
         };
@@ -72,13 +73,15 @@ impl Communicator {
     }
 }
 
-/// Agrees with the other ranks of `fabric` on who is left: their fabric and their [`CommInfo`].
+/// Agrees with the other ranks of `fabric` on the survivors, and returns their fabric and their
+/// [`CommInfo`].
 fn survivors(fabric: &Fabric, info: &CommInfo, culprits: &[Rank], began: Instant) -> Result<(Fabric, CommInfo)> {
     let nonce = u128::from_le_bytes(random()) as u64;
     let decision = agree(fabric.status(), culprits, nonce, began + info.start_timeout);
     let ranks = &decision.members;
     if *ranks == [info.rank] && culprits == [info.rank] {
-        // Whose fault it was, as all had agreed, does not go on because the others have ended meanwhile.
+        // All ranks had agreed that this one is at fault: it does not continue alone because the
+        // others have ended since.
         return Err(Error::Excluded { survivors: Vec::new() });
     }
     let Some(rank) = ranks.iter().position(|&rank| rank == info.rank) else {

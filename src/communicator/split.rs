@@ -1,4 +1,4 @@
-//! Communicators of some of the ranks.
+//! Splitting a communicator into parts.
 
 use std::io;
 use std::sync::Arc;
@@ -14,25 +14,27 @@ use crate::exec::call::Call;
 use crate::exec::{Agreed, Core};
 use crate::types::{Op, Rank, mix};
 
-/// What failed in a part of the ranks, in the numbers of the whole.
+/// Converts the error of a part to the ranks of the whole communicator.
 fn of_the_whole(mut error: Error, ranks: &[Rank]) -> Error {
     if let Error::Peer { rank, cause, .. } = &mut error {
         *rank = ranks[*rank];
         if *cause == Cause::Aborted {
-            // It gave up the part, and the whole may know why.
+            // It aborted the part; the whole communicator may know the cause.
             *cause = Cause::Revoked;
         }
     }
     error
 }
 
-/// Words that ranks exchange: whether the rank takes part, its colour, its key, a random number, the area that it offers.
+/// Words that each rank gives: whether it takes part, its colour, its key, a random number, and the
+/// area that it offers.
 const WORDS: usize = 5;
 
-/// Words that they exchange then: whether the rank can share memory in its part, and what it has measured with its neighbours.
+/// Words that each rank gives then: whether it can share memory in its part, and what it has
+/// measured with its neighbours.
 const ANSWERS: usize = 2;
 
-/// How long a rank tries to map an area before it looks whether to go on.
+/// How long a rank tries to map an area before it checks whether to continue.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// An area that this rank offers to the part that it may lead.
@@ -56,10 +58,11 @@ impl Drop for Offered {
 }
 
 impl Communicator {
-    /// Divides the ranks: those that give the same `color` become a communicator of their own, in the order of their `key`s,
-    /// and of their ranks where these are equal. Communicators make progress independently of each other.
+    /// Splits the communicator: the ranks that give the same `color` form a new one, in the order
+    /// of their `key`s, and of their ranks where keys are equal. Communicators progress
+    /// independently of each other.
     ///
-    /// A collective call.
+    /// This is a collective call.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -75,12 +78,13 @@ impl Communicator {
         Ok(part.expect("a rank with a colour has a communicator"))
     }
 
-    /// As [`Communicator::split`], for ranks that may have no colour: they become part of nothing.
+    /// Splits the communicator as [`Communicator::split`]. A rank without a colour joins no part
+    /// and gets `None`.
     pub fn split_or_leave(&self, color: Option<usize>, key: usize) -> Result<Option<Communicator>> {
         let mut nonce = [0; 8];
         getrandom::fill(&mut nonce).map_err(|error| crate::Error::os("reading random numbers")(std::io::Error::other(error)))?;
         let nonce = u64::from_le_bytes(nonce);
-        // This rank may become the first of its part on this host.
+        // This rank may become the leader of its part on this host.
         let host = self.exec.state.host.as_ref().filter(|(_, neighbours)| color.is_some() && *neighbours > 1);
         let offered = host.map(|(host, ranks)| Offered { host: host.clone(), offer: host.offer(*ranks), ranks: *ranks });
         let offer = offered.as_ref().map_or(Offer::NONE, |offered| offered.offer);
@@ -113,7 +117,7 @@ impl Communicator {
         };
         drop(rings);
         match started {
-            // The part's token may have been cancelled, too, when it had just started.
+            // The cancellation may have reached the part when it had just started.
             Ok(mut core) if self.exec.state.info.cancel.is_cancelled() => {
                 core.part(true);
                 drop(core);
@@ -121,12 +125,12 @@ impl Communicator {
                 Err(self.exec.state.fail(&mut self.exec.state.core.lock(), given_up))
             }
             Ok(core) => Ok(Some(self.of_same_process(core, info))),
-            // The others may have got their part, and not come to the next call alone.
+            // Other ranks may have got their part, and would wait for this one in their next call.
             Err(error) => Err(self.exec.state.fail(&mut self.exec.state.core.lock(), of_the_whole(error, &ranks))),
         }
     }
 
-    /// Every rank's words.
+    /// Gathers the words of all ranks.
     fn gather_words(&self, mine: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0; mine.len() * self.world_size()];
         let call =
@@ -136,7 +140,8 @@ impl Communicator {
         Ok(all)
     }
 
-    /// The ranks of each part agree whether they share memory. All ranks call this, also those of no part.
+    /// Agrees with the ranks of this part on whether they share memory. All ranks call it, also
+    /// those of no part.
     fn agree_on_memory(
         &self,
         part: Option<&Fabric>,
@@ -147,7 +152,7 @@ impl Communicator {
         let neighbours = part.map_or(Arc::default(), Fabric::neighbours);
         let jobs: Vec<Rank> = part.map_or(Vec::new(), |part| neighbours.iter().map(|&rank| part.members()[rank]).collect());
         let place = part.and_then(|part| neighbours.iter().position(|&rank| rank == part.rank()));
-        // The other ranks' offers are free again before any rank splits anew.
+        // The offers that are not used are free again before any rank splits again.
         let offered = offered.filter(|_| place == Some(0) && neighbours.len() > 1);
         let area = match (&self.exec.state.host, place) {
             (Some((host, _)), Some(place)) if neighbours.len() > 1 => {
@@ -160,7 +165,7 @@ impl Communicator {
         let answers = self.gather_words(&[can_share.into(), tuning]);
         let all_can = answers.as_ref().is_ok_and(|all| ranks.iter().all(|rank| all[ANSWERS * rank] != 0));
         if let Some(offered) = offered {
-            // If this fails here, it may not have failed elsewhere.
+            // A failure on this rank need not be one on the others.
             offered.keep(if all_can || answers.is_err() { &jobs } else { &[] });
         }
         let answers = answers?;
@@ -171,7 +176,7 @@ impl Communicator {
         Ok(Agreed::Windows(area.flatten(), neighbours.iter().all(agrees).then_some(tuning)))
     }
 
-    /// The area that the first rank of a part offers; `None` if this rank cannot map it.
+    /// Maps the area that the leader of a part offers; `None` if this rank cannot.
     fn accept(&self, host: &HostGroup, leader: Rank, offer: Offer, place: usize, ranks: usize) -> Option<Area> {
         let until = Instant::now() + self.exec.state.info.timeout;
         loop {

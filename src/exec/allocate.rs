@@ -15,8 +15,8 @@ use crate::sys::Segment;
 use crate::types::{DType, Descriptor, Op, ReduceOp};
 
 impl Core {
-    /// Allocates memory with a part of `part` bytes, whole pages, for each rank of this host. Returns `None` if the ranks cannot
-    /// share memory. All ranks of the host call it together.
+    /// Allocates memory with a part of `part` bytes, whole pages, for each rank of this host.
+    /// Returns `None` if the ranks cannot share memory. All ranks of the host call it together.
     pub(crate) fn allocate(&mut self, info: &CommInfo, part: usize) -> Result<Option<Arc<Allocation>>> {
         self.seq += 1;
         let Some(window) = &mut self.window else { return Ok(None) };
@@ -47,7 +47,8 @@ impl Core {
         Ok(registered)
     }
 
-    /// Has the leader of this host make a segment with a part for each rank; `None` if a rank cannot map or reserve it.
+    /// Has the leader of this host make a segment with a part for each rank; `None` if a rank
+    /// cannot map or reserve it.
     fn share(&mut self, info: &CommInfo, descriptor: Descriptor, part: usize) -> Result<Option<Arc<Segment>>> {
         let (Some(host), Some(window)) = (self.fabric.host().cloned(), &mut self.window) else { return Ok(None) };
         let (place, ranks) = (window.rank(), window.members().len());
@@ -76,7 +77,8 @@ impl Core {
         if lent != 0 {
             host.withdraw(lent);
         }
-        // The descriptor stays open: without it, memory that a peer may write after a failure could not be made private.
+        // The descriptor stays open: without it, memory that a peer may write after a failure could
+        // not be made private.
         shared
     }
 }

@@ -11,7 +11,8 @@ use crate::error::{Argument, Error, Result};
 use crate::schedule::Blocks;
 use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
 
-/// More than any process can address: a larger count is a mistake, and is refused before it causes a fault.
+/// More than any process can address: a larger count is a mistake, and is refused before it causes
+/// a fault.
 const MOST_BYTES: u64 = 1 << 57;
 
 /// An operation and its buffers.
@@ -35,7 +36,8 @@ pub(crate) struct Call {
     pub(crate) source: Option<Source>,
     /// The deadline of this call, if it is not the communicator's.
     pub(crate) timeout: Option<Duration>,
-    /// What peers compare with their own call, if it is not this call. The sequence number is this call's.
+    /// What peers compare with their own call, if it is not this call. The sequence number is this
+    /// call's.
     pub(crate) described: Option<Descriptor>,
     /// Present if its buffers are on a device, or if it takes its turn in a stream.
     pub(crate) lent: Option<Arc<Lent>>,
@@ -44,7 +46,8 @@ pub(crate) struct Call {
 /// The counts of all ranks, and where each rank's block starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Counts {
-    /// One more than there are ranks: block `i` is from entry `i` to entry `i + 1`. Up to 8 ranks need no allocation.
+    /// One more than there are ranks: block `i` is from entry `i` to entry `i + 1`. Up to 8 ranks
+    /// need no allocation.
     offsets: SmallVec<[usize; 9]>,
     shape: u32,
 }
@@ -147,7 +150,8 @@ impl Call {
         !matches!(self.op, Op::Barrier | Op::AllToAllV) && self.bytes(world) == 0
     }
 
-    /// Elements that this rank needs in the send and the receive buffer; `None` for a buffer that is not used.
+    /// Elements that this rank needs in the send and the receive buffer; `None` for a buffer that
+    /// is not used.
     #[inline]
     fn needs(&self, rank: Rank, world: usize) -> Result<[Option<usize>; 2], Argument> {
         let is_root = rank == self.root;
@@ -183,7 +187,8 @@ impl Call {
         Ok([bytes(send)?, bytes(recv)?])
     }
 
-    /// Checks everything that this rank can check without its peers, and drops the buffers that the operation does not use.
+    /// Checks everything that this rank can check without its peers, and drops the buffers that the
+    /// operation does not use.
     pub(crate) fn check(mut self, rank: Rank, world: usize) -> Result<Call> {
         let op = self.op;
         match self.check_in_place(rank, world) {
@@ -200,7 +205,8 @@ impl Call {
             if root >= world {
                 return Err(Argument::Peer { peer: root, world_size: world });
             }
-            // A receive from any rank stores its own rank as the peer, which is an error only in a world of one.
+            // A receive from any rank stores its own rank as the peer, which is an error only in a
+            // world of one.
             if root == rank && (self.source.is_none() || world == 1) {
                 return Err(Argument::Oneself { rank });
             }

@@ -20,8 +20,8 @@ use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
 
 /// How the ranks of a part of a communicator share memory.
 pub(crate) enum Agreed {
-    /// By a window on each host. The area is this host's, if several ranks are on it; then comes what its ranks have measured
-    /// before.
+    /// By a window on each host. The area is this host's, if several ranks are on it; then comes
+    /// what its ranks have measured before.
     Windows(Option<Area>, Option<u64>),
     /// Not at all: they exchange messages.
     Messages,
@@ -35,7 +35,8 @@ impl Core {
         Ok(core)
     }
 
-    /// Connects the ranks of `fabric`, a part of a communicator through which they have agreed on how they share memory.
+    /// Connects the ranks of `fabric`, a part of a communicator through which they have agreed on
+    /// how they share memory.
     pub(crate) fn start_part(fabric: Fabric, settings: SharedSettings, info: &CommInfo, agreed: Agreed) -> Result<Core> {
         let mut core = Core::new(fabric, settings);
         match agreed {

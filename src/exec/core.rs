@@ -1,4 +1,5 @@
-//! The state with which a communicator runs its operations, one at a time, on whichever thread holds it.
+//! The state with which a communicator runs its operations, one at a time, on whichever thread
+//! holds it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -101,7 +102,8 @@ impl Core {
         self.seq + 1
     }
 
-    /// The sequence number that a call gets if it is the next to run; 0 for a receive from any rank.
+    /// The sequence number that a call gets if it is the next to run; 0 for a receive from any
+    /// rank.
     #[cold]
     pub(crate) fn next_number(&self, call: &Call) -> u64 {
         match call.op {
@@ -169,7 +171,8 @@ impl Core {
     pub(crate) fn part(&mut self, failed: bool) {
         self.fabric.status().last_seq.store(self.seq, Ordering::Relaxed);
         let callers = if failed { Vec::new() } else { self.fabric.peers_with_links() };
-        // A peer may have connected to this rank, which has neither sent nor received a message yet.
+        // A peer may have connected to this rank, which has neither sent nor received a message
+        // yet.
         let (seq, engine) = (self.seq, if callers.is_empty() { self.engine.as_mut() } else { self.engine().ok() });
         if let Some(engine) = engine {
             engine.part(seq, failed, &callers);

@@ -1,4 +1,5 @@
-//! What a communicator keeps between its calls on devices: streams, memory, and what it has opened of its peers'.
+//! What a communicator keeps between its calls on devices: streams, memory, and what it has opened
+//! of its peers'.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +11,8 @@ use crate::shm::registered::Allocation;
 use crate::sys::Segment;
 use crate::types::{DType, Op, ReduceOp};
 
-/// Calls that need the same of a device: operation, element type, reduction, and whether it is large.
+/// Calls that need the same of a device: operation, element type, reduction, and whether it is
+/// large.
 pub(super) type Kind = (Op, DType, Option<ReduceOp>, bool);
 
 /// Pieces that are in flight at once: one arrives, one is reduced, one leaves.
@@ -19,7 +21,8 @@ pub(super) const SLOTS: usize = 3;
 #[derive(Default)]
 pub(crate) struct Devices {
     pub(super) lanes: Option<Lanes>,
-    /// Host memory for pieces. Ranks of one host share it, so that a reduced piece is not staged a second time.
+    /// Host memory for pieces. Ranks of one host share it, so that a reduced piece is not staged a
+    /// second time.
     pub(super) area: Option<Area>,
     /// Host memory for short calls.
     pub(super) scratch: Option<Area>,
@@ -32,7 +35,8 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// An operation has failed. Peers that have not noticed it yet still use this rank's area, so it is never freed.
+    /// An operation has failed. Peers that have not noticed it yet still use this rank's area, so
+    /// it is never freed.
     pub(super) fn abandon(&mut self) {
         std::mem::forget(self.on_device.take().and_then(|area| area.memory));
     }
@@ -76,7 +80,8 @@ impl Lanes {
 
 /// Host memory through which pieces pass.
 pub(super) struct Area {
-    /// Declared before the memory, because it is unpinned first. Memory that could not be pinned is not tried again.
+    /// Declared before the memory, because it is unpinned first. Memory that could not be pinned is
+    /// not tried again.
     pub(super) pinned: Option<Option<Pinned>>,
     pub(super) memory: Arc<Allocation>,
     /// This rank's part.
@@ -130,7 +135,8 @@ pub(super) fn until_done(event: &Event, timeout: Duration) -> Result<()> {
 /// How long to wait for a device whose operation has failed.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Waits until a stream has done what it was given, after a failure or at the end. Returns whether it has.
+/// Waits until a stream has done what it was given, after a failure or at the end. Returns whether
+/// it has.
 pub(crate) fn drain(event: &Event, stream: StreamId) -> bool {
     let drained = event.record(stream).and_then(|()| until_done(event, DRAIN));
     drained.inspect_err(|error| tracing::warn!(%error, "the work in flight on the device has failed as well")).is_ok()

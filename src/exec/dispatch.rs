@@ -1,4 +1,5 @@
-//! From a submitted call to the path on which it runs: shared memory, messages, both ("hierarchical"), or devices.
+//! From a submitted call to the path on which it runs: shared memory, messages, both
+//! ("hierarchical"), or devices.
 
 use super::call::Call;
 use super::core::Core;
@@ -15,7 +16,8 @@ use crate::trace::{self, LogEntry, OpLog};
 use crate::types::DType;
 
 impl CommState {
-    /// Runs a call on this thread. Refuses it if the communicator is revoked, and revokes the communicator if it fails.
+    /// Runs a call on this thread. Refuses it if the communicator is revoked, and revokes the
+    /// communicator if it fails.
     ///
     /// # Safety
     ///
@@ -40,7 +42,8 @@ impl CommState {
         result.map_err(|error| self.fail(core, error))
     }
 
-    /// Runs sends and receives side by side on this thread, as [`CommState::dispatch`] runs a collective.
+    /// Runs sends and receives side by side on this thread, as [`CommState::dispatch`] runs a
+    /// collective.
     ///
     /// # Safety
     ///
@@ -60,7 +63,8 @@ impl CommState {
 }
 
 impl Core {
-    /// Runs a collective on host memory: gives it its sequence number, chooses its path, and records it in `history`.
+    /// Runs a collective on host memory: gives it its sequence number, chooses its path, and
+    /// records it in `history`.
     ///
     /// # Safety
     ///
@@ -92,8 +96,8 @@ impl Core {
     pub(super) unsafe fn run_on_path(&mut self, choice: Option<Choice>, context: &OpContext<'_>, call: &Call) -> Result<()> {
         let Some(choice) = choice else {
             if call.send.ptr != call.recv.ptr {
-                // SAFETY: the caller vouches for both. On a single rank they are equally long, and apart unless they are the
-                // same; on several ranks they are empty.
+                // SAFETY: the caller vouches for both. On a single rank they are equally long, and
+                // apart unless they are the same; on several ranks they are empty.
                 unsafe { std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.recv.len) };
             }
             return Ok(());
@@ -106,7 +110,8 @@ impl Core {
                 (algorithm, _) => self.run_by_messages(context.clone(), call, algorithm),
             };
             if call.dtype == DType::Bool {
-                // All that may have been written, also after a failure: in place, the other ranks' blocks are scratch memory.
+                // All that may have been written, also after a failure: in place, the other ranks'
+                // blocks are scratch memory.
                 let (send, recv) = (call.send, call.recv);
                 normalise_bools(recv.ptr, recv.len);
                 if send.ptr.addr() <= recv.ptr.addr() && recv.ptr.addr() < send.ptr.addr() + send.len {

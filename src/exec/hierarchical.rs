@@ -1,4 +1,5 @@
-//! Collectives over several hosts with several ranks each: shared memory inside each host, messages between hosts.
+//! Collectives over several hosts with several ranks each: shared memory inside each host, messages
+//! between hosts.
 
 use super::call::Call;
 use super::core::Core;
@@ -30,8 +31,8 @@ impl Core {
         }
     }
 
-    /// Each host reduce-scatters, so that each rank holds a chunk; ranks with the same index on their hosts (a "rail")
-    /// all-reduce their chunk; each host all-gathers.
+    /// Each host reduce-scatters, so that each rank holds a chunk; ranks with the same index on
+    /// their hosts (a "rail") all-reduce their chunk; each host all-gathers.
     ///
     /// # Safety
     ///
@@ -47,7 +48,8 @@ impl Core {
         let blocks = Blocks::Listed(&offsets);
         let kernel = kernel(call);
         let local = |op, input, output| WindowCall { blocks, kernel, ..WindowCall::new(op, input, output, element) };
-        // SAFETY: passed on; `own` is this rank's part of the receive buffer, and the calls are in place or apart.
+        // SAFETY: passed on; `own` is this rank's part of the receive buffer, and the calls are in
+        // place or apart.
         unsafe {
             if let Some(window) = &mut self.window {
                 window.run(context, &local(Op::ReduceScatterV, call.send, own))?;
@@ -66,7 +68,8 @@ impl Core {
         }
     }
 
-    /// Each host reduces to its leader, on the root's host the root; the leaders reduce to the root.
+    /// Each host reduces to its leader, on the root's host the root; the leaders reduce to the
+    /// root.
     ///
     /// # Safety
     ///
@@ -136,7 +139,8 @@ impl Core {
         }
     }
 
-    /// Each host waits for its own ranks, the leaders wait for each other, and each host waits for its leader.
+    /// Each host waits for its own ranks, the leaders wait for each other, and each host waits for
+    /// its leader.
     ///
     /// # Safety
     ///
@@ -167,7 +171,8 @@ impl Core {
         (0..hosts.len()).filter(|&rank| hosts[rank] == rank).filter_map(nth).collect()
     }
 
-    /// The leader of each host, which is the root on the root's host, and the root's index among them.
+    /// The leader of each host, which is the root on the root's host, and the root's index among
+    /// them.
     fn leaders(&self, root: Rank) -> (Vec<Rank>, Rank) {
         let hosts = self.fabric.hosts();
         let leader = |host: usize| if hosts[root] == host { root } else { host };

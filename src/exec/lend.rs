@@ -1,4 +1,5 @@
-//! Device memory and streams, from the side of the caller: a call finds its devices and takes its turn in a stream.
+//! Device memory and streams, from the side of the caller: a call finds its devices and takes its
+//! turn in a stream.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -18,13 +19,15 @@ fn reduction(call: &Call) -> Option<ReduceOp> {
 }
 
 impl Executor {
-    /// The devices of this process, looked for at the first use; `None` if the communicator has none.
+    /// The devices of this process, looked for at the first use; `None` if the communicator has
+    /// none.
     pub(crate) fn driver(&self) -> Option<&Arc<dyn Driver>> {
         let devices = || if self.state.settings.devices { cuda::driver() } else { None };
         self.state.driver.get_or_init(devices).as_ref()
     }
 
-    /// Passes the devices on to another communicator of this process, which then need not look for them.
+    /// Passes the devices on to another communicator of this process, which then need not look for
+    /// them.
     pub(crate) fn pass_devices_on(&self, other: &Executor) {
         if let Some(driver) = self.state.driver.get() {
             let _ = other.state.driver.set(driver.clone());
@@ -46,8 +49,9 @@ impl Executor {
         Error::Unsupported { what, why: why.to_owned() }
     }
 
-    /// Finds out whether the buffers of a call are on a device. If so, or if there is a stream, the call takes its turn in the
-    /// stream. A failure leaves the communicator usable: no other rank has seen the call yet.
+    /// Finds out whether the buffers of a call are on a device. If so, or if there is a stream, the
+    /// call takes its turn in the stream. A failure leaves the communicator usable: no other rank
+    /// has seen the call yet.
     pub(crate) fn lend(&self, call: &mut Call, stream: StreamId) -> Result<()> {
         self.try_to_lend(call, stream).map_err(|error| match error {
             Error::Device { .. } => Error::Unsupported { what: "a call on a device", why: error.to_string() },
@@ -90,7 +94,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Runs a call on the buffers of a device, in the order of a stream that waits for nothing else, and waits for its end.
+    /// Runs a call on the buffers of a device, in the order of a stream that waits for nothing
+    /// else, and waits for its end.
     ///
     /// # Safety
     ///
@@ -109,8 +114,8 @@ impl Executor {
         Ok(self.queue_call(call)?.wait()?)
     }
 
-    /// Waits for what the caller gave its stream, as an operation would: until the deadline of operations, or until the communicator
-    /// ends. To be called while no operation is in flight.
+    /// Waits for what the caller gave its stream, as an operation would: until the deadline of
+    /// operations, or until the communicator ends. To be called while no operation is in flight.
     pub(crate) fn until_done(&self, event: &Event) -> Result<()> {
         let result = self.state.until(event, self.state.info.timeout, Op::AllReduce, None);
         result.map_err(|error| match error {

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::cuda::device::{Device, Event, Gate, StreamId};
 use crate::error::Result;
 
-/// The turn of a call in its caller's stream: when the stream has reached the call, and how it waits for the call's end.
+/// The turn of a call in its caller's stream: when the stream has reached the call, and how it
+/// waits for the call's end.
 pub(crate) struct Lent {
     pub(super) device: Arc<dyn Device>,
     /// Whether the send and the receive buffer are the device's.
@@ -16,7 +17,8 @@ pub(crate) struct Lent {
     pub(super) stream: StreamId,
     /// Done when the stream has reached the call.
     pub(super) ready: Event,
-    /// Where streams can wait for the end of the call; `None` if streams of this device cannot wait for the host.
+    /// Where streams can wait for the end of the call; `None` if streams of this device cannot wait
+    /// for the host.
     pub(super) gate: Option<Gate>,
     /// Whether the caller's stream waits at the gate.
     pub(super) is_closed: AtomicBool,
@@ -25,7 +27,8 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Has the caller's stream wait for the end of the call, if it can. Then the caller need not wait.
+    /// Has the caller's stream wait for the end of the call, if it can. Then the caller need not
+    /// wait.
     pub(crate) fn close(&self) -> Result<bool> {
         let closed = self.close_on(self.stream)?;
         self.is_closed.store(closed, Ordering::Relaxed);

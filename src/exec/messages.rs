@@ -92,8 +92,8 @@ impl Core {
         unsafe { self.engine()?.run(job) }
     }
 
-    /// Runs sends and receives side by side: those that `next` yields, also while others are in flight. `finished` is called
-    /// for each that ends, with its index among those in flight.
+    /// Runs sends and receives side by side: those that `next` yields, also while others are in
+    /// flight. `finished` is called for each that ends, with its index among those in flight.
     ///
     /// # Safety
     ///
@@ -108,7 +108,8 @@ impl Core {
         let Core { engine: Some(engine), recording, sent, fabric, layout, .. } = self else {
             unreachable!("the engine was just made")
         };
-        // For each call in flight, its entry in the recording, and the buffer in which it receives bools.
+        // For each call in flight, its entry in the recording, and the buffer in which it receives
+        // bools.
         let in_flight: RefCell<Vec<(trace::EntryId, Option<RawSliceMut>)>> = RefCell::default();
         let next = || {
             let call = next()?;

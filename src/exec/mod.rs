@@ -2,11 +2,12 @@
 //!
 //! - [`call`] is a call without types, and [`raw`] one with the pointers of C.
 //! - [`submit`] checks it and chooses its thread: the caller's, or that of the [`queue`].
-//! - [`dispatch`] chooses its path: shared memory ([`crate::shm`]), [`messages`] (the [`crate::engine`] executes a schedule),
-//!   [`hierarchical`] (both), or [`device`].
-//! - [`core`] is what a communicator runs operations with, and [`device_state`] what it keeps for devices. [`connect`] prepares it
-//!   for the first operation, and [`allocate`] shares more memory.
-//! - [`state`] is what the threads of a communicator share, and why it ended; [`unwinding`] ends it if a call panics.
+//! - [`dispatch`] chooses its path: shared memory ([`crate::shm`]), [`messages`] (the
+//!   [`crate::engine`] executes a schedule), [`hierarchical`] (both), or [`device`].
+//! - [`core`] is what a communicator runs operations with, and [`device_state`] what it keeps for
+//!   devices. [`connect`] prepares it for the first operation, and [`allocate`] shares more memory.
+//! - [`state`] is what the threads of a communicator share, and why it ended; [`unwinding`] ends it
+//!   if a call panics.
 //! - [`lent`] is a call's turn in a CUDA stream, which [`lend`] gives it.
 //! - [`work`] is the caller's handle on a call in flight.
 

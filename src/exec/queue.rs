@@ -82,8 +82,8 @@ impl Queue {
         self.pending.load(Ordering::Acquire) == 0
     }
 
-    /// Queues a call that has been checked. The owner of the buffers keeps them valid until the completion, which comes in any case,
-    /// also if this fails.
+    /// Queues a call that has been checked. The owner of the buffers keeps them valid until the
+    /// completion, which comes in any case, also if this fails.
     pub(crate) fn push(&self, shared: &Arc<CommState>, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
         let forked = shared.check_process(call.op).err();
         self.pending.fetch_add(1, Ordering::AcqRel);
@@ -143,7 +143,8 @@ struct Worker {
     shared: Arc<CommState>,
     tasks: Receiver<Task>,
     waker: Arc<Mutex<Option<Arc<Waker>>>>,
-    /// A task that was taken from the queue too early: a collective after messages, or a message that its stream has not reached.
+    /// A task that was taken from the queue too early: a collective after messages, or a message
+    /// that its stream has not reached.
     ahead: Option<Task>,
 }
 
@@ -164,14 +165,16 @@ impl Worker {
                 }
             }));
             if ran.is_err() {
-                // A defect of this library. The operations in flight have been aborted, and nothing of them is used again.
+                // A defect of this library. The operations in flight have been aborted, and nothing
+                // of them is used again.
                 _ = shared.fail(&mut core, Error::Aborted { op, seq: 0 });
             }
         }
     }
 
-    /// Runs sends and receives side by side, so that none waits for one that was queued before it: this task and those after it up
-    /// to the next collective, also those that are queued meanwhile.
+    /// Runs sends and receives side by side, so that none waits for one that was queued before it:
+    /// this task and those after it up to the next collective, also those that are queued
+    /// meanwhile.
     fn run_messages(&mut self, core: &mut Core, first: Task) {
         let shared = self.shared.clone();
         let op = first.call.op;

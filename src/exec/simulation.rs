@@ -1,7 +1,8 @@
-//! Collectives over links that delay, break, fall silent and lose their ranks at random: engines, bulletins and verdicts as they
-//! are, but on one thread and under a seed, which replays.
+//! Collectives over links that delay, break, fall silent and lose their ranks at random. The
+//! engines, failure reports and agreements are the real ones, but on one thread and under a seed,
+//! which replays a run.
 //!
-//! `KOLO_TEST_SEEDS=10000` runs as many seeds, `KOLO_TEST_SEED=7` that one.
+//! `KOLO_TEST_SEEDS=10000` runs that many seeds, `KOLO_TEST_SEED=7` runs seed 7.
 
 use std::collections::HashSet;
 use std::io;
@@ -12,7 +13,7 @@ use mio::{Registry, Token, Waker};
 use parking_lot::Mutex;
 
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::engine::{Engine, Job};
+use crate::engine::{Engine, Job, Stepped};
 use crate::error::{Cause, Error};
 use crate::failure::{CommInfo, OpContext};
 use crate::failure::{CommStatus, ControlChannel, Query, QueryError, Reply, StatusBoard, agree_on_report};
@@ -26,7 +27,7 @@ use crate::types::{DType, Descriptor, Member, Op, Rank, ReduceOp, mix};
 
 const CHANNEL: u64 = 9;
 
-/// What goes wrong in a run.
+/// The fault of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     Nothing,
@@ -34,15 +35,15 @@ enum Fault {
     Killed(Rank),
     /// The link between two ranks ends.
     Broken(Rank, Rank),
-    /// Nothing comes through between two ranks any more.
+    /// Nothing passes between two ranks any more.
     Cut(Rank, Rank),
     /// A rank does not make the call.
     Absent(Rank),
-    /// A rank makes another.
+    /// A rank makes another call.
     Differs(Rank),
 }
 
-/// What links and contacts have in common.
+/// The state that all links and contacts share.
 #[derive(Default)]
 struct World {
     random: u64,
@@ -62,7 +63,7 @@ fn pair(a: Rank, b: Rank) -> [Rank; 2] {
     [a.min(b), a.max(b)]
 }
 
-/// A link that moves some bytes now and others later, or none any more.
+/// A link that moves some bytes now and others later, or stops.
 struct Faulty {
     link: Box<dyn Link>,
     world: Arc<Mutex<World>>,
@@ -110,7 +111,7 @@ impl Link for Faulty {
     }
 
     fn arm(&mut self, _: bool, _: bool) -> bool {
-        unreachable!("nobody sleeps here")
+        unreachable!("no engine sleeps in a simulation")
     }
 
     fn disarm(&mut self, _: bool) {}
@@ -157,13 +158,13 @@ impl ControlChannel for FaultyContact {
     }
 }
 
-/// What one rank brings to a run.
+/// One rank of a run.
 struct Part {
     info: CommInfo,
     status: Arc<CommStatus>,
     engine: Engine,
     call: Descriptor,
-    /// What goes in and what comes out, in place.
+    /// The input, and then the result.
     buf: Vec<u64>,
 }
 
@@ -181,160 +182,207 @@ struct Run {
     ends: Vec<End>,
 }
 
-/// Carries out one all-reduce under a seed, and checks what everybody got.
-fn run(seed: u64) -> Run {
-    let world = Arc::new(Mutex::new(World { random: mix(0x5eed, seed), ..World::default() }));
-    let random = |below: usize| world.lock().random(below as u64) as usize;
-    let ranks = 2 + random(5);
-    let algorithms = Algorithm::for_op(Op::AllReduce, ranks);
-    let algorithm = algorithms[random(algorithms.len())];
-    let count = 1 + random([4, 300, 20_000][random(3)]);
-    let (a, b) = (random(ranks), random(ranks - 1));
-    let b = if b < a { b } else { b + 1 };
-    // Breaks are few: each takes real time, in which the other end might explain itself.
-    let fault = match random(64) {
-        0 => Fault::Broken(a, b),
-        1..10 => Fault::Nothing,
-        10..30 => Fault::Killed(a),
-        30..40 => Fault::Cut(a, b),
-        40..52 => Fault::Absent(a),
-        _ => Fault::Differs(a),
-    };
-    let strikes_at = random(60 * ranks);
+/// What a seed decides.
+struct Plan {
+    seed: u64,
+    ranks: usize,
+    algorithm: Algorithm,
+    count: usize,
+    fault: Fault,
+    /// The turn in which the fault strikes.
+    strikes_at: usize,
+}
 
-    let (hub, board) = (Arc::new(Hub::default()), Arc::new(StatusBoard::default()));
-    let everybody: Arc<[Rank]> = (0..ranks).collect();
-    let members = vec![Member { host: "here".into(), pid: 1 }; ranks];
-    let mut parts: Vec<Part> = (0..ranks)
-        .map(|rank| {
-            let who = RankOfJob { job: "simulated".to_owned(), run: seed, rank, members: members.clone() };
-            let recording = Recorder::new(who, None).open(CHANNEL, rank, everybody.clone());
-            let status = Arc::new(CommStatus::new(rank, everybody.clone(), recording));
+impl Plan {
+    fn new(seed: u64, random: impl Fn(usize) -> usize) -> Plan {
+        let ranks = 2 + random(5);
+        let algorithms = Algorithm::for_op(Op::AllReduce, ranks);
+        let algorithm = algorithms[random(algorithms.len())];
+        let count = 1 + random([4, 300, 20_000][random(3)]);
+        let (a, b) = (random(ranks), random(ranks - 1));
+        let b = if b < a { b } else { b + 1 };
+        // Few links break: each takes real time, in which the other end could report why.
+        let fault = match random(64) {
+            0 => Fault::Broken(a, b),
+            1..10 => Fault::Nothing,
+            10..30 => Fault::Killed(a),
+            30..40 => Fault::Cut(a, b),
+            40..52 => Fault::Absent(a),
+            _ => Fault::Differs(a),
+        };
+        let strikes_at = random(60 * ranks);
+        Plan { seed, ranks, algorithm, count, fault, strikes_at }
+    }
+
+    /// The ranks with their engines and inputs, known to `board`.
+    fn parts(&self, world: &Arc<Mutex<World>>, board: &Arc<StatusBoard>) -> Vec<Part> {
+        let hub = Arc::new(Hub::default());
+        let all: Arc<[Rank]> = (0..self.ranks).collect();
+        let members = vec![Member { host: "here".into(), pid: 1 }; self.ranks];
+        let part = |rank: Rank| {
+            let of_job = RankOfJob { job: "simulated".to_owned(), run: self.seed, rank, members: members.clone() };
+            let recording = Recorder::new(of_job, None).open(CHANNEL, rank, all.clone());
+            let status = Arc::new(CommStatus::new(rank, all.clone(), recording));
             status.reach(Arc::new(FaultyContact { board: board.clone(), world: world.clone(), me: rank }));
             board.post_unwatched(CHANNEL, rank, status.clone());
             let timeout = Duration::from_secs(3600);
             let cancel = status.cancel.clone();
             let info = CommInfo { rank, members: members.clone(), timeout, start_timeout: timeout, cancel };
             let opener = MemoryOpener { hub: hub.clone(), comm_id: CHANNEL, rank };
-            let mesh = Mesh::new(ranks, Box::new(FaultyOpener { opener, world: world.clone() })).unwrap();
-            let engine = Engine::new(mesh, ranks, Arc::new(Patience::new(1)));
-            let redop = if fault == Fault::Differs(rank) { ReduceOp::Max } else { ReduceOp::Sum };
-            let call = Descriptor {
-                op: Op::AllReduce,
-                dtype: DType::U64,
-                redop: Some(redop),
-                count: count as u64,
-                seq: 1,
-                ..Descriptor::nothing()
-            };
-            let buf = (0..count as u64).map(|i| mix(seed, i) ^ rank as u64).collect();
+            let mesh = Mesh::new(self.ranks, Box::new(FaultyOpener { opener, world: world.clone() })).unwrap();
+            let engine = Engine::new(mesh, self.ranks, Arc::new(Patience::new(1)));
+            let redop = if self.fault == Fault::Differs(rank) { ReduceOp::Max } else { ReduceOp::Sum };
+            let (op, dtype, count) = (Op::AllReduce, DType::U64, self.count as u64);
+            let call = Descriptor { op, dtype, redop: Some(redop), count, seq: 1, ..Descriptor::nothing() };
+            let buf = (0..count).map(|i| mix(self.seed, i) ^ rank as u64).collect();
             Part { info, status, engine, call, buf }
-        })
-        .collect();
+        };
+        (0..self.ranks).map(part).collect()
+    }
 
-    let mut ends: Vec<Option<End>> = (0..ranks).map(|_| None).collect();
-    let mut under_way: Vec<_> = parts
-        .iter_mut()
-        .map(|part| {
-            let Part { info, status, engine, call, buf } = part;
-            let info: &CommInfo = info;
-            if fault == Fault::Absent(info.rank) {
-                return (info, status, engine, call, None);
-            }
-            _ = status.recording.history.begin(call.encode(), 0, 0);
-            let (none, memory) = (Blocks::Even(0), RawSliceMut::of(buf));
-            let (op, rank, root) = (Op::AllReduce, info.rank, 0);
-            let problem = Problem { op, rank, world: ranks, root, count, sends: none, recvs: none, piece: 1000 };
-            let job = Job {
-                context: OpContext::new(*call, info),
-                steps: steps(algorithm, problem),
-                ranks: None,
-                rank,
-                world: ranks,
-                input: memory.as_const(),
-                output: memory,
-                element: 8,
-                kernel: Kernel::new(DType::U64, call.redop.unwrap()),
-                parts: ranks,
-                source: None,
-            };
-            // SAFETY: the buffers live as long as the run, and nobody else touches them.
-            let stepped = unsafe { engine.begin_stepped(job) };
-            (info, status, engine, call, Some(stepped))
-        })
-        .collect();
+    /// Begins the call of a rank; `None` if it makes none.
+    fn begin<'p>(&self, part: &'p mut Part) -> Operation<'p> {
+        let Part { info, status, engine, call, buf } = part;
+        let (info, rank): (&CommInfo, Rank) = (info, info.rank);
+        if self.fault == Fault::Absent(rank) {
+            return Operation { info, status, engine, call, stepped: None };
+        }
+        _ = status.recording.history.begin(call.encode(), 0, 0);
+        let (none, memory) = (Blocks::Even(0), RawSliceMut::of(buf));
+        let (op, world, root, count) = (Op::AllReduce, self.ranks, 0, self.count);
+        let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, piece: 1000 };
+        let job = Job {
+            context: OpContext::new(*call, info),
+            steps: steps(self.algorithm, problem),
+            ranks: None,
+            rank,
+            world,
+            input: memory.as_const(),
+            output: memory,
+            element: 8,
+            kernel: Kernel::new(DType::U64, call.redop.unwrap()),
+            parts: world,
+            source: None,
+        };
+        // SAFETY: the buffers live as long as the run, and nothing else touches them.
+        let stepped = unsafe { engine.begin_stepped(job) };
+        Operation { info, status, engine, call, stepped: Some(stepped) }
+    }
 
-    let is_cut = |a, b| world.lock().cut.contains(&pair(a, b));
-    let (mut turns, mut still) = (0, 0);
-    loop {
-        if turns == strikes_at {
-            let mut world = world.lock();
-            match fault {
-                Fault::Killed(rank) if ends[rank].is_none() => {
-                    world.killed.insert(rank);
-                    ends[rank] = Some(End::Killed);
-                }
-                Fault::Broken(a, b) => _ = world.broken.insert(pair(a, b)),
-                Fault::Cut(a, b) => _ = world.cut.insert(pair(a, b)),
-                _ => {}
-            }
-        }
-        turns += 1;
-        let waiting: Vec<Rank> = (0..ranks).filter(|&rank| ends[rank].is_none() && fault != Fault::Absent(rank)).collect();
-        if waiting.is_empty() {
-            break;
-        }
-        assert!(turns < 1_000_000, "it does not end");
-        let rank = waiting[random(waiting.len())];
-        let (info, status, engine, call, Some(stepped)) = &mut under_way[rank] else { unreachable!("it made the call") };
+    /// The element of a right result.
+    fn expected(&self, i: usize) -> u64 {
+        (0..self.ranks as u64).fold(0, |sum, rank| sum.wrapping_add(mix(self.seed, i as u64) ^ rank))
+    }
+}
+
+/// The call of one rank while it runs.
+struct Operation<'p> {
+    info: &'p CommInfo,
+    status: &'p Arc<CommStatus>,
+    engine: &'p mut Engine,
+    call: &'p Descriptor,
+    stepped: Option<Stepped<'p>>,
+}
+
+impl Operation<'_> {
+    /// Runs one step. `still` is for how many turns no rank has moved. Returns whether this rank
+    /// moved; or how its call ended.
+    fn step(&mut self, plan: &Plan, still: usize, is_cut: impl Fn(Rank, Rank) -> bool) -> Result<bool, End> {
+        let Operation { info, status, engine, call, stepped: Some(stepped) } = self else { unreachable!("it made the call") };
         let context = OpContext::new(**call, info);
         let result =
             if info.cancel.is_cancelled() { Err(Error::Aborted { op: call.op, seq: call.seq }) } else { engine.step(stepped) };
+        let is_cut_off = |peer| still > 400 * plan.ranks && is_cut(info.rank, peer);
         let result = match result {
-            // Nobody moves any more: who waits for a rank that is cut off from it finds that out, as its watch would.
-            Ok(Some(false)) if still > 400 * ranks && engine.stuck_to(stepped).is_some_and(|peer| is_cut(rank, peer)) => {
+            // No rank moves any more: a rank that waits for one that is cut off notices it, as its
+            // failure detector would.
+            Ok(Some(false)) if engine.stuck_to(stepped).is_some_and(is_cut_off) => {
                 let peer = engine.stuck_to(stepped).expect("it is stuck to a rank");
                 let (address, kind) = ("cut off".to_owned(), io::ErrorKind::TimedOut);
                 Err(context.failed(peer, Cause::Unreachable { address, kind }))
             }
-            Ok(Some(false)) if still > 4000 * ranks => {
-                // Then a deadline passes.
-                let peer = engine.stuck_to(stepped).expect("who does not move waits for somebody");
+            Ok(Some(false)) if still > 4000 * plan.ranks => {
+                // A deadline passes.
+                let peer = engine.stuck_to(stepped).expect("a rank that does not move waits for another");
                 Err(context.failed(peer, Cause::Silent { deadline: info.timeout }))
             }
             other => other,
         };
         match result {
             Ok(Some(moved)) => {
-                // What others may know of it, as if it slept.
+                // What peers may know of it, as if it slept.
                 if let Some(peer) = engine.stuck_to(stepped).filter(|_| !moved) {
                     let _ = context.patience_with(peer);
                 }
-                still = if moved { 0 } else { still + 1 };
+                Ok(moved)
             }
             Ok(None) => {
                 context.rest();
-                (ends[rank], still) = (Some(End::Completed), 0);
+                Err(End::Completed)
             }
             Err(error) => {
                 context.rest();
                 let error = agree_on_report(status, info, error);
                 engine.part(0, true, &[]);
-                (ends[rank], still) = (Some(End::Failed(error)), 0);
+                Err(End::Failed(error))
             }
         }
     }
-    drop(under_way);
+}
+
+/// Has the fault of a plan strike.
+fn strike(fault: Fault, world: &Mutex<World>, ends: &mut [Option<End>]) {
+    let mut world = world.lock();
+    match fault {
+        Fault::Killed(rank) if ends[rank].is_none() => {
+            world.killed.insert(rank);
+            ends[rank] = Some(End::Killed);
+        }
+        Fault::Broken(a, b) => _ = world.broken.insert(pair(a, b)),
+        Fault::Cut(a, b) => _ = world.cut.insert(pair(a, b)),
+        _ => {}
+    }
+}
+
+/// Runs one all-reduce under a seed, and checks the results of the ranks that completed it.
+fn run(seed: u64) -> Run {
+    let world = Arc::new(Mutex::new(World { random: mix(0x5eed, seed), ..World::default() }));
+    let random = |below: usize| world.lock().random(below as u64) as usize;
+    let plan = Plan::new(seed, random);
+    let board = Arc::new(StatusBoard::default());
+    let mut parts = plan.parts(&world, &board);
+    let mut ends: Vec<Option<End>> = (0..plan.ranks).map(|_| None).collect();
+    let mut operations: Vec<Operation<'_>> = parts.iter_mut().map(|part| plan.begin(part)).collect();
+
+    let is_cut = |a, b| world.lock().cut.contains(&pair(a, b));
+    let (mut turns, mut still) = (0, 0);
+    loop {
+        if turns == plan.strikes_at {
+            strike(plan.fault, &world, &mut ends);
+        }
+        turns += 1;
+        let is_waiting = |rank: &Rank| ends[*rank].is_none() && plan.fault != Fault::Absent(*rank);
+        let waiting: Vec<Rank> = (0..plan.ranks).filter(is_waiting).collect();
+        if waiting.is_empty() {
+            break;
+        }
+        assert!(turns < 1_000_000, "it does not end");
+        let rank = waiting[random(waiting.len())];
+        match operations[rank].step(&plan, still, is_cut) {
+            Ok(moved) => still = if moved { 0 } else { still + 1 },
+            Err(end) => (ends[rank], still) = (Some(end), 0),
+        }
+    }
+    drop(operations);
     let ends: Vec<End> = ends.into_iter().map(|end| end.unwrap_or(End::Killed)).collect();
     for (rank, end) in ends.iter().enumerate() {
         if let End::Completed = end {
-            let expected = |i: usize| (0..ranks as u64).fold(0u64, |sum, other| sum.wrapping_add(mix(seed, i as u64) ^ other));
-            let is_right = parts[rank].buf.iter().enumerate().all(|(i, &got)| got == expected(i));
+            let is_right = parts[rank].buf.iter().enumerate().all(|(i, &got)| got == plan.expected(i));
             assert!(is_right, "rank {rank} completed with a wrong result");
         }
         board.take_down(CHANNEL, rank);
     }
-    Run { fault, ranks, algorithm, ends }
+    Run { fault: plan.fault, ranks: plan.ranks, algorithm: plan.algorithm, ends }
 }
 
 fn check(run: &Run) -> Result<(), &'static str> {
@@ -362,7 +410,7 @@ fn check(run: &Run) -> Result<(), &'static str> {
     let culprits: Vec<Rank> = errors.iter().filter_map(|error| error.culprit()).collect();
     ensure(culprits.len() == errors.len(), "an error that names nobody")?;
     ensure(culprits.iter().all(|rank| at_fault.contains(rank)), "somebody innocent is named")?;
-    // Two that cannot talk to each other name each other; of all others both hear the same.
+    // Two ranks that are cut off from each other name each other. All others report the same.
     let are_alike = culprits.iter().all(|rank| *rank == culprits[0]);
     ensure(are_alike || matches!(fault, Fault::Cut(..)), "not all name the same")
 }

@@ -29,7 +29,8 @@ pub(crate) struct CommState {
     pub(crate) settings: SharedSettings,
     pub(crate) recording: Arc<Recording>,
     pub(crate) status: Arc<CommStatus>,
-    /// The host group, and how many ranks of this communicator are on this host; `None` if they do not share memory.
+    /// The host group, and how many ranks of this communicator are on this host; `None` if they do
+    /// not share memory.
     pub(crate) host: Option<(Arc<HostGroup>, usize)>,
     /// The devices of this process, once they have been looked for.
     pub(crate) driver: OnceLock<Option<Arc<dyn Driver>>>,
@@ -81,20 +82,23 @@ impl CommState {
         Ok(())
     }
 
-    /// Fails in a forked child: it has none of its parent's threads, and would write into memory that the peers see.
+    /// Fails in a forked child: it has none of its parent's threads, and would write into memory
+    /// that the peers see.
     #[inline]
     pub(crate) fn check_process(&self, op: Op) -> Result<()> {
         if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op }) }
     }
 
-    /// Waits until no operation is in flight, and ends the communicator if it has not failed already.
+    /// Waits until no operation is in flight, and ends the communicator if it has not failed
+    /// already.
     pub(crate) fn end(&self) -> parking_lot::MutexGuard<'_, Core> {
         let mut core = self.core.lock();
         self.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 });
         core
     }
 
-    /// Ends the communicator because an operation failed. Agrees with the other ranks on the report, and returns it.
+    /// Ends the communicator because an operation failed. Agrees with the other ranks on the
+    /// report, and returns it.
     #[cold]
     pub(crate) fn fail(&self, core: &mut Core, error: Error) -> Error {
         if let Some(first) = self.failure.get() {
@@ -105,7 +109,8 @@ impl CommState {
         error
     }
 
-    /// Revokes the communicator: after a failure, later operations might not match those of other ranks.
+    /// Revokes the communicator: after a failure, later operations might not match those of other
+    /// ranks.
     #[cold]
     pub(crate) fn revoke(&self, core: &mut Core, error: &Error) {
         if self.failure.set(Arc::new(error.clone())).is_ok() {

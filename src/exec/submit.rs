@@ -1,4 +1,5 @@
-//! From a call to the thread that runs it: the caller's if no other call is queued, otherwise the progress thread.
+//! From a call to the thread that runs it: the caller's if no other call is queued, otherwise the
+//! progress thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,8 +36,9 @@ impl Executor {
         self.state.layout.ranks
     }
 
-    /// Queues a call on buffers that the [`Work`] owns. `call` is shown the buffers where they stay until the operation has ended.
-    /// Nothing else can reach them there, which makes the call valid for the queue.
+    /// Queues a call on buffers that the [`Work`] owns. `call` is shown the buffers where they stay
+    /// until the operation has ended. Nothing else can reach them there, which makes the call valid
+    /// for the queue.
     pub(crate) fn start<B: Send + 'static>(&self, buffers: B, call: impl FnOnce(&mut B) -> Result<Call>) -> Result<Work<B>> {
         let (work, call, completion) = begin(buffers, |buffers| call(buffers)?.check(self.rank(), self.world_size()))?;
         self.queue.push(&self.state, call, completion)?;
@@ -56,7 +58,8 @@ impl Executor {
         }
     }
 
-    /// Checks a call and runs it: on this thread if no other call is queued, otherwise on the progress thread, in its turn.
+    /// Checks a call and runs it: on this thread if no other call is queued, otherwise on the
+    /// progress thread, in its turn.
     ///
     /// # Safety
     ///
@@ -74,7 +77,8 @@ impl Executor {
     ///
     /// # Safety
     ///
-    /// As for [`Executor::submit`]. The buffers of a call that is lent are valid until its stream has come behind the call.
+    /// As for [`Executor::submit`]. The buffers of a call that is lent are valid until its stream
+    /// has come behind the call.
     #[inline]
     pub(crate) unsafe fn submit_checked(&self, call: &Call) -> Result<()> {
         self.state.check_process(call.op)?;
@@ -157,10 +161,12 @@ impl Executor {
         }
     }
 
-    /// Has the stream of a call wait for the call's end, if it can and may. Returns whether it does.
+    /// Has the stream of a call wait for the call's end, if it can and may. Returns whether it
+    /// does.
     ///
-    /// The caller waits for the first call of a kind: memory is allocated, pinned and opened for it, and kernels are loaded.
-    /// Meanwhile the driver may wait for all streams of the device, and would never return if one of them waited for this call.
+    /// The caller waits for the first call of a kind: memory is allocated, pinned and opened for
+    /// it, and kernels are loaded. Meanwhile the driver may wait for all streams of the device, and
+    /// would never return if one of them waited for this call.
     fn close_gate(&self, call: &Call) -> Result<bool> {
         let Some(lent) = &call.lent else { return Ok(false) };
         let is_large = call.bytes(self.world_size()) > SHORT;
@@ -178,7 +184,8 @@ impl Drop for Executor {
             return;
         }
         self.queue.close(&self.state);
-        // Nothing else holds the lock now: calls borrow the communicator, and the progress thread has ended.
+        // Nothing else holds the lock now: calls borrow the communicator, and the progress thread
+        // has ended.
         let mut core = self.state.core.lock();
         match self.state.failure.get() {
             None => core.part(false),

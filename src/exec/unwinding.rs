@@ -1,5 +1,5 @@
-//! Ends a communicator when a call panics, which is a defect of this library. The caller may catch the panic and free its buffers,
-//! so nothing may refer to them any more.
+//! Ends a communicator when a call panics, which is a defect of this library. The caller may catch
+//! the panic and free its buffers, so nothing may refer to them any more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

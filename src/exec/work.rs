@@ -15,13 +15,14 @@ use crate::error::{Error, Result};
 use crate::sys;
 use crate::types::Op;
 
-/// An operation in flight, which owns its buffers. [`Work::wait`] returns them when the operation has ended.
+/// An operation in flight, which owns its buffers. [`Work::wait`] returns them when the operation
+/// has ended.
 ///
-/// It is also a [`Future`], which any executor can poll: `work.await` gives what [`Work::wait`] returns. The progress thread runs the
-/// operation whether the future is polled or not.
+/// It is also a [`Future`], which any executor can poll: `work.await` gives what [`Work::wait`]
+/// returns. The progress thread runs the operation whether the future is polled or not.
 ///
-/// Dropping it does not stop the operation. The buffers are freed when the operation ends, on a thread of their own. So no buffer is
-/// freed, read or written by its owner while it is in flight.
+/// Dropping it does not stop the operation. The buffers are freed when the operation ends, on a
+/// thread of their own. So no buffer is freed, read or written by its owner while it is in flight.
 ///
 /// ```
 /// # fn main() -> kolo::Result<()> {
@@ -52,8 +53,8 @@ pub enum Waited<B> {
 
 /// A failed operation: the error, and the buffers that it owned.
 ///
-/// `?` turns it into an [`Error`] where a function returns [`kolo::Result`](crate::Result). After a failure the buffers hold
-/// anything: the input, a part of the result, or a mixture.
+/// `?` turns it into an [`Error`] where a function returns [`kolo::Result`](crate::Result). After a
+/// failure the buffers hold anything: the input, a part of the result, or a mixture.
 ///
 /// ```
 /// # fn main() -> kolo::Result<()> {
@@ -82,7 +83,8 @@ impl<B> WorkError<B> {
         &self.error
     }
 
-    /// Returns the error and the buffers. There are no buffers in a forked child: its parent's operation still uses them.
+    /// Returns the error and the buffers. There are no buffers in a forked child: its parent's
+    /// operation still uses them.
     pub fn into_parts(self) -> (Error, Option<B>) {
         (self.error, self.buffers)
     }
@@ -114,7 +116,8 @@ impl<B> std::error::Error for WorkError<B> {
 }
 
 impl<B> Work<B> {
-    /// Waits until the operation has ended and returns its buffers. Every operation has a deadline, so the wait ends.
+    /// Waits until the operation has ended and returns its buffers. Every operation has a deadline,
+    /// so the wait ends.
     ///
     /// # Errors
     ///
@@ -124,7 +127,8 @@ impl<B> Work<B> {
         self.take()
     }
 
-    /// Waits at most for `timeout`, and returns the handle if the operation is still in flight then.
+    /// Waits at most for `timeout`, and returns the handle if the operation is still in flight
+    /// then.
     ///
     /// # Errors
     ///
@@ -154,7 +158,8 @@ impl<B> Work<B> {
         }
     }
 
-    /// Waits until the operation has ended, or until a deadline, and returns how it ended. The buffers stay where they are.
+    /// Waits until the operation has ended, or until a deadline, and returns how it ended. The
+    /// buffers stay where they are.
     pub(crate) fn outcome(&self, deadline: Option<Instant>) -> Option<Result<()>> {
         if let Err(forked) = self.shared.check_process() {
             return Some(Err(forked));
@@ -180,8 +185,8 @@ impl<B> Work<B> {
         self.shared.check_process().map_err(|error| WorkError { error, buffers: None })?;
         let outcome = self.shared.state.lock().outcome.clone();
         let outcome = outcome.expect("only called when the operation has ended");
-        // SAFETY: the operation has ended, so the progress thread does not touch the buffers any more. This handle is the only
-        // one, and it is borrowed mutably.
+        // SAFETY: the operation has ended, so the progress thread does not touch the buffers any
+        // more. This handle is the only one, and it is borrowed mutably.
         let buffers = unsafe { (*self.shared.buffers.get()).take() };
         match outcome {
             Ok(()) => Ok(buffers.expect("a work is not polled after it has returned its buffers")),
@@ -215,7 +220,8 @@ impl<B> Future for Work<B> {
 impl<B> Drop for Work<B> {
     fn drop(&mut self) {
         if self.shared.check_process().is_err() {
-            // The parent's thread ends the operation, and may have held the lock at the fork: nothing is touched.
+            // The parent's thread ends the operation, and may have held the lock at the fork:
+            // nothing is touched.
             return;
         }
         let mut state = self.shared.state.lock();
@@ -224,8 +230,9 @@ impl<B> Drop for Work<B> {
             return;
         }
         drop(state);
-        // SAFETY: the operation has ended, so the progress thread does not touch the buffers any more. This handle is the only
-        // one. It was not abandoned before the end, so the operation has left the buffers where they are.
+        // SAFETY: the operation has ended, so the progress thread does not touch the buffers any
+        // more. This handle is the only one. It was not abandoned before the end, so the operation
+        // has left the buffers where they are.
         drop(unsafe { (*self.shared.buffers.get()).take() });
     }
 }
@@ -260,7 +267,8 @@ struct Progress {
     waker: Option<Waker>,
 }
 
-// SAFETY: one side at a time reaches the buffers: the operation, by address, until it has ended, and the handle afterwards.
+// SAFETY: one side at a time reaches the buffers: the operation, by address, until it has ended,
+// and the handle afterwards.
 unsafe impl<B: Send> Sync for WorkState<B> {}
 
 /// What the progress thread sees of a handle.
@@ -288,8 +296,9 @@ impl<B: Send + 'static> Completion for WorkState<B> {
     }
 }
 
-/// Frees the buffers of an abandoned operation on a thread of its own. Freeing runs code of the user, which may wait for the thread
-/// that ends operations: a buffer may hold the last reference to a communicator, whose end waits for its progress thread.
+/// Frees the buffers of an abandoned operation on a thread of its own. Freeing runs code of the
+/// user, which may wait for the thread that ends operations: a buffer may hold the last reference
+/// to a communicator, whose end waits for its progress thread.
 fn free_elsewhere(buffers: impl Send + 'static) {
     let spawned = std::thread::Builder::new().name("kolo-free".to_owned()).spawn(move || drop(buffers));
     if let Err(error) = spawned {
@@ -297,7 +306,8 @@ fn free_elsewhere(buffers: impl Send + 'static) {
     }
 }
 
-/// Makes a handle on an operation that is about to start. `describe` is shown the buffers where they stay until it has ended.
+/// Makes a handle on an operation that is about to start. `describe` is shown the buffers where
+/// they stay until it has ended.
 pub(crate) fn begin<B: Send + 'static>(
     buffers: B,
     describe: impl FnOnce(&mut B) -> Result<Call>,

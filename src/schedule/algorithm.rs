@@ -3,7 +3,8 @@
 use crate::types::{Op, numbered};
 
 numbered! {
-    /// How a collective is carried out.
+    /// How a collective is executed.
+    #[non_exhaustive]
     pub enum Algorithm {
         /// Chunks go round a ring of all ranks: fewest bytes, latency grows with the number of ranks.
         Ring = 0, "ring";

@@ -4,6 +4,7 @@ use super::algorithm::Algorithm;
 
 /// What a link between two ranks costs.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct LinkCost {
     /// Seconds from a send to its arrival, for a message without bytes.
     pub latency: f64,
@@ -13,8 +14,16 @@ pub struct LinkCost {
     pub per_byte: f64,
 }
 
+impl LinkCost {
+    /// Returns a link with these costs: seconds, seconds and seconds per byte.
+    pub const fn new(latency: f64, overhead: f64, per_byte: f64) -> LinkCost {
+        LinkCost { latency, overhead, per_byte }
+    }
+}
+
 /// The prices with which algorithms are compared. All ranks use those of rank 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct CostModel {
     /// A link between hosts.
     pub network: LinkCost,
@@ -43,6 +52,7 @@ impl Default for CostModel {
 
 /// How the ranks of a communicator are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Layout {
     /// All ranks.
     pub ranks: usize,
@@ -73,6 +83,7 @@ impl Layout {
 
 /// How one collective will be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Choice {
     /// The algorithm.
     pub algorithm: Algorithm,

@@ -66,6 +66,7 @@ pub(crate) const fn is_hierarchical(op: Op) -> bool {
 
 /// One way to carry out a collective, with its price; what `kolo plan` shows.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Candidate {
     /// The algorithm.
     pub choice: Choice,

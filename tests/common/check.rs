@@ -73,6 +73,7 @@ pub(crate) fn check(comm: &Communicator, case: Case) -> Result<()> {
         DType::F32 => check_typed::<f32>(comm, case),
         DType::F64 => check_typed::<f64>(comm, case),
         DType::Bool => check_typed::<bool>(comm, case),
+        other => unreachable!("{other} is not checked"),
     }
 }
 

@@ -47,7 +47,7 @@ impl Failure {
             }
             Error::Mismatch { rank, peer, host, mine, .. } => Failure {
                 kind: "Mismatch".to_owned(),
-                operation: format!("{} seq={}", mine.op, mine.seq),
+                operation: format!("{} seq={}", mine.op(), mine.seq()),
                 host: host.to_string(),
                 pair: vec![*rank, *peer],
                 ..base

@@ -41,6 +41,7 @@ pub(crate) fn bench(args: &Args) -> Result<(), String> {
         DType::U32 => bench_typed::<u32>(args, &comm),
         DType::I64 => bench_typed::<i64>(args, &comm),
         DType::U64 => bench_typed::<u64>(args, &comm),
+        other => unreachable!("{other} is not benchmarked"),
     };
     let report = report.map_err(|error| error.to_string())?;
     // Rank 0 has all figures before any rank ends.

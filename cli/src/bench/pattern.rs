@@ -74,6 +74,7 @@ pub(crate) fn reduced(redop: ReduceOp, place: usize, iteration: u32, ranks: usiz
         ReduceOp::BitAnd => numbers.reduce(|a, b| a & b).unwrap_or(0).into(),
         ReduceOp::BitOr => numbers.fold(0, |a, b| a | b).into(),
         ReduceOp::BitXor => numbers.fold(0, |a, b| a ^ b).into(),
+        other => unreachable!("{other} has no expected result"),
     }
 }
 

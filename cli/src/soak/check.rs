@@ -22,6 +22,7 @@ pub(crate) fn carry_out(comm: &Communicator, call: &Call) -> Result<u64> {
         DType::U32 => typed::<u32>(comm, call),
         DType::I64 => typed::<i64>(comm, call),
         DType::U64 => typed::<u64>(comm, call),
+        other => unreachable!("{other} is not checked"),
     }
 }
 

@@ -11,13 +11,15 @@ use crate::error::{Argument, Error, Result};
 use crate::types::{Element, Op};
 
 impl Communicator {
-    /// Allocates `len` elements of zeros on the device of a stream, in memory that other ranks on this host can reach: collectives
-    /// read and write it where it is. (The memory of cudarc's own slices is often of CUDA's pools, which other processes cannot
-    /// reach: then it passes through the host.)
+    /// Allocates `len` elements of zeros on the device of a stream, in memory that other ranks on
+    /// this host can reach: collectives read and write it in place. (The memory of cudarc's own
+    /// slices often belongs to CUDA's pools, which other processes cannot reach: it passes through
+    /// the host.)
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if this communicator has no devices, [`Error::Device`] if there is not so much memory.
+    /// [`Error::Unsupported`] if this communicator has no devices, [`Error::Device`] if the device
+    /// has too little memory.
     pub fn alloc_device<T: Element>(&self, stream: &Arc<CudaStream>, len: usize) -> Result<DeviceBuffer<T>> {
         let too_many = Error::Argument { op: Op::Alloc, problem: Argument::TooMany { count: len } };
         let bytes = len.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or(too_many)?;
@@ -29,10 +31,11 @@ impl Communicator {
     }
 }
 
-/// A buffer in the memory of a GPU that all ranks of a host can reach; see [`Communicator::alloc_device`]. cudarc takes it as it
-/// takes its own slices.
+/// A buffer in the memory of a GPU that all ranks of a host can reach; see
+/// [`Communicator::alloc_device`]. cudarc accepts it like its own slices.
 ///
-/// It belongs to the stream with which it was allocated. Another one that uses it comes after that, and is waited for by the host.
+/// It belongs to the stream with which it was allocated. If another stream uses it, that stream
+/// waits for the first one, and the host waits for that stream.
 pub struct DeviceBuffer<T: Element> {
     memory: Memory,
     len: usize,
@@ -40,34 +43,34 @@ pub struct DeviceBuffer<T: Element> {
     elements: std::marker::PhantomData<T>,
 }
 
-/// A part of a [`DeviceBuffer`], to be read.
+/// A part of a [`DeviceBuffer`] for reading.
 pub struct DeviceView<'a, T: Element> {
     buffer: &'a DeviceBuffer<T>,
     range: Range<usize>,
 }
 
-/// A part of a [`DeviceBuffer`], to be written.
+/// A part of a [`DeviceBuffer`] for writing.
 pub struct DeviceViewMut<'a, T: Element> {
     buffer: &'a mut DeviceBuffer<T>,
     range: Range<usize>,
 }
 
 impl<T: Element> DeviceBuffer<T> {
-    /// A part of it.
+    /// Returns a part of the buffer for reading.
     ///
     /// # Panics
     ///
-    /// If there are not so many elements.
+    /// If the range is outside the buffer.
     pub fn slice(&self, range: Range<usize>) -> DeviceView<'_, T> {
         self.check(&range);
         DeviceView { buffer: self, range }
     }
 
-    /// A part of it.
+    /// Returns a part of the buffer for writing.
     ///
     /// # Panics
     ///
-    /// If there are not so many elements.
+    /// If the range is outside the buffer.
     pub fn slice_mut(&mut self, range: Range<usize>) -> DeviceViewMut<'_, T> {
         self.check(&range);
         DeviceViewMut { buffer: self, range }
@@ -82,18 +85,19 @@ impl<T: Element> DeviceBuffer<T> {
     }
 }
 
-/// Has another stream than that of a buffer come after it, and whoever uses the other wait for it: so that no use overtakes another.
+/// Orders the uses of a buffer: a stream other than the buffer's waits for it, and the host waits
+/// for that stream.
 pub(crate) fn in_turn<'a>(own: &Arc<CudaStream>, stream: &'a CudaStream) -> SyncOnDrop<'a> {
     if stream.cu_stream() == own.cu_stream() {
         return SyncOnDrop::Record(None);
     }
     if let Err(error) = stream.join(own) {
-        tracing::warn!(%error, "a stream does not wait for the one of a buffer");
+        tracing::warn!(%error, "a stream cannot wait for the stream of a buffer");
     }
     SyncOnDrop::sync_stream(stream)
 }
 
-/// Parts of a buffer are to cudarc what its own views are.
+/// Makes parts of a buffer views for cudarc.
 macro_rules! views {
     ($($view:ident),*) => {$(
         impl<T: Element> DeviceSlice<T> for $view<'_, T> {
@@ -146,9 +150,9 @@ impl<T: Element> DevicePtrMut<T> for DeviceBuffer<T> {
 
 impl<T: Element> Drop for DeviceBuffer<T> {
     fn drop(&mut self) {
-        // What the stream was given with it is done first.
+        // The work of the stream with it is done first.
         if let Err(error) = self.stream.synchronize() {
-            tracing::debug!(%error, "a buffer is freed");
+            tracing::debug!(%error, "the stream of a buffer failed before the buffer was freed");
         }
     }
 }

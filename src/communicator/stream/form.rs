@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::exec::Call;
 use crate::types::{Element, Rank, ReduceOp};
 
-/// The collectives of a communicator, in the order of a CUDA stream; see [`Communicator::on`].
+/// The operations of a communicator in the order of a CUDA stream; see [`Communicator::on`].
 #[derive(Clone, Copy)]
 pub struct OnStream<'a> {
     comm: &'a Communicator,
@@ -18,13 +18,17 @@ pub struct OnStream<'a> {
 }
 
 impl Communicator {
-    /// The collectives on buffers in the memory of GPUs, in the order of a stream, as NCCL's are: a call is given to the stream
-    /// and returns at once. It reads its buffers after what the stream was given before; what the stream is given afterwards finds
-    /// the result. A failure is said by the next call, and streams go on, with anything in the buffers. (Where streams cannot wait
-    /// for the host, calls return when they are done, with their own failures.)
+    /// Returns the operations on device memory in the order of a CUDA stream, as those of NCCL: a
+    /// call is enqueued on the stream and returns at once. It reads its buffers after the earlier
+    /// work of the stream, and later work of the stream finds the result.
     ///
-    /// Buffers are slices of [`cudarc`](crate::cudarc), or of [`Communicator::alloc_device`], which are quickest. Other ranks may give
-    /// buffers in host memory to the same operation. Several ranks may share a GPU.
+    /// The call after a failed operation reports the failure. The stream continues, and the buffers
+    /// hold anything. Where streams cannot wait for the host, a call returns when its operation has
+    /// ended, and reports its own failure.
+    ///
+    /// Buffers are slices of [`cudarc`](crate::cudarc), or of [`Communicator::alloc_device`], which
+    /// are the fastest. Other ranks may give host memory to the same operation. Several ranks may
+    /// share a GPU.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -55,7 +59,8 @@ macro_rules! enqueues {
     };
 }
 
-/// One method, by the buffers of an operation. The guards of cudarc order what other streams do with the buffers before and after.
+/// One method, by the buffers of an operation. The guards of cudarc order what other streams do
+/// with the buffers before and after.
 macro_rules! on_stream {
     ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| () => $call:expr) => {
         #[doc = enqueues!($name)]
@@ -171,15 +176,16 @@ impl OnStream<'_> {
 
     fn submit(&self, call: Call) -> Result<()> {
         let call = self.lend(call)?;
-        // SAFETY: every caller is a public method that made `call` from slices of cudarc, which are as long as they say. cudarc
-        // keeps them until the stream has come behind the call, and orders other uses by streams.
+        // SAFETY: every caller is a public method that made `call` from slices of cudarc, which are
+        // as long as they say. cudarc keeps them until the stream has come behind the call, and
+        // orders other uses by streams.
         unsafe { self.comm.exec.submit_checked(&call) }
     }
 
     operations!(on_stream);
 
-    /// Gives [`Communicator::send_recv`] on device memory to the stream; see [`Communicator::on`] for when it returns and how it
-    /// fails.
+    /// Gives [`Communicator::send_recv`] on device memory to the stream; see [`Communicator::on`]
+    /// for when it returns and how it fails.
     pub fn send_recv<T: Element, U: Element>(
         &self,
         send: &impl DevicePtr<T>,

@@ -1,4 +1,5 @@
-//! What only a GPU can show of the calls on cudarc's slices; see the tests of the same name of the driver.
+//! What only a GPU can show of the calls on cudarc's slices; see the tests of the same name of the
+//! driver.
 
 use cudarc::driver::{CudaContext, CudaSlice};
 
@@ -49,7 +50,7 @@ fn call(comm: &Communicator) -> Result<()> {
         let mut received = filled(counts[other], -1.0);
         on.send_recv(&filled(own, rank as f32), other, &mut received, other)?;
         assert!(read(&received).iter().all(|&x| x == other as f32));
-        // What is wrong is said before anybody else is met.
+        // Wrong arguments are refused before the call is sent.
         let refused = on.all_gather_v(&block, &mut gathered, &[own]);
         assert!(matches!(refused, Err(Error::Argument { problem: Argument::Counts { given: 1, .. }, .. })), "{refused:?}");
         let refused = on.all_gather_v(&filled(own + 1, 0.0), &mut gathered, &counts);

@@ -1,4 +1,5 @@
-//! Where the buffers of all ranks are: what each rank tells its peers, and which buffers all ranks can reach.
+//! Where the buffers of all ranks are: what each rank tells its peers, and which buffers all ranks
+//! can reach.
 
 use std::sync::LazyLock;
 
@@ -26,7 +27,8 @@ impl OnDevices<'_> {
         self.exchange(self.record(words), |peer| lengths(peer).map(|lengths| lengths.map(|len| len as u64)))
     }
 
-    /// Gathers the records of all ranks. Their buffers have at least the lengths that `needed` returns.
+    /// Gathers the records of all ranks. Their buffers have at least the lengths that `needed`
+    /// returns.
     pub(super) fn exchange(&mut self, mine: Record, needed: impl Fn(Rank) -> Result<[u64; 2]>) -> Result<Vec<Record>> {
         let words = mine.call;
         let described = self.call.descriptor(0);
@@ -92,8 +94,8 @@ impl OnDevices<'_> {
         }
     }
 
-    /// Closes the memory of peers if a rank now uses another device: it was opened for the earlier one. All ranks see the same
-    /// records, and close the same memory.
+    /// Closes the memory of peers if a rank now uses another device: it was opened for the earlier
+    /// one. All ranks see the same records, and close the same memory.
     pub(super) fn look_for_other_devices(&mut self, records: &[Record]) {
         let devices = &mut self.core.devices;
         devices.of_ranks.resize(records.len(), NO_DEVICE);

@@ -18,7 +18,8 @@ impl OnDevices<'_> {
         // All ranks decide alike whether there are areas, because they make them together.
         if self.core.devices.on_device.is_none() {
             let lent = self.call.lent.as_ref().expect("its buffers are on a device");
-            // A rank without memory for an area reports it as hidden, like an area that peers cannot reach.
+            // A rank without memory for an area reports it as hidden, like an area that peers
+            // cannot reach.
             let memory = Memory::new(&lent.device, DEVICE_AREA);
             let place = memory.as_ref().ok().and_then(|memory| {
                 let extent = lent.device.extent(memory.address).ok()?;
@@ -46,9 +47,11 @@ impl OnDevices<'_> {
         Ok(self.core.devices.on_device.as_ref().and_then(|area| area.addresses.clone()))
     }
 
-    /// All-reduces buffers that only their own ranks can reach, piece by piece. Each rank copies into its area the chunks that its
-    /// peers reduce. It reduces its own chunk from its buffer and its peers' areas into its buffer and its area, and copies the other
-    /// chunks from its peers' areas. Each byte moves twice as often as in buffers that all ranks can reach, which is the least.
+    /// All-reduces buffers that only their own ranks can reach, piece by piece. Each rank copies
+    /// into its area the chunks that its peers reduce. It reduces its own chunk from its buffer and
+    /// its peers' areas into its buffer and its area, and copies the other chunks from its peers'
+    /// areas. Each byte moves twice as often as in buffers that all ranks can reach, which is the
+    /// least.
     ///
     /// # Safety
     ///
@@ -58,7 +61,8 @@ impl OnDevices<'_> {
         let (rank, world, size) = (self.rank, self.world, dtype.size());
         let (send, recv) = (send.ptr.addr() as u64, recv.ptr.addr() as u64);
         let redop = redop.expect("an all-reduce reduces");
-        // Half of an area: peers still copy this rank's chunk of the previous piece from the other half.
+        // Half of an area: peers still copy this rank's chunk of the previous piece from the other
+        // half.
         let per_piece = DEVICE_AREA / 2 / size;
         for (i, start) in (0..count).step_by(per_piece).enumerate() {
             let half = ((i % 2) * (DEVICE_AREA / 2)) as u64;
@@ -74,8 +78,9 @@ impl OnDevices<'_> {
             let (device, stream) = (&lanes.device, lanes.back.id);
             for peer in others() {
                 let (at, len) = slice(peer);
-                // SAFETY: chunks are within the piece, pieces within the buffer and within half the area. No rank reads that half:
-                // before the last barrier of the previous piece, all ranks had finished the piece before it.
+                // SAFETY: chunks are within the piece, pieces within the buffer and within half the
+                // area. No rank reads that half: before the last barrier of the previous piece, all
+                // ranks had finished the piece before it.
                 unsafe { device.copy(stream, send + piece + at, area(rank) + at, len * size)? };
             }
             lanes.finish()?;
@@ -89,7 +94,8 @@ impl OnDevices<'_> {
                 let sources: Vec<Address> = (0..world).map(own).collect();
                 let targets = [recv + piece + at, area(rank) + at];
                 let reduction = Reduction { dtype, redop, sources: &sources, targets: &targets, count, divisor: world };
-                // SAFETY: all ranks have copied what is read. No rank reads this rank's chunk of its area yet.
+                // SAFETY: all ranks have copied what is read. No rank reads this rank's chunk of
+                // its area yet.
                 unsafe { device.reduce(stream, &reduction)? };
             }
             lanes.finish()?;
@@ -98,7 +104,8 @@ impl OnDevices<'_> {
             let (device, stream) = (&lanes.device, lanes.back.id);
             for peer in others() {
                 let (at, len) = slice(peer);
-                // SAFETY: the peer has reduced it, and writes there again only after a barrier that follows this copy.
+                // SAFETY: the peer has reduced it, and writes there again only after a barrier that
+                // follows this copy.
                 unsafe { device.copy(stream, area(peer) + at, recv + piece + at, len * size)? };
             }
         }

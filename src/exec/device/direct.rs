@@ -24,7 +24,8 @@ impl OnDevices<'_> {
             let world = self.world;
             let lanes = self.lanes()?;
             for one in &moves {
-                // SAFETY: all parts are of buffers that their ranks have lent, and no two ranks touch what one of them writes.
+                // SAFETY: all parts are of buffers that their ranks have lent, and no two ranks
+                // touch what one of them writes.
                 unsafe { enqueue(lanes, one, addresses, (dtype, redop, world))? };
             }
             lanes.finish()?;

@@ -23,8 +23,8 @@ pub(in crate::exec) struct Staged {
 }
 
 impl Staged {
-    /// Replaces the device memory of a call by host memory, and copies there what is sent. Returns `None` if the call is not lent.
-    /// The memory is the message's until that has ended.
+    /// Replaces the device memory of a call by host memory, and copies there what is sent. Returns
+    /// `None` if the call is not lent. The memory is the message's until that has ended.
     ///
     /// # Safety
     ///

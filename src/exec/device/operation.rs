@@ -23,7 +23,8 @@ impl CommState {
         self.settings.devices && (call.lent.is_some() || self.asks(call))
     }
 
-    /// Whether the ranks tell each other where the buffers of a call are. It depends only on what all ranks know.
+    /// Whether the ranks tell each other where the buffers of a call are. It depends only on what
+    /// all ranks know.
     pub(super) fn asks(&self, call: &Call) -> bool {
         let may_differ = matches!(call.op, Op::AllToAllV | Op::Barrier);
         self.settings.devices && !may_differ && call.bytes(self.layout.ranks) > SHORT
@@ -120,7 +121,8 @@ impl<'a> OnDevices<'a> {
         }
     }
 
-    /// Whether ranks may be able to reach each other's devices, from what all of them know without asking.
+    /// Whether ranks may be able to reach each other's devices, from what all of them know without
+    /// asking.
     fn may_be_direct(&self) -> bool {
         self.shared.settings.device_path == DevicePath::Auto && self.world <= MOST_PARTS && self.shared.layout.hosts == 1
     }

@@ -8,8 +8,8 @@ use crate::exec::call::Call;
 use crate::exec::device_state::{Area, SLOTS};
 use crate::types::Op;
 
-/// Bytes of a piece: enough that starting a copy does not count, and few enough that the first and the last piece, which overlap
-/// with nothing, do not count either.
+/// Bytes of a piece: enough that starting a copy does not count, and few enough that the first and
+/// the last piece, which overlap with nothing, do not count either.
 const PIECE: usize = 2 << 20;
 
 /// Bytes of host memory that stay for whole calls: enough for both buffers of a short one.

@@ -67,7 +67,8 @@ struct User<'a> {
 }
 
 impl User<'_> {
-    /// Carries out a call on device memory as a program on its stream would, and returns what is in the receive buffer.
+    /// Carries out a call on device memory as a program on its stream would, and returns what is in
+    /// the receive buffer.
     fn run(&self, raw: &Raw<'_>, input: &[u8], in_place: Option<usize>) -> Vec<u8> {
         let lengths = self.lengths(raw);
         let allocate = |len: usize| {
