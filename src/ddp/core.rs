@@ -56,7 +56,7 @@ impl Core {
             return Err(Error::Revoked { first: Arc::new(first.clone()) });
         }
         if state.phase != Phase::Between {
-            return Err(ReducerProblem::Moment { call, why: "a step is under way; finish it first" }.into());
+            return Err(ReducerProblem::Moment { call, why: "a step is in progress; finish it first" }.into());
         }
         Ok(state)
     }
@@ -70,7 +70,7 @@ impl Core {
         }
         match state.phase {
             Phase::Open { syncs } => Ok((state, syncs)),
-            _ => Err(ReducerProblem::Moment { call, why: "no step is under way; begin one first" }.into()),
+            _ => Err(ReducerProblem::Moment { call, why: "no step is in progress; begin one first" }.into()),
         }
     }
 

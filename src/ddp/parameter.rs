@@ -140,7 +140,7 @@ impl TensorMut<'_> {
         let Some((own, stream)) = on.keeps().zip(self.stream.as_ref()) else { return Ok(()) };
         own.join(stream).map_err(|error| crate::error::Error::Device {
             device: own.context().name().unwrap_or_default(),
-            doing: "having one stream wait for another",
+            doing: "making one stream wait for another",
             problem: error.to_string(),
         })
     }

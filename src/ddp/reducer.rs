@@ -107,7 +107,7 @@ impl Reducer {
         let intent = Intent::Parameters(how);
         self.accept("parameters", &self.core.parameters, values)?;
         if self.core.between(intent.call())?.accumulated {
-            let why = "gradients are being accumulated where parameters would pass through; finish a step first";
+            let why = "gradients are being accumulated in the memory that exchanges parameters; finish a reduced step first";
             return Err(ReducerProblem::Moment { call: intent.call(), why }.into());
         }
         self.exchange(intent, values)
@@ -167,7 +167,7 @@ impl Reducer {
             && active.get(root) != Some(&true)
         {
             // All ranks come to the same result, so none has sent anything.
-            let why = "the rank whose values are wanted does not exist, or has joined";
+            let why = "the root does not exist, or has joined";
             return Err(ReducerProblem::Moment { call: intent.call(), why }.into());
         }
         // SAFETY: between steps nothing is in flight. Views and gradients borrow the reducer, and
@@ -214,7 +214,7 @@ impl Reducer {
     /// Takes part in one step of the ranks with input. Returns false if no rank has input.
     pub(crate) fn join_step(&mut self) -> Result<bool> {
         if self.core.uneven == Uneven::No {
-            let why = "the reducer was built for ranks that make equally many steps; choose another Uneven";
+            let why = "the reducer was built with Uneven::No; choose another Uneven";
             return Err(ReducerProblem::Moment { call: "join", why }.into());
         }
         loop {

@@ -10,7 +10,7 @@ impl Reducer {
     /// Begins a step, at the end of which all ranks have the average of their gradients. The
     /// gradients of the step before can no longer be read.
     ///
-    /// The second call is collective: it rebuilds the buckets.
+    /// The second call is collective if it [rebuilds](super::ReducerBuilder::rebuild) the buckets.
     pub fn begin(&mut self) -> Result<Step<'_>> {
         self.open(true)
     }

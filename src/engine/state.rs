@@ -147,6 +147,7 @@ impl Engine {
     /// # Panics
     ///
     /// If the span exceeds its buffer.
+    #[inline]
     pub(super) fn memory(&mut self, job: &Job<'_>, span: Span) -> RawSlice {
         let (at, len) = (span.at * job.element, span.len * job.element);
         let whole = match span.place {
@@ -159,6 +160,7 @@ impl Engine {
     }
 
     /// As [`Engine::memory`], for a span that is written.
+    #[inline]
     pub(super) fn memory_mut(&mut self, job: &Job<'_>, span: Span) -> RawSliceMut {
         debug_assert_ne!(span.place, BufferRef::Input);
         let memory = self.memory(job, span);
@@ -167,6 +169,7 @@ impl Engine {
 
     /// Returns how many bytes from the front of a destination no message has still to read, except
     /// the message `forward`, with which the step itself forwards.
+    #[inline]
     pub(super) fn free(&self, dst: RawSliceMut, forward: Option<u64>) -> usize {
         let (start, end) = (dst.ptr.addr(), dst.ptr.addr() + dst.len);
         let others = self.outgoing.iter().filter(|out| Some(out.message) != forward);

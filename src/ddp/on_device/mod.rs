@@ -38,7 +38,7 @@ impl OnDevice {
         // Prepares the kernels now, because that may wait for all work of the device.
         for dtype in dtypes.into_iter().filter(|dtype| dtype.is_float()) {
             if let Err(error) = device.prepare(dtype, Some(ReduceOp::Sum)) {
-                tracing::warn!(%error, "there are no kernels: buckets pass through the host, and gradients cannot be accumulated");
+                tracing::warn!(%error, "cannot prepare kernels: buckets are copied through the host, and gradients cannot be accumulated");
                 break;
             }
         }
@@ -68,7 +68,7 @@ impl OnDevice {
     /// Returns the caller's stream. Fails while it is captured into a graph.
     fn stream(&self) -> Result<StreamId> {
         if self.device.is_capturing(self.chosen.stream)? {
-            let why = "other ranks take part, on their hosts; make it outside of the capture".to_owned();
+            let why = "the other ranks take part on their hosts; run the step outside of the capture".to_owned();
             return Err(Error::Unsupported { what: "a reducer's step in a CUDA graph", why });
         }
         Ok(self.chosen.stream)

@@ -94,7 +94,6 @@ impl PowerSgd {
 
     fn all_reduce<T: Float>(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()> {
         let (matrices, rest, lengths) = self.divide(bucket);
-        let (rank, step) = (self.rank, bucket.step());
         for (scratch, length) in self.scratch.iter_mut().zip(lengths) {
             if scratch.as_ref().is_none_or(|scratch| scratch.len() < length) {
                 *scratch = None;
@@ -103,69 +102,93 @@ impl PowerSgd {
         }
         let [Some(ps), Some(qs)] = &mut self.scratch else { unreachable!("both were allocated") };
         let (ps, qs) = (&mut ps[..lengths[0]], &mut qs[..lengths[1]]);
+        let (factors, rank, step) = (&mut self.factors, self.rank, bucket.step());
         let values = bucket.elements::<T>()?;
 
-        for matrix in &matrices {
-            let Matrix { parameter, rows, columns, .. } = *matrix;
-            let fresh = || Factor { q: matrix::random(columns * rank, seed(parameter, step)), error: vec![0.0; rows * columns] };
-            let factor = self.factors.entry(parameter).or_insert_with(fresh);
-            for (error, value) in factor.error.iter_mut().zip(&values[matrix.elements.clone()]) {
-                *error += value.to_single();
-            }
-            matrix::times(&factor.error, columns, &factor.q, &mut ps[matrix.p.clone()]);
-        }
+        multiply(factors, &matrices, values, rank, step, ps);
+        // The uncompressed gradients come after the `P`.
         let compressed = matrices.last().map_or(0, |matrix| matrix.p.end);
-        let mut at = compressed;
-        for elements in &rest {
-            for (number, value) in ps[at..].iter_mut().zip(&values[elements.clone()]) {
-                *number = value.to_single();
-            }
-            at += elements.len();
-        }
+        copy_rest(&rest, &mut ps[compressed..], |range, numbers| {
+            numbers.iter_mut().zip(&values[range]).for_each(|(number, value)| *number = value.to_single());
+        });
         comm.all_reduce(ps, ReduceOp::Average)?;
-        let mut at = compressed;
-        for elements in &rest {
-            for (value, &number) in values[elements.clone()].iter_mut().zip(&ps[at..]) {
-                *value = T::of_single(number);
-            }
-            at += elements.len();
-        }
+        copy_rest(&rest, &mut ps[compressed..], |range, numbers| {
+            values[range].iter_mut().zip(numbers).for_each(|(value, number)| *value = T::of_single(*number));
+        });
 
         for matrix in &matrices {
             let (p, q) = (&mut ps[matrix.p.clone()], &mut qs[matrix.q.clone()]);
             matrix::orthonormalise(p, matrix.rows);
-            matrix::transposed_times(&self.factors[&matrix.parameter].error, matrix.columns, p, q);
+            matrix::transposed_times(&factors[&matrix.parameter].error, matrix.columns, p, q);
         }
         comm.all_reduce(qs, ReduceOp::Average)?;
         for matrix in &matrices {
-            let factor = self.factors.get_mut(&matrix.parameter).expect("it was made above");
-            let q = &qs[matrix.q.clone()];
-            let mut is_finite = true;
-            matrix::product(&ps[matrix.p.clone()], q, matrix.columns, |at, number| {
-                let value = T::of_single(number);
-                values[matrix.elements.start + at] = value;
-                // What rounding removes was not sent either.
-                factor.error[at] -= value.to_single();
-                is_finite &= value.to_single().is_finite();
-            });
-            if !is_finite {
-                // A rank's gradient was not finite, so no rank's is now, and the optimiser sees
-                // that. The next step starts afresh.
-                factor.error.fill(0.0);
-                factor.q.fill(0.0);
-            } else {
-                factor.q.copy_from_slice(q);
-            }
-            // Power iteration never leaves zero: a gradient that was zero, or of lower rank, gets a
-            // new direction.
-            for (row, direction) in factor.q.chunks_exact_mut(matrix.columns).enumerate() {
-                if direction.iter().all(|&number| number == 0.0) {
-                    direction
-                        .copy_from_slice(&matrix::random(matrix.columns, seed(matrix.parameter, step) ^ (row as u64 + 1) << 48));
-                }
-            }
+            let factor = factors.get_mut(&matrix.parameter).expect("`multiply` made it");
+            let (p, q) = (&ps[matrix.p.clone()], &qs[matrix.q.clone()]);
+            decompress(factor, matrix, p, q, &mut values[matrix.elements.clone()]);
+            redirect(factor, matrix, step);
         }
         Ok(())
+    }
+}
+
+/// Adds the gradients to the errors, and computes every matrix's `P = M Q` into `ps`.
+fn multiply<T: Float>(
+    factors: &mut HashMap<usize, Factor>,
+    matrices: &[Matrix],
+    values: &[T],
+    rank: usize,
+    step: u64,
+    ps: &mut [f32],
+) {
+    for matrix in matrices {
+        let Matrix { parameter, rows, columns, .. } = *matrix;
+        let fresh = || Factor { q: matrix::random(columns * rank, seed(parameter, step)), error: vec![0.0; rows * columns] };
+        let factor = factors.entry(parameter).or_insert_with(fresh);
+        for (error, value) in factor.error.iter_mut().zip(&values[matrix.elements.clone()]) {
+            *error += value.to_single();
+        }
+        matrix::times(&factor.error, columns, &factor.q, &mut ps[matrix.p.clone()]);
+    }
+}
+
+/// Calls `copy` for each range of uncompressed gradients, with its numbers.
+fn copy_rest(rest: &[Range<usize>], mut numbers: &mut [f32], mut copy: impl FnMut(Range<usize>, &mut [f32])) {
+    for range in rest {
+        let (these, others) = numbers.split_at_mut(range.len());
+        copy(range.clone(), these);
+        numbers = others;
+    }
+}
+
+/// Replaces a gradient by `P transpose(Q)`, and keeps what that lacks.
+fn decompress<T: Float>(factor: &mut Factor, matrix: &Matrix, p: &[f32], q: &[f32], values: &mut [T]) {
+    let mut is_finite = true;
+    matrix::product(p, q, matrix.columns, |at, number| {
+        let value = T::of_single(number);
+        values[at] = value;
+        // What rounding removes was not sent either.
+        factor.error[at] -= value.to_single();
+        is_finite &= value.to_single().is_finite();
+    });
+    if is_finite {
+        factor.q.copy_from_slice(q);
+    } else {
+        // A rank's gradient was not finite, so no rank's is now, and the optimiser sees that. The next
+        // step starts afresh.
+        factor.error.fill(0.0);
+        factor.q.fill(0.0);
+    }
+}
+
+/// Power iteration never leaves zero: gives a new direction to a gradient that was zero, or of lower
+/// rank.
+fn redirect(factor: &mut Factor, matrix: &Matrix, step: u64) {
+    for (row, direction) in factor.q.chunks_exact_mut(matrix.columns).enumerate() {
+        if direction.iter().all(|&number| number == 0.0) {
+            let seed = seed(matrix.parameter, step) ^ (row as u64 + 1) << 48;
+            direction.copy_from_slice(&matrix::random(matrix.columns, seed));
+        }
     }
 }
 
