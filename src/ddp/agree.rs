@@ -1,4 +1,4 @@
-//! Whether all ranks were given the same; if not, what the first difference is.
+//! Compares what the ranks were given, and finds the first difference.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +9,17 @@ use crate::communicator::Communicator;
 use crate::error::{Error, ReducerProblem, Result};
 use crate::types::Rank;
 
-/// What a rank was given: texts under keys, whose order is the one in which differences are looked for.
+/// What a rank was given: texts under keys, compared in the order of the keys.
 type Listing = BTreeMap<(u32, u32), String>;
 
 const PARAMETERS: u32 = 0;
 const BUFFERS: u32 = 1;
 const OPTIONS: u32 = 2;
 
-/// A listing longer than this is no model's.
+/// The most bytes of a listing; no model needs as many.
 const MOST_BYTES: u64 = 1 << 28;
 
-/// No difference.
+/// The key that stands for no difference.
 const NONE: [u32; 2] = [u32::MAX; 2];
 
 fn label((section, index): (u32, u32)) -> String {
@@ -55,7 +55,8 @@ fn listing(builder: &ReducerBuilder) -> Listing {
     all.into_iter().flatten().collect()
 }
 
-/// Compares what the ranks were given. A collective call: one small collective, if all is well.
+/// Fails on every rank if the ranks were given different parameters, buffers or options. A
+/// collective call; it costs one small collective if all agree.
 pub(super) fn agree_on_options(comm: &Communicator, builder: &ReducerBuilder) -> Result<()> {
     let mine = listing(builder);
     let encoded = encode(&mine);
@@ -70,14 +71,15 @@ pub(super) fn agree_on_options(comm: &Communicator, builder: &ReducerBuilder) ->
     let mut differences = vec![0u32; 2 * comm.world_size()];
     comm.all_gather(&difference, &mut differences)?;
     let earliest = differences.chunks_exact(2).enumerate().map(|(rank, key)| ((key[0], key[1]), rank)).min();
-    let (key, rank) = earliest.expect("there is a rank");
+    let (key, rank) = earliest.expect("a communicator has a rank");
     let text = |listing: &Listing| listing.get(&key).map_or_else(|| "nothing".to_owned(), |text| format!("`{text}`"));
     let other = broadcast(comm, text(&mine).into_bytes(), rank)?;
     let other = String::from_utf8_lossy(&other).into_owned();
     Err(ReducerProblem::Differs { what: label(key), first: text(&first), rank, other }.into())
 }
 
-/// What only this rank could do and the others need: all go on, or all know which rank did not succeed, and why. A collective call.
+/// Succeeds if all ranks succeeded. Otherwise every rank learns which rank failed first, and why. A
+/// collective call.
 pub(super) fn agree_on_success<T>(comm: &Communicator, mine: Result<T>) -> Result<T> {
     let mut all = vec![0u8; comm.world_size()];
     comm.all_gather(&[u8::from(mine.is_err())], &mut all)?;
@@ -87,12 +89,12 @@ pub(super) fn agree_on_success<T>(comm: &Communicator, mine: Result<T>) -> Resul
     mine.and_then(|_| Err(ReducerProblem::Refused { rank: first, why: String::from_utf8_lossy(&text).into_owned() }.into()))
 }
 
-/// The first key under which two listings have different texts.
+/// Returns the first key under which two listings have different texts.
 fn difference(one: &Listing, other: &Listing) -> Option<(u32, u32)> {
     one.keys().chain(other.keys()).filter(|key| one.get(key) != other.get(key)).min().copied()
 }
 
-/// Key, length and text of every entry.
+/// Encodes the key, the length and the text of every entry.
 fn encode(listing: &Listing) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (&(section, index), text) in listing {
@@ -104,7 +106,7 @@ fn encode(listing: &Listing) -> Vec<u8> {
     bytes
 }
 
-/// Reads what it can: what cannot be read is missing, which is a difference.
+/// Decodes as many entries as are valid. A missing entry counts as a difference.
 fn decode(mut bytes: &[u8]) -> Listing {
     let mut listing = Listing::new();
     while let Some((head, rest)) = bytes.split_first_chunk::<12>() {
@@ -116,7 +118,7 @@ fn decode(mut bytes: &[u8]) -> Listing {
     listing
 }
 
-/// Bytes of one rank, for all; they have no common length.
+/// Broadcasts bytes whose length only the root knows.
 fn broadcast(comm: &Communicator, mine: Vec<u8>, root: Rank) -> Result<Vec<u8>> {
     let mut len = [mine.len() as u64];
     comm.broadcast(&mut len, root)?;
@@ -142,7 +144,7 @@ mod tests {
         assert_eq!(decode(&encode(&mine)), mine);
         let encoded = encode(&mine);
         for len in 0..encoded.len() {
-            // Whatever arrives, reading it ends.
+            // Decoding ends on any input.
             assert!(difference(&decode(&encoded[..len]), &mine).is_some(), "{len}");
         }
     }

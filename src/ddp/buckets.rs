@@ -10,10 +10,12 @@ use crate::communicator::{Communicator, Registered};
 use crate::cuda::device::{Address, Event, Memory};
 use crate::error::Result;
 
-/// Buckets, one after the other: those of the host in one piece of registered memory, those of a device in one piece of the device's.
+/// The memory of all buckets: those of the host in one registered buffer, those of the device in
+/// one allocation.
 ///
-/// Peers read and write a bucket while it is being reduced, and only then. So no reference to it exists while it is in flight:
-/// who holds one is what [`Core`](super::core::Core) keeps count of. Addresses on a device are pointers that nobody dereferences.
+/// Peers read and write a bucket while it is reduced, and only then. So no reference to a bucket
+/// exists while it is in flight; [`Core`](super::core::Core) tracks the views. Addresses on a
+/// device are pointers that the host never dereferences.
 pub(super) struct Buckets {
     pub(super) layout: Layout,
     base: *mut u8,
@@ -26,15 +28,16 @@ pub(super) struct DeviceMemory {
     on: Arc<OnDevice>,
     memory: Option<Memory>,
     base: Address,
-    /// For each bucket, done when the last gradient that was made ready is there.
+    /// For each bucket, the event that is done when its last ready gradient is complete.
     marks: Vec<Event>,
-    /// Peers may still use it.
+    /// Whether peers may still use the memory.
     is_abandoned: AtomicBool,
 }
 
-// SAFETY: an address and the memory behind it, which is this value's own. Whoever dereferences it vouches for being alone.
+// SAFETY: `base` points to memory that this value owns. Each dereference promises that it is the
+// only access.
 unsafe impl Send for Buckets {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Buckets {}
 
 impl std::fmt::Debug for Buckets {
@@ -44,14 +47,15 @@ impl std::fmt::Debug for Buckets {
 }
 
 impl Buckets {
-    /// A collective call. `device` is what was allocated for the layout there.
+    /// Allocates the memory of a layout. A collective call. `device` is what was allocated for the
+    /// layout on the device.
     pub(super) fn allocate(comm: &Communicator, layout: Layout, device: Option<DeviceMemory>) -> Result<Buckets> {
         let mut memory = comm.alloc::<u8>(layout.host_bytes)?;
         let base = memory.as_mut_ptr();
         Ok(Buckets { layout, base, _memory: memory, device })
     }
 
-    /// Where a bucket is.
+    /// Returns the address of a bucket.
     pub(super) fn at(&self, place: &BucketLayout) -> *mut u8 {
         assert!(place.bytes.start <= place.bytes.end);
         match &self.device {
@@ -66,25 +70,25 @@ impl Buckets {
         }
     }
 
-    /// The gradient of a parameter: its address and bytes.
+    /// Returns the address and the bytes of a parameter's gradient.
     pub(super) fn gradient(&self, index: usize) -> (*mut u8, usize) {
         let (place, bytes) = self.layout.bytes_of(index);
         (self.at(place).wrapping_add(bytes.start), bytes.len())
     }
 
-    /// The device of a bucket that is on one.
+    /// Returns the device of a bucket that is on one.
     pub(super) fn device_of(&self, place: &BucketLayout) -> Option<&Arc<OnDevice>> {
         self.device.as_ref().filter(|_| place.on_device).map(|device| &device.on)
     }
 
-    /// In the order of the caller's stream if the gradient is a device's.
+    /// Sets a gradient to zero, on a device in the order of the caller's stream.
     ///
     /// # Safety
     ///
-    /// Nobody else uses the parameter's gradient meanwhile.
+    /// Nothing else uses the parameter's gradient during the call.
     pub(super) unsafe fn zero(&self, index: usize) -> Result<()> {
         let (address, len) = self.gradient(index);
-        // SAFETY: within the memory, and passed on.
+        // SAFETY: the gradient lies within the memory, and the caller promises the rest.
         unsafe {
             match self.device_of(self.layout.bytes_of(index).0) {
                 Some(on) => on.zero(address.addr() as Address, len)?,
@@ -94,11 +98,13 @@ impl Buckets {
         Ok(())
     }
 
-    /// Copies a gradient of a device to its place, or adds it to what is there, in the order of the caller's stream.
+    /// Copies a gradient in the memory of the device to its place, or adds it to what is there, in
+    /// the order of the caller's stream.
     ///
     /// # Safety
     ///
-    /// As for [`Buckets::zero`]; the gradient has the parameter's elements, and stays until the stream has come to it.
+    /// As for [`Buckets::zero`]. `from` holds the parameter's elements until the stream has passed
+    /// the copy.
     pub(super) unsafe fn put(&self, comm: &Communicator, name: &str, index: usize, from: Address, adds: bool) -> Result<()> {
         let place = self.layout.bytes_of(index).0;
         let on = self.device_of(place).expect("the parameter's gradient is on a device");
@@ -108,35 +114,36 @@ impl Buckets {
         }
         on.expect_here(comm, name, from)?;
         let to = to.addr() as Address;
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         unsafe { if adds { on.add(place.dtype, from, to, len / place.dtype.size()) } else { on.copy(from, to, len) } }
     }
 
-    /// A gradient of a bucket is there when the caller's stream has come here.
+    /// Notes that a gradient of a bucket is complete once the caller's stream has come this far.
     pub(super) fn mark(&self, bucket: usize) -> Result<()> {
         self.mark_of(bucket).map_or(Ok(()), |(on, mark)| on.mark(mark))
     }
 
-    /// Waits until all gradients of a bucket that were made ready are there.
+    /// Waits until all gradients of a bucket that were made ready are complete.
     pub(super) fn until_there(&self, comm: &Communicator, bucket: usize) -> Result<()> {
         self.mark_of(bucket).map_or(Ok(()), |(_, mark)| comm.exec.until_done(mark))
     }
 
-    /// Of a bucket that is on a device.
+    /// Returns the device and the event of a bucket that is on one.
     fn mark_of(&self, bucket: usize) -> Option<(&OnDevice, &Event)> {
         let device = self.device.as_ref().filter(|_| self.layout.buckets[bucket].on_device)?;
         Some((&device.on, &device.marks[bucket]))
     }
 
-    /// Takes over gradients that lie elsewhere in another layout of the same parameters.
+    /// Copies the gradients from a different layout of the same parameters.
     ///
     /// # Safety
     ///
-    /// Nobody else uses either memory meanwhile.
+    /// Nothing else uses either memory during the call.
     pub(super) unsafe fn copy_from(&self, other: &Buckets, parameters: &[Parameter]) -> Result<()> {
         for index in 0..parameters.len() {
             let ((to, len), (from, _)) = (self.gradient(index), other.gradient(index));
-            // SAFETY: both are of the same parameter and so equally long, in memories that are apart; the rest is passed on.
+            // SAFETY: both are gradients of the same parameter, so they are equally long, and lie
+            // in different memory. The caller promises the rest.
             unsafe {
                 match self.device_of(self.layout.bytes_of(index).0) {
                     Some(on) => on.copy(from.addr() as Address, to.addr() as Address, len)?,
@@ -147,8 +154,8 @@ impl Buckets {
         Ok(())
     }
 
-    /// A reduction has failed: other ranks may not have heard of it yet, and use this rank's part until they do. On a device it is
-    /// never freed.
+    /// Keeps the device's memory from being freed after a failed reduction: other ranks may not
+    /// know of the failure yet, and use this rank's part until they do.
     pub(super) fn abandon(&self) {
         if let Some(device) = &self.device {
             device.is_abandoned.store(true, Ordering::Relaxed);
@@ -157,7 +164,7 @@ impl Buckets {
 }
 
 impl DeviceMemory {
-    /// `None` if a layout has no bucket on the device.
+    /// Allocates the device's part of a layout. Returns `None` if the layout has no bucket there.
     pub(super) fn allocate(on: Option<&Arc<OnDevice>>, layout: &Layout) -> Result<Option<DeviceMemory>> {
         let Some(on) = on.filter(|_| layout.buckets.iter().any(|place| place.on_device)) else { return Ok(None) };
         let memory = on.allocate(layout.device_bytes)?;
@@ -168,7 +175,7 @@ impl DeviceMemory {
 }
 
 impl Drop for DeviceMemory {
-    /// What streams still read or write is not freed.
+    /// Does not free memory that streams still read or write.
     fn drop(&mut self) {
         let memory = self.memory.take();
         if self.is_abandoned.load(Ordering::Relaxed) || !self.on.drain() {

@@ -68,7 +68,8 @@ fn check_parameters(parameters: &[Parameter], buffers: &[Parameter]) -> Result<(
     Ok(())
 }
 
-/// Returns the layout of the gradients' buckets, and that of the memory where buffers are exchanged.
+/// Returns the layout of the gradients' buckets, and that of the memory where buffers are
+/// exchanged.
 fn layouts(builder: &ReducerBuilder) -> (Layout, Layout) {
     let ReducerBuilder { parameters, buffers, bucket_bytes, first_bucket_bytes, .. } = builder;
     // The backward pass makes the last parameter's gradient first.

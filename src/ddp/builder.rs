@@ -5,35 +5,40 @@ use super::on_device::Chosen;
 use super::parameter::Parameter;
 use crate::cuda::device::StreamId;
 
-/// What becomes of parameters that get no gradient in a step.
+/// What happens with parameters that get no gradient in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unused {
-    /// It is an error: [`Step::finish`](super::Step::finish) names the first of them. Those that [`Step::unused`](super::Step::unused)
-    /// was called for are not meant.
+    /// It is an error: [`Step::finish`](super::Step::finish) names the first of them. Parameters
+    /// given to [`Step::unused`](super::Step::unused) are exempt.
     #[default]
     Error,
-    /// `finish()` takes those that are not ready as unused: they count as zeros in the average, and ranks tell each other
-    /// which ones nobody used ([`Reducer::is_used`]). Their buckets start no earlier than `finish()`.
+    /// `finish()` treats parameters that are not ready as unused. Their gradients count as zeros in
+    /// the average, and the ranks exchange which parameters no rank used
+    /// ([`Reducer::is_used`](super::Reducer::is_used)). Buckets with unused parameters start no
+    /// earlier than `finish()`.
     Find,
-    /// As [`Unused::Find`] in the first step; later ones use the same parameters ("static graph"), so that no bucket waits for
-    /// what does not come. A step that uses others is an error.
+    /// As [`Unused::Find`] in the first step. Later steps use the same parameters ("static graph"),
+    /// so no bucket waits for a gradient that does not come. A step that uses others is an error.
     Static,
 }
 
-/// Whether ranks may have different numbers of steps, and what an average is divided by when some have no more.
+/// Whether ranks may make different numbers of steps, and by what averages are divided when some
+/// ranks have run out of input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Uneven {
-    /// They may not: all make the same number of steps.
+    /// All ranks make the same number of steps.
     #[default]
     No,
-    /// Ranks that have no more call [`Reducer::join`]. Averages are still divided by the world size, so that every sample
-    /// counts the same whatever the number of ranks that have some.
+    /// Ranks without more input call [`Reducer::join`](super::Reducer::join). Averages are still
+    /// divided by the world size: every sample counts the same.
     ByWorldSize,
-    /// The same, but averages are divided by the number of ranks that made the step.
+    /// As [`Uneven::ByWorldSize`], but averages are divided by the number of ranks that made the
+    /// step.
     ByRanksWithInput,
 }
 
-/// Options of a [`Reducer`], from [`Reducer::builder`]. All ranks must give the same, but each its own device.
+/// Options of a [`Reducer`](super::Reducer), from [`Reducer::builder`](super::Reducer::builder).
+/// All ranks must give the same options, except the device.
 pub struct ReducerBuilder {
     pub(super) parameters: Vec<Parameter>,
     pub(super) buffers: Vec<Parameter>,
@@ -44,7 +49,7 @@ pub struct ReducerBuilder {
     pub(super) overlap: bool,
     pub(super) rebuild: bool,
     pub(super) hook: Box<dyn Hook>,
-    /// Where parameters are that are on a device.
+    /// The device of the parameters that are on one.
     pub(super) device: Option<Chosen>,
 }
 
@@ -66,61 +71,69 @@ impl Default for ReducerBuilder {
 }
 
 impl ReducerBuilder {
-    /// The parameters, in the order in which the forward pass uses them. From now on their numbers are their places here.
+    /// Sets the parameters, in the order in which the forward pass uses them. Other calls refer to
+    /// a parameter by its index in this list.
     pub fn parameters(mut self, parameters: impl IntoIterator<Item = Parameter>) -> Self {
         self.parameters = parameters.into_iter().collect();
         self
     }
 
-    /// What the model has besides, and [`Reducer::sync_buffers`] makes equal. Default: nothing.
+    /// Sets the model's buffers, which [`Reducer::sync_buffers`](super::Reducer::sync_buffers)
+    /// makes equal. Default: none.
     pub fn buffers(mut self, buffers: impl IntoIterator<Item = Parameter>) -> Self {
         self.buffers = buffers.into_iter().collect();
         self
     }
 
-    /// How many bytes of gradients go together, at least (a bucket ends with the parameter that fills it). Default: 25 MiB.
+    /// Sets the least bytes of a bucket: the parameter that reaches the limit ends the bucket.
+    /// Default: 25 MiB.
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.bucket_bytes = bytes;
         self
     }
 
-    /// The same of the first bucket, which is small so that communication begins early. Default: 1 MiB.
+    /// Sets the least bytes of the first bucket, which is small so that communication starts early.
+    /// Default: 1 MiB.
     pub fn first_bucket_bytes(mut self, bytes: usize) -> Self {
         self.first_bucket_bytes = bytes;
         self
     }
 
-    /// What becomes of parameters that get no gradient. Default: [`Unused::Error`].
+    /// Sets what happens with parameters that get no gradient. Default: [`Unused::Error`].
     pub fn unused(mut self, unused: Unused) -> Self {
         self.unused = unused;
         self
     }
 
-    /// Whether ranks may have different numbers of steps. Costs one small collective a step. Default: [`Uneven::No`].
+    /// Sets whether ranks may make different numbers of steps. Costs one small collective a step.
+    /// Default: [`Uneven::No`].
     pub fn uneven(mut self, uneven: Uneven) -> Self {
         self.uneven = uneven;
         self
     }
 
-    /// Whether buckets start as soon as they are full, or all in `finish()`, to see what overlapping gains. Default: yes.
+    /// Sets whether a bucket starts as soon as it is full, or all start in `finish()`, which shows
+    /// what the overlap gains. Default: yes.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
         self
     }
 
-    /// Whether buckets are made anew after the first step, in the order in which gradients arrived on rank 0. Default: yes.
+    /// Sets whether the buckets are rebuilt after the first step, in the order in which gradients
+    /// became ready on rank 0. Default: yes.
     pub fn rebuild(mut self, rebuild: bool) -> Self {
         self.rebuild = rebuild;
         self
     }
 
-    /// How a bucket is reduced. Default: [`Average`].
+    /// Sets how a bucket is reduced. Default: [`Average`].
     pub fn hook(mut self, hook: impl Hook + 'static) -> Self {
         self.hook = Box::new(hook);
         self
     }
 
-    /// Where parameters are that are [on a device](Parameter::on_device): the device's number in this process, and a stream there.
+    /// Sets the device of parameters that are [on a device](Parameter::on_device): its ordinal in
+    /// this process, and a stream on it.
     pub(crate) fn on_device(mut self, ordinal: usize, stream: impl Into<StreamId>) -> Self {
         let stream = stream.into();
         self.device = Some(Chosen {

@@ -1,4 +1,4 @@
-//! Compression by fewer bits.
+//! Compression of gradients to 16 bits.
 
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
@@ -9,27 +9,29 @@ use crate::communicator::{Communicator, Registered};
 use crate::error::Result;
 use crate::types::{DType, Element, ReduceOp};
 
-/// How many elements are converted at once: few enough to stay in the fastest cache.
+/// How many elements are converted at once: few enough to stay in the L1 cache.
 const PIECE: usize = 1024;
 
-/// Sends gradients of `f32` and `f64` as `f16` or `bf16`: half the bytes of `f32`. Those of other types are averaged as they are.
+/// Sends gradients of `f32` and `f64` as `f16` or `bf16`: half the bytes of `f32`. Gradients of
+/// other types are averaged without compression.
 ///
-/// Every gradient is divided by the world size as it is converted, so that the sum stays in range: what is beyond 65504 times
-/// the world size becomes infinite in `f16`.
+/// Each gradient is divided by the world size when it is converted, so that the sum stays in range.
+/// In `f16`, a gradient above 65504 times the world size becomes infinite.
 pub struct Compress {
     /// [`DType::F16`] or [`DType::BF16`].
     to: DType,
-    /// The compressed bucket, as large as the largest so far.
+    /// The compressed bucket. It grows to the largest so far.
     scratch: Option<Registered<u16>>,
 }
 
 impl Compress {
-    /// To IEEE half precision: 11 binary digits.
+    /// Compresses to IEEE half precision, with 11 significant bits.
     pub fn f16() -> Compress {
         Compress { to: DType::F16, scratch: None }
     }
 
-    /// To the upper half of an `f32`: 8 binary digits, but all of its range.
+    /// Compresses to bfloat16, the upper half of an `f32`: 8 significant bits, and the range of
+    /// `f32`.
     pub fn bf16() -> Compress {
         Compress { to: DType::BF16, scratch: None }
     }
@@ -47,7 +49,7 @@ impl Compress {
     }
 }
 
-/// Averages by way of a shorter type.
+/// Averages values in a shorter type.
 fn sum_as<H: Element, T: Float>(short: &mut [H], values: &mut [T], comm: &Communicator) -> Result<()>
 where
     [H]: HalfFloatSliceExt,

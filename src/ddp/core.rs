@@ -1,4 +1,4 @@
-//! What the threads that make gradients and the thread that reduces them share.
+//! The state that the threads which make gradients share with the thread that reduces them.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ use crate::error::{Error, ReducerProblem, Result};
 use crate::types::{DType, Op};
 
 pub(super) struct Core {
-    /// The reducer's own. Whoever calls a collective on it is either the reducer's thread, carrying out a job, or a caller of
-    /// the reducer while there is no job.
+    /// The reducer's own communicator. Only the reducer's thread calls collectives on it, or a
+    /// caller of the reducer while that thread has no job.
     pub(super) comm: Communicator,
     pub(super) parameters: Vec<Parameter>,
     pub(super) unused: Unused,
     pub(super) uneven: Uneven,
     pub(super) overlap: bool,
     state: Mutex<State>,
-    /// A job was queued, or has ended, or something failed.
+    /// Notified when a job is queued or ends, and when something fails.
     changed: Condvar,
 }
 
@@ -42,12 +42,13 @@ impl Core {
         self.parameters.get(index).ok_or_else(|| ReducerProblem::NoParameter { index, count }.into())
     }
 
-    /// A forked child has none of its parent's threads, which may have held the state at the fork.
+    /// Fails in a forked child: it has none of its parent's threads, and one of them may have held
+    /// the state at the fork.
     pub(super) fn check_process(&self) -> Result<()> {
         self.comm.check_process(Op::AllReduce)
     }
 
-    /// The state between two steps, if nothing has failed.
+    /// Returns the state between two steps, if nothing has failed.
     pub(super) fn between(&self, call: &'static str) -> Result<MutexGuard<'_, State>> {
         self.check_process()?;
         let state = self.state.lock();
@@ -55,12 +56,12 @@ impl Core {
             return Err(Error::Revoked { first: Arc::new(first.clone()) });
         }
         if state.phase != Phase::Between {
-            return Err(ReducerProblem::Moment { call, why: "a step is under way; finish it first" }.into());
+            return Err(ReducerProblem::Moment { call, why: "a step is in progress; finish it first" }.into());
         }
         Ok(state)
     }
 
-    /// The state within a step, if nothing has failed, and whether the step synchronises.
+    /// Returns the state within a step, if nothing has failed, and whether the step is reduced.
     fn within(&self, call: &'static str) -> Result<(MutexGuard<'_, State>, bool)> {
         self.check_process()?;
         let state = self.state.lock();
@@ -69,11 +70,11 @@ impl Core {
         }
         match state.phase {
             Phase::Open { syncs } => Ok((state, syncs)),
-            _ => Err(ReducerProblem::Moment { call, why: "no step is under way; begin one first" }.into()),
+            _ => Err(ReducerProblem::Moment { call, why: "no step is in progress; begin one first" }.into()),
         }
     }
 
-    /// Opens a step. The other ranks are told, or `active` says which make it.
+    /// Opens a step. Either the other ranks are told of it, or `active` says which ranks make it.
     pub(super) fn open(&self, syncs: bool, active: Option<Vec<bool>>) -> Result<()> {
         let mut state = self.between("begin")?;
         let state = &mut *state;
@@ -92,7 +93,8 @@ impl Core {
         Ok(())
     }
 
-    /// Lends a gradient to be written, in host memory or the device's. Returns its memory, and whether to add to what is there.
+    /// Lends a gradient in host or device memory to be written. Returns its memory, and whether to
+    /// add to what is there.
     pub(super) fn lend(&self, index: usize, dtype: DType, on_device: bool) -> Result<(Arc<Buckets>, bool)> {
         let parameter = self.parameter(index)?;
         parameter.expect(dtype)?;
@@ -106,7 +108,7 @@ impl Core {
         Ok((state.buckets.clone(), state.accumulated))
     }
 
-    /// Takes a gradient back that was lent.
+    /// Takes back a gradient that was lent.
     pub(super) fn take_back(&self, index: usize) {
         let mut state = self.state.lock();
         if state.gradients[index] == Gradient::Lent {
@@ -114,7 +116,8 @@ impl Core {
         }
     }
 
-    /// A gradient is there, or there will be none. With `was_lent`, it is whoever it was lent to that says so.
+    /// Notes that a gradient is ready, or that there is none. With `was_lent`, the call comes from
+    /// the view that the gradient was lent to.
     pub(super) fn settle(&self, index: usize, gradient: Gradient, was_lent: bool) -> Result<()> {
         let parameter = self.parameter(index)?;
         let (mut state, syncs) = self.within(if gradient == Gradient::Ready { "ready" } else { "unused" })?;
@@ -129,7 +132,7 @@ impl Core {
         Ok(())
     }
 
-    /// This rank has nothing to give in the step under way.
+    /// Notes that this rank has no gradients in the current step.
     pub(super) fn settle_nothing(&self) -> Result<()> {
         let mut state = self.state.lock();
         for index in 0..self.parameters.len() {
@@ -165,7 +168,7 @@ impl Core {
         self.state.lock().statistics.clone()
     }
 
-    /// Gives the thread the buckets that are full and whose turn it is.
+    /// Queues the full buckets whose turn it is, for the reducer's thread.
     fn launch(&self, state: &mut State, launches: bool) {
         while launches && state.awaited.get(state.launched) == Some(&0) {
             state.jobs.push_back(Job::Bucket(state.launched));
@@ -176,7 +179,7 @@ impl Core {
         }
     }
 
-    /// Ends a step: waits until all buckets have been reduced, if it synchronises.
+    /// Ends a step, and waits until all buckets are reduced, if the step is reduced.
     pub(super) fn close(&self) -> Result<()> {
         let (mut state, syncs) = self.within("finish")?;
         let is_missing = |gradient: &Gradient| matches!(gradient, Gradient::Awaited | Gradient::Lent);
@@ -221,7 +224,7 @@ impl Core {
         Ok(())
     }
 
-    /// Ends the reducer, and the other ranks' steps.
+    /// Ends the reducer with an error, and makes the other ranks' steps fail.
     pub(super) fn fail(&self, error: Error) {
         self.fail_with(&mut self.state.lock(), error);
     }
@@ -235,13 +238,13 @@ impl Core {
         first
     }
 
-    /// Whether a step has begun and not been finished.
+    /// Whether a step has begun and is not finished.
     pub(super) fn is_open(&self) -> bool {
         let state = self.state.lock();
         state.failure.is_none() && matches!(state.phase, Phase::Open { .. })
     }
 
-    /// Ends the thread, when it has ended what it does.
+    /// Ends the thread after its current job.
     pub(super) fn shut(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -253,7 +256,7 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// The thread's next job; `None` if there will be no more.
+    /// Waits for the thread's next job. Returns `None` if there will be no more.
     pub(super) fn next_job(&self) -> Option<Task> {
         let mut state = self.state.lock();
         loop {
@@ -269,7 +272,7 @@ impl Core {
         }
     }
 
-    /// All gradients of a bucket are there, and it is about to be reduced.
+    /// Notes that all gradients of a bucket are complete and its reduction starts.
     pub(super) fn bucket_starts(&self, index: usize, on_device: bool) {
         let mut state = self.state.lock();
         let now = state.began.elapsed();
@@ -279,7 +282,7 @@ impl Core {
         }
     }
 
-    /// The job has ended; `record` notes what came of it.
+    /// Notes that a job has ended. `record` stores its result.
     pub(super) fn job_ended<T>(&self, result: Result<T>, record: impl FnOnce(&mut State, T)) {
         let mut state = self.state.lock();
         state.is_working = false;

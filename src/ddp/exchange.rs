@@ -17,8 +17,8 @@ use crate::types::{DType, Rank, ReduceOp};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exchange {
     Broadcast(Rank),
-    /// The average of the ranks that have not joined. Values that are not floating-point numbers are
-    /// broadcast from the lowest of these ranks.
+    /// The average of the ranks that have not joined. Values that are not floating-point numbers
+    /// are broadcast from the lowest of these ranks.
     Average,
 }
 
@@ -107,7 +107,8 @@ unsafe fn exchange_on_host(
     let Some(tensors) = tensors else { return Ok(()) };
     for (index, range) in &place.members {
         let memory = tensors[*index].memory;
-        // SAFETY: as above. The tensor gets elements of its own type, from a rank's tensor of that type.
+        // SAFETY: as above. The tensor gets elements of its own type, from a rank's tensor of that
+        // type.
         let values = unsafe { std::slice::from_raw_parts_mut(memory.ptr, memory.len) };
         values.copy_from_slice(&bytes[range.start * size..range.end * size]);
     }
@@ -119,8 +120,8 @@ fn average(comm: &Communicator, dtype: DType, bytes: &mut [u8], contributors: Co
     let (redop, factor) = contributors.average(comm.world_size());
     with_float!(dtype, T => {
         let count = bytes.len() / size_of::<T>();
-        // SAFETY: the bytes are borrowed mutably, are elements of this type, and start at a multiple
-        // of any element's size.
+        // SAFETY: the bytes are borrowed mutably, are elements of this type, and start at a
+        // multiple of any element's size.
         let values = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<T>(), count) };
         comm.all_reduce(values, redop)?;
         if let Some(factor) = factor {
@@ -164,8 +165,8 @@ unsafe fn exchange_on_device(
         };
         place.members.iter().map(part).collect::<Vec<_>>()
     };
-    // SAFETY: all ranges lie within the bucket, which this call alone uses. The tensors are borrowed
-    // mutably and have the type and length described, on the device.
+    // SAFETY: all ranges lie within the bucket, which this call alone uses. The tensors are
+    // borrowed mutably and have the type and length described, on the device.
     unsafe {
         match tensors {
             None => on.zero(at, place.bytes.len())?,
@@ -199,7 +200,8 @@ unsafe fn exchange_on_device(
 unsafe fn scale_on_host(comm: &Communicator, on: &OnDevice, place: &BucketLayout, at: Address, factor: f64) -> Result<()> {
     with_float!(place.dtype, T => {
         let mut values = vec![T::default(); place.bytes.len() / size_of::<T>()];
-        // SAFETY: `values` has as many bytes as the bucket, and every bit pattern is a valid element.
+        // SAFETY: `values` has as many bytes as the bucket, and every bit pattern is a valid
+        // element.
         let result = unsafe { on.fetch(comm, at, values.as_mut_ptr().cast(), place.bytes.len()) }.and_then(|()| {
             scale(&mut values, factor);
             // SAFETY: as above.

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use crate::types::Element;
 
-/// A type of gradients.
+/// An element type that gradients can have.
 pub(super) trait Float: Element {
     fn to_single(self) -> f32;
     fn of_single(single: f32) -> Self;

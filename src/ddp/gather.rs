@@ -1,8 +1,8 @@
-//! Brings a gradient that lies elsewhere to its place, in one pass.
+//! Copies a gradient to its place in a bucket, in one pass.
 
 use super::float::Float;
 
-/// Copies `from` to `to`, or adds it.
+/// Copies `from` to `to`, or adds it to `to`.
 pub(super) fn contiguous<T: Float>(from: &[T], to: &mut [T], adds: bool) {
     if adds {
         for (to, &from) in to.iter_mut().zip(from) {
@@ -13,7 +13,7 @@ pub(super) fn contiguous<T: Float>(from: &[T], to: &mut [T], adds: bool) {
     }
 }
 
-/// How many elements of memory a tensor reaches over; `None` if it is more than a number holds.
+/// Returns how many elements of memory a tensor spans, or `None` on overflow.
 pub(super) fn span(shape: &[usize], strides: &[usize]) -> Option<usize> {
     if shape.contains(&0) {
         return Some(0);
@@ -22,14 +22,14 @@ pub(super) fn span(shape: &[usize], strides: &[usize]) -> Option<usize> {
     shape.iter().zip(strides).try_fold(1usize, |sum, pair| sum.checked_add(reach(&pair)?))
 }
 
-/// As [`contiguous`], from where the strides say. The memory has the tensor's span.
+/// As [`contiguous`], for a tensor with strides. `from` has the tensor's span.
 pub(super) fn strided<T: Float>(from: &[T], shape: &[usize], strides: &[usize], to: &mut [T], adds: bool) {
     let Some((&columns, outer)) = shape.split_last() else { return contiguous(&from[..1], to, adds) };
     let (&step, outer_strides) = strides.split_last().expect("as many strides as dimensions");
     if to.is_empty() {
         return;
     }
-    // The index of the row, and where it begins in memory.
+    // The index of the row, and its offset in memory.
     let mut index = vec![0; outer.len()];
     let mut start = 0;
     for row in to.chunks_exact_mut(columns) {

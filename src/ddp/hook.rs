@@ -1,4 +1,4 @@
-//! How a bucket is reduced: averaged, or otherwise.
+//! Communication hooks: how a bucket is reduced.
 
 use std::ops::Range;
 
@@ -9,31 +9,35 @@ use crate::cuda::device::Address;
 use crate::error::{ReducerProblem, Result};
 use crate::types::{DType, Element, ReduceOp};
 
-/// Reduces buckets in another way than by averaging them, as with compression.
+/// A communication hook: reduces buckets in another way than by averaging, such as with
+/// compression.
 ///
-/// A hook runs on the reducer's thread, one bucket after the other, in the same order on all ranks.
+/// A hook runs on the reducer's thread, for one bucket after the other, in the same order on all
+/// ranks.
 pub trait Hook: Send {
-    /// What it is, with its options: ranks compare it when a reducer is built.
+    /// Returns the hook's name and options, which ranks compare when a reducer is built.
     fn name(&self) -> String;
 
-    /// Replaces the bucket's elements by their average over all ranks, or what stands for it. May call any collective on
-    /// `comm`, which is the reducer's own: all ranks must make the same calls.
+    /// Replaces the bucket's elements by their average over all ranks, or what stands for it. May
+    /// call any collective on `comm`, the reducer's own communicator: all ranks must make the same
+    /// calls.
     ///
     /// # Errors
     ///
-    /// Whatever it returns ends the reducer, and the other ranks' steps.
+    /// An error ends the reducer, and makes the other ranks' steps fail.
     fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()>;
 
-    /// Whether what [`reduce`](Hook::reduce) leaves there is an average over all ranks, in the step that so many were reduced
-    /// before. Where not, [`Uneven::ByRanksWithInput`](super::Uneven) has nothing to divide otherwise. The same on all ranks;
-    /// always, if it is not said.
+    /// Returns whether [`reduce`](Hook::reduce) leaves an average over all ranks in the bucket.
+    /// `step` is the number of steps reduced before. If it returns false,
+    /// [`Uneven::ByRanksWithInput`](super::Uneven) does not rescale the bucket. Must return the
+    /// same on all ranks. Default: true.
     fn averages(&self, step: u64) -> bool {
         let _ = step;
         true
     }
 }
 
-/// The hook that there is if no other is given: every rank gets the average, in place.
+/// The default hook: averages in place.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Average;
 
@@ -47,38 +51,38 @@ impl Hook for Average {
     }
 }
 
-/// A bucket whose gradients are all there, in flight: nobody else reads or writes it.
+/// A bucket whose gradients are complete. Nothing else accesses it while the hook runs.
 #[derive(Debug)]
 pub struct Bucket<'a> {
     pub(super) index: usize,
     pub(super) step: u64,
     pub(super) dtype: DType,
     pub(super) elements: Elements<'a>,
-    /// The members and their elements' places.
+    /// The parameters in the bucket, and the ranges of their elements.
     pub(super) members: &'a [(usize, Range<usize>)],
     pub(super) parameters: &'a [Parameter],
 }
 
-/// Where a bucket's elements are.
+/// Where a bucket's elements are stored.
 pub(super) enum Elements<'a> {
     /// In memory that the ranks of the host share.
     Host(&'a mut [u8]),
     Device(DeviceElements<'a>),
 }
 
-/// The elements of a bucket on a device; and on the host, if they have been fetched.
+/// The elements of a bucket on a device, and their copy on the host if they were fetched.
 pub(super) struct DeviceElements<'a> {
     pub(super) on: &'a OnDevice,
     pub(super) comm: &'a Communicator,
     pub(super) at: Address,
     pub(super) bytes: usize,
-    /// As large as the largest bucket that was fetched so far.
+    /// The copy's memory. It grows to the largest bucket that was fetched.
     pub(super) scratch: &'a mut Option<Registered<u8>>,
     pub(super) is_fetched: bool,
 }
 
 impl DeviceElements<'_> {
-    /// The elements on the host, whence they go back in the end.
+    /// Copies the elements to the host. They go back when the hook returns.
     fn fetch(&mut self) -> Result<&mut [u8]> {
         let DeviceElements { on, comm, at, bytes, ref mut scratch, .. } = *self;
         if scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
@@ -87,7 +91,8 @@ impl DeviceElements<'_> {
         }
         if !self.is_fetched {
             let scratch = self.scratch.as_mut().expect("just allocated");
-            // SAFETY: the bucket is this hook's, its gradients are there, and the host's memory has room for them.
+            // SAFETY: only this hook uses the bucket, its gradients are complete, and the host
+            // memory is large enough.
             let fetched = unsafe { on.fetch(comm, at, scratch.as_mut_ptr(), bytes) };
             self.or_leak(fetched)?;
             self.is_fetched = true;
@@ -95,18 +100,18 @@ impl DeviceElements<'_> {
         Ok(&mut self.scratch.as_mut().expect("allocated")[..bytes])
     }
 
-    /// What was fetched goes back.
+    /// Copies fetched elements back to the device.
     pub(super) fn bring_back(&mut self) -> Result<()> {
         if !std::mem::take(&mut self.is_fetched) {
             return Ok(());
         }
         let scratch = self.scratch.as_ref().expect("it was fetched");
-        // SAFETY: as above, in the other direction.
+        // SAFETY: as for the fetch, in the other direction.
         let brought = unsafe { self.on.bring(self.comm, scratch.as_ptr(), self.at, self.bytes) };
         self.or_leak(brought)
     }
 
-    /// What a device may still be copying is not freed.
+    /// After an error the device may still be copying: the memory must not be freed.
     fn or_leak(&mut self, result: Result<()>) -> Result<()> {
         result.inspect_err(|_| std::mem::forget(self.scratch.take()))
     }
@@ -118,7 +123,7 @@ impl std::fmt::Debug for Elements<'_> {
     }
 }
 
-/// Runs `$body` with `$T` standing for the type of float that `$dtype` names.
+/// Runs `$body` with `$T` as the float type that `$dtype` names.
 macro_rules! with_float {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -145,22 +150,22 @@ macro_rules! with_float {
 pub(crate) use with_float;
 
 impl<'a> Bucket<'a> {
-    /// Its place among the buckets, in the order in which they are launched.
+    /// Returns the bucket's index, in the order in which buckets are launched.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// How many steps were reduced before this one.
+    /// Returns how many steps were reduced before this one.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The type of all its elements.
+    /// Returns the type of its elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// How many elements it has.
+    /// Returns how many elements it has.
     pub fn count(&self) -> usize {
         let bytes = match &self.elements {
             Elements::Host(bytes) => bytes.len(),
@@ -169,23 +174,24 @@ impl<'a> Bucket<'a> {
         bytes / self.dtype.size()
     }
 
-    /// Whether its elements are in the memory of a device.
+    /// Returns whether its elements are in the memory of a device.
     pub fn is_on_device(&self) -> bool {
         matches!(self.elements, Elements::Device(_))
     }
 
-    /// Its parameters: the number of each, what it is, and the place of its gradient among the elements.
+    /// Returns its parameters: the index and description of each, and the range of its elements.
     pub fn members(&self) -> impl Iterator<Item = (usize, &'a Parameter, Range<usize>)> + use<'a> {
         let parameters = self.parameters;
         self.members.iter().map(move |(index, range)| (*index, &parameters[*index], range.clone()))
     }
 
-    /// The elements. They are in memory that the ranks of the host share: collectives on them need no staging. Those of a bucket on a
-    /// device are copied there by the first call, a collective one, and go back when the hook has returned.
+    /// Returns the elements. They lie in memory that the ranks of the host share, so collectives on
+    /// them need no staging. For a bucket on a device, the first call copies the elements to the
+    /// host (a collective call), and they are copied back when the hook returns.
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Elements`] if they are of another type.
+    /// [`ReducerProblem::Elements`] if they have another type than `T`.
     pub fn elements<T: Element>(&mut self) -> Result<&mut [T]> {
         if T::DTYPE != self.dtype {
             let name = format!("bucket {}", self.index);
@@ -196,12 +202,12 @@ impl<'a> Bucket<'a> {
             Elements::Host(bytes) => &mut **bytes,
             Elements::Device(device) => device.fetch()?,
         };
-        // SAFETY: the bytes are borrowed mutably, start at a multiple of the largest element's size, and are elements of this type,
-        // every pattern of whose bits is a value.
+        // SAFETY: the bytes are borrowed mutably, start at a multiple of the largest element's
+        // size, and are elements of this type, for which every bit pattern is valid.
         Ok(unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), count) })
     }
 
-    /// Where the elements are.
+    /// Returns the address of the elements, on the device if they are there.
     pub(crate) fn address(&mut self) -> *mut u8 {
         match &mut self.elements {
             Elements::Host(bytes) => bytes.as_mut_ptr(),
@@ -209,11 +215,12 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// Averages it over all ranks, in place, and where it is. The division is part of the reduction's pass over memory.
+    /// Averages the bucket over all ranks, in place and on its device. The reduction divides in the
+    /// same pass over memory.
     pub fn average(&mut self, comm: &Communicator) -> Result<()> {
         let count = self.count();
         if let Elements::Device(DeviceElements { on, at, is_fetched: false, .. }) = self.elements {
-            // SAFETY: the bucket is this hook's, and its gradients are there.
+            // SAFETY: only this hook uses the bucket, and its gradients are complete.
             return unsafe { on.all_reduce(comm, (self.dtype, ReduceOp::Average), at, count) };
         }
         with_float!(self.dtype, T => comm.all_reduce(self.elements::<T>()?, ReduceOp::Average))

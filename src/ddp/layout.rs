@@ -1,4 +1,4 @@
-//! Which gradient lies where: parameters are put into buckets. Pure.
+//! Which gradient lies where in the buckets. Pure.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,14 +6,15 @@ use std::ops::Range;
 use super::parameter::Parameter;
 use crate::types::DType;
 
-/// Buckets start at multiples of this many bytes: a line of the cache.
+/// Buckets start at multiples of this many bytes, a cache line.
 pub(super) const ALIGN: usize = 64;
 
-/// The buckets in the order in which they are launched, one after the other in one piece of the host's memory, or the device's.
+/// The buckets in the order in which they are launched: one after the other in the host's memory,
+/// or in the device's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) buckets: Vec<BucketLayout>,
-    /// For each parameter, its bucket and its place among the members.
+    /// For each parameter, its bucket and its index among the members.
     pub(super) places: Vec<(usize, usize)>,
     /// Bytes of all buckets of the host.
     pub(super) host_bytes: usize,
@@ -25,16 +26,17 @@ pub(super) struct Layout {
 pub(super) struct BucketLayout {
     pub(super) dtype: DType,
     pub(super) on_device: bool,
-    /// Where it lies.
+    /// Its range in the memory.
     pub(super) bytes: Range<usize>,
-    /// Parameters, and where their gradients lie among its elements.
+    /// The parameters, and the ranges of their gradients among the bucket's elements.
     pub(super) members: Vec<(usize, Range<usize>)>,
 }
 
 impl Layout {
-    /// Fills buckets in the order given: a bucket takes parameters of one type in the same memory until it has as many bytes as the
-    /// first limit says if it is the first of its kind, or the second. They are launched in the order in which they become full if
-    /// gradients arrive in that order.
+    /// Fills buckets in the given order. Parameters of one type in one memory share buckets. A
+    /// bucket ends with the parameter that reaches the limit: `limits[0]` bytes for the first
+    /// bucket of a kind, `limits[1]` for the others. Buckets are launched in the order in which
+    /// they become full when gradients arrive in the given order.
     pub(super) fn new(parameters: &[Parameter], order: impl IntoIterator<Item = usize>, limits: [usize; 2]) -> Layout {
         let [first, rest] = limits;
         struct Filling {
@@ -78,7 +80,7 @@ impl Layout {
         layout
     }
 
-    /// Where a parameter's gradient lies: its bucket, and its place there.
+    /// Returns the bucket of a parameter's gradient, and its bytes in that bucket.
     pub(super) fn bytes_of(&self, index: usize) -> (&BucketLayout, Range<usize>) {
         let (bucket, place) = self.places[index];
         let bucket = &self.buckets[bucket];
@@ -103,7 +105,7 @@ mod tests {
         assert_eq!(members(&layout), [vec![5], vec![4, 3], vec![2, 1], vec![0]]);
         assert_eq!(layout.buckets[1].bytes, 64..144);
         assert_eq!(layout.bytes_of(3), (&layout.buckets[1], 40..80));
-        // A limit is exceeded by at most the parameter that fills the bucket.
+        // A bucket exceeds its limit by less than its last parameter.
         assert_eq!(members(&Layout::new(&parameters, 0..6, [41, 1000])), [vec![0, 1], vec![2, 3, 4, 5]]);
         assert_eq!(members(&Layout::new(&parameters, 0..6, [0, 0])), [[0], [1], [2], [3], [4], [5]]);
     }

@@ -1,4 +1,4 @@
-//! Local SGD: ranks train on their own, and average their parameters now and then.
+//! Local SGD: ranks train on their own, and average their parameters from time to time.
 
 use super::hook::{Bucket, Hook};
 use super::parameter::TensorMut;
@@ -6,12 +6,12 @@ use super::reducer::Reducer;
 use crate::communicator::Communicator;
 use crate::error::Result;
 
-/// Local SGD: after a warm-up every rank steps with its own gradients, and parameters are averaged every so many steps
-/// (Stich: "Local SGD Converges Fast and Communicates Little", ICLR 2019; Lin et al.: "Don't Use Large Mini-Batches, Use Local
-/// SGD", ICLR 2020).
+/// Local SGD: after a warm-up every rank steps with its own gradients, and parameters are averaged
+/// every few steps (Stich: "Local SGD Converges Fast and Communicates Little", ICLR 2019; Lin et
+/// al.: "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020).
 ///
-/// Give [`LocalSgd::hook`] to [`ReducerBuilder::hook`](super::ReducerBuilder::hook), and call [`LocalSgd::after_step`] after every
-/// step of the optimiser.
+/// Pass [`LocalSgd::hook`] to [`ReducerBuilder::hook`](super::ReducerBuilder::hook), and call
+/// [`LocalSgd::after_step`] after every step of the optimiser.
 #[derive(Clone, Debug)]
 pub struct LocalSgd {
     every: u64,
@@ -19,26 +19,27 @@ pub struct LocalSgd {
 }
 
 impl LocalSgd {
-    /// Averages parameters every so many steps.
+    /// Averages parameters every `every` steps.
     pub fn new(every: u64) -> LocalSgd {
         LocalSgd { every: every.max(1), warm_up: 0 }
     }
 
-    /// Averages gradients for so many steps first. Default: 0.
+    /// Averages gradients for this many steps first. Default: 0.
     pub fn warm_up(mut self, steps: u64) -> LocalSgd {
         self.warm_up = steps;
         self
     }
 
-    /// The hook that leaves gradients as they are after the warm-up.
+    /// Returns the hook, which leaves gradients as they are after the warm-up.
     pub fn hook(&self) -> impl Hook + 'static {
         KeepLocal { every: self.every, warm_up: self.warm_up }
     }
 
-    /// Averages the parameters if it is time after the step that was just reduced; says whether it was.
+    /// Averages the parameters if that is due after the last step. Returns whether it was.
     ///
-    /// A collective call. Ranks that have [joined](Reducer::join) do not make it and have nothing of it: they go on with the
-    /// parameters they had, until all ranks have input again and the next average is due.
+    /// A collective call. Ranks that have [joined](Reducer::join) do not make it and get no
+    /// average: they keep their parameters until all ranks have input again and the next average is
+    /// due.
     pub fn after_step(&self, reducer: &mut Reducer, parameters: &mut [TensorMut<'_>]) -> Result<bool> {
         let steps = reducer.core.between("after_step")?.steps;
         let is_time = steps > self.warm_up && (steps - self.warm_up).is_multiple_of(self.every);

@@ -1,9 +1,12 @@
-//! Data-parallel training: gradients are averaged over all ranks while others are still being computed.
+//! Data-parallel training: averages gradients over all ranks while the backward pass still computes
+//! others.
 //!
-//! A [`Reducer`] is given a model's parameters in forward order. It puts their gradients into *buckets*, flat pieces of memory
-//! that the ranks of a host share, in reverse order: the backward pass makes the last parameter's gradient first. When all
-//! gradients of a bucket are ready, a thread of the reducer averages it, while the backward pass goes on; buckets are reduced in
-//! the same order on all ranks, whatever the order in which gradients come. It knows no tensor library.
+//! A [`Reducer`] gets a model's parameters in forward order. It groups their gradients into
+//! *buckets*, memory that the ranks of a host share. The order in the buckets is reversed: the
+//! backward pass makes the last parameter's gradient first. When all gradients of a bucket are
+//! ready, a thread of the reducer averages it while the backward pass continues. All ranks reduce
+//! the buckets in the same order, in whatever order gradients become ready. The module depends on
+//! no tensor library.
 //!
 //! ```
 //! use kolo::DType;
@@ -15,15 +18,15 @@
 //! let parameters = [Parameter::new("weight", [2, 3], DType::F32), Parameter::new("bias", [2], DType::F32)];
 //! let mut reducer = Reducer::builder().parameters(parameters).build(&comm)?;
 //!
-//! // Everybody starts with rank 0's values.
+//! // All ranks start with the parameters of rank 0.
 //! reducer.broadcast_parameters(&mut [TensorMut::from(&mut weight), TensorMut::from(&mut bias)])?;
 //! for _ in 0..10 {
 //!     let step = reducer.begin()?;
-//!     // The backward pass hands over what it has, last parameter first: written in place,
+//!     // The backward pass makes gradients ready, last parameter first: written in place,
 //!     let mut gradient = step.view::<f32>(1)?;
 //!     gradient.fill(1.0);
 //!     gradient.ready()?;
-//!     // or copied from where it is.
+//!     // or copied.
 //!     step.put(0, &[1.0f32; 6])?;
 //!     step.finish()?;
 //!     for (value, gradient) in weight.iter_mut().zip(reducer.gradient::<f32>(0)?) {
@@ -34,19 +37,21 @@
 //! # }
 //! ```
 //!
-//! What comes when:
+//! What may be done with gradients, and when:
 //!
 //! | moment | gradients |
 //! |---|---|
-//! | between [`begin`](Reducer::begin) and `ready` | are written, each by one thread, through its [`View`] |
-//! | from `ready` to the end of [`finish`](Step::finish) | belong to the reducer: peers read and write them |
-//! | until the next `begin` | are read, and changed (as by clipping), through [`gradient`](Reducer::gradient) |
+//! | from [`begin`](Reducer::begin) to `ready` | each is written by one thread, through its [`View`] |
+//! | from `ready` to the end of [`finish`](Step::finish) | the reducer owns them: peers read and write them |
+//! | until the next `begin` | are read, or changed (as by clipping), through [`gradient`](Reducer::gradient) |
 //!
-//! Parameters that are in the memory of a GPU have their gradients there; [`Parameter::on_device`] says so, and the feature `cuda` has the
-//! calls for them. "Written" and "read" then mean by the stream that the reducer was given.
+//! Parameters in the memory of a GPU have their gradients there too: declare them with
+//! [`Parameter::on_device`], and use the methods of the feature `cuda`. Gradients are then written
+//! and read in the order of the reducer's stream.
 //!
-//! Whatever a rank does wrong (another model, a gradient that does not come, a step that is given up) is an error on all ranks
-//! that names it. It leaves the communicator that the reducer was made from usable, but not the reducer.
+//! If one rank makes a mistake (another model, a missing gradient, a step that is dropped), all
+//! ranks get an error that names it. The communicator from which the reducer was built stays
+//! usable, but the reducer does not.
 
 mod agree;
 mod buckets;

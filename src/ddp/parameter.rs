@@ -1,4 +1,4 @@
-//! What a reducer is told of a model, and the memory that it is lent.
+//! Descriptions of a model's parameters, and the memory that a reducer borrows.
 
 use std::marker::PhantomData;
 
@@ -6,41 +6,42 @@ use crate::buffer::RawSliceMut;
 use crate::error::{ReducerProblem, Result};
 use crate::types::{DType, Element};
 
-/// A parameter whose gradient is reduced, or a buffer (as BatchNorm's running mean): a name, a shape and a type of elements.
+/// A parameter whose gradient is reduced, or a buffer (such as the running mean of BatchNorm): its
+/// name, shape and element type.
 ///
-/// All ranks must have the same, in the same order.
+/// All ranks must have the same parameters in the same order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Parameter {
-    /// What errors call it.
+    /// Its name in errors.
     pub name: String,
-    /// Its dimensions, row-major; empty for a scalar.
+    /// Its dimensions, in row-major order; empty for a scalar.
     pub shape: Vec<usize>,
-    /// The type of its elements, and of those of its gradient.
+    /// The element type, which is also that of its gradient.
     pub dtype: DType,
     /// Whether it and its gradient are in the memory of the reducer's device.
     pub on_device: bool,
 }
 
 impl Parameter {
-    /// In host memory.
+    /// Describes a parameter in host memory.
     pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, dtype: DType) -> Parameter {
         Parameter { name: name.into(), shape: shape.into(), dtype, on_device: false }
     }
 
-    /// In the memory of the reducer's device, which `ReducerBuilder::device` names (with the feature `cuda`), or the
-    /// configuration of C.
+    /// Declares it to be in the memory of the reducer's device, which `ReducerBuilder::device` sets
+    /// (with the feature `cuda`), or the configuration in C.
     pub fn on_device(mut self) -> Parameter {
         self.on_device = true;
         self
     }
 
-    /// How many elements it has.
+    /// Returns how many elements it has.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Its bytes, if there can be so many.
+    /// Returns its bytes, or `None` if they exceed the address space.
     pub(super) fn checked_bytes(&self) -> Option<usize> {
         let bytes = self.shape.iter().try_fold(self.dtype.size(), |product, &extent| product.checked_mul(extent))?;
         (bytes <= isize::MAX as usize).then_some(bytes)
@@ -58,7 +59,7 @@ impl Parameter {
         Err(ReducerProblem::Elements { name: self.name.clone(), dtype: self.dtype, given }.into())
     }
 
-    /// Refuses what is in other memory.
+    /// Refuses a tensor in the other kind of memory.
     pub(super) fn expect_place(&self, on_device: bool) -> Result<()> {
         if self.on_device == on_device {
             return Ok(());
@@ -75,22 +76,22 @@ impl Parameter {
     }
 }
 
-/// As errors write it: `weight f32 [64, 3, 7, 7]`.
+/// The form in errors: `weight f32 [64, 3, 7, 7]`.
 impl std::fmt::Display for Parameter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} {:?}{}", self.name, self.dtype, self.shape, if self.on_device { " on a device" } else { "" })
     }
 }
 
-/// The values of a parameter or buffer, of whatever type, borrowed: `TensorMut::from(&mut values[..])`.
+/// The borrowed values of a parameter or buffer of any type: `TensorMut::from(&mut values[..])`.
 #[derive(Debug)]
 pub struct TensorMut<'a> {
     pub(super) dtype: DType,
     pub(super) count: usize,
     pub(super) memory: RawSliceMut,
-    /// Whether the memory is the reducer's device's: no host reads there.
+    /// Whether the memory is on the reducer's device, where the host cannot read.
     pub(super) on_device: bool,
-    /// To which the memory belongs, if that is known.
+    /// The stream to which the memory belongs, if it is known.
     #[cfg(feature = "cuda")]
     stream: Option<std::sync::Arc<cudarc::driver::CudaStream>>,
     borrowed: PhantomData<&'a mut [u8]>,
@@ -109,12 +110,13 @@ impl TensorMut<'_> {
         }
     }
 
-    /// The values of a parameter at an address.
+    /// Borrows the values of a parameter at an address.
     ///
     /// # Safety
     ///
-    /// As for a mutable slice of as many elements; what a `bool` holds may be anything. If the parameter is on a device, that is
-    /// where the address is valid, in the order of the reducer's stream.
+    /// As for a mutable slice with the parameter's elements, except that the bytes of a `bool` may
+    /// have any value. If the parameter is on a device, the address is valid there, in the order of
+    /// the reducer's stream.
     pub(crate) unsafe fn at(address: *mut u8, parameter: &Parameter) -> Self {
         let memory = RawSliceMut { ptr: address, len: parameter.bytes() };
         TensorMut { on_device: parameter.on_device, ..TensorMut::new(parameter.dtype, parameter.count(), memory) }
@@ -123,7 +125,7 @@ impl TensorMut<'_> {
 
 #[cfg(feature = "cuda")]
 impl TensorMut<'_> {
-    /// As many values at an address of the reducer's device, which belong to a stream.
+    /// Borrows values at an address of the reducer's device, which belong to a stream.
     pub(super) fn of_device(
         dtype: DType,
         count: usize,
@@ -133,12 +135,12 @@ impl TensorMut<'_> {
         TensorMut { on_device: true, stream: Some(stream), ..TensorMut::new(dtype, count, memory) }
     }
 
-    /// Has the reducer's stream come after the one to which the memory belongs.
+    /// Makes the reducer's stream wait for the one to which the memory belongs.
     pub(super) fn wait_for_its_stream(&self, on: &super::on_device::OnDevice) -> Result<()> {
         let Some((own, stream)) = on.keeps().zip(self.stream.as_ref()) else { return Ok(()) };
         own.join(stream).map_err(|error| crate::error::Error::Device {
             device: own.context().name().unwrap_or_default(),
-            doing: "having one stream wait for another",
+            doing: "making one stream wait for another",
             problem: error.to_string(),
         })
     }

@@ -9,9 +9,9 @@ use crate::cuda::device::Address;
 use crate::error::{Error, Result};
 use crate::types::{Element, Op};
 
-/// Here a step is no guard, and gradients are addresses.
+/// A step is not a guard here, and gradients are addresses.
 impl Reducer {
-    /// Within a step: the gradient is there, or there will be none.
+    /// Notes, within a step, that the gradient is ready, or that there is none.
     pub(crate) fn settle(&self, parameter: usize, is_used: bool) -> Result<()> {
         self.core.settle(parameter, if is_used { Gradient::Ready } else { Gradient::Unused }, false)
     }
@@ -26,13 +26,13 @@ impl Reducer {
         self.core.put_strided(parameter, memory, strides)
     }
 
-    /// As [`super::Step::put`], of a gradient on the reducer's device, in the order of its stream.
+    /// As [`super::Step::put`], for a gradient on the reducer's device, in the order of its stream.
     ///
     /// # Safety
     ///
-    /// There are the parameter's elements, until the stream has come to it.
+    /// `from` holds the parameter's elements until the stream has passed the copy.
     pub(crate) unsafe fn put_on_device(&self, parameter: usize, from: Address) -> Result<()> {
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         unsafe { self.core.put_on_device(parameter, from) }
     }
 
@@ -45,7 +45,7 @@ impl Reducer {
         self.core.close()
     }
 
-    /// Where a gradient is; until buckets are made anew.
+    /// Returns the address of a gradient, which is valid until the buckets are rebuilt.
     pub(crate) fn address(&self, parameter: usize) -> Result<*mut u8> {
         self.core.parameter(parameter)?;
         Ok(self.core.address(parameter))
@@ -57,13 +57,13 @@ impl Reducer {
         Ok(self.core.is_used(parameter))
     }
 
-    /// Ends the reducer, from any thread.
+    /// Returns what ends the reducer from any thread.
     pub(crate) fn stopper(&self) -> Stopper {
         Stopper(self.core.clone())
     }
 }
 
-/// Ends a reducer while other threads use it.
+/// Ends a reducer, even while another thread uses it.
 pub struct Stopper(Arc<Core>);
 
 impl Stopper {

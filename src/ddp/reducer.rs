@@ -1,4 +1,4 @@
-//! The reducer, as its user sees it.
+//! The reducer's public interface.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,79 +19,80 @@ use crate::types::{Element, Rank};
 
 /// Averages gradients over all ranks, bucket by bucket; see [the module](super).
 ///
-/// Every rank makes the same calls in the same order, except that gradients may become ready in any.
+/// Every rank makes the same calls in the same order, but gradients may become ready in any order.
 pub struct Reducer {
     pub(super) core: Arc<Core>,
     pub(super) buffers: Vec<Parameter>,
-    /// Where buffers are exchanged.
+    /// The memory in which buffers are exchanged.
     pub(super) staging: Buckets,
     /// The device, if anything is on one.
     pub(super) on: Option<Arc<OnDevice>>,
     pub(super) bucket_bytes: [usize; 2],
-    /// Whether buckets are to be made anew.
+    /// Whether the buckets are still to be rebuilt.
     pub(super) rebuilds: bool,
     pub(super) thread: Option<JoinHandle<()>>,
 }
 
-/// How buffers are made equal, by [`Reducer::sync_buffers`].
+/// How [`Reducer::sync_buffers`] makes buffers equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferSync {
-    /// All get this rank's.
+    /// All ranks get this rank's values.
     Broadcast(Rank),
-    /// All get the average of those of floating-point numbers, and rank 0's (in [`Reducer::join`], the lowest rank's that has
-    /// not joined) of the others.
+    /// All ranks get the average of floating-point buffers. Other buffers come from rank 0, or from
+    /// the lowest rank that has not joined (see [`Reducer::join`]).
     Average,
 }
 
 /// What happened while a rank was in [`Reducer::join`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// Steps that the others made.
+    /// The steps that other ranks made.
     pub steps: u64,
-    /// The rank that made the last step, the lowest of several: its buffers are the latest.
+    /// The lowest rank that made the last step: its buffers are the latest.
     pub last: Rank,
 }
 
 impl Reducer {
-    /// Options for making one.
+    /// Returns a builder with default options.
     pub fn builder() -> ReducerBuilder {
         ReducerBuilder::default()
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> Rank {
         self.core.comm.rank()
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.core.comm.world_size()
     }
 
-    /// The parameters, in forward order.
+    /// Returns the parameters, in forward order.
     pub fn parameters(&self) -> &[Parameter] {
         &self.core.parameters
     }
 
-    /// The buffers.
+    /// Returns the buffers.
     pub fn buffers(&self) -> &[Parameter] {
         &self.buffers
     }
 
-    /// Gives all ranks rank 0's values of all parameters, in their order: what training starts with. It overwrites the gradients.
+    /// Copies rank 0's values of all parameters to all ranks, as training starts. `values` has all
+    /// parameters, in their order. Overwrites the gradients.
     ///
     /// A collective call.
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] and [`ReducerProblem::Length`] if they are not the parameters that were
-    /// described.
+    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] or [`ReducerProblem::Length`] if
+    /// `values` are not the parameters that were described.
     pub fn broadcast_parameters(&mut self, values: &mut [TensorMut<'_>]) -> Result<()> {
         self.exchange_parameters(values, Exchange::Broadcast(0))
     }
 
-    /// Gives all ranks the average of their values of all parameters, as [`LocalSgd`](super::LocalSgd) does now and then. It
-    /// overwrites the gradients.
+    /// Replaces all parameters by their averages over the ranks, as [`LocalSgd`](super::LocalSgd)
+    /// does from time to time. Overwrites the gradients.
     ///
     /// A collective call.
     ///
@@ -106,21 +107,22 @@ impl Reducer {
         let intent = Intent::Parameters(how);
         self.accept("parameters", &self.core.parameters, values)?;
         if self.core.between(intent.call())?.accumulated {
-            let why = "gradients are being accumulated where parameters would pass through; finish a step first";
+            let why = "gradients are being accumulated in the memory that exchanges parameters; finish a reduced step first";
             return Err(ReducerProblem::Moment { call: intent.call(), why }.into());
         }
         self.exchange(intent, values)
     }
 
-    /// Makes all ranks' buffers equal, as BatchNorm's running mean and variance: whenever the model wants it, before every step,
-    /// before an evaluation, before a checkpoint.
+    /// Makes all ranks' buffers equal, such as the running mean and variance of BatchNorm. Call it
+    /// as often as the model needs: before every step, before an evaluation, or before a
+    /// checkpoint.
     ///
     /// A collective call.
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] and [`ReducerProblem::Length`] if they are not the buffers that were
-    /// described.
+    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] or [`ReducerProblem::Length`] if
+    /// `values` are not the buffers that were described.
     pub fn sync_buffers(&mut self, values: &mut [TensorMut<'_>], how: BufferSync) -> Result<()> {
         self.accept("buffers", &self.buffers, values)?;
         let how = match how {
@@ -131,7 +133,8 @@ impl Reducer {
         self.exchange(Intent::Buffers(how), values)
     }
 
-    /// Refuses tensors that are not those described, and has the reducer's stream come after those to which they belong.
+    /// Refuses tensors that are not those described, and makes the reducer's stream wait for those
+    /// to which they belong.
     fn accept(&self, what: &str, described: &[Parameter], values: &[TensorMut<'_>]) -> Result<()> {
         check(what, described, values)?;
         let Some(on) = &self.on else { return Ok(()) };
@@ -147,13 +150,13 @@ impl Reducer {
     fn exchange(&mut self, intent: Intent, values: &mut [TensorMut<'_>]) -> Result<()> {
         let active = match self.core.uneven {
             Uneven::No => vec![true; self.world_size()],
-            // Ranks that have joined hear of it.
+            // Ranks that have joined take part.
             _ => self.or_fail(self.core.announce(intent))?,
         };
         self.exchange_among(intent, Some(values), &active)
     }
 
-    /// What all ranks do in an exchange, also those that have joined, which have no values.
+    /// Exchanges values between all ranks. Ranks that have joined have no values.
     fn exchange_among(&mut self, intent: Intent, values: Option<&mut [TensorMut<'_>]>, active: &[bool]) -> Result<()> {
         let (how, buckets) = match intent {
             Intent::Parameters(how) => (how, &*self.core.between("exchange")?.buckets.clone()),
@@ -163,34 +166,37 @@ impl Reducer {
         if let Exchange::Broadcast(root) = how
             && active.get(root) != Some(&true)
         {
-            // All see it alike, so nothing was sent.
-            let why = "the rank whose values are wanted does not exist, or has joined";
+            // All ranks come to the same result, so none has sent anything.
+            let why = "the root does not exist, or has joined";
             return Err(ReducerProblem::Moment { call: intent.call(), why }.into());
         }
-        // SAFETY: between steps nothing is in flight, and views and gradients borrow the reducer, as does this.
+        // SAFETY: between steps nothing is in flight. Views and gradients borrow the reducer, and
+        // so does this call.
         let result = unsafe { exchange(&self.core.comm, buckets, values, how, active) };
         self.or_fail(result.inspect_err(|_| buckets.abandon()))
     }
 
-    /// As [`Reducer::begin`], without a guard.
+    /// As [`Reducer::begin`] or [`Reducer::accumulate`], without a guard.
     pub(crate) fn start(&mut self, syncs: bool) -> Result<()> {
         if syncs && self.rebuilds && self.core.between("begin")?.steps > 0 {
             if self.core.uneven != Uneven::No {
-                // Ranks that have joined hear of it.
+                // Ranks that have joined take part.
                 self.or_fail(self.core.announce(Intent::Rebuild))?;
             }
-            self.make_buckets_anew()?;
+            self.rebuild_buckets()?;
         }
         self.core.open(syncs, None)
     }
 
-    /// This rank has no more input, and takes part in the steps of those that have, with zeros, until none has. After each,
-    /// `after_step` is called, where the gradients' averages can be read: an optimiser that steps there, too, keeps all ranks'
-    /// parameters equal. It makes no collective calls: that of [`LocalSgd`](super::LocalSgd) is one,
-    /// and is left to those that have input. Of the other ranks' [`Reducer::sync_buffers`] and
-    /// [`Reducer::average_parameters`] this rank has nothing.
+    /// Takes part in the other ranks' steps when this rank has no more input, with zeros as
+    /// gradients, until no rank has input. Calls `after_step` after each step, where the averages
+    /// can be read. An optimiser that steps there keeps all ranks' parameters equal. `after_step`
+    /// must make no collective calls; [`LocalSgd`](super::LocalSgd) makes one, and is left to the
+    /// ranks with input. This rank gets nothing from the other ranks' [`Reducer::sync_buffers`] and
+    /// [`Reducer::average_parameters`].
     ///
-    /// All ranks call it when they have no more input; it returns when all have. Needs [`ReducerBuilder::uneven`].
+    /// Every rank calls this when its input ends, and it returns when all ranks have called it.
+    /// Needs [`ReducerBuilder::uneven`].
     pub fn join(&mut self, mut after_step: impl FnMut(&mut Reducer) -> Result<()>) -> Result<Joined> {
         let mut steps = 0;
         while self.join_step()? {
@@ -200,15 +206,15 @@ impl Reducer {
         Ok(Joined { steps, last: self.last()? })
     }
 
-    /// The rank that made the last step, the lowest of several.
+    /// Returns the lowest rank that made the last step.
     pub(crate) fn last(&self) -> Result<Rank> {
         Ok(self.core.between("join")?.active.iter().position(|&active| active).unwrap_or(0))
     }
 
-    /// Takes part in one step of those that have input; false if none has any more.
+    /// Takes part in one step of the ranks with input. Returns false if no rank has input.
     pub(crate) fn join_step(&mut self) -> Result<bool> {
         if self.core.uneven == Uneven::No {
-            let why = "the reducer was built for ranks that make equally many steps; choose another Uneven";
+            let why = "the reducer was built with Uneven::No; choose another Uneven";
             return Err(ReducerProblem::Moment { call: "join", why }.into());
         }
         loop {
@@ -216,14 +222,14 @@ impl Reducer {
             let (intent, active) = self.or_fail(self.core.meet(Intent::Joined))?;
             match intent {
                 Intent::Joined => return Ok(false),
-                Intent::Rebuild => self.make_buckets_anew()?,
+                Intent::Rebuild => self.rebuild_buckets()?,
                 Intent::Step => {
                     self.core.open(true, Some(active))?;
                     self.core.settle_nothing()?;
                     self.core.close()?;
                     return Ok(true);
                 }
-                // What fails for the others before it starts is no failure here.
+                // A call that fails on the other ranks before it sends anything is no failure here.
                 _ => match self.exchange_among(intent, None, &active) {
                     Err(Error::Reducer { .. }) => {}
                     result => result?,
@@ -232,9 +238,10 @@ impl Reducer {
         }
     }
 
-    /// Makes the buckets anew when the second step begins, in the order in which gradients arrived on rank 0. Gradients that are
-    /// being accumulated move with them; others cannot be read any more.
-    fn make_buckets_anew(&mut self) -> Result<()> {
+    /// Rebuilds the buckets when the second step begins, in the order in which gradients became
+    /// ready on rank 0. Gradients that are being accumulated move with them; others can no longer
+    /// be read.
+    fn rebuild_buckets(&mut self) -> Result<()> {
         let (arrivals, old, accumulated) = {
             let state = self.core.between("begin")?;
             (state.arrivals.clone(), state.buckets.clone(), state.accumulated)
@@ -252,7 +259,7 @@ impl Reducer {
 
     fn rebuild(&self, arrivals: Vec<usize>, old: &Buckets, accumulated: bool) -> Result<Option<Buckets>> {
         let Core { comm, parameters, .. } = &*self.core;
-        // Those that did not arrive come last.
+        // Parameters without a gradient come last.
         let mut has_arrived = vec![false; parameters.len()];
         arrivals.iter().for_each(|&index| has_arrived[index] = true);
         let others = (0..parameters.len()).rev().filter(|&index| !has_arrived[index]);
@@ -262,7 +269,7 @@ impl Reducer {
         let mut sorted = order.clone();
         sorted.sort_unstable();
         if !sorted.into_iter().eq(0..parameters.len()) {
-            let why = "rank 0's order of gradients is none; is the same kolo installed everywhere?";
+            let why = "rank 0 sent an invalid order of gradients; check that all ranks run the same version of kolo";
             return Err(ReducerProblem::Moment { call: "begin", why }.into());
         }
         let layout = Layout::new(parameters, order, self.bucket_bytes);
@@ -272,34 +279,36 @@ impl Reducer {
         let device = DeviceMemory::allocate(self.on.as_ref(), &layout)?;
         let buckets = Buckets::allocate(comm, layout, device)?;
         if accumulated {
-            // SAFETY: between steps nothing is in flight, and views and gradients borrow the reducer, as does this.
+            // SAFETY: between steps nothing is in flight. Views and gradients borrow the reducer,
+            // and so does this call.
             unsafe { buckets.copy_from(old, parameters)? };
         }
         Ok(Some(buckets))
     }
 
-    /// An operation that failed on this rank ends the reducer.
+    /// Ends the reducer if an operation failed on this rank.
     fn or_fail<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| self.core.fail(error.clone()))
     }
 
-    /// The average of a parameter's gradient, after a step.
+    /// Returns the average of a parameter's gradient, after a step.
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::NoParameter`]; [`ReducerProblem::Elements`] if it has elements of another type; [`ReducerProblem::Place`] if
-    /// it is on a device.
+    /// [`ReducerProblem::NoParameter`] if there is no such parameter; [`ReducerProblem::Elements`]
+    /// if it has another element type; [`ReducerProblem::Place`] if it is on a device.
     pub fn gradient<T: Element>(&self, parameter: usize) -> Result<&[T]> {
         let (address, count) = self.reach::<T>(parameter)?;
-        // SAFETY: between steps nothing is in flight and nobody has a view; a step, which would change that, borrows the reducer
-        // mutably. The memory stays until buckets are made anew, which does, too.
+        // SAFETY: between steps nothing is in flight and no view exists. A step would change that,
+        // but it borrows the reducer mutably, as does rebuilding the buckets, which frees the
+        // memory.
         Ok(unsafe { std::slice::from_raw_parts(address, count) })
     }
 
-    /// The same, to be changed, as by clipping.
+    /// As [`Reducer::gradient`], to be changed, as by clipping.
     pub fn gradient_mut<T: Element>(&mut self, parameter: usize) -> Result<&mut [T]> {
         let (address, count) = self.reach::<T>(parameter)?;
-        // SAFETY: as above, and the reducer is borrowed mutably.
+        // SAFETY: as in `gradient`, and the reducer is borrowed mutably.
         Ok(unsafe { std::slice::from_raw_parts_mut(address, count) })
     }
 
@@ -312,13 +321,14 @@ impl Reducer {
         Ok((address.cast(), len / size_of::<T>()))
     }
 
-    /// Whether a parameter got a gradient in the last step, on any rank (with [`Unused::Error`](super::Unused), on this one):
-    /// optimisers leave the others alone, and their momentum. False if there is no such parameter.
+    /// Returns whether a parameter got a gradient in the last step on any rank, or on this one with
+    /// [`Unused::Error`](super::Unused). Optimisers skip parameters without one, and their
+    /// momentum. Returns false if there is no such parameter.
     pub fn is_used(&self, parameter: usize) -> bool {
         self.core.is_used(parameter)
     }
 
-    /// What the last step that was reduced cost.
+    /// Returns the timings of the last step that was reduced.
     pub fn statistics(&self) -> StepStatistics {
         self.core.statistics()
     }
@@ -327,13 +337,13 @@ impl Reducer {
 impl Drop for Reducer {
     fn drop(&mut self) {
         if self.core.check_process().is_err() {
-            // A forked child: the thread is the parent's, and so is what it works on.
+            // In a forked child, the thread and its data belong to the parent.
             std::mem::forget((self.thread.take(), self.core.clone()));
             return;
         }
         self.core.shut();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed.
+            // A panic of the thread has been printed already.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! What the reducer's threads know of the step under way.
+//! The state of the current step.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub(super) enum Phase {
     /// Between steps: nothing is in flight, and gradients may be read.
     Between,
-    /// Within one: gradients are written and made ready.
+    /// Within a step: gradients are written and made ready.
     Open {
         /// Whether they are reduced, or only accumulated.
         syncs: bool,
@@ -23,34 +23,34 @@ pub(super) enum Phase {
     Ending,
 }
 
-/// Where a parameter's gradient is in a step.
+/// The state of a parameter's gradient in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gradient {
-    /// Not there yet.
+    /// Not written yet.
     Awaited,
-    /// Somebody is writing it.
+    /// Lent to a view, which writes it.
     Lent,
     Ready,
-    /// There will be none: it counts as zeros.
+    /// There is none: it counts as zeros.
     Unused,
 }
 
-/// What the reducer's thread does.
+/// A job for the reducer's thread.
 pub(super) enum Job {
-    /// Tells the other ranks that this one makes a step, and hears who does.
+    /// Tells the other ranks that this one makes a step, and learns which ranks do.
     Announce,
     Bucket(usize),
-    /// Finds out which parameters any rank used.
+    /// Exchanges which parameters any rank used.
     Used(Vec<bool>),
 }
 
-/// A job, and what it needs.
+/// A job and its context.
 pub(super) struct Task {
     pub(super) job: Job,
     pub(super) buckets: Arc<Buckets>,
-    /// Steps that were reduced before.
+    /// The number of steps reduced before.
     pub(super) step: u64,
-    /// How many ranks make this one.
+    /// How many ranks make this step.
     pub(super) active: usize,
 }
 
@@ -60,21 +60,21 @@ pub(super) struct State {
     pub(super) gradients: Vec<Gradient>,
     /// For each bucket, how many of its gradients are awaited.
     pub(super) awaited: Vec<usize>,
-    /// How many buckets have been given to the thread: only in their order.
+    /// How many buckets have been queued; they are queued in order.
     pub(super) launched: usize,
-    /// Whether the gradients hold what steps that were not synchronised left there.
+    /// Whether the gradients hold the sums of steps that were not reduced.
     pub(super) accumulated: bool,
     /// The parameters in the order in which they became ready.
     pub(super) arrivals: Vec<usize>,
-    /// Parameters that the first step did not use, where all steps are alike.
+    /// With [`Unused::Static`](super::Unused): the parameters that the first step did not use.
     pub(super) idle: Option<Vec<bool>>,
     /// Parameters that this rank used since gradients were last reduced.
     pub(super) used: Vec<bool>,
-    /// Those that any rank used, where ranks tell each other.
+    /// The parameters that any rank used, if ranks exchange that.
     pub(super) used_by_any: Option<Vec<bool>>,
-    /// Which ranks make this step, or made the last.
+    /// The ranks that make this step, or made the last.
     pub(super) active: Vec<bool>,
-    /// Steps that were reduced.
+    /// The number of steps reduced so far.
     pub(super) steps: u64,
     pub(super) jobs: VecDeque<Job>,
     pub(super) is_working: bool,
@@ -108,7 +108,7 @@ impl State {
         }
     }
 
-    /// A step begins.
+    /// Begins a step.
     pub(super) fn begin(&mut self, syncs: bool) {
         let buckets = &self.buckets.layout.buckets;
         self.phase = Phase::Open { syncs };
@@ -125,13 +125,14 @@ impl State {
         }
     }
 
-    /// A gradient is there, or there will be none.
+    /// Notes that a gradient is ready, or that there is none.
     ///
-    /// An error of its device leaves everything as it was.
+    /// After an error of its device the state is unchanged.
     pub(super) fn settle(&mut self, index: usize, gradient: Gradient) -> Result<()> {
         let bucket = self.buckets.layout.places[index].0;
         if gradient == Gradient::Unused && !self.accumulated {
-            // SAFETY: it was awaited, so nobody has a view of it, and its bucket has not been launched.
+            // SAFETY: the gradient was awaited, so no view of it exists, and its bucket has not
+            // been launched.
             unsafe { self.buckets.zero(index)? };
         }
         self.buckets.mark(bucket)?;

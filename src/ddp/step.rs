@@ -1,4 +1,4 @@
-//! One step: gradients are written and made ready.
+//! A step of training, in which gradients become ready and are averaged.
 
 use super::reducer::Reducer;
 use super::state::Gradient;
@@ -7,16 +7,17 @@ use crate::error::{ReducerProblem, Result};
 use crate::types::Element;
 
 impl Reducer {
-    /// Begins a step, at whose end all ranks have the average of their gradients. Gradients of the step before can no longer be
-    /// read.
+    /// Begins a step, at the end of which all ranks have the average of their gradients. The
+    /// gradients of the step before can no longer be read.
     ///
-    /// A collective call the second time, when buckets are made anew.
+    /// The second call is collective if it [rebuilds](super::ReducerBuilder::rebuild) the buckets.
     pub fn begin(&mut self) -> Result<Step<'_>> {
         self.open(true)
     }
 
-    /// Begins a step that is not reduced ("no_sync"): its gradients are kept, and the next steps' added to them, until one that
-    /// [`Reducer::begin`] began has been finished, which averages the sum. Not a collective call.
+    /// Begins a step that is not reduced ("no_sync"). Its gradients are kept, and those of the next
+    /// steps are added to them. The next step from [`Reducer::begin`] averages the sum. Not a
+    /// collective call.
     pub fn accumulate(&mut self) -> Result<Step<'_>> {
         self.open(false)
     }
@@ -27,11 +28,13 @@ impl Reducer {
     }
 }
 
-/// A step between [`Reducer::begin`] (or [`Reducer::accumulate`]) and [`Step::finish`]. Threads may share it.
+/// A step, from [`Reducer::begin`] or [`Reducer::accumulate`] to [`Step::finish`]. Threads may
+/// share it.
 ///
-/// Every parameter's gradient is written, by one of [`Step::view`], [`Step::put`] and [`Step::put_strided`] (or, with the feature
-/// `cuda`, `view_on_device` and `put_on_device`), and made ready, once.
-/// Dropping a step without finishing it ends the reducer: this rank's next `begin()` fails, and the other ranks' steps.
+/// Each parameter's gradient is written and made ready once, by one of [`Step::view`],
+/// [`Step::put`] and [`Step::put_strided`] (or, with the feature `cuda`, `view_on_device` and
+/// `put_on_device`). Dropping a step without finishing it ends the reducer: this rank's next
+/// `begin()` fails, and so do the other ranks' steps.
 #[must_use = "a step that is dropped without finish() ends the reducer"]
 #[derive(Debug)]
 pub struct Step<'r> {
@@ -39,60 +42,68 @@ pub struct Step<'r> {
 }
 
 impl Step<'_> {
-    /// The place of a parameter's gradient, to be written there: no copy. [`View::ready`] says that it is there.
+    /// Lends the memory of a parameter's gradient, to be written without a copy. [`View::ready`]
+    /// makes the gradient ready.
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::NoParameter`], [`ReducerProblem::Elements`] if it has elements of another type,
-    /// [`ReducerProblem::Place`] if it is on a device, [`ReducerProblem::Lent`] if there is a view of it, [`ReducerProblem::Twice`] if it is ready.
+    /// [`ReducerProblem::NoParameter`] if there is no such parameter, [`ReducerProblem::Elements`]
+    /// if it has another element type, [`ReducerProblem::Place`] if it is on a device,
+    /// [`ReducerProblem::Lent`] if there is a view of its gradient, [`ReducerProblem::Twice`] if
+    /// its gradient is ready.
     pub fn view<T: Element>(&self, parameter: usize) -> Result<View<'_, T>> {
         self.reducer.core.view(parameter)
     }
 
-    /// Copies a gradient that lies elsewhere to its place, and makes it ready. Adds it to what is there after steps that were not
-    /// synchronised.
+    /// Copies a gradient to its memory and makes it ready. After steps that were not reduced, adds
+    /// it to what is there.
     ///
     /// # Errors
     ///
-    /// Those of [`Step::view`]; [`ReducerProblem::Length`] if there are not as many elements.
+    /// Those of [`Step::view`]; [`ReducerProblem::Length`] if `gradient` has another number of
+    /// elements.
     pub fn put<T: Element>(&self, parameter: usize, gradient: &[T]) -> Result<()> {
         self.reducer.core.put(parameter, gradient)
     }
 
-    /// As [`Step::put`], for a gradient whose elements lie otherwise in memory, as those of a permuted view: that of the
-    /// parameter's index `[i, j, ...]` is `memory[i * strides[0] + j * strides[1] + ...]`. The one pass that gathers them is all.
+    /// As [`Step::put`], for a gradient with strides, such as a permuted view: the element at index
+    /// `[i, j, ...]` is `memory[i * strides[0] + j * strides[1] + ...]`. Gathers and copies in one
+    /// pass.
     ///
     /// # Errors
     ///
-    /// Those of [`Step::view`]; [`ReducerProblem::Length`] if there is not one stride for each dimension, or the last element is
-    /// beyond the memory.
+    /// Those of [`Step::view`]; [`ReducerProblem::Length`] if `strides` has not one entry for each
+    /// dimension, or the last element lies beyond `memory`.
     pub fn put_strided<T: Element>(&self, parameter: usize, memory: &[T], strides: &[usize]) -> Result<()> {
         self.reducer.core.put_strided(parameter, memory, strides)
     }
 
-    /// Says that a gradient is where its view was, or its pointer in C. From any thread; if that fills the bucket whose turn it is,
-    /// it is reduced at once.
+    /// Makes a gradient ready that was written through a view, or through its pointer in C. May be
+    /// called from any thread. If the gradient completes the next bucket, its reduction starts at
+    /// once.
     pub fn ready(&self, parameter: usize) -> Result<()> {
         self.reducer.core.settle(parameter, Gradient::Ready, false)
     }
 
-    /// Says that this step gives a parameter no gradient: it counts as zeros.
+    /// Declares that this step has no gradient for a parameter: it counts as zeros.
     pub fn unused(&self, parameter: usize) -> Result<()> {
         self.reducer.core.settle(parameter, Gradient::Unused, false)
     }
 
-    /// Whether gradients hold what steps that were not synchronised left there, so that one has to add to them.
+    /// Returns whether gradients hold the sums of steps that were not reduced, so that new ones
+    /// must be added.
     pub fn accumulates(&self) -> bool {
         self.reducer.core.accumulates()
     }
 
-    /// Ends the step: starts the buckets that have not been, and waits until all are reduced. Now the averages can be read, by
-    /// [`Reducer::gradient`]. After [`Reducer::accumulate`] nothing is reduced.
+    /// Ends the step: starts the remaining buckets, and waits until all are reduced. Then
+    /// [`Reducer::gradient`] returns the averages. After [`Reducer::accumulate`] nothing is
+    /// reduced.
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::NotReady`] if a gradient is missing that may not; the other ranks' steps fail, too. What a collective
-    /// met, as [`crate::Error::Peer`].
+    /// [`ReducerProblem::NotReady`] if a gradient is missing that must not be; the other ranks'
+    /// steps fail as well. [`crate::Error::Peer`] if a collective failed.
     pub fn finish(self) -> Result<()> {
         self.reducer.core.close()
     }

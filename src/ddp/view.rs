@@ -13,7 +13,7 @@ use crate::cuda::device::Address;
 use crate::error::{ReducerProblem, Result};
 use crate::types::Element;
 
-/// What threads do in a step, whoever keeps them within it.
+/// What threads do in a step, through [`Step`](super::Step) or the C ABI.
 impl Core {
     pub(super) fn view<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
         let (buckets, accumulates) = self.lend(index, T::DTYPE, false)?;
@@ -29,20 +29,21 @@ impl Core {
         view.ready()
     }
 
-    /// As [`Step::put`], of a gradient on the reducer's device, in the order of its stream.
+    /// As [`Step::put`](super::Step::put), for a gradient on the reducer's device, in the order of
+    /// its stream.
     ///
     /// # Safety
     ///
-    /// There are the parameter's elements, until the stream has come to it.
+    /// `from` holds the parameter's elements until the stream has passed the copy.
     pub(super) unsafe fn put_on_device(&self, index: usize, from: Address) -> Result<()> {
         let (buckets, adds) = self.lend(index, self.parameter(index)?.dtype, true)?;
-        // SAFETY: passed on; the gradient is lent to this.
+        // SAFETY: the gradient is lent to this call, and the caller promises the rest.
         let put = unsafe { buckets.put(&self.comm, &self.parameters[index].name, index, from, adds) };
         if put.is_err() {
             self.take_back(index);
             return put;
         }
-        // It was added, and must not be again.
+        // The gradient was added, and must not be added again.
         self.settle(index, Gradient::Ready, true).inspect_err(|error| self.fail(error.clone()))
     }
 
@@ -65,9 +66,10 @@ impl Core {
     }
 }
 
-/// The place of a gradient, in memory that the ranks of the host share; a slice of its elements. Dropped, it can be had again.
+/// The memory of a gradient, which the ranks of the host share, as a slice of elements. After it is
+/// dropped, the gradient can be lent again.
 ///
-/// What it holds at first is of no meaning, unless the step [accumulates](Step::accumulates).
+/// The initial content is undefined, unless the step [accumulates](super::Step::accumulates).
 #[derive(Debug)]
 pub struct View<'s, T: Element> {
     core: &'s Core,
@@ -75,20 +77,20 @@ pub struct View<'s, T: Element> {
     elements: *mut T,
     count: usize,
     accumulates: bool,
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     _buckets: Arc<Buckets>,
 }
 
-// SAFETY: it is a mutable slice of elements, which are Send, and references to what is Sync.
+// SAFETY: a view is a mutable slice of elements, which are Send, and references to Sync types.
 unsafe impl<T: Element> Send for View<'_, T> {}
-// SAFETY: as above; shared, it lends the slice only to be read.
+// SAFETY: as for `Send`; a shared view allows only reads.
 unsafe impl<T: Element> Sync for View<'_, T> {}
 
 impl<T: Element> View<'_, T> {
-    /// The gradient is there; see [`Step::ready`].
+    /// Makes the gradient ready; see [`Step::ready`](super::Step::ready).
     pub fn ready(self) -> Result<()> {
         let (core, index) = (self.core, self.index);
-        // It stays lent until then, and its drop finds it settled.
+        // The gradient stays lent until then, and dropping the view finds it settled.
         core.settle(index, Gradient::Ready, true)
     }
 }
@@ -97,8 +99,8 @@ impl<T: Element> Deref for View<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the gradient's memory, of `count` elements of this type, which is lent to this view alone: its bucket is not
-        // launched while it is, so no peer writes it.
+        // SAFETY: the gradient's memory has `count` elements of this type and is lent to this view
+        // alone. Its bucket is not launched meanwhile, so no peer writes it.
         unsafe { std::slice::from_raw_parts(self.elements, self.count) }
     }
 }
@@ -116,10 +118,10 @@ impl<T: Element> Drop for View<'_, T> {
     }
 }
 
-/// A slice under the other name of its type.
+/// Returns a slice under the other name of its type.
 fn same<T: Element, F: Element>(slice: &[T]) -> &[F] {
     assert_eq!(T::DTYPE, F::DTYPE);
-    // SAFETY: there is one type for each DType.
+    // SAFETY: both names stand for the same type, since each DType has one.
     unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), slice.len()) }
 }
 

@@ -17,24 +17,24 @@ use crate::types::ReduceOp;
 pub(super) struct Worker {
     pub(super) core: Arc<Core>,
     pub(super) hook: Box<dyn Hook>,
-    /// Where hooks have elements of a device on the host.
+    /// Where hooks find a device's elements on the host.
     pub(super) scratch: Option<Registered<u8>>,
 }
 
 impl Worker {
-    /// Carries out jobs until there are no more.
+    /// Runs jobs until there are no more.
     pub(super) fn work(mut self) {
         let core = self.core.clone();
         while let Some(task) = core.next_job() {
-            let carried_out = std::panic::catch_unwind(AssertUnwindSafe(|| self.carry_out(task)));
-            if carried_out.is_err() {
+            let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.run(task)));
+            if outcome.is_err() {
                 let problem = ReducerProblem::Moment { call: "hook", why: "it panicked, as printed above" };
                 core.job_ended(Err::<(), _>(problem.into()), |_, ()| {});
             }
         }
     }
 
-    fn carry_out(&mut self, task: Task) {
+    fn run(&mut self, task: Task) {
         let core = self.core.clone();
         match task.job {
             Job::Announce => core.job_ended(core.announce(Intent::Step), |state, active| state.active = active),
@@ -58,8 +58,9 @@ impl Worker {
                 let (at, scratch) = (buckets.at(place).addr() as Address, &mut self.scratch);
                 Elements::Device(DeviceElements { on, comm: &self.core.comm, at, bytes, scratch, is_fetched: false })
             }
-            // SAFETY: the bucket has been launched, so all its gradients are ready and nobody has a view of them; it is this thread's
-            // until the job has ended. Peers write it only in collectives that it is lent to.
+            // SAFETY: the bucket has been launched, so its gradients are ready and no view of them
+            // exists. It belongs to this thread until the job ends. Peers write it only in
+            // collectives that it is lent to.
             None => Elements::Host(unsafe { std::slice::from_raw_parts_mut(buckets.at(place), bytes) }),
         };
         let (members, parameters) = (&place.members[..], &self.core.parameters[..]);

@@ -31,6 +31,7 @@ pub(crate) struct Job<'a> {
 
 impl Job<'_> {
     /// Returns the communicator's rank of a rank in the schedule.
+    #[inline]
     pub(super) fn rank_of(&self, rank: Rank) -> Rank {
         self.ranks.map_or(rank, |ranks| ranks[rank])
     }
@@ -75,16 +76,19 @@ impl<'a> Active<'a> {
     }
 
     /// Whether the job waits for a message of any rank.
+    #[inline]
     pub(super) fn awaits_any(&self) -> bool {
         self.job.source.is_some() && self.sender.is_none()
     }
 
     /// Returns the communicator's rank from which a step receives.
+    #[inline]
     pub(super) fn sender(&self, from: Rank) -> Rank {
         self.sender.unwrap_or_else(|| self.job.rank_of(from))
     }
 
     /// Returns the rank whose message the job waits for.
+    #[inline]
     pub(super) fn awaited(&self) -> Option<Rank> {
         match self.step? {
             _ if self.awaits_any() => None,

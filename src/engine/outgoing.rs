@@ -21,11 +21,13 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
+    #[inline]
     pub(super) fn len(&self) -> usize {
         HEADER + self.payload.len.next_multiple_of(ALIGN)
     }
 
     /// Returns what may be sent now.
+    #[inline]
     pub(super) fn rest(&self) -> [RawSlice; 3] {
         static ZEROS: [u8; ALIGN] = [0; ALIGN];
         let of_header = self.sent.min(HEADER);
@@ -41,6 +43,7 @@ impl Outgoing {
     }
 
     /// Returns the part of the payload that is still to be read.
+    #[inline]
     pub(super) fn unread(&self) -> RawSlice {
         self.payload.skip(self.sent.saturating_sub(HEADER).min(self.payload.len))
     }

@@ -23,7 +23,8 @@ pub(super) const UNHEARD: Duration = Duration::from_millis(500);
 /// Where the payload of a step's message goes.
 struct Target {
     dst: RawSliceMut,
-    /// This rank's part, with which the payload is reduced, and whether that finishes the reduction.
+    /// This rank's part, with which the payload is reduced, and whether that finishes the
+    /// reduction.
     own: Option<(RawSlice, bool)>,
     /// Bytes from the front of `dst` that no message has still to read.
     free: usize,
@@ -33,8 +34,8 @@ struct Target {
 
 impl Engine {
     /// Receives what has arrived of a step's message; with `reduce`, reduces it with that span and
-    /// finishes the reduction if that is true. Returns whether the message is complete. Sets `moved`
-    /// if anything was received.
+    /// finishes the reduction if that is true. Returns whether the message is complete. Sets
+    /// `moved` if anything was received.
     pub(super) fn receive(
         &mut self,
         active: &mut Active<'_>,
@@ -195,8 +196,8 @@ fn receive_payload(link: &mut dyn Link, active: &mut Active<'_>, peer: Rank, tar
     while *done < dst.len && *done - start < SLICE {
         let room = free.saturating_sub(*done);
         let received = match own {
-            // SAFETY: `dst` lies in the job's output or in scratch, and no message has still to read
-            // the first `room` bytes.
+            // SAFETY: `dst` lies in the job's output or in scratch, and no message has still to
+            // read the first `room` bytes.
             None => unsafe { link.receive(dst.skip(*done).take(room)) },
             Some((own, finish)) => reduce(link, job, target, own, finish, *done, room),
         };
@@ -230,8 +231,8 @@ fn reduce(
         parts.swap(0, 1);
     }
     let kernel = job.kernel.expect("a job that reduces has a kernel");
-    // SAFETY: the link shows `count` aligned bytes, and `own` and `dst` lie in the job's buffers or in
-    // scratch. The destination is this rank's part, or overlaps neither.
+    // SAFETY: the link shows `count` aligned bytes, and `own` and `dst` lie in the job's buffers or
+    // in scratch. The destination is this rank's part, or overlaps neither.
     unsafe { kernel.fold(&parts, dst.skip(done).ptr, count / job.element, finish.then_some(job.parts)) };
     link.consume(count);
     Ok(count)

@@ -23,6 +23,7 @@ impl Scratch {
     }
 
     /// Makes room for `len` bytes, and keeps the content.
+    #[inline]
     pub(super) fn grow(&mut self, len: usize) {
         if len > self.len() {
             let enough = if len <= KEPT { len.next_power_of_two() } else { len };
@@ -40,6 +41,7 @@ impl Scratch {
         }
     }
 
+    #[inline]
     pub(super) fn memory(&mut self) -> RawSliceMut {
         RawSliceMut { ptr: self.memory.as_mut_ptr().cast(), len: self.len() }
     }

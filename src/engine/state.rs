@@ -90,8 +90,8 @@ impl Engine {
         !self.outgoing.is_empty()
     }
 
-    /// Sends what may be sent, to each peer in order. Returns whether anything was. If a peer fails,
-    /// this fails `context`.
+    /// Sends what may be sent, to each peer in order. Returns whether anything was. If a peer
+    /// fails, this fails `context`.
     pub(super) fn drain(&mut self, context: &OpContext<'_>) -> Result<bool> {
         let mut moved = false;
         self.drains += 1;
@@ -108,8 +108,8 @@ impl Engine {
             if rest.iter().all(|part| part.len == 0) {
                 continue;
             }
-            // SAFETY: the message owns its header, and the payload is lent until its job ends, which
-            // removes the message.
+            // SAFETY: the message owns its header, and the payload is lent until its job ends,
+            // which removes the message.
             let count = unsafe { link.send(&rest) }.map_err(|cause| fail(link, cause))?;
             out.sent += count;
             moved |= count > 0;
@@ -125,7 +125,8 @@ impl Engine {
         for active in active {
             active.job.context.give_up();
         }
-        // Nothing can follow a message that was cut off in the middle: the peer sees the link close.
+        // Nothing can follow a message that was cut off in the middle: the peer sees the link
+        // close.
         for out in self.outgoing.drain(..) {
             if out.sent > 0 || self.mesh.has_begun(out.to) {
                 self.mesh.close(out.to);
@@ -146,6 +147,7 @@ impl Engine {
     /// # Panics
     ///
     /// If the span exceeds its buffer.
+    #[inline]
     pub(super) fn memory(&mut self, job: &Job<'_>, span: Span) -> RawSlice {
         let (at, len) = (span.at * job.element, span.len * job.element);
         let whole = match span.place {
@@ -158,6 +160,7 @@ impl Engine {
     }
 
     /// As [`Engine::memory`], for a span that is written.
+    #[inline]
     pub(super) fn memory_mut(&mut self, job: &Job<'_>, span: Span) -> RawSliceMut {
         debug_assert_ne!(span.place, BufferRef::Input);
         let memory = self.memory(job, span);
@@ -166,6 +169,7 @@ impl Engine {
 
     /// Returns how many bytes from the front of a destination no message has still to read, except
     /// the message `forward`, with which the step itself forwards.
+    #[inline]
     pub(super) fn free(&self, dst: RawSliceMut, forward: Option<u64>) -> usize {
         let (start, end) = (dst.ptr.addr(), dst.ptr.addr() + dst.len);
         let others = self.outgoing.iter().filter(|out| Some(out.message) != forward);

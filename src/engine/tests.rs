@@ -1,4 +1,4 @@
-//! What an engine does when its peer does not do its part.
+//! Tests of an engine whose peer does not do its part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn engine_and_peer() -> (Engine, Box<dyn Link>) {
     (Engine::new(mesh, 2, Arc::new(Patience::new(1))), opener(1).link(0))
 }
 
-/// The engines of two ranks, whose links are rings of so many bytes.
+/// Returns the engines of two ranks. Their links are rings of `capacity` bytes.
 fn engines(capacity: usize) -> [Engine; 2] {
     let hub = Arc::new(Hub::with_rings(capacity));
     [0, 1].map(|rank| {
@@ -40,13 +40,14 @@ fn descriptor(count: u64) -> Descriptor {
     Descriptor { op: Op::Send, dtype: DType::U8, count, seq: 1, ..Descriptor::nothing() }
 }
 
-/// The job of `rank` that sends `bytes`, its `seq`-th message to the other.
+/// Returns the job of `rank` that sends `bytes`, its `seq`-th message to the other rank.
 fn sends<'a>(info: &'a CommInfo, seq: u64, bytes: &'a [u8]) -> Job<'a> {
     let count = bytes.len() as u64;
     job(info, Descriptor { seq, ..descriptor(count) }, Op::Send, RawSlice::of(bytes), RawSliceMut::EMPTY, None)
 }
 
-/// The job of `rank` that receives from the other, or from any rank if it is given where to put the sender.
+/// Returns the job of `rank` that receives from the other rank, or from any rank if it is given
+/// where to store the sender.
 fn receives<'a>(info: &'a CommInfo, into: &mut [u8], source: Option<Source>) -> Job<'a> {
     let message = Descriptor { seq: 0, ..descriptor(into.len() as u64) };
     job(info, message, Op::Recv, RawSlice::EMPTY, RawSliceMut::of(into), source)
@@ -169,7 +170,7 @@ fn the_end_of_a_peer_is_noticed() {
     let (mut engine, peer) = engine_and_peer();
     std::thread::scope(|scope| {
         scope.spawn(move || drop(peer));
-        // It may have left before it knew of the link.
+        // The peer may have left before it knew of the link.
         assert_eq!(cause(receive(&mut engine, LATE)), Cause::Gone);
     });
     let (mut engine, mut peer) = engine_and_peer();
@@ -186,7 +187,7 @@ fn the_end_of_a_peer_is_noticed() {
 fn after_a_message_that_was_cut_off_nothing_follows() {
     let (mut engine, mut peer) = engine_and_peer();
     let info = info(0, SOON);
-    // More than fits on the way, to a peer that takes nothing.
+    // More than the link holds, to a peer that receives nothing.
     let payload = vec![7u8; 4 << 20];
     let blocks = Blocks::Even(0);
     let problem =
@@ -227,7 +228,7 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
     assert!(taken > HEADER && taken < payload.len());
 }
 
-/// The bytes of the `number`-th message. Lengths are odd, so that headers come to lie everywhere.
+/// Returns the bytes of the `number`-th message. Lengths are odd, so headers start at every offset.
 fn message(number: u64) -> Vec<u8> {
     vec![number as u8; 1 + (number * 37 % 90) as usize]
 }
@@ -260,7 +261,7 @@ fn a_header_in_two_parts_is_read_as_one() {
     });
 }
 
-/// How rank 1 learns that rank 0 has left, when the header of the goodbye lies anywhere in the ring.
+/// Rank 1 learns that rank 0 has left, wherever the header of the goodbye lies in the ring.
 fn farewells(learn: impl Fn(&mut Engine, &CommInfo) -> Result<()>) {
     const CAPACITY: usize = 256;
     let info = [0, 1].map(|rank| info(rank, LATE));

@@ -1,12 +1,12 @@
 //! Turns what one rank sees of a failure into the report of all survivors.
 //!
 //! A rank that fails first diagnoses the failure, by [`super::diagnosis`]: that gives a
-//! [`FailureReport`], and the rank makes no second one. Then it sends its reports to all others, and
-//! receives theirs. A rank that receives a report before it has a diagnosis of its own adopts that
-//! report, and forwards it before it reports an error. So if two ranks diagnose different failures,
-//! each has done so before the other one asks, and receives the other's report then. A rank that
-//! adopted a report asks both. All survivors thus know all reports, and report the first of them in
-//! an order on which they agree.
+//! [`FailureReport`], and the rank makes no second one. Then it sends its reports to all others,
+//! and receives theirs. A rank that receives a report before it has a diagnosis of its own adopts
+//! that report, and forwards it before it reports an error. So if two ranks diagnose different
+//! failures, each has done so before the other one asks, and receives the other's report then. A
+//! rank that adopted a report asks both. All survivors thus know all reports, and report the first
+//! of them in an order on which they agree.
 
 use std::time::Duration;
 
@@ -125,8 +125,8 @@ mod tests {
         Descriptor { op, dtype: DType::F32, redop, root, count, seq: 2, ..Descriptor::nothing() }
     }
 
-    /// Returns what rank 1 of three reports. It has called `mine` and sees an error, after ranks 0 and 2
-    /// reported that they called different operations.
+    /// Returns what rank 1 of three reports. It has called `mine` and sees an error, after ranks 0
+    /// and 2 reported that they called different operations.
     fn reported(mine: Descriptor, seen: Error) -> Error {
         let members = vec![Member { host: "here".into(), pid: 1 }; 3];
         let who = RankOfJob { job: "test".to_owned(), run: 1, rank: 1, members: members.clone() };
@@ -163,7 +163,8 @@ mod tests {
         let seen = |op, seq| Error::Counts { rank: 1, peer: 2, host: "here".into(), op, seq, sent: 8, expected: 4 };
         let mine = call(Op::AllToAllV, None, None, 5);
         assert_is_of(&reported(mine, seen(mine.op, mine.seq)), mine);
-        // The report of a message must not take on what is recorded of the collective with the same number.
+        // The report of a message must not take on what is recorded of the collective with the same
+        // number.
         let message = Descriptor { op: Op::Send, seq: 2, ..Descriptor::nothing() };
         assert_is_of(&reported(mine, seen(message.op, message.seq)), message);
     }

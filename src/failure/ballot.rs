@@ -1,19 +1,20 @@
-//! What a rank has promised and accepted while the survivors of a failure agree on who goes on. See [`super::shrink`].
+//! What a rank has promised and accepted while the survivors of a failure agree on the ranks that
+//! continue. See [`super::shrink`].
 
 use parking_lot::Condvar;
 
 use super::message::{Decision, Reply};
 use crate::types::Rank;
 
-/// What a rank knows of the agreement under way.
+/// What a rank knows of the agreement in progress.
 #[derive(Default)]
 pub(super) struct Ballots {
-    /// This rank is in [`super::shrink::agree`].
+    /// Whether this rank is in [`super::shrink::agree`].
     pub(super) shrinks: bool,
     /// The ranks that are known to be there, too.
     pub(super) joined: Vec<Rank>,
     pub(super) decision: Option<Decision>,
-    /// The highest ballot that somebody has asked with who is about to decide.
+    /// The highest ballot with which a rank has asked before deciding.
     pub(super) promised: u64,
 }
 
@@ -30,13 +31,13 @@ impl Ballots {
         self.answer()
     }
 
-    /// Somebody is about to decide.
+    /// Promises a rank that is about to decide to accept no lower ballot.
     pub(super) fn prepare(&mut self, from: Rank, ballot: u64, changed: &Condvar) -> Reply {
         self.promised = self.promised.max(ballot);
         self.join(from, changed)
     }
 
-    /// Somebody has decided. The first decision stays.
+    /// Accepts a rank's decision, unless a higher ballot was promised. The first decision stays.
     pub(super) fn decide(&mut self, decision: Decision, ballot: u64, changed: &Condvar) -> Reply {
         if ballot >= self.promised {
             self.adopt(decision, changed);
@@ -44,7 +45,7 @@ impl Ballots {
         self.answer()
     }
 
-    /// Another has accepted a decision.
+    /// Adopts a decision that another rank has accepted.
     pub(super) fn adopt(&mut self, decision: Decision, changed: &Condvar) {
         self.decision.get_or_insert(decision);
         changed.notify_all();
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_promised_accepts_nothing_of_lower_ballots() {
+    fn a_promise_rules_out_lower_ballots() {
         let (mut state, changed) = (Ballots::default(), Condvar::new());
         let decision = |nonce| Decision { nonce, members: vec![0, 1] };
         let accepted = |answer| matches!(answer, Reply::Joins { decision: Some(_), .. });
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn decisions_of_ranks_that_there_are_not_are_none() {
+    fn decisions_with_unknown_ranks_are_refused() {
         assert!(Decision { nonce: 0, members: vec![0, 2] }.is_of(3));
         assert!(!Decision { nonce: 0, members: vec![0, 3] }.is_of(3));
     }

@@ -1,4 +1,4 @@
-//! Answers what peers ask of the communicators of this process, and has a thread look after those for whom they wait.
+//! Answers peers' queries about the communicators of this process, and runs its failure detector.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,10 +10,10 @@ use super::message::{Query, Reply};
 use super::status::{CommStatus, LastWords, Posted};
 use crate::types::{Descriptor, Rank};
 
-/// How many communicators that are gone are remembered.
+/// How many communicators are remembered after they are gone.
 const REMEMBERED: usize = 256;
 
-/// Answers for the communicators of a process.
+/// Answers queries about the communicators of a process.
 #[derive(Default)]
 pub(crate) struct StatusBoard {
     posted: Arc<Mutex<Posted>>,
@@ -30,7 +30,7 @@ impl StatusBoard {
         }
     }
 
-    /// Without anybody who looks after it.
+    /// As [`StatusBoard::post`], without the failure detector.
     #[cfg(test)]
     pub(crate) fn post_unwatched(&self, comm_id: u64, member: Rank, status: Arc<CommStatus>) {
         self.posted.lock().statuses.insert((comm_id, member), status);
@@ -85,7 +85,8 @@ impl StatusBoard {
         answer
     }
 
-    /// For whom a rank waits longest in other communicators than this.
+    /// Returns the rank for which `member` waits longest in another communicator than this, and the
+    /// operation.
     fn waits_elsewhere(&self, comm_id: u64, member: Rank) -> Option<(Rank, Option<Descriptor>)> {
         let posted = self.posted.lock();
         let others = posted.statuses.iter().filter(|((other, rank), _)| *other != comm_id && *rank == member);

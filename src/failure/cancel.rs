@@ -1,4 +1,5 @@
-//! What the threads of a communicator share about its end, and about whom its operations wait for.
+//! What the threads of a communicator share: whether it has ended, and the peers for which its
+//! operations wait.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,40 +12,41 @@ use smallvec::SmallVec;
 use crate::error::Cause;
 use crate::types::{Descriptor, Rank};
 
-/// When it is cancelled, operations under way give up, and no other begins.
+/// Cancels the operations of a communicator: those in progress stop, and no other begins.
 ///
-/// A rank may hear of a failure while it is still busy with a collective that came before, and that is complete on who failed. It
-/// has a little time to complete it.
+/// A rank may learn of a failure while it runs an earlier collective that the failed rank has
+/// completed. That collective gets a grace period.
 #[derive(Default)]
 pub(crate) struct CancelToken {
     cancelled: AtomicBool,
-    /// Since when, and up to which collective operations are spared for a while.
+    /// When the grace period began, and the last collective that has one.
     spared: Mutex<Option<(Instant, u64)>>,
-    /// 1 if a failure was seen, and what it was is about to be found out; more by 1 + n if rank n is asked about it; else 0.
+    /// 0 if no failure is being diagnosed, 1 if one is, and 2 + n while rank n is asked about it.
     diagnosing: AtomicUsize,
-    /// Each ends the sleep of a thread that may wait for peers.
+    /// Each wakes a thread that may wait for peers.
     wakers: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
-    /// Of communicators of some of the ranks that are being made: who has failed here does not come there.
+    /// The tokens of communicators of some of the ranks that are being made: a rank that failed
+    /// here does not join those.
     parts: Mutex<Vec<Arc<CancelToken>>>,
-    /// The operations that wait for a peer, while or shortly before they sleep; and whether there are any.
+    /// The operations that wait for a peer, while or shortly before they sleep.
     waits: Mutex<SmallVec<[Wait; 2]>>,
     any_waits: AtomicBool,
-    /// The ranks that were found to be gone while a receive from any rank waited for them.
+    /// The ranks that turned out to be gone while a receive from any rank waited for them.
     missed: Mutex<Vec<(Rank, Cause)>>,
 }
 
-/// A rank has seen a failure, and is about to find out what it was.
+/// A rank has seen a failure, and is diagnosing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Diagnosing {
-    /// Whom it asks about it.
+    /// The rank that it asks about the failure.
     pub(crate) about: Option<Rank>,
 }
 
-/// Whose message an operation waits for.
+/// The peer whose message an operation waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Awaited {
     One(Rank),
-    /// Any rank's: `present` is there, and `missed` is gone.
+    /// Any rank's message. `present` is alive, and `missed` is gone.
     Any {
         present: Rank,
         missed: Option<Rank>,
@@ -58,25 +60,28 @@ pub(crate) struct Wait {
     /// The operation's descriptor.
     pub(crate) words: [u64; Descriptor::WORDS],
     pub(crate) since: Instant,
-    /// A message of another rank would do as well: the operation does not fail because this one is gone.
+    /// Whether another rank's message would do: then the operation does not fail because this peer
+    /// is gone.
     pub(crate) is_for_any: bool,
-    /// A rank that is gone, and for whose message it may have waited: it keeps this one waiting rather than `peer`, which is there.
+    /// A rank that is gone and may have been the sender. It keeps this rank waiting rather than
+    /// `peer`, which is alive.
     missed: Option<Rank>,
-    /// When it was last seen to wait.
+    /// When the operation last said that it waits.
     seen: Instant,
 }
 
 impl Wait {
-    /// The rank that this operation names to those who ask for whom it waits.
+    /// Returns the rank that peers are told when they ask what this rank waits for.
     pub(crate) fn named(&self) -> Rank {
         self.missed.unwrap_or(self.peer)
     }
 }
 
-/// How long operations are spared that who failed has completed.
+/// The grace period of operations that the failed rank has completed.
 const SPARE: Duration = Duration::from_millis(250);
 
-/// Whoever waits says so again at least as often, see the naps of engine and window; twice that, for slow machines.
+/// How old the last sign of a wait may be. A waiting operation renews it at each nap of the engine
+/// and of shared memory; this is twice the nap, for slow hosts.
 const FRESH: Duration = Duration::from_millis(1000);
 
 impl CancelToken {
@@ -84,7 +89,7 @@ impl CancelToken {
         self.cancel_after(None);
     }
 
-    /// Cancels all operations but those up to this collective.
+    /// Cancels all operations, those up to the collective `completed` after a grace period.
     pub(crate) fn cancel_after(&self, completed: Option<u64>) {
         {
             let mut spared = self.spared.lock();
@@ -98,7 +103,7 @@ impl CancelToken {
         parts.iter().for_each(|part| part.cancel());
     }
 
-    /// Cancels another token as well, until what this returns is dropped.
+    /// Cancels `part` together with this token, until the link is dropped.
     pub(crate) fn link(&self, part: &Arc<CancelToken>) -> CancelLink<'_> {
         self.parts.lock().push(part.clone());
         if self.is_cancelled() {
@@ -126,7 +131,7 @@ impl CancelToken {
         (number > 0).then(|| Diagnosing { about: number.checked_sub(2) })
     }
 
-    /// Whether an operation has to give up; `collective` is its number if it is one.
+    /// Whether an operation has to stop. `collective` is its sequence number if it is a collective.
     #[inline]
     pub(crate) fn stops(&self, collective: Option<u64>) -> bool {
         self.is_cancelled() && !self.spares(collective)
@@ -140,14 +145,15 @@ impl CancelToken {
         }
     }
 
-    /// Has `wake` called when it rings.
+    /// Has `wake` called when the token is cancelled.
     pub(crate) fn attach(&self, wake: impl Fn() + Send + Sync + 'static) {
         self.wakers.lock().push(Box::new(wake));
     }
 
-    /// An operation is about to sleep until a peer does something.
+    /// Notes that an operation is about to sleep until a peer acts.
     ///
-    /// One that is `is_for_one` waits for no other peer: receives of the same kind from several peers have the same words.
+    /// With `is_for_one`, the operation waits for no other peer: receives of the same kind from
+    /// several peers have the same words.
     pub(super) fn wait_for(&self, awaited: Awaited, words: [u64; Descriptor::WORDS], is_for_one: bool) {
         let (peer, is_for_any, missed) = match awaited {
             Awaited::One(peer) => (peer, false, None),
@@ -165,7 +171,7 @@ impl CancelToken {
         self.any_waits.store(true, Ordering::Relaxed);
     }
 
-    /// The operation has ended.
+    /// Notes that an operation waits no longer.
     pub(super) fn rest(&self, words: [u64; Descriptor::WORDS]) {
         if self.any_waits.load(Ordering::Relaxed) {
             let mut waits = self.waits.lock();
@@ -174,7 +180,7 @@ impl CancelToken {
         }
     }
 
-    /// A rank for which a receive from any rank waited is gone.
+    /// Notes that a rank is gone for which a receive from any rank waited.
     pub(crate) fn miss(&self, peer: Rank, cause: Cause) {
         let mut missed = self.missed.lock();
         if missed.iter().all(|(known, _)| *known != peer) {
@@ -182,18 +188,18 @@ impl CancelToken {
         }
     }
 
-    /// The ranks that a receive from any rank does not wait for.
+    /// Returns the ranks for which a receive from any rank does not wait.
     pub(crate) fn missed(&self) -> Vec<(Rank, Cause)> {
         self.missed.lock().clone()
     }
 
-    /// The operations that wait now.
+    /// Returns the operations that wait now.
     pub(crate) fn waits(&self) -> Vec<Wait> {
         self.waits.lock().iter().filter(|wait| wait.seen.elapsed() < FRESH).copied().collect()
     }
 }
 
-/// As long as this is there, cancelling one token cancels another.
+/// While this exists, cancelling one token cancels another.
 pub(crate) struct CancelLink<'a> {
     whole: &'a CancelToken,
     part: Arc<CancelToken>,

@@ -1,4 +1,4 @@
-//! One operation under way: what it is, until when it may last, and what to say when it fails.
+//! An operation in progress: its descriptor, its deadline, and the errors that it fails with.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ pub(crate) struct CommInfo {
     pub(crate) rank: Rank,
     /// All ranks.
     pub(crate) members: Vec<Member>,
-    /// How long one operation may take that does not say otherwise.
+    /// The timeout of operations that have none of their own.
     pub(crate) timeout: Duration,
     /// How long ranks wait for each other when they make a communicator of some of them.
     pub(crate) start_timeout: Duration,
-    /// Rung when operations under way shall give up.
+    /// Cancelled when operations in progress have to stop.
     pub(crate) cancel: Arc<CancelToken>,
 }
 
 impl CommInfo {
-    /// The same for some of the ranks.
+    /// Returns the same settings for a communicator of some of the ranks.
     pub(crate) fn of(&self, rank: Rank, members: Vec<Member>, cancel: Arc<CancelToken>) -> CommInfo {
         let CommInfo { timeout, start_timeout, .. } = *self;
         CommInfo { rank, members, timeout, start_timeout, cancel }
@@ -34,11 +34,12 @@ impl CommInfo {
 
 #[cfg(test)]
 thread_local! {
-    /// Has an operation of this thread panic when it waits for a peer.
+    /// Makes an operation of this thread panic when it waits for a peer.
     pub(crate) static PANICS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// One operation under way. Its parts share one deadline, which a clone keeps from its first wait on.
+/// An operation in progress. Its parts share one deadline; a clone keeps it once the first wait has
+/// begun.
 #[derive(Clone)]
 pub(crate) struct OpContext<'a> {
     pub(crate) descriptor: Descriptor,
@@ -46,12 +47,12 @@ pub(crate) struct OpContext<'a> {
     pub(crate) words: [u64; Descriptor::WORDS],
     pub(crate) fingerprint: u64,
     pub(crate) info: &'a CommInfo,
-    /// How long it may take.
+    /// The timeout.
     timeout: Duration,
-    /// When it was first seen to take time. Reading the clock costs as much as a small operation, so it is not read before
-    /// the first wait that does not end at once.
+    /// When the operation first had to wait. Reading the clock takes as long as a small operation,
+    /// so it is read only at a wait that does not end at once.
     started: Cell<Option<Instant>>,
-    /// Where it is written down.
+    /// Its entry in the flight recorder.
     note: Option<&'a LogEntry<'a>>,
 }
 
@@ -63,7 +64,8 @@ impl<'a> OpContext<'a> {
         OpContext { descriptor, words, fingerprint, info, timeout: info.timeout, started: Cell::new(None), note: None }
     }
 
-    /// With a time of its own, if there is one, and to be written down. At once, for small operations would notice another copy.
+    /// Makes the context of an operation that is recorded, with its own timeout if it has one. This
+    /// does not build on [`OpContext::new`]: a small operation would notice the copy.
     #[inline]
     pub(crate) fn noted(
         descriptor: Descriptor,
@@ -76,15 +78,15 @@ impl<'a> OpContext<'a> {
         OpContext { descriptor, words, fingerprint, info, timeout, started: Cell::new(None), note: Some(note) }
     }
 
-    /// With a time of its own, if there is one.
+    /// Sets the operation's own timeout, if it has one.
     #[inline]
     pub(crate) fn within(self, timeout: Option<Duration>) -> OpContext<'a> {
         OpContext { timeout: timeout.unwrap_or(self.timeout), ..self }
     }
 
-    /// It turns out to be the operation of that number: messages get theirs when they come.
+    /// Sets the sequence number. A point-to-point message gets its number when it arrives.
     pub(crate) fn number(&mut self, seq: u64) {
-        // A receive says so at each try; since when it waits must not begin anew.
+        // A receive calls this at each try, and must not restart its wait.
         if self.descriptor.seq == seq {
             return;
         }
@@ -94,7 +96,8 @@ impl<'a> OpContext<'a> {
         self.fingerprint = Descriptor::fingerprint(self.words);
     }
 
-    /// Writes it down, if that has not been done: to be called when others know of it already, and before it waits.
+    /// Records the operation, if that has not been done. Called before it waits, and after its
+    /// peers know of it.
     #[inline]
     pub(crate) fn note(&self) {
         if let Some(note) = self.note {
@@ -102,7 +105,7 @@ impl<'a> OpContext<'a> {
         }
     }
 
-    /// It waits, and not shortly.
+    /// Notes that the operation waits for more than a moment.
     #[inline]
     pub(crate) fn waits(&self) {
         if let Some(note) = self.note {
@@ -110,7 +113,7 @@ impl<'a> OpContext<'a> {
         }
     }
 
-    /// Starts the clock, so that what clones do counts as well.
+    /// Starts the clock, so that clones share it.
     pub(crate) fn begin(&self) {
         self.started();
     }
@@ -122,19 +125,19 @@ impl<'a> OpContext<'a> {
         started
     }
 
-    /// How long it has been under way, as far as that is known.
+    /// Returns how long the operation has been running, as far as that is known.
     fn age(&self) -> Duration {
-        // The clock may not have been read before; when it was written down is known.
+        // The clock may not have been read before; the record has a time of its own.
         let noted = self.note.and_then(LogEntry::age).unwrap_or_default();
         self.started().elapsed().max(noted)
     }
 
-    /// How much time it has left.
+    /// Returns the time left until the deadline.
     pub(crate) fn left(&self) -> Duration {
         self.timeout.saturating_sub(self.started().elapsed())
     }
 
-    /// An error if the communicator has been revoked meanwhile.
+    /// Fails if the communicator has been cancelled.
     pub(crate) fn check(&self) -> Result<()> {
         let Descriptor { op, seq, .. } = self.descriptor;
         match self.info.cancel.stops((!op.is_point_to_point()).then_some(seq)) {
@@ -143,12 +146,14 @@ impl<'a> OpContext<'a> {
         }
     }
 
-    /// How long to wait for `peer` before asking again: an error if the deadline has passed or the communicator is dropped.
+    /// Returns how long to wait for `peer` before this is called again. Fails if the deadline has
+    /// passed or the communicator is cancelled.
     pub(crate) fn patience_with(&self, peer: Rank) -> Result<Duration> {
         self.patience(Awaited::One(peer))
     }
 
-    /// The same if the message of any rank would do, of which `present` is there and `missed` is gone.
+    /// As [`OpContext::patience_with`], for a message of any rank, where `present` is alive and
+    /// `missed` is gone.
     pub(crate) fn patience_with_any(&self, present: Rank, missed: Option<Rank>) -> Result<Duration> {
         self.patience(Awaited::Any { present, missed })
     }
@@ -156,7 +161,7 @@ impl<'a> OpContext<'a> {
     fn patience(&self, awaited: Awaited) -> Result<Duration> {
         let (Awaited::One(peer) | Awaited::Any { present: peer, .. }) = awaited;
         #[cfg(test)]
-        assert!(!PANICS.take(), "a panic that a test asked for");
+        assert!(!PANICS.take(), "a panic for a test");
         let is_collective = !self.descriptor.op.is_point_to_point();
         if self.info.cancel.stops(is_collective.then_some(self.descriptor.seq)) {
             return Err(Error::Aborted { op: self.descriptor.op, seq: self.descriptor.seq });
@@ -165,33 +170,34 @@ impl<'a> OpContext<'a> {
             Some(left) if !left.is_zero() => {
                 let is_for_one = !is_collective && matches!(awaited, Awaited::One(_));
                 self.info.cancel.wait_for(awaited, self.words, is_for_one);
-                // While it is spared, it looks often.
+                // During the grace period it checks often.
                 Ok(if self.info.cancel.is_cancelled() { left.min(Duration::from_millis(5)) } else { left })
             }
             _ => Err(self.failed(peer, Cause::Silent { deadline: self.timeout })),
         }
     }
 
-    /// It waits for nobody any more.
+    /// Notes that the operation waits for no peer any longer.
     #[inline]
     pub(crate) fn rest(&self) {
         self.info.cancel.rest(self.words);
     }
 
-    /// It has failed, and why is about to be found out. Call this before peers can see that it has.
+    /// Notes that the operation has failed and is being diagnosed. Call this before peers can see
+    /// the failure.
     pub(crate) fn give_up(&self) {
         self.info.cancel.set_diagnosing(Some(Diagnosing { about: None }));
         self.rest();
     }
 
-    /// The operation has failed because of `peer`.
+    /// Returns the error of this operation if it fails because of `peer`.
     pub(crate) fn failed(&self, peer: Rank, cause: Cause) -> Error {
         let Descriptor { op, seq, dtype, count, .. } = self.descriptor;
         let Member { host, pid } = self.info.members[peer].clone();
         Error::Peer { rank: peer, host, pid, op, seq, dtype, count, after: self.age(), cause }
     }
 
-    /// This rank called one thing and `peer` another, now or a little earlier.
+    /// Returns the error of a call mismatch: this rank called `mine` and `peer` called `theirs`.
     pub(crate) fn mismatch(&self, peer: Rank, mine: Descriptor, theirs: Descriptor) -> Error {
         Error::Mismatch {
             rank: self.info.rank,
@@ -202,7 +208,7 @@ impl<'a> OpContext<'a> {
         }
     }
 
-    /// `peer` sent another number of bytes than was expected.
+    /// Returns the error for a message of `peer` with another number of bytes than expected.
     pub(crate) fn counts_differ(&self, peer: Rank, sent: u64, expected: u64) -> Error {
         let Descriptor { op, seq, .. } = self.descriptor;
         Error::Counts { rank: self.info.rank, peer, host: self.info.members[peer].host.clone(), op, seq, sent, expected }
@@ -213,9 +219,9 @@ impl<'a> OpContext<'a> {
 mod tests {
     use super::*;
 
-    /// A receive gets its number at each try. How long it waits is counted from the first.
+    /// A receive gets its number at each try. The age of its wait counts from the first try.
     #[test]
-    fn an_operation_that_gets_its_number_again_waits_since_before() {
+    fn getting_the_same_number_again_does_not_restart_the_wait() {
         let member = Member { host: "here".into(), pid: 1 };
         let timeout = Duration::from_secs(60);
         let info =

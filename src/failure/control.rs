@@ -1,4 +1,4 @@
-//! How a rank asks the others of its communicator, beside its operations.
+//! How a rank asks the others of its communicator, apart from its operations.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How a rank asks the others of its communicator.
 pub(crate) trait ControlChannel: Send + Sync {
-    /// Asks a rank. Takes at most `patience`.
+    /// Asks a rank, and waits for the answer for at most `patience`.
     fn ask(&self, peer: Rank, query: &Query, patience: Duration) -> Result<Reply, QueryError>;
 
     /// Whether a rank's process is known to be stopped.
@@ -20,22 +20,23 @@ pub(crate) trait ControlChannel: Send + Sync {
     }
 }
 
-/// Why there is no answer.
+/// Why a query has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum QueryError {
-    /// Nobody is at home any more: its process has ended, or has dropped all its communicators.
+    /// Its process has ended, or has dropped all its communicators.
     Gone,
     /// No connection could be made.
     Unreachable { address: String, kind: std::io::ErrorKind },
-    /// Its process took the connection and says nothing, or what no kolo says.
+    /// Its process accepted the connection and sends nothing, or no valid answer.
     Mute,
-    /// Its process has ended, as the system says: even if one that it forked holds its connections open.
+    /// The operating system reports that its process has ended, even if a forked child holds its
+    /// connections open.
     Died,
-    /// This process cannot ask: it has no descriptor or no memory left.
+    /// This process has no file descriptor or no memory left for the query.
     Unasked,
 }
 
-/// Asks several ranks at once, and calls `heard` with what each of them says.
+/// Asks several ranks at once, and calls `heard` with each answer.
 pub(crate) fn ask_all(
     control: &dyn ControlChannel,
     peers: &[Rank],
@@ -43,7 +44,7 @@ pub(crate) fn ask_all(
     patience: Duration,
     heard: impl Fn(Rank, Result<Reply, QueryError>) + Sync,
 ) {
-    /// As many wait at once.
+    /// The most queries in flight.
     const AT_ONCE: usize = 32;
     let next = AtomicUsize::new(0);
     let ask = || {
@@ -53,7 +54,7 @@ pub(crate) fn ask_all(
     };
     std::thread::scope(|scope| {
         for _ in 1..peers.len().min(AT_ONCE) {
-            // Without a thread, this one asks the more.
+            // If no thread can start, this one sends the remaining queries.
             if std::thread::Builder::new().name("kolo-ask".to_owned()).spawn_scoped(scope, ask).is_err() {
                 break;
             }

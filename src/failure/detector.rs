@@ -2,8 +2,8 @@
 //!
 //! Each process has one thread for this. It asks only the peers for which an operation has been
 //! waiting a while, so it costs nothing while all goes well. It detects what no link shows: a rank
-//! that ended before there was a link, a host that is cut off, and calls that differ while each side
-//! waits for something else.
+//! that ended before there was a link, a host that is cut off, and calls that differ while each
+//! side waits for something else.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use crate::types::{Descriptor, Rank};
 /// How often the thread looks for operations that wait.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long an operation waits before its peer is asked, and the first pause before it is asked again.
+/// How long an operation waits before its peer is asked, and the first pause before it is asked
+/// again.
 const FIRST: Duration = Duration::from_millis(150);
 
 /// The longest pause between two queries to the same peer.
@@ -46,8 +47,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Starts the thread. Returns `None` if the system has no thread left: then failures that links do
-    /// not show are detected at the deadline.
+    /// Starts the thread. Returns `None` if the system has no thread left: then failures that links
+    /// do not show are detected at the deadline.
     pub(super) fn start(posted: Arc<Mutex<Posted>>) -> Option<Watch> {
         let stop: Arc<(Mutex<bool>, Condvar)> = Arc::default();
         let stopped = stop.clone();
@@ -108,8 +109,8 @@ impl Case {
     }
 }
 
-/// The waits, by comm id, the waiting rank, its peer, whether any other peer's message would do, and
-/// the operation.
+/// The waits, by comm id, the waiting rank, its peer, whether any other peer's message would do,
+/// and the operation.
 type Cases = HashMap<(u64, Rank, Rank, bool, [u64; Descriptor::WORDS]), Case>;
 
 /// Asks the peers for which operations have been waiting.

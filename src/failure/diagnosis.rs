@@ -1,8 +1,8 @@
 //! Finds the rank at fault for a failure that this rank sees.
 //!
-//! A rank sees little of a failure: a closed link, a peer that gave up, its own deadline. So it asks
-//! that peer, and the ranks to which the answers lead. A rank that failed because of another rank
-//! names that one, and a rank that waits for another is not at fault.
+//! A rank sees little of a failure: a closed link, a peer that gave up, its own deadline. So it
+//! asks that peer, and the ranks to which the answers lead. A rank that failed because of another
+//! rank names that one, and a rank that waits for another is not at fault.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,8 +22,8 @@ const EXPLANATION: Duration = Duration::from_millis(60);
 /// How long a peer may take that is diagnosing a failure itself.
 const DIAGNOSING: Duration = Duration::from_secs(5);
 
-/// How long a rank that has made the call may name no peer for which it waits. It names one whenever
-/// it wakes, twice a second, but on an overloaded machine it wakes late.
+/// How long a rank that has made the call may name no peer for which it waits. It names one
+/// whenever it wakes, twice a second, but on an overloaded machine it wakes late.
 const BUSY: Duration = Duration::from_secs(1);
 
 /// The pause before the same peer is asked again.
@@ -113,7 +113,8 @@ fn explain(status: &CommStatus, control: &dyn ControlChannel, peer: Rank, seen: 
 }
 
 /// The chain of ranks that wait for each other at a deadline: this rank, the rank for which it
-/// waits, the rank for which that one waits, and so on, up to the rank that keeps all others waiting.
+/// waits, the rank for which that one waits, and so on, up to the rank that keeps all others
+/// waiting.
 ///
 /// The chain may lead through other communicators of the same ranks. A rank to which it leads there
 /// is named if it cannot answer. If it can, it owes nothing in this communicator: the report then
@@ -217,7 +218,8 @@ impl<'a> WaitChain<'a> {
                 self.busy = None;
                 return self.move_to(next, None);
             }
-            // Either the suspect has not asked a rank yet, or it asks one that asks this rank: then neither knows more.
+            // Either the suspect has not asked a rank yet, or it asks one that asks this rank: then
+            // neither knows more.
             if self.asked.elapsed() < if about.is_none() { DIAGNOSING } else { EXPLANATION } {
                 return Progress::Pending;
             }

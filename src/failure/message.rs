@@ -1,4 +1,4 @@
-//! Questions and answers as bytes. Reading expects anything.
+//! Queries and replies as bytes. The decoders accept any input.
 
 use super::cancel::Diagnosing;
 use super::encoding::{read_call, read_words, write_call, write_words};
@@ -6,59 +6,62 @@ use super::report::FailureReport;
 use crate::types::{Descriptor, Rank};
 use crate::wire::{Reader, Writer};
 
-/// Who goes on.
+/// The ranks that continue after a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
-    /// Random: names the new communicator.
+    /// A random number that identifies the new communicator.
     pub(crate) nonce: u64,
-    /// Their ranks in the communicator that failed, ascending.
+    /// Their ranks in the failed communicator, ascending.
     pub(crate) members: Vec<Rank>,
 }
 
 impl Decision {
-    /// Whether all of its ranks are of a communicator of so many.
+    /// Whether all of its ranks exist in a communicator of `world` ranks.
     pub(super) fn is_of(&self, world: usize) -> bool {
         self.members.iter().all(|&rank| rank < world)
     }
 }
 
-/// What a rank asks another of the same communicator.
+/// A query from one rank to another of the same communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Query {
-    /// What are you doing? With what the asker is waiting for the other in.
+    /// Asks what the rank does. Holds the operation in which the asking rank waits for it.
     Doing(Option<Descriptor>),
-    /// This is why the communicator ended. And you?
+    /// Sends the reports on why the communicator ended, and asks for the rank's own.
     Reports(Vec<FailureReport>),
-    /// I want to go on without those who failed. You too?
+    /// The sender wants to continue without the failed ranks. Asks whether the rank does, too.
     Join,
-    /// I am about to decide who goes on, with this ballot. Has anybody?
+    /// The sender is about to decide, with this ballot. Asks for decisions that the rank knows.
     Prepare(u64),
-    /// These go on; decided with this ballot.
+    /// The sender's decision, with its ballot.
     Decided(Decision, u64),
 }
 
-/// What it hears.
+/// The answer to a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// There is no such communicator here.
+    /// The process has no such communicator.
     Unknown,
-    /// There is none any more; its last operation was this.
+    /// The rank has dropped the communicator, after this operation.
     Left { last_seq: u64 },
-    /// What the rank does.
+    /// What the rank does, as an answer to [`Query::Doing`] and [`Query::Reports`].
     Doing {
-        /// Why the communicator ended, as far as the rank knows.
+        /// The reports that the rank knows of why the communicator ended.
         reports: Vec<FailureReport>,
         diagnosing: Option<Diagnosing>,
-        /// For whom it waits, and in what.
+        /// The rank for which it waits, and its operation.
         waits: Option<(Rank, [u64; Descriptor::WORDS])>,
-        /// If it waits for nobody here: for which rank of the job it waits in another communicator, and in what.
+        /// If it waits for no rank here: the rank of the job for which it waits in another
+        /// communicator, and the operation.
         elsewhere: Option<(Rank, Option<Descriptor>)>,
-        /// What it called as the operation in which the asker waits, if that is a collective.
+        /// Its call with the sequence number of the asking rank's operation, if that is a
+        /// collective.
         at_your_seq: Option<Descriptor>,
         /// The last collective that it completed.
         last_seq: u64,
     },
-    /// Whether the rank wants to go on, too, the highest ballot that it has been asked with, and who goes on, if that is decided.
+    /// Whether the rank wants to continue, the highest ballot that it has promised, and the
+    /// decision, if there is one.
     Joins { shrinks: bool, promised: u64, decision: Option<Decision> },
 }
 
@@ -160,18 +163,18 @@ fn read_decision(reader: &mut Reader<'_>) -> Option<Decision> {
     (!members.is_empty() && is_ordered(&members)).then_some(Decision { nonce, members })
 }
 
-/// Whatever comes where a query or a reply should be.
+/// Decodes any bytes as a query and as a reply.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     if let Some(query) = Query::decode(bytes) {
-        assert_eq!(Query::decode(&query.encode()), Some(query), "a query is read as another");
+        assert_eq!(Query::decode(&query.encode()), Some(query), "a decoded query encodes to another");
     }
-    if let Some(answer) = Reply::decode(bytes) {
-        assert_eq!(Reply::decode(&answer.encode()), Some(answer), "an answer is read as another");
+    if let Some(reply) = Reply::decode(bytes) {
+        assert_eq!(Reply::decode(&reply.encode()), Some(reply), "a decoded reply encodes to another");
     }
 }
 
-/// Some of each kind.
+/// Returns some valid messages of each kind.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     let call = Descriptor { seq: 7, count: 3, ..Descriptor::nothing() };
@@ -246,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn members_without_an_order_are_no_decision() {
+    fn members_out_of_order_are_refused() {
         for members in [vec![], vec![1, 1], vec![2, 0]] {
             assert_eq!(Query::decode(&Query::Decided(Decision { nonce: 0, members }, 0).encode()), None);
         }
@@ -254,7 +257,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0u64..8) {
+        fn any_bytes_are_decoded_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0u64..8) {
             let _ = (Query::decode(&bytes), Reply::decode(&bytes));
             let tagged = [&kind.to_le_bytes()[..], &bytes].concat();
             let _ = (Query::decode(&tagged), Reply::decode(&tagged));

@@ -1,12 +1,13 @@
-//! Failures: how ranks notice, diagnose and report them, and continue without the ranks that failed.
+//! Failures: how ranks notice, diagnose and report them, and continue without the ranks that
+//! failed.
 //!
 //! - [`context`] is one operation in progress: its deadline, and the errors that it fails with.
 //! - [`cancel`] ends the operations of a communicator.
 //! - [`status`] is what peers may learn of a communicator: what it does, why it failed, whether its
 //!   rank continues. [`control`] asks for it in [`message`]s, and [`board`] answers.
 //! - [`detector`] asks the peers for which operations wait long.
-//! - [`report`] says why a communicator ended. [`diagnosis`] makes a report of what one rank sees, and
-//!   [`agreement`] agrees on one report for all survivors.
+//! - [`report`] says why a communicator ended. [`diagnosis`] makes a report of what one rank sees,
+//!   and [`agreement`] agrees on one report for all survivors.
 //! - [`shrink`] lets the survivors agree on which ranks continue.
 
 mod agreement;

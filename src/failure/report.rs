@@ -1,4 +1,5 @@
-//! Why a communicator ended, as ranks tell each other; and which of several reasons counts.
+//! The reports in which ranks tell each other why a communicator ended, and the order in which they
+//! count.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -9,27 +10,28 @@ use crate::error::{Cause, Differs, Elsewhere, Error};
 use crate::types::{Descriptor, Member, Rank};
 use crate::wire::{Reader, Writer};
 
-/// What one rank found out. All ranks are those of the communicator.
+/// What one rank diagnosed. All ranks in it are ranks of the communicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FailureReport {
-    /// Who found it out.
+    /// The rank that made the report.
     pub(crate) origin: Rank,
     pub(crate) what: Failure,
-    /// The operation that failed there, and how long it had been running.
+    /// The operation that failed on that rank.
     pub(crate) during: Descriptor,
+    /// How long it had been running.
     pub(crate) after: Duration,
-    /// The last collective that was completed there.
+    /// The last collective that was completed on that rank.
     pub(crate) completed: u64,
 }
 
-/// What happened.
+/// The kinds of failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     Failed {
         culprit: Rank,
         cause: Cause,
     },
-    /// Two ranks called different things.
+    /// Two ranks called different operations.
     Mismatch {
         ranks: [Rank; 2],
         calls: [Descriptor; 2],
@@ -43,8 +45,9 @@ pub(crate) enum Failure {
 }
 
 impl FailureReport {
-    /// Of several reports, all ranks believe the one with the least of this. What explains the others comes first: who called
-    /// something else or is gone keeps others waiting, and not the other way round.
+    /// The order in which reports count: all ranks report the least. A failure that explains others
+    /// comes first: a rank that is gone or called another operation keeps others waiting, and not
+    /// the other way round.
     pub(crate) fn order(&self) -> (u8, Rank, u64, Rank) {
         let (class, culprit) = match &self.what {
             Failure::Mismatch { ranks, .. } => (0, ranks[0].min(ranks[1])),
@@ -72,7 +75,7 @@ impl FailureReport {
         (class, culprit, self.during.seq, self.origin)
     }
 
-    /// What an error tells the others; `None` if it tells nothing of a peer.
+    /// Returns the report for an error, or `None` if the error is not about a peer.
     pub(crate) fn of(error: &Error, info: &CommInfo, completed: u64) -> Option<FailureReport> {
         let origin = info.rank;
         Some(match error {
@@ -99,7 +102,8 @@ impl FailureReport {
         })
     }
 
-    /// The error that this rank reports, whose own operation, if one was under way, is `during`.
+    /// Returns the error that this rank reports. `during` is the operation that was running here,
+    /// and its age.
     pub(crate) fn error(&self, info: &CommInfo, during: Option<(Descriptor, Duration)>) -> Error {
         let peer = |rank: Rank, cause| {
             let (Descriptor { op, seq, dtype, count, .. }, after) = during.unwrap_or((self.during, self.after));
@@ -140,7 +144,7 @@ impl FailureReport {
         }
     }
 
-    /// Whether all ranks in it are ranks.
+    /// Whether all of its ranks exist in a communicator of `world` ranks.
     pub(crate) fn is_of(&self, world: usize) -> bool {
         let ranks = match &self.what {
             Failure::Failed { culprit, cause: Cause::Mismatch(differs) } => [*culprit, differs.rank],
@@ -184,7 +188,7 @@ impl FailureReport {
     }
 }
 
-/// Kinds that are told apart on the wire; others become the last.
+/// The kinds of I/O error that have a number in messages. Others become the last.
 const KINDS: [ErrorKind; 12] = [
     ErrorKind::ConnectionRefused,
     ErrorKind::ConnectionReset,
@@ -248,7 +252,7 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
         6 => Cause::Secret,
         7 => Cause::Revoked,
         8 => Cause::Diverged,
-        9 => Cause::Corrupt("another rank has seen it"),
+        9 => Cause::Corrupt("another rank reports it"),
         10 => {
             let (deadline, last_seq) = (micros()?, reader.number()?);
             let elsewhere = reader.list(|reader| {
@@ -276,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notices_survive_the_wire() {
+    fn reports_survive_the_wire() {
         let during = Descriptor { seq: 812, count: 3, ..Descriptor::nothing() };
         let deadline = Duration::from_micros(1_500_000);
         let elsewhere = Elsewhere { job_rank: 9, rank: Some(0), call: Some(during) };
@@ -291,7 +295,7 @@ mod tests {
             Cause::Secret,
             Cause::Revoked,
             Cause::Diverged,
-            Cause::Corrupt("another rank has seen it"),
+            Cause::Corrupt("another rank reports it"),
             Cause::Absent { deadline, last_seq, elsewhere: None },
             Cause::Absent { deadline, last_seq, elsewhere: Some(Box::new(elsewhere)) },
             Cause::Stopped { deadline },

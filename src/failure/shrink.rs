@@ -1,18 +1,18 @@
 //! How the survivors of a failure agree on which ranks continue.
 //!
-//! Every rank tells all others that it wants to continue ([`Query::Join`]). Their answers, or the lack
-//! of one, tell which ranks are alive, which want to continue, and which are gone. Once every rank is
-//! known to continue or not, the lowest that continues decides: that is the [`Decision`]. It sends
-//! the decision to the others, which keep asking for it meanwhile.
+//! Every rank tells all others that it wants to continue ([`Query::Join`]). Their answers, or the
+//! lack of one, tell which ranks are alive, which want to continue, and which are gone. Once every
+//! rank is known to continue or not, the lowest that continues decides: that is the [`Decision`].
+//! It sends the decision to the others, which keep asking for it meanwhile.
 //!
-//! If the deciding rank is lost, the next lowest decides. It must decide nothing else if a rank that
-//! continues has received the first decision. So before a rank decides, it asks all others that
-//! continue ([`Query::Prepare`]). A rank that has received a decision returns it, and that decision
-//! counts. Any other rank promises to accept no decision with a lower *ballot*. A decision takes
-//! effect once another rank has accepted it. This is the synod of Lamport, "The Part-Time
-//! Parliament" (1998), with one difference: all ranks that are left take part instead of a majority.
-//! If a network splits into halves that cannot reach each other, each half continues by itself. A
-//! rank that is not part of a decision learns that when it asks.
+//! If the deciding rank is lost, the next lowest decides. It must decide nothing else if a rank
+//! that continues has received the first decision. So before a rank decides, it asks all others
+//! that continue ([`Query::Prepare`]). A rank that has received a decision returns it, and that
+//! decision counts. Any other rank promises to accept no decision with a lower *ballot*. A decision
+//! takes effect once another rank has accepted it. This is the synod of Lamport, "The Part-Time
+//! Parliament" (1998), with one difference: all ranks that are left take part instead of a
+//! majority. If a network splits into halves that cannot reach each other, each half continues by
+//! itself. A rank that is not part of a decision learns that when it asks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -63,7 +63,8 @@ pub(crate) fn agree(status: &CommStatus, culprits: &[Rank], nonce: u64, deadline
     status.shrink.lock().shrinks = true;
     let mut survey = Survey::new(status, &*control);
     let began = Instant::now();
-    // Every rank must learn of this one. Later queries go only to ranks of which too little is known.
+    // Every rank must learn of this one. Later queries go only to ranks of which too little is
+    // known.
     survey.call(&status.others(), &Query::Join);
     let mut called = Instant::now();
     loop {
@@ -140,8 +141,8 @@ impl<'a> Survey<'a> {
         self.views.iter().all(|view| matches!(view, View::Joined | View::Out))
     }
 
-    /// Decides that the ranks continue that have joined, unless one of them knows of a decision, has
-    /// promised to follow another rank, or turns out to be gone.
+    /// Decides that the ranks continue that have joined, unless one of them knows of a decision,
+    /// has promised to follow another rank, or turns out to be gone.
     fn decide(&mut self, nonce: u64) {
         let Survey { status, control, .. } = *self;
         let members: Vec<Rank> = (0..self.views.len()).filter(|&rank| self.views[rank] == View::Joined).collect();

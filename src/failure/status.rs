@@ -1,7 +1,8 @@
-//! What others may know of one rank's communicator, and how they ask.
+//! What peers may learn of one rank's communicator, and how they ask.
 //!
-//! Every communicator has a [`CommStatus`] on each of its ranks. Peers ask it [`Query`]s at any time: the process's listener answers
-//! from there on its own thread, whatever the rank itself is busy with. So whoever does not answer is not there.
+//! Every communicator has a [`CommStatus`] on each of its ranks. Peers send it [`Query`]s at any
+//! time. The process's listener answers them on its own thread, whatever the rank itself does. So a
+//! rank that does not answer is gone or stopped.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,15 +12,14 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::ballot::Ballots;
+use super::cancel::CancelToken;
 use super::control::ControlChannel;
 use super::message::{Decision, Query, Reply};
 use super::report::FailureReport;
-
-use super::cancel::CancelToken;
 use crate::trace::Recording;
 use crate::types::{Descriptor, Rank};
 
-/// What others may know of one rank's communicator.
+/// What peers may learn of one rank's communicator.
 pub(crate) struct CommStatus {
     /// This rank.
     pub(crate) rank: Rank,
@@ -27,18 +27,20 @@ pub(crate) struct CommStatus {
     members: Arc<[Rank]>,
     pub(crate) cancel: Arc<CancelToken>,
     pub(crate) recording: Arc<Recording>,
-    /// `None` for a rank alone, and when it is taken down: so that whoever answers is never the last to hold the network.
+    /// `None` in a world of one, and once the status is taken down: the thread that answers must
+    /// never be the last to hold the network.
     pub(super) control: Mutex<Option<Arc<dyn ControlChannel>>>,
-    /// The last operation, when the rank has left.
+    /// The last operation, once the rank has left.
     pub(crate) last_seq: AtomicU64,
-    /// Why the communicator ended: what this rank and others have found out.
+    /// Why the communicator ended: this rank's own report, and those of others.
     reports: Mutex<Vec<FailureReport>>,
     pub(super) shrink: Mutex<Ballots>,
-    /// What is known of a shrink is another.
+    /// Notified when `shrink` changes.
     pub(super) changed: Condvar,
 }
 
-/// As many reports are kept: a rank finds out at most one, so only large communicators in which many fail at once lose some.
+/// The most reports that are kept. A rank makes at most one, so only large communicators in which
+/// many ranks fail at once lose some.
 const MOST_REPORTS: usize = 64;
 
 impl CommStatus {
@@ -56,7 +58,7 @@ impl CommStatus {
         }
     }
 
-    /// How the others are reached, from when on they may be asked.
+    /// Sets how the others are reached. From then on they may be asked.
     pub(crate) fn reach(&self, control: Arc<dyn ControlChannel>) {
         *self.control.lock() = Some(control);
     }
@@ -69,7 +71,7 @@ impl CommStatus {
         self.members.len()
     }
 
-    /// All ranks but this one.
+    /// Returns all ranks but this one.
     pub(crate) fn others(&self) -> Vec<Rank> {
         (0..self.world()).filter(|&rank| rank != self.rank).collect()
     }
@@ -78,7 +80,7 @@ impl CommStatus {
         self.reports.lock().clone()
     }
 
-    /// This rank has found something out, unless it knows already why the communicator ended.
+    /// Adds this rank's own report, unless it knows already why the communicator ended.
     pub(crate) fn add_own_report(&self, report: FailureReport) {
         let mut reports = self.reports.lock();
         if reports.is_empty() {
@@ -88,7 +90,7 @@ impl CommStatus {
         }
     }
 
-    /// Others have found something out.
+    /// Adds reports of other ranks.
     pub(crate) fn add_reports(&self, heard: Vec<FailureReport>) {
         if heard.is_empty() {
             return;
@@ -107,7 +109,7 @@ impl CommStatus {
         }
     }
 
-    /// What to say to a rank that asks.
+    /// Answers a query.
     pub(super) fn answer(&self, from: Rank, query: Query) -> Reply {
         match query {
             Query::Doing(theirs) => self.describe(theirs),
@@ -124,7 +126,9 @@ impl CommStatus {
         }
     }
 
-    /// For which rank of the job an operation waits here longest, and what it is, unless it is about to be given up.
+    /// Returns the longest wait: its age, the rank of the job that is awaited, and the operation.
+    /// If an operation has failed and is being diagnosed, that counts as a wait for the rank that
+    /// is asked.
     pub(super) fn longest_wait(&self) -> Option<(Duration, Rank, Option<Descriptor>)> {
         let waits = self.cancel.waits().into_iter().min_by_key(|wait| wait.since);
         let (age, peer, call) = match waits {
@@ -134,12 +138,12 @@ impl CommStatus {
         Some((age, *self.members.get(peer)?, call))
     }
 
-    /// A rank of the job as one of this communicator.
+    /// Returns a rank of the job as a rank of this communicator.
     pub(super) fn rank_of(&self, job_rank: Rank) -> Option<Rank> {
         self.members.iter().position(|&member| member == job_rank)
     }
 
-    /// What this rank does, to a rank that does `theirs`.
+    /// Describes what this rank does, to a rank whose operation is `theirs`.
     fn describe(&self, theirs: Option<Descriptor>) -> Reply {
         let collective = theirs.filter(|theirs| !theirs.op.is_point_to_point());
         Reply::Doing {
@@ -153,18 +157,19 @@ impl CommStatus {
     }
 }
 
-/// The communicators of a process, by comm id and rank in the job.
+/// The communicators of a process, by comm id and rank of the job.
 #[derive(Default)]
 pub(super) struct Posted {
     pub(super) statuses: HashMap<(u64, Rank), Arc<CommStatus>>,
-    /// Those that were taken down.
+    /// The communicators that were taken down, the latest first.
     pub(super) taken_down: VecDeque<((u64, Rank), LastWords)>,
 }
 
-/// What is still said of a communicator that is gone.
+/// What is remembered of a communicator that is gone.
 pub(super) struct LastWords {
     /// The last operation that was completed there.
     pub(super) last_seq: u64,
-    /// Who went on without the others: whoever comes too late asks when those have dropped the communicator that failed.
+    /// The ranks that continued. A rank that asks late learns it even when those have dropped the
+    /// failed communicator.
     pub(super) decision: Option<Decision>,
 }

@@ -19,13 +19,14 @@ pub(crate) use level::instructions;
 use crate::error::{Argument, Error, Result};
 use crate::types::{Element, Op, ReduceOp};
 
-/// Combines buffers of one process as a collective combines those of its ranks: `into[i]` becomes `parts[0][i] op parts[1][i]
-/// op ...`, in a single pass over memory. MPI calls it `MPI_Reduce_local`.
+/// Combines buffers of one process as a collective combines those of its ranks: `into[i]` becomes
+/// `parts[0][i] op parts[1][i] op ...`, in a single pass over memory. MPI calls it
+/// `MPI_Reduce_local`.
 ///
 /// # Errors
 ///
-/// [`Error::Argument`] if there is no part, if a part is not as long as `into`, or if the reduction means nothing on these
-/// elements.
+/// [`Error::Argument`] if there is no part, if a part is not as long as `into`, or if the reduction
+/// means nothing on these elements.
 ///
 /// ```
 /// # fn main() -> kolo::Result<()> {
@@ -46,7 +47,8 @@ pub fn reduce_local<T: Element>(parts: &[&[T]], into: &mut [T], redop: ReduceOp)
     }
     let kernel = Kernel::new(T::DTYPE, redop).ok_or(refuse(Argument::ReduceOp { redop, dtype: T::DTYPE }))?;
     let parts: Vec<*const u8> = parts.iter().map(|part| part.as_ptr().cast()).collect();
-    // SAFETY: all are slices of as many elements, and the one that is written is borrowed mutably, so it is apart from them.
+    // SAFETY: all are slices of as many elements, and the one that is written is borrowed mutably,
+    // so it is apart from them.
     unsafe { kernel.fold(&parts, into.as_mut_ptr().cast(), expected, Some(parts.len())) };
     Ok(())
 }

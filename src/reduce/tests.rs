@@ -1,5 +1,5 @@
-//! Every kernel, for every set of instructions that this processor has, against one element at a time in the obvious
-//! arithmetic.
+//! Every kernel, for every set of instructions that this processor has, against one element at a
+//! time in the obvious arithmetic.
 
 use half::{bf16, f16};
 use proptest::prelude::*;

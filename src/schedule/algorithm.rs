@@ -3,32 +3,37 @@
 use crate::types::{Op, numbered};
 
 numbered! {
-    /// How a collective is executed.
+    /// The algorithm of a collective.
     #[non_exhaustive]
     pub enum Algorithm {
-        /// Chunks go round a ring of all ranks: fewest bytes, latency grows with the number of ranks.
+        /// Chunks travel around a ring of all ranks: the fewest bytes, and a latency that grows
+        /// with the number of ranks.
         Ring = 0, "ring";
-        /// A binomial tree: latency grows with the logarithm, every hop carries everything.
+        /// A binomial tree: the latency grows with the logarithm of the number of ranks, and every
+        /// hop carries all data.
         Binomial = 1, "binomial";
-        /// Two binary trees, each for half of the data, in pieces: logarithmic latency at nearly full bandwidth.
+        /// Two binary trees, each for half of the data, in pieces: logarithmic latency at nearly
+        /// full bandwidth.
         DoubleTree = 2, "double-tree";
-        /// Exchange everything with partners at distance 1, 2, 4: lowest latency.
+        /// Exchanges all data with partners at distance 1, 2, 4: the lowest latency.
         RecursiveDoubling = 3, "recursive-doubling";
-        /// Exchange halves, quarters and so on, then the way back (Rabenseifner): the ring's bytes in logarithmic rounds.
+        /// Exchanges halves, quarters and so on, then the reverse (Rabenseifner): the ring's bytes
+        /// in logarithmic rounds.
         HalvingDoubling = 4, "halving-doubling";
-        /// Every pair of ranks exchanges what concerns it: one round; the owner of a slice sums in the order of ranks.
+        /// Every pair of ranks exchanges its blocks in one round. The owner of a chunk sums in the
+        /// order of ranks.
         Direct = 5, "direct";
-        /// Signals at distance 1, 2, 4: barriers only.
+        /// Signals at distance 1, 2, 4: for barriers only.
         Dissemination = 6, "dissemination";
-        /// Ranks of one host read each other's memory: no messages at all.
+        /// The ranks of one host read each other's memory: no messages.
         Window = 7, "window";
-        /// Windows inside each host, one of the above between hosts.
+        /// Shared memory inside each host, and one of the above between hosts.
         Hierarchical = 8, "hierarchical";
     }
 }
 
 impl Algorithm {
-    /// The algorithms over messages that carry out `op` among `world` ranks.
+    /// Returns the algorithms over messages that can execute `op` among `world` ranks.
     pub(crate) fn for_op(op: Op, world: usize) -> &'static [Algorithm] {
         use Algorithm::*;
         let power_of_two = world.is_power_of_two();

@@ -1,7 +1,8 @@
-//! The dissemination barrier: in round k, signal the rank 2^k ahead and wait for the one 2^k behind.
+//! The dissemination barrier: in round k, a rank signals the rank 2^k ahead and waits for the one
+//! 2^k behind.
 //!
-//! Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", Int. J. Parallel Program. 17 (1988).
-//! Cost: ceil(log2 N) a.
+//! Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", Int. J. Parallel
+//! Program. 17 (1988). Cost: ceil(log2 N) a.
 
 use super::problem::Problem;
 use super::step::{BufferRef, Step};

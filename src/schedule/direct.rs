@@ -1,14 +1,16 @@
-//! Direct exchange: each pair of ranks sends each other what concerns it, and nothing passes through a third.
+//! Direct exchange: each pair of ranks exchanges its blocks, and no third rank forwards anything.
 //!
-//! One round of N-1 messages per rank, the bytes of the ring, and the owner of a slice has all parts at once: it sums
-//! them in the order of ranks, halves in `f32`, so that the result does not depend on how ranks are placed. Chan, Heimlich,
-//! Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience", Concurr. Comput. 19 (2007),
-//! section 4. With o the processor time of one message, and P the pieces of a slice, of which each waits for the one before:
+//! One round of N-1 messages per rank, with the bytes of the ring. The owner of a chunk has all
+//! parts at once and sums them in the order of ranks, 16-bit floats in `f32`, so the result does
+//! not depend on the placement of ranks. Chan, Heimlich, Purkayastha and van de Geijn, "Collective
+//! communication: theory, practice, and experience", Concurr. Comput. 19 (2007), section 4. With o
+//! the processor time of one message, and P the pieces of a chunk, of which each waits for the one
+//! before:
 //!
 //! - `all_reduce`: P (2 a + 2(N-1) o) + 2(N-1)/N S b + (N-1)/N S g
 //! - `reduce_scatter`: P (a + (N-1) o) + (N-1)/N S (b + g)
-//! - `reduce`: a + (N-1) (o + S b + S g), for small worlds and where the order of summation matters
-//! - the others: a + (N-1) o + the bytes that leave or reach the busiest rank
+//! - `reduce`: a + (N-1) (o + S b + S g), for small worlds, and if the order of summation matters
+//! - the others: a + (N-1) o + the bytes that the busiest rank sends or receives
 
 use std::ops::Range;
 
@@ -35,7 +37,7 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     })
 }
 
-/// Everybody sends each owner its part; the owner folds them.
+/// Every rank sends each owner its part, and the owner folds the parts.
 pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let longest = p.sends.longest(p.world);
     let owned = move |rank: usize, number: usize| piece(p.sends.range(rank), p.piece, number);
@@ -48,13 +50,14 @@ pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     })
 }
 
-/// The `number`-th piece of a range: every range has the same number of pieces, those beyond its end being empty.
+/// Returns the `number`-th piece of a range. All ranges have the same number of pieces; those
+/// beyond a range's end are empty.
 fn piece(range: Range<usize>, piece: usize, number: usize) -> Range<usize> {
     let at = (range.start + number * piece).min(range.end);
     at..(at + piece).min(range.end)
 }
 
-/// Everybody sends the root everything, in pieces; the root folds them.
+/// Every rank sends its whole input to the root, in pieces, and the root folds them.
 pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     pieces(0..p.count, p.piece).flat_map(move |piece| {
         let input = BufferRef::Input.span(piece.clone());
@@ -70,8 +73,8 @@ pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     })
 }
 
-/// Sends every other rank the part that it owns, and takes the others' parts of what this rank owns into scratch, in the
-/// order of ranks.
+/// Sends every other rank the part that it owns, and receives the others' parts of what this rank
+/// owns into scratch, in the order of ranks.
 fn exchange_parts(p: Problem<'_>, owned: impl Fn(usize) -> Span + Copy) -> impl Iterator<Item = Step> {
     let len = owned(p.rank).len;
     (1..p.world).flat_map(move |k| {
@@ -81,7 +84,7 @@ fn exchange_parts(p: Problem<'_>, owned: impl Fn(usize) -> Span + Copy) -> impl 
     })
 }
 
-/// Everybody sends everybody its block.
+/// Every rank sends its block to every other.
 pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let block = move |rank: usize| BufferRef::Output.span(p.recvs.range(rank));
     let own = BufferRef::Input.span(0..block(p.rank).len);
@@ -92,8 +95,9 @@ pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     std::iter::once(Step::Copy { src: own, dst: block(p.rank) }).chain(exchange)
 }
 
-/// In round k, ranks i and j with i + j = k (mod N) exchange their blocks. Partners are the same both ways, which lets an
-/// exchange in place overwrite each block with what its receiver sends back.
+/// In round k, ranks i and j with i + j = k (mod N) exchange their blocks. Partners are the same
+/// both ways, which lets an exchange in place overwrite each block with what its receiver sends
+/// back.
 pub(super) fn all_to_all(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let src = move |rank: usize| BufferRef::Input.span(p.sends.range(rank));
     let dst = move |rank: usize| BufferRef::Output.span(p.recvs.range(rank));
@@ -104,7 +108,7 @@ pub(super) fn all_to_all(p: Problem<'_>) -> impl Iterator<Item = Step> {
     std::iter::once(Step::Copy { src: src(p.rank), dst: dst(p.rank) }).chain(exchange)
 }
 
-/// Everybody sends the root its block.
+/// Every rank sends its block to the root.
 pub(super) fn gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let own = BufferRef::Input.span(0..p.recvs.range(p.rank).len());
     let block = move |rank: usize| BufferRef::Output.span(p.recvs.range(rank));
@@ -114,7 +118,7 @@ pub(super) fn gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     std::iter::once(first).chain(rest.map(move |from| Step::Recv { from, dst: block(from) }))
 }
 
-/// The root sends everybody its block.
+/// The root sends every rank its block.
 pub(super) fn scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let own = BufferRef::Output.span(0..p.sends.range(p.rank).len());
     let block = move |rank: usize| BufferRef::Input.span(p.sends.range(rank));

@@ -1,18 +1,19 @@
-//! Two binary trees over all ranks, each for half of the data: a rank that is an inner node of one is a leaf of the other,
-//! so that every rank sends and receives about as much as it has.
+//! Two binary trees over all ranks, each for half of the data. A rank that is an inner node of one
+//! is a leaf of the other, so every rank sends and receives about as many bytes as the buffer has.
 //!
-//! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Comput. 35
-//! (2009). With pieces of c bytes and D = ceil(log2 N) + 1:
+//! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+//! scan", Parallel Comput. 35 (2009). With pieces of c bytes and D = ceil(log2 N) + 1:
 //!
 //! - `all_reduce`: about 2 D (a + c b) + 2 S b + S g
 //! - `broadcast` and `reduce`: about D (a + c b) + S b (+ S g)
 //!
 //! # Order
 //!
-//! All ranks follow one imaginary clock. In `reduce`, a node at depth d handles piece k at tick k + D - d; in `broadcast`,
-//! at tick k + d. A child's tick is always the one before (or after) its parent's, so every message is sent one tick
-//! before it is received: no wait can be circular, and two messages of one link are received in the order in which they
-//! were sent. Sorting a rank's steps by tick yields a pipeline.
+//! All ranks follow one imaginary clock. In `reduce`, a node at depth d handles piece k at tick k +
+//! D - d; in `broadcast`, at tick k + d. A child's tick is always one before (or after) its
+//! parent's, so every message is sent one tick before it is received. So no wait is circular, and
+//! two messages of one link are received in the order in which they were sent. A rank's steps,
+//! sorted by tick, form a pipeline.
 
 use std::ops::Range;
 
@@ -20,8 +21,8 @@ use super::problem::{Problem, chunk, pieces};
 use super::step::{BufferRef, Span, Step};
 use crate::types::Rank;
 
-/// The in-order binary tree: odd numbers are leaves, a node with k trailing zeros is k levels above them, and 0 is the root
-/// with a single child.
+/// Returns a node's parent in the in-order binary tree. Odd numbers are leaves, a node with k
+/// trailing zeros is k levels above them, and 0 is the root with a single child.
 ///
 /// ```text
 ///     0
@@ -48,7 +49,7 @@ fn children(node: usize, size: usize) -> [Option<usize>; 2] {
     if node == 0 {
         return [(size > 1).then_some(highest), None];
     }
-    // The right child is the nearest number below the full tree's one that exists.
+    // The right child is the full tree's, or the nearest number below it that exists.
     let level = node & node.wrapping_neg();
     let left = (level > 1).then(|| node - level / 2);
     let right =
@@ -60,17 +61,18 @@ fn depth(node: usize, size: usize) -> usize {
     std::iter::successors(Some(node), |&node| parent(node, size)).count() - 1
 }
 
-/// One of the two trees, as one of its ranks sees it.
+/// One of the two trees, from the view of one rank.
 struct Tree {
     parent: Option<Rank>,
     children: [Option<Rank>; 2],
     depth: usize,
-    /// The elements that go through this tree.
+    /// The elements that travel through this tree.
     range: Range<usize>,
 }
 
-/// The node that a member is in the first or the second tree. In the second, numbers are mirrored, or for an odd size
-/// rotated by one: that exchanges odd and even, leaves and inner nodes.
+/// Returns the node that a member is in the first or the second tree. In the second, numbers are
+/// mirrored, or rotated by one for an odd size: that exchanges odd and even numbers, and so leaves
+/// and inner nodes.
 fn node_of(second: usize, member: usize, size: usize) -> usize {
     match (second, size % 2) {
         (0, _) => member,
@@ -79,7 +81,7 @@ fn node_of(second: usize, member: usize, size: usize) -> usize {
     }
 }
 
-/// The way back of [`node_of`].
+/// The inverse of [`node_of`].
 fn member_of(second: usize, node: usize, size: usize) -> usize {
     match (second, size % 2) {
         (0, _) => node,
@@ -88,7 +90,8 @@ fn member_of(second: usize, node: usize, size: usize) -> usize {
     }
 }
 
-/// Both trees over `size` members, seen from `member`; `rank_of` says which ranks the members are.
+/// Returns both trees over `size` members, from the view of `member`. `rank_of` maps members to
+/// ranks.
 fn trees(size: usize, member: usize, count: usize, rank_of: impl Fn(usize) -> Rank) -> [Tree; 2] {
     [0, 1].map(|second| {
         let node = node_of(second, member, size);
@@ -102,7 +105,7 @@ fn trees(size: usize, member: usize, count: usize, rank_of: impl Fn(usize) -> Ra
     })
 }
 
-/// More than the depth of any node of a tree with `size` nodes.
+/// Returns a number above the depth of any node of a tree with `size` nodes.
 fn height(size: usize) -> usize {
     size.next_power_of_two().ilog2() as usize + 1
 }
@@ -118,15 +121,16 @@ impl Timeline {
         self.steps.push((tick, step));
     }
 
-    /// Steps of one tick stay in the order in which they were added: up before down, the first tree before the second,
-    /// pieces in order; senders and receivers add them alike.
+    /// Returns the steps by tick. Steps of one tick stay in the order in which they were added: up
+    /// before down, the first tree before the second, pieces in order. Senders and receivers add
+    /// them alike.
     fn in_order(mut self) -> impl Iterator<Item = Step> {
         self.steps.sort_by_key(|&(tick, _)| tick);
         self.steps.into_iter().map(|(_, step)| step)
     }
 
-    /// Pieces come up from the children, are reduced with this rank's, and go up to the parent. `sum` is where the piece with
-    /// that number is put together.
+    /// Adds the steps that receive pieces from the children, reduce them with this rank's, and send
+    /// them to the parent. `sum` is where a piece is reduced.
     fn reduce(&mut self, tree: &Tree, height: usize, piece: usize, sum: impl Fn(usize, Range<usize>) -> Span) {
         let last = tree.children.iter().rposition(Option::is_some);
         for (k, range) in pieces(tree.range.clone(), piece).enumerate() {
@@ -148,7 +152,8 @@ impl Timeline {
         }
     }
 
-    /// Pieces come down from the parent and go on to the children. `start` is the tick of the root.
+    /// Adds the steps that receive pieces from the parent and send them to the children. `start` is
+    /// the tick of the root.
     fn broadcast(&mut self, tree: &Tree, start: usize, piece: usize) {
         for (k, range) in pieces(tree.range.clone(), piece).enumerate() {
             let tick = start + k + tree.depth;
@@ -170,7 +175,7 @@ impl Timeline {
     }
 }
 
-/// Up both trees, and down again as soon as a piece has arrived at its root.
+/// Up both trees, and down again as soon as a piece has reached its root.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let height = height(p.world);
     let trees = trees(p.world, p.rank, p.count, |member| member);
@@ -184,7 +189,7 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     timeline.in_order()
 }
 
-/// The trees are over all ranks but the root, which feeds both.
+/// The trees span all ranks but the root, which sends to both.
 pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let mut timeline = Timeline::default();
     let input = BufferRef::Input.span(0..p.count);
@@ -203,7 +208,7 @@ pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     timeline.in_order().chain(copy)
 }
 
-/// The trees are over all ranks but the root, which is fed by both.
+/// The trees span all ranks but the root, which receives from both.
 pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let height = height(p.world - 1);
     let mut timeline = Timeline::default();
@@ -220,7 +225,8 @@ pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     timeline.in_order()
 }
 
-/// The trees over the ranks that are not the root. The root stands above both, with the root of each as its only child.
+/// Returns the trees over the ranks other than the root. The root is above both, with the root of
+/// each as its only child.
 fn trees_without_root(p: &Problem<'_>) -> [Tree; 2] {
     let size = p.world - 1;
     let rank_of = |member: usize| p.absolute(member + 1);

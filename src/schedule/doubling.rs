@@ -1,19 +1,20 @@
-//! Recursive doubling: exchange everything known with the partner at distance 1, 2, 4 and so on.
+//! Recursive doubling: a rank exchanges all that it has with the partner at distance 1, 2, 4 and so
+//! on.
 //!
 //! Thakur, Rabenseifner and Gropp (2005), see `tree`. With L = floor(log2 N):
 //!
-//! - `all_reduce`: L (a + S b + S g), and for an N that is no power of two 2 (a + S b) + S g more
+//! - `all_reduce`: L (a + S b + S g), and 2 (a + S b) + S g more if N is not a power of two
 //! - `all_gather`, powers of two only, S being the bytes of all blocks: L a + (N-1)/N S b
 
 use super::problem::Problem;
 use super::step::{BufferRef, Span, Step};
 use crate::types::Rank;
 
-/// The ranks that take part in the rounds: a power of two. With r ranks too many, the first 2r form pairs, of which the
-/// odd one takes part on behalf of both.
+/// The ranks that take part in the rounds: a power of two. If there are r ranks too many, the first
+/// 2r ranks form pairs. In each pair the odd rank takes part for both.
 #[derive(Clone, Copy)]
 pub(super) struct Core {
-    /// How many take part.
+    /// The number of ranks that take part.
     pub(super) size: usize,
     extra: usize,
     rank: Rank,
@@ -25,7 +26,7 @@ impl Core {
         Core { size, extra: p.world - size, rank: p.rank }
     }
 
-    /// This rank's number among those that take part.
+    /// Returns this rank's number among those that take part.
     pub(super) fn number(&self) -> Option<usize> {
         match self.rank {
             rank if rank >= 2 * self.extra => Some(rank - self.extra),
@@ -34,18 +35,18 @@ impl Core {
         }
     }
 
-    /// The rank of a number.
+    /// Returns the rank with a number.
     pub(super) fn rank_of(&self, number: usize) -> Rank {
         if number < self.extra { 2 * number + 1 } else { number + self.extra }
     }
 
-    /// The rank for which this one takes part as well.
+    /// Returns the rank for which this one takes part as well.
     fn ward(&self) -> Option<Rank> {
         (self.rank < 2 * self.extra && self.rank % 2 == 1).then(|| self.rank - 1)
     }
 
-    /// Wraps the rounds of those that take part in what pairs do before and after. `rounds` is given the span that holds this
-    /// rank's part when they start.
+    /// Adds what the pairs do before and after the rounds. `rounds` gets the buffer that holds this
+    /// rank's part when the rounds start.
     pub(super) fn all_reduce<I>(self, count: usize, rounds: impl FnOnce(usize, BufferRef) -> I) -> impl Iterator<Item = Step>
     where
         I: Iterator<Item = Step>,
@@ -68,7 +69,7 @@ impl Core {
     }
 }
 
-/// Distances 1, 2, 4 and so on, below `size`.
+/// Returns the distances 1, 2, 4 and so on, below `size`.
 pub(super) fn distances(size: usize) -> impl DoubleEndedIterator<Item = usize> {
     (0..size.ilog2()).map(|bit| 1 << bit)
 }

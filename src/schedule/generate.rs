@@ -6,7 +6,7 @@ use super::step::{BufferRef, Step};
 use super::{barrier, direct, double_tree, doubling, halving, ring, tree};
 use crate::types::Op;
 
-/// The steps of `problem.rank`.
+/// Returns the steps of `problem.rank`.
 ///
 /// # Panics
 ///
@@ -45,13 +45,13 @@ pub(crate) fn steps(algorithm: Algorithm, problem: Problem<'_>) -> Box<dyn Itera
         (Algorithm::Dissemination, Op::Barrier) => return Box::new(barrier::dissemination(problem)),
         (algorithm, op) => unreachable!("{op} has no {algorithm}"),
     };
-    // Where a buffer has fewer elements than there are ranks, some chunks are empty. Both sides leave their messages out, unless
-    // one may think that there is something to send where the other does not.
+    // If a buffer has fewer elements than there are ranks, some chunks are empty. Both sides omit
+    // their messages, except where the two sides may disagree on whether a message is empty.
     let sides_may_differ = matches!(problem.op, Op::AllToAllV | Op::Send | Op::Recv);
     Box::new(steps.filter(move |step| sides_may_differ || step.len() > 0))
 }
 
-/// A world of one: what goes in comes out.
+/// In a world of one, copies the input to the output.
 fn alone(p: Problem<'_>) -> Option<Step> {
     let len = match p.op {
         Op::AllReduce | Op::Broadcast | Op::Reduce => p.count,

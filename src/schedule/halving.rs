@@ -1,11 +1,14 @@
-//! Recursive halving and doubling: exchange halves, then quarters, until every rank owns the sum of one part; then the way
-//! back, gathering.
+//! Recursive halving and doubling: ranks exchange halves, then quarters, until every rank owns the
+//! sum of one part. Then they gather the parts in the reverse order.
 //!
-//! Rabenseifner, "Optimization of collective reduction operations", ICCS 2004. With L = floor(log2 N):
+//! Rabenseifner, "Optimization of collective reduction operations", ICCS 2004. With L = floor(log2
+//! N):
 //!
-//! - `all_reduce`: 2 L a + 2(N-1)/N S b + (N-1)/N S g, and for an N that is no power of two 2 (a + S b) + S g more
-//!   (between more than two hosts, four more a for each round in which a connection that was idle has to grow its window)
-//! - `reduce_scatter`, powers of two only, S being the bytes of all blocks: L a + (N-1)/N (S b + S g)
+//! - `all_reduce`: 2 L a + 2(N-1)/N S b + (N-1)/N S g, and 2 (a + S b) + S g more if N is not a
+//!   power of two. Between more than two hosts, four more a for each round in which an idle
+//!   connection has to grow its window.
+//! - `reduce_scatter`, powers of two only, S being the bytes of all blocks: L a + (N-1)/N (S b + S
+//!   g)
 
 use std::ops::Range;
 
@@ -13,10 +16,10 @@ use super::doubling::{Core, distances};
 use super::problem::{Problem, chunk};
 use super::step::{BufferRef, Step};
 
-/// Neighbours exchange the largest halves, since they are likely to be on the same host.
+/// Neighbours exchange the largest halves, since they are probably on the same host.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let core = Core::of(&p);
-    // A range of the core's parts, in elements.
+    // The elements of a range of the core's parts.
     let elements =
         move |parts: &Range<usize>| chunk(p.count, core.size, parts.start).start..chunk(p.count, core.size, parts.end - 1).end;
     core.all_reduce(p.count, move |number, start| {
@@ -52,8 +55,9 @@ fn half(parts: &Range<usize>, upper: bool) -> Range<usize> {
     if upper { middle..parts.end } else { parts.start..middle }
 }
 
-/// The farthest exchange the largest halves, so that the part that remains is the rank's own block. Partial sums lie in
-/// scratch, each at its distance from the start of the first half that was kept.
+/// The ranks farthest apart exchange the largest halves, so that the part that remains is the
+/// rank's own block. Partial sums lie in scratch, each at its distance from the start of the first
+/// half that was kept.
 pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let elements = move |blocks: &Range<usize>| p.sends.range(blocks.start).start..p.sends.range(blocks.end - 1).end;
     let base = elements(&half(&(0..p.world), p.rank & (p.world / 2) != 0)).start;

@@ -1,16 +1,17 @@
-//! What links and memory cost, how ranks are placed, and what is chosen for a collective.
+//! Cost models, the placement of ranks, and the choice for a collective.
 
 use super::algorithm::Algorithm;
 
-/// What a link between two ranks costs.
+/// The cost of a link between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LinkCost {
-    /// Seconds from a send to its arrival, for a message without bytes.
+    /// Seconds from a send to its arrival, for an empty message.
     pub latency: f64,
     /// Seconds of processor time for each message, at either end.
     pub overhead: f64,
-    /// Seconds per byte. Between hosts this is a host's network interface, which its ranks share.
+    /// Seconds per byte. Between hosts this is a host's network interface, which the host's ranks
+    /// share.
     pub per_byte: f64,
 }
 
@@ -21,7 +22,7 @@ impl LinkCost {
     }
 }
 
-/// The prices with which algorithms are compared. All ranks use those of rank 0.
+/// The costs by which algorithms are compared. All ranks use the model of rank 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct CostModel {
@@ -31,14 +32,15 @@ pub struct CostModel {
     pub local: LinkCost,
     /// Seconds to reduce one byte.
     pub reduce: f64,
-    /// Seconds for the ranks of one host to wait for each other in a window.
+    /// Seconds of one synchronisation of a host's ranks in shared memory.
     pub window_sync: f64,
-    /// Seconds to move one byte through a window, on each of the host's ranks.
+    /// Seconds to move one byte through shared memory, on each of the host's ranks.
     pub window_per_byte: f64,
 }
 
 impl Default for CostModel {
-    /// Ten gigabit Ethernet between hosts, and the medians that were measured on two-core virtual machines inside one.
+    /// Ten gigabit Ethernet between hosts, and medians measured on two-core virtual machines inside
+    /// a host.
     fn default() -> Self {
         CostModel {
             network: LinkCost { latency: 25e-6, overhead: 3e-6, per_byte: 1.0 / 1.25e9 },
@@ -54,18 +56,18 @@ impl Default for CostModel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layout {
-    /// All ranks.
+    /// The number of ranks.
     pub ranks: usize,
-    /// Hosts. Without shared memory every rank counts as one.
+    /// The number of hosts. Without shared memory every rank counts as a host.
     pub hosts: usize,
     /// The fewest ranks that one host has.
     pub fewest_per_host: usize,
-    /// Whether all ranks of every host share windows.
+    /// Whether all ranks of every host share memory.
     pub windows: bool,
 }
 
 impl Layout {
-    /// `ranks` spread evenly over `hosts`, with windows where a host has several.
+    /// Spreads `ranks` evenly over `hosts`, with shared memory if a host has several.
     pub fn even(ranks: usize, hosts: usize) -> Layout {
         let hosts = hosts.clamp(1, ranks.max(1));
         Layout { ranks, hosts, fewest_per_host: ranks / hosts, windows: ranks > hosts }
@@ -75,13 +77,14 @@ impl Layout {
         self.ranks.div_ceil(self.hosts)
     }
 
-    /// One rank on every host: those that exchange one slice of a hierarchical collective.
+    /// Returns the layout of one rank on every host: those that exchange one chunk of a
+    /// hierarchical collective.
     pub(super) fn between(&self) -> Layout {
         Layout { ranks: self.hosts, hosts: self.hosts, fewest_per_host: 1, windows: false }
     }
 }
 
-/// How one collective will be carried out.
+/// The choice for one collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Choice {

@@ -1,29 +1,30 @@
 //! Prices every algorithm with a cost model.
 //!
-//! The model is the usual one of latency, time per byte and reduction time per byte (alpha, beta and
-//! gamma; Thakur, Rabenseifner and Gropp 2005), with two additions: the processor time of a message,
-//! which tells one round of N messages from N rounds, and that the ranks of one host share its
-//! network interface.
+//! The model is the usual one of latency, time per byte and reduction time per byte (alpha, beta
+//! and gamma; Thakur, Rabenseifner and Gropp 2005), with two additions: the processor time of a
+//! message, which tells one round of N messages from N rounds, and that the ranks of one host share
+//! its network interface.
 
 use super::algorithm::Algorithm;
 use super::model::{Choice, CostModel, Layout};
 use crate::types::Op;
 
-/// Bytes of a piece for algorithms that overlap pieces: large enough to pay for its messages, small enough to fill the
-/// pipeline soon.
+/// Returns the bytes of a piece for algorithms that overlap pieces: large enough to outweigh a
+/// message's cost, small enough to fill the pipeline soon.
 pub(crate) const fn piece_bytes(algorithm: Algorithm) -> usize {
     match algorithm {
-        // Pieces bound the scratch memory here; there is no pipeline to fill.
+        // Pieces bound the scratch memory here; no pipeline has to fill.
         Algorithm::Direct => 1 << 20,
         Algorithm::Ring | Algorithm::Binomial => 256 << 10,
         _ => 64 << 10,
     }
 }
 
-/// Bytes that a TCP connection has on the way two round trips after it was idle: four times the initial window.
+/// Bytes that a TCP connection has in flight two round trips after it was idle: four times the
+/// initial window.
 const IDLE_WINDOW: f64 = 64.0 * 1024.0;
 
-/// What the critical path of a collective consists of. Bytes are fractions of rounds, hence not whole.
+/// The cost of a collective's critical path. Bytes are fractions of rounds, so they are not whole.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Price {
     /// Rounds that wait for a message from another host.
@@ -38,9 +39,9 @@ pub(super) struct Price {
     pub(super) local_bytes: f64,
     /// Bytes that one rank reduces.
     pub(super) reduced: f64,
-    /// Times that the ranks of a host wait for each other in a window.
+    /// Synchronisations of a host's ranks in shared memory.
     pub(super) syncs: f64,
-    /// Bytes that one rank loads and stores in windows.
+    /// Bytes that one rank loads and stores in shared memory.
     pub(super) window_bytes: f64,
 }
 
@@ -70,7 +71,7 @@ impl Price {
         }
     }
 
-    /// The same, reducing so many bytes more.
+    /// Adds bytes that are reduced.
     fn reducing(self, bytes: f64) -> Price {
         Price { reduced: self.reduced + bytes, ..self }
     }
@@ -87,7 +88,7 @@ pub(super) fn price(op: Op, bytes: u64, layout: Layout, choice: Choice) -> Price
         (Algorithm::Hierarchical, Some(between)) => {
             let per_host = layout.fewest_per_host as u64;
             let slice = if op == Op::AllReduce { bytes / per_host } else { bytes };
-            // The slices of a host share its interface, and leave it at the same time.
+            // A host's ranks send their chunks at the same time, through one network interface.
             let outside = price_messages(op, slice as f64, layout.between(), between);
             let outside = if op == Op::AllReduce {
                 Price { network_bytes: outside.network_bytes * per_host as f64, ..outside }
@@ -100,7 +101,8 @@ pub(super) fn price(op: Op, bytes: u64, layout: Layout, choice: Choice) -> Price
     }
 }
 
-/// Bytes loaded and stored per rank by the staged forms, of which an all-reduce moves (5 - 2/N) S.
+/// The price in shared memory: the bytes that a rank loads and stores in the staged forms. An
+/// all-reduce moves (5 - 2/N) S.
 fn price_window(op: Op, bytes: f64, ranks: f64) -> Price {
     let (syncs, traffic) = match op {
         Op::Barrier => (1.0, 0.0),
@@ -209,8 +211,8 @@ impl Messages {
             let (outside, inside) = (per_host * (1.0 - 1.0 / hosts) * s, (1.0 - 1.0 / per_host) * s / hosts);
             return self.levels(1.0, outside, inside).reducing(most * s);
         }
-        // Every round has another partner, whose connection was idle. If its window is too small for
-        // what is sent, it takes two round trips to grow. The ring keeps its connections busy.
+        // Every round has another partner, whose connection was idle. If its window is too small
+        // for what is sent, it takes two round trips to grow. The ring keeps its connections busy.
         let grows = if hosts > 2.0 && s / hosts >= IDLE_WINDOW { 2.0 * net_log } else { 0.0 };
         let windows = Price { network_rounds: 4.0 * grows, ..Price::default() };
         let levels = self.levels(2.0, 2.0 * (1.0 - 1.0 / hosts) * s, 2.0 * (1.0 - 1.0 / per_host) * s);

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use crate::types::{Op, Rank};
 
-/// Where each rank's block lies in a buffer that holds one for every rank.
+/// The ranges of the ranks' blocks, in a buffer with one block for each rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Blocks<'a> {
     /// Every block has this many elements.
     Even(usize),
-    /// Block `i` reaches from entry `i` to entry `i + 1`.
+    /// Block `i` is the range from entry `i` to entry `i + 1`.
     Listed(&'a [usize]),
 }
 
@@ -29,21 +29,21 @@ impl Blocks<'_> {
     }
 }
 
-/// What a generator has to solve, seen from one rank.
+/// What a generator has to solve, from the view of one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Problem<'a> {
     pub(crate) op: Op,
     pub(crate) rank: Rank,
     pub(crate) world: usize,
-    /// The root; for `Send` and `Recv` the peer.
+    /// The root, or the peer of `Send` and `Recv`.
     pub(crate) root: Rank,
-    /// Elements of the whole buffer, where it is not made of blocks.
+    /// The elements of the buffer, if it is not made of blocks.
     pub(crate) count: usize,
-    /// The blocks of the input, where it has one for each rank.
+    /// The blocks of the input, if it has one for each rank.
     pub(crate) sends: Blocks<'a>,
-    /// The blocks of the output, where it has one for each rank.
+    /// The blocks of the output, if it has one for each rank.
     pub(crate) recvs: Blocks<'a>,
-    /// Elements of one piece, for the algorithms that overlap pieces.
+    /// The elements of one piece, for the algorithms that overlap pieces.
     pub(crate) piece: usize,
 }
 
@@ -66,26 +66,26 @@ impl Problem<'_> {
         (self.rank + self.world - by) % self.world
     }
 
-    /// Ranks counted from the root.
+    /// This rank, counted from the root.
     pub(super) fn relative(&self) -> usize {
         (self.rank + self.world - self.root) % self.world
     }
 
-    /// The rank that is `relative` from the root.
+    /// The rank that is `relative` ranks after the root.
     pub(super) fn absolute(&self, relative: usize) -> Rank {
         (self.root + relative) % self.world
     }
 }
 
-/// The `part`-th of `parts` nearly equal ranges of `count` elements; the first ones are longer by one where it does not
-/// divide.
+/// Returns the `part`-th of `parts` nearly equal ranges of `count` elements. If the count does not
+/// divide evenly, the first ranges are longer by one.
 pub(crate) fn chunk(count: usize, parts: usize, part: usize) -> Range<usize> {
     let (base, longer) = (count / parts, count % parts);
     let at = part * base + part.min(longer);
     at..at + base + usize::from(part < longer)
 }
 
-/// A range in pieces of at most `piece` elements.
+/// Divides a range into pieces of at most `piece` elements.
 pub(crate) fn pieces(range: Range<usize>, piece: usize) -> impl Iterator<Item = Range<usize>> + Clone {
     let piece = piece.max(1);
     (0..range.len().div_ceil(piece)).map(move |i| {

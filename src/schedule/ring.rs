@@ -1,17 +1,19 @@
 //! The ring: every rank receives from the one before it and sends to the one after it.
 //!
-//! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
-//! Comput. 69 (2009). With N ranks and S bytes, latency a, time per byte b and reduction time per byte g:
+//! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J.
+//! Parallel Distrib. Comput. 69 (2009). With N ranks and S bytes, latency a, time per byte b and
+//! reduction time per byte g:
 //!
 //! - `all_reduce`: 2(N-1) a + 2(N-1)/N S b + (N-1)/N S g
-//! - `all_gather` and `reduce_scatter`, S being the bytes of all blocks: (N-1) a + (N-1)/N S b (+ the same S g)
+//! - `all_gather` and `reduce_scatter`, S being the bytes of all blocks: (N-1) a + (N-1)/N S b (+
+//!   the same S g)
 //! - `broadcast` and `reduce` go along the ring once, streaming: (N-1) a + S b (+ S g)
 
 use super::problem::{Problem, chunk, pieces};
 use super::step::{BufferRef, Step};
 
-/// Chunk `r` starts at rank `r` and collects every rank's part on its way to rank `r - 1`, which holds its sum; then the
-/// sums go round once more.
+/// Chunk `r` starts at rank `r` and collects every rank's part on its way to rank `r - 1`, which
+/// holds its sum. Then the sums travel around the ring once more.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let n = p.world;
     let (from, to) = (p.prev(), p.next());
@@ -26,7 +28,7 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     std::iter::once(start).chain(sum).chain(share).chain([end])
 }
 
-/// Every block goes round once.
+/// Every block travels around the ring once.
 pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let n = p.world;
     let (from, to) = (p.prev(), p.next());
@@ -39,8 +41,8 @@ pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     start.into_iter().chain(share).chain([end])
 }
 
-/// Block `r` starts at rank `r + 1` and collects every rank's part on its way to rank `r`. Partial sums pass through two
-/// blocks of scratch in turn, so that one leaves while the next comes in.
+/// Block `r` starts at rank `r + 1` and collects every rank's part on its way to rank `r`. Partial
+/// sums alternate between two blocks of scratch, so that one is sent while the next arrives.
 pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let n = p.world;
     let (from, to) = (p.prev(), p.next());
@@ -63,7 +65,7 @@ pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     std::iter::once(start).chain(sum).chain([end])
 }
 
-/// From the root along the ring to the rank before it.
+/// From the root along the ring, to the rank before the root.
 pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let (from, to) = (p.prev(), p.next());
     let all = BufferRef::Output.span(0..p.count);
@@ -76,7 +78,8 @@ pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     steps.into_iter().flatten()
 }
 
-/// From the rank after the root along the ring to the root, in pieces so that those between need little scratch.
+/// From the rank after the root along the ring to the root, in pieces, so that the ranks between
+/// need little scratch.
 pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let (from, to) = (p.prev(), p.next());
     let relative = p.relative();

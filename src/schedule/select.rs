@@ -10,8 +10,8 @@ use super::problem::{Blocks, Problem};
 use super::step::Step;
 use crate::types::Op;
 
-/// The choice for a collective of `bytes`: of the buffer, or of all blocks together. `forced` is taken wherever it can carry
-/// out the operation.
+/// Returns the choice for a collective of `bytes`: of the buffer, or of all blocks together.
+/// `forced` is taken if it can execute the operation.
 pub(crate) fn select(op: Op, bytes: u64, layout: Layout, model: &CostModel, forced: Option<Algorithm>) -> Choice {
     if let Some(choice) = forced.and_then(|forced| force(op, bytes, layout, model, forced)) {
         return choice;
@@ -36,7 +36,8 @@ fn force(op: Op, bytes: u64, layout: Layout, model: &CostModel, forced: Algorith
     found
 }
 
-/// Everything that could carry out `op` on this layout. A rank alone needs nothing.
+/// Calls `each` with every choice that can execute `op` on this layout; with none for a single
+/// rank.
 fn for_each_choice(op: Op, bytes: u64, layout: Layout, model: &CostModel, mut each: impl FnMut(Choice)) {
     if layout.ranks < 2 {
         return;
@@ -54,17 +55,17 @@ fn for_each_choice(op: Op, bytes: u64, layout: Layout, model: &CostModel, mut ea
     }
 }
 
-/// Operations that ranks of one host carry out on windows.
+/// Whether the ranks of one host can execute the operation in shared memory.
 pub(crate) const fn has_window(op: Op) -> bool {
     !matches!(op, Op::AllToAllV | Op::Send | Op::Recv | Op::Split | Op::Alloc | Op::Connect)
 }
 
-/// Operations that are composed of windows inside hosts and messages between them.
+/// Whether the operation combines shared memory inside hosts with messages between them.
 pub(crate) const fn is_hierarchical(op: Op) -> bool {
     matches!(op, Op::AllReduce | Op::Broadcast | Op::Reduce | Op::Barrier)
 }
 
-/// One way to carry out a collective, with its price; what `kolo plan` shows.
+/// One way to execute a collective, with its price; `kolo plan` shows these.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Candidate {
@@ -78,13 +79,14 @@ pub struct Candidate {
     pub transfer: f64,
     /// Seconds of it spent on reducing.
     pub reduction: f64,
-    /// The most bytes that any one rank sends over links (to any rank), counted from the schedule.
+    /// The most bytes that any rank sends over links (to any rank), counted from the schedule.
     pub sent_per_rank: u64,
-    /// The most messages that any one rank sends.
+    /// The most messages that any rank sends.
     pub messages_per_rank: u64,
 }
 
-/// Everything that could carry out `op` with `bytes` (of the buffer, or of all blocks together), cheapest first.
+/// Returns every way to execute `op` with `bytes` (of the buffer, or of all blocks together),
+/// cheapest first.
 ///
 /// ```
 /// use kolo::plan::{CostModel, Layout, candidates};
@@ -114,8 +116,8 @@ pub fn candidates(op: Op, bytes: u64, layout: Layout, model: &CostModel) -> Vec<
     found
 }
 
-/// The most bytes and messages that any one rank sends, counted by generating the schedules. In worlds of more than 256
-/// ranks, of 256 of them.
+/// Returns the most bytes and messages that any rank sends, counted from the schedules. In worlds
+/// of more than 256 ranks, counts 256 of them.
 fn sent(op: Op, bytes: u64, layout: Layout, choice: Choice) -> (u64, u64) {
     let (algorithm, world, bytes) = match choice {
         Choice { algorithm: Algorithm::Window, .. } => return (0, 0),
@@ -153,7 +155,7 @@ mod tests {
         assert_eq!(chosen(Op::AllReduce, 8, 64, 64).algorithm, Algorithm::RecursiveDoubling);
         let large = chosen(Op::AllReduce, 1 << 30, 64, 64).algorithm;
         assert!(matches!(large, Algorithm::Ring | Algorithm::HalvingDoubling | Algorithm::DoubleTree), "{large}");
-        // Direct reductions wait for each piece, and halving for connections that were idle.
+        // Direct reductions wait for each piece, and halving waits for idle connections.
         assert_eq!(chosen(Op::AllReduce, 64 << 20, 4, 4).algorithm, Algorithm::Ring);
         assert_eq!(chosen(Op::AllReduce, 1 << 20, 4, 1).algorithm, Algorithm::Window);
         assert_eq!(chosen(Op::AllReduce, 1 << 20, 64, 8).algorithm, Algorithm::Hierarchical);
@@ -178,7 +180,8 @@ mod tests {
                     let layout = Layout::even(ranks, ranks);
                     let price = price(op, bytes, layout, choice).network_bytes;
                     let (sent, _) = sent(op, bytes, layout, choice);
-                    // The price follows the critical path, which a tree's inner node lengthens and its root does not.
+                    // The price follows the critical path, which is longer than a tree's root
+                    // sends.
                     let ratio = price / sent as f64;
                     assert!((0.8..=3.0).contains(&ratio), "{op} {algorithm} on {ranks}: {price} priced, {sent} sent");
                     if matches!(algorithm, Algorithm::Ring | Algorithm::Direct) {

@@ -1,9 +1,10 @@
-//! Runs the schedules of all ranks with no network: words instead of bytes, queues instead of sockets, a seeded choice of
-//! who goes next instead of time.
+//! Runs the schedules of all ranks without a network: words instead of bytes, queues instead of
+//! sockets, and a seeded choice of the rank that runs next instead of time.
 //!
-//! Every element starts as a random word and sums wrap, so a result is right only if every contribution went in exactly
-//! once; buffers that were not written yet hold other random words. What [`super::Step`] promises holds here as it does in the
-//! engine: sends drain lazily through links that hold only a few words, and nothing overwrites what is still to be sent.
+//! Every element starts as a random word and sums wrap, so a result is right only if every
+//! contribution went in exactly once. Buffers that were not written yet hold other random words.
+//! The promises of [`super::Step`] hold here as in the engine: sends drain lazily through links
+//! that hold only a few words, and nothing overwrites what is still to be sent.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,25 +14,26 @@ use super::problem::{Blocks, Problem};
 use super::step::{BufferRef, Span, Step};
 use crate::types::{Op, Rank, mix};
 
-/// What `finish` does to a word, so that a range that was finished twice or never is noticed.
+/// The factor with which `finish` multiplies a word, so that a range that was finished twice or
+/// never is noticed.
 const FINISH: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What can be wrong with a set of schedules.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Nobody can go on.
+    /// No rank can continue.
     Deadlock { waiting: Vec<Rank> },
     /// A rank expected a message of another length.
     Length { rank: Rank, from: Rank, expected: usize, sent: usize },
-    /// A message was sent that nobody received.
+    /// A message was sent that no rank received.
     Leftover { from: Rank, to: Rank },
     /// A step reaches beyond its buffer or the world.
     Bounds { rank: Rank, step: Step },
-    /// A result is not what the operation promises.
+    /// A result is wrong.
     Wrong { rank: Rank, element: usize },
 }
 
-/// A collective to simulate: what all ranks are asked.
+/// A collective to simulate.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case<'a> {
     pub(super) algorithm: Algorithm,
@@ -40,7 +42,7 @@ pub(super) struct Case<'a> {
     pub(super) root: Rank,
     /// Elements of the buffer, or of one block.
     pub(super) count: usize,
-    /// Blocks of differing sizes, for the forms with a count for each rank.
+    /// The blocks' offsets, for the forms with a count for each rank.
     pub(super) offsets: Option<&'a [usize]>,
     pub(super) piece: usize,
     pub(super) in_place: bool,
@@ -56,7 +58,7 @@ impl<'a> Case<'a> {
 
     pub(super) fn problem(&self, rank: Rank) -> Problem<'a> {
         let Case { op, world, root, count, piece, .. } = *self;
-        // Two ranks of the world send and receive; which ones, the root decides.
+        // Two ranks of the world send and receive; the root decides which.
         let (op, root) = match op {
             Op::Send if rank == root => (Op::Send, (root + 1) % world),
             Op::Send => (Op::Recv, root),
@@ -73,8 +75,8 @@ impl<'a> Case<'a> {
         self.random(rank, 1, element)
     }
 
-    /// Elements of a rank's input and output, and where the input lies within the output (or the output within the input)
-    /// when they are the same memory.
+    /// Returns the elements of a rank's input and output, and where the input lies within the
+    /// output (or the output within the input) if they are the same memory.
     fn buffers(&self, rank: Rank) -> (usize, usize, [usize; 2]) {
         let block = self.blocks().range(rank);
         let all = self.blocks().range(self.world - 1).end;
@@ -92,7 +94,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The reduction of all inputs, element by element.
+    /// Returns the reduction of all inputs.
     fn reduced(&self) -> Vec<u64> {
         let finish = if self.world == 1 { 1 } else { FINISH };
         let sum = |element| (0..self.world).fold(0u64, |sum, rank| sum.wrapping_add(self.word(rank, element)));
@@ -100,7 +102,7 @@ impl<'a> Case<'a> {
         (0..len).map(|element| sum(element).wrapping_mul(finish)).collect()
     }
 
-    /// The word that must be at `element` of a rank's output, if the operation says so.
+    /// Returns the word that must be at `element` of a rank's output, if the operation defines it.
     fn expected(&self, rank: Rank, element: usize, reduced: &[u64]) -> Option<u64> {
         let block = |element: usize| (0..self.world).find(|&block| self.blocks().range(block).contains(&element));
         match self.op {
@@ -117,7 +119,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The steps of every rank.
+    /// Returns the steps of every rank.
     pub(super) fn schedules(&self) -> Vec<Vec<Step>> {
         (0..self.world).map(|rank| self.generate(rank).collect()).collect()
     }
@@ -192,7 +194,8 @@ impl<'a> Case<'a> {
     }
 }
 
-/// All links. A link holds the lengths of the messages that were begun, and at most `capacity` words.
+/// All links. A link holds the lengths of the messages that were begun, and at most `capacity`
+/// words.
 struct Network {
     links: HashMap<(Rank, Rank), Link>,
     capacity: usize,
@@ -209,7 +212,7 @@ struct Outgoing {
     to: Rank,
     at: usize,
     len: usize,
-    /// Words that may leave; less than `len` while the step that forwards them goes on.
+    /// Words that may be sent: fewer than `len` while the step that forwards them still receives.
     ready: usize,
     sent: usize,
     begun: bool,
@@ -222,9 +225,9 @@ struct Simulated<'s> {
     /// Address and length of input, output and scratch.
     places: [(usize, usize); 3],
     steps: Box<dyn Iterator<Item = Step> + 's>,
-    /// The step under way: one that waits for a message, or for memory to be free.
+    /// The current step, which waits for a message or for memory to be free.
     step: Option<Step>,
-    /// Words of the step's message that have been taken in; `None` before it has begun.
+    /// Words of the step's message that have been received; `None` before its first.
     done: Option<usize>,
     outgoing: Vec<Outgoing>,
 }
@@ -234,7 +237,8 @@ impl Simulated<'_> {
         self.step.is_none() && self.outgoing.is_empty()
     }
 
-    /// Goes on until nothing more can be done. `touched` is told every peer that may be able to go on because of it.
+    /// Runs until nothing can move. Calls `touched` with every peer that may be able to continue
+    /// because of it.
     fn run(&mut self, network: &mut Network, mut touched: impl FnMut(Rank)) -> Result<(), Fault> {
         loop {
             let drained = self.drain(network, &mut touched);
@@ -316,7 +320,7 @@ impl Simulated<'_> {
         self.places[span.place as usize].0 + span.at
     }
 
-    /// Does what can be done of a step now; whether that was anything.
+    /// Takes a step as far as it gets. Returns whether anything moved.
     fn advance(&mut self, step: Step, network: &mut Network, touched: &mut impl FnMut(Rank)) -> Result<bool, Fault> {
         let (from, own, dst, finish, forwards) = match step {
             Step::Send { .. } => {
@@ -354,7 +358,7 @@ impl Simulated<'_> {
             }
         };
         let (at, own) = (self.address(dst), own.map(|own| self.address(own)));
-        // What the step itself forwards follows behind its writes.
+        // What the step itself forwards is sent after it is written.
         let earlier = self.outgoing.len() - usize::from(forwards);
         while done < dst.len && self.is_free(at + done, 1, earlier) {
             let Some(mut word) = link.words.pop_front() else { break };
@@ -378,7 +382,7 @@ impl Simulated<'_> {
         Ok(moved)
     }
 
-    /// A step within this rank's memory, done at once when its destination is free.
+    /// Executes a step within this rank's memory, once its destination is free.
     fn local(&mut self, dst: Span, word: impl Fn(&[u64], usize) -> u64) -> bool {
         let at = self.address(dst);
         if !self.is_free(at, dst.len, self.outgoing.len()) {
@@ -391,7 +395,7 @@ impl Simulated<'_> {
         true
     }
 
-    /// Whether the first `earlier` sends have nothing left to read in a range.
+    /// Whether the first `earlier` sends have read all of a range.
     fn is_free(&self, at: usize, len: usize, earlier: usize) -> bool {
         self.outgoing[..earlier].iter().all(|out| at + len <= out.at + out.sent || out.at + out.len <= at)
     }

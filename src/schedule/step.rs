@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use crate::types::Rank;
 
-/// Which of a call's buffers.
+/// One of a call's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BufferRef {
-    /// The send buffer. Never written, unless it is the output as well (in place).
+    /// The send buffer. Never written, unless it is also the output (in place).
     Input,
     /// The receive buffer.
     Output,
-    /// Memory of the engine.
+    /// The engine's memory.
     Scratch,
 }
 
@@ -29,28 +29,28 @@ impl BufferRef {
     }
 }
 
-/// One thing that a rank does. The spans of one step have the same length, but for `Fold`'s parts.
+/// One step of a rank. The spans of a step have the same length, except for `Fold`'s parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Queue `src` for `to`.
+    /// Queues `src` for `to`.
     Send { to: Rank, src: Span },
-    /// Wait for a message and put it to `dst`.
+    /// Waits for a message, and stores it in `dst`.
     Recv { from: Rank, dst: Span },
-    /// `Recv`, forwarding what arrives.
+    /// As `Recv`, and forwards what arrives.
     RecvSend { from: Rank, dst: Span, to: Rank },
-    /// Wait for a message, and put its reduction with `own` to `dst`.
+    /// Waits for a message, and stores its reduction with `own` in `dst`.
     RecvReduce { from: Rank, own: Span, dst: Span, finish: bool },
-    /// `RecvReduce`, forwarding the result.
+    /// As `RecvReduce`, and forwards the result.
     RecvReduceSend { from: Rank, own: Span, dst: Span, to: Rank, finish: bool },
-    /// Copy, unless both are the same memory.
+    /// Copies, unless both are the same memory.
     Copy { src: Span, dst: Span },
-    /// Put to `dst` the reduction, in the order of ranks, of `own` and of the other ranks' parts, which lie one after the
-    /// other in scratch from `parts` on. Always finishes.
+    /// Stores in `dst` the reduction of `own` and the other ranks' parts, in the order of ranks.
+    /// The parts lie one after the other in scratch, from `parts` on. Always finishes.
     Fold { own: Span, parts: usize, dst: Span },
 }
 
 impl Step {
-    /// Elements that the step moves.
+    /// Returns how many elements the step moves.
     pub(crate) fn len(&self) -> usize {
         match self {
             Step::Send { src, .. } => src.len,
@@ -63,7 +63,7 @@ impl Step {
         }
     }
 
-    /// Elements of scratch that the step needs to be there.
+    /// Returns how many elements of scratch the step needs.
     pub(crate) fn scratch(&self, world: usize) -> usize {
         let end = |span: &Span| if span.place == BufferRef::Scratch { span.at + span.len } else { 0 };
         match self {

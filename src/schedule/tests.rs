@@ -180,7 +180,7 @@ fn broken_schedules_are_caught() {
         mutants += 1;
         let fault = case.run_steps(schedules.into_iter().map(|steps| Box::new(steps.into_iter()) as _).collect());
         let kind = match fault {
-            Ok(()) => panic!("nobody noticed that in {case:?}, {mutation}"),
+            Ok(()) => panic!("the simulation misses the fault in {case:?}, {mutation}"),
             Err(Fault::Deadlock { .. }) => "deadlock",
             Err(Fault::Length { .. }) => "length",
             Err(Fault::Leftover { .. }) => "leftover",

@@ -10,8 +10,8 @@
 //!    7
 //! ```
 //!
-//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Perform.
-//! Comput. Appl. 19 (2005). With L = ceil(log2 N):
+//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+//! Int. J. High Perform. Comput. Appl. 19 (2005). With L = ceil(log2 N):
 //!
 //! - `broadcast`: L (a + S b), `reduce`: L (a + S b + S g), `all_reduce`: the sum of both
 //! - `gather` and `scatter`, S being the bytes of all blocks: L a + (N-1)/N S b
@@ -27,7 +27,8 @@ use crate::types::Rank;
 struct Node {
     /// This rank, counted from the root.
     relative: usize,
-    /// Twice the distance to the farthest child that could be: the lowest set bit, or for the root the next power of two.
+    /// Twice the distance to the farthest possible child: the lowest set bit, or for the root the
+    /// next power of two.
     reach: usize,
     world: usize,
 }
@@ -59,7 +60,8 @@ pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     down(p, p.root, if p.rank == p.root { input } else { output }).chain(copy)
 }
 
-/// Up the tree, the smallest subtree first, in pieces: while one goes up from here, the next comes in from below.
+/// Up the tree, the smallest subtree first, in pieces: a rank sends one piece up while it receives
+/// the next from below.
 pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let is_root = p.rank == p.root;
     pieces(0..p.count, p.piece).enumerate().flat_map(move |(i, piece)| {
@@ -77,7 +79,7 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     up(p, 0, BufferRef::Input.span(0..p.count), output).chain(down(p, 0, output))
 }
 
-/// Receives `span` from the parent, unless this is the root, and passes it to the children.
+/// Receives `span` from the parent, unless this is the root, and sends it to the children.
 fn down(p: Problem<'_>, root: Rank, span: Span) -> impl Iterator<Item = Step> + use<> {
     let node = Node::of(&Problem { root, ..p });
     let rank = move |relative: usize| (root + relative) % p.world;
@@ -89,7 +91,8 @@ fn down(p: Problem<'_>, root: Rank, span: Span) -> impl Iterator<Item = Step> + 
     first.into_iter().chain(children.map(move |to| Step::Send { to, src: span }))
 }
 
-/// Reduces `input` with what the children send into `sum`, and passes it to the parent, unless this is the root.
+/// Reduces `input` with what the children send into `sum`, and sends it to the parent, unless this
+/// is the root.
 fn up(p: Problem<'_>, root: Rank, input: Span, sum: Span) -> impl Iterator<Item = Step> + use<> {
     let node = Node::of(&Problem { root, ..p });
     let rank = move |relative: usize| (root + relative) % p.world;
@@ -106,7 +109,8 @@ fn up(p: Problem<'_>, root: Rank, input: Span, sum: Span) -> impl Iterator<Item 
     leaf.into_iter().chain(reduce)
 }
 
-/// Blocks collect up the tree. Those of a subtree lie together in scratch, in relative order, until they reach the root.
+/// Blocks travel up the tree. Those of a subtree lie together in scratch, in relative order, until
+/// they reach the root.
 pub(super) fn gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let tree = BlockTree { node: Node::of(&p), own: BufferRef::Input.span(0..p.recvs.range(0).len()), all: BufferRef::Output, p };
     let copy = tree.inner().map(|dst| Step::Copy { src: tree.own, dst });
@@ -115,7 +119,7 @@ pub(super) fn gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     copy.into_iter().chain(from_children).chain(to_parent).collect::<Vec<_>>().into_iter()
 }
 
-/// The way back of `gather`, the largest subtree first.
+/// The reverse of `gather`, the largest subtree first.
 pub(super) fn scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let tree = BlockTree { node: Node::of(&p), own: BufferRef::Output.span(0..p.sends.range(0).len()), all: BufferRef::Input, p };
     let from_parent = tree.parent().into_iter().map(|(from, dst)| Step::Recv { from, dst });
@@ -135,26 +139,27 @@ struct BlockTree<'a> {
 }
 
 impl BlockTree<'_> {
-    /// Where this rank's own block lies among those of its subtree. A leaf has no others: it uses its own buffer.
+    /// Returns where this rank's own block lies among those of its subtree. A leaf has no others,
+    /// and uses its own buffer.
     fn inner(&self) -> Option<Span> {
         let relative = self.node.relative;
         self.node.children().next().map(|_| self.span(relative..relative + 1))
     }
 
-    /// The messages from or to the children at these distances.
+    /// Returns the messages from or to the children at these distances.
     fn children(&self, distances: impl Iterator<Item = usize>) -> impl Iterator<Item = (Rank, Span)> {
         let relative = self.node.relative;
         distances.flat_map(move |distance| self.messages(relative, relative + distance, relative + distance))
     }
 
-    /// The messages to or from the parent.
+    /// Returns the messages to or from the parent.
     fn parent(&self) -> Vec<(Rank, Span)> {
         let relative = self.node.relative;
         self.node.parent().map_or_else(Vec::new, |parent| self.messages(parent, relative, parent))
     }
 
-    /// The messages with `peer` that carry the subtree of `child` between it and `parent` (all in relative numbers): one, or
-    /// two where the root's buffer wraps around in the middle.
+    /// Returns the messages with `peer` that carry the subtree of `child` between it and `parent`
+    /// (all in relative numbers): one, or two if the root's buffer wraps around in the middle.
     fn messages(&self, parent: usize, child: usize, peer: usize) -> Vec<(Rank, Span)> {
         let blocks = child..self.p.world.min(child + (child - parent));
         let wrap = if parent == 0 { self.p.world - self.p.root } else { blocks.end };
@@ -163,7 +168,7 @@ impl BlockTree<'_> {
         parts.into_iter().filter(|part| !part.is_empty()).map(|part| (self.p.absolute(peer), self.span(part))).collect()
     }
 
-    /// Where this rank keeps a range of relative blocks.
+    /// Returns where this rank stores a range of relative blocks.
     fn span(&self, blocks: Range<usize>) -> Span {
         let len = blocks.len() * self.own.len;
         if self.node.relative == 0 {

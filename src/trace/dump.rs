@@ -1,7 +1,8 @@
 //! The flight recorder's files: JSON, one for each rank, which `kolo trace` reads.
 //!
-//! Times are nanoseconds of a clock that all processes with the same `clock.id` share; `clock` says what it, and the wall clock,
-//! showed when the file was written. Of an operation that was quick and small, the end is the start.
+//! Times are nanoseconds of a clock that all processes with the same `clock.id` share. `clock`
+//! holds what that clock and the wall clock showed when the file was written. For an operation that
+//! was short and small, the end equals the start.
 
 use std::fmt::{self, Write as _};
 use std::io;
@@ -12,21 +13,22 @@ use super::recorder::{Recorder, Recording, choice};
 use crate::sys::{self, Timeline};
 use crate::types::Op;
 
-/// Changes when a reader of the former form would misunderstand the file.
+/// The version of the format. It changes if readers of the former version would misunderstand the
+/// file.
 const FORMAT: u32 = 1;
 
 impl Recorder {
-    /// What a file of this rank is called: another name for every start of the job.
+    /// Returns the name of this rank's file, which differs for every start of the job.
     pub(super) fn file_name(&self) -> String {
         let letter = |letter: char| if letter.is_ascii_alphanumeric() || "-_.".contains(letter) { letter } else { '_' };
         let job: String = self.who.job.chars().map(letter).take(64).collect();
         format!("kolo-{job}-{:08x}-rank{}.json", self.who.run as u32, self.who.rank)
     }
 
-    /// Writes what is recorded to a file, which is there as a whole or not at all.
+    /// Writes the records to a file. A failed write leaves no partial file.
     pub(crate) fn write(&self, path: &Path, reason: &str) -> io::Result<()> {
         let _one_at_a_time = self.writing.lock();
-        // What is no file, such as a device, is not replaced by one.
+        // A device or other special file is not replaced by a regular one.
         if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
             return std::fs::write(path, self.report(reason));
         }
@@ -50,7 +52,7 @@ impl Recorder {
             communicators.push(communicator(&recording, &timeline));
         }
         let clock = sys::clock_identity();
-        // A String takes whatever is written.
+        // Writing to a String does not fail.
         let _ = write!(
             json,
             "{{\"kolo_trace\": {FORMAT}, \"version\": {}, \"reason\": {}, \"job\": {}, \"run\": \"{:016x}\", \"rank\": {},\n\
@@ -101,7 +103,7 @@ impl fmt::Display for Line<'_> {
             (Some(_), false) => "ok",
             (Some(_), true) => "failed",
         };
-        let whom = if matches!(descriptor.op, Op::Send | Op::Recv) { "peer" } else { "root" };
+        let root_key = if matches!(descriptor.op, Op::Send | Op::Recv) { "peer" } else { "root" };
         write!(
             f,
             "{{\"seq\": {}, \"op\": {}, \"dtype\": {}",
@@ -110,7 +112,7 @@ impl fmt::Display for Line<'_> {
             Text(descriptor.dtype.name())
         )?;
         write!(f, ", \"count\": {}, \"redop\": {}", descriptor.count, Maybe(descriptor.redop.map(|redop| Text(redop.name()))))?;
-        write!(f, ", \"{whom}\": {}, \"counts\": {}", Maybe(descriptor.root), descriptor.shape)?;
+        write!(f, ", \"{root_key}\": {}, \"counts\": {}", Maybe(descriptor.root), descriptor.shape)?;
         let algorithm = choice(*path).map(|choice| choice.to_string());
         write!(f, ", \"bytes\": {bytes}, \"algorithm\": {}", Maybe(algorithm.as_deref().map(Text)))?;
         let end = end.map(|end| end.as_nanos());
@@ -118,7 +120,7 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-/// What stands between brackets, a line for each.
+/// The items between brackets, one on each line.
 #[derive(Default)]
 struct List(String);
 

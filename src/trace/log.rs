@@ -1,8 +1,10 @@
-//! What a communicator did last: a ring of its operations, which whoever carries them out writes and anybody may read.
+//! The last operations of a communicator: a ring buffer that the thread of the communicator's
+//! operations writes, and that any thread may read.
 //!
-//! A small operation inside a host takes a tenth of a microsecond, of which this may cost one in a hundred. So an operation is
-//! written down when it has told the others that it is there and waits for them anyhow, and of one that was quick, the end is not
-//! timed: it counts as ended when it began. Without a lock, without an allocation, one cache line for each.
+//! A small operation inside a host takes 0.1 us, and recording it may cost 1 % of that. So an
+//! operation is recorded after it has signalled its peers, while it waits for them anyway. The end
+//! of a short operation is not timed: it counts as ended when it began. Recording takes no lock and
+//! no allocation, and one cache line for each operation.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -11,24 +13,25 @@ use std::time::Duration;
 use crate::sys::{self, Timeline};
 use crate::types::{Descriptor, Op};
 
-/// Operations that are kept.
+/// The number of operations that are kept.
 pub(crate) const KEPT: usize = 1024;
 
-/// Operations of so many bytes take long enough that their end is timed, also if they did not wait.
+/// Operations of this many bytes take long enough that their end is timed even if they did not
+/// wait.
 const LARGE: u64 = 4 << 10;
 
-/// In the end of an operation: it failed.
+/// The bit of an operation's end that marks a failure.
 const FAILED: u64 = 1 << 63;
 
 /// One operation, in one cache line.
 ///
-/// `stamp` is odd while the entry is being written, else twice the number of the operation; 0 for none. `end` is 0 as long as
-/// the operation is under way.
+/// `stamp` is odd while the entry is written, and else twice the number of the operation; 0 for
+/// none. `end` is 0 while the operation runs.
 #[repr(C, align(64))]
 #[derive(Default)]
 struct Entry {
     stamp: AtomicU64,
-    /// The encoded descriptor, with the path in a byte where it has nothing.
+    /// The encoded descriptor, with the path in one of its unused bytes.
     words: [AtomicU64; Descriptor::WORDS],
     bytes: AtomicU64,
     start: AtomicU64,
@@ -38,25 +41,25 @@ struct Entry {
 /// The last operations of one communicator.
 pub(crate) struct OpLog {
     entries: Box<[Entry]>,
-    /// Operations so far.
+    /// The number of operations so far.
     begun: AtomicU64,
 }
 
-/// Where an operation is written down.
+/// The entry of an operation.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an operation that is begun has to end"]
 pub(crate) struct EntryId(u64);
 
-/// One operation as it is read.
+/// A copy of one operation's entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
-    /// With the peer as the root, of a send or a receive.
+    /// For a send or a receive, the root is the peer.
     pub(crate) descriptor: Descriptor,
-    /// How it was carried out, in a byte that means something to whoever wrote it.
+    /// The algorithm, as [`path`](super::path) encodes it.
     pub(crate) path: u8,
     pub(crate) bytes: u64,
     pub(crate) start: Duration,
-    /// `None` while it is under way.
+    /// `None` while it runs.
     pub(crate) end: Option<Duration>,
     pub(crate) failed: bool,
 }
@@ -68,7 +71,8 @@ impl Default for OpLog {
 }
 
 impl OpLog {
-    /// An operation has begun. Only whoever carries the communicator's operations out calls this, one at a time.
+    /// Records that an operation has begun. Only the thread that runs the communicator's operations
+    /// calls this, one at a time.
     #[inline]
     pub(crate) fn begin(&self, mut words: [u64; Descriptor::WORDS], bytes: u64, path: u8) -> EntryId {
         let number = self.begun.load(Ordering::Relaxed) + 1;
@@ -87,7 +91,7 @@ impl OpLog {
         EntryId(number)
     }
 
-    /// It has ended.
+    /// Records that it has ended.
     #[inline]
     pub(crate) fn end(&self, place: EntryId, succeeded: bool) {
         self.end_at(place, sys::ticks(), succeeded);
@@ -96,7 +100,7 @@ impl OpLog {
     #[inline]
     fn end_at(&self, place: EntryId, ticks: u64, succeeded: bool) {
         let entry = self.entry(place.0);
-        // One of many that went on side by side may have been overwritten.
+        // If many operations ran concurrently, the entry may have been overwritten.
         if entry.stamp.load(Ordering::Relaxed) == 2 * place.0 {
             let end = ticks & !FAILED;
             entry.end.store(if succeeded { end } else { end | FAILED }, Ordering::Release);
@@ -108,24 +112,25 @@ impl OpLog {
         &self.entries[number as usize % KEPT]
     }
 
-    /// How many operations there were.
+    /// Returns how many operations have begun.
     pub(crate) fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// The last operations, in their order; without those that are being overwritten at this moment.
+    /// Returns the last operations in order, without those that are being overwritten.
     pub(crate) fn operations(&self, timeline: &Timeline) -> Vec<Operation> {
         let begun = self.begun();
         let first = begun.saturating_sub(KEPT as u64) + 1;
         (first..=begun).filter_map(|number| self.read(number, timeline)).collect()
     }
 
-    /// What was called as the collective of this number, if that is not long ago.
+    /// Returns the call of the collective with this sequence number, if it is still recorded.
     pub(crate) fn collective(&self, seq: u64) -> Option<Descriptor> {
         self.lately().map(|(call, _)| call).find(|call| call.seq == seq)
     }
 
-    /// How long ago the collective of this number began, if that is known.
+    /// Returns how long ago the collective with this sequence number began, if it is still
+    /// recorded.
     pub(crate) fn since(&self, seq: u64) -> Option<Duration> {
         let begun = self.begun();
         let numbers = (begun.saturating_sub(KEPT as u64)..begun).rev();
@@ -136,12 +141,12 @@ impl OpLog {
         Some(age(start))
     }
 
-    /// The last collective that was completed; 0 if none.
+    /// Returns the sequence number of the last completed collective; 0 if none.
     pub(crate) fn last_completed(&self) -> u64 {
         self.lately().find(|(_, end)| *end != 0 && end & FAILED == 0).map_or(0, |(call, _)| call.seq)
     }
 
-    /// The last collectives and their ends, the last one first.
+    /// Returns the last collectives and their ends, the latest first.
     fn lately(&self) -> impl Iterator<Item = (Descriptor, u64)> {
         let begun = self.begun();
         (begun.saturating_sub(KEPT as u64)..begun).rev().filter_map(|before| {
@@ -151,7 +156,7 @@ impl OpLog {
         })
     }
 
-    /// What an entry holds: the descriptor, the path; and the bytes, the start and the end.
+    /// Returns an entry's descriptor and path; and its bytes, start and end.
     fn words(&self, number: u64) -> Option<([u64; Descriptor::WORDS], u8, [u64; 3])> {
         let entry = self.entry(number);
         if entry.stamp.load(Ordering::Acquire) != 2 * number {
@@ -181,19 +186,19 @@ impl OpLog {
     }
 }
 
-/// How long ago the counter said this.
+/// Returns how long ago the counter had this value.
 fn age(ticks: u64) -> Duration {
     let began = Timeline::up_to_now().time(ticks);
     sys::monotonic().saturating_sub(began)
 }
 
-/// An operation that will be written down as soon as it has nothing better to do, or waits.
+/// An operation that is recorded once it waits or ends.
 pub(crate) struct LogEntry<'a> {
     history: &'a OpLog,
     bytes: u64,
     path: u8,
     place: Cell<Option<EntryId>>,
-    /// It has waited so long that reading the clock costs nothing beside it.
+    /// Whether it has waited so long that reading the clock costs nothing in comparison.
     waited: Cell<bool>,
 }
 
@@ -203,7 +208,7 @@ impl<'a> LogEntry<'a> {
         LogEntry { history, bytes, path, place: Cell::new(None), waited: Cell::new(false) }
     }
 
-    /// Writes it down, if that has not been done. `words` are its descriptor.
+    /// Records the operation, if that has not been done. `words` are its descriptor.
     #[inline]
     pub(crate) fn write(&self, words: &[u64; Descriptor::WORDS]) {
         let _ = self.place(words);
@@ -221,24 +226,24 @@ impl<'a> LogEntry<'a> {
         }
     }
 
-    /// How long ago it was written down, if it has been.
+    /// Returns how long ago it was recorded, if it has been.
     pub(crate) fn age(&self) -> Option<Duration> {
         self.place.get().map(|place| age(self.history.entry(place.0).start.load(Ordering::Relaxed)))
     }
 
-    /// Whether it moves so much that writing it down at once costs nothing beside it.
+    /// Whether it moves so many bytes that recording it at once costs nothing in comparison.
     #[inline]
     pub(crate) fn is_large(&self) -> bool {
         self.bytes >= LARGE
     }
 
-    /// It waits, and not shortly.
+    /// Notes that it waits for more than a moment.
     #[inline]
     pub(crate) fn waits(&self) {
         self.waited.set(true);
     }
 
-    /// It has ended.
+    /// Records that it has ended.
     #[inline]
     pub(crate) fn end(&self, words: &[u64; Descriptor::WORDS], succeeded: bool) {
         let place = self.place(words);
@@ -295,15 +300,15 @@ mod tests {
             assert!(operation.end.is_none_or(|end| end >= operation.start));
         }
         assert!(kept.is_sorted_by_key(|operation| operation.start));
-        // The very last is under way, and one in three failed.
+        // The last one still runs, and one in three failed.
         assert_eq!(history.last_completed(), (1..all).rev().find(|seq| seq % 3 != 0).unwrap());
         assert_eq!(history.collective(all), Some(descriptor(all)));
         assert_eq!(history.collective(5), None);
     }
 
-    /// An operation that went on beside so many others that its entry is another's by now.
+    /// An operation that ran beside more others than the log keeps, so that its entry was reused.
     #[test]
-    fn who_ends_late_changes_nothing_of_others() {
+    fn an_end_that_comes_late_changes_no_other_entry() {
         let history = OpLog::default();
         let late = begin(&history, 1);
         for seq in 2..=KEPT as u64 + 1 {
@@ -328,13 +333,13 @@ mod tests {
             std::thread::sleep(Duration::from_millis(2));
             note.end(&words, succeeded);
         }
-        // One that never got as far as to be written down.
+        // One that ends before it was recorded.
         LogEntry::new(&history, 0, 0).end(&descriptor(4).encode(), true);
         let timed: Vec<bool> = read(&history).iter().map(|operation| operation.end.unwrap() > operation.start).collect();
         assert_eq!(timed, [false, true, true, true, false]);
     }
 
-    /// A reader beside the writer sees whole entries or none.
+    /// A concurrent reader sees complete entries or none.
     #[test]
     fn entries_are_read_whole() {
         let history = OpLog::default();

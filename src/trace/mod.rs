@@ -1,8 +1,8 @@
-//! The flight recorder: what each communicator did last, for when somebody has to find out why it stopped.
+//! The flight recorder: the last operations of each communicator, to find out why a job stopped.
 //!
-//! - [`log`] is the ring of one communicator's last operations.
-//! - [`recorder`] has the logs of one rank.
-//! - [`dump`] makes files of them, which `kolo trace` reads.
+//! - [`log`] is the ring buffer of one communicator's last operations.
+//! - [`recorder`] holds the logs of one rank.
+//! - [`dump`] writes them to files, which `kolo trace` reads.
 
 mod dump;
 mod log;

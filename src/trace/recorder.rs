@@ -1,6 +1,7 @@
-//! The flight recorder: what each communicator did last, for when somebody has to find out why it stopped.
+//! The operation logs of one rank, and when they are written to a file.
 //!
-//! It is always on: every communicator has a [`OpLog`]. [`super::dump`] makes files of those of one rank.
+//! The recorder is always on: every communicator has an [`OpLog`]. [`super::dump`] writes the
+//! files.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
@@ -15,21 +16,22 @@ use crate::schedule::select::Choice;
 use crate::sys::{self, Timeline};
 use crate::types::{Member, Rank};
 
-/// The operations of one communicator, seen from one rank.
+/// The operations of one communicator on one rank.
 pub(crate) struct Recording {
-    /// Tells the communicators of a job apart; the same on all its ranks.
+    /// The comm id: unique in the job, and the same on all ranks.
     pub(super) comm_id: u64,
-    /// This rank in the communicator, and the communicator's ranks as ranks of the job.
+    /// This rank in the communicator.
     pub(super) rank: Rank,
+    /// The communicator's ranks as ranks of the job.
     pub(super) members: Arc<[Rank]>,
     pub(crate) history: OpLog,
-    /// What ended the communicator, and the rank that it names.
+    /// The error that ended the communicator, and the rank that it names.
     pub(super) failure: OnceLock<(String, Option<Rank>)>,
     recorder: Arc<Recorder>,
 }
 
 impl Recording {
-    /// The communicator has ended because of an error. Leaves a file, if that is wanted.
+    /// Notes the error that ended the communicator. Writes a file, if there is a folder for it.
     #[cold]
     pub(crate) fn failed(&self, error: &Error) {
         if self.failure.set((error.to_string(), error.culprit())).is_ok() {
@@ -42,7 +44,7 @@ impl Recording {
     }
 }
 
-/// An algorithm, and the one between hosts, in one byte.
+/// Encodes an algorithm, and the one between hosts, in one byte.
 #[inline]
 pub(crate) fn path(choice: Option<Choice>) -> u8 {
     let nibble = |algorithm: Option<Algorithm>| algorithm.map_or(0, |algorithm| algorithm as u8 + 1);
@@ -54,28 +56,28 @@ pub(super) fn choice(path: u8) -> Option<Choice> {
     Some(Choice { algorithm: algorithm(path & 15)?, between: algorithm(path >> 4) })
 }
 
-/// Which rank of which job it is that records.
+/// The rank and the job that record.
 #[derive(Clone, Debug)]
 pub(crate) struct RankOfJob {
     pub(crate) job: String,
-    /// The same on all ranks, and another for every start.
+    /// A number that is the same on all ranks, and differs for every start.
     pub(crate) run: u64,
     pub(crate) rank: Rank,
-    /// All ranks of the job.
+    /// The members of the job, by rank.
     pub(crate) members: Vec<Member>,
 }
 
-/// The recordings of one rank: of its first communicator and of all that came of it.
+/// The recordings of one rank: those of its first communicator and of all that were made from it.
 pub(crate) struct Recorder {
     pub(super) who: RankOfJob,
-    /// Where files are left when an operation has failed, or at a signal.
+    /// The folder for files that are written when an operation fails, or at a signal.
     pub(super) folder: Option<PathBuf>,
     recordings: Mutex<Vec<Weak<Recording>>>,
     /// Held while a file is written.
     pub(super) writing: Mutex<()>,
 }
 
-/// Those that answer a signal.
+/// The recorders that write files at a signal.
 static RECORDERS: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
 
 impl Recorder {
@@ -88,7 +90,7 @@ impl Recorder {
         recorder
     }
 
-    /// The recording of one communicator.
+    /// Starts the recording of one communicator.
     pub(crate) fn open(self: &Arc<Self>, comm_id: u64, rank: Rank, members: Arc<[Rank]>) -> Arc<Recording> {
         let (history, failure) = (OpLog::default(), OnceLock::new());
         let recording = Arc::new(Recording { comm_id, rank, members, history, failure, recorder: self.clone() });
@@ -98,23 +100,24 @@ impl Recorder {
         recording
     }
 
-    /// The recordings of communicators that have not been dropped.
+    /// Returns the recordings of communicators that have not been dropped.
     pub(super) fn recordings(&self) -> Vec<Arc<Recording>> {
         self.recordings.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Leaves a file in the folder, if there is one.
+    /// Writes a file to the folder, if there is one.
     fn leave(&self, reason: &str) {
         let Some(folder) = &self.folder else { return };
         let path = folder.join(self.file_name());
         match self.write(&path, reason) {
-            Ok(()) => tracing::info!(path = %path.display(), "the last operations of this rank are written"),
-            Err(error) => tracing::warn!(%error, path = %path.display(), "the last operations of this rank cannot be written"),
+            Ok(()) => tracing::info!(path = %path.display(), "wrote the last operations of this rank"),
+            Err(error) => tracing::warn!(%error, path = %path.display(), "cannot write the last operations of this rank"),
         }
     }
 }
 
-/// Makes sure that files can be left in a folder, and has them left at SIGUSR1 if that is wanted.
+/// Makes sure that files can be written to a folder, and has them written at SIGUSR1 if `on_signal`
+/// is true.
 pub(crate) fn prepare(folder: Option<&PathBuf>, on_signal: bool, deadline: Instant) -> Result<()> {
     if let Some(folder) = folder {
         let refuse =

@@ -1,5 +1,6 @@
-//! Gradients in the memory of a GPU. They are written in the order of one stream of the caller's, and a bucket is reduced when that
-//! stream has come behind the last of its gradients: the host waits for it, as for everything on devices.
+//! Gradients in the memory of a GPU. They are written in the order of one stream of the caller. A
+//! bucket is reduced when that stream has passed the last of its gradients: the host waits for it,
+//! as for all events of devices.
 
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,7 @@ pub(crate) struct Chosen {
     /// The device's number in this process.
     pub(crate) ordinal: usize,
     pub(crate) stream: StreamId,
-    /// Keeps the stream.
+    /// Keeps the stream alive.
     #[cfg(feature = "cuda")]
     pub(crate) keeps: Option<Arc<cudarc::driver::CudaStream>>,
 }
@@ -27,17 +28,17 @@ pub(crate) struct Chosen {
 pub(super) struct OnDevice {
     device: Arc<dyn Device>,
     chosen: Chosen,
-    /// For what the reducer's thread does.
+    /// The stream of the reducer's thread.
     own: Stream,
 }
 
 impl OnDevice {
     pub(super) fn new(comm: &Communicator, chosen: Chosen, dtypes: impl IntoIterator<Item = DType>) -> Result<OnDevice> {
         let device = comm.exec.device(chosen.ordinal)?;
-        // Now, for it may wait for all that the device does.
+        // Prepares the kernels now, because that may wait for all work of the device.
         for dtype in dtypes.into_iter().filter(|dtype| dtype.is_float()) {
             if let Err(error) = device.prepare(dtype, Some(ReduceOp::Sum)) {
-                tracing::warn!(%error, "there are no kernels: buckets pass through the host, and gradients cannot be accumulated");
+                tracing::warn!(%error, "cannot prepare kernels: buckets are copied through the host, and gradients cannot be accumulated");
                 break;
             }
         }
@@ -52,7 +53,7 @@ impl OnDevice {
         Event::new(&self.device)
     }
 
-    /// Refuses memory that is elsewhere.
+    /// Refuses memory that is not on this device.
     pub(super) fn expect_here(&self, comm: &Communicator, name: &str, at: Address) -> Result<()> {
         match comm.exec.locate(std::ptr::without_provenance(at as usize))? {
             Some(device) if device.id() == self.device.id() => Ok(()),
@@ -64,82 +65,85 @@ impl OnDevice {
         }
     }
 
-    /// The caller's stream.
+    /// Returns the caller's stream. Fails while it is captured into a graph.
     fn stream(&self) -> Result<StreamId> {
         if self.device.is_capturing(self.chosen.stream)? {
-            let why = "other ranks take part, on their hosts; make it outside of the capture".to_owned();
+            let why = "the other ranks take part on their hosts; run the step outside of the capture".to_owned();
             return Err(Error::Unsupported { what: "a reducer's step in a CUDA graph", why });
         }
         Ok(self.chosen.stream)
     }
 
-    /// The event is done when the caller's stream has come here.
+    /// Records the event in the caller's stream.
     pub(super) fn mark(&self, event: &Event) -> Result<()> {
         event.record(self.stream()?)
     }
 
-    /// Waits until the caller's stream has done all that it was given, however that ends; whether it has.
+    /// Waits until the caller's stream has completed all its work, even after errors. Returns
+    /// whether it has.
     pub(super) fn drain(&self) -> bool {
         self.event().is_ok_and(|event| drain(&event, self.chosen.stream))
     }
 
-    /// Waits until the caller's stream has done all that it was given.
+    /// Waits until the caller's stream has completed all its work.
     pub(super) fn catch_up(&self, comm: &Communicator) -> Result<()> {
         let event = self.event()?;
         self.mark(&event)?;
         comm.exec.until_done(&event)
     }
 
-    /// The caller's stream, as cudarc knows it.
+    /// Returns the caller's stream as cudarc's type.
     #[cfg(feature = "cuda")]
     pub(super) fn keeps(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
         self.chosen.keeps.as_ref()
     }
 }
 
-/// What the caller's stream is given.
+/// Work for the caller's stream.
 ///
 /// # Safety
 ///
-/// Of all: the memory is the device's, as long as is said, and stays until the stream has come to it. Nobody else writes it until
-/// then, or reads what is written.
+/// For all methods: the memory is on the device, has the given length, and stays until the stream
+/// has passed the work. Until then nothing else writes it, or reads what is written.
 impl OnDevice {
     pub(super) unsafe fn copy(&self, from: Address, to: Address, len: usize) -> Result<()> {
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         if len > 0 { unsafe { self.device.copy(self.stream()?, from, to, len) } } else { Ok(()) }
     }
 
     pub(super) unsafe fn zero(&self, at: Address, len: usize) -> Result<()> {
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         if len > 0 { unsafe { self.device.zero(self.stream()?, at, len) } } else { Ok(()) }
     }
 
-    /// Adds elements to others.
+    /// Adds `count` elements at `from` to those at `to`.
     pub(super) unsafe fn add(&self, dtype: DType, from: Address, to: Address, count: usize) -> Result<()> {
         let (sources, targets) = (&[to, from][..], &[to][..]);
         let reduction = Reduction { dtype, redop: ReduceOp::Sum, sources, targets, count, divisor: 1 };
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         if count > 0 { unsafe { self.device.reduce(self.stream()?, &reduction) } } else { Ok(()) }
     }
 }
 
-/// What the reducer's thread does, or whoever calls the reducer while that has nothing to do. They return when it is done.
+/// Work of the reducer's thread, or of a caller of the reducer while that thread has no job. These
+/// methods return when the work is done.
 ///
 /// # Safety
 ///
-/// Of all: the memory is the device's, or where that is said the host's, as long as is said; what was to be written there before is
-/// done, and nobody else uses it until they return. If they fail, host memory may still be written.
+/// For all methods: the memory is on the device, or on the host where the method says so, and has
+/// the given length. Earlier writes to it are complete, and nothing else uses it during the call.
+/// After an error, host memory may still be written.
 impl OnDevice {
-    /// Copies to the host.
+    /// Copies to host memory.
     pub(super) unsafe fn fetch(&self, comm: &Communicator, from: Address, to: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         unsafe { self.device.copy_out(self.own.id, from, to, len)? };
         self.finish(comm)
     }
 
-    /// Copies from the host.
+    /// Copies from host memory.
     pub(super) unsafe fn bring(&self, comm: &Communicator, from: *const u8, to: Address, len: usize) -> Result<()> {
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         unsafe { self.device.copy_in(self.own.id, from, to, len)? };
         self.finish(comm)
     }
@@ -157,7 +161,7 @@ impl OnDevice {
         at: Address,
         count: usize,
     ) -> Result<()> {
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         unsafe { self.in_place(comm, at, Raw { redop: Some(redop), count, ..Raw::new(Op::AllReduce, dtype) }) }
     }
 
@@ -169,13 +173,13 @@ impl OnDevice {
         count: usize,
         root: Rank,
     ) -> Result<()> {
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         unsafe { self.in_place(comm, at, Raw { root, count, ..Raw::new(Op::Broadcast, dtype) }) }
     }
 
     unsafe fn in_place(&self, comm: &Communicator, at: Address, raw: Raw<'_>) -> Result<()> {
         let buffer = std::ptr::without_provenance_mut(at as usize);
-        // SAFETY: passed on.
+        // SAFETY: as promised by the caller.
         unsafe { comm.exec.run_on_device(&Raw { send: buffer, recv: buffer, ..raw }, self.own.id) }
     }
 }

@@ -81,7 +81,7 @@ impl<'a> Model<'a> {
             return self.reducer.settle(index, true);
         }
         let at = self.filled(content);
-        // SAFETY: it is freed when the stream has come behind it.
+        // SAFETY: it is freed when the stream has passed its last use.
         unsafe { self.reducer.put_on_device(index, at) }
     }
 
@@ -90,7 +90,7 @@ impl<'a> Model<'a> {
         let (at, len) = (self.reducer.address(index).unwrap(), described.count() * described.dtype.size());
         match described.on_device {
             true => self.device.read(self.stream, at.addr() as Address, len),
-            // SAFETY: between steps nobody writes it.
+            // SAFETY: between steps nothing writes it.
             false => unsafe { std::slice::from_raw_parts(at, len) }.to_vec(),
         }
     }
@@ -100,13 +100,14 @@ impl Drop for Model<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.device.synchronise(self.stream);
-            // SAFETY: the stream has come behind all that used them.
+            // SAFETY: the stream has passed all work that used them.
             self.lent.drain(..).for_each(|at| unsafe { self.device.free(at) });
         }
     }
 }
 
-/// What a training run does, drawn at random: with parameters on a device, and with the same in host memory.
+/// What a training run does, drawn at random: with parameters on a device, and with the same in
+/// host memory.
 struct Drawn {
     seed: u64,
     world: usize,
@@ -276,7 +277,7 @@ fn values_on_a_device_become_equal() {
                 |one: &Parameter, index: usize, rank: u64| elements(one.dtype, one.count(), mix(seed + rank, index as u64));
             let at: Vec<Address> = list.iter().enumerate().map(|(index, one)| model.filled(&bytes(one, index, rank))).collect();
             let tensor = |(&at, one): (&Address, &Parameter)| {
-                // SAFETY: as many bytes, which nobody else uses.
+                // SAFETY: both have this many bytes, and nothing else uses them.
                 unsafe { TensorMut::at(std::ptr::without_provenance_mut(at as usize), one) }
             };
             let mut tensors: Vec<TensorMut<'_>> = at.iter().zip(list).map(tensor).collect();

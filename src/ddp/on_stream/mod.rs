@@ -1,4 +1,4 @@
-//! Gradients in the memory of GPUs, from Rust: slices of cudarc, in the order of a stream.
+//! Gradients in the memory of GPUs, as cudarc's slices in the order of a stream.
 
 #[cfg(test)]
 mod on_a_gpu;
@@ -23,11 +23,12 @@ use crate::error::{Error, Result};
 use crate::types::Element;
 
 impl ReducerBuilder {
-    /// The device of the parameters that are [on a device](super::Parameter::on_device), as that of a stream, in whose order their
-    /// gradients are written and read: the one of the backward pass.
+    /// Sets the device of the parameters that are [on a device](super::Parameter::on_device): the
+    /// device of this stream. Gradients are written and read in the stream's order, so pass the
+    /// stream of the backward pass.
     ///
-    /// The averages of a bucket begin when the stream has come behind the last gradient that was made ready for it. When
-    /// [`Step::finish`] has returned, all are there.
+    /// The reduction of a bucket starts when the stream has passed its last gradient. When
+    /// [`Step::finish`] returns, all averages are complete.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -55,10 +56,11 @@ impl ReducerBuilder {
 }
 
 impl<'a> TensorMut<'a> {
-    /// The values of a parameter or buffer that is on the reducer's device.
+    /// Borrows the values of a parameter or buffer that is on the reducer's device.
     pub fn on_device<T: Element>(values: &'a mut impl DevicePtrMut<T>) -> TensorMut<'a> {
         let (count, stream) = (values.len(), values.stream().clone());
-        // The reducer's stream comes after that one, and is done with them when the reducer's call returns.
+        // The reducer's stream waits for that one, and has finished with the values when the
+        // reducer's call returns.
         let address = values.device_ptr_mut(&stream).0;
         let memory = RawSliceMut { ptr: std::ptr::without_provenance_mut(address as usize), len: count * size_of::<T>() };
         TensorMut::of_device(T::DTYPE, count, memory, stream)
@@ -66,12 +68,13 @@ impl<'a> TensorMut<'a> {
 }
 
 impl Step<'_> {
-    /// As [`Step::put`], for a gradient on the reducer's device. It is copied in the order of the reducer's stream.
+    /// As [`Step::put`], for a gradient on the reducer's device. It is copied in the order of the
+    /// reducer's stream.
     ///
     /// # Errors
     ///
-    /// Those of [`Step::put`]; [`Error::Device`] if the device cannot, which leaves the gradient awaited or ends the reducer;
-    /// [`Error::Unsupported`] if it is on another device.
+    /// Those of [`Step::put`]. [`Error::Device`] if the device fails, which leaves the gradient
+    /// unset or ends the reducer. [`Error::Unsupported`] if the gradient is on another device.
     pub fn put_on_device<T: Element>(&self, parameter: usize, gradient: &impl DevicePtr<T>) -> Result<()> {
         let core = &self.reducer.core;
         let described = core.parameter(parameter)?;
@@ -80,13 +83,14 @@ impl Step<'_> {
         described.expect_place(true)?;
         let stream = self.reducer.stream()?;
         let (address, _until_given) = gradient.device_ptr(&stream);
-        // SAFETY: as many elements, which cudarc orders by streams.
+        // SAFETY: the slice has the parameter's elements, and cudarc orders its uses by streams.
         unsafe { core.put_on_device(parameter, address) }
     }
 
-    /// As [`Step::view`], of a gradient on the reducer's device: cudarc takes it as it takes its own slices. What the reducer's stream
-    /// is given before [`DeviceGradientView::ready`] is in the average. What it holds at first is of no meaning, unless the step
-    /// [accumulates](Step::accumulates): then it is to be added to.
+    /// As [`Step::view`], for a gradient on the reducer's device: cudarc accepts the view like its
+    /// own slices. Work enqueued on the reducer's stream before [`DeviceGradientView::ready`] is
+    /// part of the average. The initial content is undefined, unless the step
+    /// [accumulates](Step::accumulates): then add to it.
     ///
     /// # Errors
     ///
@@ -101,7 +105,7 @@ impl Step<'_> {
 }
 
 impl Reducer {
-    /// As [`Reducer::gradient`], of a parameter on the reducer's device.
+    /// As [`Reducer::gradient`], for a parameter on the reducer's device.
     ///
     /// # Errors
     ///
@@ -110,7 +114,7 @@ impl Reducer {
         Ok(DeviceGradient { at: self.reach_on_device(parameter)?, borrowed: PhantomData })
     }
 
-    /// As [`Reducer::gradient_mut`], of a parameter on the reducer's device.
+    /// As [`Reducer::gradient_mut`], for a parameter on the reducer's device.
     ///
     /// # Errors
     ///
@@ -136,7 +140,7 @@ impl Reducer {
     }
 }
 
-/// Elements of a gradient on a device, which belong to a stream.
+/// The elements of a gradient on a device, ordered by a stream.
 struct At<T: Element> {
     address: Address,
     count: usize,
@@ -157,23 +161,24 @@ pub struct DeviceGradient<'a, T: Element> {
     borrowed: PhantomData<&'a T>,
 }
 
-/// The same, to be changed.
+/// As [`DeviceGradient`], to be changed.
 pub struct DeviceGradientMut<'a, T: Element> {
     at: At<T>,
     borrowed: PhantomData<&'a mut T>,
 }
 
-/// The place of a gradient on the reducer's device, to be written; see [`Step::view_on_device`]. Dropped, it can be had again.
+/// The memory of a gradient on the reducer's device, to be written; see [`Step::view_on_device`].
+/// After it is dropped, the gradient can be lent again.
 pub struct DeviceGradientView<'s, T: Element> {
     at: At<T>,
     core: &'s Core,
     index: usize,
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     _buckets: Arc<Buckets>,
 }
 
 impl<T: Element> DeviceGradientView<'_, T> {
-    /// The gradient is there when the reducer's stream has come here; see [`Step::ready`].
+    /// Makes the gradient ready, once the reducer's stream has come this far; see [`Step::ready`].
     pub fn ready(self) -> Result<()> {
         self.core.settle(self.index, Gradient::Ready, true)
     }
@@ -185,7 +190,7 @@ impl<T: Element> Drop for DeviceGradientView<'_, T> {
     }
 }
 
-/// They are to cudarc what its own slices are.
+/// Makes cudarc accept these types like its own slices.
 macro_rules! slices {
     ($($slice:ident),*; mutable $($mutable:ident),*) => {
         $(

@@ -1,7 +1,8 @@
-//! The few products that PowerSGD needs. All loops run along memory; results are the same bits on every rank that has the same
-//! numbers.
+//! The matrix products of PowerSGD. All loops run along memory. Ranks with the same numbers get the
+//! same bits.
 //!
-//! A matrix `M` is row-major. A factor is transposed: one row for each of its few columns ("vectors").
+//! A matrix `M` is row-major. A factor is transposed: one row for each of its few columns
+//! ("vectors").
 
 /// Partial sums of a dot product, which the compiler keeps in vector registers.
 const LANES: usize = 16;
@@ -46,7 +47,7 @@ pub(super) fn transposed_times(m: &[f32], columns: usize, p: &[f32], q: &mut [f3
     }
 }
 
-/// Hands over every element of `P transpose(Q)` with its place.
+/// Calls `hand_over` with the index and value of every element of `P transpose(Q)`.
 pub(super) fn product(p: &[f32], q: &[f32], columns: usize, mut hand_over: impl FnMut(usize, f32)) {
     let rank = q.len() / columns;
     let rows = p.len() / rank;
@@ -60,10 +61,10 @@ pub(super) fn product(p: &[f32], q: &[f32], columns: usize, mut hand_over: impl 
     }
 }
 
-/// Makes the vectors orthonormal (Gram and Schmidt, modified, twice: once is not enough in `f32`). One that depends on those before
-/// it becomes zeros.
+/// Makes the vectors orthonormal (modified Gram-Schmidt, twice: once is not enough in `f32`). A
+/// vector that depends on those before it becomes zero.
 pub(super) fn orthonormalise(p: &mut [f32], rows: usize) {
-    /// What is left of a dependent vector is noise below this share of its length.
+    /// The remainder of a dependent vector is noise below this share of its length.
     const NOISE: f32 = 1e-5;
     for vector in 0..p.len() / rows {
         let (before, rest) = p.split_at_mut(vector * rows);
@@ -83,7 +84,7 @@ pub(super) fn orthonormalise(p: &mut [f32], rows: usize) {
     }
 }
 
-/// Numbers of the normal distribution (Box and Muller), from a seed (SplitMix64).
+/// Returns normally distributed numbers (Box-Muller) from a seed (SplitMix64).
 pub(super) fn random(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut uniform = || {

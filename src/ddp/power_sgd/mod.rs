@@ -1,4 +1,4 @@
-//! Compression by low rank.
+//! Compression of gradients to matrices of low rank.
 
 mod matrix;
 
@@ -11,61 +11,68 @@ use crate::communicator::{Communicator, Registered};
 use crate::error::Result;
 use crate::types::{DType, ReduceOp};
 
-/// PowerSGD: gradients of matrices travel as products of two of low rank, and what a product does not hold is added to the next
-/// step's gradient ("error feedback").
+/// PowerSGD: sends the gradient of a matrix as a product of two matrices of low rank. What the
+/// product lacks is added to the next step's gradient ("error feedback").
 ///
-/// A gradient `M` of `n` x `m` (all dimensions but the first together) costs `(n + m) * rank` numbers instead of `n * m`. Where
-/// that is not less, as for biases, gradients are averaged as they are. With the factor `Q` of the step before ("warm start"):
+/// A gradient `M` of `n` x `m` (all dimensions but the first together) costs `(n + m) * rank`
+/// numbers instead of `n * m`. If that is no fewer, as for biases, the gradient is averaged without
+/// compression. With the factor `Q` of the step before ("warm start"):
 ///
 /// 1. `M += error`; `P = M Q`, averaged over all ranks; its columns are made orthonormal;
 /// 2. `Q = transpose(M) P`, averaged over all ranks;
-/// 3. every rank's gradient becomes `P transpose(Q)`, and its `error` what that lacks of its own `M`.
+/// 3. every rank's gradient becomes `P transpose(Q)`, and its `error` becomes the difference to its
+///    own `M`.
 ///
-/// Works on `f32`, `f16` and `bf16`, computing in `f32`; gradients of `f64` are averaged. Every rank holds as many `f32` more as
-/// there are gradients.
+/// Supports `f32`, `f16` and `bf16`, and computes in `f32`; gradients of `f64` are averaged. Every
+/// rank holds one more `f32` for each gradient element.
 ///
-/// Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019.
+/// Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+/// Optimization", NeurIPS 2019.
 pub struct PowerSgd {
     rank: usize,
     start_after: u64,
-    /// By the number of the parameter: they outlive buckets that are made anew.
+    /// By the index of the parameter: factors survive when buckets are rebuilt.
     factors: HashMap<usize, Factor>,
-    /// The `P` of a bucket's matrices, and what is not compressed; then, the `Q`.
+    /// First the `P` of a bucket's matrices and the uncompressed gradients; second the `Q`.
     scratch: [Option<Registered<f32>>; 2],
 }
 
 /// What one matrix keeps from step to step.
 struct Factor {
-    /// `rank` rows of one number for each column of the matrix: transposed, so that all loops run along memory.
+    /// `rank` rows with one number for each column of the matrix: transposed, so that all loops run
+    /// along memory.
     q: Vec<f32>,
     /// What was not sent; during a step, what is to be sent.
     error: Vec<f32>,
 }
 
-/// A gradient of a bucket that travels as a product.
+/// A gradient of a bucket that is sent as a product.
 struct Matrix {
     parameter: usize,
     rows: usize,
     columns: usize,
-    /// Where it lies in the bucket, its `P` in the first scratch memory, and its `Q` in the second.
+    /// Its range in the bucket, that of its `P` in the first scratch memory, and that of its `Q` in
+    /// the second.
     elements: Range<usize>,
     p: Range<usize>,
     q: Range<usize>,
 }
 
 impl PowerSgd {
-    /// With matrices of this rank: 1, 2 or 4 are usual.
+    /// Compresses to matrices of this rank: 1, 2 or 4 are usual.
     pub fn new(rank: usize) -> PowerSgd {
         PowerSgd { rank: rank.max(1), start_after: 0, factors: HashMap::new(), scratch: [None, None] }
     }
 
-    /// Averages as usual for so many steps first, in which gradients change most. Default: 0.
+    /// Averages without compression for this many steps first, in which gradients change most.
+    /// Default: 0.
     pub fn start_after(mut self, steps: u64) -> PowerSgd {
         self.start_after = steps;
         self
     }
 
-    /// The gradients of a bucket that travel as products, and the places of those that do not; and the lengths of both scratches.
+    /// Divides a bucket into the gradients that are sent as products and the ranges of the others.
+    /// Returns the lengths of both scratch memories, too.
     fn divide(&self, bucket: &Bucket<'_>) -> (Vec<Matrix>, Vec<Range<usize>>, [usize; 2]) {
         let (mut matrices, mut rest) = (Vec::new(), Vec::new());
         let mut lengths = [0, 0];
@@ -87,7 +94,6 @@ impl PowerSgd {
 
     fn all_reduce<T: Float>(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()> {
         let (matrices, rest, lengths) = self.divide(bucket);
-        let (rank, step) = (self.rank, bucket.step());
         for (scratch, length) in self.scratch.iter_mut().zip(lengths) {
             if scratch.as_ref().is_none_or(|scratch| scratch.len() < length) {
                 *scratch = None;
@@ -96,71 +102,97 @@ impl PowerSgd {
         }
         let [Some(ps), Some(qs)] = &mut self.scratch else { unreachable!("both were allocated") };
         let (ps, qs) = (&mut ps[..lengths[0]], &mut qs[..lengths[1]]);
+        let (factors, rank, step) = (&mut self.factors, self.rank, bucket.step());
         let values = bucket.elements::<T>()?;
 
-        for matrix in &matrices {
-            let Matrix { parameter, rows, columns, .. } = *matrix;
-            let fresh = || Factor { q: matrix::random(columns * rank, seed(parameter, step)), error: vec![0.0; rows * columns] };
-            let factor = self.factors.entry(parameter).or_insert_with(fresh);
-            for (error, value) in factor.error.iter_mut().zip(&values[matrix.elements.clone()]) {
-                *error += value.to_single();
-            }
-            matrix::times(&factor.error, columns, &factor.q, &mut ps[matrix.p.clone()]);
-        }
+        multiply(factors, &matrices, values, rank, step, ps);
+        // The uncompressed gradients come after the `P`.
         let compressed = matrices.last().map_or(0, |matrix| matrix.p.end);
-        let mut at = compressed;
-        for elements in &rest {
-            for (number, value) in ps[at..].iter_mut().zip(&values[elements.clone()]) {
-                *number = value.to_single();
-            }
-            at += elements.len();
-        }
+        copy_rest(&rest, &mut ps[compressed..], |range, numbers| {
+            numbers.iter_mut().zip(&values[range]).for_each(|(number, value)| *number = value.to_single());
+        });
         comm.all_reduce(ps, ReduceOp::Average)?;
-        let mut at = compressed;
-        for elements in &rest {
-            for (value, &number) in values[elements.clone()].iter_mut().zip(&ps[at..]) {
-                *value = T::of_single(number);
-            }
-            at += elements.len();
-        }
+        copy_rest(&rest, &mut ps[compressed..], |range, numbers| {
+            values[range].iter_mut().zip(numbers).for_each(|(value, number)| *value = T::of_single(*number));
+        });
 
         for matrix in &matrices {
             let (p, q) = (&mut ps[matrix.p.clone()], &mut qs[matrix.q.clone()]);
             matrix::orthonormalise(p, matrix.rows);
-            matrix::transposed_times(&self.factors[&matrix.parameter].error, matrix.columns, p, q);
+            matrix::transposed_times(&factors[&matrix.parameter].error, matrix.columns, p, q);
         }
         comm.all_reduce(qs, ReduceOp::Average)?;
         for matrix in &matrices {
-            let factor = self.factors.get_mut(&matrix.parameter).expect("it was made above");
-            let q = &qs[matrix.q.clone()];
-            let mut is_finite = true;
-            matrix::product(&ps[matrix.p.clone()], q, matrix.columns, |at, number| {
-                let value = T::of_single(number);
-                values[matrix.elements.start + at] = value;
-                // What rounding takes away was not sent either.
-                factor.error[at] -= value.to_single();
-                is_finite &= value.to_single().is_finite();
-            });
-            if !is_finite {
-                // Some rank's gradient was not finite, and now nobody's is, which the optimiser sees. The next step's shall be.
-                factor.error.fill(0.0);
-                factor.q.fill(0.0);
-            } else {
-                factor.q.copy_from_slice(q);
-            }
-            // From zeros no power iteration comes back: a gradient that was zero, or of lower rank, gets a new direction.
-            for (row, direction) in factor.q.chunks_exact_mut(matrix.columns).enumerate() {
-                if direction.iter().all(|&number| number == 0.0) {
-                    direction
-                        .copy_from_slice(&matrix::random(matrix.columns, seed(matrix.parameter, step) ^ (row as u64 + 1) << 48));
-                }
-            }
+            let factor = factors.get_mut(&matrix.parameter).expect("`multiply` made it");
+            let (p, q) = (&ps[matrix.p.clone()], &qs[matrix.q.clone()]);
+            decompress(factor, matrix, p, q, &mut values[matrix.elements.clone()]);
+            redirect(factor, matrix, step);
         }
         Ok(())
     }
 }
 
-/// The same on all ranks, and another for every matrix and step.
+/// Adds the gradients to the errors, and computes every matrix's `P = M Q` into `ps`.
+fn multiply<T: Float>(
+    factors: &mut HashMap<usize, Factor>,
+    matrices: &[Matrix],
+    values: &[T],
+    rank: usize,
+    step: u64,
+    ps: &mut [f32],
+) {
+    for matrix in matrices {
+        let Matrix { parameter, rows, columns, .. } = *matrix;
+        let fresh = || Factor { q: matrix::random(columns * rank, seed(parameter, step)), error: vec![0.0; rows * columns] };
+        let factor = factors.entry(parameter).or_insert_with(fresh);
+        for (error, value) in factor.error.iter_mut().zip(&values[matrix.elements.clone()]) {
+            *error += value.to_single();
+        }
+        matrix::times(&factor.error, columns, &factor.q, &mut ps[matrix.p.clone()]);
+    }
+}
+
+/// Calls `copy` for each range of uncompressed gradients, with its numbers.
+fn copy_rest(rest: &[Range<usize>], mut numbers: &mut [f32], mut copy: impl FnMut(Range<usize>, &mut [f32])) {
+    for range in rest {
+        let (these, others) = numbers.split_at_mut(range.len());
+        copy(range.clone(), these);
+        numbers = others;
+    }
+}
+
+/// Replaces a gradient by `P transpose(Q)`, and keeps what that lacks.
+fn decompress<T: Float>(factor: &mut Factor, matrix: &Matrix, p: &[f32], q: &[f32], values: &mut [T]) {
+    let mut is_finite = true;
+    matrix::product(p, q, matrix.columns, |at, number| {
+        let value = T::of_single(number);
+        values[at] = value;
+        // What rounding removes was not sent either.
+        factor.error[at] -= value.to_single();
+        is_finite &= value.to_single().is_finite();
+    });
+    if is_finite {
+        factor.q.copy_from_slice(q);
+    } else {
+        // A rank's gradient was not finite, so no rank's is now, and the optimiser sees that. The next
+        // step starts afresh.
+        factor.error.fill(0.0);
+        factor.q.fill(0.0);
+    }
+}
+
+/// Power iteration never leaves zero: gives a new direction to a gradient that was zero, or of lower
+/// rank.
+fn redirect(factor: &mut Factor, matrix: &Matrix, step: u64) {
+    for (row, direction) in factor.q.chunks_exact_mut(matrix.columns).enumerate() {
+        if direction.iter().all(|&number| number == 0.0) {
+            let seed = seed(matrix.parameter, step) ^ (row as u64 + 1) << 48;
+            direction.copy_from_slice(&matrix::random(matrix.columns, seed));
+        }
+    }
+}
+
+/// Returns a seed that is the same on all ranks, and different for every matrix and step.
 fn seed(parameter: usize, step: u64) -> u64 {
     (parameter as u64) << 32 ^ step
 }
