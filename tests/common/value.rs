@@ -29,7 +29,7 @@ macro_rules! integers {
                     ReduceOp::BitAnd => a & b,
                     ReduceOp::BitOr => a | b,
                     ReduceOp::BitXor => a ^ b,
-                    ReduceOp::Average => unreachable!("the library refuses it"),
+                    _ => unreachable!("the library refuses it"),
                 }).unwrap()
             }
             fn is_close(self, expected: Self, _: usize) -> bool { self == expected }
