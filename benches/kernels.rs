@@ -1,4 +1,5 @@
-//! The reduction kernels, beside a copy of as many bytes: the bound that memory sets. Throughput counts the input.
+//! The reduction kernels, and a copy of as many bytes as the bound that memory sets. Throughput
+//! counts the input.
 //!
 //! `cargo bench --bench kernels`
 
@@ -9,7 +10,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kolo::{Element, ReduceOp, bf16, f16, reduce_local};
 
-/// In a core's own cache, and in memory.
+/// Bytes of a buffer in a core's cache, and of one in memory.
 const SIZES: [usize; 2] = [64 << 10, 64 << 20];
 
 fn copy(criterion: &mut Criterion) {

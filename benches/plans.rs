@@ -1,4 +1,5 @@
-//! What it costs to price every algorithm of a collective, which generates the schedules of up to 256 ranks.
+//! The time to estimate the cost of every algorithm of a collective. The cost model generates
+//! schedules of up to 256 ranks.
 //!
 //! `cargo bench --bench plans`
 

@@ -1,33 +1,33 @@
-//! Collectives in shared memory allocate nothing once they have run before.
+//! Collectives in shared memory do not allocate after their first run.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kolo::{Communicator, ReduceOp};
 
-/// The system's allocator, which counts what each thread asks of it.
+/// The system's allocator with a count of each thread's calls.
 struct Counting;
 
 thread_local! {
-    static ASKED: Cell<usize> = const { Cell::new(0) };
+    static CALLS: Cell<usize> = const { Cell::new(0) };
 }
 
 fn count() {
     // A thread that ends may free memory after its counter is gone.
-    let _ = ASKED.try_with(|asked| asked.set(asked.get() + 1));
+    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
 }
 
-// SAFETY: all is passed on to the system's allocator.
+// SAFETY: every call goes to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         count();
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -62,15 +62,15 @@ fn collectives_in_shared_memory_allocate_nothing() {
                     let (mut a, mut b) = (vec![1.0f32; count], vec![0.0f32; count]);
                     for (name, operation) in OPERATIONS {
                         operation(comm, &mut a, &mut b).unwrap();
-                        let before = ASKED.get();
+                        let before = CALLS.get();
                         for _ in 0..10 {
                             operation(comm, &mut a, &mut b).unwrap();
                         }
-                        assert_eq!(ASKED.get(), before, "{name} of {count} on rank {}", comm.rank());
+                        assert_eq!(CALLS.get(), before, "{name} of {count} on rank {}", comm.rank());
                     }
                 }
             });
         }
     });
-    assert!(ASKED.get() > 0, "the test does not count");
+    assert!(CALLS.get() > 0, "the allocator of the test does not count");
 }

@@ -1,4 +1,4 @@
-//! What a communicator promises beyond results: order, ownership, errors, ends.
+//! What a communicator promises beyond results: order, ownership, errors and its end.
 
 mod common;
 
@@ -81,7 +81,7 @@ fn work_gives_buffers_back_in_the_order_of_calls() {
         let me = comm.rank() as u64;
         let works: Vec<_> =
             (0..20u64).map(|i| comm.start_all_reduce(vec![me + i; 1 + 3000 * i as usize], ReduceOp::Sum).unwrap()).collect();
-        // A blocking call runs after all of them.
+        // A blocking call runs after all earlier nonblocking ones.
         let mut word = [me];
         comm.all_reduce(&mut word, ReduceOp::Max).unwrap();
         assert_eq!(word, [2]);
@@ -97,7 +97,7 @@ fn work_gives_buffers_back_in_the_order_of_calls() {
 }
 
 #[test]
-fn all_asynchronous_forms() {
+fn all_nonblocking_forms() {
     on_every_transport(2, |comm| {
         let (me, other) = (comm.rank(), 1 - comm.rank());
         let is_root = me == 1;
@@ -134,9 +134,9 @@ fn all_asynchronous_forms() {
     });
 }
 
-/// What each in-place form does with a buffer of which this rank has filled its block, or all of it.
+/// Each in-place form with a buffer of which this rank has filled its block, or all blocks.
 #[test]
-fn all_asynchronous_forms_in_place() {
+fn all_nonblocking_forms_in_place() {
     on_every_transport(2, |comm| {
         let me = comm.rank();
         let is_root = me == 1;
@@ -164,7 +164,7 @@ fn all_asynchronous_forms_in_place() {
         let scattered = comm.start_scatter_in_place(ones(), 1).unwrap().wait().unwrap();
         assert_eq!(scattered[even.clone()], [2; 2]);
 
-        // The same, borrowed.
+        // The same with borrowed buffers.
         let (mut gather, mut gather_v, mut scatter) = (filled(even.clone()), filled(uneven.clone()), ones());
         let (mut reduce_v, mut to_root) = (ones(), filled(even.clone()));
         let (mut all_gather, mut reduce, mut exchange) = (filled(even.clone()), ones(), ones());
@@ -193,14 +193,14 @@ fn sends_and_receives_that_follow_each_other_do_not_wait_for_each_other() {
     on_every_transport(2, |comm| {
         let other = 1 - comm.rank();
         let size = 3_000_000;
-        // Both receive last what is sent first, and send far more than any buffer holds.
+        // Both ranks send before they receive, and send far more than any buffer holds.
         let sends: Vec<_> = (0..3u64).map(|i| comm.start_send(vec![i; size], other).unwrap()).collect();
         let receives: Vec<_> = (0..3).map(|_| comm.start_recv(vec![9u64; size], other).unwrap()).collect();
         for (i, work) in receives.into_iter().enumerate() {
-            assert!(work.wait().unwrap().iter().all(|&word| word == i as u64), "messages of one peer come in order");
+            assert!(work.wait().unwrap().iter().all(|&word| word == i as u64), "messages of one peer arrive in order");
         }
         sends.into_iter().for_each(|work| drop(work.wait().unwrap()));
-        // A receive that waits for long does not keep a later send back.
+        // A receive that waits does not delay a later send.
         let receive = comm.start_recv(vec![0u8; 1], other).unwrap();
         let receive = receive.wait_timeout(Duration::from_millis(20)).unwrap();
         let Waited::Pending(receive) = receive else { panic!("nothing was sent yet") };
@@ -211,12 +211,13 @@ fn sends_and_receives_that_follow_each_other_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_message_is_received_from_whoever_sends_first() {
+fn a_receive_from_any_rank_takes_the_first_message() {
     let (world, rounds) = (4, 20u64);
     let both = Barrier::new(world);
     on_every_transport(world, |comm| {
         let me = comm.rank();
-        // Everybody sends numbered messages to rank 0, which takes them as they come: of each sender in order, and all of them.
+        // The other ranks send numbered messages to rank 0, which receives all of them, those of
+        // each sender in order.
         for size in [1usize, 100_000] {
             if me > 0 {
                 (0..rounds).for_each(|i| comm.send(&vec![me as u64 * 1000 + i; size], 0).unwrap());
@@ -236,12 +237,12 @@ fn a_message_is_received_from_whoever_sends_first() {
                 }
                 assert_eq!(next[1..], [rounds; 3]);
             }
-            // A collective that others have begun is no message.
+            // A collective that peers have begun is not received as a message.
             let mut sum = [me as u64];
             comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             assert_eq!(sum, [6]);
         }
-        // Receives match in the order in which they were started, and neither keeps a send back.
+        // Receives match in the order in which they were started, and neither delays a send.
         if me == 0 {
             let any = comm.start_recv_any([0u8]).unwrap();
             let from_1 = comm.start_recv([0u8], 1).unwrap();
@@ -255,7 +256,7 @@ fn a_message_is_received_from_whoever_sends_first() {
             comm.send(&[2u8], 0).unwrap();
         }
         both.wait();
-        // What comes is checked as ever.
+        // A received message is checked as in any other receive.
         if me == 2 {
             comm.send(&[1.0f32; 3], 0).unwrap();
         } else if me == 0 {
@@ -267,7 +268,7 @@ fn a_message_is_received_from_whoever_sends_first() {
 }
 
 #[test]
-fn whoever_receives_from_anybody_learns_that_nobody_sends() {
+fn a_receive_from_any_rank_fails_if_no_rank_sends() {
     let done = Barrier::new(3);
     run(
         3,
@@ -286,7 +287,7 @@ fn whoever_receives_from_anybody_learns_that_nobody_sends() {
         3,
         |_, builder| builder.timeout(PATIENCE),
         |comm| {
-            // Everybody else leaves.
+            // The other ranks leave.
             comm.barrier().unwrap();
             if comm.rank() == 1 {
                 done.wait();
@@ -298,7 +299,8 @@ fn whoever_receives_from_anybody_learns_that_nobody_sends() {
             }
         },
     );
-    // One has left before there was a link to it (the start makes those to ranks at distances of powers of two), another sends.
+    // One rank has left before it had a link to the receiver, and another one sends. (The start
+    // opens links to ranks at distances of powers of two.)
     let (left, done) = (Barrier::new(8), Barrier::new(8));
     run(
         8,
@@ -328,7 +330,8 @@ fn whoever_receives_from_anybody_learns_that_nobody_sends() {
     assert_eq!(argument(alone.recv_any(&mut [0u8]).map(drop)), Argument::Oneself { rank: 0 });
 }
 
-/// More than any link holds at once, so that headers come to lie at the end of its buffers, and cross it.
+/// Sends more messages than any link holds at once, so that headers lie at the end of its buffers
+/// and cross it.
 #[test]
 fn messages_are_received_past_the_end_of_every_buffer() {
     const MESSAGES: u64 = 14_000;
@@ -377,7 +380,7 @@ fn scopes_lend_buffers_and_wait() {
             })
             .unwrap();
         assert_eq!((answer, a[999], b, d), (42, 3, [2; 3], vec![0, 0, 1, 1, 2, 2]));
-        // What the body returns comes first, but its operations have ended.
+        // The scope returns the error of its body, after its operations have ended.
         let result = comm.scope(|s| {
             s.all_reduce(&mut a, ReduceOp::Max)?;
             s.send::<u32>(&c, 99)
@@ -396,12 +399,12 @@ fn splits_are_independent_groups_in_the_order_of_keys() {
         let mut ranks = [0u64; 3];
         part.all_gather(&[me as u64], &mut ranks).unwrap();
         assert_eq!(ranks, [4, 2, 0].map(|rank| rank + me as u64 % 2));
-        // Both groups and the whole, at the same time.
+        // Both groups and the whole communicator work at the same time.
         let work = part.start_all_reduce(vec![1u32; 50_000], ReduceOp::Sum).unwrap();
         let mut all = [1u8];
         comm.all_reduce(&mut all, ReduceOp::Sum).unwrap();
         assert_eq!((all, work.wait().unwrap()[0]), ([6], 3));
-        // Groups of groups, groups of one, and ranks that leave.
+        // Groups of groups, groups of one, and ranks without a group.
         let pair = part.split(part.rank() / 2, 0).unwrap();
         assert_eq!(pair.world_size(), if part.rank() < 2 { 2 } else { 1 });
         pair.barrier().unwrap();
@@ -424,7 +427,8 @@ fn registered_buffers_are_slices_and_work_everywhere() {
             assert!(a.iter().all(|&x| x == 6.0));
             comm.all_reduce_into(&a, &mut b, ReduceOp::Average).unwrap();
             assert!(b.iter().all(|&x| x == 6.0));
-            // A part of one, at different offsets on different ranks; and only some registered.
+            // A part of a registered buffer, at different offsets on the ranks. Then only some
+            // ranks have registered buffers.
             b[me..me + 70_000].fill(1.0);
             comm.all_reduce(&mut b[me..me + 70_000], ReduceOp::Sum).unwrap();
             assert_eq!((b[me], b[me + 69_999], b[me + 70_000]), (4.0, 4.0, 6.0));
@@ -433,7 +437,7 @@ fn registered_buffers_are_slices_and_work_everywhere() {
             mixed.fill(1.0);
             comm.all_reduce(mixed, ReduceOp::Sum).unwrap();
             assert!(mixed.iter().all(|&x| x == 4.0));
-            // Ranks drop them in different orders.
+            // Ranks drop the buffers in different orders.
             if me % 2 == 0 {
                 drop(a);
             }
@@ -479,7 +483,7 @@ fn wrong_arguments_are_refused_and_leave_the_communicator_usable() {
 }
 
 #[test]
-fn different_calls_are_errors_that_show_both_sides() {
+fn a_call_mismatch_shows_both_sides() {
     for call in 0..5 {
         on_every_transport(2, |comm| {
             let me = comm.rank();
@@ -498,7 +502,7 @@ fn different_calls_are_errors_that_show_both_sides() {
                     &[if odd { 400 } else { 500 }, 500],
                 ),
             };
-            // Whoever looks first sees both calls, and tells the other.
+            // The rank that compares first sees both calls, and tells the other one.
             match result {
                 Err(Error::Mismatch { rank, peer, mine, theirs, .. }) => {
                     assert_eq!((rank, peer), (me, 1 - me));
@@ -506,7 +510,7 @@ fn different_calls_are_errors_that_show_both_sides() {
                 }
                 other => panic!("call {call}: {other:?}"),
             }
-            assert!(buf.iter().all(|&x| x == 1), "memory was written");
+            assert!(buf.iter().all(|&x| x == 1), "a call mismatch has written memory");
             match comm.barrier() {
                 Err(Error::Revoked { first }) => assert!(!matches!(*first, Error::Revoked { .. })),
                 other => panic!("{other:?}"),
@@ -515,9 +519,9 @@ fn different_calls_are_errors_that_show_both_sides() {
     }
 }
 
-/// With a third rank in between, and calls in which not every rank hears of every other.
+/// A mismatch among three ranks, in calls in which some pairs of ranks do not communicate.
 #[test]
-fn no_difference_between_calls_stays_unnoticed() {
+fn every_call_mismatch_is_noticed() {
     const CALLS: usize = 7;
     for call in 0..CALLS {
         let outcomes = Mutex::new(Vec::new());
@@ -532,38 +536,39 @@ fn no_difference_between_calls_stays_unnoticed() {
                 2 => comm.broadcast(&mut buf, 0),
                 3 => comm.gather(&buf, Some(&mut blocks), if odd { 1 } else { 0 }),
                 4 => comm.scatter(Some(&blocks), &mut buf, if odd { 1 } else { 0 }),
-                // The same calls in another order.
+                // The calls are the same, but in another order.
                 5 if odd => comm.barrier().and_then(|()| comm.all_reduce(&mut buf, ReduceOp::Sum)),
                 5 => comm.all_reduce(&mut buf, ReduceOp::Sum).and_then(|()| comm.barrier()),
                 6 if odd => comm.split(0, 0).map(drop),
                 _ => comm.all_gather(&[0u64; 4], &mut [0u64; 12]),
             };
-            // Who only sends may hear of it one call later.
+            // A rank that only sends may learn of the mismatch one call later.
             let result = first.and_then(|()| comm.barrier());
             outcomes.lock().unwrap().push((me, result.err().map(|error| (error.to_string(), error))));
         };
         run(3, |_, builder| builder, body);
         run(3, |_, builder| builder.transport(Transport::Tcp), body);
-        // Here some wait for flags and others for messages.
+        // Here some ranks wait for flags and others for messages.
         run(3, |rank, builder| builder.host(["a", "b", "a"][rank]), body);
         let outcomes = outcomes.into_inner().unwrap();
         for (transport, outcomes) in outcomes.chunks(3).enumerate() {
             let text = || outcomes.iter().map(|(rank, error)| format!("{rank}: {error:?}\n")).collect::<String>();
-            assert!(outcomes.iter().all(|(_, error)| error.is_some()), "call {call}: somebody noticed nothing\n{}", text());
+            assert!(outcomes.iter().all(|(_, error)| error.is_some()), "call {call}: a rank noticed nothing\n{}", text());
             let shows_both = |error: &Error| match error {
                 Error::Mismatch { mine, theirs, .. } => mine != theirs,
                 Error::Peer { cause: Cause::Mismatch(differs), .. } => differs.mine != differs.theirs,
                 _ => false,
             };
             let shown = outcomes.iter().flat_map(|(_, error)| error).filter(|(_, error)| shows_both(error)).count();
-            assert_eq!(shown, 3, "call {call} on transport {transport}: not everybody shows both sides\n{}", text());
+            assert_eq!(shown, 3, "call {call} on transport {transport}: a rank does not show both sides\n{}", text());
         }
     }
 }
 
 #[test]
 fn counts_of_a_pair_that_differ_are_an_error() {
-    // What rank 0 sends to rank 1, and what rank 1 expects: also where one of them sees nothing to do.
+    // The count that rank 0 sends to rank 1 and the count that rank 1 expects. One of them may be
+    // zero.
     for (sent, expected) in [(1usize, 3usize), (2, 0), (0, 2)] {
         let shown = Mutex::new(0);
         let runs = Mutex::new(0);
@@ -573,7 +578,7 @@ fn counts_of_a_pair_that_differ_are_an_error() {
             let send = vec![1u8; send_counts.iter().sum()];
             let result = comm.all_to_all_v(&send, &send_counts, &mut recv, &recv_counts);
             let what = (sent as u64, expected as u64);
-            // Rank 0 may have had all it needs, and hears of it at its next call.
+            // Rank 0 may complete the operation, and learn of the mismatch at its next call.
             match result.and_then(|()| comm.barrier()) {
                 Err(Error::Counts { peer: 0, sent, expected, .. }) if (sent, expected) == what => *shown.lock().unwrap() += 1,
                 Err(Error::Peer { rank: 0, cause: Cause::Counts { to: 1, sent, expected }, .. }) if (sent, expected) == what => {}
@@ -581,12 +586,12 @@ fn counts_of_a_pair_that_differ_are_an_error() {
             }
             *runs.lock().unwrap() += 1;
         });
-        assert_eq!(2 * *shown.lock().unwrap(), *runs.lock().unwrap(), "rank 1 always sees it");
+        assert_eq!(2 * *shown.lock().unwrap(), *runs.lock().unwrap(), "rank 1 must always report the mismatch");
     }
 }
 
 #[test]
-fn a_rank_that_stays_away_is_named_at_the_deadline() {
+fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
     let options = |transport: Option<Transport>| {
         move |_: usize, builder: kolo::Builder| {
             let builder = builder.timeout(Duration::from_millis(300));
@@ -631,7 +636,7 @@ fn a_rank_that_leaves_is_named_with_its_last_operation() {
 fn a_communicator_with_work_outstanding_can_be_dropped() {
     on_every_transport(2, |comm| {
         let began = Instant::now();
-        // Only rank 0 receives, and only rank 1 reduces: neither can end.
+        // Only rank 0 receives, and only rank 1 reduces, so neither operation can end.
         let work = match comm.rank() {
             0 => comm.start_recv(vec![0u8; 4], 1).unwrap(),
             _ => comm.start_all_reduce(vec![0u8; 4], ReduceOp::Sum).unwrap(),
@@ -659,7 +664,7 @@ fn work_that_is_dropped_goes_on() {
 #[test]
 fn several_threads_of_a_rank_take_turns() {
     on_every_transport(2, |comm| {
-        // Whichever thread comes first: all calls are alike, so the order between ranks does not matter.
+        // All calls are the same, so the order of the threads does not matter.
         let total = std::sync::atomic::AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -708,7 +713,8 @@ impl AsMut<[u64]> for Keeper {
     }
 }
 
-/// The end of a communicator waits for its progress thread, which therefore cannot be what frees the last reference.
+/// Dropping a communicator waits for its progress thread. So that thread must not be the one that
+/// drops the last reference.
 #[test]
 fn an_abandoned_operation_may_hold_the_last_reference_to_its_communicator() {
     let (done, is_done) = std::sync::mpsc::channel();
@@ -718,12 +724,13 @@ fn an_abandoned_operation_may_hold_the_last_reference_to_its_communicator() {
             let keeper = Keeper { words: vec![1; 100_000], _comm: comm.clone() };
             let work = comm.start_all_reduce(keeper, ReduceOp::Sum).unwrap();
             if comm.rank() == 0 {
-                // Queued, and not ended: rank 1 has not been asked yet what it thinks of it.
+                // The operation is queued and has not ended: the calls have not been compared with
+                // rank 1 yet.
                 drop(work);
                 drop(comm);
             } else {
                 assert_eq!(work.wait().unwrap().words, vec![2; 100_000]);
-                // Rank 0 has closed its communicator in good order.
+                // Rank 0 has dropped its communicator without an error.
                 match comm.barrier().unwrap_err() {
                     Error::Peer { rank: 0, cause: Cause::Left { .. }, .. } => {}
                     other => panic!("{other}"),

@@ -6,7 +6,7 @@ use common::{Case, check, random, run};
 use kolo::{Algorithm, Communicator, DType, ReduceOp, Transport};
 use proptest::prelude::*;
 
-/// Rounds of random operations on one group of ranks.
+/// Runs random operations on one communicator.
 fn rounds(comm: &Communicator, seed: u64, rounds: u64, most: usize) {
     for round in 0..rounds {
         let case = Case::random(random(seed, round), comm.world_size(), most);
@@ -38,8 +38,8 @@ proptest! {
 
     #[test]
     fn over_links_of_shared_memory(seed: u64, world in 2usize..=9) {
-        // An algorithm of messages is forced; operations that do not have it choose among messages only if windows are not
-        // theirs, so each algorithm has its turn.
+        // The forced algorithm makes operations exchange messages. Operations without it choose
+        // another one.
         let algorithm = Algorithm::ALL[random(seed, 0) as usize % 6];
         run(world, |_, builder| builder.algorithm(algorithm), |comm| rounds(&comm, seed, 10, 20_000));
     }
@@ -57,7 +57,7 @@ proptest! {
 
     #[test]
     fn across_several_hosts(seed: u64, world in 2usize..=9, hosts in 1usize..=4) {
-        // Hosts of differing sizes, with ranks dealt out at random.
+        // Hosts of different sizes, with random ranks on each.
         let options = |rank, builder: kolo::Builder| builder.host(format!("host{}", random(seed, 100 + rank as u64) as usize % hosts));
         let forced = random(seed, 1).is_multiple_of(2);
         let options = |rank, builder| {
@@ -68,7 +68,7 @@ proptest! {
     }
 }
 
-/// Every algorithm over messages, for every operation that has it, in worlds of every size.
+/// Every algorithm over messages, for every operation that has it, in worlds of several sizes.
 #[test]
 fn every_algorithm_of_every_operation() {
     for world in 2..=9 {
@@ -91,7 +91,7 @@ fn every_algorithm_of_every_operation() {
     }
 }
 
-/// The same bits whatever the transport, the layout and the algorithm that would be chosen otherwise.
+/// The bits do not depend on the transport, the layout or the algorithm.
 #[test]
 fn reproducible_reductions_have_the_same_bits_everywhere() {
     let world = 6;
@@ -149,7 +149,7 @@ fn nan_and_infinity_spread_as_documented() {
 }
 
 #[test]
-fn a_zero_length_operation_takes_a_number_and_no_time() {
+fn a_zero_length_operation_takes_a_sequence_number() {
     run(
         2,
         |_, builder| builder,
@@ -158,7 +158,7 @@ fn a_zero_length_operation_takes_a_number_and_no_time() {
             let mut word = [1u64];
             comm.all_reduce(&mut word, ReduceOp::Sum).unwrap();
             assert_eq!(word, [2]);
-            // Only one rank makes this call: the next one shows that the numbers differ.
+            // Only one rank makes this call. The next call shows that the sequence numbers differ.
             if comm.rank() == 0 {
                 comm.broadcast::<u8>(&mut [], 0).unwrap();
             }

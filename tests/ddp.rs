@@ -1,4 +1,5 @@
-//! The reducer, on ranks that are threads: what it computes, whatever the parameters, their order and who has input.
+//! The reducer on ranks that are threads: its results for all kinds of parameters, orders and
+//! uneven inputs.
 
 mod common;
 
@@ -20,11 +21,12 @@ fn problem(error: impl Debug + Into<Option<Error>>) -> ReducerProblem {
     }
 }
 
-/// One training run of several steps that is drawn at random, the same on all ranks but for what each rank does.
+/// A random training run of several steps. The parameters are the same on all ranks, the gradients
+/// differ.
 struct Drawn {
     seed: u64,
     parameters: Vec<Parameter>,
-    /// Steps, and in each the micro-batches before the last, which are only accumulated.
+    /// For each step, the number of micro-batches before the last one, which are only accumulated.
     accumulated: Vec<usize>,
 }
 
@@ -34,7 +36,7 @@ impl Drawn {
         let dtypes = [DType::F32, DType::F32, DType::F64, DType::F16, DType::BF16];
         let parameters = (0..1 + draw(1, 20)).map(|i| {
             let shape: Vec<usize> = (0..draw(100 + i, 4)).map(|d| 1 + draw(200 + 10 * i + d, 9) as usize).collect();
-            // Now and then one without elements.
+            // Some parameters have no elements.
             let shape = if draw(300 + i, 15) == 0 { vec![0, 3] } else { shape };
             Parameter::new(format!("layer{i}.weight"), shape, dtypes[draw(400 + i, 5) as usize])
         });
@@ -53,7 +55,7 @@ impl Drawn {
             .unused(Unused::Find)
     }
 
-    /// Whether a rank uses a parameter in a micro-batch, and the gradient's element.
+    /// Whether a rank uses a parameter in a micro-batch.
     fn uses(&self, rank: usize, step: usize, micro: usize, parameter: usize) -> bool {
         let place = 1000 + rank * 7919 + step * 104_729 + micro * 1_299_709 + parameter * 31;
         !random(self.seed, place as u64).is_multiple_of(5)
@@ -64,7 +66,7 @@ impl Drawn {
         T::random(random(self.seed ^ 0xabcd, (place * 4096 + element) as u64))
     }
 
-    /// The order in which a rank's gradients become ready.
+    /// Returns the order in which a rank's gradients become ready.
     fn order(&self, rank: usize, step: usize, micro: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.parameters.len()).collect();
         let place = (2000 + rank * 17 + step * 131 + micro * 1009) as u64;
@@ -73,7 +75,7 @@ impl Drawn {
     }
 }
 
-/// Hands one gradient over in one of the three ways, by the seed.
+/// Hands one gradient over by one of three methods, which the seed chooses.
 fn hand_over<T: Value + std::ops::Add<Output = T>>(drawn: &Drawn, step: &kolo::ddp::Step<'_>, place: [usize; 4]) {
     let [rank, at, micro, parameter] = place;
     let described = &drawn.parameters[parameter];
@@ -94,7 +96,7 @@ fn hand_over<T: Value + std::ops::Add<Output = T>>(drawn: &Drawn, step: &kolo::d
             }
         }
         _ => {
-            // The memory of a view with its dimensions in reverse order, and two elements between neighbours.
+            // A strided view, with the dimensions in reverse order and every second element used.
             let mut strides = vec![0; described.shape.len()];
             let mut stride = 2;
             for (dimension, &extent) in described.shape.iter().enumerate() {
@@ -122,7 +124,7 @@ fn check<T: Value>(drawn: &Drawn, reducer: &Reducer, world: usize, at: usize, pa
         let of_rank = |rank| {
             let used = (0..micros).filter(|&micro| drawn.uses(rank, at, micro, parameter));
             let values: Vec<T> = used.map(|micro| drawn.element(rank, at, micro, parameter, element)).collect();
-            // Zero, as all types can say it.
+            // The zero of any type: the sum of two zeros.
             let zero = T::reduce(&[T::random(2000), T::random(2000)], ReduceOp::Sum);
             if values.is_empty() { zero } else { T::reduce(&values, ReduceOp::Sum) }
         };
@@ -142,7 +144,7 @@ fn train(drawn: &Drawn, comm: &Communicator) -> Vec<u64> {
             let step = if is_last { reducer.begin() } else { reducer.accumulate() }.unwrap();
             assert_eq!(step.accumulates(), micro > 0);
             let order = drawn.order(rank, at, micro);
-            // Two threads make gradients.
+            // Two threads hand over gradients.
             std::thread::scope(|scope| {
                 for half in order.chunks(order.len().div_ceil(2)) {
                     let step = &step;
@@ -173,7 +175,7 @@ fn train(drawn: &Drawn, comm: &Communicator) -> Vec<u64> {
 }
 
 #[test]
-fn gradients_are_plain_averages_whatever_is_drawn() {
+fn gradients_are_averages_in_random_runs() {
     for seed in 0..60 {
         let drawn = Drawn::new(seed);
         let world = 1 + random(seed, 9) as usize % 4;
@@ -183,7 +185,7 @@ fn gradients_are_plain_averages_whatever_is_drawn() {
 }
 
 #[test]
-fn gradients_are_plain_averages_over_messages() {
+fn gradients_are_averages_over_messages() {
     for seed in 60..72 {
         let drawn = Drawn::new(seed);
         let world = 2 + random(seed, 9) as usize % 3;
@@ -238,7 +240,7 @@ fn the_first_difference_between_ranks_is_named_on_every_rank() {
 }
 
 #[test]
-fn what_no_rank_can_have_is_refused() {
+fn impossible_settings_are_rejected() {
     on_ranks(2, |comm| {
         for parameters in [
             vec![],
@@ -253,7 +255,7 @@ fn what_no_rank_can_have_is_refused() {
 }
 
 #[test]
-fn a_gradient_that_does_not_come_is_an_error_on_all_ranks() {
+fn a_missing_gradient_is_an_error_on_all_ranks() {
     on_ranks(3, |comm| {
         let mut reducer =
             Reducer::builder().parameters(floats(&[4, 5, 6])).first_bucket_bytes(1).bucket_bytes(1).build(comm).unwrap();
@@ -267,10 +269,10 @@ fn a_gradient_that_does_not_come_is_an_error_on_all_ranks() {
         if comm.rank() == 1 {
             assert_eq!(problem(error), ReducerProblem::NotReady { name: "p1".into(), others: 0 });
         } else {
-            // What it did wrong, its own error says.
+            // Only the error of rank 1 says what was wrong.
             assert!(matches!(error, Error::Peer { rank: 1, cause: Cause::Aborted, .. }), "{error}");
         }
-        // The reducer has ended, the communicator has not.
+        // The reducer has ended, but the communicator is usable.
         assert!(matches!(reducer.begin().unwrap_err(), Error::Revoked { .. }));
         assert!(matches!(reducer.gradient::<f32>(0).unwrap_err(), Error::Revoked { .. }));
         comm.barrier().unwrap();
@@ -278,7 +280,7 @@ fn a_gradient_that_does_not_come_is_an_error_on_all_ranks() {
 }
 
 #[test]
-fn a_step_that_is_given_up_is_an_error_on_all_ranks() {
+fn an_abandoned_step_is_an_error_on_all_ranks() {
     on_ranks(2, |comm| {
         let mut reducer = Reducer::builder().parameters(floats(&[4])).build(comm).unwrap();
         let step = reducer.begin().unwrap();
@@ -294,7 +296,7 @@ fn a_step_that_is_given_up_is_an_error_on_all_ranks() {
     on_ranks(2, |comm| {
         let mut reducer = Reducer::builder().parameters(floats(&[4])).build(comm).unwrap();
         if comm.rank() == 0 {
-            // It leaves.
+            // Rank 0 leaves.
             return;
         }
         let step = reducer.begin().unwrap();
@@ -305,7 +307,7 @@ fn a_step_that_is_given_up_is_an_error_on_all_ranks() {
 }
 
 #[test]
-fn wrong_calls_are_refused_and_change_nothing() {
+fn wrong_calls_are_rejected_and_change_nothing() {
     on_ranks(2, |comm| {
         let mut reducer = Reducer::builder().parameters(floats(&[4, 6])).build(comm).unwrap();
         let refused = reducer.join(|_| Ok(())).unwrap_err();
@@ -330,7 +332,7 @@ fn wrong_calls_are_refused_and_change_nothing() {
         step.finish().unwrap();
         assert_eq!(reducer.gradient::<f32>(1).unwrap(), [2.0; 6]);
         assert!(reducer.gradient::<f64>(1).is_err());
-        // A step that was forgotten goes on.
+        // A forgotten step does not end.
         std::mem::forget(reducer.begin().unwrap());
         assert!(matches!(problem(reducer.begin().unwrap_err()), ReducerProblem::Moment { call: "begin", .. }));
         assert!(matches!(problem(reducer.gradient::<f32>(0).unwrap_err()), ReducerProblem::Moment { call: "gradient", .. }));
@@ -339,9 +341,9 @@ fn wrong_calls_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn buckets_are_made_anew_in_the_order_in_which_gradients_arrived_on_rank_0() {
+fn buckets_are_rebuilt_in_the_order_in_which_gradients_arrived_on_rank_0() {
     let sizes = [1, 2, 4, 8, 16, 32];
-    // Each in a bucket of its own, whose bytes say which it is.
+    // Each parameter has its own bucket, which its bytes identify.
     let statistics = on_ranks(3, |comm| {
         let mut reducer =
             Reducer::builder().parameters(floats(&sizes)).first_bucket_bytes(1).bucket_bytes(1).build(comm).unwrap();
@@ -366,7 +368,7 @@ fn buckets_are_made_anew_in_the_order_in_which_gradients_arrived_on_rank_0() {
 }
 
 #[test]
-fn gradients_that_are_accumulated_move_when_buckets_are_made_anew() {
+fn accumulated_gradients_move_when_buckets_are_rebuilt() {
     on_ranks(2, |comm| {
         let mut reducer =
             Reducer::builder().parameters(floats(&[3, 5])).first_bucket_bytes(1).bucket_bytes(1).build(comm).unwrap();
@@ -375,7 +377,7 @@ fn gradients_that_are_accumulated_move_when_buckets_are_made_anew() {
             step.put(0, &[1.0f32; 3]).unwrap();
             step.put(1, &[2.0f32; 5]).unwrap();
             step.finish().unwrap();
-            // The second time nothing moves.
+            // The second time the buckets are not rebuilt.
             let step = reducer.accumulate().unwrap();
             step.put(0, &[10.0f32; 3]).unwrap();
             step.put(1, &[20.0f32; 5]).unwrap();
@@ -392,7 +394,7 @@ fn gradients_that_are_accumulated_move_when_buckets_are_made_anew() {
 }
 
 #[test]
-fn a_static_graph_waits_for_no_gradient_that_does_not_come() {
+fn a_static_graph_does_not_wait_for_unused_gradients() {
     on_ranks(2, |comm| {
         let mut reducer = Reducer::builder().parameters(floats(&[3, 5, 7])).unused(Unused::Static).build(comm).unwrap();
         for _ in 0..3 {
@@ -409,7 +411,7 @@ fn a_static_graph_waits_for_no_gradient_that_does_not_come() {
         let step = reducer.begin().unwrap();
         assert_eq!(problem(step.put(2, &[1.0f32; 7]).unwrap_err()), ReducerProblem::NotStatic { name: "p2".into() });
         if comm.rank() == 0 {
-            // What was used has to come.
+            // A parameter that was used in the first step must get its gradient.
             step.put(0, &[1.0f32; 3]).unwrap();
             assert_eq!(problem(step.finish().unwrap_err()), ReducerProblem::NotReady { name: "p1".into(), others: 0 });
         } else {
@@ -419,10 +421,10 @@ fn a_static_graph_waits_for_no_gradient_that_does_not_come() {
     });
 }
 
-/// Says on which step it reduced which bucket.
-struct Tell(mpsc::Sender<(u64, usize)>);
+/// A hook that reports the step and the number of each bucket that it reduces.
+struct Report(mpsc::Sender<(u64, usize)>);
 
-impl Hook for Tell {
+impl Hook for Report {
     fn name(&self) -> String {
         "tell".into()
     }
@@ -437,18 +439,18 @@ impl Hook for Tell {
 #[test]
 fn full_buckets_are_reduced_while_others_are_being_written() {
     on_ranks(2, |comm| {
-        let (told, hears) = mpsc::channel();
+        let (sender, reports) = mpsc::channel();
         let builder = Reducer::builder().parameters(floats(&[3, 5])).first_bucket_bytes(1).bucket_bytes(1);
-        let mut reducer = builder.hook(Tell(told)).build(comm).unwrap();
+        let mut reducer = builder.hook(Report(sender)).build(comm).unwrap();
         for at in 0..2 {
             let step = reducer.begin().unwrap();
             let mut view = step.view::<f32>(0).unwrap();
             step.put(1, &[comm.rank() as f32; 5]).unwrap();
-            // The first bucket has been reduced, and the second is still being written.
-            assert_eq!(hears.recv_timeout(PATIENCE).unwrap(), (at, 0));
+            // The first bucket is reduced while the second is still being written.
+            assert_eq!(reports.recv_timeout(PATIENCE).unwrap(), (at, 0));
             view.fill(3.0);
             view.ready().unwrap();
-            assert_eq!(hears.recv_timeout(PATIENCE).unwrap(), (at, 1));
+            assert_eq!(reports.recv_timeout(PATIENCE).unwrap(), (at, 1));
             step.finish().unwrap();
             assert_eq!(reducer.gradient::<f32>(0).unwrap(), [3.0; 3]);
             assert_eq!(reducer.gradient::<f32>(1).unwrap(), [0.5; 5]);
@@ -464,18 +466,18 @@ fn full_buckets_are_reduced_while_others_are_being_written() {
 #[test]
 fn without_overlap_buckets_are_reduced_in_finish() {
     on_ranks(2, |comm| {
-        let (told, hears) = mpsc::channel();
+        let (sender, reports) = mpsc::channel();
         let builder = Reducer::builder().parameters(floats(&[3, 5])).first_bucket_bytes(1).bucket_bytes(1);
-        // Ranks need not agree on it.
-        let mut reducer = builder.hook(Tell(told)).overlap(comm.rank() == 1).build(comm).unwrap();
+        // The setting may differ between ranks.
+        let mut reducer = builder.hook(Report(sender)).overlap(comm.rank() == 1).build(comm).unwrap();
         let step = reducer.begin().unwrap();
         step.put(1, &[1.0f32; 5]).unwrap();
         step.put(0, &[1.0f32; 3]).unwrap();
         if comm.rank() == 0 {
-            assert!(hears.recv_timeout(Duration::from_millis(30)).is_err());
+            assert!(reports.recv_timeout(Duration::from_millis(30)).is_err());
         }
         step.finish().unwrap();
-        assert_eq!(hears.try_iter().collect::<Vec<_>>(), [(0, 0), (0, 1)]);
+        assert_eq!(reports.try_iter().collect::<Vec<_>>(), [(0, 0), (0, 1)]);
         if comm.rank() == 0 {
             assert_eq!(reducer.statistics().overlapped(), Duration::ZERO);
         }
@@ -491,7 +493,7 @@ fn a_hook_that_fails_or_panics_ends_the_step_on_all_ranks() {
         }
         fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> kolo::Result<()> {
             if comm.rank() == 1 {
-                assert!(!self.0, "a panic that a test wants");
+                assert!(!self.0, "the panic of a test");
                 bucket.elements::<f64>()?;
             }
             bucket.average(comm)
@@ -513,7 +515,7 @@ fn a_hook_that_fails_or_panics_ends_the_step_on_all_ranks() {
 }
 
 #[test]
-fn values_become_those_of_rank_0_or_their_average() {
+fn buffers_become_those_of_rank_0_or_their_average() {
     on_ranks(3, |comm| {
         let me = comm.rank();
         let parameters = [Parameter::new("w", [2, 2], DType::F32), Parameter::new("h", [3], DType::F16)];
@@ -563,19 +565,19 @@ fn ranks_without_input_join_the_steps_of_the_others() {
                 for at in 0..steps[comm.rank()] {
                     let active = steps.iter().filter(|&&steps| steps > at).count();
                     let step = reducer.begin().unwrap();
-                    // Gradients arrive in another order than they were described in.
+                    // Gradients arrive in another order than the parameters were described.
                     step.put(0, &[12.0f32; 3]).unwrap();
                     step.put(1, &[12.0f32; 5]).unwrap();
                     step.finish().unwrap();
                     let expected = if divides_by_world { 3.0 * active as f32 } else { 12.0 };
                     assert_eq!(reducer.gradient::<f32>(0).unwrap(), [expected; 3]);
                     weight -= 0.01 * reducer.gradient::<f32>(1).unwrap()[0];
-                    // Buffers of those that are still there.
+                    // The average of the buffers of ranks that have not joined.
                     mean[0] = comm.rank() as f32;
                     reducer.sync_buffers(&mut [TensorMut::from(&mut mean)], BufferSync::Average).unwrap();
                     let there = (0..4).filter(|&rank| steps[rank] > at);
                     assert_eq!(mean[0], there.clone().sum::<usize>() as f32 / there.count() as f32);
-                    // A root that has joined is refused, and changes nothing.
+                    // A root that has joined is rejected, and nothing changes.
                     let gone = (0..4).find(|&rank| steps[rank] <= at);
                     if let Some(gone) = gone {
                         let how = BufferSync::Broadcast(gone);
@@ -592,7 +594,7 @@ fn ranks_without_input_join_the_steps_of_the_others() {
                 if most > 0 {
                     assert_eq!(joined.last, steps.iter().position(|&steps| steps == most).unwrap());
                 }
-                // The next epoch: all have input again.
+                // In the next epoch all ranks have input again.
                 reducer.sync_buffers(&mut [TensorMut::from(&mut mean)], BufferSync::Broadcast(joined.last)).unwrap();
                 let step = reducer.begin().unwrap();
                 step.put(0, &[1.0f32; 3]).unwrap();
@@ -607,19 +609,19 @@ fn ranks_without_input_join_the_steps_of_the_others() {
     }
 }
 
-/// Buckets are made anew after the first step, but not before somebody begins another.
+/// Buckets are rebuilt after the first step, but only when the next step begins.
 #[test]
-fn gradients_stay_until_the_next_step_whatever_is_exchanged() {
+fn gradients_stay_until_the_next_step() {
     for uneven in [Uneven::No, Uneven::ByWorldSize, Uneven::ByRanksWithInput] {
         on_ranks(3, |comm| {
             let buffers = [Parameter::new("mean", [1], DType::F32)];
             let builder = Reducer::builder().parameters(floats(&[3, 5, 2])).buffers(buffers);
             let mut reducer = builder.uneven(uneven).first_bucket_bytes(1).bucket_bytes(1).build(comm).unwrap();
-            // Where ranks may have different numbers of steps, one has only the first.
+            // If ranks may have different numbers of steps, rank 1 has only the first one.
             let steps = if uneven != Uneven::No && comm.rank() == 1 { 1 } else { 4 };
             for at in 0..steps {
                 let step = reducer.begin().unwrap();
-                // In the order of which there was none before.
+                // In the order of the parameters, which is the reverse of the first buckets.
                 for (parameter, count) in [3, 5, 2].into_iter().enumerate() {
                     step.put(parameter, &vec![(parameter + 1) as f32; count]).unwrap();
                 }
@@ -636,20 +638,20 @@ fn gradients_stay_until_the_next_step_whatever_is_exchanged() {
                     );
                     assert_eq!(gradient.len(), count);
                 }
-                // Nor do they move: an address that C was given holds.
+                // The gradients do not move: an address that was handed to C stays valid.
                 assert_eq!(reducer.gradient::<f32>(0).unwrap().as_ptr().addr(), first);
             }
             if uneven != Uneven::No {
                 reducer.join(|_| Ok(())).unwrap();
             }
-            // They were made anew at last.
+            // Now the buckets are rebuilt.
             assert_eq!(reducer.statistics().buckets.iter().map(|bucket| bucket.bytes).collect::<Vec<_>>(), [12, 20, 8]);
         });
     }
 }
 
 #[test]
-fn ranks_that_call_different_things_hear_it() {
+fn ranks_that_make_different_calls_get_an_error() {
     on_ranks(2, |comm| {
         let buffers = [Parameter::new("mean", [1], DType::F32)];
         let builder = Reducer::builder().parameters(floats(&[3])).buffers(buffers).uneven(Uneven::ByWorldSize);
@@ -658,7 +660,7 @@ fn ranks_that_call_different_things_hear_it() {
             reducer.sync_buffers(&mut [TensorMut::from(&mut vec![1.0f32])], BufferSync::Average).unwrap_err()
         } else {
             let step = reducer.begin().unwrap();
-            // Whether that comes before or after it was heard.
+            // The call may come before or after this rank learns of the failure.
             let put = step.put(0, &[1.0f32; 3]);
             put.and_then(|()| step.finish()).unwrap_err()
         };
@@ -685,7 +687,7 @@ fn two_reducers_of_one_communicator_do_not_disturb_each_other() {
             (0..2).map(|i| Reducer::builder().parameters(floats(&[3 + i])).build(comm).unwrap()).collect();
         let (first, second) = reducers.split_at_mut(1);
         let (one, two) = (first[0].begin().unwrap(), second[0].begin().unwrap());
-        // In another order on each rank, and with calls of the communicator between them.
+        // In a different order on each rank, with calls of the communicator between them.
         let value = [comm.rank() as f32; 4];
         if comm.rank() == 0 {
             one.put(0, &value[..3]).unwrap();

@@ -1,4 +1,5 @@
-//! The reducer's hooks, on ranks that are threads: compression, what it loses and what it must not, and local SGD.
+//! The hooks of the reducer on ranks that are threads: compression, its errors and their bounds,
+//! and local SGD.
 
 mod common;
 
@@ -7,7 +8,8 @@ use common::random;
 use kolo::ddp::{Compress, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven};
 use kolo::{DType, bf16, f16};
 
-/// Steps of a reducer with a hook, on the gradients that `gradient` gives: every step's result, which is the same on all ranks.
+/// Runs steps of a reducer with a hook on the gradients of `gradient`. Returns the result of each
+/// step, which is the same on all ranks.
 fn reduced(
     world: usize,
     parameters: &[Parameter],
@@ -62,7 +64,7 @@ narrow! {
     bf16, |x| bf16::from_f32(x), x.to_f32();
 }
 
-/// A number in -1..1, by place.
+/// Returns a number in -1..1 for a place.
 fn noise(rank: usize, step: usize, parameter: usize, element: usize) -> f32 {
     let place = ((rank * 1000 + step) * 100 + parameter) * 100_000 + element;
     (random(5, place as u64) % 20_001) as f32 / 10_000.0 - 1.0
@@ -80,7 +82,7 @@ fn model() -> Vec<Parameter> {
 }
 
 #[test]
-fn fewer_bits_are_close() {
+fn compressed_gradients_are_close() {
     let model = model();
     let plain = reduced(3, &model, |builder| builder, 2, noise);
     let near = |hook: fn(ReducerBuilder) -> ReducerBuilder, tolerance: f32| {
@@ -90,7 +92,7 @@ fn fewer_bits_are_close() {
         }
         assert_ne!(compressed, plain, "nothing was compressed");
     };
-    // Each of three terms below 1/3, and their sum, is rounded once.
+    // Each of the three terms, which are below 1/3, is rounded once, and so is their sum.
     near(|builder| builder.hook(Compress::f16()), 4.0 * f16::EPSILON.to_f32());
     near(|builder| builder.hook(Compress::bf16()), 4.0 * bf16::EPSILON.to_f32());
 }
@@ -103,7 +105,7 @@ fn sums_of_compressed_gradients_stay_in_range() {
 
 #[test]
 fn power_sgd_sends_gradients_of_its_rank_whole() {
-    // Products of two vectors, the same on all ranks up to a factor.
+    // Each gradient is a product of two vectors, the same on all ranks up to a factor.
     let model: Vec<Parameter> = model().into_iter().filter(|parameter| parameter.dtype != DType::BF16).collect();
     let gradient = |rank: usize, step: usize, parameter: usize, element: usize| {
         let columns: usize = model[parameter].shape[1..].iter().product();
@@ -118,7 +120,7 @@ fn power_sgd_sends_gradients_of_its_rank_whole() {
 }
 
 #[test]
-fn what_power_sgd_does_not_send_it_sends_later() {
+fn power_sgd_sends_later_what_it_does_not_send_now() {
     let model = model();
     for hook in [
         (|builder| builder.hook(PowerSgd::new(1))) as fn(ReducerBuilder) -> ReducerBuilder,
@@ -126,7 +128,7 @@ fn what_power_sgd_does_not_send_it_sends_later() {
         |builder| builder.hook(PowerSgd::new(4)),
         |builder| builder.hook(PowerSgd::new(2).start_after(2)),
     ] {
-        // Gradients for some steps, then none: everything arrives in the end.
+        // After some steps with gradients, steps with zeros must deliver the rest.
         let given = |rank, step, parameter, element| if step < 5 { noise(rank, step, parameter, element) } else { 0.0 };
         let plain = reduced(3, &model, |builder| builder, 5, given);
         let power = reduced(3, &model, hook, 400, given);
@@ -135,8 +137,8 @@ fn what_power_sgd_does_not_send_it_sends_later() {
             let missing = |element| sum(&plain, element) - sum(&power[..until], element);
             (0..plain[0].len()).map(|element| missing(element).abs()).fold(0.0, f64::max)
         };
-        assert!(distance(5) > 0.1, "all was sent at once: nothing was compressed");
-        // bf16 rounds what it receives, and the rounding is fed back, too.
+        assert!(distance(5) > 0.1, "nothing was compressed: all was sent at once");
+        // bf16 rounds what it receives, and the rounding error is fed back too.
         assert!(distance(400) < 0.01, "{} is missing", distance(400));
     }
 }
@@ -151,12 +153,13 @@ fn power_sgd_survives_gradients_that_are_not_finite() {
     let power = reduced(2, &parameters, |builder| builder.hook(PowerSgd::new(2)), 4, given);
     assert!(power[1].iter().any(|value| !value.is_finite()));
     assert!(power[2..].iter().flatten().all(|value| value.is_finite()));
-    assert!(power[2..].iter().all(|step| step.iter().any(|&value| value != 0.0)), "it came back from zeros");
+    assert!(power[2..].iter().all(|step| step.iter().any(|&value| value != 0.0)), "the hook sends only zeros");
 }
 
 #[test]
-fn power_sgd_trains_to_where_averaging_does() {
-    // Least squares: the gradient of every rank is that of its own target; the best is their average.
+fn power_sgd_trains_to_the_same_optimum_as_averaging() {
+    // Least squares: each rank has the gradient of its own target, and the optimum is the average
+    // of the targets.
     let (rows, columns) = (12, 18);
     let ends = on_ranks(2, |comm| {
         let parameters = [Parameter::new("w", [rows, columns], DType::F32)];
@@ -195,12 +198,13 @@ fn local_sgd_averages_parameters_now_and_then() {
             averaged.push(averager.after_step(&mut reducer, &mut [TensorMut::from(&mut weight)]).unwrap());
         }
         assert_eq!(averaged, [false, false, false, false, true, false, false, true]);
-        // Two steps of the average, then as many steps of each rank's own as make the same.
+        // Two averaged steps, and local steps that sum up to the same on each rank.
         assert_eq!(weight[0], 4.0);
     });
 }
 
-/// What was not averaged is not divided otherwise either, and ranks that have joined keep count of the steps.
+/// Gradients that are not averaged are not divided either, and ranks that have joined count the
+/// steps.
 #[test]
 fn local_sgd_leaves_gradients_alone_when_ranks_have_joined() {
     on_ranks(4, |comm| {
@@ -221,7 +225,7 @@ fn local_sgd_leaves_gradients_alone_when_ranks_have_joined() {
         }
         assert_eq!(weight[0], if steps > 0 { 9.0 } else { own });
         reducer.join(|_| Ok(())).unwrap();
-        // Of the next epoch it is the second step after which all average.
+        // In the next epoch, all ranks average after the second step.
         for at in 0..2 {
             let step = reducer.begin().unwrap();
             step.put(0, &[own; 4]).unwrap();

@@ -1,4 +1,4 @@
-//! What ranks report of a failure: soon, and all the same.
+//! What ranks report about a failure: soon, and the same on all of them.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::{on_every_transport, run};
 use kolo::{Cause, Error, Op, ReduceOp, Transport, Waited};
 
-/// Far less than the deadline of an operation, far more than anything here takes.
+/// Far less than the deadline of an operation, far more than a report takes.
 const SOON: Duration = Duration::from_secs(20);
 
 fn soon<T>(what: impl FnOnce() -> T) -> T {
@@ -24,7 +24,7 @@ fn an_abort_ends_the_waits_of_all() {
         let me = comm.rank();
         if me == 2 {
             std::thread::scope(|scope| {
-                // It waits for a rank that does not come.
+                // This call waits for a rank that does not send.
                 let blocked = scope.spawn(|| soon(|| comm.recv(&mut [0u8; 4], 0)));
                 let receive = comm.start_recv(vec![0u8; 4], 1).unwrap();
                 assert!(matches!(receive.wait_timeout(Duration::from_millis(20)), Ok(Waited::Pending(_))));
@@ -41,9 +41,9 @@ fn an_abort_ends_the_waits_of_all() {
     });
 }
 
-/// No link was ever opened between the two, and no other rank tells.
+/// The two ranks never had a link, and no other rank reports the failure.
 #[test]
-fn who_aborts_or_leaves_before_there_is_a_link_is_missed_soon() {
+fn a_rank_that_aborts_or_leaves_before_it_has_a_link_is_noticed_soon() {
     for aborts in [true, false] {
         let all_are_there = Barrier::new(3);
         on_every_transport(3, |comm| match (all_are_there.wait(), comm.rank()).1 {
@@ -57,7 +57,7 @@ fn who_aborts_or_leaves_before_there_is_a_link_is_missed_soon() {
             }
             1 if aborts => comm.abort(),
             1 => drop(comm),
-            // Stays, and says nothing.
+            // Rank 2 stays and sends nothing.
             _ => match soon(|| comm.recv(&mut [0u8; 4], 1)) {
                 Err(Error::Peer { rank: 1, .. }) => {}
                 other => panic!("{other:?}"),
@@ -66,9 +66,9 @@ fn who_aborts_or_leaves_before_there_is_a_link_is_missed_soon() {
     }
 }
 
-/// Rank 0 waits for two messages of the same kind at the same time. No link was opened to the rank that leaves.
+/// Rank 0 waits for two messages at the same time. It has no link to the rank that leaves.
 #[test]
-fn a_rank_that_leaves_is_missed_soon_by_one_of_several_receives() {
+fn a_rank_that_leaves_is_noticed_soon_by_one_of_several_receives() {
     let all_are_there = Barrier::new(3);
     let is_over = Barrier::new(2);
     on_every_transport(3, |comm| {
@@ -91,7 +91,7 @@ fn a_rank_that_leaves_is_missed_soon_by_one_of_several_receives() {
 
 /// Ranks 0 and 3 wait for rank 1 before they wait for rank 2, and rank 1 receives from any rank.
 #[test]
-fn who_has_left_is_named_by_those_who_wait_for_another() {
+fn a_rank_that_left_is_named_by_ranks_that_wait_for_another() {
     let all_are_there = Barrier::new(4);
     on_every_transport(4, |comm| {
         all_are_there.wait();
@@ -107,16 +107,17 @@ fn who_has_left_is_named_by_those_who_wait_for_another() {
     });
 }
 
-/// Rank 3 receives from any rank, of which rank 2 has left; the others wait for rank 3 elsewhere.
+/// Rank 3 receives from any rank after rank 2 has left. The other ranks wait for rank 3 in another
+/// call.
 #[test]
-fn who_has_left_is_named_by_those_who_wait_for_a_receive_from_any_rank() {
+fn a_rank_that_left_is_named_by_ranks_that_wait_for_a_receive_from_any_rank() {
     let all_are_there = Barrier::new(4);
     for first in [0, 3] {
-        // Whose deadline passes first.
+        // The deadline of rank `first` passes first.
         let timeout = |rank| Duration::from_millis(if rank == first { 3000 } else { 6000 });
         let options = |rank: usize, builder: kolo::Builder| builder.transport(Transport::Tcp).timeout(timeout(rank));
         run(4, options, |comm| {
-            // All have links.
+            // All ranks have links.
             comm.all_to_all(&[0u8; 4], &mut [0u8; 4]).unwrap();
             all_are_there.wait();
             let result = match comm.rank() {
@@ -132,9 +133,10 @@ fn who_has_left_is_named_by_those_who_wait_for_a_receive_from_any_rank() {
     }
 }
 
-/// A receive from any rank reaches its deadline. Of the ranks that might send, one has left and another is busy elsewhere.
+/// A receive from any rank reaches its deadline. Of the ranks that might send, one has left and one
+/// makes no call.
 #[test]
-fn whoever_receives_from_anybody_names_who_has_left() {
+fn a_receive_from_any_rank_names_the_rank_that_left() {
     let (all_are_there, has_failed) = (Barrier::new(3), Barrier::new(2));
     let options = |_: usize, builder: kolo::Builder| builder.transport(Transport::Tcp).timeout(Duration::from_millis(600));
     run(3, options, |comm| {
@@ -151,7 +153,8 @@ fn whoever_receives_from_anybody_names_who_has_left() {
     });
 }
 
-/// A rank sends and leaves. Another rank sends later than the health thread reports ranks that are gone.
+/// A rank leaves, after it has sent or without sending. Another rank sends after the failure
+/// detector has reported the first one as gone.
 #[test]
 fn a_rank_that_has_left_does_not_end_a_receive_from_any_other() {
     let has_left = Barrier::new(3);
@@ -160,7 +163,7 @@ fn a_rank_that_has_left_does_not_end_a_receive_from_any_other() {
             let (mut word, sender) = ([0u8; 1], 3 - left);
             let rank = comm.rank();
             if !sends {
-                // Not while a link to it is being opened.
+                // The rank leaves before another rank opens a link to it.
                 let stays = (rank != left).then_some(comm);
                 has_left.wait();
                 match stays {
@@ -189,8 +192,8 @@ fn a_rank_that_has_left_does_not_end_a_receive_from_any_other() {
     }
 }
 
-/// Rank 0 waits for any rank, so it has opened links to the others. Rank 1, which sends nothing, leaves the communicator; or it
-/// leaves a part of it and stays in the whole.
+/// Rank 0 receives from any rank, so it has opened links to the others. Rank 1 sends nothing and
+/// leaves the communicator, or it leaves a part of it and stays in the whole.
 #[test]
 fn a_rank_that_leaves_says_so_to_ranks_that_have_just_connected() {
     for leaves_part in [false, true] {
@@ -198,7 +201,7 @@ fn a_rank_that_leaves_says_so_to_ranks_that_have_just_connected() {
         on_every_transport(3, |comm| {
             let rank = comm.rank();
             let part = leaves_part.then(|| comm.split(0, rank).unwrap());
-            // What is left of rank 1 ends when all is over.
+            // The whole communicator lives until the end of the test.
             let (comm, _whole) = match part {
                 Some(part) => (part, Some(comm)),
                 None => (comm, None),
@@ -220,12 +223,12 @@ fn a_rank_that_leaves_says_so_to_ranks_that_have_just_connected() {
     }
 }
 
-/// Rank 0 leaves when what it has sent fills the memory of the link.
+/// Rank 0 leaves when its messages fill the memory of the link.
 #[test]
 fn a_rank_whose_messages_fill_the_link_says_that_it_leaves() {
-    // The rings of links on the heap and between processes, but for the header of the message.
+    // The sizes of rings on the heap and between processes, less the header of the message.
     for len in [128 << 10, 256 << 10].map(|ring: usize| ring - 48) {
-        // All of it, and all but what a link keeps for the last message.
+        // The whole ring, and the ring without the space that a link reserves for its last message.
         for len in [len, len - 64] {
             let has_left = Barrier::new(2);
             on_every_transport(3, |comm| match comm.rank() {
@@ -250,9 +253,9 @@ fn a_rank_whose_messages_fill_the_link_says_that_it_leaves() {
     }
 }
 
-/// Rank 2 sends and leaves; rank 1 sends nothing, and stays.
+/// Rank 2 sends and leaves. Rank 1 sends nothing and stays.
 #[test]
-fn a_rank_that_sent_before_it_left_is_not_the_one_that_a_receive_misses() {
+fn a_receive_does_not_name_a_rank_that_sent_before_it_left() {
     let (has_left, has_failed) = (Barrier::new(3), Barrier::new(2));
     let options = |_: usize, builder: kolo::Builder| builder.timeout(Duration::from_secs(2));
     run(3, options, |comm| match comm.rank() {
@@ -278,7 +281,7 @@ fn a_rank_that_sent_before_it_left_is_not_the_one_that_a_receive_misses() {
 }
 
 #[test]
-fn who_is_idle_hears_of_an_abort_too() {
+fn an_idle_rank_learns_of_an_abort() {
     let (all_are_there, aborted) = (Barrier::new(3), Barrier::new(3));
     on_every_transport(3, |comm| {
         all_are_there.wait();
@@ -294,7 +297,7 @@ fn who_is_idle_hears_of_an_abort_too() {
     });
 }
 
-/// Whether a rank hears of an abort before it calls, or only then.
+/// A rank may learn of an abort before its call or during it.
 #[test]
 fn an_error_of_a_message_has_the_number_of_the_message() {
     let (all_are_there, aborted) = (Barrier::new(3), Barrier::new(3));
@@ -309,7 +312,7 @@ fn an_error_of_a_message_has_the_number_of_the_message() {
             comm.abort();
         }
         aborted.wait();
-        // Most have heard of it by then.
+        // By then most ranks have learnt of the abort.
         std::thread::sleep(Duration::from_millis(300));
         let (result, number) = match comm.rank() {
             0 => (comm.recv(&mut [0u8; 4], 1), 1),
@@ -323,13 +326,15 @@ fn an_error_of_a_message_has_the_number_of_the_message() {
     });
 }
 
-/// Rank 1 keeps rank 2 waiting, rank 2 keeps rank 3, and so on: not the one for which each waits is to blame.
+/// Rank 2 waits for rank 1, rank 3 for rank 2, and so on. All ranks must name rank 1, and not the
+/// rank for which they wait.
 #[test]
-fn at_the_deadline_all_name_the_one_who_keeps_everybody_waiting() {
+fn at_the_deadline_all_name_the_rank_for_which_all_wait() {
     for algorithm in [kolo::Algorithm::Ring, kolo::Algorithm::RecursiveDoubling, kolo::Algorithm::Binomial] {
         let all_have_failed = Barrier::new(6);
         let options = |rank: usize, builder: kolo::Builder| {
-            // The ranks' deadlines pass in another order than they wait for each other.
+            // The deadlines pass in another order than the one in which the ranks wait for each
+            // other.
             let timeout = Duration::from_millis([900, 900, 700, 500, 1100, 600][rank]);
             builder.algorithm(algorithm).transport(Transport::Tcp).timeout(timeout)
         };
@@ -345,11 +350,11 @@ fn at_the_deadline_all_name_the_one_who_keeps_everybody_waiting() {
     }
 }
 
-/// Rank 2 comes to no call of all, since it waits for another rank in a communicator of some.
+/// Rank 2 does not make the call, because it waits for another rank in another communicator.
 #[test]
-fn who_waits_in_another_communicator_is_named_with_whom_it_waits_for() {
+fn a_rank_that_waits_in_another_communicator_is_named_with_the_awaited_rank() {
     let (has_failed, is_over) = (Barrier::new(3), Barrier::new(4));
-    // Rank 3 is not of the communicator in which rank 0 waits.
+    // Rank 3 is not a member of the communicator in which rank 0 waits.
     for (awaited, transport) in [(1, Transport::Tcp), (3, Transport::Auto)] {
         let options = |rank: usize, builder: kolo::Builder| {
             builder.transport(transport).timeout(Duration::from_secs(if rank == 0 { 3 } else { 600 }))
@@ -377,7 +382,7 @@ fn who_waits_in_another_communicator_is_named_with_whom_it_waits_for() {
                 has_failed.wait();
             }
             is_over.wait();
-            // Only now, so that nobody waits for a rank that panics.
+            // The checks come last, so that no rank waits for one that panics.
             if me == 0 {
                 let error = error.unwrap();
                 let text = error.to_string();
@@ -394,9 +399,10 @@ fn who_waits_in_another_communicator_is_named_with_whom_it_waits_for() {
     }
 }
 
-/// Rank 2 waits among some for rank 1, which waits among all for rank 3: that one keeps them all waiting.
+/// Rank 2 waits for rank 1 in a part of the ranks, and rank 1 waits for rank 3 in the whole. So all
+/// ranks wait for rank 3.
 #[test]
-fn the_way_to_the_culprit_leads_through_other_communicators() {
+fn the_culprit_is_found_through_other_communicators() {
     let (is_waiting, has_failed) = (Barrier::new(2), Barrier::new(3));
     let options = |rank: usize, builder: kolo::Builder| builder.timeout(Duration::from_secs(if rank == 0 { 3 } else { 600 }));
     run(4, options, |comm| {
@@ -421,7 +427,7 @@ fn the_way_to_the_culprit_leads_through_other_communicators() {
         if matches!(comm.rank(), 0 | 3) {
             has_failed.wait();
         }
-        // Only now, so that nobody waits for a rank that panics.
+        // The checks come last, so that no rank waits for one that panics.
         match (comm.rank(), result) {
             (0 | 1, Err(Error::Peer { rank: 3, cause: Cause::Absent { elsewhere: None, .. }, .. })) => {}
             (2, Err(_)) | (3, Ok(())) => {}
@@ -430,9 +436,9 @@ fn the_way_to_the_culprit_leads_through_other_communicators() {
     });
 }
 
-/// Two ranks fail at the same time, and different ranks notice one or the other first.
+/// Two ranks fail at the same time, and each survivor notices one or the other first.
 #[test]
-fn of_two_failures_all_name_the_same() {
+fn if_two_ranks_fail_all_name_the_same_one() {
     for round in 0..10 {
         let (named, all_are_there) = (Mutex::new(Vec::new()), Barrier::new(6));
         let options =
@@ -440,7 +446,8 @@ fn of_two_failures_all_name_the_same() {
         run(6, options, |comm| {
             let me = comm.rank();
             comm.barrier().unwrap();
-            // Who has come through may abort what others are about to come through.
+            // Without this barrier, a rank that has completed the collective may abort it on ranks
+            // that have not.
             all_are_there.wait();
             if me == 1 || me == 4 {
                 comm.abort();
@@ -455,12 +462,12 @@ fn of_two_failures_all_name_the_same() {
 }
 
 #[test]
-fn a_communicator_that_is_made_tells_all_when_a_rank_does_not_come() {
+fn a_split_fails_on_all_ranks_if_one_takes_no_part() {
     run(
         3,
         |_, builder| builder.timeout(Duration::from_millis(500)),
         |comm| {
-            // Rank 2 does not take part in making the second one.
+            // Rank 2 does not take part in the split.
             let second = if comm.rank() == 2 { Err(comm.recv(&mut [0u8], 0).unwrap_err()) } else { comm.split(0, 0).map(drop) };
             let error = soon(|| second.unwrap_err());
             assert!(error.culprit().is_some(), "{error}");

@@ -1,4 +1,5 @@
-//! What communicators cost: descriptors and shared memory, counted in the processes that hold them.
+//! The descriptors and the shared memory that communicators need, counted in the processes that
+//! hold them.
 #![cfg(target_os = "linux")]
 
 use std::collections::BTreeMap;
@@ -12,17 +13,18 @@ use kolo::{Communicator, ReduceOp};
 const RANKS: usize = 8;
 const SPLITS: usize = 1000;
 
-/// The variable that makes this program a rank, with the rank in it.
+/// The variable that makes this program a rank. It has the number of the rank.
 const RANK: &str = "KOLO_TEST_SCALE_RANK";
 const STORE: &str = "KOLO_TEST_SCALE_STORE";
 
-/// The open descriptors of this process.
+/// Returns the number of open descriptors of this process.
 fn descriptors() -> usize {
-    // Without the one with which they are listed.
+    // Less the descriptor with which they are listed.
     std::fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 
-/// The memory files of this process: for each, its inode, its length, and the bytes that it takes if it is open.
+/// Returns the memory files of this process by inode: the length, and the allocated bytes if the
+/// file is open.
 fn segments() -> BTreeMap<u64, (u64, Option<u64>)> {
     let mut found = BTreeMap::new();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -42,7 +44,7 @@ fn segments() -> BTreeMap<u64, (u64, Option<u64>)> {
     found
 }
 
-/// One rank: makes the communicators, uses each of them, and prints what they cost.
+/// Runs as one rank: creates the communicators, uses each of them, and prints what they need.
 fn be_a_rank(rank: usize) {
     let builder = Communicator::builder().rank(rank).world_size(RANKS).store(std::env::var(STORE).unwrap());
     let comm = builder.start_timeout(Duration::from_secs(120)).timeout(Duration::from_secs(600)).connect().unwrap();
@@ -59,12 +61,12 @@ fn be_a_rank(rank: usize) {
     let before = descriptors();
     let mut parts = Vec::new();
     for number in 0..SPLITS {
-        // In turns, another rank is the first of its part.
+        // The ranks take turns as the first rank of a part.
         let part = comm.split(0, (rank + number) % RANKS).unwrap();
         use_it(&part);
         parts.push(part);
     }
-    // All of them still work.
+    // All communicators still work.
     parts.iter().rev().step_by(SPLITS / 10).for_each(use_it);
     comm.barrier().unwrap();
     println!("DESCRIPTORS {before} {}", descriptors());
@@ -74,7 +76,7 @@ fn be_a_rank(rank: usize) {
     comm.barrier().unwrap();
 }
 
-/// Not a test of its own: what the ranks of the tests below run.
+/// Not a test: the ranks of the test below run it.
 #[test]
 fn rank() {
     if let Ok(rank) = std::env::var(RANK) {
@@ -117,7 +119,8 @@ fn a_thousand_communicators_of_eight_ranks_fit_1024_descriptors_and_256_mebibyte
             entry.1 = entry.1.or(u64::try_from(words[2]).ok());
         }
     }
-    // No more than their lengths; where one of the ranks has the file open, what it takes.
+    // A segment takes at most its length. Where a rank has the file open, the allocated bytes are
+    // known.
     let most: u64 = segments.values().map(|(len, _)| len).sum();
     let taken: u64 = segments.values().map(|(len, taken)| taken.unwrap_or(*len)).sum();
     println!("{} segments of {most} bytes take {taken} of at most {shared_memory}", segments.len());

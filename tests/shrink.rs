@@ -1,4 +1,4 @@
-//! How the survivors of a failure go on.
+//! How the survivors of a failure continue.
 
 mod common;
 
@@ -7,15 +7,15 @@ use std::sync::{Barrier, Mutex};
 use common::{DEADLINE, on_every_transport, run};
 use kolo::{Communicator, Error, ReduceOp};
 
-/// Everybody's rank in the first communicator, in the order of this one.
-fn everybody(comm: &Communicator, me: usize) -> Vec<u64> {
+/// Returns the members of this communicator, in order, as ranks of the first one.
+fn first_ranks(comm: &Communicator, me: usize) -> Vec<u64> {
     let mut ranks = vec![0; comm.world_size()];
     comm.all_gather(&[me as u64], &mut ranks).unwrap();
     ranks
 }
 
 #[test]
-fn survivors_go_on_in_their_order() {
+fn survivors_continue_in_their_order() {
     for gone in [0, 2, 4] {
         on_every_transport(5, |comm| {
             let me = comm.rank();
@@ -26,23 +26,23 @@ fn survivors_go_on_in_their_order() {
             comm.barrier().unwrap_err();
             let fewer = comm.shrink().unwrap();
             let left: Vec<u64> = (0..5).filter(|&rank| rank != gone as u64).collect();
-            assert_eq!(everybody(&fewer, me), left);
+            assert_eq!(first_ranks(&fewer, me), left);
             assert_eq!(fewer.rank() as u64, left.iter().position(|&rank| rank == me as u64).unwrap() as u64);
-            // What is made of it is whole.
+            // The new communicator has all features.
             let mut word = [1u8; 100_000];
             fewer.all_reduce(&mut word, ReduceOp::Sum).unwrap();
             assert_eq!(word, [4; 100_000]);
-            assert_eq!(everybody(&fewer.split(0, me).unwrap(), me), left);
+            assert_eq!(first_ranks(&fewer.split(0, me).unwrap(), me), left);
             let buf = fewer.start_all_reduce(vec![1u32; 9], ReduceOp::Sum).unwrap().wait().unwrap();
             assert_eq!(buf, [4; 9]);
-            // The old one has ended.
+            // The old communicator has ended.
             assert!(matches!(comm.barrier(), Err(Error::Revoked { .. })));
         });
     }
 }
 
 #[test]
-fn survivors_of_survivors_go_on_down_to_one() {
+fn survivors_of_survivors_continue_down_to_one() {
     on_every_transport(4, |comm| {
         let me = comm.rank();
         let mut comm = comm;
@@ -59,25 +59,25 @@ fn survivors_of_survivors_go_on_down_to_one() {
 }
 
 #[test]
-fn without_a_failure_everybody_goes_on() {
+fn without_a_failure_all_ranks_continue() {
     on_every_transport(3, |comm| {
         let all = comm.shrink().unwrap();
-        assert_eq!(everybody(&all, comm.rank()), [0, 1, 2]);
+        assert_eq!(first_ranks(&all, comm.rank()), [0, 1, 2]);
         let all = all.shrink().unwrap();
-        assert_eq!(everybody(&all, comm.rank()), [0, 1, 2]);
+        assert_eq!(first_ranks(&all, comm.rank()), [0, 1, 2]);
     });
 }
 
 #[test]
-fn who_is_at_fault_and_comes_too_late_is_told_so() {
+fn a_rank_that_comes_too_late_learns_that_it_was_excluded() {
     let left = Mutex::new(0);
     let went_on = Barrier::new(3);
     let asked = Barrier::new(3);
-    // The survivors have the same deadline for what they do afterwards.
+    // The deadline also holds for what the survivors do afterwards.
     let options = |_, builder: kolo::Builder| builder.timeout(DEADLINE);
     run(3, options, |comm| {
         if comm.rank() != 1 {
-            // Rank 1 does not come, and is there all the same.
+            // Rank 1 is alive, but does not make this call.
             comm.barrier().unwrap_err();
         }
         if comm.rank() == 1 {
@@ -90,7 +90,7 @@ fn who_is_at_fault_and_comes_too_late_is_told_so() {
             return;
         }
         let fewer = comm.shrink().unwrap();
-        // As a program would: of the one that failed, nothing is kept.
+        // As in a program, which drops the failed communicator.
         drop(comm);
         *left.lock().unwrap() += fewer.world_size();
         fewer.barrier().unwrap();

@@ -1,4 +1,4 @@
-//! Ranks that cannot come together say why, and what to do.
+//! How ranks connect, and what their errors say if they cannot.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kolo::{Algorithm, Communicator, Error, ReduceOp, Store, StoreProblem, TcpStoreServer, Transport};
 
-/// A name for one test's store.
+/// Returns a new name for a store.
 fn fresh() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     format!("kolo-start-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
@@ -23,7 +23,7 @@ fn file_url(path: &std::path::Path) -> String {
     format!("file://{}", path.display())
 }
 
-/// Connects ranks on threads of their own, with options by position; returns what each of them got.
+/// Connects ranks, each on its own thread and with options by position. Returns the result of each.
 fn connect(count: usize, options: impl Fn(usize, kolo::Builder) -> kolo::Builder + Sync) -> Vec<kolo::Result<Communicator>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..count)
@@ -31,7 +31,7 @@ fn connect(count: usize, options: impl Fn(usize, kolo::Builder) -> kolo::Builder
                 let options = &options;
                 scope.spawn(move || {
                     let result = options(i, Communicator::builder().rank(i).world_size(count)).connect();
-                    // All stay connected until all have tried.
+                    // All ranks stay connected until all have tried.
                     if let Ok(comm) = &result {
                         comm.barrier().unwrap();
                     }
@@ -44,7 +44,7 @@ fn connect(count: usize, options: impl Fn(usize, kolo::Builder) -> kolo::Builder
 }
 
 #[test]
-fn every_store_brings_ranks_together() {
+fn every_store_connects_ranks() {
     let path = temporary();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut urls = vec![
@@ -64,20 +64,20 @@ fn every_store_brings_ranks_together() {
             assert_eq!(result.unwrap().world_size(), 3, "{url}");
         }
     }
-    assert!(!path.exists(), "nothing is left of a file store");
-    // One of the program's own.
+    assert!(!path.exists(), "the file of the store is left");
+    // A store of the program.
     let guest: Arc<dyn Store> = Arc::new(Memory::default());
     for result in connect(2, |_, builder| builder.store_object(guest.clone())) {
         result.unwrap();
     }
 }
 
-/// The same for all ranks, another for every run of the test.
-/// A launcher that serves the store of the environment knows nothing of one that the program names: rank 0 serves that.
+/// A launcher that serves the store of the environment does not serve a store that the program
+/// names: rank 0 does.
 #[test]
 fn a_store_that_the_program_names_is_not_the_launchers() {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "every_store_brings_ranks_together"])
+        .args(["--exact", "every_store_connects_ranks"])
         .env("KOLO_STORE_SERVED", "1")
         .env("KOLO_STORE", "tcp://127.0.0.1:1")
         .env("KOLO_START_TIMEOUT", "60")
@@ -87,12 +87,13 @@ fn a_store_that_the_program_names_is_not_the_launchers() {
     assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Returns a job name that is the same for all ranks and different for every run of the test.
 fn fresh_job(url: &str) -> String {
     format!("{url} {}", std::process::id())
 }
 
 #[test]
-fn what_rank_0_sets_holds_for_all() {
+fn settings_of_rank_0_hold_for_all_ranks() {
     let url = format!("hash://{}", fresh());
     let results = connect(2, |rank, builder| {
         let builder = builder.store(&url);
@@ -110,7 +111,7 @@ fn what_rank_0_sets_holds_for_all() {
 }
 
 #[test]
-fn missing_ranks_are_listed_on_all_that_came() {
+fn missing_ranks_are_listed_on_all_others() {
     let path = temporary();
     for url in [format!("hash://{}", fresh()), file_url(&path)] {
         let began = Instant::now();
@@ -124,11 +125,11 @@ fn missing_ranks_are_listed_on_all_that_came() {
         }
         assert!(began.elapsed() >= Duration::from_millis(500));
     }
-    assert!(!path.exists(), "nothing is left of a file store");
+    assert!(!path.exists(), "the file of the store is left");
 }
 
 #[test]
-fn without_rank_0_the_others_say_so() {
+fn without_rank_0_the_others_name_it() {
     let url = format!("hash://{}", fresh());
     let result = Communicator::builder().rank(1).world_size(2).store(url).start_timeout(Duration::from_millis(200)).connect();
     match result.unwrap_err() {
@@ -143,7 +144,7 @@ fn without_rank_0_the_others_say_so() {
 }
 
 #[test]
-fn world_sizes_that_differ_are_named_by_everybody() {
+fn different_world_sizes_are_named_by_all_ranks() {
     let url = format!("hash://{}", fresh());
     let began = Instant::now();
     let results = connect(3, |i, builder| builder.world_size([3, 3, 4][i]).store(&url));
@@ -153,15 +154,15 @@ fn world_sizes_that_differ_are_named_by_everybody() {
             other => panic!("{other}"),
         }
     }
-    assert!(began.elapsed() < Duration::from_secs(20), "it does not take the deadline to find out");
+    assert!(began.elapsed() < Duration::from_secs(20), "the ranks waited for their deadline");
 
-    // Rank 0's world is complete without the one who expects more.
+    // Rank 0 expects one rank less, so its world is complete.
     let url = format!("hash://{}", fresh());
     let results = connect(2, |i, builder| {
         let (rank, world) = [(0, 1), (1, 2)][i];
         builder.rank(rank).world_size(world).store(&url).start_timeout(Duration::from_millis(300))
     });
-    assert!(results[0].is_ok(), "a group of one needs nobody");
+    assert!(results[0].is_ok(), "a world of one does not wait");
     assert!(matches!(results[1].as_ref().unwrap_err(), Error::Missing { .. }));
 }
 
@@ -186,8 +187,8 @@ fn two_ranks_0_are_named() {
 }
 
 #[test]
-fn what_a_crashed_run_left_in_a_store_does_not_matter() {
-    // A former run's keys, whole: a generation, cards of all ranks and a book.
+fn values_of_a_crashed_run_in_a_store_do_no_harm() {
+    // All keys of an earlier run: a generation, the peer infos of all ranks and the peer table.
     type Log = Mutex<Vec<(String, Vec<u8>)>>;
     struct Recording(Arc<dyn Store>, Arc<Log>);
     impl Store for Recording {
@@ -211,14 +212,15 @@ fn what_a_crashed_run_left_in_a_store_does_not_matter() {
     let results = connect(2, |_, builder| builder.store_object(Arc::new(Recording(first.clone(), log.clone()))));
     assert!(results.into_iter().all(|result| result.is_ok()));
 
-    // A new run finds all of it; its rank 1 comes first.
+    // A new run finds all of these keys. Its rank 1 comes first.
     let second = Arc::new(Memory::default());
     for (key, value) in log.lock().unwrap().iter() {
         second.set(key, value, Duration::ZERO).unwrap();
     }
     let results = connect(2, |rank, builder| {
         if rank == 0 {
-            // Once rank 1 has met the former run's keys, and has looked again for longer than it takes to find a living rank.
+            // Rank 0 comes after rank 1 has read the earlier run's keys many times, for longer than
+            // it takes to find a living rank.
             let deadline = Instant::now() + Duration::from_secs(60);
             while second.gets.load(Ordering::Relaxed) < 150 && Instant::now() < deadline {
                 std::thread::yield_now();
@@ -232,10 +234,10 @@ fn what_a_crashed_run_left_in_a_store_does_not_matter() {
     assert!(second.gets.load(Ordering::Relaxed) >= 150, "rank 1 did not wait for rank 0");
 }
 
-/// Whoever can write to a store and does not know the secret is noticed, whatever it changes.
+/// A change by a process that can write to the store and does not know the secret is noticed.
 #[test]
-fn what_somebody_changes_in_a_store_is_noticed() {
-    /// Changes what is read of keys that end so.
+fn a_changed_value_in_a_store_is_noticed() {
+    /// Changes the values of keys that end with `end`.
     struct Relaying {
         store: Memory,
         end: &'static str,
@@ -256,14 +258,14 @@ fn what_somebody_changes_in_a_store_is_noticed() {
             self.store.claim(key, value, timeout)
         }
     }
-    // A relay has another address in place of a rank's.
+    // Replaces the address of a rank, as a relay would.
     fn address(_: &Memory, _: &str, mut value: Vec<u8>) -> Vec<u8> {
         let at =
             value.windows(9).position(|text| text == b"127.0.0.1").or_else(|| value.windows(3).position(|text| text == b"10."));
         value[at.unwrap_or(40)] ^= 1;
         value
     }
-    // What another rank wrote.
+    // Returns the value of another rank.
     fn of_another(store: &Memory, key: &str, _: Vec<u8>) -> Vec<u8> {
         let other = key.replace("rank/1", "rank/0");
         store.get(&other, Duration::ZERO).unwrap().unwrap()
@@ -271,7 +273,7 @@ fn what_somebody_changes_in_a_store_is_noticed() {
     fn nothing(_: &Memory, _: &str, _: Vec<u8>) -> Vec<u8> {
         Vec::new()
     }
-    // All by rank 0 alone, or by the others, or by all of them together.
+    // Some values are read by rank 0, some by the other ranks, some by all.
     type Change = fn(&Memory, &str, Vec<u8>) -> Vec<u8>;
     let cases: [(&'static str, Change); 5] =
         [("/rank/1", address), ("/rank/1", of_another), ("/rank/1", nothing), ("/table", address), ("/hosts", address)];
@@ -288,7 +290,8 @@ fn what_somebody_changes_in_a_store_is_noticed() {
                     assert!(key.ends_with(end) && store == "relaying", "{key}");
                     noticed += 1;
                 }
-                // Rank 0 reads neither its own book nor its own list of hosts, and misses those who do not go on.
+                // Rank 0 does not read its own peer table and list of hosts. It notices the ranks
+                // that do not continue.
                 Err(Error::Peer { .. }) if end != "/rank/1" => {}
                 other => panic!("{end}: {other:?}"),
             }
@@ -297,7 +300,8 @@ fn what_somebody_changes_in_a_store_is_noticed() {
     }
 }
 
-/// Ranks of one job with different secrets, or of which some have none, do not meet, and say so at their deadline.
+/// Ranks of one job with different secrets, or some of them without one, do not connect, and say so
+/// at their deadline.
 #[test]
 fn ranks_with_different_secrets_say_so() {
     for (secrets, others_say) in [
@@ -322,7 +326,7 @@ fn ranks_with_different_secrets_say_so() {
     }
 }
 
-/// The plainest store.
+/// A minimal store in memory.
 #[derive(Default)]
 struct Memory {
     values: Mutex<std::collections::BTreeMap<String, Vec<u8>>>,
@@ -357,7 +361,7 @@ impl Store for Memory {
 }
 
 #[test]
-fn wrong_settings_are_refused_at_once() {
+fn wrong_settings_are_rejected_at_once() {
     let began = Instant::now();
     let start = |url: &str| Communicator::builder().rank(0).world_size(2).store(url).connect().unwrap_err();
     for (url, hint) in [("http://x:1", "file:///path"), ("tcp://host", "it has no port"), ("file://relative/x", "three slashes")]
@@ -409,9 +413,9 @@ fn ranks_of_another_job_or_without_the_secret_stay_out() {
 }
 
 #[test]
-fn hosts_are_what_can_share_memory_and_what_is_declared() {
+fn hosts_are_ranks_that_share_memory_or_declare_the_same_host() {
     if !cfg!(target_os = "linux") {
-        common::not_run("shared memory is built for Linux only so far");
+        common::not_run("shared memory is supported on Linux only");
         return;
     }
     let url = format!("hash://{}", fresh());
@@ -453,11 +457,11 @@ fn a_large_world_starts() {
 /// Whether this process is root, which some tests need.
 #[cfg(target_os = "linux")]
 fn is_root() -> bool {
-    // SAFETY: it only asks.
+    // SAFETY: the call has no requirements.
     unsafe { libc::geteuid() == 0 }
 }
 
-/// A file system that answers nothing: everything that is asked of it waits for its server, which is this test.
+/// A file system that never answers: every call waits for its server, which is this test.
 #[cfg(target_os = "linux")]
 struct SilentFiles {
     path: PathBuf,
@@ -473,12 +477,12 @@ impl SilentFiles {
         let server = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
         let path = temporary();
-        // What waits for the file system is answered with an error when its server is closed.
+        // When the server is closed, waiting calls return an error.
         Some(SilentFiles { _mount: Mount::new(&path, "fuse", 0, &options)?, path, _server: server })
     }
 }
 
-/// A file system of this test's own.
+/// A file system that is mounted for one test.
 #[cfg(target_os = "linux")]
 struct Mount(std::ffi::CString);
 
@@ -506,9 +510,10 @@ impl Drop for Mount {
     }
 }
 
-/// Rank 0 creates the file, and the others wait for it; but none waits where no file can be created.
+/// Rank 0 creates the file of a store, and the other ranks wait for it. No rank waits if the file
+/// cannot be created.
 #[test]
-fn a_folder_that_cannot_take_the_stores_file_is_named_at_once() {
+fn a_folder_in_which_the_stores_file_cannot_be_created_is_named_at_once() {
     let began = Instant::now();
     let refused = |folder: &std::path::Path, why: &str| {
         for rank in [1, 0] {
@@ -542,7 +547,7 @@ fn a_folder_that_cannot_take_the_stores_file_is_named_at_once() {
         std::fs::remove_dir(&path).unwrap();
         common::not_run("a store in a folder that is read-only or full; it needs root");
     }
-    assert!(began.elapsed() < Duration::from_secs(100), "a rank has waited for its deadline");
+    assert!(began.elapsed() < Duration::from_secs(100), "a rank waited for its deadline");
 }
 
 #[cfg(target_os = "linux")]
@@ -564,7 +569,7 @@ fn a_hung_file_system_ends_the_start_at_its_deadline() {
     let error =
         builder(1).store(format!("hash://{}", fresh())).secret_file(files.path.join("secret")).connect().unwrap_err().to_string();
     assert!(error.contains("secret_file") && error.contains("did not answer in time"), "{error}");
-    // A start that needs no file does not wait behind the one that hangs.
+    // A start that needs no file does not wait for one that hangs.
     let error = builder(1).store(format!("hash://{}", fresh())).secret([7; 32]).connect().unwrap_err();
     assert!(matches!(error, Error::Missing { .. }), "{error}");
     let error = builder(1).store(format!("hash://{}", fresh())).connect().unwrap_err();
@@ -576,7 +581,8 @@ fn a_hung_file_system_ends_the_start_at_its_deadline() {
     }
 }
 
-/// What `kolo run` and `kolo doctor` read of the environment, in a process that has a file there which is never read.
+/// Tests how `kolo run` and `kolo doctor` read a secret file that hangs, in another process with
+/// that environment.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_secret_file_on_a_hung_file_system_is_given_up() {
@@ -606,7 +612,7 @@ fn a_secret_file_on_a_hung_file_system_is_given_up() {
     while inside.try_wait().unwrap().is_none() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Otherwise the process waits for the file until the file system ends.
+    // The process must end before the file system does.
     let has_ended = inside.try_wait().unwrap().is_some();
     drop(files);
     let output = inside.wait_with_output().unwrap();
@@ -614,7 +620,7 @@ fn a_secret_file_on_a_hung_file_system_is_given_up() {
     assert!(has_ended && output.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// Says to the test that it runs inside, where the name server is silent.
+/// Set in the process of the test in which the name server is silent.
 #[cfg(target_os = "linux")]
 const SILENT_NAMES: &str = "KOLO_START_TEST_SILENT_NAMES";
 
@@ -628,7 +634,7 @@ fn a_silent_name_server_ends_the_start_at_its_deadline() {
         return common::not_run("a_silent_name_server_ends_the_start_at_its_deadline; it needs root");
     }
     let configuration = temporary();
-    // Of its own accord the resolver would give up after two and a half minutes.
+    // By itself the resolver would give up after two and a half minutes.
     std::fs::write(&configuration, "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n").unwrap();
     let script = "ip link set lo up && mount --bind \"$1\" /etc/resolv.conf && exec \"$0\" --exact \
                   a_silent_name_server_ends_the_start_at_its_deadline --nocapture";
@@ -637,7 +643,7 @@ fn a_silent_name_server_ends_the_start_at_its_deadline() {
         .arg(std::env::current_exe().unwrap())
         .arg(&configuration)
         .env(SILENT_NAMES, "1")
-        // For what kolo doctor looks at.
+        // The settings that `kolo doctor` examines.
         .envs([("KOLO_RANK", "0"), ("KOLO_WORLD_SIZE", "2"), ("KOLO_STORE", SILENT_STORE), ("KOLO_START_TIMEOUT", "1s")])
         .output();
     std::fs::remove_file(&configuration).unwrap();
@@ -661,14 +667,14 @@ fn resolve_in_silence() {
     let began = Instant::now();
     let findings = kolo::doctor::examine();
     assert!(findings.iter().any(|it| it.subject == "store" && it.found.contains("no name server answered")), "{findings:?}");
-    assert!(began.elapsed() < Duration::from_secs(100), "the resolver has given up by itself");
+    assert!(began.elapsed() < Duration::from_secs(100), "the resolver gave up by itself");
     for rank in [0, 1] {
         let began = Instant::now();
         let builder = Communicator::builder().rank(rank).world_size(2).start_timeout(Duration::from_secs(1));
         let error = builder.store(SILENT_STORE).connect().unwrap_err().to_string();
         assert!(error.contains("no name server answered in time"), "{error}");
-        assert!(began.elapsed() < Duration::from_secs(100), "the resolver has given up by itself");
+        assert!(began.elapsed() < Duration::from_secs(100), "the resolver gave up by itself");
     }
     server.set_nonblocking(true).unwrap();
-    server.recv(&mut [0; 512]).expect("the resolver has asked");
+    server.recv(&mut [0; 512]).expect("the resolver sent a query");
 }

@@ -1,4 +1,4 @@
-//! Encrypted links, with certificates that the commands of `docs/settings.md` make.
+//! Encrypted links, with certificates that the commands in `docs/settings.md` create.
 #![cfg(feature = "tls")]
 
 mod common;
@@ -10,7 +10,8 @@ use std::sync::Barrier;
 use common::{Case, DEADLINE, PATIENCE, check, run};
 use kolo::{Builder, Cause, Communicator, DType, Error, Op, ReduceOp};
 
-/// A folder with an authority, a certificate and its key; `None` where they cannot be made.
+/// Returns a folder with an authority, a certificate and its key; `None` if they cannot be created
+/// here.
 fn certificates(name: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tls").join(name);
     std::fs::create_dir_all(&folder).unwrap();
@@ -28,7 +29,7 @@ fn certificates(name: &str) -> Option<PathBuf> {
     }
 }
 
-/// On hosts of their own, so that links go through the network.
+/// Puts each rank on its own host, so that links use the network.
 fn apart(folder: &Path, rank: usize, builder: Builder) -> Builder {
     let file = |name| folder.join(name);
     builder.host(format!("host{rank}")).tls(file("ca.pem"), file("rank.pem"), file("rank.key"))
@@ -43,7 +44,7 @@ fn every_operation_computes_what_it_should() {
         |comm| {
             let mut seed = 0;
             for &op in Op::ALL {
-                // One record, several, and more than is encrypted at once.
+                // One record, several records, and more than is encrypted at once.
                 for count in [1, 5000, 300_001] {
                     seed += 1;
                     let root = seed as usize % 3;
@@ -55,9 +56,9 @@ fn every_operation_computes_what_it_should() {
     );
 }
 
-/// Messages in both directions at once, larger than what any buffer on the way holds.
+/// Messages in both directions at once, each larger than all buffers between the ranks.
 #[test]
-fn nobody_waits_for_the_other_to_listen() {
+fn both_ranks_can_send_at_once() {
     let Some(folder) = certificates("both") else { return };
     run(
         2,
@@ -72,9 +73,9 @@ fn nobody_waits_for_the_other_to_listen() {
     );
 }
 
-/// What was encrypted and has not left yet is no place for a goodbye.
+/// After encrypted bytes that were not sent, a rank must not write a goodbye.
 #[test]
-fn after_a_message_that_was_cut_off_nothing_follows() {
+fn nothing_follows_a_truncated_message() {
     let Some(folder) = certificates("cut") else { return };
     let has_failed = Barrier::new(2);
     run(
@@ -97,14 +98,14 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
 }
 
 #[test]
-fn a_certificate_of_another_authority_is_not_believed() {
+fn a_certificate_of_another_authority_is_rejected() {
     let (Some(ours), Some(others)) = (certificates("ours"), certificates("others")) else { return };
     std::thread::scope(|scope| {
         for rank in 0..3 {
             let builder = Communicator::builder().rank(rank).world_size(3).store("hash://believes");
             let builder = apart(if rank == 1 { &others } else { &ours }, rank, builder);
             scope.spawn(move || match builder.connect() {
-                // Whose fault it is, nobody can know; but between whom.
+                // No rank can know which of the two is wrong, but the error names both.
                 Err(Error::Peer { cause: Cause::Tls(why), .. }) => assert!(why.contains(" 1"), "{why}"),
                 other => panic!("{other:?}"),
             });
@@ -112,9 +113,9 @@ fn a_certificate_of_another_authority_is_not_believed() {
     });
 }
 
-/// Whether the rank that shows it calls or is called.
+/// The rank with the wrong name connects or accepts.
 #[test]
-fn a_certificate_for_another_name_is_not_believed() {
+fn a_certificate_for_another_name_is_rejected() {
     let Some(folder) = certificates("names") else { return };
     let commands = r#"
         openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "/CN=kolo" -keyout other.key -out other.csr
@@ -156,7 +157,7 @@ fn all_ranks_encrypt_or_none() {
 }
 
 #[test]
-fn files_that_are_none_are_named() {
+fn invalid_files_are_named() {
     let Some(folder) = certificates("wrong") else { return };
     let file = |name| folder.join(name);
     for (files, named) in [

@@ -68,9 +68,7 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
     if window.autotune.wanted != CopyMode::Auto {
         // Logged once per host.
         if !may_read && window.rank == 0 {
-            tracing::warn!(
-                "the system does not let ranks read each other's memory, so buffers are staged; process_vm_readv needs permission"
-            );
+            tracing::warn!("the system does not let ranks read each other's memory; buffers are staged instead");
         }
         return Ok(if may_read { CopyMode::Cma } else { CopyMode::Staged });
     }

@@ -26,7 +26,7 @@ pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<
     (words[0], words[1]) = (call.input.ptr.expose_provenance() as u64, cannot_lend.into());
     let phase = window.exchange(context, words)?;
     keep_words(window, phase);
-    if window.told.iter().any(|words| words[1] != 0) {
+    if window.peer_words.iter().any(|words| words[1] != 0) {
         return Ok(false);
     }
     // Each rank begins at its own number, so that not all read from the same rank.
@@ -39,7 +39,7 @@ pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<
             // SAFETY: the caller of `Window::run` vouches for both buffers.
             unsafe { memory.copy(memory.input(&from), to, from.len()) };
         } else {
-            let address = window.told[peer][0] + (from.start * call.element) as u64;
+            let address = window.peer_words[peer][0] + (from.start * call.element) as u64;
             // SAFETY: the caller of `Window::run` vouches for the output. In place, peers read only
             // this rank's own block of it.
             unsafe { read(window, context, peer, address, to, from.len() * call.element)? };
@@ -51,8 +51,8 @@ pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<
 
 /// Keeps the words of all ranks in a phase, before the flag lines are used again.
 fn keep_words(window: &mut Window, phase: u32) {
-    for peer in 0..window.told.len() {
-        window.told[peer] = window.phases.line(peer, phase).words();
+    for peer in 0..window.peer_words.len() {
+        window.peer_words[peer] = window.phases.line(peer, phase).words();
     }
 }
 
@@ -103,7 +103,7 @@ pub(super) fn all_reduce(
     words[2] = (is_readable(call.input) && is_readable(call.output.as_const())).into();
     let phase = window.exchange(context, words)?;
     keep_words(window, phase);
-    if window.told.iter().any(|words| words[2] == 0) {
+    if window.peer_words.iter().any(|words| words[2] == 0) {
         return Ok(false);
     }
     reduce_chunk(window, context, memory, parts)?;
@@ -111,7 +111,7 @@ pub(super) fn all_reduce(
     // Each rank begins with the next one, so that not all read from the same rank.
     for peer in (1..ranks).map(|step| (rank + step) % ranks) {
         let theirs = chunk(call.count, ranks, peer);
-        let from = window.told[peer][1] + (theirs.start * call.element) as u64;
+        let from = window.peer_words[peer][1] + (theirs.start * call.element) as u64;
         // SAFETY: the caller of `Window::run` vouches for the output, of which peers read only this
         // rank's chunk.
         unsafe { read(window, context, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
@@ -120,7 +120,7 @@ pub(super) fn all_reduce(
     Ok(true)
 }
 
-/// Reduces this rank's chunk of all inputs to its output, block by block. `window.told` has the
+/// Reduces this rank's chunk of all inputs to its output, block by block. `window.peer_words` has the
 /// addresses of the inputs.
 fn reduce_chunk(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
     let Memory { call, rank, ranks } = memory;
@@ -140,7 +140,7 @@ fn reduce_chunk(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>
                 continue;
             }
             let copy = free.next().expect("the scratch memory has room for each peer").as_mut_ptr().cast::<u8>();
-            let from = window.told[peer][0] + (start * call.element) as u64;
+            let from = window.peer_words[peer][0] + (start * call.element) as u64;
             // SAFETY: each peer's part of the scratch memory holds a block.
             unsafe { read(window, context, peer, from, copy, bytes)? };
             parts.push(copy);

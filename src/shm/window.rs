@@ -58,7 +58,7 @@ pub(crate) struct Window {
     pub(super) inline: Vec<Words>,
     /// The words of all ranks, and what was read from other processes. Both are kept for their
     /// allocations.
-    pub(super) told: Vec<Words>,
+    pub(super) peer_words: Vec<Words>,
     pub(super) scratch: Vec<CacheLine>,
     /// How often this rank has read memory of another process.
     #[cfg(test)]
@@ -107,7 +107,7 @@ impl Window {
             autotune,
             parts: Vec::with_capacity(ranks),
             inline: vec![[0; WORDS]; ranks],
-            told: vec![[0; WORDS]; ranks],
+            peer_words: vec![[0; WORDS]; ranks],
             scratch: Vec::new(),
             #[cfg(test)]
             reads: 0,

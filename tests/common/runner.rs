@@ -1,22 +1,22 @@
-//! A runner for tests that start their own program as the ranks they need. What cannot run is
-//! printed and counted.
+//! A test runner for programs that start themselves as ranks. It prints and counts the tests that
+//! cannot run.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// How a test ended, unless it panicked.
+/// The outcome of a test that did not panic.
 pub(crate) enum Outcome {
-    /// With what it measured, if anything.
+    /// The test passed, with its measurements.
     Passed(String),
-    /// Why it cannot run here.
+    /// The test cannot run here, for this reason.
     NotRun(String),
 }
 
 pub(crate) type Test = (&'static str, fn() -> Outcome);
 
-/// Runs those tests that the arguments ask for, so many at a time, and says how they ended as
-/// cargo's own runner would.
+/// Runs the tests that the arguments select, `at_once` at a time, and prints their results in the
+/// form of cargo's runner.
 pub(crate) fn run(tests: &[Test], at_once: usize) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--list") {
@@ -48,7 +48,7 @@ pub(crate) fn run(tests: &[Test], at_once: usize) -> ExitCode {
     };
     std::thread::scope(|scope| (0..at_once).for_each(|_| _ = scope.spawn(work)));
     let [passed, failed, not_run] = [passed, failed, not_run].map(AtomicUsize::into_inner);
-    let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    println!("\ntest result: {verdict}. {passed} passed; {failed} failed; {not_run} ignored; 0 measured; 0 filtered out\n");
+    let result = if failed == 0 { "ok" } else { "FAILED" };
+    println!("\ntest result: {result}. {passed} passed; {failed} failed; {not_run} ignored; 0 measured; 0 filtered out\n");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

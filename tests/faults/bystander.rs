@@ -1,4 +1,5 @@
-//! Row 51: registered memory of which an operation uses a part, and other threads the rest, when a peer fails that writes there.
+//! Row 51: an operation uses a part of registered memory and other threads use the rest, when a
+//! peer that writes there fails.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -8,11 +9,12 @@ use crate::job::Job;
 use crate::rank::say;
 use crate::runner::Outcome::{self, Passed};
 
-/// The signal of a rank that sends itself one.
+/// The variable with the signal that a rank sends to itself.
 const SIGNAL: &str = "KOLO_TEST_SIGNAL";
 
-/// Registered memory that the failed operation did not use is other threads' all the time; what it used is the caller's alone when it
-/// has failed, be it that the rank at fault goes on later.
+/// Registered memory that the failed operation did not use belongs to other threads all the time.
+/// The memory that it used belongs to the caller alone after the failure, even if the rank at fault
+/// continues later.
 pub(crate) fn registered_memory() -> Outcome {
     for (signal, deadline) in [(libc::SIGKILL, 600_000), (libc::SIGSTOP, 3000)] {
         for _ in 0..3 {
@@ -30,26 +32,27 @@ pub(crate) fn registered_memory() -> Outcome {
     Passed(String::new())
 }
 
-/// All-reduces a part of a registered buffer until that fails. Meanwhile, and until the rank at fault has ended, a thread writes and
-/// reads the rest of it, and another registered buffer: whatever happens to the operation, nobody else touches those. When the
-/// operation has failed, nobody else touches the part, either.
+/// All-reduces a part of a registered buffer until that fails. Until the rank at fault has ended, a
+/// thread writes and reads the rest of the buffer and another registered buffer. No peer may ever
+/// access those, and after the failure no peer may access the part.
 ///
-/// Rank 2 is at fault: it sends itself a signal while it writes into the others' memory.
+/// Rank 2 is at fault: it sends itself a signal while it writes into its peers' memory.
 pub(crate) fn beside_an_operation(comm: &Communicator) -> Error {
     const USED: usize = 4_000_001;
-    // No border of a page.
+    // The part does not end at a page boundary.
     let mut buffer = comm.alloc::<u64>(USED + 100_000).unwrap();
     let mut apart = comm.alloc::<u64>(100_000).unwrap();
     let is_over = AtomicBool::new(false);
     let (used, rest) = buffer.split_at_mut(USED);
     if comm.rank() == 2 {
-        // The first word of its slice, which it writes everywhere before the rest of the slice.
+        // The first word of its chunk, which it writes on all ranks before the rest of the chunk.
         let word = used.as_mut_ptr().wrapping_add(USED - USED / 3).expose_provenance();
         let signal = std::env::var(SIGNAL).unwrap().parse().unwrap();
         std::thread::spawn(move || {
-            // SAFETY: the process lives no longer than the memory. Looking at it while it is lent is a part of the fault.
+            // SAFETY: the memory lives as long as the process. Reading it while it is lent is a
+            // part of the fault.
             let seen = || unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(word)) }.load(Ordering::Relaxed);
-            // Its own words are even, the others' odd.
+            // Its own words are even, those of its peers odd.
             while seen() < 16 || seen().is_multiple_of(2) {
                 std::hint::spin_loop();
             }
@@ -79,11 +82,11 @@ pub(crate) fn beside_an_operation(comm: &Communicator) -> Error {
             say(&format!("wrong words: {wrong}"));
             return failure;
         }
-        unreachable!("rank 2 ends it")
+        unreachable!("rank 2 ends the loop")
     })
 }
 
-/// Writes memory and counts the words that are something else afterwards.
+/// Writes memory and counts the words that have changed afterwards.
 fn wrong_words(memory: &mut [u64]) -> usize {
     static ROUND: AtomicU64 = AtomicU64::new(1);
     let round = ROUND.fetch_add(1, Ordering::Relaxed);
@@ -91,8 +94,8 @@ fn wrong_words(memory: &mut [u64]) -> usize {
     std::hint::black_box(&mut *memory).iter().filter(|&&word| word != round).count()
 }
 
-/// Whether a process of this machine has ended, be it that nobody has asked how.
-fn has_ended(pid: u32) -> bool {
+/// Whether a process of this machine has ended. It may be a zombie.
+pub(crate) fn has_ended(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }

@@ -1,4 +1,4 @@
-//! What a rank says of an error, in one line: the rank writes it, the test reads it.
+//! An error of a rank as one line, which the rank writes and the test reads.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub(crate) struct Failure {
     pub(crate) at: u64,
     /// The kind of the error: the variant of [`Error`].
     pub(crate) kind: String,
-    /// The operation and its number: as the error has them, and as the rank counts them itself.
+    /// The operation and its sequence number, as the error has them and as the rank counted them.
     pub(crate) operation: String,
     pub(crate) called: String,
     /// The rank at fault, its host and its process.
@@ -21,14 +21,15 @@ pub(crate) struct Failure {
     pub(crate) host: String,
     pub(crate) pid: u32,
     pub(crate) cause: String,
-    /// The two ranks whose calls differ.
+    /// The two ranks of a call mismatch.
     pub(crate) pair: Vec<usize>,
-    /// What a user reads.
+    /// The message of the error.
     pub(crate) text: String,
 }
 
 impl Failure {
-    /// Of a call as the rank made it: the operation, and which of its communicator's it was.
+    /// Describes an error. `call` is the call as the rank made it: the operation, and its number on
+    /// the communicator.
     pub(crate) fn of(error: &Error, call: Option<(Op, u64)>) -> Failure {
         let called = call.map_or_else(String::new, |(op, seq)| format!("{op} seq={seq}"));
         let base = Failure { at: now(), called, culprit: error.culprit(), text: error.to_string(), ..Failure::default() };
@@ -60,7 +61,7 @@ impl Failure {
     pub(crate) fn parse(line: &str) -> Failure {
         let fields: Vec<&str> = line.split('\t').collect();
         let [at, kind, operation, called, culprit, host, pid, cause, pair, text] = fields[..] else {
-            panic!("not what a rank says of a failure: {line:?}")
+            panic!("not a rank's line about a failure: {line:?}")
         };
         let owned = |field: &str| field.to_owned();
         Failure {
@@ -78,7 +79,7 @@ impl Failure {
     }
 }
 
-/// The line.
+/// The line that [`Failure::parse`] reads.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Failure { at, kind, operation, called, culprit, host, pid, cause, pair, text } = self;
@@ -89,7 +90,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The variant of an error.
+/// Returns the name of an error's variant.
 pub(crate) fn kind(error: &Error) -> &'static str {
     match error {
         Error::Argument { .. } => "Argument",

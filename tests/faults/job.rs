@@ -1,4 +1,5 @@
-//! Starts ranks, injects faults into them, hears what they say, and checks what all of them owe after a failure.
+//! Starts ranks, injects faults into them, reads their output, and checks what all survivors report
+//! after a failure.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -9,43 +10,57 @@ use std::time::{Duration, Instant};
 use crate::failure::Failure;
 use crate::rank::{DEADLINE, WORKER};
 
-/// When a test gives up: far more than anything here takes.
+/// The time after which a test gives up: far more than a healthy rank needs.
 pub(crate) const LATE: Duration = Duration::from_secs(120);
 
 pub(crate) const SECRET: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 
-/// The processes of one test, which end with it.
+/// The bytes of [`SECRET`].
+pub(crate) fn secret() -> [u8; 32] {
+    std::array::from_fn(|i| u8::from_str_radix(&SECRET[2 * i..2 * i + 2], 16).unwrap())
+}
+
+/// Waits until something is so. Panics with `otherwise` if it never is.
+pub(crate) fn wait_until(otherwise: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + LATE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{otherwise}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The processes of one test, which are killed at its end.
 pub(crate) struct Job {
     ranks: Vec<Process>,
     lines: Receiver<(usize, String)>,
     sender: Sender<(usize, String)>,
-    /// What was heard and not asked for yet.
+    /// The lines that were read and not used yet, with their rank.
     heard: Vec<(usize, String)>,
 }
 
 struct Process {
     child: Child,
-    /// What the others call its host.
+    /// The name that its peers have for its host.
     host: String,
 }
 
-/// What all survivors say of a failure.
+/// What all survivors report about a failure.
 pub(crate) struct Told {
     pub(crate) cause: String,
-    /// Of one of them.
+    /// The message of one survivor.
     pub(crate) text: String,
-    /// How long after the fault the last of them knew.
+    /// The time from the fault to the report of the last survivor.
     pub(crate) after: Duration,
 }
 
-/// A place for a store's file, and a name for its job.
+/// Returns a new URL of a store's file, and a new name of a job.
 pub(crate) fn fresh() -> (String, String) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("kolo-faults-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     (format!("file://{}", std::env::temp_dir().join(&name).display()), name)
 }
 
-/// A rank of this program, with all that it needs.
+/// Returns the command that runs this program as a rank.
 pub(crate) fn rank(task: &str, rank: usize, world: usize, store: &str, job: &str) -> Command {
     configured(Command::new(std::env::current_exe().unwrap()), task, rank, world, store, job)
 }
@@ -63,8 +78,8 @@ pub(crate) fn configured(mut command: Command, task: &str, rank: usize, world: u
     command
 }
 
-/// How long this machine takes, just now, to start a process and to hear of its end: the slowest of several. What kolo does at
-/// once is measured by it.
+/// Measures how long this machine needs at the moment to start a process and to notice its end.
+/// Returns the slowest of several. Bounds for kolo are multiples of this.
 pub(crate) fn pace() -> Duration {
     let start = || {
         let began = Instant::now();
@@ -75,32 +90,34 @@ pub(crate) fn pace() -> Duration {
     (0..5).map(|_| start()).max().unwrap()
 }
 
-/// How long something may take that takes `usual` at most on a machine that does nothing else. No machine is that slow that it
-/// starts two hundred processes meanwhile.
+/// Returns the bound for something that takes at most `usual` on an idle machine. On a busy machine
+/// it is the time in which two hundred processes start.
 pub(crate) fn at_most(usual: Duration) -> Duration {
     usual.max(200 * pace())
 }
 
-/// What is known at once, since a connection ends or a process does, is known in less than this.
+/// The bound for what a rank learns at once, because a connection or a process ends.
 pub(crate) const AT_ONCE: Duration = Duration::from_millis(500);
 
-/// What a rank finds out by asking others is known in less than this: it waits for 150 ms before it asks, and asks twice.
+/// The bound for what a rank finds out by asking its peers: it waits for 150 ms before it asks, and
+/// asks twice.
 pub(crate) const ASKED: Duration = Duration::from_secs(1);
 
-/// Checks that something took no longer than it usually does at most.
+/// Checks that something took no longer than `usual`, as far as this machine is not busy.
 pub(crate) fn in_time(what: &str, took: Duration, usual: Duration) {
     let most = at_most(usual);
-    assert!(took < most, "{what}: it took {took:?}, and {most:?} is long, as busy as this machine is");
+    assert!(took < most, "{what}: took {took:?}; the bound on this machine is {most:?} at the moment");
 }
 
 impl Job {
-    /// Ranks that have not been started.
+    /// Returns a job without ranks.
     pub(crate) fn empty() -> Job {
         let (sender, lines) = channel();
         Job { ranks: Vec::new(), lines, sender, heard: Vec::new() }
     }
 
-    /// `world` ranks with a task, a deadline in milliseconds, and more of their environment.
+    /// Starts `world` ranks with a task and a deadline in milliseconds. `more` adds to their
+    /// environment.
     pub(crate) fn start(task: &str, world: usize, deadline: u64, more: impl Fn(usize, &mut Command)) -> Job {
         let (store, name) = fresh();
         let mut job = Job::empty();
@@ -113,7 +130,7 @@ impl Job {
         job
     }
 
-    /// Starts one more.
+    /// Starts one more rank.
     pub(crate) fn add(&mut self, mut command: Command) {
         let declared = command.get_envs().find(|(name, _)| *name == "KOLO_HOST").and_then(|(_, value)| value);
         let declared = declared.map(|host| host.to_str().unwrap().to_owned());
@@ -137,22 +154,23 @@ impl Job {
     }
 
     pub(crate) fn signal(&self, rank: usize, signal: i32) {
-        // SAFETY: the process is this one's child, and was not waited for.
+        // SAFETY: the process is a child of this one that was not waited for.
         assert_eq!(unsafe { libc::kill(self.pid(rank) as i32, signal) }, 0);
     }
 
-    /// Waits until a rank says something that begins so, and returns the rest of it.
+    /// Waits until a rank writes a line that begins with `start`, and returns the rest of the line.
     pub(crate) fn hear(&mut self, rank: usize, start: &str) -> String {
         self.hear_all(rank, &[start], start.len())
     }
 
-    /// Waits until a rank logs a line with all of these.
+    /// Waits until a rank logs a line that contains all of `parts`.
     pub(crate) fn hear_log(&mut self, rank: usize, parts: &[&str]) -> String {
         let parts: Vec<&str> = ["log "].iter().chain(parts).copied().collect();
         self.hear_all(rank, &parts, 4)
     }
 
-    /// Waits for a line that begins with the first of `parts` and has all others; returns what comes after `skip` letters.
+    /// Waits for a line that begins with the first of `parts` and contains the others. Returns the
+    /// line without its first `skip` bytes.
     fn hear_all(&mut self, rank: usize, parts: &[&str], skip: usize) -> String {
         let deadline = Instant::now() + LATE;
         let is_it = |line: &str| line.starts_with(parts[0]) && parts.iter().all(|part| line.contains(part));
@@ -161,18 +179,18 @@ impl Job {
             if let Some(at) = self.heard.iter().position(|(from, line)| *from == rank && is_it(line)) {
                 return self.heard.remove(at).1[skip..].trim().to_owned();
             }
-            assert!(!has_ended, "rank {rank} ended and did not say {parts:?}; what was said: {:#?}", self.heard);
+            assert!(!has_ended, "rank {rank} ended without a line with {parts:?}; other lines: {:#?}", self.heard);
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.heard.push(line),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    panic!("rank {rank} did not say {parts:?}; what was said: {:#?}", self.heard)
+                    panic!("rank {rank} wrote no line with {parts:?}; other lines: {:#?}", self.heard)
                 }
             }
             has_ended = parts[0] != "end" && self.said(rank, "end");
         }
     }
 
-    /// Whether a rank has said something that begins so.
+    /// Whether a rank has written a line that begins with `start`.
     pub(crate) fn has_said(&mut self, rank: usize, start: &str) -> bool {
         if let Ok(line) = self.lines.recv_timeout(Duration::from_millis(20)) {
             self.heard.push(line);
@@ -184,45 +202,55 @@ impl Job {
         self.heard.iter().any(|(from, line)| *from == rank && line.starts_with(start))
     }
 
-    /// Waits until ranks are in the middle of their work.
+    /// Waits until all ranks report progress three times more, so that they work after what has
+    /// happened.
+    pub(crate) fn all_go_on(&mut self) {
+        for _ in 0..3 {
+            self.all_work();
+        }
+    }
+
+    /// Waits until all ranks report progress.
     pub(crate) fn all_work(&mut self) {
         for rank in 0..self.ranks.len() {
             self.hear(rank, "ready");
         }
     }
 
-    /// Waits until all have said something that begins so.
+    /// Waits until all ranks have written a line that begins with `start`, and returns the rest of
+    /// the lines.
     pub(crate) fn all_say(&mut self, start: &str) -> Vec<String> {
         (0..self.ranks.len()).map(|rank| self.hear(rank, start)).collect()
     }
 
-    /// What a rank says of its failure.
+    /// Waits for a rank's failure and returns it.
     pub(crate) fn failure(&mut self, rank: usize) -> Failure {
         Failure::parse(&self.hear(rank, "failed"))
     }
 
-    /// The same, and keeps it for later.
+    /// The same, but keeps the line for later.
     pub(crate) fn peek_failure(&mut self, rank: usize) -> Failure {
         let line = self.hear(rank, "failed");
         self.heard.push((rank, format!("failed {line}")));
         Failure::parse(&line)
     }
 
-    /// Whether a rank logs a line with all of these before it says that it has failed.
+    /// Waits for a rank's failure. Returns whether the rank has logged a line that contains all of
+    /// `parts` before.
     pub(crate) fn hears_log_before_failing(&mut self, rank: usize, parts: &[&str]) -> bool {
         let failure = self.hear(rank, "failed");
         let is_it = |(from, line): &(usize, String)| {
             *from == rank && line.starts_with("log ") && parts.iter().all(|part| line.contains(part))
         };
-        // A rank's lines come in the order in which it says them.
+        // The lines of a rank arrive in the order in which it writes them.
         let is_logged = self.heard.iter().any(is_it);
         self.heard.push((rank, format!("failed {failure}")));
         is_logged
     }
 
-    /// What the table of faults calls F: each of these ranks gets an error that names the rank at fault, its host and process, the
-    /// operation as this rank called it, its number, and the cause, which is the same for all and one of `causes`; see also
-    /// [`Job::lives_on`].
+    /// Checks what docs/faults.md calls F: each of these ranks gets an error that names the rank at
+    /// fault, its host and process, the operation as this rank called it, its sequence number, and
+    /// the cause. The cause is the same for all and one of `causes`. Also checks [`Job::lives_on`].
     pub(crate) fn all_name(&mut self, ranks: &[usize], culprit: usize, causes: &[&str], since: u64) -> Told {
         let failures: Vec<Failure> = ranks.iter().map(|&rank| self.failure(rank)).collect();
         for (failure, rank) in failures.iter().zip(ranks) {
@@ -243,15 +271,16 @@ impl Job {
         Told { cause: failures[0].cause.clone(), text: failures[0].text.clone(), after }
     }
 
-    /// A rank after a failure: every later call says that the communicator is revoked, and why; no thread, descriptor or segment is
-    /// left when it has dropped it; and the process ends by itself, in good order.
+    /// Checks a rank after a failure: every later call returns that the communicator is revoked,
+    /// and why. After dropping the communicator, the rank has no thread, descriptor or segment
+    /// left, and its process ends without an error.
     pub(crate) fn lives_on(&mut self, rank: usize) {
         self.hear(rank, "revoked");
         assert!(!self.said(rank, "usable"), "rank {rank}: {:#?}", self.heard);
         self.ends_clean(rank);
     }
 
-    /// A rank leaves nothing behind, and ends in good order.
+    /// Checks that a rank leaves nothing behind and that its process ends without an error.
     pub(crate) fn ends_clean(&mut self, rank: usize) {
         self.hear(rank, "clean");
         self.hear(rank, "end");

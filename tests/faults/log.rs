@@ -1,4 +1,4 @@
-//! What the library logs in a rank becomes a line of what the rank says.
+//! Turns the log of the library into lines of a rank's output.
 
 use std::fmt::{Debug, Write as _};
 
@@ -8,7 +8,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::rank::say;
 
-/// Has everything from INFO up said: `log WARN message field=value`.
+/// Writes every log event from INFO on as a line: `log WARN message field=value`.
 pub(crate) fn say_all() {
     tracing::subscriber::set_global_default(Log).unwrap();
 }

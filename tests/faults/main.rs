@@ -1,7 +1,8 @@
-//! What kolo survives: real processes, one fault each. Every test is named after a row of docs/faults.md.
+//! Fault injection into real processes, one fault each. A test is named after its row in
+//! docs/faults.md.
 //!
-//! Without `KOLO_TEST_WORKER` this program is a test runner; it starts itself with it as the ranks ([`rank`]). What cannot run
-//! here is printed and counted.
+//! Without `KOLO_TEST_WORKER` this program is a test runner, which starts itself with that variable
+//! as the ranks ([`rank`]). It prints and counts the tests that cannot run here.
 
 #[cfg(target_os = "linux")]
 mod bystander;
@@ -94,6 +95,6 @@ fn main() -> std::process::ExitCode {
         }
         return std::process::ExitCode::SUCCESS;
     }
-    // Most of them wait most of the time.
+    // Most tests wait most of the time.
     runner::run(TESTS, 4)
 }

@@ -1,4 +1,5 @@
-//! Faults between hosts, which are network namespaces of this machine: rows 4 to 6, and of 13 to 15, 25 and 34 what needs hosts.
+//! Faults between hosts, which are network namespaces of this machine: rows 4 to 6, and the parts
+//! of rows 13 to 15, 25 and 34 that need hosts.
 
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
@@ -11,7 +12,7 @@ use crate::rank::{DEADLINE, now};
 use crate::runner::Outcome::{self, NotRun, Passed};
 use crate::wire::{Weather, Wire};
 
-/// Two hosts on one machine, each a namespace with an address of its own, with a wire between them.
+/// Two hosts on one machine: namespaces with their own addresses and a wire between them.
 pub(crate) struct Hosts {
     names: [String; 2],
     addresses: [&'static str; 2],
@@ -32,7 +33,7 @@ fn run(program: &str, arguments: &str) -> Result<String, String> {
     }
 }
 
-/// Where ranks 0, 1 and 2 are.
+/// The hosts of ranks 0, 1 and 2.
 pub(crate) type Layout = [usize; 3];
 
 impl Hosts {
@@ -53,26 +54,26 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// A program on a host.
+    /// Returns a command that runs a program on a host.
     fn command(&self, host: usize) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[host]]);
         command
     }
 
-    /// Does something on the host at the other end of this one's wire.
+    /// Runs `work` on the host at the other end of the wire of host `called`.
     pub(crate) fn within<T: Send>(&self, called: usize, work: impl FnOnce() -> T + Send) -> T {
         let namespace = std::fs::File::open(format!("/run/netns/{}", self.names[1 - called])).unwrap();
-        // A thread has a namespace of its own, if it asks for one.
+        // A thread may have another namespace than its process.
         let work = move || {
-            // SAFETY: the file is open, and of a namespace.
+            // SAFETY: the file is open and belongs to a namespace.
             assert_eq!(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
             work()
         };
         std::thread::scope(|scope| scope.spawn(work).join().unwrap())
     }
 
-    /// Ranks on these hosts, which meet at the first of the hosts.
+    /// Starts ranks on these hosts, with a store on the host of rank 0.
     pub(crate) fn start(&self, task: &str, layout: Layout, deadline: u64) -> Job {
         let address = self.addresses[layout[0]];
         self.start_at(&format!("tcp://{address}:29778"), task, layout, deadline, |host| {
@@ -94,6 +95,14 @@ impl Hosts {
     }
 }
 
+/// Runs a test on two hosts, if this machine can have them.
+pub(crate) fn between_hosts(addresses: [&'static str; 2], test: impl FnOnce(&Hosts) -> Outcome) -> Outcome {
+    match Hosts::new(addresses) {
+        Ok(hosts) => test(&hosts),
+        Err(why) => NotRun(why),
+    }
+}
+
 impl Drop for Hosts {
     fn drop(&mut self) {
         for name in &self.names {
@@ -104,175 +113,162 @@ impl Drop for Hosts {
 
 /// Ranks 0 and 1 share a host.
 pub(crate) const PAIR: Layout = [0, 0, 1];
-/// Rank 1 is on another host than the others.
+/// Rank 1 is on another host than ranks 0 and 2.
 const APART: Layout = [0, 1, 0];
 
-/// Ranks on two hosts that were given no secret meet at a file that both hosts reach.
+/// Ranks on two hosts that have no secret connect through a file that both hosts reach.
 pub(crate) fn file_store() -> Outcome {
-    let hosts = match Hosts::new(V4) {
-        Ok(hosts) => hosts,
-        Err(why) => return NotRun(why),
-    };
-    let mut job = Job::empty();
-    let (store, name) = fresh();
-    for (rank, host) in PAIR.into_iter().enumerate() {
-        let mut command = hosts.command(host);
-        command.arg(std::env::current_exe().unwrap());
-        let mut command = configured(command, "once", rank, 3, &store, &name);
-        command.env_remove("KOLO_SECRET");
-        job.add(command);
-    }
-    job.all_say("done");
-    Passed(String::new())
+    between_hosts(V4, |hosts| {
+        let mut job = Job::empty();
+        let (store, name) = fresh();
+        for (rank, host) in PAIR.into_iter().enumerate() {
+            let mut command = hosts.command(host);
+            command.arg(std::env::current_exe().unwrap());
+            let mut command = configured(command, "once", rank, 3, &store, &name);
+            command.env_remove("KOLO_SECRET");
+            job.add(command);
+        }
+        job.all_say("done");
+        Passed(String::new())
+    })
 }
 
-/// The wire is cut: no packet comes through any more, and nobody is told. Then each side goes on by itself.
+/// The wire is cut: all packets are lost, without an error. Then each side continues by itself.
 pub(crate) fn partition() -> Outcome {
-    let hosts = match Hosts::new(V4) {
-        Ok(hosts) => hosts,
-        Err(why) => return NotRun(why),
-    };
-    let mut job = hosts.start("shrink", PAIR, 600_000);
-    job.all_work();
-    hosts.wire.set(Weather::Cut);
-    let since = now();
-    // The other side notices as well, of whomever it waits for.
-    let other = job.failure(2);
-    assert!(matches!(other.culprit, Some(0 | 1)) && other.cause.starts_with("Unreachable"), "{other}");
-    assert_eq!(other.operation, other.called, "{other}");
-    let said = [0, 1, 2].map(|rank| job.hear(rank, "shrunk"));
-    let sizes = said.map(|said| said.split_once(' ').unwrap().0.to_owned());
-    assert_eq!(sizes, ["2", "2", "1"], "ranks that go on with each");
-    let told = job.all_name(&[0, 1], 2, &["Unreachable"], since);
-    job.lives_on(2);
-    let last = told.after.max(Duration::from_micros(other.at.saturating_sub(since)));
-    let late = Duration::from_secs(5) + at_most(ASKED);
-    assert!(last < late, "after {last:?}; {late:?} is late");
-    Passed(format!("{last:.1?}: {}", told.text))
+    between_hosts(V4, |hosts| {
+        let mut job = hosts.start("shrink", PAIR, 600_000);
+        job.all_work();
+        hosts.wire.set(Weather::Cut);
+        let since = now();
+        // The other side notices as well, and names the rank for which it waits.
+        let other = job.failure(2);
+        assert!(matches!(other.culprit, Some(0 | 1)) && other.cause.starts_with("Unreachable"), "{other}");
+        assert_eq!(other.operation, other.called, "{other}");
+        let said = [0, 1, 2].map(|rank| job.hear(rank, "shrunk"));
+        let sizes = said.map(|said| said.split_once(' ').unwrap().0.to_owned());
+        assert_eq!(sizes, ["2", "2", "1"], "the world size after the shrink");
+        let told = job.all_name(&[0, 1], 2, &["Unreachable"], since);
+        job.lives_on(2);
+        let last = told.after.max(Duration::from_micros(other.at.saturating_sub(since)));
+        let late = Duration::from_secs(5) + at_most(ASKED);
+        assert!(last < late, "after {last:?}; {late:?} is late");
+        Passed(format!("{last:.1?}: {}", told.text))
+    })
 }
 
-/// Connections end under both ends, which live on.
+/// Connections are reset while the ranks on both ends live.
 pub(crate) fn reset() -> Outcome {
-    let hosts = match Hosts::new(V4) {
-        Ok(hosts) => hosts,
-        Err(why) => return NotRun(why),
-    };
-    let mut job = hosts.start("work", PAIR, 600_000);
-    job.all_work();
-    hosts.wire.set(Weather::Resetting);
-    let since = now();
-    // Each end may name the other; then all agree on one.
-    let culprit = job.peek_failure(0).culprit.unwrap();
-    let others: Vec<usize> = (0..3).filter(|rank| *rank != culprit).collect();
-    let told = job.all_name(&others, culprit, &["Broken"], since);
-    let own = job.failure(culprit);
-    assert_eq!((own.culprit, &own.cause), (Some(culprit), &told.cause), "{own}");
-    job.lives_on(culprit);
-    assert!(told.text.contains("lost its connection"), "{}", told.text);
-    in_time("all know of it", told.after, AT_ONCE);
-    Passed(format!("{:.0?}: {}", told.after, told.text))
+    between_hosts(V4, |hosts| {
+        let mut job = hosts.start("work", PAIR, 600_000);
+        job.all_work();
+        hosts.wire.set(Weather::Resetting);
+        let since = now();
+        // Each end may name the other one first; then all ranks agree on one.
+        let culprit = job.peek_failure(0).culprit.unwrap();
+        let others: Vec<usize> = (0..3).filter(|rank| *rank != culprit).collect();
+        let told = job.all_name(&others, culprit, &["Broken"], since);
+        let own = job.failure(culprit);
+        assert_eq!((own.culprit, &own.cause), (Some(culprit), &told.cause), "{own}");
+        job.lives_on(culprit);
+        assert!(told.text.contains("lost its connection"), "{}", told.text);
+        in_time("all ranks know", told.after, AT_ONCE);
+        Passed(format!("{:.0?}: {}", told.after, told.text))
+    })
 }
 
 pub(crate) fn slow_and_lossy() -> Outcome {
-    let hosts = match Hosts::new(V4) {
-        Ok(hosts) => hosts,
-        Err(why) => return NotRun(why),
-    };
-    let mut job = hosts.start("work", PAIR, 600_000);
-    job.all_work();
-    hosts.wire.set(Weather::Bad);
-    let (_, before) = hosts.wire.counts();
-    while hosts.wire.counts().1 < before + 10 {
+    between_hosts(V4, |hosts| {
+        let mut job = hosts.start("work", PAIR, 600_000);
         job.all_work();
-    }
-    job.all_work();
-    let (carried, lost) = hosts.wire.counts();
-    Passed(format!("{carried} packets carried, {lost} lost"))
+        hosts.wire.set(Weather::Bad);
+        let (_, before) = hosts.wire.counts();
+        while hosts.wire.counts().1 < before + 10 {
+            job.all_work();
+        }
+        job.all_work();
+        let (carried, lost) = hosts.wire.counts();
+        Passed(format!("{carried} packets carried, {lost} lost"))
+    })
 }
 
-/// As [`crate::processes::different_calls`], with nothing but a network between the odd rank and the others.
+/// As [`crate::processes::different_calls`], with only a network between the odd rank and the
+/// others.
 pub(crate) fn different_calls() -> Outcome {
-    let hosts = match Hosts::new(V4) {
-        Ok(hosts) => hosts,
-        Err(why) => return NotRun(why),
-    };
-    for layout in [APART, PAIR] {
-        show_both_sides("hosts", &mut hosts.start("differ", layout, 600_000));
-    }
-    Passed(String::new())
+    between_hosts(V4, |hosts| {
+        for layout in [APART, PAIR] {
+            show_both_sides("hosts", &mut hosts.start("differ", layout, 600_000));
+        }
+        Passed(String::new())
+    })
 }
 
-/// A child of a killed rank keeps its connections open: from another host it looks as if nothing had happened.
+/// A child of a killed rank keeps the connections of the rank open, so ranks on other hosts do not
+/// notice its end.
 pub(crate) fn killed_with_a_child() -> Outcome {
-    let hosts = match Hosts::new(V4) {
-        Ok(hosts) => hosts,
-        Err(why) => return NotRun(why),
-    };
-    let deadline = Duration::from_secs(6);
-    let mut job = hosts.start("parent", APART, deadline.as_millis() as u64);
-    let child: i32 = job.hear(1, "child").parse().unwrap();
-    job.all_work();
-    let since = now();
-    job.signal(1, libc::SIGKILL);
-    let told = job.all_name(&[0, 2], 1, &["Unresponsive"], since);
-    // SAFETY: it is there until it is ended here: it does nothing else.
-    unsafe { libc::kill(child, libc::SIGKILL) };
-    let late = deadline + at_most(ASKED);
-    assert!(told.after >= deadline / 2 && told.after < late, "after {:?}; {late:?} is late", told.after);
-    Passed(format!("deadline 6 s; {:.1?}", told.after))
+    between_hosts(V4, |hosts| {
+        let deadline = Duration::from_secs(6);
+        let mut job = hosts.start("parent", APART, deadline.as_millis() as u64);
+        let child: i32 = job.hear(1, "child").parse().unwrap();
+        job.all_work();
+        let since = now();
+        job.signal(1, libc::SIGKILL);
+        let told = job.all_name(&[0, 2], 1, &["Unresponsive"], since);
+        // SAFETY: the child lives until this call, because it only waits for signals.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        let late = deadline + at_most(ASKED);
+        assert!(told.after >= deadline / 2 && told.after < late, "after {:?}; {late:?} is late", told.after);
+        Passed(format!("deadline 6 s; {:.1?}", told.after))
+    })
 }
 
-/// The name of rank 0's host means 127.0.1.1 there, as Debian has it, and its address elsewhere.
+/// The name of rank 0's host resolves to 127.0.1.1 there, as on Debian, and to its address
+/// elsewhere.
 pub(crate) fn own_name_on_loopback() -> Outcome {
-    let hosts = match Hosts::new(V4) {
-        Ok(hosts) => hosts,
-        Err(why) => return NotRun(why),
-    };
-    let folder = std::env::temp_dir().join(format!("kolo-faults-{}-hosts", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    for host in 0..2 {
-        let lines = (0..2).map(|other| match other == host {
-            true => format!("127.0.1.1 kolo-host{other}\n"),
-            false => format!("{} kolo-host{other}\n", V4[other]),
+    between_hosts(V4, |hosts| {
+        let folder = std::env::temp_dir().join(format!("kolo-faults-{}-hosts", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for host in 0..2 {
+            let lines = (0..2).map(|other| match other == host {
+                true => format!("127.0.1.1 kolo-host{other}\n"),
+                false => format!("{} kolo-host{other}\n", V4[other]),
+            });
+            std::fs::write(folder.join(host.to_string()), lines.collect::<String>()).unwrap();
+        }
+        let mut job = hosts.start_at("tcp://kolo-host0:29778", "work", PAIR, 600_000, |host| {
+            let mut command = hosts.command(host);
+            let own = format!("hostname kolo-host{host} && mount --bind {}/{host} /etc/hosts && exec \"$0\"", folder.display());
+            command.args(["unshare", "--uts", "--mount", "sh", "-c", &own]).arg(std::env::current_exe().unwrap());
+            command
         });
-        std::fs::write(folder.join(host.to_string()), lines.collect::<String>()).unwrap();
-    }
-    let mut job = hosts.start_at("tcp://kolo-host0:29778", "work", PAIR, 600_000, |host| {
-        let mut command = hosts.command(host);
-        let own = format!("hostname kolo-host{host} && mount --bind {}/{host} /etc/hosts && exec \"$0\"", folder.display());
-        command.args(["unshare", "--uts", "--mount", "sh", "-c", &own]).arg(std::env::current_exe().unwrap());
-        command
-    });
-    job.all_work();
-    is_told(&mut job, PAIR, V4);
-    drop(job);
-    std::fs::remove_dir_all(&folder).unwrap();
-    Passed(String::new())
+        job.all_work();
+        check_addresses(&mut job, PAIR, V4);
+        drop(job);
+        std::fs::remove_dir_all(&folder).unwrap();
+        Passed(String::new())
+    })
 }
 
-/// Every rank logs its address, and why it is that.
-fn is_told(job: &mut Job, layout: Layout, addresses: [&str; 2]) {
+/// Checks that every rank logs its address and the reason for it.
+fn check_addresses(job: &mut Job, layout: Layout, addresses: [&str; 2]) {
     for (rank, host) in layout.into_iter().enumerate() {
         let said = job.hear_log(rank, &["INFO", "chose the advertised address", "why="]);
         assert!(said.contains(&format!("address={} ", addresses[host])), "rank {rank}: {said}");
     }
 }
 
-/// There is no address of IPv4 but loopback.
+/// The hosts have no IPv4 address but loopback.
 pub(crate) fn ipv6_only() -> Outcome {
-    let hosts = match Hosts::new(V6) {
-        Ok(hosts) => hosts,
-        Err(why) => return NotRun(why),
-    };
-    let mut job = hosts.start_at(&format!("tcp://[{}]:29778", V6[0]), "work", PAIR, 600_000, |host| {
-        let mut command = hosts.command(host);
-        command.arg(std::env::current_exe().unwrap());
-        command
-    });
-    job.all_work();
-    is_told(&mut job, PAIR, V6);
-    for said in job.all_say("connected") {
-        assert!(said.starts_with("shm+tcp "), "{said}");
-    }
-    Passed(String::new())
+    between_hosts(V6, |hosts| {
+        let mut job = hosts.start_at(&format!("tcp://[{}]:29778", V6[0]), "work", PAIR, 600_000, |host| {
+            let mut command = hosts.command(host);
+            command.arg(std::env::current_exe().unwrap());
+            command
+        });
+        job.all_work();
+        check_addresses(&mut job, PAIR, V6);
+        for said in job.all_say("connected") {
+            assert!(said.starts_with("shm+tcp "), "{said}");
+        }
+        Passed(String::new())
+    })
 }

@@ -2,21 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::failure::Failure;
-use crate::job::{ASKED, AT_ONCE, Job, LATE, Told, at_most, in_time};
+use crate::job::{ASKED, AT_ONCE, Job, Told, at_most, in_time, wait_until};
 use crate::rank::{DEADLINE, REGISTERED, now};
 use crate::runner::Outcome::{self, Passed};
 
-/// How ranks can be connected, and what their environment is then.
+/// Runs a test on every transport, with the name of the transport and the environment of its ranks.
 fn on_every_transport(mut test: impl FnMut(&str, &dyn Fn(usize, &mut Command))) {
     test("shm", &|_, _| {});
     test("tcp", &|_, command| _ = command.env("KOLO_TRANSPORT", "tcp"));
     test("shm+tcp", &|rank, command| _ = command.env("KOLO_HOST", format!("host{}", rank % 2)));
 }
 
-/// What others see of a process that is gone.
+/// The causes that peers report for a process that has ended.
 pub(crate) const GONE: [&str; 3] = ["Died", "Closed", "Gone"];
 
 pub(crate) fn killed() -> Outcome {
@@ -27,7 +27,7 @@ pub(crate) fn killed() -> Outcome {
         let since = now();
         job.signal(2, libc::SIGKILL);
         let told = job.all_name(&[0, 1, 3], 2, &GONE, since);
-        in_time(&format!("{name}: all know of it"), told.after, AT_ONCE);
+        in_time(&format!("{name}: all ranks know"), told.after, AT_ONCE);
         measured.push(format!("{name}: {:.0?}", told.after));
     });
     Passed(measured.join(", "))
@@ -41,13 +41,13 @@ pub(crate) fn stopped() -> Outcome {
         job.all_work();
         let since = now();
         job.signal(1, libc::SIGSTOP);
-        // Whoever waits for it says so before the deadline.
+        // A rank that waits for the stopped rank logs a warning before the deadline.
         let is_warned = [0, 2, 3].map(|rank| job.hears_log_before_failing(rank, &["WARN", "waits for a rank that is stopped"]));
-        assert!(is_warned.contains(&true), "{name}: nobody is warned");
+        assert!(is_warned.contains(&true), "{name}: no rank logs a warning");
         let told = job.all_name(&[0, 2, 3], 1, &["Stopped"], since);
         assert!(told.text.contains("is stopped"), "{}", told.text);
         is_at_deadline(name, told.after, deadline);
-        // When it goes on, it learns that the others have not waited.
+        // When the rank continues, it learns that its peers have not waited.
         job.signal(1, libc::SIGCONT);
         let failure = job.failure(1);
         assert!(failure.culprit.is_some(), "{}", failure.text);
@@ -57,14 +57,16 @@ pub(crate) fn stopped() -> Outcome {
     Passed(format!("deadline 3 s; {}", measured.join(", ")))
 }
 
-/// That something happened at the deadline of an operation that may have begun a little before the fault.
+/// Checks that something happened at the deadline of an operation that may have begun a little
+/// before the fault.
 fn is_at_deadline(name: &str, after: Duration, deadline: Duration) {
     assert!(after >= deadline / 2, "{name}: already after {after:?}");
     let late = deadline + at_most(ASKED);
     assert!(after < late, "{name}: after {after:?}; {late:?} is late");
 }
 
-/// Rank 0 sends to a rank that is stopped and with which it has no link yet. The system accepts for that rank, which answers nothing.
+/// Rank 0 sends to a rank that is stopped and with which it has no link yet. The system accepts the
+/// connection, but the rank does not answer.
 pub(crate) fn stopped_without_a_link() -> Outcome {
     let deadline = Duration::from_secs(6);
     let mut measured = Vec::new();
@@ -92,7 +94,7 @@ pub(crate) fn stopped_without_a_link() -> Outcome {
     Passed(format!("deadline {deadline:?}; {}", measured.join(", ")))
 }
 
-/// Ranks 0 and 3 wait for rank 2, which waits among some of the ranks for rank 1.
+/// Ranks 0 and 3 wait for rank 2, which waits for rank 1 in a part of the ranks.
 pub(crate) fn stopped_in_a_part() -> Outcome {
     on_every_transport(|name, more| {
         let deadline = Duration::from_secs(2);
@@ -116,17 +118,17 @@ pub(crate) fn left_early() -> Outcome {
         let mut job = Job::start("leave", 3, 600_000, more);
         job.hear(2, "dropped");
         let since = now();
-        // Of twenty rounds, each of two all-reduces.
+        // Twenty rounds of two all-reduces each.
         let Told { cause, text, after } = job.all_name(&[0, 1], 2, &["Left"], since);
         assert_eq!(cause, "Left { last_seq: 40 }", "{name}");
         assert!(text.contains("has left; its last operation was seq 40"), "{name}: {text}");
-        in_time(&format!("{name}: all know of it"), after, ASKED);
+        in_time(&format!("{name}: all ranks know"), after, ASKED);
         job.ends_clean(2);
     });
     Passed(String::new())
 }
 
-/// What a rank has said before it left counts, also on communicators on which nobody has read it by then.
+/// What a rank has sent before it left counts, also on communicators where no peer has read it yet.
 pub(crate) fn left_in_good_order() -> Outcome {
     on_every_transport(|_, more| {
         let mut job = Job::start("last words", 2, 600_000, more);
@@ -135,13 +137,14 @@ pub(crate) fn left_in_good_order() -> Outcome {
     Passed(String::new())
 }
 
-/// Rank 1 calls another operation, count, element, reduction or root than ranks 0 and 2.
+/// Rank 1 calls another operation, or the same with another count, element type, reduction or root
+/// than ranks 0 and 2.
 pub(crate) fn different_calls() -> Outcome {
     on_every_transport(|name, more| show_both_sides(name, &mut Job::start("differ", 3, 600_000, more)));
     Passed(String::new())
 }
 
-/// What every rank of a job says whose rank 1 called something else.
+/// Checks the errors of all ranks of a job whose rank 1 makes other calls.
 pub(crate) fn show_both_sides(name: &str, job: &mut Job) {
     let ways = [
         ("operation", ["broadcast seq=1 i32 x 1000 root=1", "all_reduce seq=1 i32 x 1000 sum"]),
@@ -156,10 +159,11 @@ pub(crate) fn show_both_sides(name: &str, job: &mut Job) {
             let (memory, failure) = line.split_once(' ').unwrap();
             let Failure { kind, pair, text, .. } = Failure::parse(failure);
             assert_eq!(memory, "kept", "{name}, {way}, rank {rank}: {text}");
-            // A rank to which nothing came of another notices at its next call.
+            // A rank that has received nothing from another one notices at its next call.
             let sides = [odd, others, "barrier seq=2"].into_iter().filter(|side| text.contains(&format!("[{side}]")));
             assert_eq!(sides.count(), 2, "{name}, {way}, rank {rank}: {text}");
-            // One of the two is the odd one, and who is one of the two says so.
+            // The odd rank is one of the pair. The ranks of the pair report the mismatch
+            // themselves.
             assert!(pair.len() == 2 && pair.contains(&1), "{name}, {way}, rank {rank}: {text}");
             assert_eq!(kind == "Mismatch", pair.contains(&rank) && kind != "Peer", "{name}, {way}, rank {rank}: {text}");
             job.hear(rank, "revoked");
@@ -168,7 +172,8 @@ pub(crate) fn show_both_sides(name: &str, job: &mut Job) {
     (0..3).for_each(|rank| job.ends_clean(rank));
 }
 
-/// Rank 1 drops its communicator while an operation of its own waits for rank 3, as those of ranks 0 and 2 do.
+/// Rank 1 drops its communicator while its operation waits for rank 3, as do those of ranks 0 and
+/// 2.
 pub(crate) fn dropped_with_work() -> Outcome {
     on_every_transport(|name, more| {
         let mut job = Job::start("drop", 4, 600_000, more);
@@ -178,7 +183,7 @@ pub(crate) fn dropped_with_work() -> Outcome {
         job.ends_clean(1);
         let told = job.all_name(&[0, 2], 1, &["Aborted"], since);
         in_time(&format!("{name}: the drop"), took, ASKED);
-        in_time(&format!("{name}: all know of it"), told.after, ASKED);
+        in_time(&format!("{name}: all ranks know"), told.after, ASKED);
     });
     Passed(String::new())
 }
@@ -188,7 +193,7 @@ pub(crate) fn forked() -> Outcome {
     Passed(String::new())
 }
 
-/// A child holds all that its parent had open when that was killed.
+/// A child keeps open everything that its killed parent had open.
 pub(crate) fn killed_with_a_child() -> Outcome {
     let mut measured = Vec::new();
     on_every_transport(|name, more| {
@@ -198,27 +203,29 @@ pub(crate) fn killed_with_a_child() -> Outcome {
         let since = now();
         job.signal(1, libc::SIGKILL);
         let told = job.all_name(&[0, 2], 1, &["Died"], since);
-        // SAFETY: it is there until it is ended here: it does nothing else.
+        // SAFETY: the child lives until this call, because it only waits for signals.
         unsafe { libc::kill(child, libc::SIGKILL) };
-        in_time(&format!("{name}: all know of it"), told.after, ASKED);
+        in_time(&format!("{name}: all ranks know"), told.after, ASKED);
         measured.push(format!("{name}: {:.0?}", told.after));
     });
     Passed(measured.join(", "))
 }
 
-/// A signal every half millisecond, without SA_RESTART; and of row 1, SIGPIPE by default.
+/// A signal every half millisecond, without SA_RESTART, and SIGPIPE with its default action, as in
+/// row 1.
 pub(crate) fn signals() -> Outcome {
     on_every_transport(|name, more| {
         let mut job = Job::start("signals", 3, 600_000, more);
         for said in job.all_say("signals") {
-            assert!(said.parse::<u32>().unwrap() > 50, "{name}: only {said} signals came");
+            assert!(said.parse::<u32>().unwrap() > 50, "{name}: only {said} signals arrived");
         }
         job.all_say("done");
     });
     Passed(String::new())
 }
 
-/// Rank 1 reserves registered memory, and is interrupted each time. The others have longer deadlines, shorter ones, or the same.
+/// Rank 1 reserves registered memory and is interrupted each time. Its peers have a longer
+/// deadline, a shorter one or the same.
 pub(crate) fn no_memory_in_time() -> Outcome {
     for (own, others, causes) in [(1, 600, &["Revoked"][..]), (4, 1, &["Silent"]), (1, 1, &["Revoked", "Silent"])] {
         let mut job = Job::start("slow memory", 3, others * 1000, |rank, command| {
@@ -236,8 +243,9 @@ pub(crate) fn no_memory_in_time() -> Outcome {
     Passed(String::new())
 }
 
-/// A rank opens a link and has no descriptor for it. The others wait for both of its ends. (A rank that accepts may get a descriptor
-/// that another thread of its process gives back in time, and then nothing fails.)
+/// A rank has no descriptor for a link that it opens, and its peers wait for both ranks of that
+/// link. (A rank that accepts a link may get a descriptor that another thread closes in time. Then
+/// nothing fails.)
 pub(crate) fn no_descriptors() -> Outcome {
     for lacks in [0, 2] {
         let mut job = Job::start("no descriptors", 6, 4_000, |_, command| {
@@ -248,10 +256,10 @@ pub(crate) fn no_descriptors() -> Outcome {
         assert!(text.contains("Too many open files"), "rank {lacks}: {text}");
         job.lives_on(lacks);
         let others: Vec<usize> = (0..6).filter(|rank| *rank != lacks).collect();
-        // It cannot tell them why, and ends soon.
+        // The rank cannot tell its peers why, and ends soon.
         job.all_name(&others, lacks, &[&GONE[..], &["Revoked", "Unresponsive", "Left"]].concat(), now());
     }
-    // Before anything is connected. The others wait for rank 0, which cannot tell them.
+    // Without descriptors before the start. The other rank waits for rank 0, which cannot report.
     let mut job = Job::start("few descriptors", 2, 60_000, |_, command| _ = command.env("KOLO_START_TIMEOUT", "3s"));
     let [first, second] = [0, 1].map(|rank| job.hear(rank, "refused"));
     let is_own = |text: &str| (text.starts_with("Os: ") || text.starts_with("Store: ")) && text.contains("Too many open files");
@@ -260,26 +268,26 @@ pub(crate) fn no_descriptors() -> Outcome {
     Passed(String::new())
 }
 
-/// Ranks that can have no shared memory talk over TCP, and say so.
+/// Ranks that cannot have shared memory use TCP, and log that.
 pub(crate) fn no_shared_memory() -> Outcome {
-    for (task, who, why) in [
-        // A limit on the size of files counts for shared memory, too.
+    for (task, ranks, why) in [
+        // A limit on the size of files also applies to shared memory.
         ("no shared memory", &[0][..], "File too large"),
-        // Nor may a limit of one rank stop it from staging data when several communicators do so.
+        // A limit on one rank must not stop it from staging data for several communicators.
         ("little room", &[1], "File too large"),
-        // The system may forbid it.
+        // The system may forbid shared memory.
         ("no memfd", &[0], "Operation not permitted"),
         // There may be no memory left.
         ("no memory", &[0], "No space left"),
     ] {
         let mut job = Job::start(task, 3, 600_000, |_, _| {});
         for said in job.all_say("connected") {
-            // A small file has room for the messages of two ranks.
+            // A small segment has room for the messages of two ranks.
             let is_right = said == "tcp 0" || task == "little room" && said.starts_with("tcp ");
-            assert!(is_right, "{task}: {said}: its transport, and its segments");
+            assert!(is_right, "{task}: wrong transport or number of segments: {said}");
         }
         job.all_work();
-        for &rank in who {
+        for &rank in ranks {
             job.hear_log(rank, &["WARN", "cannot share memory with the ranks of this host", why]);
         }
         for rank in 0..3 {
@@ -291,7 +299,7 @@ pub(crate) fn no_shared_memory() -> Outcome {
     Passed(String::new())
 }
 
-/// Segments that processes hold, mapped or open, by their numbers.
+/// Returns the inodes of the segments that processes have mapped or open.
 fn segments(pids: impl Iterator<Item = u32>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for pid in pids {
@@ -307,20 +315,20 @@ fn segments(pids: impl Iterator<Item = u32>) -> BTreeSet<String> {
     found
 }
 
-/// All processes of this machine.
+/// Returns all processes of this machine.
 fn processes() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Shared memory in use on this machine, in bytes.
+/// Returns the shared memory in use on this machine, in bytes.
 fn shared_memory() -> usize {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap();
     let line = info.lines().find_map(|line| line.strip_prefix("Shmem:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// Names of sockets, and files, that only kolo has.
+/// Returns the names of kolo's sockets and files.
 fn names() -> BTreeSet<String> {
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
     let sockets = sockets.lines().filter_map(|line| line.split_whitespace().last()).filter(|name| name.starts_with("@kolo"));
@@ -332,38 +340,29 @@ fn names() -> BTreeSet<String> {
     sockets.map(str::to_owned).chain(files.into_iter().filter(|name| name.contains("kolo"))).collect()
 }
 
-/// Waits until something is so, as it must be in the end.
-fn in_the_end(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + LATE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 pub(crate) fn nothing_left_over() -> Outcome {
     let before = names();
     let mut job = Job::start("registered", 4, 600_000, |_, _| {});
     job.all_work();
     let pids = [0, 1, 2, 3].map(|rank| job.pid(rank));
     let held = segments(pids.into_iter());
-    assert!(!held.is_empty(), "four ranks of a host share no memory");
+    assert!(!held.is_empty(), "the four ranks of a host share no memory");
     let of_job: BTreeSet<String> = names().difference(&before).cloned().collect();
-    assert!(of_job.iter().any(|name| name.starts_with('@')), "the ranks listen nowhere: {of_job:?}");
+    assert!(of_job.iter().any(|name| name.starts_with('@')), "the ranks have no listener: {of_job:?}");
     let full = shared_memory();
     let large = 4 * REGISTERED * size_of::<u64>();
     assert!(full >= large, "the registered buffers of four ranks have {large} bytes, shared memory in use {full}");
     (0..4).for_each(|rank| job.signal(rank, libc::SIGKILL));
     job.all_say("end");
     drop(job);
-    in_the_end("segments are left", || segments(processes()).is_disjoint(&held));
-    in_the_end("sockets or files are left", || names().is_disjoint(&of_job));
-    // Others use some, too; but not as much.
-    in_the_end("shared memory is left", || shared_memory() + large / 4 * 3 < full);
+    wait_until("segments are left", || segments(processes()).is_disjoint(&held));
+    wait_until("sockets or files are left", || names().is_disjoint(&of_job));
+    // Other programs also use shared memory, but less.
+    wait_until("shared memory is left", || shared_memory() + large / 4 * 3 < full);
     Passed(format!("{} segments, {} MiB", held.len(), large >> 20))
 }
 
-/// Ranks 0 and 2 call what rank 1 does not.
+/// Ranks 0 and 2 make a call that rank 1 does not make.
 pub(crate) fn uneven() -> Outcome {
     on_every_transport(|name, more| {
         let deadline = Duration::from_secs(4);
@@ -372,7 +371,7 @@ pub(crate) fn uneven() -> Outcome {
         let since = now();
         let warned = ["WARN", "all_reduce waits for a rank that is there, but did not make this call yet", "rank=1"];
         let is_warned = [0, 2].map(|rank| job.hears_log_before_failing(rank, &warned));
-        assert!(is_warned.contains(&true), "{name}: nobody is warned");
+        assert!(is_warned.contains(&true), "{name}: no rank logs a warning");
         let told = job.all_name(&[0, 2], 1, &["Absent"], since);
         assert!(told.cause.contains("last_seq: 40"), "{name}: {}", told.cause);
         assert!(told.text.contains("is there, but did not make this call"), "{name}: {}", told.text);
@@ -397,13 +396,14 @@ pub(crate) fn survivors_go_on() -> Outcome {
             slowest = slowest.max(Duration::from_micros(took.parse().unwrap()));
         }
         job.all_name(&left, 3, &GONE, since);
-        in_time(&format!("{name}: the survivors go on"), slowest, ASKED);
+        in_time(&format!("{name}: the survivors continue"), slowest, ASKED);
         measured.push(format!("{name}: {slowest:.0?}"));
     });
     Passed(format!("8 ranks, slowest shrink: {}", measured.join(", ")))
 }
 
-/// Whoever makes a part of the ranks does not wait for one that has ended, or has learnt of it elsewhere.
+/// A rank in a split does not wait for a rank that has ended, or that has learnt of the failure
+/// elsewhere.
 pub(crate) fn killed_while_splitting() -> Outcome {
     let mut slowest = Duration::ZERO;
     on_every_transport(|_, more| {
@@ -415,7 +415,7 @@ pub(crate) fn killed_while_splitting() -> Outcome {
             job.all_work();
             let since = now();
             job.signal(2, libc::SIGKILL);
-            // Some may be in the making of a part that others have left already.
+            // Some ranks may still be in a split that others have completed.
             for rank in [0, 1, 3] {
                 let Failure { at, culprit, cause, text, .. } = job.failure(rank);
                 assert_eq!(culprit, Some(2), "rank {rank}: {text}");
@@ -425,11 +425,11 @@ pub(crate) fn killed_while_splitting() -> Outcome {
             (0..4).filter(|rank| *rank != 2).for_each(|rank| job.ends_clean(rank));
         }
     });
-    in_time("all know of it", slowest, ASKED);
+    in_time("all ranks know", slowest, ASKED);
     Passed(format!("slowest: {slowest:.0?}"))
 }
 
-/// Different ranks notice one or the other first; all name the same.
+/// Each rank notices one of two ends first, and all name the same rank.
 pub(crate) fn two_killed() -> Outcome {
     on_every_transport(|_, more| {
         let mut job = Job::start("work", 6, 600_000, more);

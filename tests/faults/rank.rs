@@ -1,4 +1,5 @@
-//! What the ranks do. They write lines: what happens to them, and when, on the clock that all processes of a machine share.
+//! The tasks of the ranks. A rank writes lines about what happens to it, with times of the clock
+//! that all processes of a machine share.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,24 +10,25 @@ use kolo::{Communicator, Error, Op, ReduceOp, Result, Waited};
 use crate::failure::{Failure, kind};
 use crate::{bystander, log};
 
-/// What a rank is told to do.
+/// The variable with the task of a rank.
 pub(crate) const WORKER: &str = "KOLO_TEST_WORKER";
 
-/// The deadline of its operations, in milliseconds.
+/// The variable with the deadline of its operations, in milliseconds.
 pub(crate) const DEADLINE: &str = "KOLO_TEST_DEADLINE";
 
-/// Elements of the registered buffer that the task `registered` keeps: large beside what else the machine may do meanwhile.
+/// Elements of the registered buffer of the task `registered`: much more than other programs use
+/// meanwhile.
 pub(crate) const REGISTERED: usize = 8 << 20;
 
-/// How a task ended, if not in good order.
+/// How a task ended early.
 enum End {
     /// This call failed.
     Failed(Failed),
-    /// This rank has nothing more to do, and ends the communicator; what it looks at then.
+    /// The rank drops the communicator, and then runs this check.
     Leaves(Box<dyn FnOnce()>),
 }
 
-/// A call that failed, as this rank made it; `None` where the library makes calls of its own.
+/// An error, and the call as this rank made it; `None` if the library made the call.
 struct Failed {
     error: Error,
     call: Option<(Op, u64)>,
@@ -42,7 +44,7 @@ fn leaves() -> End {
     End::Leaves(Box::new(|| {}))
 }
 
-/// What becomes of a task; ranks that stay to the end return `Ok`.
+/// The result of a task. Ranks that stay to the end return `Ok`.
 type Task = Result<(), End>;
 
 pub(crate) fn work(task: &str) {
@@ -60,7 +62,7 @@ pub(crate) fn work(task: &str) {
     };
     say(&format!("connected {} {}", comm.transport_name(), Belongings::count().segments));
     let mut look: Box<dyn FnOnce()> = Box::new(|| {});
-    match carry_out(task, &comm) {
+    match run_task(task, &comm) {
         Ok(()) => return say("done"),
         Err(End::Leaves(then)) => look = then,
         Err(End::Failed(Failed { error, call })) => {
@@ -78,7 +80,7 @@ pub(crate) fn work(task: &str) {
     leftovers(&before);
 }
 
-fn carry_out(task: &str, comm: &Communicator) -> Task {
+fn run_task(task: &str, comm: &Communicator) -> Task {
     let rank = comm.rank();
     let calls = Calls::of(comm);
     match task {
@@ -101,11 +103,12 @@ fn carry_out(task: &str, comm: &Communicator) -> Task {
                     sleep()
                 }
                 2 => Calls::of(&part).call(Op::Barrier, |part| part.barrier()),
-                // How many collectives a split consists of is its own affair.
+                // The number of collectives in a split is not specified, so the call is not
+                // counted.
                 _ => Ok(comm.broadcast(&mut [0u8; 8], 2)?),
             }
         }
-        // Says nothing more, and lives.
+        // Rank 1 lives, but makes no more calls.
         "late" if rank == 1 => {
             collectives(calls, Duration::MAX, 20)?;
             say("late");
@@ -117,7 +120,7 @@ fn carry_out(task: &str, comm: &Communicator) -> Task {
         }
         "signals" => {
             drop(comm.alloc::<u64>(4 << 20)?);
-            // The barrier and the agreement of an allocation have numbers, too.
+            // The barrier and the agreement of an allocation have sequence numbers too.
             let calls = Calls { comm, seq: 2 };
             collectives(calls, Duration::from_secs(3), usize::MAX)?;
             say(&format!("signals {}", SIGNALS.load(Ordering::Relaxed)));
@@ -133,11 +136,11 @@ fn carry_out(task: &str, comm: &Communicator) -> Task {
     }
 }
 
-/// Whether the last rank has been stopped, as rank 0 is told by a signal.
+/// Whether the last rank has been stopped. A signal sets this on rank 0.
 static IS_STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// Rank 0 sends to the last rank, which is stopped and with which it has no link: on one communicator until it is aborted, on one
-/// until it is dropped, and on one until the deadline.
+/// Rank 0 sends to the last rank, which is stopped and with which it has no link. It does so on one
+/// communicator until it aborts that, on one until it drops that, and on one until the deadline.
 fn unlinked(comm: &Communicator) -> Task {
     let last = comm.world_size() - 1;
     let (aborted, dropped) = (comm.split(0, 0)?, comm.split(0, 0)?);
@@ -148,7 +151,7 @@ fn unlinked(comm: &Communicator) -> Task {
     while !IS_STOPPED.load(Ordering::Acquire) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Once there is a socket more, it is being connected.
+    // A new socket shows that the link is being opened.
     let sockets = || {
         let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
         let names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
@@ -178,11 +181,11 @@ fn unlinked(comm: &Communicator) -> Task {
     drop(dropped);
     say(&format!("unlinked dropped {} {}", began.elapsed().as_micros(), work.wait().unwrap_err()));
 
-    // Messages to a rank count for themselves.
+    // Messages to each rank have their own sequence numbers.
     Calls::of(comm).call(Op::Send, |comm| comm.send(&[1u8; 100], last))
 }
 
-/// The collectives of one communicator, counted.
+/// Counts the collectives of one communicator.
 struct Calls<'a> {
     comm: &'a Communicator,
     seq: u64,
@@ -200,7 +203,8 @@ impl<'a> Calls<'a> {
     }
 }
 
-/// All-reduces of changing sizes until one fails, or for so long; this rank leaves after so many rounds.
+/// Runs all-reduces of changing sizes until one fails, or for `duration`. This rank leaves after
+/// `rounds`.
 fn collectives(mut calls: Calls<'_>, duration: Duration, rounds: usize) -> Task {
     let began = Instant::now();
     let (rank, world) = (calls.comm.rank() as u64, calls.comm.world_size() as u64);
@@ -212,7 +216,7 @@ fn collectives(mut calls: Calls<'_>, duration: Duration, rounds: usize) -> Task 
         if round % 16 == 5 {
             say(&format!("ready {round}"));
         }
-        // All end with the same round.
+        // All ranks end with the same round.
         let mut is_over = [u8::from(began.elapsed() >= duration)];
         calls.call(Op::AllReduce, |comm| comm.all_reduce(&mut is_over, ReduceOp::Max))?;
         if is_over[0] != 0 {
@@ -222,16 +226,13 @@ fn collectives(mut calls: Calls<'_>, duration: Duration, rounds: usize) -> Task 
     Ok(())
 }
 
-/// Rank 0 spreads data on more communicators than it keeps stages for, and ends. Rank 1 reads it when rank 0 has ended.
+/// Rank 0 broadcasts on more communicators than it has stages for, and ends. Rank 1 receives when
+/// rank 0 has ended.
 fn last_words(comm: &Communicator) -> Task {
     let parts = (0..12).map(|_| comm.split(0, 0)).collect::<Result<Vec<_>>>()?;
     let mut processes = [0u32; 2];
     comm.all_gather(&[std::process::id()], &mut processes)?;
-    let has_ended = || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", processes[0])).unwrap_or_default();
-        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
-    };
-    while comm.rank() == 1 && !has_ended() {
+    while comm.rank() == 1 && !bystander::has_ended(processes[0]) {
         std::thread::sleep(Duration::from_millis(1));
     }
     for (number, part) in (1u64..).zip(&parts) {
@@ -242,7 +243,7 @@ fn last_words(comm: &Communicator) -> Task {
     Ok(())
 }
 
-/// Makes parts of all ranks until one cannot be made.
+/// Splits the communicator until a split fails.
 fn split(comm: &Communicator) -> Task {
     let mut is_ready = false;
     loop {
@@ -253,10 +254,11 @@ fn split(comm: &Communicator) -> Task {
     }
 }
 
-/// What rank 1 adds where the others have something else in mind: no sum of others has its bits.
+/// The input of rank 1 in a call mismatch: no sum of other inputs has this bit.
 const FOREIGN: i32 = 1 << 24;
 
-/// Rank 1 makes another call than the others, in one way after another, each among ranks that have not failed yet.
+/// Rank 1 makes other calls than its peers. Each mismatch has a new communicator, which has not
+/// failed yet.
 fn differ(comm: &Communicator) -> Task {
     let is_odd = comm.rank() == 1;
     let mine = if is_odd { FOREIGN } else { 1 + comm.rank() as i32 };
@@ -279,7 +281,7 @@ fn differ(comm: &Communicator) -> Task {
             true => (Op::AllReduce, comm.all_reduce(buf, ReduceOp::Max)),
             false => (Op::AllReduce, sum(comm, buf)),
         }),
-        // Not the odd one's own: it would have to send.
+        // The odd rank is not the root, because it would send then.
         ("root", &|comm, buf| match is_odd {
             true => (Op::Broadcast, comm.broadcast(buf, 0)),
             false => (Op::Broadcast, comm.broadcast(buf, 2)),
@@ -294,8 +296,9 @@ fn differ(comm: &Communicator) -> Task {
             Err(error) => (error, (op, 1)),
             Ok(()) => (part.barrier().expect_err("the calls differ"), (Op::Barrier, 2)),
         };
-        // In shared memory nothing is written, except what a root spreads that agrees. Else what came from ranks that agreed may be
-        // there, and nothing of the others.
+        // In shared memory nothing is written, except in a broadcast from a root whose call is the
+        // same. Otherwise the buffer may hold data of ranks whose calls are the same, but no other
+        // data.
         let is_untouched = buf.iter().all(|&x| x == mine);
         let is_of_others = buf.iter().any(|&x| if is_odd { x != mine } else { x >= FOREIGN });
         let is_compared_by_all = part.transport_name() == "shm" && op != Op::Broadcast;
@@ -307,7 +310,7 @@ fn differ(comm: &Communicator) -> Task {
 }
 
 fn as_unsigned(buf: &mut [i32]) -> &mut [u32] {
-    // SAFETY: the same memory; all bits are right for both.
+    // SAFETY: the memory is the same, and all bits are valid for both types.
     unsafe { std::slice::from_raw_parts_mut(buf.as_mut_ptr().cast(), buf.len()) }
 }
 
@@ -331,14 +334,15 @@ fn drop_with_work(comm: &Communicator) -> Task {
     }
 }
 
-/// The rank that `KOLO_TEST_LACKS` names has no descriptor left, and needs one for a link: to or from a rank with which it has
-/// none. Of six ranks, that meet in steps of 1, 2 and 4, rank 0 and rank 3 have none.
+/// The rank that `KOLO_TEST_LACKS` names has no descriptor left, and needs one for a link to or
+/// from a rank with which it has none. Six ranks connect at distances of 1, 2 and 4, so ranks 0 and
+/// 3 have no link.
 fn without_descriptors(comm: &Communicator) -> Task {
     let mut calls = Calls::of(comm);
     calls.call(Op::Barrier, |comm| comm.barrier())?;
     let (rank, world) = (comm.rank(), comm.world_size());
     let lacks: usize = std::env::var("KOLO_TEST_LACKS").unwrap().parse().unwrap();
-    // The barrier has made no link between these two.
+    // The barrier has opened no link between these two ranks.
     let other = (lacks + 3) % world;
     let mut held = Vec::new();
     if rank == lacks {
@@ -354,17 +358,17 @@ fn without_descriptors(comm: &Communicator) -> Task {
     }
 }
 
-/// Allocates registered memory. Signals interrupt every attempt of rank 1 to reserve its part.
+/// Allocates registered memory. On rank 1 every attempt to reserve its part is interrupted.
 fn slow_memory(comm: &Communicator) -> Task {
     if comm.rank() == 1 {
         forbid(libc::SYS_fallocate, libc::EINTR);
     }
-    // The barrier of an allocation has a number, too.
+    // The barrier of an allocation has a sequence number too.
     let failed = |error| End::Failed(Failed { error, call: Some((Op::Alloc, 2)) });
     comm.alloc::<u64>(1 << 20).map(drop).map_err(failed)
 }
 
-/// All-reduces in registered memory.
+/// Runs all-reduces in registered memory.
 fn registered(comm: &Communicator) -> Task {
     let mut buf = comm.alloc::<u64>(REGISTERED)?;
     buf.fill(1);
@@ -375,7 +379,7 @@ fn registered(comm: &Communicator) -> Task {
     }
 }
 
-/// The survivors go on.
+/// Shrinks the communicator and uses the result.
 fn shrink(comm: &Communicator) {
     let began = Instant::now();
     let fewer = comm.shrink().unwrap();
@@ -387,7 +391,7 @@ fn shrink(comm: &Communicator) {
     fewer.barrier().unwrap();
 }
 
-/// Calls of every kind say that the communicator is revoked, and why.
+/// Checks that calls of every kind return that the communicator is revoked, and why.
 fn check_revoked(comm: &Communicator, first: &Error) {
     let other = (comm.rank() + 1) % comm.world_size();
     let calls = [
@@ -407,12 +411,12 @@ fn check_revoked(comm: &Communicator, first: &Error) {
     say("revoked");
 }
 
-/// What a process may leak.
+/// The resources that a process may leak.
 #[derive(Debug, PartialEq)]
 struct Belongings {
     threads: usize,
     descriptors: usize,
-    /// Mapped, or open.
+    /// Segments that are mapped or open.
     segments: usize,
 }
 
@@ -431,9 +435,9 @@ impl Belongings {
     }
 }
 
-/// Says whether this process has what it had before.
+/// Writes whether this process has the same resources as before.
 fn leftovers(before: &Belongings) {
-    // A thread that was joined may take a moment to vanish from the list.
+    // A thread that was joined may stay in the list for a moment.
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut after = Belongings::count();
     while after != *before && Instant::now() < deadline {
@@ -443,14 +447,14 @@ fn leftovers(before: &Belongings) {
     say(&if after == *before { "clean".to_owned() } else { format!("leaks: {after:?} after {before:?}") });
 }
 
-/// Microseconds on the clock that all processes share.
+/// Returns the microseconds of the clock that all processes of a machine share.
 pub(crate) fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
 }
 
 pub(crate) fn say(line: &str) {
-    // In one piece, whatever a signal does; and nobody may listen any more.
+    // One write, so that a signal cannot split the line. The test may have closed the pipe.
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
     let _ = std::io::stdout().flush();
 }
@@ -461,10 +465,10 @@ fn sleep() -> ! {
     }
 }
 
-/// How many signals have come.
+/// The number of signals that arrived.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
-/// What makes the process unlike others, before it connects.
+/// Prepares the process for its task before it connects.
 fn prepare(task: &str) {
     let limit = |resource, value: u64| {
         let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
@@ -474,11 +478,12 @@ fn prepare(task: &str) {
     match task {
         "few descriptors" => limit(libc::RLIMIT_NOFILE, 8),
         "no descriptors" => limit(libc::RLIMIT_NOFILE, 64),
-        // A process that exceeds it gets SIGXFSZ, which ends it.
+        // A process that exceeds the limit gets SIGXFSZ, which ends it.
         "no shared memory" => limit(libc::RLIMIT_FSIZE, 64 << 10),
-        // Enough for the first stages of 3 ranks.
+        // The limit is enough for the first stages of 3 ranks.
         "little room" if std::env::var("KOLO_RANK").as_deref() == Ok("1") => limit(libc::RLIMIT_FSIZE, 4 << 20),
-        // A container may forbid it; and there may be no memory: as the calls that reserve it say.
+        // A container may forbid the call, and the system may have no memory left. Both show as
+        // errors of these calls.
         "no memfd" => forbid(libc::SYS_memfd_create, libc::EPERM),
         "no memory" => forbid(libc::SYS_fallocate, libc::ENOSPC),
         "signals" => {
@@ -487,7 +492,8 @@ fn prepare(task: &str) {
             }
             let every = libc::timeval { tv_sec: 0, tv_usec: 500 };
             let timer = libc::itimerval { it_interval: every, it_value: every };
-            // SAFETY: the handler counts; without SA_RESTART, system calls are interrupted. SIGPIPE would end the process.
+            // SAFETY: the handler only counts. Without SA_RESTART it interrupts system calls.
+            // SIGPIPE gets its default action, which ends the process.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = handler as extern "C" fn(i32) as usize;
@@ -500,19 +506,19 @@ fn prepare(task: &str) {
             extern "C" fn handler(_: i32) {
                 IS_STOPPED.store(true, Ordering::Release);
             }
-            // SAFETY: the handler writes to an atomic.
+            // SAFETY: the handler only writes to an atomic.
             unsafe { libc::signal(libc::SIGUSR1, handler as extern "C" fn(i32) as usize) };
         }
-        // SAFETY: to handle a signal by default calls nothing of this program.
+        // SAFETY: the default action calls no code of this program.
         "pipe" => _ = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) },
         _ => {}
     }
 }
 
-/// From now on a system call fails so in this process.
+/// Makes a system call fail with `error` in this process from now on.
 fn forbid(call: libc::c_long, error: i32) {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    // Loads the number of the call; if it is that one, the error, else what it would do.
+    // Loads the number of the call. Returns the error for `call`, and allows every other call.
     let mut steps = [
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
@@ -520,20 +526,20 @@ fn forbid(call: libc::c_long, error: i32) {
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // SAFETY: the program is valid while it is handed over; the system keeps a copy.
+    // SAFETY: the program is valid during the call, and the system keeps a copy.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
     }
 }
 
-/// A process that keeps open what this one has open now, and does nothing.
+/// Starts a child that keeps open what this process has open, and does nothing.
 fn leave_a_child() {
-    // SAFETY: the child makes system calls only.
+    // SAFETY: the child makes only system calls.
     match unsafe { libc::fork() } {
-        // SAFETY: system calls with numbers.
+        // SAFETY: these system calls take only numbers.
         0 => unsafe {
-            // But nobody shall wait for what it might say.
+            // It closes its standard streams, so that no test waits for its output.
             (0..3).for_each(|file| _ = libc::close(file));
             libc::alarm(300);
             loop {
@@ -544,13 +550,13 @@ fn leave_a_child() {
     }
 }
 
-/// A child that uses the communicator gets an error, and its parent and the peers go on. The registered memory that it drops is
-/// its parent's.
+/// A child that uses the communicator gets an error, and its parent and the peers continue. The
+/// child also drops the registered memory, which belongs to its parent.
 fn fork(comm: &Communicator) -> Task {
     let mut memory = comm.alloc::<u64>(100_000)?;
     memory.fill(1);
     comm.barrier()?;
-    // SAFETY: the child calls what it may break its teeth on, and ends without running destructors of others.
+    // SAFETY: the child only makes calls that must fail, and ends without running destructors.
     match unsafe { libc::fork() } {
         0 => {
             let results = [
@@ -561,17 +567,17 @@ fn fork(comm: &Communicator) -> Task {
                 comm.split(0, 0).map(drop),
             ];
             drop(memory);
-            let are_told = results.iter().all(|result| matches!(result, Err(Error::Forked { .. })));
-            // SAFETY: ends this process.
-            unsafe { libc::_exit(i32::from(!are_told)) };
+            let all_fail = results.iter().all(|result| matches!(result, Err(Error::Forked { .. })));
+            // SAFETY: the call ends this process.
+            unsafe { libc::_exit(i32::from(!all_fail)) };
         }
         child => {
             let mut status = 0;
             // SAFETY: the pointer is to a valid number.
             unsafe { libc::waitpid(child, &mut status, 0) };
-            assert_eq!(status, 0, "the child was not told");
+            assert_eq!(status, 0, "the calls of the child did not fail");
             comm.all_reduce(&mut memory, ReduceOp::Sum)?;
-            assert!(memory.iter().all(|&sum| sum == comm.world_size() as u64), "the child's drop has emptied the memory");
+            assert!(memory.iter().all(|&sum| sum == comm.world_size() as u64), "the drop in the child has cleared the memory");
         }
     }
     Ok(())

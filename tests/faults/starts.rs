@@ -1,10 +1,10 @@
-//! Mistakes at the start, and stores: rows 7 to 12, 36 and 39.
+//! Mistakes at the start and faults of stores: rows 7 to 12, 36 and 39.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::job::{ASKED, Job, LATE, SECRET, fresh, in_time, rank};
+use crate::job::{ASKED, Job, LATE, fresh, in_time, rank, secret, wait_until};
 use crate::processes::GONE;
 use crate::rank::now;
 use crate::runner::Outcome::{self, Passed};
@@ -13,7 +13,8 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A job of ranks with these numbers and world sizes. They wait for each other much longer than a mistake needs to be found.
+/// Starts ranks with these numbers and world sizes. They wait for each other far longer than it
+/// takes to find a mistake.
 fn job(store: &str, name: &str, ranks: &[(usize, usize)]) -> Job {
     let mut job = Job::empty();
     for &(number, world) in ranks {
@@ -37,30 +38,26 @@ pub(crate) fn port_taken() -> Outcome {
     let holder = format!("it cannot be served at 127.0.0.1:{port}: port {port} is taken by process {}", std::process::id());
     let advice = "end that process, or choose another port in the store's URL (KOLO_STORE) or MASTER_PORT";
     assert!(text.starts_with("Store: ") && text.contains(&holder) && text.contains(advice), "{text}");
-    // It asks first, for a second, whether what is there is a store, and of which job.
-    in_time("to be refused", took, 2 * ASKED);
+    // For one second the rank asks whether a store is there, and of which job.
+    in_time("to be rejected", took, 2 * ASKED);
     Passed(String::new())
 }
 
 pub(crate) fn stale_store() -> Outcome {
     let (store, name) = fresh();
-    // A rank 0 that is killed while it waits leaves the file.
+    // Rank 0 is killed while it waits, and leaves the file.
     let mut crashed = job(&store, &name, &[(0, 2)]);
     let path = store.strip_prefix("file://").unwrap();
-    let deadline = Instant::now() + LATE;
-    while std::fs::metadata(path).map_or(0, |file| file.len()) < 200 {
-        assert!(Instant::now() < deadline, "rank 0 does not start the store");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("rank 0 does not create the store", || std::fs::metadata(path).is_ok_and(|file| file.len() >= 200));
     crashed.signal(0, libc::SIGKILL);
     crashed.hear(0, "end");
     let began = Instant::now();
-    // The guest comes first, and finds what is left.
+    // Rank 1 comes first, and finds the old file.
     let mut next = job(&store, &name, &[(1, 2), (0, 2)]);
     next.all_say("done");
     let took = began.elapsed();
     next.hear_log(1, &["INFO", "replacing the store's file of a former run"]);
-    in_time("to replace what is left", took, ASKED);
+    in_time("to replace the old file", took, ASKED);
     assert!(!std::path::Path::new(path).exists(), "the store's file is left");
     let _ = std::fs::remove_file(format!("{path}.lock"));
     Passed(format!("connected after {took:.0?}"))
@@ -75,19 +72,15 @@ pub(crate) fn two_jobs() -> Outcome {
     let stores: [(String, &dyn Fn() -> bool); 2] = [(format!("tcp://{address}"), &is_served), (file.clone(), &is_written)];
     for (store, is_started) in stores {
         let mut first = job(&store, "first", &[(0, 2)]);
-        let deadline = Instant::now() + LATE;
-        while !is_started() {
-            assert!(Instant::now() < deadline, "rank 0 does not start the store");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("rank 0 does not create the store", is_started);
         let began = Instant::now();
         let mut second = job(&store, "second", &[(0, 2), (1, 2)]);
         for text in second.all_say("refused") {
             assert!(text.starts_with("Store: "), "{text}");
             assert!(text.contains("job \"first\"") && text.contains("job \"second\""), "{text}");
         }
-        // At a file, a rank waits for a second look.
-        in_time("to be refused", began.elapsed(), 2 * ASKED);
+        // With a file, a rank reads twice before it reports.
+        in_time("to be rejected", began.elapsed(), 2 * ASKED);
         first.add(patient(rank("once", 1, 2, &store, "first")));
         first.all_say("done");
     }
@@ -97,22 +90,22 @@ pub(crate) fn two_jobs() -> Outcome {
 pub(crate) fn rank_twice() -> Outcome {
     let (store, name) = fresh();
     let mut job = job(&store, &name, &[(0, 3), (1, 3), (1, 3)]);
-    // One of the two is refused, whichever came second; it names both.
+    // The rank that comes second is rejected, and names both processes.
     let began = Instant::now();
     let deadline = Instant::now() + LATE;
     let mut refused = None;
     while refused.is_none() && Instant::now() < deadline {
         refused = [1, 2].into_iter().find(|&rank| job.has_said(rank, "refused"));
     }
-    let refused = refused.expect("neither is refused");
+    let refused = refused.expect("neither rank is rejected");
     let took = began.elapsed();
     let text = job.hear(refused, "refused");
     let pids = [job.pid(1), job.pid(2)].map(|pid| format!("process {pid} on "));
     assert!(text.starts_with("RankTaken: rank 1 was started twice"), "{text}");
     assert!(pids.iter().all(|pid| text.contains(pid)), "{text}");
-    // The one who came second gives the first 700 ms to end, if it is about to.
-    in_time("to be refused", took.saturating_sub(Duration::from_millis(700)), ASKED);
-    // The other two lack one rank, and start when it comes.
+    // The second rank waits 700 ms for the first one to end.
+    in_time("to be rejected", took.saturating_sub(Duration::from_millis(700)), ASKED);
+    // The other two ranks start when the missing rank comes.
     job.add(patient(rank("once", 2, 3, &store, &name)));
     [0, 3 - refused, 3].into_iter().for_each(|rank| _ = job.hear(rank, "done"));
     Passed(String::new())
@@ -140,11 +133,11 @@ pub(crate) fn world_sizes() -> Outcome {
         assert!(text.starts_with("WorldSize: world sizes differ: rank 1 ("), "{text}");
         assert!(text.contains(") was started with 2, rank 0 with 3;"), "{text}");
     }
-    in_time("to be refused", began.elapsed(), ASKED);
+    in_time("to be rejected", began.elapsed(), ASKED);
     Passed(String::new())
 }
 
-/// After a crash the job starts anew with fewer ranks, and then with more, at the same store.
+/// After a crash the job starts again with fewer ranks, and then with more, with the same store.
 pub(crate) fn other_world_size() -> Outcome {
     for store in [fresh().0, format!("tcp://127.0.0.1:{}", free_port())] {
         let job = |world: usize, task: &str| {
@@ -162,7 +155,7 @@ pub(crate) fn other_world_size() -> Outcome {
     Passed(String::new())
 }
 
-/// At a file where many ranks look and wait, those that did not come are told from those that did.
+/// With a file that many ranks read, the missing ranks are told apart from the others.
 pub(crate) fn missing_of_many() -> Outcome {
     const CAME: usize = 24;
     let (store, name) = fresh();
@@ -178,7 +171,7 @@ pub(crate) fn missing_of_many() -> Outcome {
     Passed(String::new())
 }
 
-/// As many ranks as a busy machine has start at a file about as fast as at a server.
+/// As many ranks as a large machine has start with a file about as fast as with a server.
 pub(crate) fn file_keeps_up() -> Outcome {
     const RANKS: usize = 48;
     let start = |store: String| {
@@ -192,15 +185,15 @@ pub(crate) fn file_keeps_up() -> Outcome {
         .map(|_| start(fresh().0).as_secs_f64() / start(format!("tcp://127.0.0.1:{}", free_port())).as_secs_f64())
         .collect();
     ratios.sort_by(f64::total_cmp);
-    // Others share the machine. Where every rank reads the whole file again and again, the ratio is that of the ranks.
-    assert!(ratios[0] < 3.0, "times of a file over those of a server: {ratios:.2?}");
-    Passed(format!("{RANKS} ranks: times of a file over those of a server {ratios:.2?}"))
+    // Other programs share the machine. If every rank read the whole file again and again, the
+    // ratio would be about the number of ranks.
+    assert!(ratios[0] < 3.0, "times with a file over times with a server: {ratios:.2?}");
+    Passed(format!("{RANKS} ranks: times with a file over times with a server {ratios:.2?}"))
 }
 
-/// The server of the store is another process, this one, as under `kolo run`.
+/// The server of the store runs in this process, as under `kolo run`.
 pub(crate) fn store_ends() -> Outcome {
-    let secret = std::array::from_fn(|i| u8::from_str_radix(&SECRET[2 * i..2 * i + 2], 16).unwrap());
-    let server = kolo::TcpStoreServer::bind("127.0.0.1:0".parse().unwrap(), "served", Some(secret)).unwrap();
+    let server = kolo::TcpStoreServer::bind("127.0.0.1:0".parse().unwrap(), "served", Some(secret())).unwrap();
     let mut job = Job::empty();
     for number in 0..3 {
         let mut command = rank("work", number, 3, &server.url(), "served");
@@ -209,18 +202,16 @@ pub(crate) fn store_ends() -> Outcome {
     }
     job.all_work();
     drop(server);
-    for _ in 0..3 {
-        job.all_work();
-    }
-    // Nor is it needed to find out who failed.
+    job.all_go_on();
+    // The store is not needed to find the rank that failed either.
     job.signal(0, libc::SIGKILL);
     job.all_name(&[1, 2], 0, &GONE, now());
     Passed(String::new())
 }
 
-/// All ranks but the root come while that is paused, and all at once when it goes on.
+/// Rank 0 is stopped while all others start, and then must accept all at once.
 pub(crate) fn paused_root() -> Outcome {
-    /// More than a listener takes in of strangers, with some to spare.
+    /// More than the strangers that a listener accepts at once.
     const RANKS: usize = 100;
     let port = free_port();
     let (_, name) = fresh();
@@ -232,18 +223,14 @@ pub(crate) fn paused_root() -> Outcome {
     };
     let mut job = Job::empty();
     job.add(crowd(0));
-    let deadline = Instant::now() + LATE;
-    while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(Instant::now() < deadline, "rank 0 does not start the store");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("rank 0 does not serve the store", || TcpStream::connect(("127.0.0.1", port)).is_ok());
     job.signal(0, libc::SIGSTOP);
     (1..RANKS).for_each(|number| job.add(crowd(number)));
     (1..RANKS).for_each(|number| _ = job.hear(number, "begins"));
-    // Longer than a listener gives a caller.
+    // Longer than the listener waits for a handshake.
     std::thread::sleep(Duration::from_secs(1));
     job.signal(0, libc::SIGCONT);
     let since = now();
     job.all_say("done");
-    Passed(format!("{RANKS} ranks, {:.1?} after the root went on", Duration::from_micros(now() - since)))
+    Passed(format!("{RANKS} ranks, {:.1?} after rank 0 continued", Duration::from_micros(now() - since)))
 }

@@ -1,4 +1,4 @@
-//! Strangers at the ports of a running job: rows 37 and 38.
+//! Strangers at the listeners of a running job: rows 31, 37 and 38.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use crate::job::{ASKED, Job, LATE, SECRET, configured, fresh, in_time, rank};
-use crate::network::{Hosts, PAIR, V4};
+use crate::job::{ASKED, Job, LATE, configured, fresh, in_time, rank, secret};
+use crate::network::{PAIR, V4, between_hosts};
 use crate::processes::GONE;
 use crate::rank::{WORKER, now, say};
 use crate::runner::Outcome::{self, NotRun, Passed};
 
-/// The protocol's version, the length of what a listener answers to a hello, and its answer to a stranger.
+/// The version of the protocol, the length of a listener's reply to a hello, and the kinds of
+/// refusals.
 const VERSION: u16 = 7;
 const REPLY: usize = 84;
 const REFUSES: u8 = 1;
@@ -31,31 +32,31 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-/// What a rank says first to the next at its port, if this is the secret, and in no run in particular.
+/// Returns the hello of rank 1 to a listener, for a job and a secret, without a run.
 fn hello(job: &str, secret: &[u8]) -> Vec<u8> {
     let mut hello = vec![0; 80];
     hello[..4].copy_from_slice(b"kolo");
     hello[4..6].copy_from_slice(&VERSION.to_le_bytes());
     hello[6..9].copy_from_slice(&[1, 0, 1]);
     hello[16..32].copy_from_slice(&Sha256::digest(job.as_bytes())[..16]);
-    // From rank 1.
+    // The hello is from rank 1.
     hello[56] = 1;
     let signature = mac(&mac(secret, &[b"kolo handshake in the network"]), &[b"hello", &hello]);
     [hello, signature.to_vec()].concat()
 }
 
-/// How many connections; CI makes do with fewer.
+/// The variable with the number of connections. CI uses fewer than the default.
 const COUNT: &str = "KOLO_TEST_GARBAGE";
 
-/// Where somebody listens.
+/// The address of a listener.
 #[derive(Clone, Debug, PartialEq)]
-enum Place {
+enum Address {
     Network(SocketAddr),
-    /// A name that only this machine knows.
+    /// The name of a local socket.
     Local(String),
 }
 
-/// What is heard and said there.
+/// A connection to a listener.
 trait Stream: Read + Write + Send {
     fn set_patience(&self, patience: Duration) -> io::Result<()>;
 }
@@ -72,36 +73,36 @@ impl Stream for UnixStream {
     }
 }
 
-impl Place {
-    /// A connection, which is heard for 20 s at most.
+impl Address {
+    /// Connects, with a timeout of 20 s for each read.
     fn connect(&self) -> io::Result<Box<dyn Stream>> {
         let stream: Box<dyn Stream> = match self {
-            Place::Network(address) => Box::new(TcpStream::connect_timeout(address, Duration::from_secs(20))?),
-            Place::Local(name) => Box::new(UnixStream::connect_addr(&LocalAddr::from_abstract_name(name)?)?),
+            Address::Network(address) => Box::new(TcpStream::connect_timeout(address, Duration::from_secs(20))?),
+            Address::Local(name) => Box::new(UnixStream::connect_addr(&LocalAddr::from_abstract_name(name)?)?),
         };
         stream.set_patience(Duration::from_secs(20))?;
         Ok(stream)
     }
 
-    fn parse(text: &str) -> Place {
+    fn parse(text: &str) -> Address {
         match text.strip_prefix('@') {
-            Some(name) => Place::Local(name.to_owned()),
-            None => Place::Network(text.parse().unwrap()),
+            Some(name) => Address::Local(name.to_owned()),
+            None => Address::Network(text.parse().unwrap()),
         }
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Network(address) => address.fmt(f),
-            Place::Local(name) => write!(f, "@{name}"),
+            Address::Network(address) => address.fmt(f),
+            Address::Local(name) => write!(f, "@{name}"),
         }
     }
 }
 
-/// Where a process listens.
-fn places(pid: u32) -> Vec<Place> {
+/// Returns the addresses of a process's listeners.
+fn places(pid: u32) -> Vec<Address> {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let sockets: Vec<String> = files
         .filter_map(|file| {
@@ -114,22 +115,23 @@ fn places(pid: u32) -> Vec<Place> {
     for line in [table("tcp"), table("tcp6")].iter().flat_map(|table| table.lines().skip(1)) {
         let fields: Vec<&str> = line.split_whitespace().collect();
         if fields.get(3) == Some(&"0A") && is_its(fields.get(9)) {
-            places.extend(address(fields[1]).map(Place::Network));
+            places.extend(address(fields[1]).map(Address::Network));
         }
     }
-    // Those on whose name others call have a flag; the name begins with the sign that stands for a zero.
+    // Listeners have a flag. An abstract name begins with `@`, which stands for a zero byte.
     for line in table("unix").lines().skip(1) {
         let fields: Vec<&str> = line.split_whitespace().collect();
         if let (Some(&"00010000"), Some(name)) = (fields.get(3), fields.get(7).and_then(|name| name.strip_prefix('@')))
             && is_its(fields.get(6))
         {
-            places.push(Place::Local(name.to_owned()));
+            places.push(Address::Local(name.to_owned()));
         }
     }
     places
 }
 
-/// An address as the system's tables have it: words of four bytes as a little-endian machine reads them, and the port.
+/// Parses an address of the system's tables: words of four bytes as a little-endian machine reads
+/// them, and the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.split_once(':')?;
     let words = host.as_bytes().chunks(8).map(|word| u32::from_str_radix(std::str::from_utf8(word).ok()?, 16).ok());
@@ -138,12 +140,12 @@ fn address(text: &str) -> Option<SocketAddr> {
         [a, b, c, d] => IpAddr::from([a, b, c, d]),
         _ => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?),
     };
-    // Who listens everywhere listens here.
+    // A listener on all addresses listens on loopback too.
     let host = if host.is_unspecified() { IpAddr::from([127, 0, 0, 1]) } else { host };
     Some(SocketAddr::new(host, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// The memory that a process holds, in KiB.
+/// Returns the resident memory of a process, in KiB.
 fn memory(pid: u32) -> i64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -156,22 +158,20 @@ pub(crate) fn garbage() -> Outcome {
     job.all_work();
     let places = places(job.pid(0));
     let [network, local] =
-        [0, 1].map(|local| places.iter().filter(|place| matches!(place, Place::Local(_)) == (local == 1)).count());
-    assert!(network == 1 && local == 1, "rank 0 listens at {places:?}");
-    // What is said first warms up what is kept.
+        [0, 1].map(|local| places.iter().filter(|place| matches!(place, Address::Local(_)) == (local == 1)).count());
+    assert!(network == 1 && local == 1, "the listeners of rank 0: {places:?}");
+    // The first strangers warm up caches.
     strangers(&places, 200);
     let before = memory(job.pid(0));
     let began = Instant::now();
     let came = strangers(&places, count);
-    assert!(came >= count / 10 * 9, "only {came} of {count} strangers got through");
+    assert!(came >= count / 10 * 9, "only {came} of {count} strangers connected");
     let took = began.elapsed();
     let grown = memory(job.pid(0)) - before;
-    // Less than 1 KiB each, if none were ever forgotten.
+    // If the listener never forgot a stranger, each might take less than 1 KiB.
     assert!(grown < i64::from(came), "rank 0 has grown by {grown} KiB");
-    for _ in 0..3 {
-        job.all_work();
-    }
-    // And it still lets in whom it should: the peer asks at the door who has failed.
+    job.all_go_on();
+    // The listener still accepts ranks.
     job.signal(1, libc::SIGKILL);
     job.all_name(&[0], 1, &GONE, now());
     Passed(format!("{came} connections in {took:.1?}, grown by {grown} KiB"))
@@ -180,13 +180,13 @@ pub(crate) fn garbage() -> Outcome {
 /// The job whose name the strangers know.
 const JOB: &str = "no secret";
 
-/// Returns how many got through.
-fn strangers(places: &[Place], count: u32) -> u32 {
+/// Connects strangers, and returns how many could connect.
+fn strangers(places: &[Address], count: u32) -> u32 {
     let (mut came, mut refused) = (0, 0);
-    // Silent ones, and those who drip, stay for a while.
+    // Silent and slow strangers stay for a while.
     let mut staying: VecDeque<Box<dyn Stream>> = VecDeque::new();
     for i in 0..count {
-        // Each says all that it can at each place.
+        // Every kind of stranger connects to every listener.
         let place = &places[(i / 4) as usize % places.len()];
         let Ok(mut stream) = place.connect() else { continue };
         came += 1;
@@ -198,7 +198,7 @@ fn strangers(places: &[Place], count: u32) -> u32 {
             }
             kind => refused += u32::from(speak(&mut *stream, kind == 0, i)),
         }
-        // One that stays says a little more.
+        // A stranger that stays writes one more byte.
         let speaker = i as usize % staying.len().max(1);
         if let Some(stream) = staying.get_mut(speaker) {
             let _ = stream.write_all(b"k");
@@ -207,12 +207,12 @@ fn strangers(places: &[Place], count: u32) -> u32 {
             staying.pop_front();
         }
     }
-    assert!(refused > 0, "no stranger came as far as to be refused");
+    assert!(refused > 0, "no stranger was refused");
     came
 }
 
-/// A stranger says something: random bytes, or a hello like a rank's with a key that is none. Whether it was refused in so many
-/// words, which are always the same.
+/// A stranger writes random bytes, or a hello with a wrong key. Returns whether it got a refusal,
+/// which is always the same.
 fn speak(stream: &mut dyn Stream, is_noise: bool, i: u32) -> bool {
     if is_noise {
         let random = |at: u32| (i.wrapping_mul(0x9e37_79b9) ^ at.wrapping_mul(0x85eb_ca6b)).to_le_bytes()[at as usize % 4];
@@ -225,12 +225,13 @@ fn speak(stream: &mut dyn Stream, is_noise: bool, i: u32) -> bool {
     if stream.read_exact(&mut reply).is_err() {
         return false;
     }
-    assert_eq!(reply[1..], [0; REPLY - 1], "a stranger is told something");
-    assert_eq!(reply[0], REFUSES, "a stranger is not refused");
+    assert_eq!(reply[1..], [0; REPLY - 1], "a refusal tells a stranger something");
+    assert_eq!(reply[0], REFUSES, "a stranger was not refused");
     true
 }
 
-/// Strangers call from the first moment on, before there is a secret: rank 0, which makes it, comes last.
+/// Strangers connect from the beginning, before there is a secret: rank 0, which creates it, comes
+/// last.
 pub(crate) fn garbage_before_the_secret() -> Outcome {
     let (store, _) = fresh();
     let mut job = Job::empty();
@@ -256,21 +257,19 @@ pub(crate) fn garbage_before_the_secret() -> Outcome {
             }
             came
         });
-        // Who knows no secret lets nobody in.
+        // A rank that does not know the secret has no listener.
         for (process, &pid) in pids.iter().enumerate() {
             job.hear_log(process, &["INFO", "chose the advertised address"]);
             let places = places(pid);
-            assert!(places.is_empty(), "before there is a secret, process {process} listens at {places:?}");
+            assert!(places.is_empty(), "process {process} has listeners before there is a secret: {places:?}");
         }
         add(&mut job, 0);
-        for _ in 0..3 {
-            job.all_work();
-        }
+        job.all_go_on();
         is_over.store(true, Ordering::Relaxed);
         strangers.join().unwrap()
     });
-    assert!(came > 0, "no stranger got through");
-    // Number 2 of the processes is rank 0.
+    assert!(came > 0, "no stranger connected");
+    // Process 2 is rank 0.
     job.signal(2, libc::SIGKILL);
     for process in [0, 1] {
         let failure = job.failure(process);
@@ -280,57 +279,55 @@ pub(crate) fn garbage_before_the_secret() -> Outcome {
     Passed(format!("{came} strangers"))
 }
 
-/// Until a rank knows the secret it listens nowhere: a caller would have nothing to prove.
+/// Until a rank knows the secret it has no listener, because it could not authenticate a caller.
 pub(crate) fn before_the_secret() -> Outcome {
     let (store, _) = fresh();
     let mut job = Job::empty();
-    // There is no rank 0, which makes the secret.
+    // Rank 0, which creates the secret, does not start.
     let mut command = rank("once", 1, 2, &store, JOB);
     command.env_remove("KOLO_SECRET").env("KOLO_START_TIMEOUT", "2s");
     job.add(command);
     let mut looks = 0;
     while !job.has_said(0, "refused") {
         let found = places(job.pid(0));
-        assert!(found.is_empty(), "it listens at {found:?}");
+        assert!(found.is_empty(), "the rank has listeners: {found:?}");
         looks += 1;
     }
-    assert!(looks > 1, "it did not wait");
+    assert!(looks > 1, "the rank did not wait");
     Passed(format!("{looks} looks"))
 }
 
-/// A process of an earlier run, which knows the secret, calls at a port that is used again.
+/// A process of an earlier run, which knows the secret, connects to a port that is used again.
 pub(crate) fn earlier_run() -> Outcome {
     let mut job = Job::start("work", 2, 600_000, |_, command| {
         command.env("KOLO_JOB_ID", JOB).env("KOLO_TRANSPORT", "tcp");
     });
     job.all_work();
-    let places: Vec<Place> = (0..2).flat_map(|rank| places(job.pid(rank))).collect();
-    let network = places.iter().filter(|place| matches!(place, Place::Network(_)));
+    let places: Vec<Address> = (0..2).flat_map(|rank| places(job.pid(rank))).collect();
+    let network = places.iter().filter(|place| matches!(place, Address::Network(_)));
     let mut refused = 0;
     for place in network {
         let mut stream = place.connect().unwrap();
         stream.write_all(&hello(JOB, &secret())).unwrap();
         let mut reply = [0; REPLY];
         stream.read_exact(&mut reply).unwrap();
-        assert_eq!(reply[0], REFUSES_RUN, "it is let in");
+        assert_eq!(reply[0], REFUSES_RUN, "the process of an earlier run is accepted");
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
         assert!(rest.is_empty(), "{rest:?}");
         refused += 1;
     }
     assert_eq!(refused, 2, "{places:?}");
-    for _ in 0..3 {
-        job.all_work();
-    }
+    job.all_go_on();
     Passed(String::new())
 }
 
-/// Strangers who say nothing do not make a rank that is merely late look dead, however many they are.
+/// Many silent strangers do not make a late rank look dead.
 pub(crate) fn silent() -> Outcome {
     let mut job = Job::start("late", 2, 6_000, |_, command| _ = command.env("KOLO_TRANSPORT", "tcp"));
     job.hear(1, "late");
-    let places: Vec<Place> = (0..2).flat_map(|rank| places(job.pid(rank))).collect();
-    assert_eq!(places.len(), 4, "a rank listens at two places");
+    let places: Vec<Address> = (0..2).flat_map(|rank| places(job.pid(rank))).collect();
+    assert_eq!(places.len(), 4, "a rank has two listeners");
     let since = now();
     let is_over = AtomicBool::new(false);
     let (failure, count) = std::thread::scope(|scope| {
@@ -343,7 +340,7 @@ pub(crate) fn silent() -> Outcome {
                     count += usize::from(stranger.is_ok());
                     staying.extend(stranger.ok());
                 }
-                // More at each port than are let in at once.
+                // More strangers at each listener than it holds at once.
                 if staying.len() > 400 {
                     staying.pop_front();
                 }
@@ -358,11 +355,11 @@ pub(crate) fn silent() -> Outcome {
     });
     assert!(failure.cause.starts_with("Absent "), "{failure}");
     job.lives_on(0);
-    assert!(count > 500, "only {count} strangers got through");
+    assert!(count > 500, "only {count} strangers connected");
     Passed(format!("{count} strangers in {:.1?}", Duration::from_micros(now() - since)))
 }
 
-/// A rank with another secret learns so, and nobody else is kept from starting.
+/// A rank with another secret gets an error, and the other ranks start.
 pub(crate) fn wrong_secret() -> Outcome {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let (_, name) = fresh();
@@ -380,58 +377,51 @@ pub(crate) fn wrong_secret() -> Outcome {
     Passed(String::new())
 }
 
-fn secret() -> Vec<u8> {
-    SECRET.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
-}
-
-/// What somebody overheard of a rank's handshake does not let him in, neither where it was said nor elsewhere.
+/// A recorded handshake of a rank is useless, at the same listener and at others.
 pub(crate) fn replayed() -> Outcome {
-    let hosts = match Hosts::new(V4) {
-        Ok(hosts) => hosts,
-        Err(why) => return NotRun(why),
-    };
-    let mut job = hosts.start("work", PAIR, 600_000);
-    job.all_work();
-    let overheard = hosts.wire.overheard();
-    let calls = overheard.iter().filter(|said| said.bytes.starts_with(b"kolo") && said.bytes.len() == hello("", &[]).len());
-    let mut replayed = 0;
-    for call in calls {
-        let proof = overheard.iter().find(|said| (said.from, said.to) == (call.from, call.to) && said.bytes.len() == 32);
-        let Some(proof) = proof else { continue };
-        let IpAddr::V4(target) = call.to.ip() else { continue };
-        // The store's port is closed by now.
-        if call.to.port() == 29778 {
-            continue;
-        }
-        hosts.within(V4.iter().position(|ip| *ip == target.to_string()).unwrap(), || {
-            let mut stream = Place::Network(call.to).connect().unwrap();
-            // It is a hello of this run, but one that was heard before: the end may come before the rest is said.
-            stream.write_all(&call.bytes).unwrap();
-            let _ = stream.write_all(&proof.bytes);
-            let mut heard = Vec::new();
-            if let Err(error) = stream.read_to_end(&mut heard) {
-                assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "who repeats what he heard is not turned away");
-            }
-            assert!(heard.is_empty(), "who repeats what he heard is answered with {heard:?}");
-        });
-        replayed += 1;
-    }
-    assert!(replayed > 0, "nothing was overheard that could be repeated");
-    for _ in 0..3 {
+    between_hosts(V4, |hosts| {
+        let mut job = hosts.start("work", PAIR, 600_000);
         job.all_work();
-    }
-    job.signal(1, libc::SIGKILL);
-    job.all_name(&[0, 2], 1, &GONE, now());
-    Passed(format!("{replayed} handshakes repeated"))
+        let overheard = hosts.wire.overheard();
+        let calls = overheard.iter().filter(|said| said.bytes.starts_with(b"kolo") && said.bytes.len() == hello("", &[]).len());
+        let mut replayed = 0;
+        for call in calls {
+            let proof = overheard.iter().find(|said| (said.from, said.to) == (call.from, call.to) && said.bytes.len() == 32);
+            let Some(proof) = proof else { continue };
+            let IpAddr::V4(target) = call.to.ip() else { continue };
+            // The listener of the store is closed by now.
+            if call.to.port() == 29778 {
+                continue;
+            }
+            hosts.within(V4.iter().position(|ip| *ip == target.to_string()).unwrap(), || {
+                let mut stream = Address::Network(call.to).connect().unwrap();
+                // The hello belongs to this run, but was used before. The listener may close the
+                // connection before the proof is written.
+                stream.write_all(&call.bytes).unwrap();
+                let _ = stream.write_all(&proof.bytes);
+                let mut heard = Vec::new();
+                if let Err(error) = stream.read_to_end(&mut heard) {
+                    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "a replayed handshake is not rejected");
+                }
+                assert!(heard.is_empty(), "a replayed handshake gets the reply {heard:?}");
+            });
+            replayed += 1;
+        }
+        assert!(replayed > 0, "no handshake was recorded");
+        job.all_go_on();
+        job.signal(1, libc::SIGKILL);
+        job.all_name(&[0, 2], 1, &GONE, now());
+        Passed(format!("{replayed} handshakes repeated"))
+    })
 }
 
-/// Where the stranger of another user is to call.
+/// The variable with the addresses to which the stranger of another user connects.
 const PLACES: &str = "KOLO_TEST_PLACES";
 
-/// Nobody.
+/// The user `nobody`.
 const ANOTHER_USER: u32 = 65534;
 
-/// Another user of the machine calls at all places of a rank.
+/// Another user of the machine connects to all listeners of the ranks.
 pub(crate) fn another_user() -> Outcome {
     let mut job = Job::start("work", 2, 600_000, |_, command| _ = command.env("KOLO_JOB_ID", JOB));
     job.all_work();
@@ -445,17 +435,16 @@ pub(crate) fn another_user() -> Outcome {
         }
         Err(error) => return NotRun(format!("a process of another user: {error}")),
     }
-    for _ in 0..3 {
-        job.all_work();
-    }
+    job.all_go_on();
     job.signal(1, libc::SIGKILL);
     job.all_name(&[0], 1, &GONE, now());
     Passed(String::new())
 }
 
-/// What that stranger does: it calls at each place, and is refused without a word, or in the one that all hear.
+/// Runs as that stranger: connects to each listener, which closes the connection or sends the
+/// refusal that all strangers get.
 pub(crate) fn be_a_stranger() {
-    let places: Vec<Place> = std::env::var(PLACES).unwrap().split_whitespace().map(Place::parse).collect();
+    let places: Vec<Address> = std::env::var(PLACES).unwrap().split_whitespace().map(Address::parse).collect();
     for (i, place) in (0..).zip(&places) {
         speak(&mut *place.connect().unwrap(), true, i);
         let mut stream = place.connect().unwrap();
@@ -467,20 +456,22 @@ pub(crate) fn be_a_stranger() {
     say(&format!("refused {}", places.len()));
 }
 
-/// Of a version that is not this one's: a process that says so is told both, and a rank that hears it refuses with both.
+/// A process of another version gets a refusal with both versions, and a rank that meets another
+/// version reports both.
 pub(crate) fn other_version() -> Outcome {
-    // A number of this version in the other byte order is another version.
+    // The number of this version in the other byte order is another version.
     for version in [VERSION + 1, VERSION.swap_bytes()] {
-        calls_at_a_store(version);
-        is_told_by_a_store(version);
+        connect_to_a_store(version);
+        connect_a_rank_to_a_store(version);
     }
     Passed(String::new())
 }
 
-/// The `kolo` program as it is built with `--cfg kolo_next_version`.
+/// The variable with the path of a `kolo` that was built with `--cfg kolo_next_version`.
 const OTHER_BUILD: &str = "KOLO_TEST_OTHER_BUILD";
 
-/// Ranks of two builds refuse each other, and name both versions; at a store that has a protocol, and at one that has none.
+/// Ranks of two builds refuse each other and name both versions, with a store that has a protocol
+/// and with one that has none.
 pub(crate) fn two_builds() -> Outcome {
     let Ok(other) = std::env::var(OTHER_BUILD) else {
         return NotRun(format!("{OTHER_BUILD} names no `kolo` that was built with --cfg kolo_next_version"));
@@ -490,7 +481,7 @@ pub(crate) fn two_builds() -> Outcome {
         let (_, name) = fresh();
         let mut job = Job::empty();
         let mut command = rank("once", 0, 2, &store, &name);
-        // At a store with a protocol the other is turned away, so this one waits in vain.
+        // A store with a protocol refuses the other rank, so this one reports it as missing.
         command.env("KOLO_START_TIMEOUT", "10s");
         job.add(command);
         let mut command = std::process::Command::new(&other);
@@ -498,7 +489,7 @@ pub(crate) fn two_builds() -> Outcome {
         let output = configured(command, "bench", 1, 2, &store, &name).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         let next = VERSION + 1;
-        // Whoever finds out says it for both.
+        // Either rank may find out first.
         let has_both = |text: &str, theirs: u16, mine: u16| {
             text.contains(&format!("speaks version {theirs} of kolo's protocol, this process speaks {mine};"))
         };
@@ -510,8 +501,9 @@ pub(crate) fn two_builds() -> Outcome {
     Passed(String::new())
 }
 
-/// A caller of another version at the store of rank 0, which starts all the same when its own come.
-fn calls_at_a_store(version: u16) {
+/// A process of another version connects to the store of rank 0, which still starts when its own
+/// ranks come.
+fn connect_to_a_store(version: u16) {
     let key = mac(&secret(), &[b"kolo handshake in the network"]);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let (store, (_, name)) = (format!("tcp://127.0.0.1:{port}"), fresh());
@@ -519,9 +511,9 @@ fn calls_at_a_store(version: u16) {
     job.add(rank("once", 0, 2, &store, &name));
     let deadline = Instant::now() + LATE;
     let mut stream = loop {
-        match Place::parse(&format!("127.0.0.1:{port}")).connect() {
+        match Address::parse(&format!("127.0.0.1:{port}")).connect() {
             Ok(stream) => break stream,
-            Err(error) => assert!(Instant::now() < deadline, "rank 0 serves no store: {error}"),
+            Err(error) => assert!(Instant::now() < deadline, "rank 0 does not serve the store: {error}"),
         }
     };
     let mut hello = hello(&name, &secret());
@@ -538,8 +530,8 @@ fn calls_at_a_store(version: u16) {
     job.all_say("done");
 }
 
-/// A store of another version, at which a rank calls.
-fn is_told_by_a_store(version: u16) {
+/// A rank connects to a store of another version.
+fn connect_a_rank_to_a_store(version: u16) {
     let key = mac(&secret(), &[b"kolo handshake in the network"]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = format!("tcp://{}", listener.local_addr().unwrap());
@@ -558,5 +550,5 @@ fn is_told_by_a_store(version: u16) {
     stream.write_all(&[reply, signature.to_vec()].concat()).unwrap();
     let text = job.hear(0, "refused");
     assert!(text.contains(&format!("speaks version {version} of")) && text.contains(&format!("speaks {VERSION};")), "{text}");
-    in_time("to be refused", began.elapsed(), ASKED);
+    in_time("to be rejected", began.elapsed(), ASKED);
 }

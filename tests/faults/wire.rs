@@ -1,4 +1,5 @@
-//! A wire between two network namespaces: this program carries every packet, and decides what becomes of it.
+//! A wire between two network namespaces. This program carries every packet, and may delay, drop or
+//! forge packets.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -12,22 +13,22 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What becomes of packets.
+/// The state of a wire.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Weather {
     Fair = 0,
-    /// They are late by 5 ms, and one of a hundred is lost.
+    /// Packets are delayed by 5 ms, and one of a hundred is lost.
     Bad = 1,
-    /// None comes through, and nobody is told.
+    /// All packets are lost, without an error.
     Cut = 2,
-    /// Connections that were there before end, on both sides, as by a firewall that forgets them.
+    /// Older connections are reset on both sides, as by a firewall that forgets them.
     Resetting = 3,
 }
 
 /// The longest packet.
 const MTU: usize = 16 << 10;
 
-/// How long packets of bad weather are late.
+/// The delay of packets in bad weather.
 const LATE: Duration = Duration::from_millis(5);
 
 pub(crate) struct Wire {
@@ -46,7 +47,7 @@ struct Shared {
     young: Mutex<HashSet<Connection>>,
 }
 
-/// A short message, and between whom.
+/// A short message with its sender and receiver.
 #[derive(Clone)]
 pub(crate) struct Said {
     pub(crate) from: SocketAddr,
@@ -54,18 +55,19 @@ pub(crate) struct Said {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// How long a message is that is remembered, and how many are.
+/// The longest message that is kept, in bytes, and the number of messages that are kept.
 const SHORT: usize = 128;
 const REMEMBERED: usize = 1000;
 
 /// Address and port.
 type End = ([u8; 4], [u8; 2]);
 
-/// Both ends, the lower one first.
+/// Both ends of a connection, the lower one first.
 type Connection = [End; 2];
 
 impl Wire {
-    /// Makes two interfaces with these names, which are to be moved to where they belong, and carries packets between them.
+    /// Creates two interfaces with these names and carries packets between them. The caller moves
+    /// them to their namespaces.
     pub(crate) fn new(names: [&str; 2]) -> Result<Wire, String> {
         let [a, b] = [open(names[0])?, open(names[1])?];
         let shared = Arc::new(Shared {
@@ -92,12 +94,12 @@ impl Wire {
         self.shared.weather.store(weather as u8, Ordering::SeqCst);
     }
 
-    /// What was said shortly, as anybody on the way can hear it.
+    /// Returns the short messages that passed, as an eavesdropper can read them.
     pub(crate) fn overheard(&self) -> Vec<Said> {
         self.shared.overheard.lock().unwrap().clone()
     }
 
-    /// How many packets came through, and how many were lost.
+    /// Returns the numbers of packets that were carried and that were lost.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.shared.carried.load(Ordering::Relaxed), self.shared.lost.load(Ordering::Relaxed))
     }
@@ -110,17 +112,18 @@ impl Drop for Wire {
     }
 }
 
-/// An interface whose packets are read from, and written to, the file that this returns.
+/// Creates an interface and returns the file from which its packets are read and to which they are
+/// written.
 fn open(name: &str) -> Result<File, String> {
     let path = "/dev/net/tun";
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = file.map_err(|error| format!("{path}: {error}"))?;
-    // SAFETY: zeros are a request without a name; the name is shorter than its place.
+    // SAFETY: zeros are a valid request without a name, and the name is shorter than its field.
     let done = unsafe {
         let mut request: libc::ifreq = std::mem::zeroed();
         assert!(name.len() < request.ifr_name.len());
-        for (place, letter) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *place = letter as libc::c_char;
+        for (field, letter) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *field = letter as libc::c_char;
         }
         request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as i16;
         libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &request)
@@ -158,8 +161,8 @@ impl Shared {
                 Weather::Bad => (!number.is_multiple_of(100)).then_some(now + LATE),
                 Weather::Cut => None,
                 Weather::Resetting => match self.forged(&packet) {
-                    Verdict::Passes => Some(now),
-                    Verdict::Reset { to_sender, to_receiver } => {
+                    Fate::Passes => Some(now),
+                    Fate::Reset { to_sender, to_receiver } => {
                         let _ = back.write(&to_sender);
                         let _ = to.send((now, to_receiver));
                         None
@@ -187,7 +190,7 @@ impl Shared {
             match packets.recv_timeout(Duration::from_millis(50)) {
                 Ok((due, packet)) => {
                     std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                    // What does not fit is lost, as on any wire.
+                    // A packet that does not fit is lost, as on any wire.
                     let counter = if to.write(&packet).is_ok() { &self.carried } else { &self.lost };
                     counter.fetch_add(1, Ordering::Relaxed);
                 }
@@ -197,10 +200,10 @@ impl Shared {
         }
     }
 
-    /// What becomes of a packet while connections are reset.
-    fn forged(&self, packet: &[u8]) -> Verdict {
+    /// Returns what to do with a packet while connections are reset.
+    fn forged(&self, packet: &[u8]) -> Fate {
         const SYN: u8 = 2;
-        let Some(Segment { source, target, seq, ack, flags, .. }) = Segment::of(packet) else { return Verdict::Passes };
+        let Some(Segment { source, target, seq, ack, flags, .. }) = Segment::of(packet) else { return Fate::Passes };
         let mut connection = [source, target];
         connection.sort();
         let mut young = self.young.lock().unwrap();
@@ -208,14 +211,14 @@ impl Shared {
             young.insert(connection);
         }
         if flags & RST != 0 || young.contains(&connection) {
-            return Verdict::Passes;
+            return Fate::Passes;
         }
-        // Each end believes what comes at the number that it expects next.
-        Verdict::Reset { to_sender: reset_segment(target, source, ack), to_receiver: reset_segment(source, target, seq) }
+        // Each end accepts a segment with the sequence number that it expects next.
+        Fate::Reset { to_sender: reset_segment(target, source, ack), to_receiver: reset_segment(source, target, seq) }
     }
 }
 
-enum Verdict {
+enum Fate {
     Passes,
     Reset { to_sender: Vec<u8>, to_receiver: Vec<u8> },
 }
@@ -224,18 +227,18 @@ fn is_down(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBADFD | libc::EIO))
 }
 
-/// Until there is a packet, or a moment.
+/// Waits until there is a packet, for 50 ms at most.
 fn wait_for(file: &File) {
     let mut wanted = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: the pointer is to one valid struct.
     let ready = unsafe { libc::poll(&mut wanted, 1, 50) };
     if ready > 0 && wanted.revents & libc::POLLIN == 0 {
-        // An interface that is down has nothing to wait for.
+        // For an interface that is down, poll returns at once.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// What counts of a TCP segment over IPv4.
+/// The fields of a TCP segment over IPv4 that matter here.
 struct Segment<'a> {
     source: End,
     target: End,
@@ -266,10 +269,10 @@ impl Segment<'_> {
 
 const RST: u8 = 4;
 
-/// A segment that ends a connection.
+/// Returns a segment that resets a connection.
 fn reset_segment(source: End, target: End, seq: [u8; 4]) -> Vec<u8> {
     let mut tcp = [&source.1[..], &target.1, &seq, &[0; 4], &[5 << 4, RST, 0, 0, 0, 0, 0, 0]].concat();
-    // The checksum covers the addresses, the protocol and the length, too.
+    // The checksum also covers the addresses, the protocol and the length.
     let covered = [&source.0[..], &target.0, &[0, 6, 0, tcp.len() as u8], &tcp].concat();
     tcp[16..18].copy_from_slice(&checksum(&covered));
     let mut ip = [&[0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0][..], &source.0, &target.0].concat();
