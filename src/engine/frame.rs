@@ -59,7 +59,7 @@ impl Frame {
             return None;
         }
         let kind = [Kind::Data, Kind::Goodbye, Kind::Revoked].into_iter().find(|&kind| kind as u8 == bytes[4])?;
-        let mut words = bytes[8..].chunks_exact(8).map(|word| word.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)));
+        let mut words = bytes[8..].as_chunks().0.iter().map(|&word| u64::from_le_bytes(word));
         let len = words.next()?;
         let mut descriptor = [0; Descriptor::WORDS];
         descriptor.iter_mut().zip(words).for_each(|(to, word)| *to = word);
