@@ -1,16 +1,16 @@
-//! Writes what the fuzzers begin with: a folder for each target in `corpus`.
+//! Writes the inputs with which the fuzzers begin: a folder for each target in `corpus`.
 #![no_main]
-#![allow(unreachable_code, reason = "it ends before it fuzzes")]
+#![allow(unreachable_code, reason = "the program ends before it fuzzes")]
 
 use std::path::Path;
 
 use kolo::{Communicator, ReduceOp};
 
-// As the fuzzers: what they are compiled with calls into libFuzzer.
+// A fuzz target itself, because the instrumentation of its code calls into libFuzzer.
 libfuzzer_sys::fuzz_target!(
     init: {
         let written = samples(Path::new("corpus"));
-        written.expect("the samples can be written");
+        written.expect("cannot write the samples");
         std::process::exit(0)
     },
     |_bytes: &[u8]| {}
@@ -31,7 +31,7 @@ fn write(folder: &Path, samples: &[Vec<u8>]) -> Result<(), Box<dyn std::error::E
     Ok(())
 }
 
-/// What two ranks leave, each alone and both together.
+/// Returns the trace files of two ranks, separately and together.
 fn traces() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
     let path = std::env::temp_dir().join(format!("kolo-samples-{}", std::process::id()));
     let comms = Communicator::in_process(2)?;
@@ -40,7 +40,7 @@ fn traces() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
             scope.spawn(|| {
                 let other = 1 - comm.rank();
                 let done = comm.all_reduce(&mut [1.0f32], ReduceOp::Sum);
-                done.and_then(|()| comm.send_recv(&[1u8], other, &mut [0u8], other)).expect("nothing is wrong with it");
+                done.and_then(|()| comm.send_recv(&[1u8], other, &mut [0u8], other)).expect("two healthy ranks exchange data");
             });
         }
     });

@@ -1,4 +1,5 @@
-//! Memory that is communicated, as a pointer and a length. It is never a reference, because a peer may be writing it.
+//! Memory that is communicated, as a pointer and a length. It is never a reference, because a peer
+//! may be writing it.
 
 /// Memory that is read.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +15,8 @@ pub(crate) struct RawSliceMut {
     pub(crate) len: usize,
 }
 
-// SAFETY: this is an address. Code that dereferences it vouches that the memory exists and that its owner has lent it.
+// SAFETY: this is an address. Code that dereferences it vouches that the memory exists and that its
+// owner has lent it.
 unsafe impl Send for RawSlice {}
 // SAFETY: as above.
 unsafe impl Send for RawSliceMut {}
@@ -80,7 +82,8 @@ impl Source {
     ///
     /// # Safety
     ///
-    /// The address is writable, and no other thread accesses it meanwhile; or it is from C and null.
+    /// The address is writable, and no other thread accesses it meanwhile; or it is from C and
+    /// null.
     pub(crate) unsafe fn put(self, rank: usize) {
         // SAFETY: the caller vouches for the address.
         unsafe {

@@ -1,4 +1,5 @@
-//! The settings of a communicator, from options and environment variables. `docs/settings.md` lists them.
+//! The settings of a communicator, from options and environment variables. `docs/settings.md` lists
+//! them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,46 +11,49 @@ use crate::sys;
 use crate::types::numbered;
 
 numbered! {
-    /// Through what ranks exchange data.
+    /// The transport between ranks.
     #[non_exhaustive]
     pub enum Transport {
         /// Shared memory inside a host, TCP between hosts.
         Auto = 0, "auto";
         /// TCP, inside a host as well.
         Tcp = 1, "tcp";
-        /// Shared memory only: ranks that cannot share memory refuse to connect.
+        /// Shared memory only. Ranks that cannot share memory refuse to connect.
         Shm = 2, "shm";
     }
 }
 
 numbered! {
-    /// How data of 1 MiB and more in private memory gets from one process of a host to another, in all-reduce, all-gather and
-    /// all-to-all.
+    /// How 1 MiB or more of private memory passes from one process of a host to another, in
+    /// all-reduce, all-gather and all-to-all.
     #[non_exhaustive]
     pub enum CopyMode {
-        /// As is quickest, which the first such operation tries out.
+        /// The quickest mode, which the first such operation measures.
         Auto = 0, "auto";
         /// Through shared memory.
         Staged = 1, "staged";
         /// Through shared memory, past the caches.
         Streamed = 2, "streamed";
-        /// The system copies it out of the other process (`process_vm_readv`), where it lets kolo do so; otherwise staged.
+        /// The system copies it from the other process (`process_vm_readv`), where kolo may do so;
+        /// otherwise staged.
         Cma = 3, "cma";
     }
 }
 
 numbered! {
-    /// How data in the memory of GPUs gets from one rank to another.
+    /// How data in the memory of GPUs passes from one rank to another.
     #[non_exhaustive]
     pub enum DevicePath {
-        /// Where it is, if all ranks can reach all buffers of an operation; otherwise through pinned host memory.
+        /// In place, if all ranks can reach all buffers of an operation; otherwise through pinned
+        /// host memory.
         Auto = 0, "auto";
         /// Through pinned host memory.
         Staged = 1, "staged";
     }
 }
 
-/// The variables that kolo and its program read or set, in alphabetical order. `docs/settings.md` has their meanings.
+/// The variables that kolo and its program read or set, in alphabetical order. `docs/settings.md`
+/// describes them.
 pub const VARIABLES: [&str; 30] = [
     "KOLO_ALGORITHM",
     "KOLO_CACHE_DIR",
@@ -83,11 +87,11 @@ pub const VARIABLES: [&str; 30] = [
     "KOLO_WORLD_SIZE",
 ];
 
-/// Looks up an environment variable; tests bring their own.
+/// Looks up an environment variable. Tests pass an environment of their own.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The process's environment. An empty variable counts as not set, except one that protects a job: a job that was meant to
-/// have a secret or TLS must not run without.
+/// Reads the process's environment. An empty variable counts as not set, except one that protects a
+/// job: a job that was meant to have a secret or TLS must not run without it.
 pub(crate) fn process_env(name: &str) -> Option<String> {
     let value = std::env::var_os(name)?;
     match name.starts_with("KOLO_SECRET") || name.starts_with("KOLO_TLS_") {
@@ -104,10 +108,10 @@ pub(crate) struct Settings {
     pub(crate) host: Option<String>,
     pub(crate) interface: Option<String>,
     pub(crate) insecure: bool,
-    /// Where the flight recorder leaves files, and whether SIGUSR1 makes it do so.
+    /// Where the flight recorder writes files, and whether SIGUSR1 makes it write one.
     pub(crate) trace_dir: Option<PathBuf>,
     pub(crate) trace_signal: bool,
-    /// With what links in the network are encrypted, if they are.
+    /// The files for encrypting links in the network, if they are encrypted.
     pub(crate) tls: Option<TlsFiles>,
 }
 
@@ -116,7 +120,7 @@ pub(crate) struct Settings {
 pub(crate) struct TlsFiles {
     /// The certificate of the job's authority.
     pub(crate) authority: PathBuf,
-    /// What this rank shows, and its private key.
+    /// The certificate that this rank shows, and its private key.
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
 }
@@ -129,7 +133,7 @@ pub(crate) struct SharedSettings {
     pub(crate) copy_mode: CopyMode,
     pub(crate) reproducible: bool,
     pub(crate) sockets: u8,
-    /// Whether buffers may be in the memory of devices, of whatever rank.
+    /// Whether buffers of any rank may be in the memory of devices.
     pub(crate) devices: bool,
     pub(crate) device_path: DevicePath,
     pub(crate) model: CostModel,
@@ -196,10 +200,10 @@ impl Settings {
     }
 }
 
-/// Which devices buffers may be on.
+/// The devices whose memory may hold buffers.
 #[derive(Clone, Copy)]
 enum Devices {
-    /// What this machine seems to have.
+    /// The devices that this machine seems to have.
     Auto,
     None,
     Cuda,
@@ -232,10 +236,10 @@ fn tls(env: Env<'_>) -> Result<Option<TlsFiles>> {
     }
 }
 
-/// The deadline of the start, unless one is set.
+/// The timeout of the start, unless one is set.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The longest deadline: 100 years, which can be added to a time.
+/// The longest timeout: 100 years. It can be added to a time without overflow.
 pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 fn start_timeout(env: Env<'_>) -> Result<Duration> {
@@ -245,7 +249,7 @@ fn start_timeout(env: Env<'_>) -> Result<Duration> {
 pub(crate) const DURATION: &str = "a duration, more than 0, such as 90, 1.5s, 500ms, 25us or 10m";
 pub(crate) const SOCKETS: &str = "1 to 64 sockets for each link";
 
-/// A number of sockets, if it can be one.
+/// Returns a number of sockets, if it is valid.
 pub(crate) fn sockets(count: usize) -> Option<u8> {
     (1..=64).contains(&count).then_some(count as u8)
 }
@@ -258,7 +262,7 @@ fn flag(text: &str) -> Option<bool> {
     }
 }
 
-/// A variable's value, or an error that says what it may be.
+/// Returns a variable's value, or an error that says what it may be.
 pub(crate) fn parse<T>(env: Env<'_>, name: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
     env(name).map(|value| parse(value.trim()).ok_or_else(|| Error::setting(name, &value, expected))).transpose()
 }
@@ -270,7 +274,8 @@ fn named<T: std::str::FromStr<Err = crate::types::UnknownName>>(env: Env<'_>, na
     env(name).map(parse).transpose()
 }
 
-/// A duration as the `KOLO_*` variables have it: `90` and `1.5s` are seconds; there are also `us`, `ms` and `m`.
+/// Parses a duration of the `KOLO_*` variables. `90` and `1.5s` are seconds; other units are `us`,
+/// `ms` and `m`.
 pub fn duration(text: &str) -> Option<Duration> {
     let unit = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
     let number: f64 = text[..unit].trim().parse().ok()?;
@@ -288,7 +293,7 @@ fn some_time(text: &str) -> Option<Duration> {
     duration(text).filter(|duration| !duration.is_zero())
 }
 
-/// A secret from its hexadecimal digits.
+/// Parses the hexadecimal digits of a secret.
 pub(crate) fn secret(text: &str) -> Option<[u8; 32]> {
     let mut secret = [0; 32];
     if text.len() != 64 || !text.is_ascii() {
@@ -300,17 +305,18 @@ pub(crate) fn secret(text: &str) -> Option<[u8; 32]> {
     Some(secret)
 }
 
-/// Returns the secret that the environment of this process holds or names: that of `KOLO_SECRET`, else that in the file
-/// `KOLO_SECRET_FILE`. Reads the file within `KOLO_START_TIMEOUT`.
+/// Returns the secret that the environment of this process holds or names: that of `KOLO_SECRET`,
+/// else that in the file `KOLO_SECRET_FILE`. Reads the file within `KOLO_START_TIMEOUT`.
 ///
 /// # Errors
 ///
-/// One of the variables is set but holds no secret or is empty, or the file cannot be read in time or may be read by others.
+/// One of the variables is set but holds no secret or is empty, or the file cannot be read in time
+/// or may be read by others.
 pub fn secret_of_environment() -> Result<Option<[u8; 32]>> {
     secret_of(&process_env, Instant::now() + start_timeout(&process_env)?)
 }
 
-/// The secret in the environment.
+/// Returns the secret that an environment holds or names.
 pub(crate) fn secret_of(env: Env<'_>, deadline: Instant) -> Result<Option<[u8; 32]>> {
     if let Some(text) = env("KOLO_SECRET") {
         return secret_given("KOLO_SECRET", &text).map(Some);
@@ -330,7 +336,7 @@ pub fn secret_given(setting: &str, text: &str) -> Result<[u8; 32]> {
     secret(text.trim()).ok_or_else(|| Error::setting(setting, "(not shown)", SECRET))
 }
 
-/// The secret in a file that a setting names.
+/// Returns the secret in a file that a setting names.
 pub(crate) fn secret_in(setting: &'static str, path: &Path, deadline: Instant) -> Result<[u8; 32]> {
     if path.as_os_str().is_empty() {
         return Err(empty(setting, "the path of a file with the secret", "a secret"));
@@ -338,17 +344,19 @@ pub(crate) fn secret_in(setting: &'static str, path: &Path, deadline: Instant) -
     let path = path.to_owned();
     let name = path.display().to_string();
     let wrong = move |why: String| Error::setting(setting, name, format!("a file with {SECRET}: {why}"));
-    // Of a kind of its own: a start that needs another file, or none, does not wait for this one.
+    // Each file has a helper of its own, so that a start with another file, or with none, does not
+    // wait for this one.
     let kind = format!("read {}", path.display());
     let read = sys::by_deadline(kind, deadline, sys::SILENT_FILE, move || sys::read_secret_file(&path), |error| error);
     match read {
         Err(error) => Err(wrong(error.to_string())),
         Ok(text) if text.trim().is_empty() => Err(wrong("it is empty; write one there (openssl rand -hex 32)".to_owned())),
-        Ok(text) => secret(text.trim()).ok_or_else(|| wrong("it holds something else".to_owned())),
+        Ok(text) => secret(text.trim()).ok_or_else(|| wrong("its content is something else".to_owned())),
     }
 }
 
-/// Something that protects a job was meant to be given, and the job would run without it.
+/// Returns the error for an empty setting that protects a job, which would otherwise run without
+/// protection.
 fn empty(setting: &str, expected: &str, what: &str) -> Error {
     let way_out = match setting.starts_with("KOLO_") {
         true => format!("remove the variable (`unset {setting}`, or `env -u {setting}` before one command)"),
@@ -457,8 +465,8 @@ mod tests {
             let file = path.display().to_string();
             secret_of(&|name| (name == "KOLO_SECRET_FILE").then(|| file.clone()), late()).map_err(|error| error.to_string())
         };
-        // Others may read what is written without care.
-        if cfg!(unix) {
+        // Other users may read a file that is created with default permissions.
+        if sys::has_file_permissions() {
             let refused = read(&"0f".repeat(32)).unwrap_err();
             assert!(
                 refused.contains("KOLO_SECRET_FILE") && refused.contains("chmod 600") && !refused.contains("0f0f"),
@@ -483,7 +491,7 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
-    /// A job that was meant to have a secret does not start without.
+    /// A job that was meant to have a secret does not start without one.
     #[test]
     fn a_secret_that_is_set_but_empty_is_refused() {
         let set = |variables: &[(&str, &str)]| {
@@ -496,7 +504,7 @@ mod tests {
             assert!(refused.starts_with(&format!("{name}=\"\": it is set but empty; give ")), "{refused}");
             assert!(refused.contains(&format!("`unset {name}`")), "{refused}");
         }
-        // KOLO_SECRET wins, also when it is wrong.
+        // KOLO_SECRET takes precedence, even if it is wrong.
         assert!(set(&[("KOLO_SECRET", ""), ("KOLO_SECRET_FILE", "/secret")]).unwrap_err().starts_with("KOLO_SECRET="));
         assert_eq!(set(&[("KOLO_SECRET", &"0f".repeat(32)), ("KOLO_SECRET_FILE", "")]), Ok(Some([15; 32])));
         for error in [secret_given("secret", "").unwrap_err(), secret_in("secret_file", Path::new(""), late()).unwrap_err()] {

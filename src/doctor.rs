@@ -1,4 +1,4 @@
-//! What kolo needs of a machine, and whether it is there: what `kolo doctor` says.
+//! Checks whether a machine has what kolo needs, for `kolo doctor`.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -16,42 +16,42 @@ use crate::reduce;
 use crate::sys::{self, Cuda, LocalListener, Segment};
 use crate::transport::tls::Tls;
 
-/// How much it matters.
+/// How severe a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// All is well.
+    /// No problem.
     Fine,
-    /// kolo works, but not as well as it could, or not for everything.
+    /// kolo works, but more slowly than it could, or without some feature.
     Warning,
-    /// kolo does not work like this.
+    /// kolo does not work.
     Failure,
 }
 
-/// What was found, in one respect.
+/// The result of one check.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// What was looked at, in a word or two.
+    /// What was checked, in a word or two.
     pub subject: &'static str,
-    /// How much it matters.
+    /// How severe the finding is.
     pub verdict: Verdict,
     /// What was found.
     pub found: String,
-    /// What to do, unless all is well.
+    /// What to do, unless there is no problem.
     pub advice: Option<String>,
 }
 
 impl Finding {
-    /// All is well.
+    /// Makes a finding without a problem.
     pub fn fine(subject: &'static str, found: impl Into<String>) -> Finding {
         Finding { subject, verdict: Verdict::Fine, found: found.into(), advice: None }
     }
 
-    /// It could be better.
+    /// Makes a finding with [`Verdict::Warning`].
     pub fn warning(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
         Finding { subject, verdict: Verdict::Warning, found: found.into(), advice: Some(advice.into()) }
     }
 
-    /// It does not work.
+    /// Makes a finding with [`Verdict::Failure`].
     pub fn failure(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
         Finding { subject, verdict: Verdict::Failure, found: found.into(), advice: Some(advice.into()) }
     }
@@ -64,23 +64,23 @@ pub fn launched_by() -> Option<(&'static str, usize)> {
     Some((launch.launcher, launch.world_size))
 }
 
-/// Looks at this machine, as a rank that is started here now would find it. Takes a few milliseconds, unless a name
-/// server is silent, and changes nothing.
+/// Checks this machine as a rank that starts here now would find it. Takes a few milliseconds,
+/// unless a name server is silent, and changes nothing.
 pub fn examine() -> Vec<Finding> {
     let settings = Settings::from_env(&process_env);
     let launch = launcher::detect(&process_env);
-    let place = store(launch.as_ref().ok().and_then(Option::as_ref));
+    let url = store(launch.as_ref().ok().and_then(Option::as_ref));
     let mut findings = vec![version(), of_settings(&settings)];
     let settings = settings.unwrap_or_default();
     findings.extend([secret(settings.insecure), of_launcher(&launch)]);
     findings.push(interfaces());
     let deadline = Instant::now() + settings.start_timeout;
-    let chosen = address::choose(place.as_ref(), settings.interface.as_deref(), deadline);
+    let chosen = address::choose(url.as_ref(), settings.interface.as_deref(), deadline);
     findings.push(of_address(&chosen));
     if let Ok(chosen) = &chosen {
         findings.push(ports(chosen));
     }
-    findings.extend(place.map(|place| of_store(&place, launch.ok().flatten().is_none_or(|launch| launch.rank == 0), deadline)));
+    findings.extend(url.map(|url| of_store(&url, launch.ok().flatten().is_none_or(|launch| launch.rank == 0), deadline)));
     findings.extend([local_connections(), shared_memory(), clock(), processor()]);
     let ranks = launcher::detect(&process_env).ok().flatten().map_or(1, |launch| launch.world_size);
     findings.extend([descriptors(ranks, settings.shared.sockets.into()), cuda()]);
@@ -112,15 +112,14 @@ fn of_settings(settings: &Result<Settings>) -> Finding {
 
 fn secret(is_insecure: bool) -> Finding {
     const SUBJECT: &str = "secret";
-    const ADVICE: &str =
-        "between hosts, give all ranks the same in KOLO_SECRET_FILE (openssl rand -hex 32); kolo run makes one for each job";
+    const ADVICE: &str = "between hosts, give all ranks the same secret in KOLO_SECRET_FILE (openssl rand -hex 32); kolo run makes one for each job";
     if ["KOLO_SECRET", "KOLO_SECRET_FILE"].iter().any(|name| process_env(name).is_some()) {
-        Finding::fine(SUBJECT, "there is one; all ranks need the same")
+        Finding::fine(SUBJECT, "set; all ranks need the same secret")
     } else if is_insecure {
-        let what = "none, and KOLO_INSECURE is set: any process that reaches this machine's ports may join or disturb a job";
+        let what = "none, and KOLO_INSECURE is set: any process that reaches this machine's ports can join or disturb a job";
         Finding::warning(SUBJECT, what, ADVICE)
     } else {
-        let what = "none: a tcp:// store listens only to its own machine; at other stores, the ranks make one";
+        let what = "none: a tcp:// store listens only to its own machine; with other stores, the ranks agree on a secret";
         Finding::warning(SUBJECT, what, ADVICE)
     }
 }
@@ -132,7 +131,7 @@ fn of_launcher(launch: &Result<Option<Launch>>) -> Finding {
             let found = format!("{launcher}: rank {rank} of {world_size}");
             match rendezvous {
                 Rendezvous::Unknown { advice } if *world_size > 1 && process_env("KOLO_STORE").is_none() => {
-                    Finding::failure(SUBJECT, format!("{found}, but nothing says where the ranks find each other"), advice)
+                    Finding::failure(SUBJECT, format!("{found}, but no variable says where the ranks find each other"), advice)
                 }
                 _ => Finding::fine(SUBJECT, found),
             }
@@ -142,16 +141,16 @@ fn of_launcher(launch: &Result<Option<Launch>>) -> Finding {
     }
 }
 
-/// Where this process would find the others.
+/// Returns the store where this process would meet the other ranks.
 fn store(launch: Option<&Launch>) -> Option<StoreUrl> {
     if let Some(url) = process_env("KOLO_STORE") {
         return match StoreUrl::parse(&url) {
             Ok(StoreUrl::Env) => launcher::env_store(&process_env).ok(),
-            place => place.ok(),
+            url => url.ok(),
         };
     }
     match &launch?.rendezvous {
-        Rendezvous::Store(place) => Some(place.clone()),
+        Rendezvous::Store(url) => Some(url.clone()),
         Rendezvous::Ports { host, ports } => Some(StoreUrl::Tcp { host: host.clone(), port: *ports.first()? }),
         Rendezvous::Unknown { .. } => None,
     }
@@ -161,16 +160,14 @@ fn interfaces() -> Finding {
     const SUBJECT: &str = "interfaces";
     match if_addrs::get_if_addrs() {
         Ok(interfaces) if interfaces.is_empty() => {
-            Finding::failure(SUBJECT, "there are none, not even loopback", "bring one up: ip link set lo up")
+            Finding::failure(SUBJECT, "this machine has none, not even loopback", "bring one up: ip link set lo up")
         }
         Ok(interfaces) => {
             let list: Vec<String> =
                 interfaces.iter().map(|interface| format!("{} ({})", interface.name, interface.ip())).collect();
             Finding::fine(SUBJECT, list.join(", "))
         }
-        Err(error) => {
-            Finding::failure(SUBJECT, format!("they cannot be listed: {error}"), "allow this process to see the network")
-        }
+        Err(error) => Finding::failure(SUBJECT, format!("cannot list them: {error}"), "allow this process to see the network"),
     }
 }
 
@@ -184,7 +181,7 @@ fn of_address(chosen: &Result<Chosen>) -> Finding {
         ),
         Ok(Chosen { ip, why }) => Finding::fine(SUBJECT, format!("{ip}: {why}")),
         Err(error) => {
-            Finding::failure(SUBJECT, error.to_string(), "set KOLO_INTERFACE to an interface or a network that is there")
+            Finding::failure(SUBJECT, error.to_string(), "set KOLO_INTERFACE to an interface or a network of this machine")
         }
     }
 }
@@ -192,7 +189,7 @@ fn of_address(chosen: &Result<Chosen>) -> Finding {
 /// How long a connection of this machine to itself may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Whether a port can be had and reached.
+/// Checks that a port can be opened and reached.
 fn ports(chosen: &Chosen) -> Finding {
     const SUBJECT: &str = "ports";
     let connect = || -> io::Result<u16> {
@@ -202,30 +199,30 @@ fn ports(chosen: &Chosen) -> Finding {
         Ok(address.port())
     };
     match connect() {
-        Ok(port) => Finding::fine(SUBJECT, format!("one was picked and reached at {} ({port})", chosen.ip)),
+        Ok(port) => Finding::fine(SUBJECT, format!("opened and reached port {port} at {}", chosen.ip)),
         Err(error) => Finding::failure(
             SUBJECT,
-            format!("none can be picked and reached at {}: {error}", chosen.ip),
+            format!("cannot open and reach a port at {}: {error}", chosen.ip),
             "let this machine connect to itself there (firewall, network policy), or choose another address with KOLO_INTERFACE",
         ),
     }
 }
 
-/// Takes a port for a moment, at a name that is resolved by the deadline.
+/// Opens a port for a moment, at a name that is resolved by the deadline.
 fn bind(host: &str, port: u16, deadline: Instant) -> io::Result<()> {
     TcpListener::bind(&*sys::resolve(host, port, deadline)?).map(drop)
 }
 
-/// Whether the store can be served, by rank 0, or reached, by the others.
-fn of_store(place: &StoreUrl, is_owner: bool, deadline: Instant) -> Finding {
+/// Checks that rank 0 can serve the store. The other ranks cannot check before rank 0 has started.
+fn of_store(url: &StoreUrl, is_owner: bool, deadline: Instant) -> Finding {
     const SUBJECT: &str = "store";
     let is_served = process_env("KOLO_STORE_SERVED").is_some();
-    match place {
+    match url {
         StoreUrl::Tcp { host, port } if is_owner && !is_served => match bind(host, *port, deadline) {
             Ok(()) => Finding::fine(SUBJECT, format!("rank 0 can serve it at {host}:{port}")),
             Err(error) => {
-                let holder = sys::port_holder(*port).map_or_else(String::new, |holder| format!(" (it is held by {holder})"));
-                let advice = "choose another port, or end who holds it; the address must be this machine's";
+                let holder = sys::port_holder(*port).map_or_else(String::new, |holder| format!(" (used by {holder})"));
+                let advice = "choose another port, or end the process that uses it; the address must be this machine's";
                 Finding::failure(SUBJECT, format!("rank 0 cannot serve it at {host}:{port}: {error}{holder}"), advice)
             }
         },
@@ -240,26 +237,26 @@ fn of_store(place: &StoreUrl, is_owner: bool, deadline: Instant) -> Finding {
                 Ok(()) => Finding::fine(SUBJECT, format!("the file {}", path.display())),
                 Err(error) => Finding::failure(
                     SUBJECT,
-                    format!("the file {} cannot be created: {error}", path.display()),
+                    format!("cannot create the file {}: {error}", path.display()),
                     "make the folder, where all ranks reach it and their user may write, or choose another path",
                 ),
             }
         }
         StoreUrl::Redis(_) if !cfg!(feature = "redis") => {
             let advice = "build with --features redis, or use file:// or tcp://";
-            Finding::failure(SUBJECT, "redis://, and kolo was built without the feature `redis`", advice)
+            Finding::failure(SUBJECT, "redis://, but kolo was built without the feature `redis`", advice)
         }
-        StoreUrl::Redis(_) | StoreUrl::Env | StoreUrl::Hash(_) => Finding::fine(SUBJECT, "not looked at"),
+        StoreUrl::Redis(_) | StoreUrl::Env | StoreUrl::Hash(_) => Finding::fine(SUBJECT, "not checked"),
     }
 }
 
 fn local_connections() -> Finding {
     const SUBJECT: &str = "local connections";
     match LocalListener::bind(&crate::bootstrap::listener::random_name()) {
-        Ok(_) => Finding::fine(SUBJECT, "processes of this machine can hand each other memory"),
+        Ok(_) => Finding::fine(SUBJECT, "processes of this machine can share memory"),
         Err(error) => Finding::warning(
             SUBJECT,
-            format!("processes of this machine cannot hand each other memory: {error}"),
+            format!("processes of this machine cannot share memory: {error}"),
             "ranks of one machine use TCP; on Linux, allow abstract Unix sockets",
         ),
     }
@@ -268,26 +265,28 @@ fn local_connections() -> Finding {
 /// What a job costs the system; see [`cost`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Descriptors that a rank holds at most: watches over the other processes and its and their segments. Without links, and what
-    /// the program and its listener have open.
+    /// The most descriptors of a rank: watches over the other processes, its segments and theirs.
+    /// Descriptors of links, of the program and of its listener are not included.
     pub descriptors: u64,
-    /// Bytes of shared memory that the ranks of a host take together at most, without registered buffers and links, as long as no
-    /// rank has operations in flight on more than three communicators at once.
+    /// The most bytes of shared memory that the ranks of a host use together, if no rank has
+    /// operations in flight on more than three communicators at once. Registered buffers and links
+    /// are not included.
     pub shared_memory: u64,
 }
 
-/// What `ranks` on one host and `communicators` of all of them cost, the first one included. `docs/costs.md` has the table.
+/// Returns what `ranks` on one host cost with `communicators` of all of them, the first one
+/// included. `docs/costs.md` has a table.
 pub fn cost(ranks: usize, communicators: usize) -> Cost {
     let (ranks, communicators) = (ranks as u64, communicators as u64);
     let of_areas = ranks * communicators * AREA as u64;
     let stages = KEPT as u64;
-    // Every rank may lead communicators, and its slabs grow up to a size.
+    // Every rank may lead communicators, and the size of its slabs is bounded.
     let slabs = ranks * slabs_for(of_areas / ranks.max(1)) as u64;
     // All stages are in the first segment of the host.
     Cost { descriptors: ranks + 1 + slabs, shared_memory: of_areas + ranks * stages * STAGE as u64 }
 }
 
-/// Ranks for which there should be shared memory.
+/// The number of ranks for which there should be shared memory.
 const RANKS: usize = 4;
 
 fn shared_memory() -> Finding {
@@ -296,8 +295,8 @@ fn shared_memory() -> Finding {
     let limit = sys::address_space_limit()
         .map_or_else(String::new, |limit| format!("; the address space is limited to {} MiB", mebibytes(limit)));
     let available = match sys::available_memory() {
-        Some(bytes) => format!("{} MiB could be had{limit}", mebibytes(bytes)),
-        None => format!("how much could be had is unknown{limit}"),
+        Some(bytes) => format!("{} MiB are available{limit}", mebibytes(bytes)),
+        None => format!("the available amount is unknown{limit}"),
     };
     let len = RANKS * HOME;
     let made = Segment::create(len).and_then(|segment| segment.reserve(0..len));
@@ -313,7 +312,7 @@ fn shared_memory() -> Finding {
     }
 }
 
-/// The longest that reading the clock may take.
+/// The longest time that reading the clock should take.
 const SLOW_CLOCK: Duration = Duration::from_nanos(500);
 
 fn clock() -> Finding {
@@ -336,7 +335,8 @@ fn processor() -> Finding {
     Finding::fine("processor", found)
 }
 
-/// Files that a rank has open beside its links: libraries, its listener, its store, those who come to the listener.
+/// Descriptors of a rank beside its links: libraries, its listener, its store, connections to the
+/// listener.
 const FILES: u64 = 192;
 
 fn descriptors(ranks: usize, sockets: u64) -> Finding {
@@ -346,7 +346,7 @@ fn descriptors(ranks: usize, sockets: u64) -> Finding {
     };
     let needed = FILES + cost(ranks, 1).descriptors + ranks as u64 * sockets;
     let number = |limit: u64| if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
-    let found = format!("{} may be open; {} of {ranks} ranks needs up to {needed}", number(now), "a rank");
+    let found = format!("{} may be open; a rank of {ranks} ranks needs up to {needed}", number(now));
     if now >= needed {
         return Finding::fine(SUBJECT, found);
     }
@@ -365,7 +365,7 @@ fn cuda() -> Finding {
             let advice = "unset KOLO_DEVICES, or install NVIDIA's driver";
             Finding::warning(SUBJECT, format!("not found, though KOLO_DEVICES asks for it: {why}"), advice)
         }
-        // Who has no GPU misses nothing.
+        // A machine without a GPU needs no driver.
         Cuda::NoLibrary(why) => Finding::fine(SUBJECT, format!("not found: {why}")),
         Cuda::Devices(devices, version) => {
             let (major, minor) = (version / 1000, version % 1000 / 10);
@@ -377,8 +377,8 @@ fn cuda() -> Finding {
                     Finding::warning(SUBJECT, format!("{found}; the prebuilt kernels are used: {why}"), advice)
                 }
                 None => {
-                    let advice = "build it with the feature `cuda`, if buffers are to be in the memory of GPUs";
-                    Finding::warning(SUBJECT, format!("{found}; but this kolo was built without"), advice)
+                    let advice = "build kolo with the feature `cuda`, if buffers are in the memory of GPUs";
+                    Finding::warning(SUBJECT, format!("{found}; but kolo was built without CUDA"), advice)
                 }
             }
         }
@@ -388,24 +388,26 @@ fn cuda() -> Finding {
                     ("there is no device that it can use", "check CUDA_VISIBLE_DEVICES, and that the container has the devices")
                 }
                 3 | 101 => ("it does not know the device", "check CUDA_VISIBLE_DEVICES"),
-                802 | 803 => ("driver and library do not fit", "reboot, or install the library of the driver's version"),
-                _ => ("it does not work here", "look at nvidia-smi; only device memory needs it"),
+                802 | 803 => {
+                    ("driver and library have different versions", "reboot, or install the library of the driver's version")
+                }
+                _ => ("CUDA does not work on this machine", "run nvidia-smi; only device memory needs CUDA"),
             };
-            Finding::warning(SUBJECT, format!("the driver's library is there, but {call} returned {code}: {why}"), advice)
+            Finding::warning(SUBJECT, format!("found the driver's library, but {call} returned {code}: {why}"), advice)
         }
     }
 }
 
-/// Whether another process of this user can be read: tried on a word of it. For two processes that `kolo doctor` starts.
+/// Reads a word of another process of this user, for two processes that `kolo doctor` starts.
 #[doc(hidden)]
 pub fn read_word(pid: u32, address: u64) -> Result<u64> {
     let mut word = 0u64;
-    // SAFETY: `word` is as long.
+    // SAFETY: `word` has the length that is read, and no other thread accesses it.
     let read = unsafe { sys::read_process(pid, address, (&raw mut word).cast(), size_of::<u64>()) };
     read.map(|()| word).map_err(Error::os(format!("reading process {pid}")))
 }
 
-/// What was found by trying whether ranks can read each other's memory.
+/// Makes the finding of an attempt of one process to read another's memory.
 #[doc(hidden)]
 pub fn of_reading(outcome: &std::result::Result<(), String>) -> Finding {
     const SUBJECT: &str = "reading processes";

@@ -1,5 +1,5 @@
-//! The functions that decode bytes from outside, for the fuzzers in `fuzz/`. This module exists only when the crate is compiled
-//! for fuzzing or tests, and is not part of the API.
+//! The functions that decode bytes from outside, for the fuzzers in `fuzz/`. This module exists
+//! only when the crate is compiled for fuzzing or tests, and is not part of the API.
 
 use crate::bootstrap::listener::handshake;
 use crate::bootstrap::store::{file, tcp};

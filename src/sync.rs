@@ -1,8 +1,9 @@
 //! Atomics, and sleeping on them, so that loom and production share the code of the protocols.
 //!
-//! Where each of two sides stores its own word and then loads the other's, at least one side must see the other's store. That
-//! takes sequentially consistent accesses ([`announce`], [`look`]). loom models sequential consistency of fences only, so its
-//! version has a fence beside each access, which is at least as strong.
+//! Where each of two sides stores its own word and then loads the other's, at least one side must
+//! see the other's store. That takes sequentially consistent accesses ([`announce`], [`look`]).
+//! loom models sequential consistency of fences only, so its version has a fence beside each
+//! access, which is at least as strong.
 
 #[cfg(not(kolo_loom))]
 mod shim {
@@ -22,12 +23,12 @@ mod shim {
         word.fetch_add(value, Ordering::SeqCst);
     }
 
-    /// Fetches a cache line that this thread will soon write. Other caches give the line up meanwhile, so the write does not wait
-    /// for them.
+    /// Fetches a cache line that this thread will soon write. Other caches give the line up
+    /// meanwhile, so the write does not wait for them.
     #[inline]
     pub(crate) fn prefetch_to_write<T>(_line: *const T) {
-        // SAFETY: the instruction is a hint. It changes neither memory nor registers, and fails on no address. All 64-bit processors
-        // of AMD have it; those of Intel have it or ignore it.
+        // SAFETY: the instruction is a hint. It changes neither memory nor registers, and fails on
+        // no address. All 64-bit processors of AMD have it; those of Intel have it or ignore it.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         unsafe {
             core::arch::asm!("prefetchw [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
@@ -39,7 +40,8 @@ mod shim {
         }
     }
 
-    /// Loads a word, after all earlier announcements of this thread. Acquires the writes before the word was announced.
+    /// Loads a word, after all earlier announcements of this thread. Acquires the writes before the
+    /// word was announced.
     #[inline]
     pub(crate) fn look(word: &AtomicU32) -> u32 {
         word.load(Ordering::SeqCst)

@@ -1,4 +1,5 @@
-//! Small records as bytes, little-endian, which ranks exchange through stores. Reading treats its input as untrusted.
+//! Small records as bytes, little-endian, which ranks exchange through stores. Reading treats its
+//! input as untrusted.
 
 /// Appends fields to bytes.
 #[derive(Default)]
@@ -44,14 +45,23 @@ impl<'a> Reader<'a> {
         self.at
     }
 
+    /// Returns whether all bytes have been taken.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.at == self.bytes.len()
+    }
+
     pub(crate) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let taken = self.bytes.get(self.at..self.at.checked_add(len)?)?;
         self.at += len;
         Some(taken)
     }
 
+    pub(crate) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
     pub(crate) fn number(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+        self.array().map(u64::from_le_bytes)
     }
 
     pub(crate) fn size(&mut self) -> Option<usize> {
@@ -67,7 +77,8 @@ impl<'a> Reader<'a> {
         String::from_utf8(self.bytes()?.to_vec()).ok()
     }
 
-    /// Takes a count and as many fields. Memory grows with the fields that are there, not with the count.
+    /// Takes a count and as many fields. Memory grows with the fields that are there, not with the
+    /// count.
     pub(crate) fn list<T>(&mut self, mut field: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let count = self.size()?;
         let mut fields = Vec::new();
@@ -76,6 +87,11 @@ impl<'a> Reader<'a> {
         }
         Some(fields)
     }
+}
+
+/// Returns bytes as hexadecimal digits.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Files of flight recorders, as `kolo trace` reads them: one, or two with a zero byte between.
 #![no_main]
-#![allow(dead_code, reason = "the program uses the rest")]
+#![allow(dead_code, reason = "`kolo trace` uses the rest")]
 
 #[path = "../../cli/src/trace/analysis.rs"]
 mod analysis;
@@ -15,7 +15,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(job) = analysis::Job::new(dumps) {
         let _ = (job.silent(), job.lateness());
         if let Some(disagreement) = job.disagreement() {
-            assert!(!disagreement.called.is_empty(), "nobody disagrees");
+            assert!(!disagreement.called.is_empty(), "a disagreement names no rank");
         }
     }
 });

@@ -1,7 +1,8 @@
-//! Which of this machine's addresses the other ranks shall use.
+//! Chooses the advertised address of this machine.
 //!
-//! The address from which the store is reached is one that the others can most likely reach: it is found by asking the system
-//! for the route, not by resolving the machine's own name, which on many systems yields 127.0.1.1.
+//! Other ranks can most likely reach the address from which this machine reaches the store. The
+//! system knows it from the route to the store. Resolving the machine's own name would yield
+//! 127.0.1.1 on many systems.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Instant;
@@ -20,7 +21,8 @@ pub(crate) struct Chosen {
     pub(crate) why: String,
 }
 
-/// Chooses for ranks that meet at `store`, as far as a filter for interfaces allows. Waits for a name server until the deadline.
+/// Chooses the address for ranks that meet at `store`, or the one that a filter for interfaces
+/// admits. Waits for a name server until the deadline.
 pub(crate) fn choose(store: Option<&StoreUrl>, filter: Option<&str>, deadline: Instant) -> Result<Chosen> {
     if let Some(filter) = filter {
         let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
@@ -31,36 +33,37 @@ pub(crate) fn choose(store: Option<&StoreUrl>, filter: Option<&str>, deadline: I
     {
         return Ok(chosen);
     }
-    // No packet is sent: this only asks for the route to an address that is reserved for documentation.
+    // This sends no packet. It asks for the route to an address that is reserved for documentation.
     let default = SocketAddr::from(([192, 0, 2, 1], 9));
     if let Some(ip) = route(default).filter(|ip| !ip.is_loopback()) {
-        return Ok(Chosen { ip, why: "it is the source of the default route".to_owned() });
+        return Ok(Chosen { ip, why: "source of the default route".to_owned() });
     }
     let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
     let usable = interfaces.iter().find(|interface| !interface.is_loopback() && !is_link_local(interface.ip()));
     Ok(match usable {
         Some(interface) => {
-            Chosen { ip: interface.ip(), why: format!("interface {} has it, and there is no default route", interface.name) }
+            Chosen { ip: interface.ip(), why: format!("address of interface {}, as there is no default route", interface.name) }
         }
-        None => Chosen { ip: Ipv4Addr::LOCALHOST.into(), why: "there is no other interface".to_owned() },
+        None => Chosen { ip: Ipv4Addr::LOCALHOST.into(), why: "the only interface is loopback".to_owned() },
     })
 }
 
-/// The address from which a store is reached.
+/// Returns the address from which this machine reaches a store.
 fn towards(host: &str, port: u16, deadline: Instant) -> Option<Chosen> {
     let is_literal = host.parse::<IpAddr>().is_ok() || host == "localhost";
     let target = sys::resolve(host, if port == 0 { 9 } else { port }, deadline).ok()?.into_iter().next()?;
     if target.ip().is_loopback() && !is_literal {
-        // This machine's own name, most likely: others resolve it to another address.
+        // The name is most likely this machine's own. Other machines resolve it to another address.
         return None;
     }
     if target.ip().is_unspecified() {
         return None;
     }
     let ip = route(target)?;
-    Some(Chosen { ip, why: format!("from it the store at {host} is reached") })
+    Some(Chosen { ip, why: format!("source of the route to the store at {host}") })
 }
 
+/// Returns the source address of the route to a target.
 fn route(target: SocketAddr) -> Option<IpAddr> {
     let any: SocketAddr =
         if target.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (std::net::Ipv6Addr::UNSPECIFIED, 0).into() };
@@ -76,8 +79,9 @@ fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
-/// The first address that a filter admits: names by their start (`eth`) or exactly (`=eth0`), addresses (`10.0.0.7`), networks
-/// (`10.0.0.0/8`), separated by commas; with a leading `^`, all but those.
+/// Returns the first address that a filter admits. A filter lists, separated by commas, beginnings
+/// of names (`eth`), exact names (`=eth0`), addresses (`10.0.0.7`) and networks (`10.0.0.0/8`).
+/// With a leading `^`, it admits all others.
 fn filtered(filter: &str, interfaces: &[Interface]) -> Result<Chosen> {
     let (patterns, admits) = match filter.strip_prefix('^') {
         Some(patterns) => (patterns, false),
@@ -86,14 +90,16 @@ fn filtered(filter: &str, interfaces: &[Interface]) -> Result<Chosen> {
     let matches = |interface: &Interface| patterns.split(',').map(str::trim).any(|pattern| is_match(pattern, interface));
     let admitted =
         |interface: &&Interface| matches(interface) == admits && !(is_link_local(interface.ip()) && interface.ip().is_ipv6());
-    // What is excluded by default counts only when it is asked for by name.
+    // Loopback interfaces count only if the filter names them, or if there are no others.
     let ordinary = |interface: &&Interface| admits || !interface.is_loopback();
     let chosen = interfaces.iter().filter(admitted).find(ordinary).or_else(|| interfaces.iter().find(admitted));
-    let chosen = chosen
-        .map(|interface| Chosen { ip: interface.ip(), why: format!("interface {} is admitted by {filter:?}", interface.name) });
+    let chosen = chosen.map(|interface| Chosen {
+        ip: interface.ip(),
+        why: format!("address of interface {}, which {filter:?} admits", interface.name),
+    });
     chosen.ok_or_else(|| {
         let there: Vec<String> = interfaces.iter().map(|interface| format!("{} ({})", interface.name, interface.ip())).collect();
-        Error::setting("KOLO_INTERFACE", filter, format!("no interface is admitted; there are {}", there.join(", ")))
+        Error::setting("KOLO_INTERFACE", filter, format!("no interface is admitted; this machine has {}", there.join(", ")))
     })
 }
 
@@ -122,7 +128,7 @@ fn is_within(ip: IpAddr, network: IpAddr, bits: u32) -> bool {
     ip.checked_shr(host_bits).unwrap_or(0) == network.checked_shr(host_bits).unwrap_or(0)
 }
 
-/// The address under which this process is reached from other hosts.
+/// Returns the address that this process advertises to other hosts.
 pub(crate) fn own() -> Result<IpAddr> {
     let settings = Settings::from_env(&process_env)?;
     choose(None, settings.interface.as_deref(), Instant::now()).map(|chosen| chosen.ip)
@@ -173,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_store_on_loopback_is_reached_from_loopback() {
-        let place = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 1 };
-        assert_eq!(choose(Some(&place), None, Instant::now()).unwrap().ip, IpAddr::from([127, 0, 0, 1]));
+        let url = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 1 };
+        assert_eq!(choose(Some(&url), None, Instant::now()).unwrap().ip, IpAddr::from([127, 0, 0, 1]));
     }
 }

@@ -28,7 +28,8 @@ pub(super) struct Announcement {
 /// How the ranks of a run learn its secret.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The ranks were given the secret before the start. The MAC shows that rank 0 was given the same.
+    /// The ranks were given the secret before the start. The MAC shows that rank 0 was given the
+    /// same.
     Given { mac: [u8; 32] },
     /// The ranks read it in the store, which only they can read.
     Shared { secret: [u8; 32] },

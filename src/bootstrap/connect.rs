@@ -31,7 +31,7 @@ pub(crate) struct Connected {
 /// Connects this rank with the others.
 pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let began = Instant::now();
-    let chosen = address::choose(start.place.as_ref(), start.settings.interface.as_deref(), start.deadline)?;
+    let chosen = address::choose(start.store_url.as_ref(), start.settings.interface.as_deref(), start.deadline)?;
     tracing::info!(address = %chosen.ip, why = chosen.why, "chose the advertised address");
     let tls = start.settings.tls.clone().map(|files| load_tls(start, files)).transpose()?;
     let Met { endpoint: Endpoint { listener, mailbox, board }, identity, peers, settings } =
@@ -69,7 +69,8 @@ fn load_tls(start: &Start<'_>, files: TlsFiles) -> Result<Tls> {
     sys::by_deadline(kind, start.deadline, sys::SILENT_FILE, load, Error::os("reading the files of KOLO_TLS_*"))
 }
 
-/// Connects this rank with those of `candidates` that it can share memory with; `None` if it is the only candidate.
+/// Connects this rank with those of `candidates` that it can share memory with; `None` if it is the
+/// only candidate.
 fn host_connections(start: &Start<'_>, network: &Network, candidates: &[Rank]) -> Result<Option<HostConnections>, Failed> {
     if candidates.len() == 1 {
         return Ok(None);

@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 use crate::failure::StatusBoard;
 use crate::sys::{self, LocalListener};
 
-/// A rank's sockets for one run, the connections that came in through them, and what peers may learn of the rank there.
+/// A rank's sockets for one run, the connections that came in through them, and what peers may
+/// learn of the rank there.
 pub(super) struct Endpoint {
     pub(super) listener: Listener,
     pub(super) mailbox: Arc<Mailbox>,
@@ -21,10 +22,11 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Listens to the ranks of a run, at an address of this machine and at a name that only this host can reach.
+    /// Listens to the ranks of a run, at an address of this machine and at a name that only this
+    /// host can reach.
     pub(super) fn open(start: &Start<'_>, ip: IpAddr, identity: &Identity) -> Result<Endpoint> {
         // If only this machine can reach the store, all ranks are on it.
-        let is_store_local = matches!(start.place, Some(StoreUrl::Tcp { .. })) && !start.identity.may_listen();
+        let is_store_local = matches!(start.store_url, Some(StoreUrl::Tcp { .. })) && !start.identity.may_listen();
         let ip = if is_store_local { sys::own_loopback(ip) } else { ip };
         let tcp = TcpListener::bind((ip, 0)).map_err(Error::os(format!("listening at {ip}")))?;
         let name = listener::random_name();

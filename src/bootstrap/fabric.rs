@@ -1,4 +1,5 @@
-//! What a communicator is built on: where its ranks are, how its links are opened, and how the ranks of a host share memory.
+//! What a communicator is built on: where its ranks are, how its links are opened, and how the
+//! ranks of a host share memory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -146,7 +147,8 @@ impl Fabric {
         peers.into_iter().filter_map(|peer| self.members.iter().position(|&member| member == peer)).collect()
     }
 
-    /// Returns what sends queries to the others, beside the operations; `None` for a rank without peers.
+    /// Returns what sends queries to the others, beside the operations; `None` for a rank without
+    /// peers.
     fn control(&self) -> Option<Arc<dyn ControlChannel>> {
         let (comm_id, members) = (self.comm_id, self.members.clone());
         match &self.backing {
@@ -171,11 +173,12 @@ impl Fabric {
         }
     }
 
-    /// Makes the area of this communicator on this host, which has at least two of its ranks. Returns `None` on all of them if
-    /// one of them cannot map it. All of them call this together, once.
+    /// Makes the area of this communicator on this host, which has at least two of its ranks.
+    /// Returns `None` on all of them if one of them cannot map it. All of them call this together,
+    /// once.
     pub(crate) fn share(&mut self, deadline: Instant) -> Result<Option<Area>, Failed> {
         let neighbours = self.neighbours();
-        let place = neighbours.iter().position(|&rank| rank == self.rank).expect("a rank is on its own host");
+        let index = neighbours.iter().position(|&rank| rank == self.rank).expect("a rank is on its own host");
         // The first communicator also makes the first stages.
         let is_home = self.host.is_none();
         let part = if is_home { HOME } else { AREA };
@@ -189,10 +192,11 @@ impl Fabric {
             // All ranks have reserved their parts and mapped those of the others.
             segment.close();
         }
-        Ok(Some(Area::new(segment, part, place, neighbours.len())))
+        Ok(Some(Area::new(segment, part, index, neighbours.len())))
     }
 
-    /// Makes a segment with `part` bytes for each of `neighbours`; `None` if one of them cannot map it.
+    /// Makes a segment with `part` bytes for each of `neighbours`; `None` if one of them cannot map
+    /// it.
     fn shared_segment(
         &mut self,
         neighbours: &[Rank],

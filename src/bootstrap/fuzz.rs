@@ -1,5 +1,6 @@
-//! Fuzzes the listener of a rank, with its identity and its mailbox. Many peers connect to it at once: members of the job,
-//! strangers with a secret of their own, and strangers that do not speak the protocol.
+//! Fuzzes the listener of a rank, with its identity and its mailbox. Many peers connect to it at
+//! once: members of the job, strangers with a secret of their own, and strangers that do not speak
+//! the protocol.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -27,12 +28,14 @@ const COMM_IDS: u64 = 2;
 
 struct Peer {
     stream: LocalStream,
-    /// The state of its handshake, and its hello; `None` if it speaks no protocol, or has been admitted.
+    /// The state of its handshake, and its hello; `None` if it speaks no protocol, or has been
+    /// admitted.
     handshake: Option<(Initiator, Hello)>,
     is_member: bool,
 }
 
-/// Runs a script. Each step begins with a byte for its kind. Most name a peer, and the rest of a step is what the peer sends.
+/// Runs a script. Each step begins with a byte for its kind. Most name a peer, and the rest of a
+/// step is what the peer sends.
 pub(crate) fn listener(script: &[u8]) {
     if cfg!(miri) {
         return;
@@ -108,7 +111,8 @@ fn check_mailbox(mailbox: &Mailbox, admitted: usize) {
 }
 
 impl Peer {
-    /// Reads the listener's message and answers it. Returns whether the peer has sent a proof that puts it into the mailbox.
+    /// Reads the listener's message and answers it. Returns whether the peer has sent a proof that
+    /// puts it into the mailbox.
     fn continue_handshake(&mut self) -> bool {
         let Some((initiator, hello)) = &mut self.handshake else { return false };
         let mut message = vec![0; initiator.wanted()];
@@ -166,7 +170,8 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Returns scripts: members whose handshakes overlap, one with a link of two connections; and a member, a stranger and noise.
+/// Returns scripts: members whose handshakes overlap, one with a link of two connections; and a
+/// member, a stranger and noise.
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     vec![
         vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1, 1, 3, 0, 3, 1, 3, 1, 3, 0],

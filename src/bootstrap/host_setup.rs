@@ -1,7 +1,9 @@
-//! How the ranks of a host find out that they can share memory, by sharing some, and how they share more later.
+//! How the ranks of a host find out that they can share memory, by sharing some, and how they share
+//! more later.
 //!
-//! The leader, their lowest rank, has a connection to each of the others. The leader makes the memory and hands it over. Every
-//! rank maps it and reserves its own part. Then the leader tells all ranks whether all of them succeeded.
+//! The leader, their lowest rank, has a connection to each of the others. The leader makes the
+//! memory and hands it over. Every rank maps it and reserves its own part. Then the leader tells
+//! all ranks whether all of them succeeded.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -34,8 +36,8 @@ pub(crate) struct HostSetup<'a> {
 pub(crate) struct HostConnections {
     /// The communicator's ranks on this host, in their order.
     members: Vec<Rank>,
-    /// This rank's place among them.
-    place: usize,
+    /// This rank's index among them.
+    index: usize,
     /// The leader has one to each of the others, in their order. The others have one to the leader.
     streams: Vec<LocalStream>,
 }
@@ -50,7 +52,8 @@ const YES: u8 = 1;
 const NO: u8 = 0;
 
 impl HostSetup<'_> {
-    /// Connects those of `candidates` that can reach their leader on this host. A rank that cannot is alone.
+    /// Connects those of `candidates` that can reach their leader on this host. A rank that cannot
+    /// is alone.
     pub(crate) fn connect(&self, candidates: &[Rank]) -> Result<HostConnections, Failed> {
         if candidates[0] == self.rank { self.lead(&candidates[1..]) } else { self.join(candidates[0]) }
     }
@@ -95,7 +98,8 @@ impl HostSetup<'_> {
     /// Reads which ranks have come, once the leader says so.
     fn read_members(&self, leader: Rank, stream: LocalStream) -> Result<HostConnections, Failed> {
         let mut word = [0; 4];
-        // The leader writes the whole list when all ranks have come. If it has failed elsewhere, it writes nothing.
+        // The leader writes the whole list when all ranks have come. If it has failed elsewhere, it
+        // writes nothing.
         while let Err(error) = stream.until(self.deadline.min(Instant::now() + CHECK_INTERVAL)).read_exact(&mut word) {
             if error.kind() != io::ErrorKind::TimedOut || Instant::now() >= self.deadline {
                 return Err(failed(leader, &error));
@@ -115,15 +119,15 @@ impl HostSetup<'_> {
             members.push(u32::from_le_bytes(word) as Rank);
         }
         match members.iter().position(|&member| member == self.rank) {
-            Some(place) if members.is_sorted() && members.last().is_some_and(|&last| last < self.members.len()) => {
-                Ok(HostConnections { members, place, streams: vec![stream] })
+            Some(index) if members.is_sorted() && members.last().is_some_and(|&last| last < self.members.len()) => {
+                Ok(HostConnections { members, index, streams: vec![stream] })
             }
             _ => Err(corrupt),
         }
     }
 
     fn alone(&self) -> HostConnections {
-        HostConnections { members: vec![self.rank], place: 0, streams: Vec::new() }
+        HostConnections { members: vec![self.rank], index: 0, streams: Vec::new() }
     }
 
     /// Returns why a rank will not come, if that is known.
@@ -142,12 +146,13 @@ impl HostConnections {
         &self.members
     }
 
-    /// Makes memory with a part of `part` bytes for each rank of the host, in their order, which each rank may extend to `room`
-    /// bytes. Returns `None` on all ranks if one of them cannot map or reserve it. All ranks of the host call this together.
+    /// Makes memory with a part of `part` bytes for each rank of the host, in their order, which
+    /// each rank may extend to `room` bytes. Returns `None` on all ranks if one of them cannot map
+    /// or reserve it. All ranks of the host call this together.
     pub(crate) fn share(&self, part: usize, room: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
         let len = part * self.members.len();
         let may_extend = Segment::check_size(room.max(len));
-        if self.place == 0 { self.give(part, len, may_extend, deadline) } else { self.take(part, len, may_extend, deadline) }
+        if self.index == 0 { self.give(part, len, may_extend, deadline) } else { self.take(part, len, may_extend, deadline) }
     }
 
     /// Makes the memory, hands it to the others, and tells all whether all of them have mapped it.
@@ -161,7 +166,8 @@ impl HostConnections {
         let segment = may_extend.and_then(|()| Segment::create(len));
         let segment = segment.and_then(|segment| segment.reserve(0..part).map(|()| segment));
         let segment = segment.inspect_err(|error| warn_of_memory(error, len)).ok();
-        // Each rank finds a number in its part that it can learn only there, and puts another number in its place.
+        // Each rank finds a number in its part that it can learn only there, and puts another
+        // number in its place.
         let secrets: Vec<u64> = self.others().map(|_| random_number()).collect();
         let segment = self.hand_out(segment, part, &secrets, deadline)?;
         let segment = self.check_answers(segment, part, &secrets, deadline)?;
@@ -172,12 +178,14 @@ impl HostConnections {
         Ok(segment.map(Arc::new))
     }
 
-    /// Returns the place, the connection and the rank of each of the others. Only the leader has connections to all.
+    /// Returns the index, the connection and the rank of each of the others. Only the leader has
+    /// connections to all.
     fn others(&self) -> impl Iterator<Item = (usize, &LocalStream, Rank)> {
-        (1..).zip(&self.streams).zip(&self.members[1..]).map(|((place, stream), &member)| (place, stream, member))
+        (1..).zip(&self.streams).zip(&self.members[1..]).map(|((index, stream), &member)| (index, stream, member))
     }
 
-    /// Puts each rank's number into its part and hands the segment over. Without a segment, tells the ranks so.
+    /// Puts each rank's number into its part and hands the segment over. Without a segment, tells
+    /// the ranks so.
     fn hand_out(
         &self,
         mut segment: Option<Segment>,
@@ -185,15 +193,15 @@ impl HostConnections {
         secrets: &[u64],
         deadline: Instant,
     ) -> Result<Option<Segment>, Failed> {
-        for ((place, stream, member), &secret) in self.others().zip(secrets) {
-            let at = place * part;
+        for ((index, stream, member), &secret) in self.others().zip(secrets) {
+            let at = index * part;
             segment = segment.filter(|shared| {
                 let reserved = shared.reserve(at..at + size_of::<u64>());
                 reserved.inspect_err(|error| warn_of_memory(error, shared.len())).is_ok()
             });
             match &segment {
                 Some(shared) => {
-                    proof(shared, part, place).store(secret, Ordering::Release);
+                    proof(shared, part, index).store(secret, Ordering::Release);
                     shared.hand_over(stream)
                 }
                 None => stream.until(deadline).write_all(&[NO]),
@@ -211,11 +219,11 @@ impl HostConnections {
         secrets: &[u64],
         deadline: Instant,
     ) -> Result<Option<Segment>, Failed> {
-        for ((place, stream, member), &secret) in self.others().zip(secrets) {
+        for ((index, stream, member), &secret) in self.others().zip(secrets) {
             let mut answer = [0; 9];
             stream.until(deadline).read_exact(&mut answer).map_err(|error| failed(member, &error))?;
             segment = segment.filter(|shared| {
-                let word = proof(shared, part, place);
+                let word = proof(shared, part, index);
                 let is_mapped =
                     answer[0] == YES && answer[1..] == secret.to_le_bytes() && word.load(Ordering::Acquire) == !secret;
                 if is_mapped {
@@ -227,7 +235,8 @@ impl HostConnections {
         Ok(segment)
     }
 
-    /// Maps the memory that the leader hands over, proves it, and reads whether all ranks have mapped it.
+    /// Maps the memory that the leader hands over, proves it, and reads whether all ranks have
+    /// mapped it.
     fn take(
         &self,
         part: usize,
@@ -245,10 +254,10 @@ impl HostConnections {
                 None
             }
         };
-        let segment = segment.filter(|segment| segment.reserve(self.place * part..(self.place + 1) * part).is_ok());
+        let segment = segment.filter(|segment| segment.reserve(self.index * part..(self.index + 1) * part).is_ok());
         let mut answer = [NO; 9];
         if let Some(shared) = &segment {
-            let word = proof(shared, part, self.place);
+            let word = proof(shared, part, self.index);
             let secret = word.load(Ordering::Acquire);
             word.store(!secret, Ordering::Release);
             answer[0] = YES;
@@ -262,11 +271,11 @@ impl HostConnections {
 }
 
 /// Returns the first word of a rank's part.
-fn proof(segment: &Segment, part: usize, place: usize) -> &AtomicU64 {
-    assert!(part >= size_of::<u64>() && (place + 1) * part <= segment.len());
-    // SAFETY: the word is within the segment, which lives as long as the reference. Parts are multiples of a page, so it is
-    // aligned. Both ends access it through atomics only.
-    unsafe { &*segment.at(place * part).cast() }
+fn proof(segment: &Segment, part: usize, index: usize) -> &AtomicU64 {
+    assert!(part >= size_of::<u64>() && (index + 1) * part <= segment.len());
+    // SAFETY: the word is within the segment, which lives as long as the reference. Parts are
+    // multiples of a page, so it is aligned. Both ends access it through atomics only.
+    unsafe { &*segment.at(index * part).cast() }
 }
 
 fn warn_of_memory(error: &io::Error, bytes: usize) {

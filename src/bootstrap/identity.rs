@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 /// Bytes of a MAC.
 pub(crate) const MAC: usize = 32;
 
-/// Tells the runs of a job apart. A store server outlives runs and uses zeros.
+/// The number of a run of a job. A store server outlives runs and uses zeros.
 pub(crate) type Run = [u8; 16];
 
 /// What a process must share with its peers: the job, the run and the secret.
@@ -57,8 +57,8 @@ impl Identity {
         Identity { is_agreed: true, ..self }
     }
 
-    /// Returns whether processes of other users of this host are strangers even if they know the secret. They may have
-    /// obtained it through the store.
+    /// Returns whether processes of other users of this host are strangers even if they know the
+    /// secret. They may have obtained it through the store.
     pub(crate) fn is_of_one_user(&self) -> bool {
         self.secret.is_none() || self.is_agreed
     }
@@ -107,7 +107,8 @@ impl Identity {
     }
 }
 
-/// A key for one purpose, derived from the secret. What is computed with it reveals nothing about the keys for other purposes.
+/// A key for one purpose, derived from the secret. What is computed with it reveals nothing about
+/// the keys for other purposes.
 #[derive(Clone)]
 pub(crate) struct Key([u8; MAC]);
 
@@ -117,7 +118,8 @@ impl Key {
         Key(mac(secret, &[purpose.as_bytes()]).finalize().into_bytes().into())
     }
 
-    /// Returns the MAC of `parts`, laid end to end. All parts but one have a fixed length or contain their own length.
+    /// Returns the MAC of `parts`, laid end to end. All parts but one have a fixed length or
+    /// contain their own length.
     pub(crate) fn sign(&self, parts: &[&[u8]]) -> [u8; MAC] {
         mac(&self.0, parts).finalize().into_bytes().into()
     }

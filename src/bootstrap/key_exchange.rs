@@ -1,10 +1,11 @@
-//! How ranks agree on a secret through a store that other processes can read: X25519 (RFC 7748), with a key pair of each rank
-//! for this run only.
+//! How ranks agree on a secret through a store that other processes can read: X25519 (RFC 7748),
+//! with a key pair of each rank for this run only.
 //!
-//! Rank 0 chooses the secret and announces its public key. Each other rank puts its own public key into the store
-//! ([`KeyShare`]). Rank 0 answers with the secret, encrypted and signed with a key that only these two ranks can compute. A
-//! process that only reads the store learns nothing. A process that can write to the store can replace a rank's public key with
-//! its own: the exchange cannot distinguish a rank from a process that writes first.
+//! Rank 0 chooses the secret and announces its public key. Each other rank puts its own public key
+//! into the store ([`KeyShare`]). Rank 0 answers with the secret, encrypted and signed with a key
+//! that only these two ranks can compute. A process that only reads the store learns nothing. A
+//! process that can write to the store can replace a rank's public key with its own: the exchange
+//! cannot distinguish a rank from a process that writes first.
 
 use super::identity::{Key, Run, random_secret};
 use crate::types::Rank;
@@ -25,15 +26,16 @@ impl KeyPair {
         KeyPair { private, public: x25519_dalek::x25519(private, x25519_dalek::X25519_BASEPOINT_BYTES) }
     }
 
-    /// Returns the key that only this rank and the owner of a public key can compute; `None` if the public key is of small
-    /// order.
+    /// Returns the key that only this rank and the owner of a public key can compute; `None` if the
+    /// public key is of small order.
     fn shared(&self, theirs: &[u8; 32]) -> Option<Key> {
         let shared = multiply(self.private, *theirs)?;
         Some(Key::derive(Some(&shared), "kolo key exchange"))
     }
 }
 
-/// Computes X25519; `None` for public keys of small order, which give zeros with every private key. No rank has such a key.
+/// Computes X25519; `None` for public keys of small order, which give zeros with every private key.
+/// No rank has such a key.
 fn multiply(private: [u8; 32], public: [u8; 32]) -> Option<[u8; 32]> {
     Some(x25519_dalek::x25519(private, public)).filter(|product| *product != [0; 32])
 }

@@ -1,7 +1,7 @@
-//! What launched this process, and what it says of ranks.
+//! Detects what launched this process, and reads the rank and the world size from it.
 //!
-//! Launchers are recognised by their environment variables, the most specific first: mpirun inside a SLURM allocation sees
-//! both sets, and the inner one counts.
+//! Launchers are recognised by their environment variables, the most specific first. A process of
+//! mpirun inside a SLURM allocation has the variables of both, and those of mpirun count.
 
 use crate::bootstrap::store::StoreUrl;
 use crate::config::{Env, parse};
@@ -9,14 +9,14 @@ use crate::error::{Error, Result};
 use crate::sys;
 use crate::types::mix;
 
-/// What a launcher says.
+/// What a launcher tells its processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Launch {
-    /// Its name, for people.
+    /// The launcher's name, for messages.
     pub(crate) launcher: &'static str,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
-    /// Tells this job's processes from those of others.
+    /// The name of the job, which distinguishes it from other jobs.
     pub(crate) job: String,
     pub(crate) rendezvous: Rendezvous,
 }
@@ -25,30 +25,31 @@ pub(crate) struct Launch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Rendezvous {
     Store(StoreUrl),
-    /// Rank 0 takes the first of these ports that is free; the others look for it on all of them.
+    /// Rank 0 serves the store at the first of these ports that is free. The others try all of
+    /// them.
     Ports {
         host: String,
         ports: Vec<u16>,
     },
-    /// The launcher does not say; this is what the user can do.
+    /// The launcher does not say. The advice is for the user.
     Unknown {
         advice: String,
     },
 }
 
-/// Everything that is looked for, for the error that nothing was found.
+/// All variables that are looked for, for the error that none was found.
 pub(crate) const LOOKED_FOR: &str = "KOLO_RANK and KOLO_WORLD_SIZE (kolo run); RANK and WORLD_SIZE (torchrun, plain); \
      OMPI_COMM_WORLD_RANK and _SIZE (Open MPI); PMI_RANK and PMI_SIZE (MPICH, Intel MPI); MV2_COMM_WORLD_RANK and _SIZE \
      (MVAPICH); PALS_RANKID (PALS); FLUX_TASK_RANK (Flux); JSM_NAMESPACE_RANK and _SIZE (LSF); PMIX_RANK (PMIx); \
      SLURM_PROCID and SLURM_NTASKS (srun); JOB_COMPLETION_INDEX (Kubernetes)";
 
-/// A launcher that names rank and size, and perhaps the same on this host, in variables.
+/// A launcher that puts rank and world size into variables.
 struct Known {
     launcher: &'static str,
     rank: &'static str,
     size: &'static [&'static str],
     local_size: &'static str,
-    /// What tells its jobs apart.
+    /// Variables that distinguish its jobs.
     job: &'static [&'static str],
 }
 
@@ -98,7 +99,7 @@ const KNOWN: [Known; 7] = [
     },
 ];
 
-/// What launched this process; `None` if nothing did, and it is alone.
+/// Returns what launched this process; `None` if no launcher did, and the process is alone.
 pub(crate) fn detect(env: Env<'_>) -> Result<Option<Launch>> {
     if let Some(launch) = kolo(env)? {
         return Ok(Some(launch));
@@ -107,7 +108,7 @@ pub(crate) fn detect(env: Env<'_>) -> Result<Option<Launch>> {
         return Ok(Some(launch));
     }
     for known in &KNOWN {
-        // srun offers PMIx and PMI to programs that want them; it is still srun.
+        // srun sets the variables of PMIx and PMI, too. The launcher is still srun.
         if known.rank.starts_with("PMI") && env("SLURM_STEP_ID").is_some() && env("SLURM_PROCID") == env(known.rank) {
             continue;
         }
@@ -121,10 +122,10 @@ pub(crate) fn detect(env: Env<'_>) -> Result<Option<Launch>> {
     if let Some(launch) = slurm(env)? {
         return Ok(Some(launch));
     }
-    // A size without a rank: each of them would believe to be alone.
+    // With a size but without a rank, each process would believe that it is alone.
     for name in ["KOLO_WORLD_SIZE", "WORLD_SIZE"] {
         if number(env, name)?.is_some_and(|size| size > 1) {
-            let found = format!("{name} is more than 1, but nothing says which rank this is");
+            let found = format!("{name} is more than 1, but no variable has the rank of this process");
             return Err(Error::NoLauncher { found, looked_for: LOOKED_FOR.to_owned() });
         }
     }
@@ -135,7 +136,7 @@ fn number(env: Env<'_>, name: &str) -> Result<Option<usize>> {
     parse(env, name, "a whole number", |text| text.parse().ok())
 }
 
-/// The size that goes with a rank, from the first variable that has it.
+/// Returns the world size that belongs to a rank, from the first variable that is set.
 fn size(env: Env<'_>, launcher: &str, rank_name: &str, names: &[&str]) -> Result<usize> {
     for name in names {
         if let Some(size) = number(env, name)? {
@@ -163,7 +164,7 @@ fn check(launch: Launch) -> Result<Option<Launch>> {
     Ok(Some(launch))
 }
 
-/// `kolo run`, or the same variables by hand.
+/// Detects `kolo run`, or its variables set by hand.
 fn kolo(env: Env<'_>) -> Result<Option<Launch>> {
     let Some(rank) = number(env, "KOLO_RANK")? else { return Ok(None) };
     let world_size = size(env, "kolo run", "KOLO_RANK", &["KOLO_WORLD_SIZE"])?;
@@ -171,8 +172,8 @@ fn kolo(env: Env<'_>) -> Result<Option<Launch>> {
     check(Launch { launcher: "kolo run", rank, world_size, job: "kolo".to_owned(), rendezvous })
 }
 
-/// torchrun. Where its agent already serves PyTorch's own store at MASTER_PORT, rank 0 takes another port, derived from what
-/// all ranks of this attempt know.
+/// Detects torchrun. If its agent already serves PyTorch's own store at MASTER_PORT, rank 0 uses
+/// another port, derived from variables that all ranks of this attempt share.
 fn torchrun(env: Env<'_>) -> Result<Option<Launch>> {
     let Some(run) = env("TORCHELASTIC_RUN_ID") else { return Ok(None) };
     let Some(rank) = number(env, "RANK")? else { return Ok(None) };
@@ -189,14 +190,15 @@ fn torchrun(env: Env<'_>) -> Result<Option<Launch>> {
     check(Launch { launcher: "torchrun", rank, world_size, job, rendezvous })
 }
 
-/// RANK and WORLD_SIZE, as PyTorch's `env://` and Kubeflow set them, and an indexed Kubernetes job.
+/// Detects RANK and WORLD_SIZE, as PyTorch's `env://` and Kubeflow set them, and an indexed
+/// Kubernetes job.
 fn plain(env: Env<'_>) -> Result<Option<Launch>> {
     let (launcher, rank) = match (number(env, "RANK")?, number(env, "JOB_COMPLETION_INDEX")?) {
         (Some(rank), _) => ("plain variables", rank),
         (None, Some(index)) => ("a Kubernetes job", index),
         (None, None) => return Ok(None),
     };
-    // A PyTorchJob counts its pods, for a torchrun in each of them.
+    // The ranks of a PyTorchJob are its pods, in each of which a torchrun should start.
     if let (Some(per_pod), None) =
         (number(env, "PET_NPROC_PER_NODE").ok().flatten().filter(|&count| count > 1), env("LOCAL_RANK"))
     {
@@ -214,8 +216,8 @@ fn plain(env: Env<'_>) -> Result<Option<Launch>> {
     check(Launch { launcher, rank, world_size, job: "env".to_owned(), rendezvous })
 }
 
-/// mpirun and its like: their own way for ranks to find each other is not ours, but when all ranks are on one host there is
-/// nothing to find.
+/// Detects mpirun and similar launchers. kolo cannot use their rendezvous. If all ranks are on one
+/// host, it needs none.
 fn mpi(env: Env<'_>, known: &Known) -> Result<Option<Launch>> {
     let Some(rank) = number(env, known.rank)? else { return Ok(None) };
     let world_size = size(env, known.launcher, known.rank, known.size)?;
@@ -223,7 +225,7 @@ fn mpi(env: Env<'_>, known: &Known) -> Result<Option<Launch>> {
     let is_local = local_size == Some(world_size);
     let job = match known.job.iter().find_map(|name| env(name)) {
         Some(job) => format!("{} {job}", known.launcher),
-        // Without anything better: the processes of one mpirun on one host have one parent.
+        // No variable names the job, but the processes of one mpirun on one host have one parent.
         None if is_local => format!("{} of {}", known.launcher, sys::parent()),
         None => known.launcher.to_owned(),
     };
@@ -240,7 +242,7 @@ fn mpi(env: Env<'_>, known: &Known) -> Result<Option<Launch>> {
     check(Launch { launcher: known.launcher, rank, world_size, job, rendezvous })
 }
 
-/// srun. Rank 0 is on the first host of the step.
+/// Detects srun. Rank 0 is on the first host of the step.
 fn slurm(env: Env<'_>) -> Result<Option<Launch>> {
     let Some(rank) = number(env, "SLURM_PROCID")? else { return Ok(None) };
     let world_size = size(env, "srun", "SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])?;
@@ -266,7 +268,8 @@ fn slurm(env: Env<'_>) -> Result<Option<Launch>> {
     check(Launch { launcher: "srun", rank, world_size, job, rendezvous })
 }
 
-/// MASTER_ADDR and MASTER_PORT (or Kubeflow's names for them), with ports derived from the job if there is only an address.
+/// Returns the store at MASTER_ADDR and MASTER_PORT (or Kubeflow's names for them). If only the
+/// address is set, the ports are derived from the job.
 fn master(env: Env<'_>, job: &str) -> Result<Option<Rendezvous>> {
     let Some(host) = env("MASTER_ADDR").or_else(|| env("PET_MASTER_ADDR")) else { return Ok(None) };
     let expected = "a port, 0 to 65535";
@@ -279,21 +282,22 @@ fn master(env: Env<'_>, job: &str) -> Result<Option<Rendezvous>> {
     }))
 }
 
-/// The place of `env://`.
+/// Returns the store of `env://`.
 pub(crate) fn env_store(env: Env<'_>) -> Result<StoreUrl> {
     match master(env, "env")? {
-        Some(Rendezvous::Store(place)) => Ok(place),
+        Some(Rendezvous::Store(url)) => Ok(url),
         _ => Err(Error::setting("store", "env://", "MASTER_ADDR and MASTER_PORT must be set for it")),
     }
 }
 
-/// Ports that a job's ranks agree on without talking: below those that systems give to outgoing connections.
+/// Derives ports from the name of a job, the same on all ranks. They are below those of outgoing
+/// connections.
 fn ports(job: &str) -> Vec<u16> {
     let hash = job.bytes().fold(0, |hash, byte| mix(hash, byte.into()));
     (0..6).map(|i| 20_000 + (mix(hash, i) % 12_000) as u16).collect()
 }
 
-/// The first host of a SLURM list such as `node[07-12,15],gpu1`.
+/// Returns the first host of a SLURM list such as `node[07-12,15],gpu1`.
 fn first_host(list: &str) -> Option<String> {
     let end = list.find([',', '[']).unwrap_or(list.len());
     let (name, rest) = list.split_at(end);

@@ -1,23 +1,26 @@
 //! From a rank and a store to connected ranks.
 //!
 //! 1. Rank 0 chooses a random number for this run and announces it ([`announcement`]).
-//! 2. Every rank learns the secret of the run. It was given the secret, finds it in a store that only the ranks can read, or
-//!    agrees on it with rank 0 ([`key_exchange`]). Until then the rank listens nowhere, and trusts nothing that it reads.
+//! 2. Every rank learns the secret of the run. It was given the secret, finds it in a store that
+//!    only the ranks can read, or agrees on it with rank 0 ([`key_exchange`]). Until then the rank
+//!    listens nowhere, and trusts nothing that it reads.
 //! 3. Every rank opens its [`endpoint`] and puts a [`peer_info::PeerInfo`] into the store.
-//! 4. Rank 0 collects the peer infos and publishes a [`peer_table::PeerTable`]: the peer infos of all ranks, or the reason why
-//!    the start failed. Steps 1 to 4 are the [`rendezvous`].
+//! 4. Rank 0 collects the peer infos and publishes a [`peer_table::PeerTable`]: the peer infos of
+//!    all ranks, or the reason why the start failed. Steps 1 to 4 are the [`rendezvous`].
 //! 5. Ranks that seem to be on one host prove that they can share memory ([`host_setup`]).
 //!
-//! After that the store is not needed. Links between ranks are opened when they are first used ([`network`]).
+//! After that the store is not needed. Links between ranks are opened when they are first used
+//! ([`network`]).
 //!
 //! From step 3 on, all values that ranks put into the store are [`signed`].
 //!
 //! # Former runs
 //!
-//! A store may hold the values of a run that crashed. So every key but that of the announcement contains the number of the run.
-//! A rank that finds the announcement of a former run joins that run: it puts its peer info there and waits for a table that
-//! contains this very peer info. No table of a former run contains it. When the announcement changes, the rank closes its
-//! listener and starts over.
+//! A store may hold the values of a run that crashed. So every key but that of the announcement
+//! contains the number of the run. A rank that finds the announcement of a former run joins that
+//! run: it puts its peer info there and waits for a table that contains this very peer info. No
+//! table of a former run contains it. When the announcement changes, the rank closes its listener
+//! and starts over.
 
 pub(crate) mod address;
 pub(crate) mod announcement;

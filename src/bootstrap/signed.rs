@@ -1,8 +1,9 @@
 //! Values in a store that only the ranks of one run can have written.
 //!
-//! Each value follows an HMAC-SHA256 over the job, the run, the name of the value, the rank that wrote it and the value. The key
-//! is derived from the secret. So a value of another run, name or rank is an error. A store can still lose values. It could also
-//! return an older value of a name that a rank wrote twice, but no rank does that.
+//! Each value follows an HMAC-SHA256 over the job, the run, the name of the value, the rank that
+//! wrote it and the value. The key is derived from the secret. So a value of another run, name or
+//! rank is an error. A store can still lose values. It could also return an older value of a name
+//! that a rank wrote twice, but no rank does that.
 
 use std::time::Duration;
 
@@ -40,7 +41,8 @@ impl<'a> SignedStore<'a> {
         stored.map(|stored| self.checked(name, writer, &stored)).transpose()
     }
 
-    /// Writes a value unless there is one; returns the value that the store then holds. Errors as for [`SignedStore::get`].
+    /// Writes a value unless there is one; returns the value that the store then holds. Errors as
+    /// for [`SignedStore::get`].
     pub(super) fn claim(&self, name: &str, writer: Rank, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
         let stored = self.store.claim(&self.name(name), &self.sign(name, writer, value), timeout)?;
         self.checked(name, writer, &stored)

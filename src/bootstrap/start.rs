@@ -16,7 +16,7 @@ pub(crate) struct Start<'a> {
     pub(crate) identity: Identity,
     pub(crate) store: &'a dyn Store,
     /// The URL of the store, if it helps to choose an address.
-    pub(crate) place: Option<StoreUrl>,
+    pub(crate) store_url: Option<StoreUrl>,
     pub(crate) settings: &'a Settings,
     pub(crate) deadline: Instant,
 }

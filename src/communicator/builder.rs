@@ -264,10 +264,10 @@ impl Builder {
         }
         let job = self.job.clone().or_else(|| process_env("KOLO_JOB_ID")).unwrap_or_else(|| launch.job.clone());
         let identity = Identity::new(&job, secret).insecure(settings.insecure);
-        let (store, place) = self.open_store(&launch, &identity, deadline)?;
+        let (store, store_url) = self.open_store(&launch, &identity, deadline)?;
         let Launch { launcher, rank, world_size, .. } = launch;
         tracing::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
-        let start = Start { rank, world_size, identity, store: &*store, place, settings: &settings, deadline };
+        let start = Start { rank, world_size, identity, store: &*store, store_url, settings: &settings, deadline };
         let Connected { fabric, settings: shared, members } = bootstrap::connect(&start)?;
         let info = info(&fabric, members, &settings);
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));

@@ -8,6 +8,7 @@ use super::device::{Address, Device, DeviceId, Extent, Handle};
 use super::direct::Buffer;
 use crate::error::Result;
 use crate::types::{Descriptor, Rank};
+use crate::wire::Reader;
 
 /// Where a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +73,7 @@ impl Record {
     /// Decodes a record of a peer, which is not trusted; `None` if it is malformed. `needed` has
     /// the bytes that will be used of each buffer.
     pub(crate) fn decode(bytes: &[u8], needed: [u64; 2]) -> Option<Record> {
-        let mut reader = Reader(bytes);
+        let mut reader = Reader::new(bytes);
         let mut call = [0; Descriptor::WORDS];
         for word in &mut call {
             *word = reader.number()?;
@@ -101,25 +102,11 @@ impl Record {
                 _ => return None,
             };
         }
-        reader.0.is_empty().then_some(Record { call, process, device, is_in_place, places })
+        reader.is_at_end().then_some(Record { call, process, device, is_in_place, places })
     }
 
     pub(crate) fn place(&self, buffer: Buffer) -> &BufferAt {
         &self.places[buffer as usize]
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (first, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*first)
-    }
-
-    fn number(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
     }
 }
 

@@ -62,7 +62,7 @@ impl Frame {
             return None;
         }
         let kind = [Kind::Data, Kind::Goodbye, Kind::Revoked].into_iter().find(|&kind| kind as u8 == bytes[4])?;
-        let mut words = bytes[8..].chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        let mut words = bytes[8..].as_chunks().0.iter().map(|&word| u64::from_le_bytes(word));
         let len = words.next()?;
         let mut descriptor = [0; Descriptor::WORDS];
         descriptor.iter_mut().zip(words).for_each(|(to, word)| *to = word);

@@ -1,6 +1,7 @@
-//! What can be learnt of the machine: limits, permissions, libraries. For `kolo doctor`.
+//! Facts about the machine for `kolo doctor`: limits, permissions, libraries.
 
-/// How many files this process may have open: now, and at most if it asks for more. `None` where there is no such limit.
+/// Returns how many files this process may have open: the current limit, and the highest that it
+/// may set. `None` where there is no such limit.
 pub(crate) fn descriptor_limit() -> Option<[u64; 2]> {
     #[cfg(unix)]
     {
@@ -11,7 +12,7 @@ pub(crate) fn descriptor_limit() -> Option<[u64; 2]> {
     None
 }
 
-/// How much address space this process may use, if that is limited.
+/// Returns the limit on this process's address space, if there is one.
 pub(crate) fn address_space_limit() -> Option<u64> {
     #[cfg(unix)]
     return rustix::process::getrlimit(rustix::process::Resource::As).current;
@@ -19,60 +20,63 @@ pub(crate) fn address_space_limit() -> Option<u64> {
     None
 }
 
-/// Why the system may keep processes of one user from reading each other, as far as it says.
+/// Returns why the system may keep processes of one user from reading each other's memory, as far
+/// as it says.
 pub(crate) fn reading_policy() -> Option<&'static str> {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?;
     Some(match scope.trim() {
         "0" => "kernel.yama.ptrace_scope is 0, which allows it; a container's seccomp profile or user may not",
         "1" => "kernel.yama.ptrace_scope is 1, which allows it to ancestors only",
         "2" => "kernel.yama.ptrace_scope is 2, which allows it to administrators only",
-        _ => "kernel.yama.ptrace_scope is 3, which allows it to nobody",
+        _ => "kernel.yama.ptrace_scope is 3, which allows it to no process",
     })
 }
 
-/// What the system reads its clock from, where it says.
+/// Returns the source of the system's clock, where the system names it.
 pub(crate) fn clock_source() -> Option<String> {
     let path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// Whether kolo was built for devices and this machine seems to have some. Nothing is loaded for it: that would take a tenth of a
-/// second, of programs that need none as well.
+/// Returns whether kolo was built for devices and this machine seems to have some. Loads no
+/// library: that would take a tenth of a second, also in programs that use no device.
 pub(crate) fn may_have_devices() -> bool {
     use std::path::Path;
 
     let on_windows = || std::env::var_os("SystemRoot").is_some_and(|root| Path::new(&root).join("System32/nvcuda.dll").exists());
-    // Of NVIDIA's driver for Linux, and of that for Linux inside Windows.
+    // The device files of NVIDIA's driver for Linux, and of the driver for Linux inside Windows.
     let on_linux = || ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
     cfg!(feature = "cuda") && if cfg!(windows) { on_windows() } else { on_linux() }
 }
 
-/// What can be learnt of CUDA without using it.
-#[cfg_attr(not(unix), expect(dead_code, reason = "the library is looked for on Unix only"))]
+/// What is known about CUDA without using a device.
+#[cfg_attr(not(unix), expect(dead_code, reason = "kolo looks for the library on Unix only"))]
 pub(crate) enum Cuda {
     /// The driver's library cannot be loaded, for this reason.
     NoLibrary(String),
-    /// It has been loaded, but does not answer as it should: the call, and what it returned.
+    /// The library was loaded, but a call failed: its name, and what it returned.
     Refuses(&'static str, i32),
-    /// So many devices, and the version of CUDA up to which the driver goes, as 1000 major + 10 minor.
+    /// The number of devices, and the newest version of CUDA that the driver supports, as 1000
+    /// major + 10 minor.
     Devices(i32, i32),
 }
 
-/// Asks the driver's library how many devices there are. It stays loaded: unloading it is not safe.
+/// Asks the driver's library how many devices there are. The library stays loaded, because
+/// unloading it is not safe.
 #[cfg(unix)]
 pub(crate) fn probe_cuda() -> Cuda {
     use std::ffi::{CStr, c_int, c_uint, c_void};
 
     const LIBRARY: &CStr = if cfg!(target_vendor = "apple") { c"libcuda.dylib" } else { c"libcuda.so.1" };
-    // SAFETY: the library's initialisers run, as they do in every program that uses it.
+    // SAFETY: loading runs the library's initialisers, as in every program that uses CUDA.
     let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {
-        // SAFETY: the message belongs to this thread until the next such call.
+        // SAFETY: the message is valid on this thread until the next such call.
         let message = unsafe { libc::dlerror() };
         let message = if message.is_null() {
-            "no reason given".to_owned()
+            "the loader gave no reason".to_owned()
         } else {
-            // SAFETY: it is a text that ends with a zero.
+            // SAFETY: dlerror returns a text that ends with a zero.
             unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
         };
         return Cuda::NoLibrary(message);
@@ -95,7 +99,8 @@ pub(crate) fn probe_cuda() -> Cuda {
         (init, version, count)
     };
     let (mut devices, mut newest) = (0, 0);
-    // SAFETY: both write one number, and the first has to be called before the others.
+    // SAFETY: the last two write one number each, and cuInit is called first, as the interface
+    // requires.
     let outcomes =
         unsafe { [("cuInit", init(0)), ("cuDriverGetVersion", version(&mut newest)), ("cuDeviceGetCount", count(&mut devices))] };
     match outcomes.into_iter().find(|(_, result)| *result != 0) {
@@ -104,8 +109,8 @@ pub(crate) fn probe_cuda() -> Cuda {
     }
 }
 
-/// It is not looked for here.
+/// Reports that kolo looks for the library on Unix only.
 #[cfg(not(unix))]
 pub(crate) fn probe_cuda() -> Cuda {
-    Cuda::NoLibrary("it is looked for on Unix only".to_owned())
+    Cuda::NoLibrary("kolo looks for it on Unix only".to_owned())
 }

@@ -11,8 +11,8 @@ pub(crate) enum NotOpened {
     Untrusted(String),
 }
 
-/// Opens a file that this user owns and others cannot write. It does not follow a symbolic link or wait for a pipe. A file that it
-/// creates cannot be opened by others.
+/// Opens a file that this user owns and others cannot write. It does not follow a symbolic link or
+/// wait for a pipe. A file that it creates cannot be opened by others.
 pub(crate) fn open_own(options: &mut OpenOptions, path: &Path) -> Result<File, NotOpened> {
     #[cfg(unix)]
     {
@@ -55,8 +55,8 @@ fn distrust(metadata: &Metadata) -> Option<String> {
     None
 }
 
-/// Checks, without creating a file, that this user can create one in a folder. Fails if the folder is missing or not writable, or
-/// if its file system is read-only or full.
+/// Checks, without creating a file, that this user can create one in a folder. Fails if the folder
+/// is missing or not writable, or if its file system is read-only or full.
 pub(crate) fn check_folder(folder: &Path) -> io::Result<()> {
     if !folder.metadata()?.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());
@@ -65,12 +65,14 @@ pub(crate) fn check_folder(folder: &Path) -> io::Result<()> {
     {
         use rustix::fs::{Access, AtFlags, CWD, accessat, statvfs};
         use rustix::process::{getegid, geteuid, getgid, getuid};
-        // For the effective user, Linux has a separate call, faccessat2, which some containers forbid with EPERM.
+        // For the effective user, Linux has a separate call, faccessat2, which some containers
+        // forbid with EPERM.
         let is_itself = (getuid(), getgid()) == (geteuid(), getegid());
         let flags = if is_itself { AtFlags::empty() } else { AtFlags::EACCESS };
         accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, flags)?;
         let space = statvfs(folder)?;
-        // Root may use blocks that are reserved. A file system that does not count blocks or files reports 0 of 0.
+        // Root may use blocks that are reserved. A file system that does not count blocks or files
+        // reports 0 of 0.
         let is_root = geteuid().is_root();
         let (blocks, files) = if is_root { (space.f_bfree, space.f_ffree) } else { (space.f_bavail, space.f_favail) };
         if (space.f_blocks > 0 && blocks == 0) || (space.f_files > 0 && files == 0) {
@@ -90,7 +92,8 @@ pub(crate) fn has_drive_letters() -> bool {
     cfg!(windows)
 }
 
-/// Returns whether users other than its owner can read or write a file, where the system has such permissions.
+/// Returns whether users other than its owner can read or write a file, where the system has such
+/// permissions.
 pub(crate) fn is_open_to_others(file: &File) -> io::Result<bool> {
     #[cfg(unix)]
     {
@@ -104,7 +107,8 @@ pub(crate) fn is_open_to_others(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Returns whether a read failed because another process has locked the file. Only locks on Windows keep readers out.
+/// Returns whether a read failed because another process has locked the file. Only locks on Windows
+/// keep readers out.
 pub(crate) fn is_locked_out(error: &io::Error) -> bool {
     const ERROR_LOCK_VIOLATION: i32 = 33;
     cfg!(windows) && error.raw_os_error() == Some(ERROR_LOCK_VIOLATION)
@@ -151,7 +155,8 @@ mod tests {
     /// Makes a system call fail in this thread from now on, as in containers that do not know it.
     fn forbid(call: libc::c_long) {
         let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-        // Loads the number of the call. If it is the forbidden one, returns the error; otherwise allows the call.
+        // Loads the number of the call. If it is the forbidden one, returns the error; otherwise
+        // allows the call.
         let mut steps = [
             step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
             step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),

@@ -1,4 +1,5 @@
-//! Forks: how a copy of a process notices that it is one, and finds the data that it may use whole.
+//! Forks: how a forked child detects that it is one, and how it finds shared data in a consistent
+//! state.
 
 #[cfg(all(unix, not(miri)))]
 use std::cell::UnsafeCell;
@@ -8,13 +9,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 #[cfg(all(unix, not(miri)))]
 use std::time::{Duration, Instant};
 
-/// How often this process has come out of a fork since [`count_forks`]: a process that remembers another number is a copy.
+/// Returns how often this process has been forked since [`count_forks`]. An object that remembers
+/// another number belongs to the parent.
 #[inline]
 pub(crate) fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// The same, also in a handler that runs in a child before kolo's own.
+/// As [`forks`], but also right in a fork handler that runs in the child before kolo's own.
 pub(crate) fn forks_seen() -> u32 {
     #[cfg(all(unix, not(miri)))]
     forking::is_this_thread();
@@ -23,31 +25,33 @@ pub(crate) fn forks_seen() -> u32 {
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Held by the thread that forks, or that runs [`between_forks`]. (One of the standard library's: it may be unlocked in the child,
-/// for the threads that wait for it in the parent are known to the system only.)
+/// Held by the thread that forks, or that runs [`between_forks`]. It is the standard library's
+/// mutex, which the child may unlock: only the system knows the threads that wait for it in the
+/// parent.
 #[cfg(all(unix, not(miri)))]
 static LOCK: Mutex<()> = Mutex::new(());
 
-/// The lock of the thread that forks.
+/// The guard of the thread that forks.
 #[cfg(all(unix, not(miri)))]
 static HELD: Held = Held(UnsafeCell::new(None));
 
 #[cfg(all(unix, not(miri)))]
 struct Held(UnsafeCell<Option<MutexGuard<'static, ()>>>);
 
-// SAFETY: only the thread that holds the lock touches it.
+// SAFETY: only the thread that holds the lock accesses the guard.
 #[cfg(all(unix, not(miri)))]
 unsafe impl Sync for Held {}
 
-/// How long [`between_forks`] waits for a thread that forks. That one may wait for a lock of the program's which this one holds.
+/// How long [`between_forks`] waits for a thread that forks. That thread may wait for a lock of the
+/// program that this one holds.
 #[cfg(all(unix, not(miri)))]
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Calls `f` while no other thread of this process forks. So a child finds what is locked only within `f` unlocked, and as it is
-/// before or after `f`. In `f` no process forks.
+/// Calls `f` while no other thread of this process forks. So a child finds every lock that is only
+/// taken within `f` open, and the data behind it as before or after `f`. `f` must not fork.
 ///
-/// It does not wait where that could last for ever: in the handlers of a fork, which run on the thread that forks, and for a fork
-/// whose handlers wait for this thread.
+/// The wait is bounded where it could be endless: in the handlers of a fork, which run on the
+/// thread that forks, and for a fork whose handlers wait for this thread.
 pub(crate) fn between_forks<T>(f: impl FnOnce() -> T) -> T {
     count_forks();
     #[cfg(all(unix, not(miri)))]
@@ -55,7 +59,7 @@ pub(crate) fn between_forks<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// The lock, unless it does not open for [`PATIENCE`].
+/// Takes the lock; `None` if it stays locked for [`PATIENCE`].
 #[cfg(all(unix, not(miri)))]
 fn lock() -> Option<MutexGuard<'static, ()>> {
     let mut until = None;
@@ -72,14 +76,14 @@ fn lock() -> Option<MutexGuard<'static, ()>> {
     }
 }
 
-/// Has forks counted from now on.
+/// Counts forks from now on.
 pub(crate) fn count_forks() {
     // Miri does not fork.
     #[cfg(all(unix, not(miri)))]
     forking::register();
 }
 
-/// What the system calls before and after each fork.
+/// The handlers that the system calls before and after each fork.
 #[cfg(all(unix, not(miri)))]
 mod forking {
     use std::cell::Cell;
@@ -88,12 +92,13 @@ mod forking {
     use super::{FORKS, HELD, LOCK, Ordering, PoisonError};
 
     thread_local! {
-        /// This thread forks: the process that it forks from, until the handlers have run.
+        /// Set while this thread forks, until the handlers have run: the parent process.
         static FORKS_FROM: Cell<Option<u32>> = const { Cell::new(None) };
     }
 
+    /// Returns whether this thread forks at the moment.
     pub(super) fn is_this_thread() -> bool {
-        // In a child whose handler has not run yet, the fork is counted now.
+        // In a child whose handler has not run yet, this counts the fork.
         if FORKS_FROM.try_with(|from| from.get().is_some_and(|parent| parent != std::process::id())) == Ok(true) {
             in_the_child();
         }
@@ -111,7 +116,8 @@ mod forking {
         if FORKS_FROM.try_with(Cell::take).ok().flatten().is_none() {
             return false;
         }
-        // SAFETY: this thread has taken the lock in `before`. It takes the guard out before the lock opens.
+        // SAFETY: this thread has taken the lock in `before`, so only it accesses the guard, which
+        // it takes out before the lock opens.
         drop(unsafe { (*HELD.0.get()).take() });
         true
     }
@@ -126,7 +132,8 @@ mod forking {
         }
     }
 
-    /// When the library is loaded, so that of a program's handlers and these, the lock is taken last and opened first.
+    /// Registers the handlers when the library is loaded, so that among all handlers of the
+    /// program, these take the lock last and open it first.
     #[used]
     #[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
     #[cfg_attr(not(target_vendor = "apple"), unsafe(link_section = ".init_array"))]
@@ -135,12 +142,12 @@ mod forking {
     pub(super) extern "C" fn register() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // A linker that takes this takes what stands beside it.
+            // This makes the linker keep `AT_LOAD`.
             std::hint::black_box(&AT_LOAD);
-            // SAFETY: the handlers do what is allowed in a child of a process with threads: they add to a number, and open a lock
-            // that the only thread of the child holds.
+            // SAFETY: the handlers do only what is allowed in the child of a process with threads:
+            // they add to a number, and open a lock that the only thread of the child holds.
             if unsafe { libc::pthread_atfork(Some(before), Some(in_the_parent), Some(in_the_child)) } != 0 {
-                tracing::warn!("a forked child will not be told that it cannot use its communicators");
+                tracing::warn!("cannot register fork handlers; a forked child that uses a communicator gets no error");
             }
         });
     }

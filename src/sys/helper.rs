@@ -1,5 +1,6 @@
-//! Calls of the system that may block without end, such as the resolution of a name or a file operation on a network file
-//! system. A helper thread makes them; the caller waits for the result until its deadline, and abandons the call then.
+//! System calls that may block without end, such as resolving a name or a file operation on a
+//! network file system. A helper thread makes them. The caller waits for the result until its
+//! deadline, and then abandons the call.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,22 +18,24 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// A thread that makes the blocking calls of one kind, one after the other.
 ///
-/// A process has one helper of a kind. A call that never returns therefore costs one thread, however often it is tried again:
-/// calls of the same kind wait behind it, each until its own deadline.
+/// A process has one helper of each kind. So a call that never returns costs one thread, however
+/// often it is repeated: calls of the same kind wait behind it, each until its own deadline.
 pub(crate) struct Helper {
     jobs: Sender<Job>,
 }
 
-/// The helpers of this process by kind. A forked child has none of its parent's threads, so the process is part of the key.
+/// The helpers of this process by kind. A forked child has none of its parent's threads, so the
+/// process is part of the key.
 static HELPERS: Mutex<BTreeMap<(u32, String), Weak<Helper>>> = Mutex::new(BTreeMap::new());
 
 impl Helper {
-    /// The helper of a kind. Its thread ends when the helper has no holder and all its calls have returned.
+    /// Returns the helper of a kind. Its thread ends when the helper has no holder and all its
+    /// calls have returned.
     pub(crate) fn of(kind: impl Into<String>) -> io::Result<Arc<Helper>> {
         let key = (std::process::id(), kind.into());
         let (sender, receiver) = unbounded::<Job>();
         let own = Arc::new(Helper { jobs: sender });
-        // No fork finds this locked: a child has helpers of its own.
+        // No fork finds this locked, because a child has helpers of its own.
         let helper = super::between_forks(|| {
             let mut helpers = HELPERS.lock();
             helpers.retain(|_, helper| helper.strong_count() > 0);
@@ -43,14 +46,15 @@ impl Helper {
             })
         });
         if Arc::ptr_eq(&helper, &own) {
-            // If there is no thread, calls that others have given this helper meanwhile fail at once, for it takes no more.
+            // If this fails, the receiver is dropped, so that calls of other threads to this helper
+            // fail at once.
             std::thread::Builder::new().name("kolo-helper".to_owned()).spawn(move || receiver.iter().for_each(|job| job()))?;
         }
         Ok(helper)
     }
 
-    /// Makes a call on the helper's thread. `None` if it has not returned by the deadline; if it has not begun by then, it never
-    /// will.
+    /// Makes a call on the helper's thread. Returns `None` if the call has not returned by the
+    /// deadline. A call that has not begun by then never begins.
     pub(crate) fn call<T: Send + 'static>(
         self: &Arc<Helper>,
         deadline: Instant,
@@ -60,7 +64,7 @@ impl Helper {
         let is_wanted = Arc::new(AtomicBool::new(true));
         let (wanted, helper) = (is_wanted.clone(), self.clone());
         let job = move || {
-            // While the call is under way, others of its kind find this helper.
+            // While the call runs, others of its kind find this helper.
             let _helper = helper;
             if wanted.load(Ordering::Relaxed) {
                 // A caller that has abandoned the call does not receive its result.
@@ -79,8 +83,8 @@ impl Helper {
     }
 }
 
-/// Makes a call that may block without end on the helper of its kind. If it has not returned by the deadline, the error is that
-/// of [`io::ErrorKind::TimedOut`] with `advice`.
+/// Makes a call that may block without end on the helper of its kind. If it has not returned by the
+/// deadline, fails with [`io::ErrorKind::TimedOut`] and `advice`.
 pub(crate) fn by_deadline<T: Send + 'static, E: Send + 'static>(
     kind: impl Into<String>,
     deadline: Instant,
@@ -146,7 +150,7 @@ mod tests {
         let other = resolve_by(Instant::now() + LATE, "other", 7, |_, port| Ok(vec![([10, 0, 0, 2], port).into()]));
         assert_eq!(other.unwrap(), [SocketAddr::from(([10, 0, 0, 2], 7))]);
         drop(silence);
-        // Those that were abandoned before they began are not made up for.
+        // Calls that were abandoned before they began are never made.
         assert_eq!(resolve_by(Instant::now() + LATE, "silent", 7, silent).unwrap().len(), 1);
         assert_eq!(ASKED.load(Ordering::SeqCst), 2);
     }

@@ -1,7 +1,8 @@
-//! All calls to the operating system: shared memory, waiting on it, handing it over, raw socket I/O, files, processes, and
-//! what distinguishes hosts and processes.
+//! All calls to the operating system: shared memory, waiting on it, handing it over, raw socket
+//! I/O, files, processes, and what distinguishes hosts and processes.
 //!
-//! `linux` has shared memory. `portable` stands in on other platforms: every call returns `Unsupported`, and kolo uses TCP.
+//! `linux` has shared memory. `portable` stands in on other platforms: every call returns
+//! `Unsupported`, and kolo uses TCP.
 
 mod clock;
 mod facts;

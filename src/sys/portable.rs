@@ -1,5 +1,5 @@
-//! Stands in on platforms without shared memory. No value of these types can be made, so no method is ever called; the types let
-//! the rest of the library compile unchanged.
+//! Stands in on platforms without shared memory. No value of these types can be made, so no method
+//! is ever called; the types let the rest of the library compile unchanged.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
@@ -72,7 +72,8 @@ pub(super) fn page_size() -> usize {
     4096
 }
 
-/// Sleeps for a short time: there is no way to sleep on memory, and nothing can end the sleep early.
+/// Sleeps for a short time: there is no way to sleep on memory, and nothing can end the sleep
+/// early.
 pub(crate) fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
     if word.load(Ordering::Acquire) == value {
         std::thread::sleep(timeout.min(Duration::from_micros(50)));

@@ -4,18 +4,19 @@ use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// No file that holds a secret is longer.
+/// The longest file with a secret, in bytes.
 const LONGEST: u64 = 4096;
 
 /// Reads a file that holds a secret.
 ///
 /// # Errors
 ///
-/// Besides what the system says: it is no file, it belongs to another user than this one and root, or others may open it.
+/// An error of the system. Or the file is not a regular file, belongs to a user other than this one
+/// and root, or other users may open it.
 pub(crate) fn read_secret_file(path: &Path) -> io::Result<String> {
     let mut options = OpenOptions::new();
     options.read(true);
-    // To open a pipe would wait for its other end.
+    // Without this flag, opening a pipe would wait for its other end.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
     let file = options.open(path)?;
@@ -26,7 +27,7 @@ pub(crate) fn read_secret_file(path: &Path) -> io::Result<String> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
-        // SAFETY: it has no arguments, and cannot fail.
+        // SAFETY: geteuid has no arguments and cannot fail.
         let user = unsafe { libc::geteuid() };
         check_owner(metadata.uid(), metadata.mode(), user)?;
     }
@@ -38,7 +39,8 @@ pub(crate) fn read_secret_file(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Checks that only `user` and root can read a file. A file of root, as in a pod, may be readable by its group, which has the user.
+/// Checks that only `user` and root can read a file. A file of root may be readable by its group,
+/// as in a pod.
 #[cfg(unix)]
 fn check_owner(owner: u32, mode: u32, user: u32) -> io::Result<()> {
     if owner != user && owner != 0 {

@@ -12,17 +12,17 @@ use parking_lot::Mutex;
 
 use super::platform::{self, LocalStream, Mapping};
 
-/// The size of the system's pages: memory is mapped, and made private, in whole ones.
+/// The size of the system's pages. Memory is mapped, and made private, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageSize(usize);
 
 impl PageSize {
-    /// The one of this machine.
+    /// Returns the page size of this machine.
     pub(crate) fn system() -> PageSize {
         PageSize(platform::page_size())
     }
 
-    /// One that this machine need not have.
+    /// Returns a page size that this machine need not have.
     #[cfg(test)]
     pub(crate) fn of(bytes: usize) -> PageSize {
         assert!(bytes.is_power_of_two());
@@ -33,19 +33,19 @@ impl PageSize {
         self.0
     }
 
-    /// The next multiple of the size; `None` beyond the address space.
+    /// Returns the next multiple of the size; `None` beyond the address space.
     pub(crate) fn round_up(self, bytes: usize) -> Option<usize> {
         bytes.checked_next_multiple_of(self.0)
     }
 
-    /// The whole pages that hold the bytes of a range.
+    /// Returns the whole pages that hold the bytes of a range.
     pub(crate) fn holding(self, range: Range<usize>) -> Range<usize> {
         range.start / self.0 * self.0..range.end.next_multiple_of(self.0)
     }
 }
 
-/// Zeroed memory that several ranks reach, in one process or in several. It is gone when the last of them drops it,
-/// whatever happens to the others.
+/// Memory that several ranks share, in one process or in several. It starts zeroed, and is freed
+/// when the last of them drops it or ends.
 pub(crate) struct Segment {
     base: NonNull<u8>,
     len: usize,
@@ -53,28 +53,29 @@ pub(crate) struct Segment {
 }
 
 enum Kind {
-    /// Ranks of one process share the allocation. Its extensions are allocations of their own, by the ranges of bytes that they are.
+    /// Ranks of one process share the allocation. Extensions are separate allocations, by their
+    /// ranges of bytes.
     Heap { extensions: Mutex<HashMap<Range<usize>, Arc<Segment>>> },
     /// Every process maps the same memory.
     Mapped(Mapping),
 }
 
-// SAFETY: a segment is memory with an address; all access to it goes through raw pointers and atomics, whose users
-// synchronise.
+// SAFETY: a segment is memory at a fixed address. All access goes through raw pointers and atomics,
+// whose users synchronise.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
 
-/// Far more than it takes to reserve memory of a size of the library's own.
+/// A deadline far longer than it takes to reserve memory of the sizes that the library chooses.
 const LONG: Duration = Duration::from_secs(60);
 
 impl Segment {
-    /// Memory for the ranks of this process.
+    /// Allocates memory for the ranks of this process.
     pub(crate) fn heap(len: usize) -> Segment {
         Segment::try_heap(len).unwrap_or_else(|| handle_alloc_error(Segment::layout(len)))
     }
 
-    /// The same, unless there is not so much.
+    /// As [`Segment::heap`]; `None` if there is not enough memory.
     pub(crate) fn try_heap(len: usize) -> Option<Segment> {
         // SAFETY: the layout's size is not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(Segment::layout(len)) })?;
@@ -85,18 +86,20 @@ impl Segment {
         Layout::from_size_align(len.max(1), PageSize::system().bytes()).expect("segments are smaller than the address space")
     }
 
-    /// Memory that [`Segment::hand_over`] gives to other processes. It has no name and leaves nothing behind.
+    /// Creates memory that [`Segment::hand_over`] gives to other processes. It has no name and
+    /// leaves nothing behind.
     pub(crate) fn create(len: usize) -> io::Result<Segment> {
         let mapping = Mapping::create(len)?;
         Ok(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
-    /// An error if this process may not make files of this size, be they of memory.
+    /// Fails if this process may not make files of this size. The limit on files includes memory
+    /// files.
     pub(crate) fn check_size(len: usize) -> io::Result<()> {
         platform::check_file_size(len)
     }
 
-    /// Memory for the same ranks as another segment's.
+    /// Creates memory for the same ranks as those of another segment.
     pub(crate) fn create_like(other: &Segment, len: usize) -> io::Result<Segment> {
         match other.kind {
             Kind::Heap { .. } => Segment::try_heap(len).ok_or_else(|| io::ErrorKind::OutOfMemory.into()),
@@ -104,7 +107,7 @@ impl Segment {
         }
     }
 
-    /// Sends the memory's descriptor to the process at the other end.
+    /// Sends the memory's descriptor to the process at the other end of a connection.
     pub(crate) fn hand_over(&self, to: &LocalStream) -> io::Result<()> {
         match &self.kind {
             Kind::Mapped(mapping) => mapping.hand_over(to),
@@ -118,12 +121,13 @@ impl Segment {
         Ok(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
-    /// Makes sure that this part, of a size of the library's own, exists near the calling thread, so that touching it later cannot fail.
+    /// Allocates the pages of a range, near the calling thread, so that touching them later cannot
+    /// fail. The range is of a size that the library chooses.
     pub(crate) fn reserve(&self, range: Range<usize>) -> io::Result<()> {
         self.reserve_by(range, Instant::now() + LONG)
     }
 
-    /// As [`Segment::reserve`] for any size; `TimedOut` if it is not done by the deadline.
+    /// As [`Segment::reserve`] for a range of any size; `TimedOut` at the deadline.
     pub(crate) fn reserve_by(&self, range: Range<usize>, deadline: Instant) -> io::Result<()> {
         assert!(range.end <= self.len);
         match &self.kind {
@@ -132,8 +136,9 @@ impl Segment {
         }
     }
 
-    /// Extends the memory by a range of bytes behind its own, and reserves it as [`Segment::reserve`] does. Every process that has mapped
-    /// this segment can map the range, even if this process has ended by then; see [`Segment::extension`].
+    /// Extends the memory by a range of bytes behind it, and reserves the range. Every process that
+    /// has mapped this segment can map the range with [`Segment::extension`], even after this
+    /// process has ended.
     pub(crate) fn extend(&self, range: Range<usize>) -> io::Result<Arc<Segment>> {
         assert!(self.len <= range.start && range.start < range.end);
         match &self.kind {
@@ -146,7 +151,8 @@ impl Segment {
         }
     }
 
-    /// Maps a range by which a rank has extended the memory; `NotFound` if none has. Nothing can be reserved or handed over there.
+    /// Maps a range by which a rank has extended the memory; `NotFound` if there is no such range.
+    /// The result can neither reserve memory nor be handed over.
     pub(crate) fn extension(&self, range: Range<usize>) -> io::Result<Arc<Segment>> {
         assert!(self.len <= range.start && range.start < range.end);
         match &self.kind {
@@ -159,15 +165,16 @@ impl Segment {
         Arc::new(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
-    /// Closes the descriptor; the memory stays. From now on nothing can be reserved, handed over or extended.
+    /// Closes the descriptor. The memory stays mapped, but can no longer be reserved, handed over
+    /// or extended.
     pub(crate) fn close(&self) {
         if let Kind::Mapped(mapping) = &self.kind {
             mapping.close();
         }
     }
 
-    /// Gives the memory of this part back to the system; it reads as zeros from now on. Does nothing in a child of the process that
-    /// mapped it, whose memory it is.
+    /// Gives the memory of a range back to the system. The range reads as zeros from then on. Does
+    /// nothing in a child of the process that mapped the memory.
     pub(crate) fn release(&self, range: Range<usize>) {
         assert!(range.end <= self.len);
         if let Kind::Mapped(mapping) = &self.kind {
@@ -175,8 +182,9 @@ impl Segment {
         }
     }
 
-    /// Makes whole pages private to this process: they keep their bytes, and what other processes write from now on does not reach
-    /// them. Other threads of this process may use them meanwhile. `Unsupported` for memory of ranks of one process.
+    /// Makes whole pages private to this process. They keep their bytes, and later writes of other
+    /// processes do not change them. Other threads of this process may use them meanwhile.
+    /// `Unsupported` for memory of ranks of one process.
     pub(crate) fn make_private(&self, pages: Range<usize>) -> io::Result<()> {
         assert!(pages.start <= pages.end && pages.end <= self.len);
         match &self.kind {
@@ -185,12 +193,13 @@ impl Segment {
         }
     }
 
-    /// Another mapping of the same memory, as another process has one; `None` where memory is not mapped.
+    /// Returns a second mapping of the same memory, as another process has; `None` where memory is
+    /// not mapped.
     #[cfg(test)]
-    #[cfg_attr(any(miri, not(target_os = "linux")), expect(dead_code, reason = "no memory is mapped there"))]
+    #[cfg_attr(any(miri, not(target_os = "linux")), expect(dead_code, reason = "these platforms map no memory"))]
     pub(crate) fn mapped_again(&self) -> Option<Segment> {
         let Kind::Mapped(mapping) = &self.kind else { return None };
-        let again = mapping.again().expect("there is room for it");
+        let again = mapping.again().expect("the address space has room for a second mapping");
         Some(Segment { base: again.base(), len: self.len, kind: Kind::Mapped(again) })
     }
 
@@ -198,7 +207,7 @@ impl Segment {
         self.len
     }
 
-    /// The address of a byte.
+    /// Returns the address of a byte.
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len);
         self.base.as_ptr().wrapping_add(offset)
@@ -208,7 +217,8 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         if let Kind::Heap { .. } = self.kind {
-            // SAFETY: allocated in `heap` with the same layout, and nobody refers to it any more.
+            // SAFETY: `try_heap` allocated the memory with the same layout, and all holders of the
+            // segment are gone.
             unsafe { dealloc(self.base.as_ptr(), Segment::layout(self.len)) };
         }
     }

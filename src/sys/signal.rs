@@ -1,8 +1,9 @@
-//! What to do when somebody sends this process SIGUSR1.
+//! Reacts to SIGUSR1.
 
 use std::io;
 
-/// Has `action` called, on a thread of its own, whenever the process gets SIGUSR1. Who handled the signal before still does.
+/// Calls `action`, on a thread of its own, whenever the process receives SIGUSR1. The previous
+/// handler of the signal still runs.
 ///
 /// To be called once in a process.
 #[cfg(unix)]
@@ -12,22 +13,23 @@ pub(crate) fn on_user_signal(action: fn()) -> io::Result<()> {
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::Ordering;
 
-    let (mut heard, said) = UnixStream::pair()?;
-    said.set_nonblocking(true)?;
+    let (mut receiver, sender) = UnixStream::pair()?;
+    sender.set_nonblocking(true)?;
     std::thread::Builder::new().name("kolo-trace".to_owned()).spawn(move || {
         let mut bytes = [0; 64];
-        // Signals that come while it works are one.
-        while let Ok(1..) = heard.read(&mut bytes) {
+        // Signals that come while the action runs count as one.
+        while let Ok(1..) = receiver.read(&mut bytes) {
             action();
         }
     })?;
-    unix::BELL.store(said.into_raw_fd(), Ordering::Release);
-    // SAFETY: `unix::ring` calls nothing but what signal handlers may, and both structs are initialised by zeros.
+    unix::PIPE.store(sender.into_raw_fd(), Ordering::Release);
+    // SAFETY: `unix::handle` calls only functions that signal handlers may call, and zeros are
+    // valid for both structs.
     unsafe {
         let (mut ours, mut before): (libc::sigaction, libc::sigaction) = (std::mem::zeroed(), std::mem::zeroed());
-        ours.sa_sigaction = unix::ring as *const () as usize;
+        ours.sa_sigaction = unix::handle as *const () as usize;
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-        // Kept before the handler can need it.
+        // Kept before the handler can use it.
         if libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut before) != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -45,22 +47,24 @@ mod unix {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicI32, Ordering};
 
-    /// What the handler writes to.
-    pub(super) static BELL: AtomicI32 = AtomicI32::new(-1);
+    /// The descriptor that the handler writes to.
+    pub(super) static PIPE: AtomicI32 = AtomicI32::new(-1);
 
-    /// Who handled the signal before.
+    /// The previous handler of the signal.
     pub(super) static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-    pub(super) extern "C" fn ring(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-        let bell: RawFd = BELL.load(Ordering::Acquire);
+    pub(super) extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        let pipe: RawFd = PIPE.load(Ordering::Acquire);
         let error = std::io::Error::last_os_error().raw_os_error();
-        // SAFETY: one byte is read. If nobody has listened for long, the pipe is full, and enough has been said.
-        unsafe { libc::write(bell, c"!".as_ptr().cast(), 1) };
+        // SAFETY: the call reads one byte of a constant. If the pipe is full, the thread has not
+        // yet read earlier signals, and this one need not be written.
+        unsafe { libc::write(pipe, c"!".as_ptr().cast(), 1) };
         set_errno(error.unwrap_or(0));
         if let Some(before) = BEFORE.get()
             && ![libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction)
         {
-            // SAFETY: it was installed as a handler of this signal, in the one form or the other as its flags say.
+            // SAFETY: the program installed this handler for this signal, and the flags say which
+            // of the two types it has.
             unsafe {
                 if before.sa_flags & libc::SA_SIGINFO != 0 {
                     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
@@ -74,9 +78,9 @@ mod unix {
         }
     }
 
-    /// What interrupted code may be about to look at stays as it was.
+    /// Restores errno, which the interrupted code may be about to read.
     fn set_errno(error: i32) {
-        // SAFETY: the address is this thread's own.
+        // SAFETY: the address belongs to this thread.
         unsafe {
             #[cfg(any(target_os = "linux", target_os = "android"))]
             libc::__errno_location().write(error);
@@ -87,8 +91,8 @@ mod unix {
     }
 }
 
-/// There are no such signals here.
+/// Fails, because the system has no such signal.
 #[cfg(not(unix))]
 pub(crate) fn on_user_signal(_: fn()) -> io::Result<()> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "there is no SIGUSR1 on this system"))
+    Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no SIGUSR1"))
 }

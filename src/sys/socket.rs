@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
 use crate::buffer::{RawSlice, RawSliceMut};
 
-/// Listens at an address. Connections of a former run do not block its port, but a living server does.
+/// Listens at an address. Connections of a former run do not block its port, but a living server
+/// does.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     // On Windows the same option would let two servers share the port.
@@ -49,14 +50,16 @@ const SMALL: usize = 256;
 /// The most parts that one call takes.
 pub(crate) const PARTS: usize = 4;
 
-/// Sends bytes from the front of `parts`, laid end to end; returns how many. `WouldBlock` if the socket takes none now.
+/// Sends bytes from the front of `parts`, laid end to end; returns how many. `WouldBlock` if the
+/// socket takes none now.
 ///
 /// # Safety
 ///
 /// The parts are readable until this returns.
 #[cfg(unix)]
 pub(crate) unsafe fn send(socket: impl std::os::fd::AsFd, parts: &[RawSlice]) -> io::Result<usize> {
-    // Without SIGPIPE, which the program may not ignore. (On Apple's systems, an option of the socket does this.)
+    // Without SIGPIPE, which the program may not ignore. (On Apple's systems, an option of the
+    // socket does this.)
     #[cfg(not(target_vendor = "apple"))]
     let flags = libc::MSG_NOSIGNAL;
     #[cfg(target_vendor = "apple")]
@@ -78,8 +81,8 @@ pub(crate) unsafe fn send(socket: impl std::os::fd::AsFd, parts: &[RawSlice]) ->
     call(socket, |fd| unsafe { libc::sendmsg(fd, &message(&mut iov), flags) })
 }
 
-/// Fills `parts` from the front with what has arrived; returns how many bytes. 0 is the end of the stream, `WouldBlock` if
-/// nothing has arrived.
+/// Fills `parts` from the front with what has arrived; returns how many bytes. 0 is the end of the
+/// stream, `WouldBlock` if nothing has arrived.
 ///
 /// # Safety
 ///
@@ -143,7 +146,8 @@ pub(crate) unsafe fn send(mut socket: impl io::Write, parts: &[RawSlice]) -> io:
     let slice = |part: &RawSlice| {
         let len = part.len.min(room);
         room -= len;
-        // SAFETY: the caller vouches for the memory, and without shared memory on this platform no other process writes it.
+        // SAFETY: the caller vouches for the memory, and without shared memory on this platform no
+        // other process writes it.
         io::IoSlice::new(unsafe { std::slice::from_raw_parts(part.ptr, len) })
     };
     let slices: Vec<io::IoSlice<'_>> = parts.iter().map(slice).collect();
@@ -161,7 +165,8 @@ pub(crate) unsafe fn receive(mut socket: impl io::Read, parts: &[RawSliceMut]) -
     let slice = |part: &RawSliceMut| {
         let len = part.len.min(room);
         room -= len;
-        // SAFETY: the caller vouches for the memory, and without shared memory on this platform no other process touches it.
+        // SAFETY: the caller vouches for the memory, and without shared memory on this platform no
+        // other process touches it.
         io::IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(part.ptr, len) })
     };
     let mut slices: Vec<io::IoSliceMut<'_>> = parts.iter().map(slice).collect();
@@ -173,7 +178,8 @@ pub(crate) fn resource_shortage() -> Option<io::Error> {
     std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)).err().filter(is_resource_shortage)
 }
 
-/// Returns whether an error says that this process or machine lacks a resource, and nothing about the peer.
+/// Returns whether an error says that this process or machine lacks a resource, and nothing about
+/// the peer.
 pub(crate) fn is_resource_shortage(error: &io::Error) -> bool {
     #[cfg(unix)]
     const SHORTAGES: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];

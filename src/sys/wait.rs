@@ -1,9 +1,11 @@
 //! How to wait for another rank: spin, then yield, then sleep.
 //!
-//! With a processor for every rank, spinning hands over in a tenth of a microsecond where sleeping takes tens. With more
-//! ranks than processors, whoever spins keeps the awaited rank from running: then a few yields, and sleep. How long it pays
-//! to spin also depends on who else uses the machine, so it is learnt from how long waits take. So is whether it pays to yield:
-//! a processor that was given to somebody who computes comes back after milliseconds, where who sleeps is woken at once.
+//! With a processor for every rank, a spinning rank sees a change within a tenth of a microsecond,
+//! and a sleeping rank within tens of microseconds. With more ranks than processors, a spinning
+//! rank keeps the awaited rank from running; then a few yields and sleep are better. How long to
+//! spin also depends on other users of the machine, so it is learnt from the times that waits take.
+//! Whether to yield is learnt, too: a thread that yields to a computing process gets its processor
+//! back after milliseconds, and a sleeping thread is woken at once.
 
 use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,7 +35,8 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Whether it has taken so long already that reading the clock costs little beside it.
+    /// Returns whether the wait has taken so long that reading the clock costs little in
+    /// comparison.
     #[inline]
     pub(crate) fn is_long(&self) -> bool {
         self.checks >= CHECKS || self.yields > 0
@@ -42,28 +45,32 @@ impl Waiting {
 
 const LEAST_SPIN: u32 = 2;
 const MOST_SPIN: u32 = 50;
-/// A wait of so many microseconds would have been spun in vain; a shorter one not, even if it slept. Two ranks that both sleep
-/// wake each other in 50 to 100 us each time and would go on like that, if sleep were taken for a sign that spinning does not
-/// pay. Whoever waits for a rank that has no processor waits for milliseconds.
+/// For waits of this many microseconds, spinning is useless; for shorter ones it is not, even if
+/// they slept. Two ranks that both sleep wake each other every 50 to 100 us, and would continue so
+/// if every sleep counted against spinning. A wait for a rank without a processor takes
+/// milliseconds.
 const IN_VAIN: u32 = 4 * MOST_SPIN;
-/// How often to yield before sleeping. With 4 ranks on 2 cores 16 yields keep nearly all waits from the futex, where 4 let one in a
-/// hundred sleep for 40 us; more bring nothing.
+/// How often to yield before sleeping. With 4 ranks on 2 cores, 16 yields keep nearly all waits
+/// from the futex. With 4 yields, one wait in a hundred sleeps for 40 us. More than 16 have no
+/// effect.
 const YIELDS: u32 = 16;
-/// If a wait's yields took so long, the processor was somebody else's meanwhile: other ranks take some ten microseconds each.
+/// If a wait's yields took this long, another process computed meanwhile: other ranks take about
+/// ten microseconds each.
 const TAKEN: Duration = Duration::from_millis(1);
-/// After so many waits it is tried whether more yields are quick again.
+/// After this many waits, more yields are tried again.
 const RETRY: u32 = 256;
 /// Checks before the clock is read for the first time, and between readings.
 const CHECKS: u32 = 32;
 
 impl Patience {
-    /// For a communicator of which `ranks` share this machine's processors.
+    /// For a communicator with `ranks` ranks on this machine.
     pub(crate) fn new(ranks: usize) -> Patience {
         let most_spin = if ranks <= super::cores() { MOST_SPIN } else { 0 };
         Patience { spin: AtomicU32::new(most_spin), most_spin, yields: AtomicU32::new(YIELDS), waits: AtomicU32::new(0) }
     }
 
-    /// Call between two checks of what is waited for. True when it is time to sleep, from then on always.
+    /// To be called between two checks of the awaited condition. Returns true when it is time to
+    /// sleep, and from then on.
     #[inline]
     pub(crate) fn pause(&self, waiting: &mut Waiting) -> bool {
         if self.most_spin > 0 && waiting.yields == 0 {
@@ -94,7 +101,7 @@ impl Patience {
         since.elapsed() < Duration::from_micros(self.spin.load(Ordering::Relaxed).into())
     }
 
-    /// What was waited for has happened.
+    /// Ends a wait, because the condition holds, and learns from its time.
     #[inline]
     pub(crate) fn done(&self, waiting: Waiting) {
         if waiting.slept {
@@ -104,7 +111,7 @@ impl Patience {
             self.yielded(since);
         }
         let Some(since) = waiting.spinning_since else { return };
-        // What happened as soon as this thread yielded was kept from happening by its spinning.
+        // If the condition held as soon as this thread yielded, its spinning had prevented it.
         let is_helped_by_yielding = waiting.yields > 0 && !waiting.slept;
         if is_helped_by_yielding || (waiting.slept && since.elapsed() >= Duration::from_micros(IN_VAIN.into())) {
             self.spun_in_vain();
@@ -113,7 +120,7 @@ impl Patience {
         }
     }
 
-    /// A wait was short: spinning pays.
+    /// Notes that a wait was short enough for spinning.
     fn spun_enough(&self) {
         let spin = self.spin.load(Ordering::Relaxed);
         if spin < self.most_spin {
@@ -121,13 +128,13 @@ impl Patience {
         }
     }
 
-    /// A wait was long: spinning was for nothing.
+    /// Notes that a wait was too long for spinning.
     fn spun_in_vain(&self) {
         let spin = self.spin.load(Ordering::Relaxed);
         self.spin.store((spin - spin / 4).max(LEAST_SPIN.min(self.most_spin)), Ordering::Relaxed);
     }
 
-    /// A wait has yielded since then.
+    /// Notes that a wait has yielded since then.
     fn yielded(&self, since: Instant) {
         let yields = self.yields.load(Ordering::Relaxed);
         if since.elapsed() >= TAKEN {
@@ -136,7 +143,7 @@ impl Patience {
         }
     }
 
-    /// A wait has slept.
+    /// Notes that a wait has slept.
     fn slept(&self) {
         let yields = self.yields.load(Ordering::Relaxed);
         if yields < YIELDS && self.waits.fetch_add(1, Ordering::Relaxed) >= RETRY {
@@ -160,10 +167,10 @@ mod tests {
     }
 
     #[test]
-    fn yields_that_take_long_are_given_up_and_tried_again_later() {
+    fn long_yields_are_given_up_and_tried_again_later() {
         let patience = Patience::new(usize::MAX);
         let yields = || patience.yields.load(Ordering::Relaxed);
-        // Found by the wait that yielded, whether it slept or not.
+        // The wait that yielded notes it, whether it slept or not.
         for sleeps in [true, false] {
             let before = yields();
             let mut waiting = Waiting::default();
@@ -173,7 +180,7 @@ mod tests {
             patience.done(waiting);
             assert!(yields() < before, "{sleeps}");
         }
-        // Not at once, but soon.
+        // More yields are tried again soon, but not at once.
         let given_up = yields();
         (0..RETRY).for_each(|_| patience.slept());
         assert_eq!(yields(), given_up);
@@ -215,7 +222,7 @@ mod tests {
     fn a_short_wait_that_slept_counts_as_one_in_which_spinning_pays() {
         let patience = Patience::new(1);
         patience.spin.store(LEAST_SPIN, Ordering::Relaxed);
-        // A processor may be taken away from a thread at any time, so not every attempt is short.
+        // A thread may lose its processor at any time, so not every attempt is short.
         let grew = (0..1000).any(|_| {
             let mut waiting = Waiting::default();
             while !patience.pause(&mut waiting) {}

@@ -7,13 +7,14 @@ use mio::{Registry, Token};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 
-/// The multiple of bytes to which every message is padded, so that elements are aligned and never straddle the end of a buffer.
+/// The multiple of bytes to which every message is padded, so that elements are aligned and never
+/// straddle the end of a buffer.
 pub(crate) const ALIGN: usize = 16;
 
 /// One end of a stream of bytes to a peer, and of one from it.
 ///
-/// Links keep no address of memory that is passed to them. The caller offers a stream's bytes in order: bytes that a call did
-/// not take come first in the next call.
+/// Links keep no address of memory that is passed to them. The caller offers a stream's bytes in
+/// order: bytes that a call did not take come first in the next call.
 pub(crate) trait Link: Send {
     /// Sends bytes from the front of `parts`, laid end to end; returns how many. 0 means none now.
     ///
@@ -22,7 +23,8 @@ pub(crate) trait Link: Send {
     /// The parts are readable until this returns.
     unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause>;
 
-    /// Sends a last message, after all others, as [`Link::send`] does. A link with its own buffer always has room for it.
+    /// Sends a last message, after all others, as [`Link::send`] does. A link with its own buffer
+    /// always has room for it.
     ///
     /// # Safety
     ///
@@ -32,13 +34,14 @@ pub(crate) trait Link: Send {
         unsafe { self.send(&[message]) }
     }
 
-    /// Returns whether bytes that [`Link::send`] did not take may have been sent all the same, so that no other bytes can follow.
+    /// Returns whether bytes that [`Link::send`] did not take may have been sent all the same, so
+    /// that no other bytes can follow.
     fn has_begun(&self) -> bool {
         false
     }
 
-    /// Returns bytes that have arrived, from the front and in place, at most `want`. More may have been read from the system.
-    /// Empty means none now.
+    /// Returns bytes that have arrived, from the front and in place, at most `want`. More may have
+    /// been read from the system. Empty means none now.
     ///
     /// The byte at stream offset n is at an address congruent to n modulo [`ALIGN`].
     fn peek(&mut self, want: usize) -> Result<RawSlice, Cause>;
@@ -53,14 +56,16 @@ pub(crate) trait Link: Send {
     /// `into` is writable until this returns, and no other thread accesses it.
     unsafe fn receive(&mut self, into: RawSliceMut) -> Result<usize, Cause>;
 
-    /// Arranges that [`Mesh::sleep`](super::Mesh::sleep) is woken when the link can send or receive again, as requested. Returns
-    /// false if it can already.
+    /// Arranges that [`Mesh::sleep`](super::Mesh::sleep) is woken when the link can send or receive
+    /// again, as requested. Returns false if it can already.
     fn arm(&mut self, _to_send: bool, _to_receive: bool) -> bool {
-        // A socket's readiness is edge-triggered: a call that would have blocked wakes the mesh when it no longer would.
+        // A socket's readiness is edge-triggered: a call that would have blocked wakes the mesh
+        // when it no longer would.
         true
     }
 
-    /// Ends [`Link::arm`], after a sleep or without one. `event` says that this link ended the sleep.
+    /// Ends [`Link::arm`], after a sleep or without one. `event` says that this link ended the
+    /// sleep.
     fn disarm(&mut self, _event: bool) {}
 
     /// Registers the link, so that its events end [`Mesh::sleep`](super::Mesh::sleep).

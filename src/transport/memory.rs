@@ -27,7 +27,8 @@ pub(crate) struct Hub {
     lent: Mutex<HashMap<(Rank, u32), Arc<Segment>>>,
 }
 
-/// The comm id of a communicator, and the two ranks of a link in it. A pair with an impossible rank names other memory.
+/// The comm id of a communicator, and the two ranks of a link in it. A pair with an impossible rank
+/// names other memory.
 type Name = (u64, [u64; 2]);
 
 impl Default for Hub {

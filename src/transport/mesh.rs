@@ -1,4 +1,5 @@
-//! The links of one rank to its peers, opened when they are first used, and where the rank sleeps on them.
+//! The links of one rank to its peers, opened when they are first used, and where the rank sleeps
+//! on them.
 
 use std::io;
 use std::sync::Arc;
@@ -27,8 +28,9 @@ impl From<Cause> for NoLink {
 
 /// Opens links. Of two ranks, one connects and the other accepts; the opener knows which.
 pub(crate) trait Opener: Send {
-    /// Returns the link to a peer, or `None` while it is not open. Does not wait: the next call continues to open the link. Call
-    /// it when `token` or the waker is woken, or when [`Opener::left`] has passed.
+    /// Returns the link to a peer, or `None` while it is not open. Does not wait: the next call
+    /// continues to open the link. Call it when `token` or the waker is woken, or when
+    /// [`Opener::left`] has passed.
     fn open(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink>;
 
     /// Returns how long until the link to a peer needs another call even if nothing is woken.
@@ -93,7 +95,8 @@ impl Mesh {
         self.opener.is_alive(peer)
     }
 
-    /// Returns whether the link to a peer has begun to send bytes that it has not yet taken from the caller.
+    /// Returns whether the link to a peer has begun to send bytes that it has not yet taken from
+    /// the caller.
     pub(crate) fn has_begun(&self, peer: Rank) -> bool {
         self.links[peer].as_ref().is_some_and(|link| link.has_begun())
     }
@@ -103,9 +106,9 @@ impl Mesh {
         self.links[peer] = None;
     }
 
-    /// Sleeps until one of these links can make progress or can be opened, or until the waker is woken, at most for `timeout`. The
-    /// flags say whether the rank wants to send and to receive. May return early. The caller must have tried all these links
-    /// before.
+    /// Sleeps until one of these links can make progress or can be opened, or until the waker is
+    /// woken, at most for `timeout`. The flags say whether the rank wants to send and to receive.
+    /// May return early. The caller must have tried all these links before.
     pub(crate) fn sleep(&mut self, waits: impl Iterator<Item = (Rank, bool, bool)> + Clone, timeout: Duration) -> io::Result<()> {
         let mut timeout = timeout;
         for (peer, to_send, to_receive) in waits.clone() {

@@ -1,7 +1,7 @@
 //! Links that move bytes between two ranks. They know nothing of collectives.
 //!
-//! A [`Link`] is an ordered, reliable stream in each direction. No call on it blocks: the engine tries all links that it needs,
-//! and sleeps in [`Mesh::sleep`] when none of them makes progress.
+//! A [`Link`] is an ordered, reliable stream in each direction. No call on it blocks: the engine
+//! tries all links that it needs, and sleeps in [`Mesh::sleep`] when none of them makes progress.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | `mesh` | the links of one rank, and where it sleeps on them |
 //! | [`tcp`], `stripe`, [`tls`] | a link over one TCP connection, over several, and over an encrypted one |
 //! | `receive_buffer` | where arrived bytes wait, in links over sockets |
-//! | [`shm`], [`memory`], `ring_link`, `ring` | links in shared memory between processes and between threads, and the rings under them |
+//! | [`shm`], [`memory`], `ring_link`, `ring` | links in shared memory between processes and between threads, and their rings |
 
 mod link;
 pub(crate) mod memory;

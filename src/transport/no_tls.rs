@@ -1,4 +1,5 @@
-//! Replaces encrypted links where the feature `tls` is off: a rank that requires them gets an error, and no other links.
+//! Replaces encrypted links where the feature `tls` is off: a rank that requires them gets an
+//! error, and no other links.
 
 use std::convert::Infallible;
 use std::path::Path;

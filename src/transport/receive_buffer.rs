@@ -6,7 +6,8 @@ use crate::buffer::{RawSlice, RawSliceMut};
 /// Bytes of the buffer, which stays in a cache.
 pub(super) const BUFFER: usize = 256 << 10;
 
-/// A ring of bytes that have arrived and not been consumed. The byte at stream offset n is at n modulo the size.
+/// A ring of bytes that have arrived and not been consumed. The byte at stream offset n is at n
+/// modulo the size.
 pub(super) struct ReceiveBuffer {
     bytes: Box<[Aligned]>,
     /// Stream position of the first byte that has not been consumed.
@@ -34,8 +35,8 @@ impl ReceiveBuffer {
         RawSliceMut { ptr: self.bytes.as_mut_ptr().cast::<u8>().wrapping_add(at), len: len.min(BUFFER - at) }
     }
 
-    /// Returns where the stream's bytes from `position` on go, as far as there is room, at most `len`. There are two parts where
-    /// the ring wraps around.
+    /// Returns where the stream's bytes from `position` on go, as far as there is room, at most
+    /// `len`. There are two parts where the ring wraps around.
     pub(super) fn room_at(&mut self, position: u64, len: usize) -> [RawSliceMut; 2] {
         let len = len.min((self.front + BUFFER as u64 - position) as usize);
         let first = self.stretch(position, len);

@@ -1,12 +1,13 @@
 //! A bounded stream of bytes from one rank to another through memory that both reach.
 //!
-//! The producer owns `head`, the number of bytes ever written. The consumer owns `tail`, the number ever read. The bytes between
-//! are in the buffer, at positions modulo its size. Each side reads the other's counter only when its last copy does not suffice,
-//! so that in a steady stream the counters' cache lines rarely move.
+//! The producer owns `head`, the number of bytes ever written. The consumer owns `tail`, the number
+//! ever read. The bytes between are in the buffer, at positions modulo its size. Each side reads
+//! the other's counter only when its last copy does not suffice, so that in a steady stream the
+//! counters' cache lines rarely move.
 //!
-//! A side that is about to sleep sets a flag, and then reads the other's counter once more. The other side writes its counter,
-//! and then reads the flag. All four accesses are sequentially consistent, so at least one side sees the other's write, and no
-//! wake is lost.
+//! A side that is about to sleep sets a flag, and then reads the other's counter once more. The
+//! other side writes its counter, and then reads the flag. All four accesses are sequentially
+//! consistent, so at least one side sees the other's write, and no wake is lost.
 //!
 //! The peer's counter is untrusted, and is checked before it is used.
 
@@ -19,7 +20,8 @@ use crate::error::Cause;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::Segment;
 
-/// Bytes of a ring that only [`Producer::push_last`] uses, so that a rank that leaves can always tell its peer.
+/// Bytes of a ring that only [`Producer::push_last`] uses, so that a rank that leaves can always
+/// tell its peer.
 pub(super) const FOR_THE_LAST: usize = 64;
 
 /// The words through which the two sides synchronise. They start as zeros.
@@ -45,8 +47,9 @@ struct RingMemory {
     capacity: usize,
 }
 
-// SAFETY of all accesses below: `pair` has checked that the segment holds both rings. The segment lives as long as this value.
-// Its memory starts zeroed, which is a valid Control, and the control block is accessed through its atomics only.
+// SAFETY of all accesses below: `pair` has checked that the segment holds both rings. The segment
+// lives as long as this value. Its memory starts zeroed, which is a valid Control, and the control
+// block is accessed through its atomics only.
 impl RingMemory {
     fn control(&self) -> &Control {
         // SAFETY: see above. The offset is a multiple of the block's alignment.
@@ -80,7 +83,8 @@ pub(super) const fn pair_size(capacity: usize) -> usize {
     2 * (size_of::<Control>() + capacity)
 }
 
-/// Returns one side of the two rings of a link: side 0 produces what side 1 consumes, and vice versa.
+/// Returns one side of the two rings of a link: side 0 produces what side 1 consumes, and vice
+/// versa.
 pub(super) fn pair(segment: Arc<Segment>, side: usize) -> (Producer, Consumer) {
     let capacity = segment.len() / 2 - size_of::<Control>();
     assert!(capacity > FOR_THE_LAST && capacity.is_multiple_of(128), "a segment of {} bytes", segment.len());
@@ -90,13 +94,14 @@ pub(super) fn pair(segment: Arc<Segment>, side: usize) -> (Producer, Consumer) {
 }
 
 impl Producer {
-    /// Takes bytes from the front of `parts` while there is room. Returns how many, and whether to wake the consumer.
+    /// Takes bytes from the front of `parts` while there is room. Returns how many, and whether to
+    /// wake the consumer.
     pub(super) fn push(&mut self, parts: &[RawSlice]) -> Result<(usize, bool), Cause> {
         self.push_up_to(parts, FOR_THE_LAST)
     }
 
-    /// Takes the last bytes of the stream, at most [`FOR_THE_LAST`], for which there is always room. Returns whether to wake the
-    /// consumer.
+    /// Takes the last bytes of the stream, at most [`FOR_THE_LAST`], for which there is always
+    /// room. Returns whether to wake the consumer.
     pub(super) fn push_last(&mut self, part: RawSlice) -> Result<bool, Cause> {
         debug_assert!(part.len <= FOR_THE_LAST);
         self.push_up_to(&[part], 0).map(|(_, wake)| wake)
@@ -115,8 +120,8 @@ impl Producer {
             room -= rest.len;
             while rest.len > 0 {
                 let to = self.memory.stretch(self.head, rest.len);
-                // SAFETY: the consumer has read these bytes of the ring, so only this side uses them. The caller vouches for the
-                // part.
+                // SAFETY: the consumer has read these bytes of the ring, so only this side uses
+                // them. The caller vouches for the part.
                 unsafe { std::ptr::copy_nonoverlapping(rest.ptr, to.ptr, to.len) };
                 self.head += to.len as u64;
                 rest = rest.skip(to.len);
@@ -202,7 +207,8 @@ impl Consumer {
         self.memory.control().consumer_sleeps.store(0, Ordering::Relaxed);
     }
 
-    /// Returns whether the producer has ended the stream. Bytes may still be in the ring: read them after this call.
+    /// Returns whether the producer has ended the stream. Bytes may still be in the ring: read them
+    /// after this call.
     pub(super) fn is_closed(&self) -> bool {
         self.memory.control().closed.load(Ordering::SeqCst) != 0
     }

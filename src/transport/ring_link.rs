@@ -87,7 +87,8 @@ impl<W: PeerWaker> Link for RingLink<W> {
             if part.len == 0 {
                 break;
             }
-            // SAFETY: the ring holds these bytes until they are consumed, and the caller vouches for `into`.
+            // SAFETY: the ring holds these bytes until they are consumed, and the caller vouches
+            // for `into`.
             unsafe { std::ptr::copy_nonoverlapping(part.ptr, rest.ptr, part.len) };
             self.consume(part.len);
             rest = rest.skip(part.len);

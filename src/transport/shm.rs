@@ -1,5 +1,5 @@
-//! Links between processes of one host: rings in shared memory. A Unix socket hands the memory over, wakes a rank that sleeps,
-//! and closes when the peer's process ends.
+//! Links between processes of one host: rings in shared memory. A Unix socket hands the memory
+//! over, wakes a rank that sleeps, and closes when the peer's process ends.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::ring;
 use super::ring_link::{PeerWaker, RingLink};
 use crate::sys::{LocalStream, Segment};
 
-/// Bytes of one ring. It is large enough that neither side of a stream waits for each step of the other, and small enough for the
-/// caches and for many links.
+/// Bytes of one ring. It is large enough that neither side of a stream waits for each step of the
+/// other, and small enough for the caches and for many links.
 const CAPACITY: usize = 128 << 10;
 
 /// Makes a link, and hands its memory to the peer at the other end of `stream`.
@@ -25,7 +25,8 @@ pub(crate) fn offer(stream: LocalStream) -> io::Result<Box<dyn Link>> {
     Ok(link(segment, 0, stream))
 }
 
-/// Returns the memory that the peer at the other end of `stream` offers, once it has come. Does not wait.
+/// Returns the memory that the peer at the other end of `stream` offers, once it has come. Does not
+/// wait.
 pub(crate) fn offered(stream: &LocalStream) -> io::Result<Option<Segment>> {
     match Segment::take_over(stream, ring::pair_size(CAPACITY), Instant::now()) {
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
@@ -43,7 +44,8 @@ fn link(segment: Segment, side: usize, stream: LocalStream) -> Box<dyn Link> {
     Box::new(RingLink::new(Arc::new(segment), side, Socket { stream, gone: false }))
 }
 
-/// Wakes the peer through a socket. Each byte is one wake, and the end of the stream is the end of the peer.
+/// Wakes the peer through a socket. Each byte is one wake, and the end of the stream is the end of
+/// the peer.
 struct Socket {
     stream: LocalStream,
     gone: bool,
@@ -51,7 +53,8 @@ struct Socket {
 
 impl PeerWaker for Socket {
     fn wake(&mut self) {
-        // A full socket holds wakes that the peer has not read. If the socket is broken, the next read shows it.
+        // A full socket holds wakes that the peer has not read. If the socket is broken, the next
+        // read shows it.
         let _ = (&self.stream).write(&[0]);
     }
 

@@ -1,8 +1,10 @@
-//! A link over several TCP connections ("lanes") that share its work: one connection rarely fills a fast wire.
+//! A link over several TCP connections ("lanes") that share its work: one connection rarely fills a
+//! fast wire.
 //!
-//! The stream is cut into stripes. A lane with room takes the next stripe, so that a slow lane carries fewer. Before each stripe,
-//! a header says where in the stream it belongs. The receiver puts a stripe where it belongs if the caller has asked for those
-//! bytes, and leaves later stripes in their sockets. On each lane, stripes are in stream order. So the first missing stripe is
+//! The stream is cut into stripes. A lane with room takes the next stripe, so that a slow lane
+//! carries fewer. Before each stripe, a header says where in the stream it belongs. The receiver
+//! puts a stripe where it belongs if the caller has asked for those bytes, and leaves later stripes
+//! in their sockets. On each lane, stripes are in stream order. So the first missing stripe is
 //! always at the front of some lane, and the stream cannot get stuck.
 
 use std::collections::BTreeMap;
@@ -26,8 +28,8 @@ const STRIPE: u64 = 128 << 10;
 const HEADER: usize = 16;
 const MARK: u32 = 0x6b6f_7069;
 
-/// How long the link may receive nothing when some lanes have ended and others have not. A peer that leaves closes all lanes at
-/// once, but bytes on some of them may still be in flight.
+/// How long the link may receive nothing when some lanes have ended and others have not. A peer
+/// that leaves closes all lanes at once, but bytes on some of them may still be in flight.
 const ENDING: Duration = Duration::from_secs(2);
 
 pub(super) struct StripedLink {
@@ -86,7 +88,8 @@ impl StripedLink {
         }
     }
 
-    /// Reads from all lanes the bytes before `limit`. `place` returns where the bytes from a stream position on go.
+    /// Reads from all lanes the bytes before `limit`. `place` returns where the bytes from a stream
+    /// position on go.
     fn collect(
         &mut self,
         limit: u64,
@@ -106,7 +109,8 @@ impl StripedLink {
                 }
                 let parts = place(&mut self.arrived, next, wanted);
                 let stream = &lane.stream;
-                // SAFETY: `place` returns parts of this link's buffer, or of the memory that the caller of `receive` vouches for.
+                // SAFETY: `place` returns parts of this link's buffer, or of the memory that the
+                // caller of `receive` vouches for.
                 let count = received(stream.try_io(|| unsafe { sys::receive(stream, &parts) }))?;
                 if count == 0 {
                     break;
@@ -161,7 +165,8 @@ fn decode(header: &[u8; HEADER]) -> (u64, u64, u32) {
 }
 
 impl Lane {
-    /// Returns where the lane's next bytes belong and how many they are, once the header has arrived.
+    /// Returns where the lane's next bytes belong and how many they are, once the header has
+    /// arrived.
     fn receive_header(&mut self, complete: u64) -> Result<Option<(u64, usize)>, Cause> {
         if self.closed {
             return Ok(None);

@@ -1,7 +1,8 @@
 //! A link over one TCP connection.
 //!
-//! Bytes go from the caller's memory to the socket in one call. Long messages that are not reduced arrive directly in the caller's
-//! memory. Others arrive in a buffer that stays in the cache, from which they are reduced.
+//! Bytes go from the caller's memory to the socket in one call. Long messages that are not reduced
+//! arrive directly in the caller's memory. Others arrive in a buffer that stays in the cache, from
+//! which they are reduced.
 
 use std::io;
 
@@ -28,7 +29,8 @@ pub(crate) fn link(mut streams: Vec<TcpStream>) -> Box<dyn Link> {
     }
 }
 
-/// Sets the options of every connection of a link: no delay of small messages, and buffers that keep a fast wire busy.
+/// Sets the options of every connection of a link: no delay of small messages, and buffers that
+/// keep a fast wire busy.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
@@ -50,9 +52,10 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
 /// Buffers for a fast wire, in bytes.
 const WIRE_BUFFER: usize = 8 << 20;
 
-/// Buffers inside a machine, in bytes. There is no wire to fill, and bytes that wait in the socket should still be in a cache when
-/// they are read: 64 MiB in both directions take 27 ms, and 38 ms with buffers of 8 MiB. Pacing has no use either: BBR sends no
-/// faster than it once saw the peer receive, and then 64 KiB take 38 us instead of 17 us.
+/// Buffers inside a machine, in bytes. There is no wire to fill, and bytes that wait in the socket
+/// should still be in a cache when they are read: 64 MiB in both directions take 27 ms, and 38 ms
+/// with buffers of 8 MiB. Pacing has no use either: BBR sends no faster than it once saw the peer
+/// receive, and then 64 KiB take 38 us instead of 17 us.
 const LOCAL_BUFFER: usize = 1 << 20;
 
 struct TcpLink {

@@ -1,4 +1,5 @@
-//! Every link carries every byte, in order, in both directions at once, however the calls cut the stream.
+//! Every link carries every byte, in order, in both directions at once, however the calls cut the
+//! stream.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -18,17 +19,17 @@ fn memory_pair() -> [Box<dyn Link>; 2] {
 fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let pairs = (0..lanes).map(|_| {
-        let dialled = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let accepted = listener.accept().unwrap().0;
-        [dialled, accepted].map(|stream| {
+        [connected, accepted].map(|stream| {
             stream.set_nonblocking(true).unwrap();
             let stream = mio::net::TcpStream::from_std(stream);
             tcp::prepare(&stream).unwrap();
             stream
         })
     });
-    let (dialled, accepted) = pairs.map(|[dialled, accepted]| (dialled, accepted)).unzip();
-    [tcp::link(dialled), tcp::link(accepted)]
+    let (connected, accepted) = pairs.map(|[connected, accepted]| (connected, accepted)).unzip();
+    [tcp::link(connected), tcp::link(accepted)]
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -40,11 +41,11 @@ fn shm_pair() -> [Box<dyn Link>; 2] {
         super::shm::offer(LocalStream::connect(&name, std::time::Instant::now() + std::time::Duration::from_secs(60)).unwrap())
             .unwrap();
     let accepted = listener.accept().unwrap();
-    let segment = super::shm::offered(&accepted).unwrap().expect("it was handed over before");
+    let segment = super::shm::offered(&accepted).unwrap().expect("the memory was handed over before");
     [offered, super::shm::accept(accepted, segment)]
 }
 
-/// The length of a message, and whether it is read in place.
+/// Returns the length of a message, and whether it is read in place.
 fn message(seed: u64, number: u64) -> (usize, bool) {
     let random = mix(seed, number);
     let most = if cfg!(miri) { 100 } else { [40, 1 << 10, 1 << 16, 1 << 20][random as usize % 4] };
@@ -55,7 +56,8 @@ fn byte(seed: u64, position: u64) -> u8 {
     mix(seed, position / 8).to_le_bytes()[position as usize % 8]
 }
 
-/// Sends and receives `messages` at once, each padded as the engine pads them, until all have been sent and checked.
+/// Sends and receives `messages` messages at once, padded as in the engine, until all have been
+/// sent and checked.
 fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages: u64) {
     let padded = |len: usize| len.next_multiple_of(ALIGN);
     let (mut sending, mut sent_bytes) = (0, 0u64);
@@ -72,7 +74,7 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
             }
             let rest = RawSlice::of(&out[offered..]);
             let cut = mix(offered as u64, sending) as usize % (rest.len + 1);
-            // SAFETY: what is sent is borrowed for the call; so it is below.
+            // SAFETY: `out` is borrowed for the call.
             offered += unsafe { link.send(&[rest.take(cut), rest.skip(cut)]) }.unwrap();
             if offered == out.len() {
                 sent_bytes += out.len() as u64;
@@ -84,11 +86,11 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
             let (len, in_place) = message(receive_seed, receiving);
             into.resize(padded(len), 0);
             if in_place {
-                let chunk = link.peek(into.len() - filled).unwrap();
-                assert_eq!(chunk.ptr as usize % ALIGN, (received_bytes as usize + filled) % ALIGN);
-                let used = chunk.len - mix(chunk.len as u64, filled as u64) as usize % (chunk.len + 1) / 2;
-                // SAFETY: the link shows `chunk.len` bytes until they are consumed.
-                into[filled..filled + used].copy_from_slice(unsafe { std::slice::from_raw_parts(chunk.ptr, used) });
+                let part = link.peek(into.len() - filled).unwrap();
+                assert_eq!(part.ptr as usize % ALIGN, (received_bytes as usize + filled) % ALIGN);
+                let used = part.len - mix(part.len as u64, filled as u64) as usize % (part.len + 1) / 2;
+                // SAFETY: the `part.len` bytes are valid until they are consumed.
+                into[filled..filled + used].copy_from_slice(unsafe { std::slice::from_raw_parts(part.ptr, used) });
                 link.consume(used);
                 filled += used;
             } else {
@@ -115,7 +117,7 @@ fn both_ways([a, b]: [Box<dyn Link>; 2]) {
     });
 }
 
-/// What was sent before an end is read, then the end is noticed, by receiver and sender.
+/// A receiver reads the bytes that were sent before the end of a link, and then sees the end.
 fn ends([mut a, mut b]: [Box<dyn Link>; 2]) {
     let words = [7u8; 64];
     // SAFETY: `words` is borrowed for the call.
@@ -124,13 +126,13 @@ fn ends([mut a, mut b]: [Box<dyn Link>; 2]) {
     let mut got = [0u8; 64];
     let mut filled = 0;
     while filled < 64 {
-        // SAFETY: `got` is borrowed for the call; so it is below.
+        // SAFETY: `got` is borrowed for the call.
         filled += unsafe { b.receive(RawSliceMut::of(&mut got[filled..])) }.unwrap();
     }
     assert_eq!(got, words);
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let end = loop {
-        // SAFETY: as above.
+        // SAFETY: `got` is borrowed for the call.
         match unsafe { b.receive(RawSliceMut::of(&mut got)) } {
             Ok(0) if std::time::Instant::now() < deadline => {
                 b.disarm(true);
@@ -182,13 +184,13 @@ fn a_sleeper_is_woken_by_bytes_and_by_room() {
     let long = std::time::Duration::from_secs(60);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Far more than the ring holds, so that both sides have to sleep.
+            // This is far more than the ring holds, so that both sides have to sleep.
             let block = vec![5u8; 10_000];
             for _ in 0..rounds {
                 let mut rest = RawSlice::of(&block);
                 while rest.len > 0 {
                     let link = a.link(1).unwrap().unwrap();
-                    // SAFETY: `rest` is of a vector that outlives the call.
+                    // SAFETY: `rest` is in a vector that outlives the call.
                     let count = unsafe { link.send(&[rest]) }.unwrap();
                     rest = rest.skip(count);
                     if count == 0 {
@@ -232,17 +234,18 @@ fn garbage_in_a_ring_is_an_error() {
     }
 }
 
-/// Somebody between the ranks closes one of a link's connections, and the others live: what the link waits for will not come.
+/// A device between the ranks closes one connection of a link while the others live: the bytes on
+/// it will not come.
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn a_link_of_which_one_connection_is_cut_is_broken() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut others = Vec::new();
     let lanes = (0..2).map(|_| {
-        let dialled = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         others.push(listener.accept().unwrap().0);
-        dialled.set_nonblocking(true).unwrap();
-        mio::net::TcpStream::from_std(dialled)
+        connected.set_nonblocking(true).unwrap();
+        mio::net::TcpStream::from_std(connected)
     });
     let mut link = tcp::link(lanes.collect());
     others[0].shutdown(std::net::Shutdown::Both).unwrap();
@@ -254,7 +257,7 @@ fn a_link_of_which_one_connection_is_cut_is_broken() {
             Ok(count) => assert_eq!(count, 0),
             Err(cause) => break cause,
         }
-        assert!(std::time::Instant::now() < deadline, "it waits for ever");
+        assert!(std::time::Instant::now() < deadline, "the link waits for ever");
         std::thread::sleep(Duration::from_millis(10));
     };
     assert!(matches!(cause, Cause::Broken(_)), "{cause:?}");

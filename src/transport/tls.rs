@@ -1,8 +1,9 @@
-//! A link over one encrypted TCP connection, whose ends show each other certificates: TLS 1.3 (RFC 8446).
+//! A link over one encrypted TCP connection, whose ends show each other certificates: TLS 1.3 (RFC
+//! 8446).
 //!
-//! In addition to the secret, certificates prove that a process belongs to the job. Each end shows a certificate for the name
-//! `kolo` that the job's authority has signed. The handshake before TLS identifies the ranks, so all ranks may use the same
-//! certificate.
+//! In addition to the secret, certificates prove that a process belongs to the job. Each end shows
+//! a certificate for the name `kolo` that the job's authority has signed. The handshake before TLS
+//! identifies the ranks, so all ranks may use the same certificate.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -51,7 +52,8 @@ pub(crate) enum End {
 }
 
 impl Tls {
-    /// Loads PEM files: the certificate of the job's authority, the certificate of this rank, and its private key.
+    /// Loads PEM files: the certificate of the job's authority, the certificate of this rank, and
+    /// its private key.
     pub(crate) fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Tls> {
         let wrong = |name: &str, path: &Path, why: String| Error::setting(name, path.display().to_string(), why);
         let certificates = |name: &str, path: &Path| {
@@ -110,8 +112,8 @@ impl Tls {
     }
 }
 
-/// Accepts an initiator's certificate if the job's authority has signed it for [`NAME`]. Initiators check the acceptor's in the
-/// same way.
+/// Accepts an initiator's certificate if the job's authority has signed it for [`NAME`]. Initiators
+/// check the acceptor's in the same way.
 #[derive(Debug)]
 struct Named(Arc<dyn ClientCertVerifier>);
 
@@ -154,7 +156,8 @@ impl ClientCertVerifier for Named {
     }
 }
 
-/// Returns the cause that all ranks report. It names both ranks, because neither end knows whose certificate is wrong.
+/// Returns the cause that all ranks report. It names both ranks, because neither end knows whose
+/// certificate is wrong.
 fn failed([initiator, acceptor]: [Rank; 2], error: &rustls::Error) -> Cause {
     Cause::Tls(format!("between ranks {initiator} and {acceptor}: {error}"))
 }
@@ -165,10 +168,12 @@ struct TlsLink {
     /// The ranks of the initiator and of the acceptor.
     between: [Rank; 2],
     arrived: ReceiveBuffer,
-    /// A copy of the bytes to encrypt. Other processes may change the caller's memory, so it cannot be a slice.
+    /// A copy of the bytes to encrypt. Other processes may change the caller's memory, so it cannot
+    /// be a slice.
     clear: Vec<u8>,
-    /// Bytes that the session has taken and of which some may not have been sent. The caller of [`Link::send`] keeps calling only
-    /// for bytes that were not taken, so they count as taken only when all of them have been sent.
+    /// Bytes that the session has taken and of which some may not have been sent. The caller of
+    /// [`Link::send`] keeps calling only for bytes that were not taken, so they count as taken only
+    /// when all of them have been sent.
     taken: usize,
 }
 
@@ -245,7 +250,8 @@ impl Link for TlsLink {
                 let wanted = part.len.min(AHEAD - self.taken);
                 self.clear.clear();
                 self.clear.reserve(wanted);
-                // SAFETY: the caller vouches for the part. The vector, which is this link's own, has room for `wanted` bytes.
+                // SAFETY: the caller vouches for the part. The vector, which is this link's own,
+                // has room for `wanted` bytes.
                 unsafe {
                     std::ptr::copy_nonoverlapping(part.ptr, self.clear.as_mut_ptr(), wanted);
                     self.clear.set_len(wanted);
@@ -267,7 +273,8 @@ impl Link for TlsLink {
     fn peek(&mut self, want: usize) -> std::result::Result<RawSlice, Cause> {
         while self.arrived.len() < want.min(BUFFER) {
             let room = self.arrived.room()[0];
-            // SAFETY: the room belongs to the buffer, which is this link's own and always initialised.
+            // SAFETY: the room belongs to the buffer, which is this link's own and always
+            // initialised.
             let into = unsafe { std::slice::from_raw_parts_mut(room.ptr, room.len) };
             let count = self.read(into)?;
             if count == 0 {

@@ -1,7 +1,8 @@
 //! The areas of communicators: where their flag lines lie.
 //!
-//! The lowest rank of a communicator on a host, its leader, provides the area from a *slab*, a segment that holds many areas.
-//! The other processes map a slab once. An area is used again when each of its ranks has departed from it or has ended.
+//! The lowest rank of a communicator on a host, its leader, provides the area from a *slab*, a
+//! segment that holds many areas. The other processes map a slab once. An area is used again when
+//! each of its ranks has departed from it or has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,8 +13,8 @@ use crate::types::Rank;
 /// Bytes of one rank's part of an area.
 pub(crate) const AREA: usize = 4096;
 
-/// The offset in its part of the word in which a rank announces that it uses the area no more. The bytes before it belong to
-/// the user of the area.
+/// The offset in its part of the word in which a rank announces that it uses the area no more. The
+/// bytes before it belong to the user of the area.
 const DEPARTED: usize = AREA - 64;
 
 /// Bytes of a part that the user of the area may use.
@@ -49,7 +50,8 @@ pub(crate) struct Parts {
     ranks: usize,
 }
 
-// SAFETY: `start` is an address in a segment that this keeps mapped, and `Segment` itself is Send and Sync.
+// SAFETY: `start` is an address in a segment that this keeps mapped, and `Segment` itself is Send
+// and Sync.
 unsafe impl Send for Parts {}
 // SAFETY: as above.
 unsafe impl Sync for Parts {}
@@ -69,8 +71,8 @@ impl Parts {
 
     fn departed(&self, rank: usize) -> &AtomicU32 {
         assert!(rank < self.ranks);
-        // SAFETY: the word lies within the part and is aligned. The part lives as long as the segment, was zeroed at first, and
-        // this word is accessed through atomics only.
+        // SAFETY: the word lies within the part and is aligned. The part lives as long as the
+        // segment, was zeroed at first, and this word is accessed through atomics only.
         unsafe { &*self.at(rank).add(DEPARTED).cast() }
     }
 }
@@ -84,7 +86,8 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// An area of parts that lie `stride` bytes apart in a segment. All parts are zeroed, and this rank's is reserved.
+    /// An area of parts that lie `stride` bytes apart in a segment. All parts are zeroed, and this
+    /// rank's is reserved.
     pub(crate) fn new(segment: Arc<Segment>, stride: usize, rank: usize, ranks: usize) -> Area {
         Area::within(segment, 0, stride, rank, ranks)
     }
@@ -122,7 +125,8 @@ impl Drop for Area {
     }
 }
 
-/// An area that a leader provides: the number of the slab, and the number of the first part in it. A slab of 0 is no offer.
+/// An area that a leader provides: the number of the slab, and the number of the first part in it.
+/// A slab of 0 is no offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(super) slab: u32,
@@ -164,8 +168,9 @@ struct Lease {
 }
 
 impl Slabs {
-    /// Sets parts for `ranks` aside until [`Slabs::settle`]. If no slab has room, `create` makes the segment of a new slab
-    /// of so many bytes and returns its number, too. Returns [`Offer::NONE`] if it cannot.
+    /// Sets parts for `ranks` aside until [`Slabs::settle`]. If no slab has room, `create` makes
+    /// the segment of a new slab of so many bytes and returns its number, too. Returns
+    /// [`Offer::NONE`] if it cannot.
     pub(super) fn offer(&mut self, ranks: usize, create: impl FnOnce(usize) -> Option<(u32, Arc<Segment>)>) -> Offer {
         let (slab, first) = match self.find(ranks) {
             Some(found) => found,
@@ -192,7 +197,8 @@ impl Slabs {
         })
     }
 
-    /// Ends an offer of parts for `ranks`: they become an area of these ranks of the job, or are free if there are none.
+    /// Ends an offer of parts for `ranks`: they become an area of these ranks of the job, or are
+    /// free if there are none.
     pub(super) fn settle(&mut self, offer: Offer, ranks: usize, members: &[Rank]) {
         let Some(slab) = self.all.iter().position(|slab| slab.id == offer.slab) else { return };
         let (first, count) = (offer.first as usize, members.len());

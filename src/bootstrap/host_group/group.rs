@@ -22,7 +22,8 @@ pub(crate) type Readers = Box<dyn Fn(&HostGroup) -> bool + Send>;
 pub(crate) struct HostGroup {
     rank: Rank,
     members: Vec<Rank>,
-    /// The first segment, with [`HOME`] bytes for each member. It stays open, because stages extend it.
+    /// The first segment, with [`HOME`] bytes for each member. It stays open, because stages extend
+    /// it.
     home: Arc<Segment>,
     lender: Arc<dyn Lender>,
     /// Segments of other ranks, by owner and number.
@@ -46,11 +47,12 @@ enum Watch {
 }
 
 impl HostGroup {
-    /// Makes the host group of `members`, which share `home`. This rank has reserved its part of it.
+    /// Makes the host group of `members`, which share `home`. This rank has reserved its part of
+    /// it.
     pub(crate) fn new(rank: Rank, members: Vec<Rank>, home: Arc<Segment>, lender: Arc<dyn Lender>) -> HostGroup {
         assert!(home.len() >= members.len() * HOME);
-        let place = members.iter().position(|&member| member == rank).expect("the rank is a member of its host group");
-        let stages = Mutex::new(Stages::new(&home, place));
+        let index = members.iter().position(|&member| member == rank).expect("the rank is a member of its host group");
+        let stages = Mutex::new(Stages::new(&home, index));
         HostGroup {
             rank,
             members,
@@ -66,7 +68,7 @@ impl HostGroup {
     }
 
     /// Returns a rank's number among the members.
-    fn place_of(&self, rank: Rank) -> Option<usize> {
+    fn index_of(&self, rank: Rank) -> Option<usize> {
         self.members.iter().position(|&member| member == rank)
     }
 
@@ -107,7 +109,8 @@ impl HostGroup {
         self.lender.process(rank).is_some_and(|process| self.process_has_ended(process))
     }
 
-    /// Returns whether a process of this host has ended. All communicators share one descriptor for each process.
+    /// Returns whether a process of this host has ended. All communicators share one descriptor for
+    /// each process.
     pub(crate) fn process_has_ended(&self, process: u32) -> bool {
         if process == std::process::id() {
             return false;
@@ -132,8 +135,8 @@ impl HostGroup {
 
 /// Areas.
 impl HostGroup {
-    /// Sets parts for `ranks` aside in a slab of this process, until [`HostGroup::settle`]. Returns [`Offer::NONE`] if there
-    /// is no memory.
+    /// Sets parts for `ranks` aside in a slab of this process, until [`HostGroup::settle`]. Returns
+    /// [`Offer::NONE`] if there is no memory.
     pub(crate) fn offer(&self, ranks: usize) -> Offer {
         let mut slabs = self.slabs.lock();
         slabs.reclaim(|member| member != self.rank && self.has_ended(member));
@@ -149,7 +152,8 @@ impl HostGroup {
         })
     }
 
-    /// Ends an offer of parts for `ranks`: they become an area of these ranks of the job, or are free if there are none.
+    /// Ends an offer of parts for `ranks`: they become an area of these ranks of the job, or are
+    /// free if there are none.
     pub(crate) fn settle(&self, offer: Offer, ranks: usize, members: &[Rank]) {
         self.slabs.lock().settle(offer, ranks, members);
     }
@@ -172,8 +176,9 @@ impl HostGroup {
 
 /// Stages.
 impl HostGroup {
-    /// Takes a stage for a communicator, which gives it up when `holder` is asked. Makes another stage if there are few, or
-    /// if all are in use and `more` says so. Returns `None` if all are in use.
+    /// Takes a stage for a communicator, which gives it up when `holder` is asked. Makes another
+    /// stage if there are few, or if all are in use and `more` says so. Returns `None` if all are
+    /// in use.
     pub(crate) fn take_stage(&self, holder: &Weak<dyn Holder>, more: bool) -> io::Result<Option<Stage>> {
         // Dropped after the lock: the last owner of a communicator parks its stage.
         let mut asked = Vec::new();
@@ -213,19 +218,21 @@ impl HostGroup {
         Ok(stage)
     }
 
-    /// Takes a stage back from a communicator that ends. The stage is used again when its readers have finished.
+    /// Takes a stage back from a communicator that ends. The stage is used again when its readers
+    /// have finished.
     pub(crate) fn park_stage(&self, stage: Stage, readers: Readers) {
         self.stages.lock().park(stage, readers);
     }
 
-    /// Returns the address of a peer's stage, which stays valid as long as this host group lives. The peer may have left.
+    /// Returns the address of a peer's stage, which stays valid as long as this host group lives.
+    /// The peer may have left.
     ///
     /// # Errors
     ///
     /// `NotFound` if there is no stage of this number.
     pub(crate) fn stage_of(&self, owner: Rank, id: u32) -> io::Result<*mut u8> {
         if id == FIRST {
-            return Ok(self.home.at(self.place_of(owner).ok_or(io::ErrorKind::NotFound)? * HOME + AREA));
+            return Ok(self.home.at(self.index_of(owner).ok_or(io::ErrorKind::NotFound)? * HOME + AREA));
         }
         let mut mapped = self.mapped.lock();
         if let Some(stage) = mapped.get(&(owner, id)) {
@@ -235,10 +242,11 @@ impl HostGroup {
         Ok(mapped.entry((owner, id)).or_insert(stage).at(0))
     }
 
-    /// Returns where behind the first segment a stage lies. The number may come from a peer; `None` if no stage has it.
+    /// Returns where behind the first segment a stage lies. The number may come from a peer; `None`
+    /// if no stage has it.
     fn extension(&self, owner: Rank, id: u32) -> Option<Range<usize>> {
         let number = usize::try_from(id.checked_sub(FIRST + 1)?).ok()?;
-        let before = number.checked_mul(self.members.len())?.checked_add(self.place_of(owner)?)?;
+        let before = number.checked_mul(self.members.len())?.checked_add(self.index_of(owner)?)?;
         // Pages may be larger than an area.
         let start = self.home.len().next_multiple_of(STAGE).checked_add(before.checked_mul(STAGE)?)?;
         Some(start..start.checked_add(STAGE)?)

@@ -1,12 +1,13 @@
 //! Stages: the memory through which large data passes from rank to rank.
 //!
-//! Every process has some stages. Only its own ranks write them; the other processes of the host map and read them. All stages
-//! lie in one file, which every process of the host has open, so a process can also map a stage whose owner has left. A
-//! communicator that stages data takes a stage, names it in its area, and keeps it for its next operation until another
-//! communicator of the process needs one. So a process has about as many stages as operations in flight.
+//! Every process has some stages. Only its own ranks write them; the other processes of the host
+//! map and read them. All stages lie in one file, which every process of the host has open, so a
+//! process can also map a stage whose owner has left. A communicator that stages data takes a
+//! stage, names it in its area, and keeps it for its next operation until another communicator of
+//! the process needs one. So a process has about as many stages as operations in flight.
 //!
-//! A stage changes hands only when every reader has finished with what was staged last, has left the communicator, or has
-//! ended: a peer that is stopped in the middle of reading keeps it.
+//! A stage changes hands only when every reader has finished with what was staged last, has left
+//! the communicator, or has ended: a peer that is stopped in the middle of reading keeps it.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -17,14 +18,16 @@ use crate::sys::Segment;
 /// Bytes of a stage.
 pub(crate) const STAGE: usize = 1 << 20;
 
-/// Bytes that each rank has in the first segment of a host: an area for the communicator of all ranks, and a first stage.
+/// Bytes that each rank has in the first segment of a host: an area for the communicator of all
+/// ranks, and a first stage.
 pub(crate) const HOME: usize = AREA + STAGE;
 
-/// The number of a rank's first stage, which lies in the first segment of its host. The other stages extend that segment.
+/// The number of a rank's first stage, which lies in the first segment of its host. The other
+/// stages extend that segment.
 pub(crate) const FIRST: u32 = 1;
 
-/// How many stages of each rank the limit on the size of files must allow. Otherwise the process shares no memory: with few
-/// stages, communicators would wait for each other.
+/// How many stages of each rank the limit on the size of files must allow. Otherwise the process
+/// shares no memory: with few stages, communicators would wait for each other.
 const ROOM: usize = 2 * KEPT;
 
 /// Returns the bytes that the memory file of a host must be able to grow to.
@@ -32,7 +35,8 @@ pub(crate) const fn room(ranks: usize) -> usize {
     ranks * (AREA + ROOM * STAGE)
 }
 
-/// How many stages are made before any changes hands: most programs alternate between a few communicators.
+/// How many stages are made before any changes hands: most programs alternate between a few
+/// communicators.
 pub(crate) const KEPT: usize = 4;
 
 /// Memory of this process in which one communicator at a time stages data.
@@ -55,8 +59,8 @@ pub(crate) trait Holder: Send + Sync {
     fn give_up(&self) -> Option<Stage>;
 }
 
-/// The stages of a process that are not held, and the holders of the others. `R` tells whether the last readers of a stage
-/// have finished.
+/// The stages of a process that are not held, and the holders of the others. `R` tells whether the
+/// last readers of a stage have finished.
 pub(super) struct Stages<R> {
     free: Vec<Stage>,
     /// Stages of communicators that were dropped before their peers had read everything.
@@ -67,9 +71,9 @@ pub(super) struct Stages<R> {
 }
 
 impl<R> Stages<R> {
-    /// Begins with the first stage of the member of the host at `place`.
-    pub(super) fn new(home: &Arc<Segment>, place: usize) -> Stages<R> {
-        let first = Stage { id: FIRST, segment: home.clone(), offset: place * HOME + AREA };
+    /// Begins with the first stage of the member of the host at `index`.
+    pub(super) fn new(home: &Arc<Segment>, index: usize) -> Stages<R> {
+        let first = Stage { id: FIRST, segment: home.clone(), offset: index * HOME + AREA };
         Stages { free: vec![first], parked: Vec::new(), holders: Vec::new(), count: 1 }
     }
 
@@ -104,9 +108,9 @@ impl<R> Stages<R> {
         Ok(Stage { id, segment, offset: 0 })
     }
 
-    /// Takes a stage from a holder that gives it up. Asks the holders in the order in which they took their stages, and adds
-    /// them to `asked`: the caller drops them after it has released the lock, because the last owner of a communicator parks
-    /// its stage.
+    /// Takes a stage from a holder that gives it up. Asks the holders in the order in which they
+    /// took their stages, and adds them to `asked`: the caller drops them after it has released the
+    /// lock, because the last owner of a communicator parks its stage.
     pub(super) fn take_from_holder(&mut self, asked: &mut Vec<Arc<dyn Holder>>) -> Option<Stage> {
         for at in 0..self.holders.len() {
             let Some(holder) = self.holders[at].upgrade() else { continue };

@@ -7,7 +7,8 @@ use super::fuzz::of_threads;
 use super::stage::{Holder, Stage};
 use parking_lot::Mutex;
 
-/// Every communicator of a process has its own parts, and those of one that every rank has left are used again, zeroed.
+/// Every communicator of a process has its own parts. Parts that every rank has left are used again,
+/// zeroed.
 #[test]
 fn areas_are_used_again_when_every_rank_has_left() {
     let hosts = of_threads(2);
@@ -26,7 +27,7 @@ fn areas_are_used_again_when_every_rank_has_left() {
     let mut made = made.into_iter();
     let (first, mut areas) = made.next().unwrap();
     areas.iter_mut().for_each(super::area::Area::enter);
-    // SAFETY: the first byte of a part, which nobody else uses.
+    // SAFETY: this is the first byte of a part, which no other thread uses.
     unsafe { areas[1].parts().at(1).write(7) };
     let other = areas.pop();
     drop(areas);
@@ -35,7 +36,7 @@ fn areas_are_used_again_when_every_rank_has_left() {
     drop(other);
     let (third, areas) = make(101);
     assert_eq!(third, first);
-    // SAFETY: as above.
+    // SAFETY: this is the first byte of a part, which no other thread uses.
     assert_eq!(unsafe { areas[1].parts().at(1).read() }, 0);
     drop((kept, areas));
 }
@@ -58,13 +59,13 @@ fn a_stage_is_found_when_its_owner_has_left() {
     let owner = hosts.pop().unwrap();
     let keeper: Arc<dyn Holder> = Arc::new(Keeper { stage: Mutex::new(None), is_read: AtomicBool::new(false) });
     let stages: Vec<Stage> = (0..12).map(|_| owner.take_stage(&Arc::downgrade(&keeper), true).unwrap().unwrap()).collect();
-    // SAFETY: the first byte of a stage, which no other thread uses.
+    // SAFETY: this is the first byte of a stage, which no other thread uses.
     (0..).zip(&stages).for_each(|(number, stage)| unsafe { stage.base().write(number) });
     let ids: Vec<u32> = stages.iter().map(|stage| stage.id).collect();
     drop((stages, owner));
     for (number, id) in (0..).zip(ids) {
         let stage = hosts[0].stage_of(1, id).unwrap();
-        // SAFETY: as above.
+        // SAFETY: this is the first byte of a stage, which no other thread uses.
         assert_eq!(unsafe { stage.read() }, number);
     }
     for (owner, id) in [(1, 0), (1, 13), (1, u32::MAX), (0, 2), (2, 1)] {
@@ -87,7 +88,8 @@ impl Holder for Keeper {
     }
 }
 
-/// A process makes a few stages, then has them change hands, and makes more only if no holder can give one up.
+/// A process makes a few stages, then lets them change hands. It makes more only if no holder can
+/// give one up.
 #[test]
 fn stages_change_hands() {
     let host = &of_threads(2)[0];

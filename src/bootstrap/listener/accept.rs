@@ -1,7 +1,8 @@
 //! Accepts connections on a thread of its own.
 //!
-//! The thread accepts and shakes hands, so that a peer never waits for a collective that this process is busy with. It drops
-//! connections that do not speak the protocol, are too slow or too many. A dropped connection leaves nothing behind.
+//! The thread accepts and shakes hands, so that a peer never waits for a collective that this
+//! process is busy with. It drops connections that do not speak the protocol, are too slow or too
+//! many. A dropped connection leaves nothing behind.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -24,17 +25,19 @@ use crate::sys::LocalListener;
 /// How long a peer may take for each message of the handshake.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How many strangers may be connected at once, each of which takes a descriptor. A connection is a stranger's until its hello
-/// has shown that the peer knows the secret. When another peer connects, the listener drops the stranger that has been
-/// connected longest. So silent strangers keep no member out: a member sends its hello as soon as it has connected.
+/// How many strangers may be connected at once, each of which takes a descriptor. A connection is a
+/// stranger's until its hello has shown that the peer knows the secret. When another peer connects,
+/// the listener drops the stranger that has been connected longest. So silent strangers keep no
+/// member out: a member sends its hello as soon as it has connected.
 pub(super) const STRANGERS: usize = 64;
 
-/// How many members may shake hands at once. None of them makes room for a stranger. There are more only in a job without a
-/// secret, where every hello is accepted. Then the listener drops the oldest member, too. A member that was dropped tries
-/// again.
+/// How many members may shake hands at once. None of them makes room for a stranger. There are more
+/// only in a job without a secret, where every hello is accepted. Then the listener drops the
+/// oldest member, too. A member that was dropped tries again.
 const MEMBERS: usize = 1024;
 
-/// How many hellos are remembered, the last ones. A peer that repeats one of them has overheard it, and is a stranger.
+/// How many hellos are remembered, the last ones. A peer that repeats one of them has overheard it,
+/// and is a stranger.
 pub(super) const REMEMBERED: usize = 4096;
 
 /// How many connections are accepted before those already accepted are served again.
@@ -77,8 +80,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Accepts connections on `tcp` and on a name that only this host can reach, where they are given. Passes the peers that
-    /// share `identity` to `handler`.
+    /// Accepts connections on `tcp` and on a name that only this host can reach, where they are
+    /// given. Passes the peers that share `identity` to `handler`.
     pub(crate) fn open(
         tcp: Option<StdListener>,
         local: Option<(String, LocalListener)>,
@@ -161,7 +164,8 @@ struct Server<H> {
     /// The token of the next connection.
     next: usize,
     backlog: Backlog,
-    /// Whether the local socket or the network is accepted from first. They alternate, so that neither keeps the other out.
+    /// Whether the local socket or the network is accepted from first. They alternate, so that
+    /// neither keeps the other out.
     is_locals_turn: bool,
     /// When a failure to accept was last logged.
     logged: Option<Instant>,
@@ -216,8 +220,8 @@ enum ConnectionState {
 }
 
 impl Connection {
-    /// Sends a reply; false if it does not fit. Replies are smaller than the buffer of a fresh socket: one that does not fit
-    /// goes to a stranger.
+    /// Sends a reply; false if it does not fit. Replies are smaller than the buffer of a fresh
+    /// socket: one that does not fit goes to a stranger.
     fn send(&mut self, reply: &[u8]) -> bool {
         self.stream.write(reply).ok() == Some(reply.len())
     }
@@ -230,8 +234,8 @@ impl Connection {
         }
     }
 
-    /// Returns how many bytes to read next; `None` if the peer sends a query that is too long. Not a byte is read beyond the
-    /// handshake: the rest belongs to the owner of the stream.
+    /// Returns how many bytes to read next; `None` if the peer sends a query that is too long. Not
+    /// a byte is read beyond the handshake: the rest belongs to the owner of the stream.
     fn wanted(&self) -> Option<usize> {
         match &self.state {
             ConnectionState::ShakingHands(acceptor) => Some(acceptor.wanted()),
@@ -271,7 +275,8 @@ impl<H: Handler> Server<H> {
         Ok(())
     }
 
-    /// Returns how long to wait for an event: until the first deadline, or until the next attempt to accept.
+    /// Returns how long to wait for an event: until the first deadline, or until the next attempt
+    /// to accept.
     fn timeout(&self) -> Option<Duration> {
         let next_deadline = self.connections.values().map(|connection| connection.deadline).min();
         let timeout = next_deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -282,7 +287,8 @@ impl<H: Handler> Server<H> {
         }
     }
 
-    /// Drops the connections that have taken too long. What they have sent by now counts: this process may have been paused.
+    /// Drops the connections that have taken too long. What they have sent by now counts: this
+    /// process may have been paused.
     fn drop_late_connections(&mut self) {
         let now = Instant::now();
         let late = self.connections.iter().filter(|(_, connection)| connection.deadline <= now);
@@ -324,7 +330,8 @@ impl<H: Handler> Server<H> {
         Backlog::Ready
     }
 
-    /// Accepts one connection, in turns from the network and from the host; `None` if there is none.
+    /// Accepts one connection, in turns from the network and from the host; `None` if there is
+    /// none.
     fn accept(&mut self) -> Option<io::Result<Stream>> {
         self.is_locals_turn = !self.is_locals_turn;
         let tcp = || self.tcp.as_ref().map(|listener| listener.accept().map(|(stream, _)| Stream::Tcp(stream)));
@@ -363,7 +370,8 @@ impl<H: Handler> Server<H> {
         }
     }
 
-    /// Reads what a peer has sent and answers it. Passes the connection on if the handshake is complete.
+    /// Reads what a peer has sent and answers it. Passes the connection on if the handshake is
+    /// complete.
     fn serve_connection(&mut self, number: usize) {
         match self.advance(number) {
             Served::Keep => {}
@@ -409,7 +417,8 @@ impl<H: Handler> Server<H> {
     }
 }
 
-/// Takes in bytes of a handshake and answers them. Breaks when the connection needs no more reading here.
+/// Takes in bytes of a handshake and answers them. Breaks when the connection needs no more reading
+/// here.
 fn shake_hands(connection: &mut Connection, identity: &Identity, nonces: &mut RecentNonces, bytes: &[u8]) -> ControlFlow<Served> {
     let ConnectionState::ShakingHands(acceptor) = &mut connection.state else { return ControlFlow::Continue(()) };
     let answer = acceptor.receive(identity, bytes);

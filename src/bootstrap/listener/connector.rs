@@ -1,4 +1,5 @@
-//! Connects to a listener without waiting, so that an engine can connect while its operations go on.
+//! Connects to a listener without waiting, so that an engine can connect while its operations go
+//! on.
 //!
 //! The system connects, then the two ends shake hands. An attempt that ends early is repeated.
 
@@ -14,8 +15,8 @@ use super::handshake::{Hello, Initiator, LONGEST, Step};
 use super::stream::Stream;
 use crate::bootstrap::identity::{Identity, Medium};
 
-/// How long the system may take to connect before the attempt is repeated, at first and at most. The system itself resends a
-/// lost packet after a second, and then at growing intervals.
+/// How long the system may take to connect before the attempt is repeated, at first and at most.
+/// The system itself resends a lost packet after a second, and then at growing intervals.
 const FIRST_PATIENCE: Duration = Duration::from_millis(300);
 const MOST_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -45,7 +46,8 @@ pub(crate) struct Connector {
     target: Target,
     hello: Hello,
     attempt: Option<Connecting>,
-    /// When the current attempt is given up unless it has connected. Without an attempt, when the next one begins.
+    /// When the current attempt is given up unless it has connected. Without an attempt, when the
+    /// next one begins.
     next: Instant,
     patience: Duration,
     pause: Duration,
@@ -65,8 +67,9 @@ impl Connector {
         matches!(self.target, Target::Local(_))
     }
 
-    /// Advances as far as possible without waiting. Returns the connection once the listener has admitted this process, and
-    /// `None` if there is nothing to do until `token` is woken or [`Connector::left`] has passed.
+    /// Advances as far as possible without waiting. Returns the connection once the listener has
+    /// admitted this process, and `None` if there is nothing to do until `token` is woken or
+    /// [`Connector::left`] has passed.
     ///
     /// # Errors
     ///
@@ -104,7 +107,8 @@ impl Connector {
         }
     }
 
-    /// Returns how long until [`Connector::advance`] has something to do even if nothing wakes the token.
+    /// Returns how long until [`Connector::advance`] has something to do even if nothing wakes the
+    /// token.
     pub(crate) fn left(&self) -> Option<Duration> {
         // A paused listener reads the hello when it continues.
         let waits_for_listener = self.attempt.as_ref().is_some_and(|attempt| attempt.is_connected);

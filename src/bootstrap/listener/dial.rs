@@ -1,4 +1,5 @@
-//! Connects to a listener and waits until it admits this process. A [`super::Connector`] does so without waiting.
+//! Connects to a listener and waits until it admits this process. A [`super::Connector`] does so
+//! without waiting.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -33,8 +34,8 @@ impl From<io::Error> for DialError {
 }
 
 impl DialError {
-    /// Returns whether the next attempt may succeed. A process that has ended closes the connection of the current attempt
-    /// and refuses the next.
+    /// Returns whether the next attempt may succeed. A process that has ended closes the connection
+    /// of the current attempt and refuses the next.
     pub(super) fn is_transient(&self) -> bool {
         use io::ErrorKind::{
             BrokenPipe, ConnectionAborted, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut,
@@ -109,7 +110,8 @@ fn connect(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: In
     })
 }
 
-/// Connects to a name of this host. Another user may have taken the name of a rank that has ended, so the owner is checked.
+/// Connects to a name of this host. Another user may have taken the name of a rank that has ended,
+/// so the owner is checked.
 pub(super) fn connect_local(name: &str, identity: &Identity, deadline: Instant) -> Result<LocalStream, DialError> {
     let stream = LocalStream::connect(name, deadline).map_err(DialError::Connect)?;
     match identity.is_of_one_user() && !stream.is_of_this_user() {
@@ -118,7 +120,8 @@ pub(super) fn connect_local(name: &str, identity: &Identity, deadline: Instant) 
     }
 }
 
-/// Repeats a handshake that the listener ends early to make room for other connections, until the deadline.
+/// Repeats a handshake that the listener ends early to make room for other connections, until the
+/// deadline.
 fn retry<T>(deadline: Instant, mut attempt: impl FnMut() -> Result<T, DialError>) -> Result<T, DialError> {
     loop {
         match attempt() {
@@ -154,7 +157,8 @@ pub(super) fn shake_hands(
     }
 }
 
-/// Feeds an initiator the answers of a listener without the secret: the initiator must not trust it.
+/// Feeds an initiator the answers of a listener without the secret: the initiator must not trust
+/// it.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz_initiator(answers: &[u8]) {
     struct Answers<'a>(&'a [u8]);

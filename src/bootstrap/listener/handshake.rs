@@ -1,23 +1,26 @@
-//! How two processes find out that they belong to the same run of the same job, without either telling a stranger anything.
+//! How two processes find out that they belong to the same run of the same job, without either
+//! telling a stranger anything.
 //!
 //! ```text
-//! initiator                                                   acceptor (the listener)
+//! initiator                                                acceptor (the listener)
 //! Hello: version, purpose, job, run, ranks, nonce,
-//!        HMAC(key, "hello" + all this)                  --->
-//!                                                       <---  Challenge: nonce, HMAC(key, "listener" + Hello + nonce)
-//! Proof: HMAC(key, "caller" + Hello + nonce)            --->
-//!                                                       <---  Welcome
+//!        HMAC(key, "hello" + all this)               --->
+//!                                                    <---  Challenge: nonce,
+//!                                                          HMAC(key, "listener" + Hello + nonce)
+//! Proof: HMAC(key, "caller" + Hello + nonce)         --->
+//!                                                    <---  Welcome
 //! ```
 //!
-//! The MACs are HMAC-SHA256 and are compared in constant time. They cover the version, the job, the run and the ranks. The
-//! key is derived from the secret: one key for connections in the network and one for connections inside a host, so that a
-//! message of one medium is useless in the other.
+//! The MACs are HMAC-SHA256 and are compared in constant time. They cover the version, the job, the
+//! run and the ranks. The key is derived from the secret: one key for connections in the network
+//! and one for connections inside a host, so that a message of one medium is useless in the other.
 //!
-//! An initiator whose hello has a wrong MAC reads one fixed answer, which only refuses. Only an initiator that knows the
-//! secret reads the reason: its version, its job or its run differs. That answer has a MAC, too.
+//! An initiator whose hello has a wrong MAC reads one fixed answer, which only refuses. Only an
+//! initiator that knows the secret reads the reason: its version, its job or its run differs. That
+//! answer has a MAC, too.
 //!
-//! Without a secret, every process can derive the key, and handshakes protect against mistakes only. That happens only at a
-//! `tcp://` store: ranks have a secret before they listen.
+//! Without a secret, every process can derive the key, and handshakes protect against mistakes
+//! only. That happens only at a `tcp://` store: ranks have a secret before they listen.
 //!
 //! Pure: bytes in, bytes out.
 
@@ -32,7 +35,8 @@ pub(super) const NONCE: usize = 16;
 /// The hello without its MAC, and with it.
 const CLAIMS: usize = 80;
 const HELLO: usize = CLAIMS + MAC;
-/// Status, a zero, the version; then the nonce or the listener's job, padded with zeros; then the MAC.
+/// Status, a zero, the version; then the nonce or the listener's job, padded with zeros; then the
+/// MAC.
 const DETAILS: usize = 48;
 const REPLY: usize = 4 + DETAILS + MAC;
 
@@ -186,8 +190,8 @@ impl Acceptor {
         whole - self.received.len()
     }
 
-    /// Returns the nonce of the initiator's hello, once a hello has come that a process with the secret made. A stranger can
-    /// only repeat a hello that it overheard.
+    /// Returns the nonce of the initiator's hello, once a hello has come that a process with the
+    /// secret made. A stranger can only repeat a hello that it overheard.
     pub(super) fn challenged(&self) -> Option<[u8; NONCE]> {
         let (hello, ..) = self.challenged.as_ref()?;
         hello[CLAIMS - NONCE..CLAIMS].try_into().ok()
@@ -298,7 +302,8 @@ impl Initiator {
         }
         let (message, signature) = received.split_at(REPLY - MAC);
         if !self.key.is_signed(&[b"listener", &self.hello, message], signature) {
-            // A listener with another secret refuses like this, or a stranger that pretends to be one.
+            // A listener with another secret refuses like this, or a stranger that pretends to be
+            // one.
             return Step::Done(Err(if message[0] == REFUSES { Refusal::Secret } else { Refusal::Foreign }));
         }
         let (version, details) = (u16::from_le_bytes([message[2], message[3]]), &message[4..]);
@@ -318,8 +323,8 @@ impl Initiator {
     }
 }
 
-/// Feeds a listener what a stranger sends, in portions of `portion` bytes: it must not panic, admit the stranger, or answer
-/// without a bound.
+/// Feeds a listener what a stranger sends, in portions of `portion` bytes: it must not panic, admit
+/// the stranger, or answer without a bound.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz_acceptor(sent: &[u8], portion: usize) {
     let identity = Identity::new("job", Some([1; 32]));
@@ -436,7 +441,8 @@ mod tests {
         assert_eq!(moved, (Some(Err(Refusal::Secret)), Some(Err(Refusal::Secret))));
     }
 
-    /// A stranger that repeats a rank's messages reads another challenge, for which the rank's proof is wrong.
+    /// A stranger that repeats a rank's messages reads another challenge, for which the rank's
+    /// proof is wrong.
     #[test]
     fn an_overheard_handshake_cannot_be_replayed() {
         let identity = Identity::new("job", SECRET);
@@ -452,7 +458,8 @@ mod tests {
     }
 
     proptest! {
-        /// A stranger's bytes, in any portions, cause no panic and no entry, and the answers are bounded.
+        /// A stranger's bytes, in any portions, cause no panic and no entry, and the answers are
+        /// bounded.
         #[test]
         fn strangers_are_not_admitted(bytes in proptest::collection::vec(any::<u8>(), 0..400), start in 0usize..=HELLO) {
             let identity = Identity::new("job", SECRET);
@@ -492,7 +499,8 @@ mod tests {
         assert_eq!(outcome, Err(Refusal::Version { theirs: VERSION }));
     }
 
-    /// The initiator ignores the reason in an answer that no process with the secret made for this hello.
+    /// The initiator ignores the reason in an answer that no process with the secret made for this
+    /// hello.
     #[test]
     fn refusals_cannot_be_made_up() {
         let identity = Identity::new("job", SECRET);

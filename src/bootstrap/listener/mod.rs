@@ -1,4 +1,5 @@
-//! The socket on which a process takes connections, and what a peer must prove before the rest of the library sees it.
+//! The socket on which a process takes connections, and what a peer must prove before the rest of
+//! the library sees it.
 //!
 //! | file | what it does |
 //! |---|---|

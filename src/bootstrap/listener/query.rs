@@ -14,7 +14,8 @@ pub(super) fn prefixed(message: &[u8]) -> Vec<u8> {
     [&(message.len() as u32).to_le_bytes()[..], message].concat()
 }
 
-/// Returns how many bytes are missing of a query, of which `received` has come; `None` if the query is too long.
+/// Returns how many bytes are missing of a query, of which `received` has come; `None` if the query
+/// is too long.
 pub(super) fn missing(received: &[u8]) -> Option<usize> {
     let Some(prefix) = received.first_chunk::<PREFIX>() else { return Some(PREFIX - received.len()) };
     let len = u32::from_le_bytes(*prefix) as usize;

@@ -1,4 +1,5 @@
-//! Connects without the secret, for `kolo soak` to check that the listener refuses. Not part of the API.
+//! Connects without the secret, for `kolo soak` to check that the listener refuses. Not part of the
+//! API.
 
 use std::io::{Read, Write};
 
@@ -7,9 +8,9 @@ use super::handshake::{Hello, Purpose, Refusal};
 use crate::bootstrap::identity::{Identity, Medium};
 use crate::types::Rank;
 
-/// Shakes hands with the listener of rank `to` as rank `from` of the job, with no secret. The connection is inside the host or
-/// in the network; `purpose` is a number from which one of the purposes is taken. Returns whether the listener believes that
-/// the stranger knows the secret.
+/// Shakes hands with the listener of rank `to` as rank `from` of the job, with no secret. The
+/// connection is inside the host or in the network; `purpose` is a number from which one of the
+/// purposes is taken. Returns whether the listener believes that the stranger knows the secret.
 pub fn is_believed(stream: &mut (impl Read + Write), is_local: bool, job: &str, from: Rank, to: Rank, purpose: u8) -> bool {
     let purpose = Purpose::ALL[usize::from(purpose) % Purpose::ALL.len()];
     let medium = if is_local { Medium::Local } else { Medium::Network };

@@ -62,8 +62,8 @@ fn processes_of_an_earlier_run_have_no_effect() {
     assert!(admitted.try_recv().is_err());
 }
 
-/// Ranks that agreed on a secret through a store to which others can write accept no other user of the machine, even with
-/// the secret.
+/// Ranks that agreed on a secret through a store to which others can write accept no other user of
+/// the machine, even with the secret.
 #[test]
 #[cfg(target_os = "linux")]
 fn another_user_is_a_stranger_unless_the_secret_was_given() {
@@ -84,8 +84,9 @@ fn another_user_is_a_stranger_unless_the_secret_was_given() {
         assert_eq!(admitted.recv().unwrap(), hello());
         let (another, stranger) = (name.clone(), identity.clone());
         let connected = std::thread::spawn(move || {
-            // The raw call changes the user of this thread only; the C library's function would change all threads.
-            // SAFETY: the arguments are numbers, and nothing on this thread needs root.
+            // The raw call changes the user of this thread only; the C library's function would
+            // change all threads. SAFETY: the arguments are numbers, and nothing on this thread
+            // needs root.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
             // A stranger gets no reason, and tries again until the deadline.
             let deadline = if is_admitted { soon() } else { Instant::now() + PATIENCE };
@@ -170,7 +171,8 @@ fn all_members_are_admitted_at_once() {
     }
 }
 
-/// A peer that has sent a valid hello is a member. The listener drops it for no number of strangers.
+/// A peer that has sent a valid hello is a member. The listener drops it for no number of
+/// strangers.
 #[test]
 fn members_do_not_make_room_for_strangers() {
     let identity = Identity::new("job", Some([7; 32]));
@@ -185,7 +187,8 @@ fn members_do_not_make_room_for_strangers() {
         stream.read_exact(&mut challenge).unwrap();
         let began = Instant::now();
         let mut strangers: Vec<StdStream> = (0..3 * STRANGERS).map(|_| StdStream::connect(address).unwrap()).collect();
-        // When strangers that came after the member have been dropped, the member would have been, too.
+        // When strangers that came after the member have been dropped, the member would have been,
+        // too.
         strangers[STRANGERS].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         assert!(matches!(strangers[STRANGERS].read(&mut [0]), Ok(0) | Err(_)));
         let Step::Send(proof) = member.receive(&challenge) else { panic!("the answer is no challenge") };
@@ -231,7 +234,8 @@ fn the_last_hellos_are_remembered() {
     assert_eq!((recent.nonces.len(), recent.order.len()), (REMEMBERED, REMEMBERED));
 }
 
-/// The listener drops a connection in the middle of the handshake. The peer connects again, whether it waits or not.
+/// The listener drops a connection in the middle of the handshake. The peer connects again, whether
+/// it waits or not.
 #[test]
 fn handshakes_that_end_early_are_tried_again() {
     let identity = Identity::new("job", Some([7; 32]));
@@ -263,7 +267,8 @@ fn handshakes_that_end_early_are_tried_again() {
     assert_eq!(admitted.recv().unwrap(), hello());
 }
 
-/// While a listener is paused, a connector returns at once. When the listener continues, it admits the peer.
+/// While a listener is paused, a connector returns at once. When the listener continues, it admits
+/// the peer.
 #[test]
 fn a_connector_never_waits() {
     let identity = Identity::new("job", Some([7; 32]));
@@ -312,7 +317,7 @@ fn garbage_silence_and_crowds_do_not_keep_others_out() {
         }
         strangers.push(stranger);
     }
-    // The listener drops the silent ones after a second; until then there may be no place.
+    // The listener drops the silent ones after a second; until then there may be no room.
     let deadline = soon();
     while dial(address, &identity, &hello(), deadline).is_err() {
         assert!(Instant::now() < deadline, "strangers keep ranks out");

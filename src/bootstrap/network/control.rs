@@ -1,4 +1,5 @@
-//! How a rank sends queries to the other ranks of a communicator, beside its operations: through their listeners.
+//! How a rank sends queries to the other ranks of a communicator, beside its operations: through
+//! their listeners.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! How a process maps a segment of another: it connects to that one's local listener, whose thread hands the descriptor over,
-//! whatever operation the owner is in.
+//! How a process maps a segment of another: it connects to that one's local listener, whose thread
+//! hands the descriptor over, whatever operation the owner is in.
 
 use std::io::{self, Read};
 use std::sync::Arc;

@@ -22,8 +22,8 @@ impl LentSegments {
         self.0.lock().remove(&id);
     }
 
-    /// Hands a segment over: its length, then its descriptor. If the segment is not lent, the peer finds the connection
-    /// closed.
+    /// Hands a segment over: its length, then its descriptor. If the segment is not lent, the peer
+    /// finds the connection closed.
     pub(super) fn hand_over(&self, id: u64, stream: &Stream) {
         let segment = u32::try_from(id).ok().and_then(|id| self.0.lock().get(&id).cloned());
         if let (Some(segment), Stream::Local(stream)) = (segment, stream) {

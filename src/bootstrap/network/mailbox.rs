@@ -59,8 +59,8 @@ impl Mailbox {
         }
     }
 
-    /// Waits for the connection with which a rank joins the host group, or says that it cannot. Asks `absence` regularly, and
-    /// fails with its cause if the rank will not come.
+    /// Waits for the connection with which a rank joins the host group, or says that it cannot.
+    /// Asks `absence` regularly, and fails with its cause if the rank will not come.
     pub(crate) fn wait_for_host_member(
         &self,
         comm_id: u64,
@@ -93,7 +93,8 @@ impl Mailbox {
         let waiting = arrived.get_mut(&(comm_id, from as u32))?;
         let (first, medium) =
             waiting.iter().find_map(|(hello, stream)| (hello.purpose == Purpose::Link).then_some((*hello, is_local(stream))))?;
-        // A peer may give up a connection inside the host for others through the network, which belong to another link.
+        // A peer may give up a connection inside the host for others through the network, which
+        // belong to another link.
         let of_link = |(hello, stream): &Arrival| {
             hello.purpose == Purpose::Link && hello.lanes == first.lanes && is_local(stream) == medium
         };
@@ -106,7 +107,8 @@ impl Mailbox {
         Some(link.into_iter().map(|(_, stream)| stream).collect())
     }
 
-    /// Returns the ranks of the job that have connected for a link which this rank has not asked for.
+    /// Returns the ranks of the job that have connected for a link which this rank has not asked
+    /// for.
     pub(crate) fn peers_with_links(&self, comm_id: u64) -> Vec<Rank> {
         let arrived = self.arrived.lock();
         let is_link = |arrivals: &[Arrival]| arrivals.iter().any(|(hello, _)| hello.purpose == Purpose::Link);

@@ -1,4 +1,5 @@
-//! How the ranks of a job that are processes reach each other: connections in, connections out, links, queries and segments.
+//! How the ranks of a job that are processes reach each other: connections in, connections out,
+//! links, queries and segments.
 //!
 //! | file | what it does |
 //! |---|---|

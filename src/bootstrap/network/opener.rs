@@ -32,7 +32,8 @@ pub(crate) struct NetworkOpener {
     offering: HashMap<Rank, LocalStream>,
 }
 
-/// A link that this rank is opening: the connections that it has through the network, and the next one.
+/// A link that this rank is opening: the connections that it has through the network, and the next
+/// one.
 struct Opening {
     lanes: Vec<TcpStream>,
     connector: Connector,
@@ -79,7 +80,8 @@ impl NetworkOpener {
                 }
                 Ok(Some(Stream::Local(stream))) => match shm::offer(stream) {
                     Ok(link) => return Ok(Some(link)),
-                    // The peer sees the connection end before any memory came, and waits for the next connection.
+                    // The peer sees the connection end before any memory came, and waits for the
+                    // next connection.
                     Err(error) => {
                         tracing::warn!(%error, peer, "cannot create shared memory for a link to a rank of this host; the link uses TCP")
                     }

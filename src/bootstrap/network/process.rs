@@ -83,8 +83,8 @@ impl Network {
         if is_local { Target::Local(local_name.clone()) } else { Target::Network(*address) }
     }
 
-    /// Connects to a rank through the network, until the deadline. Asks `absence` regularly, and fails with its cause if the
-    /// rank will not answer.
+    /// Connects to a rank through the network, until the deadline. Asks `absence` regularly, and
+    /// fails with its cause if the rank will not answer.
     pub(crate) fn connect(
         &self,
         purpose: Purpose,

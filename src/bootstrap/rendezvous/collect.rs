@@ -90,9 +90,9 @@ struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    /// Waits for the first missing rank, and reads what the others have written, so that disagreements show at once. Once the
-    /// first has come, reads only up to the next missing rank, which is then the first: so rank 0 reads each key about once,
-    /// not in every round.
+    /// Waits for the first missing rank, and reads what the others have written, so that
+    /// disagreements show at once. Once the first has come, reads only up to the next missing rank,
+    /// which is then the first: so rank 0 reads each key about once, not in every round.
     ///
     /// Returns why this start is refused, if it is.
     fn read_some(&mut self, missing: &[Rank]) -> Result<Option<Refusal>> {
@@ -109,8 +109,8 @@ impl Collector<'_> {
             }
             let has_come = self.peers[rank].is_some();
             has_first_come |= has_come && rank == first;
-            // A rank that has just received the secret is about to write its peer info, and must not delay the secret of the
-            // next one.
+            // A rank that has just received the secret is about to write its peer info, and must
+            // not delay the secret of the next one.
             if has_first_come && !has_come && had_secret == self.has_secret[rank] {
                 break;
             }
@@ -118,7 +118,8 @@ impl Collector<'_> {
         Ok(None)
     }
 
-    /// Reads a rank's peer info, if the rank knows the secret. Returns why this start is refused, if it is.
+    /// Reads a rank's peer info, if the rank knows the secret. Returns why this start is refused,
+    /// if it is.
     fn read_peer(&mut self, rank: Rank, patience: Duration) -> Result<Option<Refusal>> {
         if !self.has_secret[rank] {
             return Ok(None);
@@ -135,10 +136,11 @@ impl Collector<'_> {
         Ok(None)
     }
 
-    /// Gives the secret to a rank that has put its public key into the store. Returns whether the key was there.
+    /// Gives the secret to a rank that has put its public key into the store. Returns whether the
+    /// key was there.
     ///
-    /// A value that is no public key counts as missing: no rank wrote it. The rank to which the key belongs overwrites the value
-    /// when it joins the run.
+    /// A value that is no public key counts as missing: no rank wrote it. The rank to which the key
+    /// belongs overwrites the value when it joins the run.
     fn hand_out(&self, rank: Rank, patience: Duration) -> Result<bool> {
         let Collector { start, identity, keys, .. } = self;
         let (run, key) = (identity.run(), |name: String| in_run(&identity.run(), &name));
@@ -173,7 +175,8 @@ fn wait_for_readers(start: &Start<'_>, signed: &SignedStore<'_>, refusal: &Refus
     Ok(())
 }
 
-/// Returns the error for an announcement that another process has made while this one collected peer infos.
+/// Returns the error for an announcement that another process has made while this one collected
+/// peer infos.
 fn second_rank_0(start: &Start<'_>, mine: &PeerInfo, announced: &[u8]) -> Result<Error> {
     let forged = || StoreProblem::Forged { key: announcement::NAME.to_owned() }.at(start.store.url());
     let Some(announcement) = Announcement::decode(announced) else { return Ok(forged()) };

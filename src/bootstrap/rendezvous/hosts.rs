@@ -9,9 +9,11 @@ use crate::error::{Error, Result, StoreProblem};
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
-/// Returns, for each rank, the lowest rank that shares memory with it. `together` are the ranks on this rank's host.
+/// Returns, for each rank, the lowest rank that shares memory with it. `together` are the ranks on
+/// this rank's host.
 ///
-/// The lowest rank of each host writes which ranks are on it. Rank 0 reads that and writes the hosts of all ranks.
+/// The lowest rank of each host writes which ranks are on it. Rank 0 reads that and writes the
+/// hosts of all ranks.
 pub(in crate::bootstrap) fn exchange_hosts(start: &Start<'_>, identity: &Identity, together: &[Rank]) -> Result<Vec<usize>> {
     let signed = SignedStore::new(start.store, identity);
     let patience = start.left().max(POLL_INTERVAL);

@@ -22,7 +22,8 @@ use crate::types::Rank;
 enum JoinState {
     /// There is no announcement.
     Nothing,
-    /// The announcement cannot be trusted. It may be that of a former run; at the deadline, this is the error.
+    /// The announcement cannot be trusted. It may be that of a former run; at the deadline, this is
+    /// the error.
     Untrusted(StoreProblem),
     /// The rank waits for rank 0 to send the secret.
     AwaitsSecret(AwaitsSecret),
@@ -145,7 +146,8 @@ fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret) -> Result<JoinSta
     };
     let exchange = Exchange { job: start.identity.job(), run, rank: start.rank, publics: [theirs, waiting.keys.public] };
     let Some(secret) = exchange.unwrap(&waiting.keys, &wrapped) else {
-        // Rank 0 will overwrite it. In a store without claims, the value may be for another process that had this rank.
+        // Rank 0 will overwrite it. In a store without claims, the value may be for another process
+        // that had this rank.
         std::thread::sleep(PAUSE);
         return Ok(JoinState::AwaitsSecret(AwaitsSecret { is_forged: true, ..waiting }));
     };
@@ -173,7 +175,8 @@ fn look_for_table(
     is_late: bool,
 ) -> Result<Found> {
     if let Some((holder, since)) = conflict {
-        // Either a living process has this rank, or this is a former run and rank 0 will announce another.
+        // Either a living process has this rank, or this is a former run and rank 0 will announce
+        // another.
         if is_late || since.elapsed() >= CONFLICT_PATIENCE && answers(start, identity, holder, POLL_INTERVAL) {
             return Err(Error::RankTaken { rank: start.rank, first: holder.process(), second: mine.process() });
         }
@@ -197,7 +200,8 @@ fn look_for_table(
         Some(PeerTable::Members { .. }) => None,
         Some(PeerTable::Refused(refusal)) => Some(Ok(refusal)),
     };
-    // If rank 0 still lives, this start ends like this. Otherwise a former run may have ended like this.
+    // If rank 0 still lives, this start ends like this. Otherwise a former run may have ended like
+    // this.
     let Some(end) = end else {
         std::thread::sleep(PAUSE);
         return Ok(Found::Nothing);
@@ -226,7 +230,8 @@ fn too_late(start: &Start<'_>, state: JoinState, began: Instant) -> Error {
     Error::Missing { ranks, world_size: start.world_size, store: start.store.url(), waited: began.elapsed() }
 }
 
-/// How long a rank waits before it checks whether the process that has its rank lives: a former run may be about to end.
+/// How long a rank waits before it checks whether the process that has its rank lives: a former run
+/// may be about to end.
 const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
 
 /// Returns whether the process that wrote a peer info lives: its listener admits ranks of this run.

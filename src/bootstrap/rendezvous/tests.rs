@@ -14,6 +14,7 @@ use crate::bootstrap::store::{self, Store, StoreUrl};
 use crate::config::Settings;
 use crate::error::{Result, StoreProblem};
 use crate::types::Rank;
+use crate::wire::hexadecimal;
 
 /// A store that records all values put into it.
 struct Recording {
@@ -27,8 +28,8 @@ struct Recording {
 
 impl Recording {
     fn new(name: &str, is_private: bool) -> Recording {
-        let place = StoreUrl::Hash(name.to_owned());
-        let store = store::open(&place, true, &Identity::new("job", None), late()).unwrap();
+        let url = StoreUrl::Hash(name.to_owned());
+        let store = store::open(&url, true, &Identity::new("job", None), late()).unwrap();
         Recording { store, is_private, values: Mutex::default(), reads_of_table: 0.into(), reads_of_ranks: 0.into() }
     }
 
@@ -72,7 +73,7 @@ fn secret_of(store: &Recording, given: Option<[u8; 32]>) -> [u8; 32] {
     let secrets: Vec<_> = std::thread::scope(|scope| {
         let meet = |rank| {
             let identity = Identity::new("job", given);
-            let start = Start { rank, world_size: 3, identity, store, place: None, settings: &settings, deadline: late() };
+            let start = Start { rank, world_size: 3, identity, store, store_url: None, settings: &settings, deadline: late() };
             let met = super::meet(&start, [127, 0, 0, 1].into(), Instant::now()).unwrap();
             exchange_hosts(&start, &met.identity, &[rank]).unwrap();
             met.identity.secret().unwrap()
@@ -85,7 +86,7 @@ fn secret_of(store: &Recording, given: Option<[u8; 32]>) -> [u8; 32] {
 }
 
 fn holds(store: &Recording, secret: &[u8; 32]) -> bool {
-    let hexadecimal: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hexadecimal = hexadecimal(secret);
     // A part of the secret counts, too.
     let parts: Vec<&[u8]> = secret.windows(8).chain(hexadecimal.as_bytes().windows(16)).collect();
     let values = store.values.lock().unwrap();
@@ -148,7 +149,8 @@ fn a_rank_whose_public_key_is_overwritten_writes_it_again() {
     assert_eq!(store.writes.load(Ordering::Relaxed), 1);
 }
 
-/// A store where a stranger writes before the ranks: values that are no public keys, and one that is no secret.
+/// A store where a stranger writes before the ranks: values that are no public keys, and one that
+/// is no secret.
 struct Disturbed {
     store: Box<dyn Store>,
     /// How often rank 1 has read its secret.
@@ -220,11 +222,12 @@ fn a_rank_publishes_its_address_after_it_has_learned_the_secret() {
 fn meet(store: &dyn Store, rank: Rank, world_size: usize, deadline: Instant) -> Result<Met> {
     let settings = Settings::default();
     let identity = Identity::new("job", None);
-    let start = Start { rank, world_size, identity, store, place: None, settings: &settings, deadline };
+    let start = Start { rank, world_size, identity, store, store_url: None, settings: &settings, deadline };
     super::meet(&start, [127, 0, 0, 1].into(), Instant::now())
 }
 
-/// A store that outlives runs holds how a former run ended. The ranks of the next run wait for their rank 0 all the same.
+/// A store that outlives runs holds how a former run ended. The ranks of the next run wait for
+/// their rank 0 all the same.
 #[test]
 fn the_end_of_a_former_run_does_not_end_the_next() {
     // In one former run only rank 0 came. The other had another size and was complete.

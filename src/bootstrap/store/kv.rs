@@ -15,9 +15,9 @@ pub trait Store: Send + Sync {
     /// Returns the name of the store for messages.
     fn url(&self) -> String;
 
-    /// Returns whether only the ranks of the job can read and write the store. If so, ranks that were given no secret share one
-    /// through it. Otherwise they agree on a secret that a process that only reads the store cannot learn; see
-    /// [`crate::security`]. Rank 0's answer counts.
+    /// Returns whether only the ranks of the job can read and write the store. If so, ranks that
+    /// were given no secret share one through it. Otherwise they agree on a secret that a process
+    /// that only reads the store cannot learn; see [`crate::security`]. Rank 0's answer counts.
     fn is_private(&self) -> bool {
         false
     }
@@ -28,8 +28,8 @@ pub trait Store: Send + Sync {
     /// Waits for a key; `None` if it does not exist by the timeout.
     fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem>;
 
-    /// Sets a key unless it exists; returns the value that it then has. The default is not atomic: it sets the key in any case,
-    /// and then a rank that is started twice is noticed later.
+    /// Sets a key unless it exists; returns the value that it then has. The default is not atomic:
+    /// it sets the key in any case, and then a rank that is started twice is noticed later.
     fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
         self.set(key, value, timeout)?;
         Ok(value.to_vec())

@@ -8,10 +8,11 @@
 //! | `redis://host:port`, `rediss://host:port` | a Redis server (feature `redis`), `rediss` with TLS |
 //! | `hash://name` | inside one process |
 //!
-//! A store is needed only while ranks connect. Its values are small and short-lived. Keys of former runs do no harm, see
-//! `bootstrap`.
+//! A store is needed only while ranks connect. Its values are small and short-lived. Keys of former
+//! runs do no harm, see `bootstrap`.
 //!
-//! `kv` has the trait, `url` parses URLs, and `open` opens the store of a URL. The other files are the stores.
+//! `kv` has the trait, `url` parses URLs, and `open` opens the store of a URL. The other files are
+//! the stores.
 
 pub(crate) mod file;
 mod hash;

@@ -10,9 +10,10 @@ use super::{file, hash, tcp};
 use crate::bootstrap::identity::Identity;
 use crate::error::{Error, Result};
 
-/// Opens a store. Rank 0 is its owner: it serves a store that must be served, and removes the values of a former run.
-pub(crate) fn open(place: &StoreUrl, owner: bool, identity: &Identity, deadline: Instant) -> Result<Box<dyn Store>> {
-    match place {
+/// Opens a store. Rank 0 is its owner: it serves a store that must be served, and removes the
+/// values of a former run.
+pub(crate) fn open(url: &StoreUrl, owner: bool, identity: &Identity, deadline: Instant) -> Result<Box<dyn Store>> {
+    match url {
         StoreUrl::File(path) => {
             let store = file::FileStore::open(path, owner, identity.job(), deadline);
             store.map(|store| Box::new(store) as _).map_err(|problem| problem.at(format!("file://{}", path.display())))

@@ -1,4 +1,5 @@
-//! A store on a Redis server. Keys contain the job's name, and expire, so that nothing has to be removed.
+//! A store on a Redis server. Keys contain the job's name, and expire, so that nothing has to be
+//! removed.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -26,7 +27,8 @@ pub(super) struct RedisStore {
 impl RedisStore {
     pub(super) fn open(url: &RedisUrl, job: &str, deadline: Instant) -> Result<RedisStore, StoreProblem> {
         if url.0.starts_with("rediss://") {
-            // The client uses the process's provider of cryptography. This keeps one that the program has chosen.
+            // The client uses the process's provider of cryptography. This keeps one that the
+            // program has chosen.
             _ = rustls::crypto::ring::default_provider().install_default();
         }
         // The parser's own error may quote the URL, and the password with it.
@@ -36,7 +38,8 @@ impl RedisStore {
         let connection = poll(waited, || match connect(&client, url, deadline) {
             Ok(connection) => Ok(Some(connection)),
             Err(error) if error.is_io_error() => {
-                // The deadline ends the last attempt. The error of the attempt before is more useful.
+                // The deadline ends the last attempt. The error of the attempt before is more
+                // useful.
                 if last.is_empty() || !error.is_timeout() {
                     last = error.to_string();
                 }
@@ -61,8 +64,8 @@ impl RedisStore {
     }
 }
 
-/// Resolves the server's name, reads the certificates of the system's authorities, connects and logs in. Each of these may
-/// block, so a helper thread does it.
+/// Resolves the server's name, reads the certificates of the system's authorities, connects and
+/// logs in. Each of these may block, so a helper thread does it.
 fn connect(client: &Client, url: &RedisUrl, deadline: Instant) -> Result<Connection, RedisError> {
     let client = client.clone();
     let connect = move || client.get_connection_with_timeout(Duration::from_secs(2));

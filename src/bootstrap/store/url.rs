@@ -39,8 +39,8 @@ pub(super) fn masked(url: &str) -> String {
         return url.to_owned();
     }
     let (rest, parameters) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?***"));
-    let (user, place) = rest.rsplit_once('@').map_or(("", rest), |(_, place)| ("***@", place));
-    format!("{scheme}{user}{place}{parameters}")
+    let (user, host) = rest.rsplit_once('@').map_or(("", rest), |(_, host)| ("***@", host));
+    format!("{scheme}{user}{host}{parameters}")
 }
 
 impl StoreUrl {

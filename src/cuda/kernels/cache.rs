@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sha2::{Digest, Sha256};
 
+use crate::wire::hexadecimal;
+
 /// Bytes of the checksum.
 const SUM: usize = 32;
 
@@ -35,7 +37,7 @@ pub(super) fn name(parts: &[&str]) -> String {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    format!("{}.cubin", hex(&hash.finalize()))
+    format!("{}.cubin", hexadecimal(&hash.finalize()))
 }
 
 /// Returns the content of a file, if the file exists and is intact.
@@ -84,8 +86,4 @@ fn try_store(path: &Path, content: &[u8]) -> io::Result<()> {
 
 fn random() -> io::Result<u32> {
     getrandom::u32().map_err(io::Error::other)
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

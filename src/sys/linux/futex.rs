@@ -7,8 +7,9 @@ use rustix::event::Timespec;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-/// Sleeps until [`wake_all`] is called on `word`, at most for `timeout`. Returns at once if the word does not hold `value`, and
-/// may return early. The word may be shared between processes: a PRIVATE futex would miss their wakes.
+/// Sleeps until [`wake_all`] is called on `word`, at most for `timeout`. Returns at once if the
+/// word does not hold `value`, and may return early. The word may be shared between processes: a
+/// PRIVATE futex would miss their wakes.
 pub(crate) fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
     let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
     match futex::wait(word, futex::Flags::empty(), value, Some(&timeout)) {

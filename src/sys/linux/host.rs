@@ -7,8 +7,8 @@ pub(crate) fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Returns the running kernel and the network namespace. Processes with the same ones may be able to share memory: abstract
-/// sockets belong to a network namespace.
+/// Returns the running kernel and the network namespace. Processes with the same ones may be able
+/// to share memory: abstract sockets belong to a network namespace.
 pub(crate) fn boot_identity() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let network = fs::read_link("/proc/self/ns/net").ok()?;

@@ -14,12 +14,14 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketT
 pub(crate) struct LocalStream(pub(super) mio::net::UnixStream);
 
 impl LocalStream {
-    /// Connects to a name of this host. Fails with `TimedOut` if the listener's queue is full until the deadline.
+    /// Connects to a name of this host. Fails with `TimedOut` if the listener's queue is full until
+    /// the deadline.
     pub(crate) fn connect(name: &str, deadline: Instant) -> io::Result<LocalStream> {
         /// The pause before the next attempt to join a queue that is full.
         const PAUSE: Duration = Duration::from_millis(1);
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-        // A blocking connect would wait as long as the listener's queue is full, and strangers can keep it full.
+        // A blocking connect would wait as long as the listener's queue is full, and strangers can
+        // keep it full.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         loop {
@@ -110,7 +112,8 @@ impl io::Write for LocalUntil<'_> {
     }
 }
 
-/// Accepts connections from processes of this host, under a name that is not in the file system, so that nothing is left behind.
+/// Accepts connections from processes of this host, under a name that is not in the file system, so
+/// that nothing is left behind.
 pub(crate) struct LocalListener(mio::net::UnixListener);
 
 impl LocalListener {

@@ -25,13 +25,13 @@ use super::memory::{check_file_size, check_memory, page_size};
 
 /// A memfd, or an extension of one, that is mapped whole.
 pub(in crate::sys) struct Mapping {
-    /// `None` once nothing more is reserved or handed over. The lock is held for a moment only: reserving memory may take long,
-    /// and meanwhile the listener hands the descriptor over.
+    /// `None` once nothing more is reserved or handed over. The lock is held for a moment only:
+    /// reserving memory may take long, and meanwhile the listener hands the descriptor over.
     file: Mutex<Option<Arc<OwnedFd>>>,
     pub(super) base: NonNull<u8>,
     pub(super) len: usize,
-    /// The process that mapped the memory. A forked child also has this value and shares the memory, but only the parent gives
-    /// it back.
+    /// The process that mapped the memory. A forked child also has this value and shares the
+    /// memory, but only the parent gives it back.
     pub(super) owner: u32,
 }
 
@@ -54,7 +54,8 @@ impl Mapping {
         Ok(Mapping { file: Mutex::new(Some(file)), base, len, owner: std::process::id() })
     }
 
-    /// Allocates a range of the file behind this mapping, and maps it. Several processes may do so at the same time.
+    /// Allocates a range of the file behind this mapping, and maps it. Several processes may do so
+    /// at the same time.
     pub(in crate::sys) fn extend(&self, range: Range<usize>, deadline: Instant) -> io::Result<Mapping> {
         check_memory(range.len())?;
         check_file_size(range.end)?;
@@ -66,10 +67,12 @@ impl Mapping {
         Mapping::map_extension(file, range)
     }
 
-    /// Maps a range of the file behind this mapping; `NotFound` if the file ends before the end of the range.
+    /// Maps a range of the file behind this mapping; `NotFound` if the file ends before the end of
+    /// the range.
     pub(in crate::sys) fn extension(&self, range: Range<usize>) -> io::Result<Mapping> {
         let file = self.file()?;
-        // Touching memory behind the end of a file kills the process. This file keeps its end, because no process can shrink it.
+        // Touching memory behind the end of a file kills the process. This file keeps its end,
+        // because no process can shrink it.
         if u64::try_from(fstat(&file)?.st_size).is_ok_and(|size| range.end as u64 > size) {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -78,7 +81,8 @@ impl Mapping {
 
     fn map_extension(file: Arc<OwnedFd>, range: Range<usize>) -> io::Result<Mapping> {
         let mapping = Mapping::map(file, range)?;
-        // Offsets equal those of the file only in the first mapping, which keeps the descriptor open.
+        // Offsets equal those of the file only in the first mapping, which keeps the descriptor
+        // open.
         mapping.close();
         Ok(mapping)
     }
@@ -113,7 +117,8 @@ impl Mapping {
         if !self.is_own() {
             return;
         }
-        // SAFETY: the range is within this mapping. Afterwards it reads as zeros, as the caller asks for.
+        // SAFETY: the range is within this mapping. Afterwards it reads as zeros, as the caller
+        // asks for.
         let released = unsafe { madvise(self.base.as_ptr().add(range.start).cast(), range.len(), Advice::LinuxRemove) };
         if let Err(error) = released {
             tracing::debug!(%error, "cannot give memory back to the system before it is unmapped");
@@ -128,11 +133,12 @@ impl Mapping {
         let file = self.file()?;
         let at = self.base.as_ptr().wrapping_add(pages.start);
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
-        // SAFETY: these are whole pages of this mapping. The new mapping replaces them atomically (a thread that touches them
-        // meanwhile waits), contains the same bytes of the same file, and is unmapped with the rest.
+        // SAFETY: these are whole pages of this mapping. The new mapping replaces them atomically
+        // (a thread that touches them meanwhile waits), contains the same bytes of the same file,
+        // and is unmapped with the rest.
         unsafe { mmap(at.cast(), pages.len(), access, flags, &file, pages.start as u64)? };
-        // A page belongs to the file until it is written. Then the system copies it, and no write of another thread is lost. A
-        // second mapping would lose the writes since the first.
+        // A page belongs to the file until it is written. Then the system copies it, and no write
+        // of another thread is lost. A second mapping would lose the writes since the first.
         // SAFETY: the range is within this mapping, and populating changes no byte.
         match rustix::io::retry_on_intr(|| unsafe { madvise(at.cast(), pages.len(), Advice::LinuxPopulateWrite) }) {
             Err(Errno::INVAL) => write_every_page(at, pages.len()),
@@ -168,7 +174,8 @@ impl Mapping {
         });
         let file =
             file.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the leader of the host has no memory to share"))?;
-        // The peer must not be able to shrink the file: touching memory behind its end would kill this process.
+        // The peer must not be able to shrink the file: touching memory behind its end would kill
+        // this process.
         let is_sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if fstat(&file)?.st_size != len as i64 || !is_sealed {
             return Err(io::ErrorKind::InvalidData.into());
@@ -179,11 +186,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // A child that shares its parent's address space, as after vfork, would unmap the parent's memory.
+        // A child that shares its parent's address space, as after vfork, would unmap the parent's
+        // memory.
         if !self.is_own() {
             return;
         }
-        // SAFETY: `map` mapped this address with this length. Every user of an address in it also holds the segment.
+        // SAFETY: `map` mapped this address with this length. Every user of an address in it also
+        // holds the segment.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::debug!(%error, "cannot unmap memory");
         }
@@ -193,8 +202,9 @@ impl Drop for Mapping {
 /// The most bytes that one call reserves. The deadline is checked between calls.
 pub(super) const MOST_RESERVED: usize = 16 << 20;
 
-/// Reserves a range piece by piece, until the deadline. Before Linux 6.10, a signal undoes the call that it interrupts. If a timer
-/// is quicker than a piece, no piece would ever be reserved. So pieces get smaller when calls are interrupted.
+/// Reserves a range piece by piece, until the deadline. Before Linux 6.10, a signal undoes the call
+/// that it interrupts. If a timer is quicker than a piece, no piece would ever be reserved. So
+/// pieces get smaller when calls are interrupted.
 pub(super) fn reserve_in_pieces(
     range: Range<usize>,
     deadline: Instant,
@@ -215,11 +225,12 @@ pub(super) fn reserve_in_pieces(
     Ok(())
 }
 
-/// Writes to every page the bytes that it contains, for kernels before 5.14, which have no call for it.
+/// Writes to every page the bytes that it contains, for kernels before 5.14, which have no call for
+/// it.
 pub(super) fn write_every_page(at: *mut u8, len: usize) {
     for offset in (0..len).step_by(page_size()) {
-        // SAFETY: the byte is within a mapping of the caller, which other threads may be using. The exchange changes no byte and
-        // loses none of their writes.
+        // SAFETY: the byte is within a mapping of the caller, which other threads may be using. The
+        // exchange changes no byte and loses none of their writes.
         let byte = unsafe { AtomicU8::from_ptr(at.add(offset)) };
         let mut seen = byte.load(Ordering::Relaxed);
         while let Err(other) = byte.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed) {

@@ -23,7 +23,8 @@ pub(in crate::sys) fn page_size() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("every system has pages")
 }
 
-/// Returns the bytes that could be allocated now, by the system and the limits of this process's control group.
+/// Returns the bytes that could be allocated now, by the system and the limits of this process's
+/// control group.
 pub(crate) fn available_memory() -> Option<u64> {
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();

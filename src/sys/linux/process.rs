@@ -38,8 +38,8 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
     matches!(state, Some('T' | 't')) && is_ours()
 }
 
-/// Copies memory of another process of this machine, which may change meanwhile. `address` belongs to that process: the system
-/// reads there, and this process never dereferences it.
+/// Copies memory of another process of this machine, which may change meanwhile. `address` belongs
+/// to that process: the system reads there, and this process never dereferences it.
 ///
 /// # Safety
 ///
@@ -49,7 +49,8 @@ pub(crate) unsafe fn read_process(pid: u32, address: u64, to: *mut u8, len: usiz
     while done < len {
         let local = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: len - done };
         let remote = libc::iovec { iov_base: (address as usize).wrapping_add(done) as *mut _, iov_len: len - done };
-        // SAFETY: each vector has one element. The caller vouches for `to`, and the system checks the address in the other process.
+        // SAFETY: each vector has one element. The caller vouches for `to`, and the system checks
+        // the address in the other process.
         match unsafe { libc::process_vm_readv(pid as i32, &local, 1, &remote, 1, 0) } {
             count @ 1.. => done += count as usize,
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -64,7 +65,8 @@ pub(crate) fn is_no_process(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// Returns the process namespace: processes with the same one see each other under the same process ids.
+/// Returns the process namespace: processes with the same one see each other under the same process
+/// ids.
 pub(crate) fn process_namespace() -> Option<u64> {
     Some(fstat(fs::File::open("/proc/self/ns/pid").ok()?).ok()?.st_ino)
 }

@@ -100,7 +100,8 @@ fn other_threads_use_memory_while_it_is_made_private() {
     let page = page_size();
     let len = 512 * page;
     let [mine, _theirs] = twice(len);
-    // SAFETY: the slice is within the mapping, which outlives the scope. Only the bystander accesses it.
+    // SAFETY: the slice is within the mapping, which outlives the scope. Only the bystander
+    // accesses it.
     let memory = unsafe { std::slice::from_raw_parts(mine.base.as_ptr().cast::<AtomicU64>(), len / 8) };
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -149,7 +150,8 @@ fn reserving_goes_on_when_signals_interrupt_and_ends_at_the_deadline() {
     assert_eq!(calls, 3);
 }
 
-/// The listener's thread hands memory over. If it waited for the reservation, the rank would answer no peer meanwhile.
+/// The listener's thread hands memory over. If it waited for the reservation, the rank would answer
+/// no peer meanwhile.
 #[test]
 fn memory_is_handed_over_while_it_is_reserved() {
     const LEN: usize = 256 << 20;
@@ -159,7 +161,8 @@ fn memory_is_handed_over_while_it_is_reserved() {
     let peer = LocalStream::connect(&name, deadline).unwrap();
     let stream = listener.accept().unwrap();
     struct Shared(Mapping);
-    // SAFETY: the test calls only methods that touch no memory, and `Segment` shares mappings in the same way.
+    // SAFETY: the test calls only methods that touch no memory, and `Segment` shares mappings in
+    // the same way.
     unsafe impl Sync for Shared {}
     let shared = Shared(Mapping::create(LEN).unwrap());
     let (shared, mapping) = (&shared, &shared.0);
@@ -195,7 +198,8 @@ fn missing_memory_is_distinguished_from_wrong_memory() {
     assert_eq!(error.to_string(), "the leader of the host has no memory to share");
 }
 
-/// A copy of the value in another process, as after a fork, neither clears the memory nor unmaps it.
+/// A copy of the value in another process, as after a fork, neither clears the memory nor unmaps
+/// it.
 #[test]
 fn only_the_process_that_mapped_memory_gives_it_back() {
     let page = page_size();

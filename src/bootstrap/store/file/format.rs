@@ -38,7 +38,8 @@ pub(super) fn record(key: &str, value: &[u8]) -> Vec<u8> {
 /// The part of a file that has been read.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct View {
-    /// The bytes of the header, which distinguish this file from one that replaces it. Empty until they have been read.
+    /// The bytes of the header, which distinguish this file from one that replaces it. Empty until
+    /// they have been read.
     pub(super) header: Vec<u8>,
     pub(super) job: String,
     pub(super) values: HashMap<String, Vec<u8>>,
@@ -117,7 +118,8 @@ fn next_record(bytes: &[u8], reader: &mut Reader<'_>) -> Option<(String, Vec<u8>
     (hash(&bytes[start..reader.at()]) == expected).then(|| (key, value.to_vec()))
 }
 
-/// Decodes a file at once and in two parts: the results are equal, and nothing is read that is not in the file.
+/// Decodes a file at once and in two parts: the results are equal, and nothing is read that is not
+/// in the file.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     let mut view = View::default();

@@ -32,7 +32,8 @@ pub(super) struct Log {
     view: View,
     /// Rank 0's, while the ranks connect.
     ownership: Option<Ownership>,
-    /// When this rank last checked whether the lock of another job's file is held, and the header of the file if it was.
+    /// When this rank last checked whether the lock of another job's file is held, and the header
+    /// of the file if it was.
     rival: Option<(Instant, Option<Vec<u8>>)>,
 }
 
@@ -93,14 +94,16 @@ impl Log {
         }
     }
 
-    /// Takes the lock, so that no other rank 0 starts a job with this file. `NotYet` while other ranks check the lock.
+    /// Takes the lock, so that no other rank 0 starts a job with this file. `NotYet` while other
+    /// ranks check the lock.
     pub(super) fn own(&mut self) -> Result<Look<Ownership>, StoreProblem> {
         let path = self.lock_path();
         loop {
             let file = sys::open_own(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path);
             let file = file.map_err(not_opened("creating its lock"))?;
             match file.try_lock() {
-                // The rank 0 that held the lock may have removed its file meanwhile. Then this lock protects nothing.
+                // The rank 0 that held the lock may have removed its file meanwhile. Then this lock
+                // protects nothing.
                 Ok(()) if sys::is_still_at(&file, &path) => {
                     write_name(&file, &self.job).map_err(StoreProblem::io("writing to its lock"))?;
                     return Ok(Look::Found(Ownership { path, has_started: false, _lock: file }));
@@ -112,7 +115,8 @@ impl Log {
         }
     }
 
-    /// Returns why rank 0 cannot take the lock: another rank 0 has it, or other ranks check it, each for a moment.
+    /// Returns why rank 0 cannot take the lock: another rank 0 has it, or other ranks check it,
+    /// each for a moment.
     fn why_locked(&mut self, lock: &File) -> Result<Look<Ownership>, StoreProblem> {
         match lock.try_lock_shared() {
             Ok(()) => {
@@ -134,14 +138,16 @@ impl Log {
         path.into()
     }
 
-    /// Checks that a file can be created in the folder, so that no rank waits for one in vain. Rank 0 does not create folders.
+    /// Checks that a file can be created in the folder, so that no rank waits for one in vain. Rank
+    /// 0 does not create folders.
     fn check_folder(&self) -> Result<(), StoreProblem> {
         let Some(folder) = self.path.parent() else { return Ok(()) };
         let problem = |source| StoreProblem::Folder { folder: folder.display().to_string(), source: Arc::new(source) };
         sys::check_folder(folder).map_err(problem)
     }
 
-    /// Brings the view up to date. It opens the file each time, because that is when network file systems ask their server.
+    /// Brings the view up to date. It opens the file each time, because that is when network file
+    /// systems ask their server.
     fn look(&mut self) -> Result<(), StoreProblem> {
         match open(OpenOptions::new().read(true), &self.path)? {
             Some(mut file) => match self.view.read(&mut file) {
@@ -156,8 +162,8 @@ impl Log {
         }
     }
 
-    /// Returns why the view cannot be used, if so: there is no file yet, or it belongs to another job. That may be a former run,
-    /// whose file rank 0 will replace.
+    /// Returns why the view cannot be used, if so: there is no file yet, or it belongs to another
+    /// job. That may be a former run, whose file rank 0 will replace.
     ///
     /// # Errors
     ///
@@ -176,9 +182,10 @@ impl Log {
         Ok(Some(Look::NotYet(Some(StoreProblem::OtherJob { theirs: self.view.job.clone(), mine }))))
     }
 
-    /// Returns the other job whose rank 0 holds the lock of the file, if there is one. This job's rank 0 replaces the file after
-    /// it has taken the lock, which may take long. So the lock belongs to another job if it is held at two checks with the same
-    /// file between them, and does not name this job.
+    /// Returns the other job whose rank 0 holds the lock of the file, if there is one. This job's
+    /// rank 0 replaces the file after it has taken the lock, which may take long. So the lock
+    /// belongs to another job if it is held at two checks with the same file between them, and does
+    /// not name this job.
     fn starting(&mut self) -> Option<String> {
         if self.ownership.is_some() || self.rival.as_ref().is_some_and(|(looked, _)| looked.elapsed() < LOCK_PAUSE) {
             return None;
@@ -201,12 +208,14 @@ impl Log {
         Ok(not_ours.unwrap_or_else(found))
     }
 
-    /// Appends a record, unless `keep` is set and the key exists; returns the value that the key then has.
+    /// Appends a record, unless `keep` is set and the key exists; returns the value that the key
+    /// then has.
     pub(super) fn append(&mut self, key: &str, value: &[u8], keep: bool) -> Result<Look<Vec<u8>>, StoreProblem> {
         let Some(mut file) = open(OpenOptions::new().read(true).write(true), &self.path)? else {
             return self.check_folder().map(|()| Look::NotYet(None));
         };
-        // Read before locking: only a file of this job is locked, and the lock is held for the last records only.
+        // Read before locking: only a file of this job is locked, and the lock is held for the last
+        // records only.
         self.view.read(&mut file)?;
         if let Some(not_ours) = self.not_ours()? {
             return Ok(not_ours);
@@ -244,7 +253,8 @@ impl Log {
     }
 }
 
-/// Opens a file that no other user can have written; `None` if there is none, or if another host still has it for a moment.
+/// Opens a file that no other user can have written; `None` if there is none, or if another host
+/// still has it for a moment.
 fn open(options: &mut OpenOptions, path: &Path) -> Result<Option<File>, StoreProblem> {
     match sys::open_own(options, path) {
         Ok(file) => Ok(Some(file)),
@@ -253,15 +263,16 @@ fn open(options: &mut OpenOptions, path: &Path) -> Result<Option<File>, StorePro
     }
 }
 
-/// Writes the name of the job that holds the lock. Network file systems write it back when a descriptor is closed.
+/// Writes the name of the job that holds the lock. Network file systems write it back when a
+/// descriptor is closed.
 fn write_name(mut lock: &File, job: &str) -> io::Result<()> {
     lock.set_len(0)?;
     lock.write_all(job.as_bytes())?;
     sys::close(lock.try_clone()?)
 }
 
-/// Returns the job that a lock names, if it is not `job`; empty if it cannot be read. A lock that names no job has just been
-/// taken, or was left by a run that crashed.
+/// Returns the job that a lock names, if it is not `job`; empty if it cannot be read. A lock that
+/// names no job has just been taken, or was left by a run that crashed.
 fn names_another(lock: &File, job: &str) -> Option<String> {
     let mut name = Vec::new();
     match lock.take(LONGEST_NAME).read_to_end(&mut name) {
@@ -278,8 +289,9 @@ fn not_opened(doing: &'static str) -> impl FnOnce(NotOpened) -> StoreProblem {
     }
 }
 
-/// Writes a record after the last complete one, over a torn one that may follow. The record is not synchronised with a disk: no
-/// run needs what a crashed run has written, and network file systems write back when the file is closed.
+/// Writes a record after the last complete one, over a torn one that may follow. The record is not
+/// synchronised with a disk: no run needs what a crashed run has written, and network file systems
+/// write back when the file is closed.
 fn write(file: &mut File, at: u64, record: &[u8]) -> io::Result<()> {
     if file.metadata()?.len() > at {
         file.set_len(at)?;

@@ -16,13 +16,14 @@ use crate::sys::{self, Helper};
 /// How long a call to a file system may take in any case: file systems across hosts are slow.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a rank waits before it reads the file again. The pause grows, so that many ranks that wait for rank 0 do not take
-/// its processor. Rank 0, for which all wait, reads more often.
+/// How long a rank waits before it reads the file again. The pause grows, so that many ranks that
+/// wait for rank 0 do not take its processor. Rank 0, for which all wait, reads more often.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE_OF_RANK_0: Duration = Duration::from_millis(10);
 
-/// A rank's access to the file. The rank's thread waits and checks the deadline; the helper thread calls the file system.
+/// A rank's access to the file. The rank's thread waits and checks the deadline; the helper thread
+/// calls the file system.
 pub(in crate::bootstrap::store) struct FileStore {
     url: String,
     is_owner: bool,
@@ -106,7 +107,8 @@ impl FileStore {
         }
     }
 
-    /// Appends a record, unless `keep` is set and the key exists; returns the value that the key then has.
+    /// Appends a record, unless `keep` is set and the key exists; returns the value that the key
+    /// then has.
     fn append(&self, key: &str, value: &[u8], keep: bool, timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
         check(key, value)?;
         let (key, value): (Arc<str>, Arc<[u8]>) = (key.into(), value.into());
@@ -116,7 +118,8 @@ impl FileStore {
 }
 
 impl Store for FileStore {
-    /// Only the user that the ranks run as can read the file, where the system has file permissions.
+    /// Only the user that the ranks run as can read the file, where the system has file
+    /// permissions.
     fn is_private(&self) -> bool {
         sys::has_file_permissions()
     }

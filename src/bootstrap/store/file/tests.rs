@@ -20,7 +20,8 @@ impl Drop for Folder {
     }
 }
 
-/// Leaves the file and the lock of a former run of another job, which rank 0 and another rank of this job find.
+/// Leaves the file and the lock of a former run of another job, which rank 0 and another rank of
+/// this job find.
 fn left_behind(name: &str) -> (Folder, [Log; 2]) {
     let folder = Folder(std::env::temp_dir().join(format!("kolo-{name}-{}", std::process::id())));
     std::fs::create_dir(&folder.0).unwrap();

@@ -22,7 +22,8 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(crate) struct TcpStore {
     stream: Mutex<TcpStream>,
     url: String,
-    /// The deadline of the start. Until then the server may be silent, because its process may be paused.
+    /// The deadline of the start. Until then the server may be silent, because its process may be
+    /// paused.
     deadline: Instant,
     // Rank 0 serves the others.
     _server: Option<TcpStoreServer>,
@@ -56,8 +57,8 @@ impl TcpStore {
         TcpStore::of_server(server, identity, deadline)
     }
 
-    /// Opens the store on the first of these ports that rank 0 can serve, or that serves this job. This is for launchers that
-    /// give ranks an address, but no port of their own.
+    /// Opens the store on the first of these ports that rank 0 can serve, or that serves this job.
+    /// This is for launchers that give ranks an address, but no port of their own.
     pub(crate) fn open_any(host: &str, ports: &[u16], owner: bool, identity: &Identity, deadline: Instant) -> Result<TcpStore> {
         let url = format!("tcp://{host}:{}", ports.iter().map(u16::to_string).collect::<Vec<_>>().join("|"));
         if !owner {
@@ -153,8 +154,8 @@ fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Re
     let is_name = host.parse::<IpAddr>().is_err() && !host.eq_ignore_ascii_case("localhost");
     let mut last = None;
     for mut address in addresses {
-        // On many systems a host's own name resolves to 127.0.1.1. Ranks on other hosts resolve it to another address, where
-        // nothing would listen.
+        // On many systems a host's own name resolves to 127.0.1.1. Ranks on other hosts resolve it
+        // to another address, where nothing would listen.
         if is_name && address.ip().is_loopback() && identity.may_listen() {
             address.set_ip(match address.ip() {
                 IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),

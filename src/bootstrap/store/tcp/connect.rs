@@ -18,7 +18,8 @@ pub(super) enum ConnectError {
     Permanent(StoreProblem),
 }
 
-/// Returns where ranks listen. Without a secret, an address of this machine becomes one that only this machine can reach.
+/// Returns where ranks listen. Without a secret, an address of this machine becomes one that only
+/// this machine can reach.
 pub(super) fn listening(address: SocketAddr, identity: &Identity) -> SocketAddr {
     if identity.may_listen() { address } else { SocketAddr::new(sys::own_loopback(address.ip()), address.port()) }
 }

@@ -1,7 +1,7 @@
 //! A store that rank 0 (or `kolo run`) serves over TCP.
 //!
-//! `server` serves it, `client` is a rank's connection to it, `connect` makes such connections, and `protocol` encodes the
-//! messages.
+//! `server` serves it, `client` is a rank's connection to it, `connect` makes such connections, and
+//! `protocol` encodes the messages.
 
 mod client;
 mod connect;

@@ -1,8 +1,13 @@
 //! The messages between a client and the server.
 //!
-//! Clients pass the job's handshake first. Then each request is `operation (1), 0 (1), length of key (2), length of value (4),
-//! timeout in milliseconds (8), key, value`, and its response is `status (1), 0 (3), length of value (4), value`, all
-//! little-endian.
+//! Clients pass the job's handshake first. Then they send requests, and read one response to each.
+//! Numbers are little-endian:
+//!
+//! ```text
+//! request   operation (1), 0 (1), length of key (2), length of value (4),
+//!           timeout in milliseconds (8), key, value
+//! response  status (1), 0 (3), length of value (4), value
+//! ```
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -35,7 +40,8 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Takes the next complete request from the front of the received bytes. Fails if they are not a request.
+    /// Takes the next complete request from the front of the received bytes. Fails if they are not
+    /// a request.
     pub(super) fn take(received: &mut BytesMut) -> Result<Option<Request>, ()> {
         if received.len() < REQUEST {
             return Ok(None);

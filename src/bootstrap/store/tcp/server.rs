@@ -26,8 +26,8 @@ const WAKER: Token = Token(usize::MAX);
 
 /// Serves a `tcp://` store until it is dropped.
 ///
-/// Rank 0 serves its store by itself. A launcher, or a program that needs to know the port, can do it instead: see
-/// [`Builder::store_is_served`](crate::Builder::store_is_served).
+/// Rank 0 serves its store by itself. A launcher, or a program that needs to know the port, can do
+/// it instead: see [`Builder::store_is_served`](crate::Builder::store_is_served).
 pub struct TcpStoreServer {
     // Dropped first, so that no client is admitted any more.
     listener: Listener,
@@ -37,8 +37,8 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Serves the ranks of one job at an address; port 0 picks a port. The ranks share the job's name and its secret, if it has
-    /// one.
+    /// Serves the ranks of one job at an address; port 0 picks a port. The ranks share the job's
+    /// name and its secret, if it has one.
     pub fn bind(address: SocketAddr, job: &str, secret: Option<[u8; 32]>) -> Result<TcpStoreServer> {
         let identity = Identity::new(job, secret).insecure(std::env::var("KOLO_INSECURE").is_ok_and(|value| value == "1"));
         if !address.ip().is_loopback() && !identity.may_listen() {
@@ -244,8 +244,8 @@ impl Client {
         }
     }
 
-    /// Takes the next complete request, unless the client waits for a response or has not read the last one. Fails if the bytes
-    /// are not a request.
+    /// Takes the next complete request, unless the client waits for a response or has not read the
+    /// last one. Fails if the bytes are not a request.
     fn next_request(&mut self) -> Result<Option<Request>, ()> {
         if self.awaits.is_some() || !self.unsent.is_empty() {
             return Ok(None);

@@ -1,0 +1,86 @@
+use std::time::Instant;
+
+use super::relay::Relay;
+use super::{LATE, SOON, identity, late, promises};
+use crate::bootstrap::identity::Identity;
+use crate::bootstrap::store::{StoreUrl, TcpStoreServer, open};
+use crate::error::{Error, StoreProblem};
+
+#[test]
+fn tcp_stores() {
+    let zero = open(&StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
+    let other = open(&StoreUrl::parse(&zero.url()).unwrap(), false, &identity(), late()).unwrap();
+    promises(&*zero, &*other);
+}
+
+/// The server pauses if the process of rank 0 is paused while ranks connect.
+#[test]
+fn a_server_that_pauses_is_waited_for_until_the_deadline() {
+    let server = TcpStoreServer::bind("127.0.0.1:0".parse().unwrap(), "job", None).unwrap();
+    let relay = Relay::to(server.address().port());
+    let url = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: relay.port };
+    relay.pause(&*open(&url, false, &identity(), late()).unwrap());
+}
+
+#[test]
+fn a_taken_port_and_another_job_are_told_apart() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let url = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port };
+    match open(&url, true, &identity(), late()).err() {
+        Some(Error::Store { problem: StoreProblem::PortTaken { address, holder }, .. }) => {
+            assert_eq!(address, listener.local_addr().unwrap());
+            if cfg!(target_os = "linux") {
+                assert!(holder.unwrap().contains(&std::process::id().to_string()));
+            }
+        }
+        other => panic!("{other:?}"),
+    }
+    // A peer learns the name of the job only if it knows the secret. Without a secret, every
+    // process would learn it.
+    for (secret, name) in [(Some([1; 32]), "job"), (None, "")] {
+        let url = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+        let zero = open(&url, true, &Identity::new("job", secret), late()).unwrap();
+        let url = StoreUrl::parse(&zero.url()).unwrap();
+        for owner in [false, true] {
+            let result = open(&url, owner, &Identity::new("second", secret), late());
+            match result.err() {
+                Some(Error::Store { problem: StoreProblem::OtherJob { theirs, .. }, .. }) => assert_eq!(theirs, name),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    let zero = open(&StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
+    let url = StoreUrl::parse(&zero.url()).unwrap();
+    let result = open(&url, false, &Identity::new("job", Some([1; 32])), late());
+    assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Secret, .. })));
+}
+
+#[test]
+fn an_absent_server_is_reported_at_the_deadline() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port };
+    let result = open(&url, false, &identity(), Instant::now() + SOON);
+    assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Unreachable { .. }, .. })));
+}
+
+/// Whatever authenticated clients send, the server continues to serve the others.
+#[test]
+fn garbage_requests_end_their_own_connection_only() {
+    use std::io::{Read, Write};
+
+    use crate::bootstrap::listener::dial;
+    use crate::bootstrap::listener::handshake::{Hello, Purpose};
+
+    let zero = open(&StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
+    let address = zero.url().trim_start_matches("tcp://").parse().unwrap();
+    let hello = Hello::new(Purpose::Store, 0, 0, 0);
+    for garbage in [[0xff; 64], [1; 64]] {
+        let mut stream = std::net::TcpStream::from(dial(address, &identity(), &hello, late()).unwrap());
+        stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(LATE)).unwrap();
+        stream.write_all(&garbage).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
+    }
+    zero.set("a", b"1", LATE).unwrap();
+}
