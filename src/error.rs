@@ -112,8 +112,8 @@ pub enum Error {
     /// The communicator was aborted or dropped, or its progress thread panicked, while the
     /// operation was in flight.
     #[error(
-        "{op} seq={seq} was given up: the communicator was aborted or dropped, or its progress thread panicked, while it was under \
-         way"
+        "{op} seq={seq} was aborted: the communicator was aborted or dropped, or its progress thread panicked, while it was in \
+         flight"
     )]
     Aborted {
         /// The operation.
@@ -547,7 +547,7 @@ pub enum StoreProblem {
     #[error("{0}; a store is file:///path, tcp://host:port, redis://host:port, rediss://host:port or env://")]
     Url(String),
     /// No store answered at the address.
-    #[error("nobody answered within {waited:.1?} ({last}); is rank 0 running, and is the address right?")]
+    #[error("no store answered within {waited:.1?} ({last}); check that rank 0 is running, and that the address is right")]
     Unreachable {
         /// How long this process tried.
         waited: Duration,
@@ -623,7 +623,7 @@ pub enum StoreProblem {
     /// The store is on another machine, and the ranks share no secret.
     #[error(
         "without a secret, ranks listen only to their own machine, and this store is on another; give all ranks the same KOLO_SECRET \
-         (openssl rand -hex 32), or KOLO_INSECURE=1 if nobody else reaches the network"
+         (openssl rand -hex 32), or KOLO_INSECURE=1 if no other user reaches the network"
     )]
     NoSecret,
     /// The two ends do not share a secret.

@@ -80,7 +80,7 @@ pub(crate) fn blame(described: &mut kolo_error_t, error: &Error) {
             write(host, name);
         }
         Error::Mismatch { peer, host: name, mine, .. } => {
-            (*rank, *op, *seq) = (*peer as i32, operation(&mine.op), mine.seq);
+            (*rank, *op, *seq) = (*peer as i32, operation(&mine.op()), mine.seq());
             write(host, name);
         }
         Error::Counts { peer, host: name, op: called, seq: number, .. } => {

@@ -404,12 +404,12 @@ fn check(run: &Run) -> Result<(), &'static str> {
                 _ => false,
             };
             ensure(errors.iter().all(shows_both), "not all show both sides")?;
-            return ensure(errors.len() == *ranks, "somebody noticed nothing");
+            return ensure(errors.len() == *ranks, "a rank noticed nothing");
         }
     };
     let culprits: Vec<Rank> = errors.iter().filter_map(|error| error.culprit()).collect();
-    ensure(culprits.len() == errors.len(), "an error that names nobody")?;
-    ensure(culprits.iter().all(|rank| at_fault.contains(rank)), "somebody innocent is named")?;
+    ensure(culprits.len() == errors.len(), "an error that names no rank")?;
+    ensure(culprits.iter().all(|rank| at_fault.contains(rank)), "a rank that is not at fault is named")?;
     // Two ranks that are cut off from each other name each other. All others report the same.
     let are_alike = culprits.iter().all(|rank| *rank == culprits[0]);
     ensure(are_alike || matches!(fault, Fault::Cut(..)), "not all name the same")
@@ -417,7 +417,7 @@ fn check(run: &Run) -> Result<(), &'static str> {
 
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no poll")]
-fn whatever_fails_nobody_hangs_and_all_name_the_same() {
+fn no_rank_hangs_and_all_name_the_same_for_every_fault() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let seeds = match number("KOLO_TEST_SEED") {
         Some(seed) => seed..seed + 1,

@@ -78,7 +78,7 @@ impl Executor {
     /// # Safety
     ///
     /// As for [`Executor::submit`]. The buffers of a call that is lent are valid until its stream
-    /// has come behind the call.
+    /// has passed the call.
     #[inline]
     pub(crate) unsafe fn submit_checked(&self, call: &Call) -> Result<()> {
         self.state.check_process(call.op)?;

@@ -73,7 +73,8 @@ pub enum Waited<B> {
 /// # }
 /// ```
 pub struct WorkError<B> {
-    error: Error,
+    /// Boxed, because results should be small.
+    error: Box<Error>,
     buffers: Option<B>,
 }
 
@@ -86,13 +87,13 @@ impl<B> WorkError<B> {
     /// Returns the error and the buffers. There are no buffers in a forked child: its parent's
     /// operation still uses them.
     pub fn into_parts(self) -> (Error, Option<B>) {
-        (self.error, self.buffers)
+        (*self.error, self.buffers)
     }
 }
 
 impl<B> From<WorkError<B>> for Error {
     fn from(failed: WorkError<B>) -> Error {
-        failed.error
+        *failed.error
     }
 }
 
@@ -182,7 +183,7 @@ impl<B> Work<B> {
 
     /// The buffers of an operation that has ended, and its error if it failed.
     fn take(&mut self) -> Result<B, WorkError<B>> {
-        self.shared.check_process().map_err(|error| WorkError { error, buffers: None })?;
+        self.shared.check_process().map_err(|error| WorkError { error: error.into(), buffers: None })?;
         let outcome = self.shared.state.lock().outcome.clone();
         let outcome = outcome.expect("only called when the operation has ended");
         // SAFETY: the operation has ended, so the progress thread does not touch the buffers any
@@ -190,7 +191,7 @@ impl<B> Work<B> {
         let buffers = unsafe { (*self.shared.buffers.get()).take() };
         match outcome {
             Ok(()) => Ok(buffers.expect("a work is not polled after it has returned its buffers")),
-            Err(error) => Err(WorkError { error, buffers }),
+            Err(error) => Err(WorkError { error: error.into(), buffers }),
         }
     }
 }

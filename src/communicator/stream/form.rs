@@ -177,7 +177,7 @@ impl OnStream<'_> {
     fn submit(&self, call: Call) -> Result<()> {
         let call = self.lend(call)?;
         // SAFETY: every caller is a public method that made `call` from slices of cudarc, which are
-        // as long as they say. cudarc keeps them until the stream has come behind the call, and
+        // as long as they say. cudarc keeps them until the stream has passed the call, and
         // orders other uses by streams.
         unsafe { self.comm.exec.submit_checked(&call) }
     }

@@ -16,13 +16,13 @@ enum Path {
     Same,
     /// Where it is: ranks are of different processes.
     Imported,
-    /// All-reduces through areas on the device, for buffers are hidden; others through the host.
+    /// All-reduces through areas on the device, because buffers are hidden; others through the host.
     Areas,
     /// Through the host.
     Staged,
 }
 
-/// Elements of the buffer, or of one block; more than a few pieces, and what is short.
+/// Elements of the buffer, or of one block: a short one, a large one, and one of several pieces.
 const COUNTS: [usize; 3] = [3, 40_001, 700_000];
 
 fn run_on(device: &Arc<FakeDevice>, path: Path, world: usize, body: impl Fn(&Communicator, Rank) + Sync) {
@@ -67,8 +67,8 @@ struct User<'a> {
 }
 
 impl User<'_> {
-    /// Carries out a call on device memory as a program on its stream would, and returns what is in
-    /// the receive buffer.
+    /// Runs a call on device memory as a program on its stream does, and returns the content of the
+    /// receive buffer.
     fn run(&self, raw: &Raw<'_>, input: &[u8], in_place: Option<usize>) -> Vec<u8> {
         let lengths = self.lengths(raw);
         let allocate = |len: usize| {
@@ -79,7 +79,7 @@ impl User<'_> {
             memory
         };
         let (send, recv, freed) = match in_place {
-            // The one block is a part of the buffer of many.
+            // The single block is a part of the buffer of all blocks.
             Some(offset) => {
                 let whole = allocate(lengths[0].max(lengths[1]));
                 let [send, recv] =
@@ -93,11 +93,11 @@ impl User<'_> {
         };
         self.device.write(self.stream, send, input.to_vec());
         let call = self.call(raw, send, recv);
-        // SAFETY: the memory is freed below, when the stream has come behind the call.
+        // SAFETY: the memory is freed below, when the stream has passed the call.
         unsafe { self.comm.exec.run_prepared(&call) }.unwrap_or_else(|error| panic!("{}: {error}", raw.op));
         drop(call);
         let result = self.device.read(self.stream, recv, lengths[1]);
-        // SAFETY: the stream has come here.
+        // SAFETY: the stream has reached this point.
         freed.into_iter().for_each(|address| unsafe { self.device.free(address) });
         result
     }
@@ -119,7 +119,7 @@ impl User<'_> {
         call
     }
 
-    /// The same on host memory, by a communicator that knows of no devices.
+    /// The same on host memory, by a communicator without devices.
     fn expected(&self, plain: &Communicator, raw: &Raw<'_>, input: &[u8]) -> Vec<u8> {
         let words = |bytes: usize| vec![0u64; bytes / 8 + 1];
         let lengths = self.lengths(raw);
@@ -151,7 +151,7 @@ fn every_collective(path: Path, world: usize, dtype: DType) {
                 let expected = user.expected(&plain, &raw, &input);
                 let got = user.run(&raw, &input, None);
                 assert!(got == expected, "{op} of {count} {dtype} on rank {rank} of {world}, {path:?}");
-                // In place as NCCL's are.
+                // In place as NCCL defines it.
                 let offset = if lengths[0] == lengths[1] { 0 } else { rank * count * dtype.size() };
                 if lengths.iter().all(|&len| len > 0) {
                     let got = user.run(&raw, &input, Some(offset));
@@ -234,7 +234,7 @@ fn mixed_groups() {
     }
 }
 
-/// All of them on the host: what is known of devices does no harm.
+/// Buffers of all ranks on the host, on a communicator with devices.
 #[test]
 fn host_memory_as_before() {
     let device = Arc::new(FakeDevice::new());
@@ -272,10 +272,10 @@ fn messages() {
             device.write(user.stream, send, vec![rank as u8; count]);
             let sends = user.call(&raw(Op::Send, DType::U8, count, next), send, 0xdead);
             let receives = user.call(&raw(Op::Recv, DType::U8, count, last), 0xdead, recv);
-            // SAFETY: freed when the stream has come behind both.
+            // SAFETY: freed when the stream has passed both.
             unsafe { comm.exec.run_prepared_together(vec![sends, receives]).unwrap() };
             assert!(device.read(user.stream, recv, count).iter().all(|&byte| byte == last as u8));
-            // SAFETY: as said.
+            // SAFETY: as stated above.
             unsafe {
                 device.free(send);
                 device.free(recv);
@@ -284,7 +284,7 @@ fn messages() {
     });
 }
 
-/// Memory that is freed, and other memory that comes where it was.
+/// Memory that is freed, and other memory at the same address.
 #[test]
 fn what_was_freed_is_opened_anew() {
     let device = Arc::new(FakeDevice::new());
@@ -300,7 +300,7 @@ fn what_was_freed_is_opened_anew() {
     });
     let imports = device.imports.load(Ordering::SeqCst);
     assert!(imports > 2, "{imports}");
-    // What stays where it is, is opened once: by each rank the other's send and receive buffer.
+    // Memory that stays is opened once: each rank opens the other's send and receive buffer.
     let device = Arc::new(FakeDevice::new());
     run_on(&device, Path::Imported, 2, |comm, _| {
         let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
@@ -329,7 +329,7 @@ fn graphs_are_refused() {
     });
 }
 
-/// Whatever goes wrong on a device, and whenever: all ranks fail, none hangs, and streams go on.
+/// With any failure of a device at any time all ranks fail, none hangs, and streams continue.
 #[test]
 fn failures_of_the_device() {
     for path in [Path::Imported, Path::Areas, Path::Staged] {
@@ -358,7 +358,7 @@ fn failures_of_the_device() {
                             let is_told = matches!(error, Error::Device { .. } | Error::Peer { .. } | Error::Revoked { .. });
                             assert!(is_told, "{error}");
                         }
-                        // It would wait for ever if the gate stayed closed.
+                        // It would wait forever if the gate stayed closed.
                         device.synchronise(user.stream);
                     });
                     assert_eq!(failures.into_inner(), 2, "{path:?} {op} {count} {after}");
@@ -401,7 +401,7 @@ fn calls_that_do_not_match() {
     }
 }
 
-/// A stream that never comes to the call is given up with the call's deadline, and by an abort.
+/// A call whose stream never reaches it fails at its deadline, or when it is aborted.
 #[test]
 fn streams_that_do_not_come() {
     for aborts in [false, true] {
@@ -427,7 +427,7 @@ fn streams_that_do_not_come() {
     }
 }
 
-/// What a stream was given before may wait for a message before it.
+/// The earlier work of a stream may wait for an earlier message.
 #[test]
 fn messages_in_a_row() {
     let device = Arc::new(FakeDevice::new());
@@ -454,7 +454,7 @@ fn messages_in_a_row() {
     });
 }
 
-/// A call that returns at once cannot say that it fails; a later one does.
+/// A call that returns at once cannot report its failure; a later call does.
 #[test]
 fn a_later_call_says_so() {
     let device = Arc::new(FakeDevice::new());
@@ -466,7 +466,7 @@ fn a_later_call_says_so() {
             // SAFETY: the memory is never freed.
             unsafe { comm.exec.run_prepared(&call) }
         };
-        // The first is waited for.
+        // The first call waits for its end.
         go().unwrap();
         device.synchronise(user.stream);
         comm.barrier().unwrap();
@@ -482,7 +482,7 @@ fn a_later_call_says_so() {
     });
 }
 
-/// To its caller a call has returned: dropping the communicator does not take it back.
+/// Dropping the communicator does not abort a call that has returned to its caller.
 #[test]
 fn dropping_waits_for_what_was_given_to_streams() {
     let device = Arc::new(FakeDevice::new());
@@ -512,7 +512,7 @@ fn dropping_waits_for_what_was_given_to_streams() {
     });
 }
 
-/// Areas stay open, however much else is opened and forgotten.
+/// Areas stay open while much other memory is opened and closed.
 #[test]
 fn areas_after_many_allocations() {
     let device = Arc::new(FakeDevice::new());
@@ -533,7 +533,7 @@ fn areas_after_many_allocations() {
     });
 }
 
-/// Where one device has no kernels, all go through the host.
+/// If one device has no kernels, all ranks go through the host.
 #[test]
 fn without_kernels() {
     let devices = [Arc::new(FakeDevice::new()), Arc::new(FakeDevice::new())];
