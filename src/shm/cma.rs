@@ -120,8 +120,8 @@ pub(super) fn all_reduce(
     Ok(true)
 }
 
-/// Reduces this rank's chunk of all inputs to its output, block by block. `window.peer_words` has the
-/// addresses of the inputs.
+/// Reduces this rank's chunk of all inputs to its output, block by block. `window.peer_words` has
+/// the addresses of the inputs.
 fn reduce_chunk(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
     let Memory { call, rank, ranks } = memory;
     let mine = chunk(call.count, ranks, rank);
