@@ -18,10 +18,10 @@ use crate::types::Rank;
 
 /// Opens the links of one communicator. Of two ranks, the lower one connects.
 pub(crate) struct NetworkOpener {
-    pub(crate) network: Arc<Network>,
-    pub(crate) comm_id: u64,
+    network: Arc<Network>,
+    comm_id: u64,
     /// This rank in the communicator.
-    pub(crate) rank: Rank,
+    rank: Rank,
     /// The communicator's ranks as ranks of the job.
     members: Arc<[Rank]>,
     /// The host of each.

@@ -126,11 +126,12 @@ impl Store for Overwritten {
         self.store.get(key, timeout)
     }
     fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
-        let held = self.store.claim(key, value, timeout);
         if key.ends_with(&key_share_of(1)) {
+            // Rank 1 believes that its key is in the store, and no rank ever reads it there.
             self.store.set(key, b"garbage", timeout)?;
+            return Ok(value.to_vec());
         }
-        held
+        self.store.claim(key, value, timeout)
     }
 }
 

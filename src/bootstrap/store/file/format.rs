@@ -71,7 +71,7 @@ impl View {
         let appended = file.seek(SeekFrom::Start(self.end)).and_then(|_| file.take(LARGEST_FILE).read_to_end(&mut bytes));
         appended.map_err(failed())?;
         if !self.is_started() && !bytes.starts_with(&MAGIC[..bytes.len().min(MAGIC.len())]) {
-            return Err(StoreProblem::Foreign("the file is not a store of kolo; it is not changed".to_owned()));
+            return Err(StoreProblem::Foreign("the file has other contents, which are not changed".to_owned()));
         }
         if !is_open {
             self.take_in(&bytes);

@@ -93,29 +93,10 @@ impl TcpStore {
         let started = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
-            let mut last = String::new();
-            for &port in ports {
-                // Resolved for each attempt: in clusters, names appear with their hosts.
-                let addresses = match sys::resolve(host, port, deadline) {
-                    Ok(addresses) => addresses,
-                    Err(error) => {
-                        last = format!("cannot resolve {host}: {error}");
-                        continue;
-                    }
-                };
-                for address in addresses {
-                    match connect(address, identity, deadline) {
-                        Ok(stream) => {
-                            let url = format!("tcp://{address}");
-                            return Ok(TcpStore { stream: Mutex::new(stream), url, deadline, _server: None });
-                        }
-                        Err(ConnectError::Transient(error)) => last = format!("{address}: {error}"),
-                        // Another program may listen at one of several ports.
-                        Err(ConnectError::Permanent(problem)) if ports.len() > 1 => last = format!("{address}: {problem}"),
-                        Err(ConnectError::Permanent(problem)) => return Err(problem),
-                    }
-                }
-            }
+            let last = match TcpStore::try_ports(host, ports, identity, deadline)? {
+                Ok(store) => return Ok(store),
+                Err(last) => last,
+            };
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(StoreProblem::Unreachable { waited: started.elapsed(), last });
@@ -123,6 +104,39 @@ impl TcpStore {
             std::thread::sleep(pause.min(left));
             pause = (2 * pause).min(Duration::from_millis(100));
         }
+    }
+
+    /// Tries each port once. Returns the store, or the last error if another attempt may succeed.
+    fn try_ports(
+        host: &str,
+        ports: &[u16],
+        identity: &Identity,
+        deadline: Instant,
+    ) -> Result<Result<TcpStore, String>, StoreProblem> {
+        let mut last = String::new();
+        for &port in ports {
+            // Resolved for each attempt: in clusters, names appear with their hosts.
+            let addresses = match sys::resolve(host, port, deadline) {
+                Ok(addresses) => addresses,
+                Err(error) => {
+                    last = format!("cannot resolve {host}: {error}");
+                    continue;
+                }
+            };
+            for address in addresses {
+                match connect(address, identity, deadline) {
+                    Ok(stream) => {
+                        let url = format!("tcp://{address}");
+                        return Ok(Ok(TcpStore { stream: Mutex::new(stream), url, deadline, _server: None }));
+                    }
+                    Err(ConnectError::Transient(error)) => last = format!("{address}: {error}"),
+                    // Another program may listen at one of several ports.
+                    Err(ConnectError::Permanent(problem)) if ports.len() > 1 => last = format!("{address}: {problem}"),
+                    Err(ConnectError::Permanent(problem)) => return Err(problem),
+                }
+            }
+        }
+        Ok(Err(last))
     }
 
     fn ask(&self, operation: u8, key: &str, value: &[u8], timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
