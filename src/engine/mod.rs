@@ -16,4 +16,6 @@ mod tests;
 mod wait;
 
 pub(crate) use job::Job;
+#[cfg(test)]
+pub(crate) use run::Stepped;
 pub(crate) use state::Engine;

@@ -34,7 +34,7 @@ const MAGIC: [u8; 4] = *b"kolo";
 pub(super) const NONCE: usize = 16;
 /// The hello without its MAC, and with it.
 const CLAIMS: usize = 80;
-const HELLO: usize = CLAIMS + MAC;
+pub(crate) const HELLO: usize = CLAIMS + MAC;
 /// Status, a zero, the version; then the nonce or the listener's job, padded with zeros; then the
 /// MAC.
 const DETAILS: usize = 48;
@@ -353,6 +353,12 @@ pub(crate) fn samples() -> [Vec<u8>; 2] {
     let hello = Hello::new(Purpose::Link, 1, 1, 0).encode(&identity, &key, random());
     let answer = Acceptor::new(Medium::Network).receive(&identity, &hello).reply.unwrap_or_default();
     [hello.to_vec(), answer]
+}
+
+/// The reply of a listener of another version to a hello that came over the network.
+#[cfg(test)]
+pub(crate) fn refuse_for_version(identity: &Identity, hello: &[u8]) -> Vec<u8> {
+    reply(&identity.key(Medium::Network), REFUSES_VERSION, &[], hello.try_into().expect("a whole hello"))
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use crate::bootstrap::announcement::{self, Announcement, Source};
 use crate::bootstrap::endpoint::Endpoint;
 use crate::bootstrap::identity::{Identity, Run};
 use crate::bootstrap::key_exchange::{Exchange, KeyPair, KeyShare};
-use crate::bootstrap::listener;
-use crate::bootstrap::listener::handshake::{Hello, Purpose};
+use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
+use crate::bootstrap::listener::{self, DialError};
 use crate::bootstrap::peer_info::PeerInfo;
 use crate::bootstrap::peer_table::PeerTable;
 use crate::bootstrap::signed::{SignedStore, in_run};
@@ -234,19 +234,62 @@ fn too_late(start: &Start<'_>, state: JoinState, began: Instant) -> Error {
 /// may be about to end.
 const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
 
-/// Returns whether the process that wrote a peer info lives: its listener admits ranks of this run.
+/// Returns whether the process that wrote a peer info lives: its listener admits ranks of this run,
+/// or refuses them for their version. Only a process with the secret gives either answer.
 fn answers(start: &Start<'_>, identity: &Identity, holder: &PeerInfo, patience: Duration) -> bool {
     let hello = Hello::new(Purpose::Probe, 0, start.rank, holder.rank);
-    listener::dial(holder.address, identity, &hello, Instant::now() + patience).is_ok()
+    let answer = listener::dial(holder.address, identity, &hello, Instant::now() + patience);
+    matches!(answer, Ok(_) | Err(DialError::Refused(Refusal::Version { .. })))
 }
 
-/// Returns the ranks without a peer info in the store, as far as a rank other than 0 can tell.
+/// Returns the other ranks without a peer info in the store, as far as a rank other than 0 can tell.
 fn missing(start: &Start<'_>, identity: &Identity) -> Vec<Rank> {
     let has_peer_info = |rank: &Rank| {
         let found = start.store.get(&in_run(&identity.run(), &peer_info_of(*rank)), Duration::ZERO);
         !matches!(found, Ok(None))
     };
-    let missing: Vec<Rank> = (0..start.world_size.min(1024)).filter(|rank| !has_peer_info(rank)).collect();
+    let missing: Vec<Rank> =
+        (0..start.world_size.min(1024)).filter(|&rank| rank != start.rank && !has_peer_info(&rank)).collect();
     // All peer infos are there, but no table. Rank 0 has ended, or this is a former run.
     if missing.is_empty() { vec![0] } else { missing }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::bootstrap::listener::handshake;
+    use crate::bootstrap::peer_info;
+    use crate::bootstrap::store::{self, StoreUrl};
+    use crate::config::Settings;
+
+    /// Returns whether rank 1 takes rank 0 for alive if rank 0's listener gives this reply to a hello.
+    fn is_alive(identity: &Identity, reply: impl Fn(&[u8]) -> Vec<u8> + Sync) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let store = store::open(&StoreUrl::Hash("alive".to_owned()), true, identity, deadline).unwrap();
+        let (settings, identity) = (Settings::default(), identity.clone());
+        let start = Start { rank: 1, world_size: 2, identity, store: &*store, store_url: None, settings: &settings, deadline };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let holder = PeerInfo { address: listener.local_addr().unwrap(), ..peer_info::sample(0) };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut hello = vec![0; handshake::HELLO];
+                stream.read_exact(&mut hello).unwrap();
+                stream.write_all(&reply(&hello)).unwrap();
+            });
+            answers(&start, &start.identity, &holder, Duration::from_secs(20))
+        })
+    }
+
+    /// Otherwise a rank of another version waits until its deadline and reports missing ranks.
+    #[test]
+    fn a_rank_0_of_another_version_is_alive() {
+        let identity = Identity::new("job", Some([7; 32]));
+        assert!(is_alive(&identity, |hello| handshake::refuse_for_version(&identity, hello)));
+        let stranger = Identity::new("job", Some([8; 32]));
+        assert!(!is_alive(&identity, |hello| handshake::refuse_for_version(&stranger, hello)));
+    }
 }
