@@ -11,7 +11,7 @@ use crate::types::{Element, Op};
 
 /// Here a step is no guard, and gradients are addresses.
 impl Reducer {
-    /// Within a step: the gradient is there, or there will be none.
+    /// Marks a gradient of the step as ready, or as one that there will not be.
     pub(crate) fn settle(&self, parameter: usize, is_used: bool) -> Result<()> {
         self.core.settle(parameter, if is_used { Gradient::Ready } else { Gradient::Unused }, false)
     }
@@ -30,7 +30,7 @@ impl Reducer {
     ///
     /// # Safety
     ///
-    /// There are the parameter's elements, until the stream has come to it.
+    /// The parameter's elements are at `from` until the stream has passed the copy.
     pub(crate) unsafe fn put_on_device(&self, parameter: usize, from: Address) -> Result<()> {
         // SAFETY: passed on.
         unsafe { self.core.put_on_device(parameter, from) }
@@ -45,7 +45,7 @@ impl Reducer {
         self.core.close()
     }
 
-    /// Where a gradient is; until buckets are made anew.
+    /// Returns the address of a gradient, which is valid until buckets are rebuilt.
     pub(crate) fn address(&self, parameter: usize) -> Result<*mut u8> {
         self.core.parameter(parameter)?;
         Ok(self.core.address(parameter))
@@ -57,7 +57,7 @@ impl Reducer {
         Ok(self.core.is_used(parameter))
     }
 
-    /// Ends the reducer, from any thread.
+    /// Returns a handle that ends the reducer from any thread.
     pub(crate) fn stopper(&self) -> Stopper {
         Stopper(self.core.clone())
     }
