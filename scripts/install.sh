@@ -1,11 +1,15 @@
 #!/bin/sh
-# Builds kolo for C and installs it under a prefix: the header, both libraries, and kolo.pc for pkg-config. Needs cargo alone.
+# Builds the C library and installs it under a prefix: the header, the static and the shared
+# library, and kolo.pc for pkg-config. Needs cargo alone.
 #
 #     scripts/install.sh PREFIX
 #
-# DESTDIR is put before the prefix where files go, but not where they say they are; PROFILE is cargo's, and release by default; so
-# are FEATURES, of which there are cuda, redis and tls, and cuda by default: it needs nothing of CUDA to build or to start. BUILT is
-# a folder where cargo has built the libraries already, which are then installed as they are.
+# Variables:
+#   DESTDIR   a folder that precedes the prefix where files are written; kolo.pc does not name it
+#   PROFILE   cargo's profile; default: release
+#   FEATURES  features of the library: cuda, redis, tls; default: cuda, which needs nothing of CUDA
+#             to build or to start
+#   BUILT     a folder with libraries that cargo has built already; the script then builds nothing
 set -eu
 
 if [ $# != 1 ] || [ -z "$1" ]; then

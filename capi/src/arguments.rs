@@ -181,7 +181,8 @@ impl Arguments {
     /// # Safety
     ///
     /// Counts that are not null are valid for one entry for each rank, as long as the call is used.
-    #[inline]
+    // Without a call, whose result would be a copy: small operations are short.
+    #[inline(always)]
     pub(crate) unsafe fn describe(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<RawCall<'_>, Fault> {
         let mut call = RawCall::new(self.op, dtype(self.dtype)?)
             .buffers(self.send.cast(), self.recv.cast(), self.count)

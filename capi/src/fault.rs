@@ -16,7 +16,7 @@ pub(crate) enum Fault {
     Null { what: &'static str },
     #[error("{what} is not aligned to the type that it points to")]
     Misaligned { what: &'static str },
-    #[error("{what} has {len} entries, more than memory can hold")]
+    #[error("the length of {what} is {len}, more than memory can hold")]
     Long { what: &'static str, len: usize },
     #[error("{what} is {given}; {expected}")]
     Value { what: &'static str, given: i64, expected: String },

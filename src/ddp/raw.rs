@@ -11,7 +11,7 @@ use crate::types::{Element, Op};
 
 /// A step is not a guard here, and gradients are addresses.
 impl Reducer {
-    /// Notes, within a step, that the gradient is ready, or that there is none.
+    /// Marks a gradient of the step as ready, or as one that there will not be.
     pub(crate) fn settle(&self, parameter: usize, is_used: bool) -> Result<()> {
         self.core.settle(parameter, if is_used { Gradient::Ready } else { Gradient::Unused }, false)
     }
@@ -30,7 +30,7 @@ impl Reducer {
     ///
     /// # Safety
     ///
-    /// `from` holds the parameter's elements until the stream has passed the copy.
+    /// The parameter's elements are at `from` until the stream has passed the copy.
     pub(crate) unsafe fn put_on_device(&self, parameter: usize, from: Address) -> Result<()> {
         // SAFETY: as promised by the caller.
         unsafe { self.core.put_on_device(parameter, from) }
@@ -45,7 +45,7 @@ impl Reducer {
         self.core.close()
     }
 
-    /// Returns the address of a gradient, which is valid until the buckets are rebuilt.
+    /// Returns the address of a gradient, which is valid until buckets are rebuilt.
     pub(crate) fn address(&self, parameter: usize) -> Result<*mut u8> {
         self.core.parameter(parameter)?;
         Ok(self.core.address(parameter))
@@ -57,7 +57,7 @@ impl Reducer {
         Ok(self.core.is_used(parameter))
     }
 
-    /// Returns what ends the reducer from any thread.
+    /// Returns a handle that ends the reducer from any thread.
     pub(crate) fn stopper(&self) -> Stopper {
         Stopper(self.core.clone())
     }

@@ -15,18 +15,18 @@ pub(crate) struct Raw<'a> {
     pub(crate) op: Op,
     pub(crate) dtype: DType,
     pub(crate) redop: Option<ReduceOp>,
-    /// The root, or the peer.
+    /// The root or the peer.
     pub(crate) root: Rank,
     /// Elements of the buffer, or of one rank's block.
     pub(crate) count: usize,
     pub(crate) send: *const u8,
     pub(crate) recv: *mut u8,
-    /// One for each rank, where the operation has them.
+    /// A count for each rank, where the operation has them.
     pub(crate) send_counts: Option<&'a [usize]>,
     pub(crate) recv_counts: Option<&'a [usize]>,
-    /// Of a receive from whoever sends first, which has no peer: where to put who that was.
+    /// For a receive from any rank, which has no peer: where to write that rank.
     pub(crate) source: Option<Source>,
-    /// How long it may take, if not as long as the communicator's calls usually may.
+    /// The timeout, if it is not that of the communicator.
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -50,7 +50,7 @@ impl Raw<'_> {
 }
 
 impl Executor {
-    /// Checks a call, as far as this rank can alone.
+    /// Checks everything that this rank can check alone.
     #[inline]
     pub(crate) fn prepare(&self, raw: &Raw<'_>) -> Result<Call> {
         let Raw { op, dtype, redop, root, count, send, recv, source, timeout, .. } = *raw;
@@ -80,23 +80,23 @@ impl Executor {
         };
         let (rank, world) = (self.rank(), self.world_size());
         [call.send.len, call.recv.len] = call.lengths(rank, world).map_err(refuse)?;
-        // In its place: it is large, and small operations are short.
+        // In place: the call is large, and a copy would take as long as a small operation.
         call.check_in_place(rank, world).map_err(refuse)?;
         Ok(call)
     }
 
-    /// Carries out a call that was prepared.
+    /// Executes a prepared call.
     ///
     /// # Safety
     ///
-    /// What the call reads and writes is valid until this returns, and nobody else uses it.
+    /// What the call reads and writes is valid until this returns, and nothing else uses it.
     #[inline]
     pub(crate) unsafe fn run_prepared(&self, call: &Call) -> Result<()> {
         // SAFETY: passed on.
         unsafe { self.submit_checked(call) }
     }
 
-    /// Carries out sends and receives that were prepared side by side.
+    /// Executes prepared sends and receives side by side.
     ///
     /// # Safety
     ///
@@ -106,18 +106,19 @@ impl Executor {
         unsafe { self.submit_together_checked(calls) }
     }
 
-    /// Queues a call that was prepared.
+    /// Queues a prepared call.
     ///
     /// # Safety
     ///
-    /// What the call reads and writes stays valid until the operation has ended, and nobody else uses it until then.
+    /// What the call reads and writes stays valid until the operation has ended, and nothing else
+    /// uses it until then.
     pub(crate) unsafe fn start_prepared(&self, call: Call) -> Result<Work<()>> {
         let (work, call, completion) = begin((), |()| Ok(call))?;
         self.queue.push(&self.state, call, completion)?;
         Ok(work)
     }
 
-    /// The failure that ended the communicator.
+    /// Returns the failure that ended the communicator.
     pub(crate) fn failure(&self) -> Option<&Error> {
         self.state.failure.get().map(|failure| &**failure)
     }

@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use crate::bootstrap::address;
 use crate::error::Result;
 
-/// Returns the address at which other hosts reach this process: that of the interface that `KOLO_INTERFACE` names, or the one
-/// that kolo would choose. A process that serves a [`TcpStoreServer`](crate::TcpStoreServer) tells the ranks this address.
+/// Returns the address at which other hosts reach this process: that of the interface that
+/// `KOLO_INTERFACE` names, or the one that kolo would choose. A process that serves a
+/// [`TcpStoreServer`](crate::TcpStoreServer) tells the ranks this address.
 ///
 /// # Errors
 ///

@@ -10,9 +10,11 @@ use crate::error::Result;
 use crate::exec::{Call, Raw};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
-/// A collective, a send or a receive on raw memory. Buffers have no lengths: they follow from the operation and the counts.
+/// A collective, a send or a receive on raw memory. Buffers have no lengths: they follow from the
+/// operation and the counts.
 ///
-/// An operation ignores what it does not have: a barrier has no buffers, and the root of an all-reduce is not read.
+/// An operation ignores what it does not have: a barrier has no buffers, and the root of an
+/// all-reduce is not read.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a call does nothing before it is prepared and run"]
 pub struct RawCall<'a> {
@@ -27,22 +29,25 @@ impl<'a> RawCall<'a> {
         RawCall { raw: Raw::new(op, dtype), stream: std::ptr::null_mut() }
     }
 
-    /// Sets the buffers and the count: elements of a buffer, or of one rank's block where the operation has blocks. A buffer that
-    /// the operation does not have on this rank may be null, and so may one without elements. In place as the operation allows.
+    /// Sets the buffers and the count: elements of a buffer, or of one rank's block where the
+    /// operation has blocks. A buffer that the operation does not have on this rank may be null,
+    /// and so may one without elements. In place as the operation allows.
     #[inline]
     pub fn buffers(mut self, send: *const u8, recv: *mut u8, count: usize) -> RawCall<'a> {
         (self.raw.send, self.raw.recv, self.raw.count) = (send, recv, count);
         self
     }
 
-    /// Sets the elements of each rank's block that is sent: of `Op::ReduceScatterV` and `Op::AllToAllV`.
+    /// Sets the elements of each rank's block that is sent: of `Op::ReduceScatterV` and
+    /// `Op::AllToAllV`.
     #[inline]
     pub fn send_counts(mut self, counts: &'a [usize]) -> RawCall<'a> {
         self.raw.send_counts = Some(counts);
         self
     }
 
-    /// Sets the elements of each rank's block that is received: of `Op::AllGatherV` and `Op::AllToAllV`.
+    /// Sets the elements of each rank's block that is received: of `Op::AllGatherV` and
+    /// `Op::AllToAllV`.
     #[inline]
     pub fn recv_counts(mut self, counts: &'a [usize]) -> RawCall<'a> {
         self.raw.recv_counts = Some(counts);
@@ -70,7 +75,8 @@ impl<'a> RawCall<'a> {
         self
     }
 
-    /// Makes a receive take the message of any rank. That rank is written to `source`, unless it is null.
+    /// Makes a receive take the message of any rank. That rank is written to `source`, unless it is
+    /// null.
     #[inline]
     pub fn any_source(mut self, source: *mut i32) -> RawCall<'a> {
         self.raw.source = Some(Source::Int(source));
@@ -84,23 +90,24 @@ impl<'a> RawCall<'a> {
         self
     }
 
-    /// Sets the CUDA stream (a `cudaStream_t`) in whose order the buffers are used. Null, the default, is CUDA's default stream if
-    /// a buffer is on a device, and no stream otherwise.
+    /// Sets the CUDA stream (a `cudaStream_t`) in whose order the buffers are used. Null, the
+    /// default, is CUDA's default stream if a buffer is on a device, and no stream otherwise.
     #[inline]
     pub fn stream(mut self, stream: *mut c_void) -> RawCall<'a> {
         self.stream = stream;
         self
     }
 
-    /// Checks everything that this rank can check alone. A call with a stream, or with a buffer on a device, takes its place in the
-    /// stream now: it comes after what the stream was given before. No memory is read or written, and no other rank hears of it.
+    /// Checks everything that this rank can check alone. A call with a stream, or with a buffer on
+    /// a device, takes its place in the stream now: after the earlier work of the stream. No memory
+    /// is read or written, and no other rank learns of it.
     ///
     /// # Errors
     ///
     /// [`Error::Argument`](crate::Error::Argument) if an argument is wrong;
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if a stream or a device cannot take part. The communicator is as usable as
-    /// before.
-    #[inline]
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if a stream or a device cannot take part.
+    /// The communicator is as usable as before.
+    // Not inlined, as `PreparedCall::run`: behind it the compiler sees the whole path in one crate.
     pub fn prepare(&self, comm: &Communicator) -> Result<PreparedCall> {
         let mut call = comm.exec.prepare(&self.raw)?;
         comm.exec.lend(&mut call, self.stream.into())?;
@@ -119,26 +126,27 @@ impl PreparedCall {
         self.0.op
     }
 
-    /// Executes the call, and returns when this rank's part is done. A call in a stream is queued instead, and this returns at
-    /// once.
+    /// Executes the call, and returns when this rank's part is done. A call in a stream is enqueued
+    /// instead, and this returns at once.
     ///
     /// # Safety
     ///
     /// - The call was prepared for `comm`.
-    /// - The buffers are valid for the elements that operation and counts require, and so is the place for the source. They stay
-    ///   valid until this returns; those of a call in a stream until the stream has passed the call.
+    /// - The buffers are valid for the elements that operation and counts require, and so is the
+    ///   place for the source. They stay valid until this returns; those of a call in a stream
+    ///   until the stream has passed the call.
     /// - Until then nothing writes what the call reads, and nothing reads or writes what it writes.
     ///
     /// # Errors
     ///
     /// Those of the operation; see [`Error`](crate::Error).
-    #[inline]
     pub unsafe fn run(&self, comm: &Communicator) -> Result<()> {
         // SAFETY: passed on.
         unsafe { comm.exec.run_prepared(&self.0) }
     }
 
-    /// Starts the operation and returns at once. Operations of one communicator take effect in the order of their calls.
+    /// Starts the operation and returns at once. Operations of one communicator take effect in the
+    /// order of their calls.
     ///
     /// # Safety
     ///
@@ -155,7 +163,8 @@ impl PreparedCall {
     }
 }
 
-/// Executes sends and receives side by side, so that none waits for one before it, and returns when all are done.
+/// Executes sends and receives side by side, so that none waits for one before it, and returns when
+/// all are done.
 ///
 /// # Safety
 ///

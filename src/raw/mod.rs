@@ -1,16 +1,19 @@
 //! The untyped layer: calls on raw pointers, for bindings to other languages.
 //!
-//! A binding has addresses, numbers of elements and numbers of types, but no Rust slices. This module takes those. The C
-//! library (the crate `kolo-capi`) uses it and otherwise the public API alone. A Rust program has no use for it.
+//! A binding has addresses, numbers of elements and numbers of types, but no Rust slices. This
+//! module takes those. The C library (the crate `kolo-capi`) uses it and otherwise the public API
+//! alone. A Rust program has no use for it.
 //!
-//! - [`RawCall`] describes a collective, a send or a receive. [`RawCall::prepare`] checks everything that one rank can check
-//!   alone. The [`PreparedCall`] is then run, started, or held back for [`run_together`].
+//! - [`RawCall`] describes a collective, a send or a receive. [`RawCall::prepare`] checks
+//!   everything that one rank can check alone. The [`PreparedCall`] is then run, started, or held
+//!   back for [`run_together`].
 //! - [`RawWork`] is an operation in flight, whose buffers belong to the caller.
-//! - [`RawReducer`] is a [`ddp::Reducer`](crate::ddp::Reducer) without guards: gradients are addresses.
+//! - [`RawReducer`] is a [`ddp::Reducer`](crate::ddp::Reducer) without guards: gradients are
+//!   addresses.
 //! - [`forks`] and [`between_forks`] keep the binding's own tables usable in a forked child.
 //!
-//! What no check finds is the caller's duty: that a pointer is valid for its elements, and for how long. Each unsafe function
-//! says what it requires.
+//! What no check finds is the caller's duty: that a pointer is valid for its elements, and for how
+//! long. Each unsafe function says what it requires.
 //!
 //! ```
 //! use kolo::raw::RawCall;

@@ -7,8 +7,8 @@ use crate::ddp::{Bucket, Parameter, Reducer, ReducerBuilder, TensorMut, with_flo
 use crate::error::Result;
 use crate::types::Rank;
 
-/// A [`Reducer`] for callers that hold addresses instead of borrows. A step is no guard: the caller begins it, makes each
-/// gradient ready, and finishes it.
+/// A [`Reducer`] for callers that hold addresses instead of borrows. A step is no guard: the caller
+/// begins it, makes each gradient ready, and finishes it.
 ///
 /// What a gradient's address may be used for depends on the moment; see [`RawReducer::gradient`].
 #[derive(Debug)]
@@ -54,11 +54,13 @@ impl RawReducer {
         self.0.accumulates()
     }
 
-    /// Returns the address of a parameter's gradient. It stays the same until a [`RawReducer::begin`] or
-    /// [`RawReducer::join_step`] makes the buckets anew, which happens at most once.
+    /// Returns the address of a parameter's gradient. It stays the same until a
+    /// [`RawReducer::begin`] or [`RawReducer::join_step`] rebuilds the buckets, which happens at
+    /// most once.
     ///
-    /// The caller may write it from the start of a step until the gradient is ready, and read and write it from the end of the
-    /// step until the next step begins. In between it belongs to the reducer.
+    /// The caller may write it from the start of a step until the gradient is ready, and read and
+    /// write it from the end of the step until the next step begins. In between it belongs to the
+    /// reducer.
     ///
     /// # Errors
     ///
@@ -67,7 +69,8 @@ impl RawReducer {
         self.0.address(parameter)
     }
 
-    /// Makes a gradient ready that was written in place; see [`View::ready`](crate::ddp::View::ready). Any thread may call it.
+    /// Makes a gradient ready that was written in place; see
+    /// [`View::ready`](crate::ddp::View::ready). Any thread may call it.
     ///
     /// # Errors
     ///
@@ -76,7 +79,8 @@ impl RawReducer {
         self.0.settle(parameter, true)
     }
 
-    /// Declares that this step gives a parameter no gradient; see [`Step::unused`](crate::ddp::Step::unused).
+    /// Declares that this step gives a parameter no gradient; see
+    /// [`Step::unused`](crate::ddp::Step::unused).
     ///
     /// # Errors
     ///
@@ -85,13 +89,14 @@ impl RawReducer {
         self.0.settle(parameter, false)
     }
 
-    /// Copies a gradient of `len` elements into place and makes it ready; see [`Step::put`](crate::ddp::Step::put) and, for
-    /// `strides`, [`Step::put_strided`](crate::ddp::Step::put_strided).
+    /// Copies a gradient of `len` elements into place and makes it ready; see
+    /// [`Step::put`](crate::ddp::Step::put) and, for `strides`,
+    /// [`Step::put_strided`](crate::ddp::Step::put_strided).
     ///
     /// # Safety
     ///
-    /// `gradient` is aligned and valid for reading `len` elements of the parameter's type in host memory, and does not overlap the
-    /// gradient in place. If `len` is 0, it may be anything.
+    /// `gradient` is aligned and valid for reading `len` elements of the parameter's type in host
+    /// memory, and does not overlap the gradient in place. If `len` is 0, it may be anything.
     ///
     /// # Errors
     ///
@@ -109,7 +114,8 @@ impl RawReducer {
         })
     }
 
-    /// As [`RawReducer::put`], of a gradient at an address of the reducer's device, in the order of its stream.
+    /// As [`RawReducer::put`], of a gradient at an address of the reducer's device, in the order of
+    /// its stream.
     ///
     /// # Safety
     ///
@@ -132,8 +138,8 @@ impl RawReducer {
         self.0.finish()
     }
 
-    /// Takes part in one step of the ranks that have input, with zeros; see [`Reducer::join`]. Returns false if no rank has input
-    /// any more.
+    /// Takes part in one step of the ranks that have input, with zeros; see [`Reducer::join`].
+    /// Returns false if no rank has input any more.
     ///
     /// # Errors
     ///
@@ -166,14 +172,15 @@ impl RawReducer {
     }
 }
 
-/// Sets the device of the parameters that are [on one](Parameter::on_device): its number in this process, and the stream there
-/// in whose order gradients are written and read (a `cudaStream_t`; null is the default stream). The stream outlives the reducer.
+/// Sets the device of the parameters that are [on one](Parameter::on_device): its number in this
+/// process, and the stream there in whose order gradients are written and read (a `cudaStream_t`;
+/// null is the default stream). The stream outlives the reducer.
 pub fn on_device(builder: ReducerBuilder, ordinal: usize, stream: *mut c_void) -> ReducerBuilder {
     builder.on_device(ordinal, stream)
 }
 
-/// Returns the address of a bucket's elements, for a hook. It is valid until the hook returns: on the host, or on the device if
-/// [`Bucket::is_on_device`].
+/// Returns the address of a bucket's elements, for a hook. It is valid until the hook returns: on
+/// the host, or on the device if [`Bucket::is_on_device`].
 pub fn bucket_address(bucket: &mut Bucket<'_>) -> *mut u8 {
     bucket.address()
 }
@@ -182,9 +189,10 @@ pub fn bucket_address(bucket: &mut Bucket<'_>) -> *mut u8 {
 ///
 /// # Safety
 ///
-/// For `'a`, the address is aligned and valid for reading and writing the parameter's elements, and nothing else uses them. The
-/// elements of a [`DType::Bool`](crate::DType::Bool) may be any bytes. If the parameter is on a device, the address is valid
-/// there, in the order of the reducer's stream.
+/// For `'a`, the address is aligned and valid for reading and writing the parameter's elements, and
+/// nothing else uses them. The elements of a [`DType::Bool`](crate::DType::Bool) may be any bytes.
+/// If the parameter is on a device, the address is valid there, in the order of the reducer's
+/// stream.
 pub unsafe fn tensor<'a>(address: *mut u8, parameter: &Parameter) -> TensorMut<'a> {
     // SAFETY: passed on.
     unsafe { TensorMut::at(address, parameter) }

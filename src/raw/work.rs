@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::exec::Lent;
 use crate::exec::work::Work;
 
-/// An operation that [`PreparedCall::start`](super::PreparedCall::start) has started. Its buffers belong to the operation until
-/// [`RawWork::outcome`] has returned `Some`.
+/// An operation that [`PreparedCall::start`](super::PreparedCall::start) has started. Its buffers
+/// belong to the operation until [`RawWork::outcome`] has returned `Some`.
 ///
 /// Dropping it does not end the operation, which goes on using the buffers.
 #[derive(Debug)]
@@ -26,14 +26,16 @@ impl RawWork {
         self.work.is_finished()
     }
 
-    /// Waits until the operation has ended, and returns how; `None` if it has not ended by the deadline. Every operation has a
-    /// deadline of its own, so this ends without one, too. It may be called again, and by several threads.
+    /// Waits until the operation has ended, and returns how; `None` if it has not ended by the
+    /// deadline. Every operation has a deadline of its own, so this ends without one, too. It may
+    /// be called again, and by several threads.
     pub fn outcome(&self, deadline: Option<Instant>) -> Option<Result<()>> {
         self.work.outcome(deadline)
     }
 
-    /// Makes a CUDA stream (a `cudaStream_t`) wait until the operation has ended, and returns at once. The stream goes on after a
-    /// failure, too. Returns false if no stream can wait for this operation: then the caller waits itself.
+    /// Makes a CUDA stream (a `cudaStream_t`) wait until the operation has ended, and returns at
+    /// once. The stream goes on after a failure, too. Returns false if no stream can wait for this
+    /// operation: then the caller waits itself.
     ///
     /// # Errors
     ///
