@@ -11,7 +11,7 @@ use super::identity::{Identity, Key, MAC, Run};
 use super::store::Store;
 use crate::error::StoreProblem;
 use crate::types::Rank;
-use crate::wire::Writer;
+use crate::wire::{Writer, hexadecimal};
 
 /// A store whose values the ranks of one run sign.
 pub(super) struct SignedStore<'a> {
@@ -77,7 +77,7 @@ impl<'a> SignedStore<'a> {
 
 /// Returns the key of a run's value in a store.
 pub(super) fn in_run(run: &Run, name: &str) -> String {
-    format!("{:032x}/{name}", u128::from_be_bytes(*run))
+    format!("{}/{name}", hexadecimal(run))
 }
 
 #[cfg(test)]

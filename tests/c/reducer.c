@@ -287,7 +287,7 @@ static void misuse(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "parameters is null", kolo_reducer_create(&reducer, NULL, 1, NULL, 0, NULL, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "reducer is null", kolo_reducer_create(NULL, parameters, 3, NULL, 0, NULL, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "length of parameters is", kolo_reducer_create(&reducer, parameters, (size_t)-1, NULL, 0, NULL, comm));
-  REFUSED(KOLO_ERR_ARGUMENT, "buffers are", kolo_reducer_create(&reducer, parameters, 3, buffers, (size_t)-1 / 4, NULL, comm));
+  REFUSED(KOLO_ERR_ARGUMENT, "length of buffers is", kolo_reducer_create(&reducer, parameters, 3, buffers, (size_t)-1 / 4, NULL, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "parameters is not aligned",
           kolo_reducer_create(&reducer, (const kolo_tensor_t *)((const char *)parameters + 1), 1, NULL, 0, NULL, comm));
   tensor.dtype = KOLO_FLOAT32;

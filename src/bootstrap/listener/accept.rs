@@ -21,6 +21,7 @@ use super::query;
 use super::stream::Stream;
 use crate::bootstrap::identity::{Identity, random};
 use crate::sys::LocalListener;
+use crate::wire::hexadecimal;
 
 /// How long a peer may take for each message of the handshake.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
@@ -149,7 +150,7 @@ impl Drop for Listener {
 
 /// Returns a random name for a listener.
 pub(crate) fn random_name() -> String {
-    format!("kolo-{:032x}", u128::from_le_bytes(random()))
+    format!("kolo-{}", hexadecimal(&random()))
 }
 
 /// The state of the listener's thread.
