@@ -358,7 +358,7 @@ pub(crate) fn samples() -> [Vec<u8>; 2] {
 /// The reply of a listener of another version to a hello that came over the network.
 #[cfg(test)]
 pub(crate) fn refuse_for_version(identity: &Identity, hello: &[u8]) -> Vec<u8> {
-    reply(&identity.key(Medium::Network), REFUSES_VERSION, &[], hello.try_into().expect("a whole hello"))
+    reply(&identity.handshake_key(Medium::Network), REFUSES_VERSION, &[], hello.try_into().expect("a whole hello"))
 }
 
 #[cfg(test)]
