@@ -99,7 +99,7 @@ fn filtered(filter: &str, interfaces: &[Interface]) -> Result<Chosen> {
     });
     chosen.ok_or_else(|| {
         let there: Vec<String> = interfaces.iter().map(|interface| format!("{} ({})", interface.name, interface.ip())).collect();
-        Error::setting("KOLO_INTERFACE", filter, format!("no interface is admitted; this machine has {}", there.join(", ")))
+        Error::setting("KOLO_INTERFACE", filter, format!("no interface is admitted; there are {}", there.join(", ")))
     })
 }
 
