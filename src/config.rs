@@ -267,9 +267,9 @@ pub(crate) fn parse<T>(env: Env<'_>, name: &str, expected: &str, parse: impl Fn(
     env(name).map(|value| parse(value.trim()).ok_or_else(|| Error::setting(name, &value, expected))).transpose()
 }
 
-fn named<T: std::str::FromStr<Err = crate::types::UnknownName>>(env: Env<'_>, name: &str) -> Result<Option<T>> {
+fn named<T: std::str::FromStr<Err = crate::types::UnknownNameError>>(env: Env<'_>, name: &str) -> Result<Option<T>> {
     let parse = |value: String| {
-        value.trim().parse().map_err(|error: crate::types::UnknownName| Error::setting(name, &value, error.to_string()))
+        value.trim().parse().map_err(|error: crate::types::UnknownNameError| Error::setting(name, &value, error.to_string()))
     };
     env(name).map(parse).transpose()
 }

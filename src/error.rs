@@ -30,7 +30,7 @@ pub enum Error {
         /// The operation that was called.
         op: Op,
         /// What is wrong with the arguments.
-        problem: Argument,
+        problem: ArgumentError,
     },
 
     /// A peer failed, left, or did not take part, so the operation failed.
@@ -239,14 +239,14 @@ pub enum Error {
         /// Its URL.
         store: String,
         /// What happened.
-        problem: StoreProblem,
+        problem: StoreError,
     },
 
     /// A gradient reducer was used wrongly, or its ranks differ.
     #[error("reducer: {problem}")]
     Reducer {
         /// What is wrong.
-        problem: Box<ReducerProblem>,
+        problem: Box<ReducerError>,
     },
 
     /// A feature is not available on this machine or in this build.
@@ -314,7 +314,7 @@ impl fmt::Debug for Error {
 /// What is wrong with the arguments of a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Argument {
+pub enum ArgumentError {
     /// The root is not a rank of this communicator.
     #[error("root {root} is out of range; the communicator has ranks 0 to {}", world_size - 1)]
     Root {
@@ -462,7 +462,7 @@ pub enum Cause {
     Aborted,
     /// It made another call than a peer.
     #[error("called [{}], rank {} called [{}]; all ranks of a communicator must make the same calls in the same order", .0.mine, .0.rank, .0.theirs)]
-    Mismatch(Box<Differs>),
+    Mismatch(Box<CallMismatch>),
     /// It sent another number of bytes than a peer expected.
     #[error("sent {sent} bytes where rank {to} expected {expected}; give both the same count")]
     Counts {
@@ -530,7 +530,7 @@ impl fmt::Display for Elsewhere {
 /// Two calls that should have been the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Differs {
+pub struct CallMismatch {
     /// The call of the rank at fault.
     pub mine: Descriptor,
     /// The rank that made another call.
@@ -542,7 +542,7 @@ pub struct Differs {
 /// How a store failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StoreProblem {
+pub enum StoreError {
     /// The URL is not that of a store.
     #[error("{0}; a store is file:///path, tcp://host:port, redis://host:port, rediss://host:port or env://")]
     Url(String),
@@ -672,9 +672,9 @@ fn name_of(job: &str) -> String {
     if job.is_empty() { "another job".to_owned() } else { format!("job {job:?}") }
 }
 
-impl StoreProblem {
-    pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> StoreProblem {
-        move |source| StoreProblem::Io { doing, source: Arc::new(source) }
+impl StoreError {
+    pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+        move |source| StoreError::Io { doing, source: Arc::new(source) }
     }
 
     pub(crate) fn at(self, store: impl Into<String>) -> Error {
@@ -685,7 +685,7 @@ impl StoreProblem {
 /// How a gradient reducer, or a call of it, is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ReducerProblem {
+pub enum ReducerError {
     /// Two ranks gave different parameters, buffers or options. All ranks report the same
     /// difference, the first one.
     #[error(
@@ -796,8 +796,8 @@ pub enum ReducerProblem {
     },
 }
 
-impl From<ReducerProblem> for Error {
-    fn from(problem: ReducerProblem) -> Error {
+impl From<ReducerError> for Error {
+    fn from(problem: ReducerError) -> Error {
         Error::Reducer { problem: Box::new(problem) }
     }
 }

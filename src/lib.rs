@@ -105,14 +105,14 @@ pub use communicator::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 pub use config::{CopyMode, DevicePath, Transport};
 #[cfg(feature = "cuda")]
 pub use cudarc;
-pub use error::{Argument, Cause, Differs, Elsewhere, Error, ReducerProblem, Result, StoreProblem};
+pub use error::{ArgumentError, CallMismatch, Cause, Elsewhere, Error, ReducerError, Result, StoreError};
 pub use exec::work::{Waited, Work, WorkError};
 pub use half::{bf16, f16};
 // For the benchmark of the reduction kernels.
 #[doc(hidden)]
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;
-pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownName};
+pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownNameError};
 
 /// The cost model with which kolo chooses its algorithms.
 pub mod plan {

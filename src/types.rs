@@ -48,10 +48,10 @@ macro_rules! numbered {
         }
 
         impl std::str::FromStr for $name {
-            type Err = $crate::types::UnknownName;
+            type Err = $crate::types::UnknownNameError;
 
-            fn from_str(text: &str) -> Result<Self, $crate::types::UnknownName> {
-                Self::ALL.iter().copied().find(|value| value.name() == text).ok_or_else(|| $crate::types::UnknownName {
+            fn from_str(text: &str) -> Result<Self, $crate::types::UnknownNameError> {
+                Self::ALL.iter().copied().find(|value| value.name() == text).ok_or_else(|| $crate::types::UnknownNameError {
                     given: text.to_owned(),
                     known: Self::ALL.iter().map(|value| value.name()).collect(),
                 })
@@ -65,7 +65,7 @@ pub(crate) use numbered;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown name {given:?}; known are {}", known.join(", "))]
 #[non_exhaustive]
-pub struct UnknownName {
+pub struct UnknownNameError {
     /// The unknown name.
     pub given: String,
     /// The known names.

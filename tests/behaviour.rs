@@ -9,9 +9,9 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, on_every_transport, run};
-use kolo::{Argument, Cause, Communicator, Error, Op, ReduceOp, Transport, Waited};
+use kolo::{ArgumentError, Cause, Communicator, Error, Op, ReduceOp, Transport, Waited};
 
-fn argument(result: kolo::Result<()>) -> Argument {
+fn argument(result: kolo::Result<()>) -> ArgumentError {
     match result {
         Err(Error::Argument { problem, .. }) => problem,
         other => panic!("{other:?}"),
@@ -327,7 +327,7 @@ fn a_receive_from_any_rank_fails_if_no_rank_sends() {
         },
     );
     let alone = Communicator::in_process(1).unwrap().pop().unwrap();
-    assert_eq!(argument(alone.recv_any(&mut [0u8]).map(drop)), Argument::Oneself { rank: 0 });
+    assert_eq!(argument(alone.recv_any(&mut [0u8]).map(drop)), ArgumentError::Oneself { rank: 0 });
 }
 
 /// Sends more messages than any link holds at once, so that headers lie at the end of its buffers
@@ -385,7 +385,7 @@ fn scopes_lend_buffers_and_wait() {
             s.all_reduce(&mut a, ReduceOp::Max)?;
             s.send::<u32>(&c, 99)
         });
-        assert_eq!(argument(result), Argument::Peer { peer: 99, world_size: 3 });
+        assert_eq!(argument(result), ArgumentError::Peer { peer: 99, world_size: 3 });
         assert_eq!(a[0], 3);
     });
 }
@@ -445,7 +445,7 @@ fn registered_buffers_are_slices_and_work_everywhere() {
             assert_eq!(a[0], 6.0);
         }
         let error = comm.alloc::<u64>(usize::MAX / 16).unwrap_err();
-        assert!(matches!(error, Error::Argument { op: Op::Alloc, problem: Argument::TooMany { .. } }), "{error}");
+        assert!(matches!(error, Error::Argument { op: Op::Alloc, problem: ArgumentError::TooMany { .. } }), "{error}");
     });
 }
 
@@ -454,27 +454,27 @@ fn wrong_arguments_are_refused_and_leave_the_communicator_usable() {
     on_every_transport(2, |comm| {
         let me = comm.rank();
         let mut three = [1f32; 3];
-        assert_eq!(argument(comm.broadcast(&mut three, 2)), Argument::Root { root: 2, world_size: 2 });
+        assert_eq!(argument(comm.broadcast(&mut three, 2)), ArgumentError::Root { root: 2, world_size: 2 });
         assert_eq!(
             argument(comm.reduce(&mut three, ReduceOp::Sum, usize::MAX)),
-            Argument::Root { root: usize::MAX, world_size: 2 }
+            ArgumentError::Root { root: usize::MAX, world_size: 2 }
         );
-        assert_eq!(argument(comm.send(&three, 7)), Argument::Peer { peer: 7, world_size: 2 });
-        assert_eq!(argument(comm.recv(&mut three, me)), Argument::Oneself { rank: me });
+        assert_eq!(argument(comm.send(&three, 7)), ArgumentError::Peer { peer: 7, world_size: 2 });
+        assert_eq!(argument(comm.recv(&mut three, me)), ArgumentError::Oneself { rank: me });
         let average = argument(comm.all_reduce(&mut [1i32], ReduceOp::Average));
-        assert!(matches!(average, Argument::ReduceOp { redop: ReduceOp::Average, .. }));
-        assert!(matches!(argument(comm.all_reduce(&mut three, ReduceOp::BitAnd)), Argument::ReduceOp { .. }));
-        let length = Argument::Length { buffer: "receive", expected: 6, given: 5 };
+        assert!(matches!(average, ArgumentError::ReduceOp { redop: ReduceOp::Average, .. }));
+        assert!(matches!(argument(comm.all_reduce(&mut three, ReduceOp::BitAnd)), ArgumentError::ReduceOp { .. }));
+        let length = ArgumentError::Length { buffer: "receive", expected: 6, given: 5 };
         assert_eq!(argument(comm.all_gather(&three, &mut [0f32; 5])), length);
-        assert!(matches!(argument(comm.all_to_all_in_place(&mut three)), Argument::Blocks { given: 3, .. }));
+        assert!(matches!(argument(comm.all_to_all_in_place(&mut three)), ArgumentError::Blocks { given: 3, .. }));
         assert!(matches!(
             argument(comm.all_gather_v(&three, &mut [0f32; 3], &[3])),
-            Argument::Counts { given: 1, world_size: 2 }
+            ArgumentError::Counts { given: 1, world_size: 2 }
         ));
         let counts = [usize::MAX, 2];
-        assert!(matches!(argument(comm.all_gather_v(&three, &mut [0f32; 3], &counts)), Argument::TooMany { .. }));
+        assert!(matches!(argument(comm.all_gather_v(&three, &mut [0f32; 3], &counts)), ArgumentError::TooMany { .. }));
         if me == 1 {
-            assert_eq!(argument(comm.gather(&three, None, 1)), Argument::RootBuffer { buffer: "receive" });
+            assert_eq!(argument(comm.gather(&three, None, 1)), ArgumentError::RootBuffer { buffer: "receive" });
         }
         three = [2.0; 3];
         comm.all_reduce(&mut three, ReduceOp::Product).unwrap();

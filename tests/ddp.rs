@@ -12,9 +12,9 @@ use std::time::Duration;
 use common::gradients::{floats, on_ranks, typed};
 use common::{PATIENCE, Value, random, run};
 use kolo::ddp::{Bucket, BufferSync, Compress, Hook, Parameter, Reducer, ReducerBuilder, TensorMut, Uneven, Unused};
-use kolo::{Cause, Communicator, DType, Error, ReduceOp, ReducerProblem, Transport, f16};
+use kolo::{Cause, Communicator, DType, Error, ReduceOp, ReducerError, Transport, f16};
 
-fn problem(error: impl Debug + Into<Option<Error>>) -> ReducerProblem {
+fn problem(error: impl Debug + Into<Option<Error>>) -> ReducerError {
     match error.into() {
         Some(Error::Reducer { problem }) => *problem,
         other => panic!("{other:?}"),
@@ -233,7 +233,7 @@ fn the_first_difference_between_ranks_is_named_on_every_rank() {
         });
         for refused in &problems {
             assert_eq!(*refused, problems[0]);
-            let ReducerProblem::Differs { what: at, first: has, rank, other } = refused else { panic!("{refused:?}") };
+            let ReducerError::Differs { what: at, first: has, rank, other } = refused else { panic!("{refused:?}") };
             assert!(at == what && has.contains(first) && other.contains(theirs) && *rank == 1, "{refused}");
         }
     }
@@ -267,7 +267,7 @@ fn a_missing_gradient_is_an_error_on_all_ranks() {
         }
         let error = step.finish().unwrap_err();
         if comm.rank() == 1 {
-            assert_eq!(problem(error), ReducerProblem::NotReady { name: "p1".into(), others: 0 });
+            assert_eq!(problem(error), ReducerError::NotReady { name: "p1".into(), others: 0 });
         } else {
             // Only the error of rank 1 says what was wrong.
             assert!(matches!(error, Error::Peer { rank: 1, cause: Cause::Aborted, .. }), "{error}");
@@ -311,31 +311,31 @@ fn wrong_calls_are_rejected_and_change_nothing() {
     on_ranks(2, |comm| {
         let mut reducer = Reducer::builder().parameters(floats(&[4, 6])).build(comm).unwrap();
         let refused = reducer.join(|_| Ok(())).unwrap_err();
-        assert!(matches!(problem(refused), ReducerProblem::Moment { call: "join", .. }));
+        assert!(matches!(problem(refused), ReducerError::Moment { call: "join", .. }));
         let step = reducer.begin().unwrap();
-        assert_eq!(problem(step.ready(2).unwrap_err()), ReducerProblem::NoParameter { index: 2, count: 2 });
-        let elements = ReducerProblem::Elements { name: "p0".into(), dtype: DType::F32, given: DType::F64 };
+        assert_eq!(problem(step.ready(2).unwrap_err()), ReducerError::NoParameter { index: 2, count: 2 });
+        let elements = ReducerError::Elements { name: "p0".into(), dtype: DType::F32, given: DType::F64 };
         assert_eq!(problem(step.put(0, &[1.0f64; 4]).unwrap_err()), elements);
-        let length = |name: &str, expected, given| ReducerProblem::Length { name: name.into(), expected, given };
+        let length = |name: &str, expected, given| ReducerError::Length { name: name.into(), expected, given };
         assert_eq!(problem(step.put(0, &[1.0f32; 5]).unwrap_err()), length("p0", 4, 5));
         assert_eq!(problem(step.put_strided(0, &[1.0f32; 9], &[3]).unwrap_err()), length("the memory of p0", 10, 9));
         assert_eq!(problem(step.put_strided(0, &[1.0f32; 9], &[3, 1]).unwrap_err()), length("the strides of p0", 1, 2));
         assert!(step.put_strided(0, &[1.0f32; 9], &[usize::MAX]).is_err());
         let view = step.view::<f32>(0).unwrap();
-        assert_eq!(problem(step.view::<f32>(0).unwrap_err()), ReducerProblem::Lent { name: "p0".into() });
-        assert_eq!(problem(step.ready(0).unwrap_err()), ReducerProblem::Lent { name: "p0".into() });
+        assert_eq!(problem(step.view::<f32>(0).unwrap_err()), ReducerError::Lent { name: "p0".into() });
+        assert_eq!(problem(step.ready(0).unwrap_err()), ReducerError::Lent { name: "p0".into() });
         drop(view);
         step.put(0, &[1.0f32; 4]).unwrap();
-        assert_eq!(problem(step.put(0, &[1.0f32; 4]).unwrap_err()), ReducerProblem::Twice { name: "p0".into() });
-        assert_eq!(problem(step.unused(0).unwrap_err()), ReducerProblem::Twice { name: "p0".into() });
+        assert_eq!(problem(step.put(0, &[1.0f32; 4]).unwrap_err()), ReducerError::Twice { name: "p0".into() });
+        assert_eq!(problem(step.unused(0).unwrap_err()), ReducerError::Twice { name: "p0".into() });
         step.put(1, &[2.0f32; 6]).unwrap();
         step.finish().unwrap();
         assert_eq!(reducer.gradient::<f32>(1).unwrap(), [2.0; 6]);
         assert!(reducer.gradient::<f64>(1).is_err());
         // A forgotten step does not end.
         std::mem::forget(reducer.begin().unwrap());
-        assert!(matches!(problem(reducer.begin().unwrap_err()), ReducerProblem::Moment { call: "begin", .. }));
-        assert!(matches!(problem(reducer.gradient::<f32>(0).unwrap_err()), ReducerProblem::Moment { call: "gradient", .. }));
+        assert!(matches!(problem(reducer.begin().unwrap_err()), ReducerError::Moment { call: "begin", .. }));
+        assert!(matches!(problem(reducer.gradient::<f32>(0).unwrap_err()), ReducerError::Moment { call: "gradient", .. }));
         comm.barrier().unwrap();
     });
 }
@@ -409,11 +409,11 @@ fn a_static_graph_does_not_wait_for_unused_gradients() {
             assert_eq!(reducer.gradient::<f32>(2).unwrap(), [0.0; 7]);
         }
         let step = reducer.begin().unwrap();
-        assert_eq!(problem(step.put(2, &[1.0f32; 7]).unwrap_err()), ReducerProblem::NotStatic { name: "p2".into() });
+        assert_eq!(problem(step.put(2, &[1.0f32; 7]).unwrap_err()), ReducerError::NotStatic { name: "p2".into() });
         if comm.rank() == 0 {
             // A parameter that was used in the first step must get its gradient.
             step.put(0, &[1.0f32; 3]).unwrap();
-            assert_eq!(problem(step.finish().unwrap_err()), ReducerProblem::NotReady { name: "p1".into(), others: 0 });
+            assert_eq!(problem(step.finish().unwrap_err()), ReducerError::NotReady { name: "p1".into(), others: 0 });
         } else {
             step.put(0, &[1.0f32; 3]).unwrap();
             assert!(matches!(step.finish().unwrap_err(), Error::Peer { rank: 0, .. }));
@@ -507,7 +507,7 @@ fn a_hook_that_fails_or_panics_ends_the_step_on_all_ranks() {
             let error = step.finish().unwrap_err();
             match (comm.rank(), panics) {
                 (0, _) => assert!(matches!(error, Error::Peer { rank: 1, .. }), "{error}"),
-                (_, false) => assert!(matches!(problem(error), ReducerProblem::Elements { .. })),
+                (_, false) => assert!(matches!(problem(error), ReducerError::Elements { .. })),
                 (_, true) => assert!(error.to_string().contains("panicked"), "{error}"),
             }
         });
@@ -533,7 +533,7 @@ fn buffers_become_those_of_rank_0_or_their_average() {
         reducer.average_parameters(&mut [TensorMut::from(&mut w), TensorMut::from(&mut h)]).unwrap();
         assert_eq!((w.clone(), h), (vec![1.0; 4], vec![f16::ONE; 3]));
         let refused = reducer.broadcast_parameters(&mut [TensorMut::from(&mut w)]).unwrap_err();
-        assert!(matches!(problem(refused), ReducerProblem::Length { expected: 2, given: 1, .. }));
+        assert!(matches!(problem(refused), ReducerError::Length { expected: 2, given: 1, .. }));
 
         for (how, mean, root) in [(BufferSync::Broadcast(2), 2.0, 2), (BufferSync::Average, 1.0, 0)] {
             let (mut means, mut batches, mut seen, mut none) = ([me as f64; 2], [me as i64 + 5], [me == 2; 2], [0.0f32; 0]);
@@ -547,7 +547,7 @@ fn buffers_become_those_of_rank_0_or_their_average() {
             assert_eq!((means, batches, seen), ([mean; 2], [root as i64 + 5], [root == 2; 2]));
         }
         let none = reducer.sync_buffers(&mut [], BufferSync::Average).unwrap_err();
-        assert!(matches!(problem(none), ReducerProblem::Length { expected: 4, given: 0, .. }));
+        assert!(matches!(problem(none), ReducerError::Length { expected: 4, given: 0, .. }));
     });
 }
 

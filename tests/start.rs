@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kolo::{Algorithm, Communicator, Error, ReduceOp, Store, StoreProblem, TcpStoreServer, Transport};
+use kolo::{Algorithm, Communicator, Error, ReduceOp, Store, StoreError, TcpStoreServer, Transport};
 
 /// Returns a new name for a store.
 fn fresh() -> String {
@@ -195,14 +195,14 @@ fn values_of_a_crashed_run_in_a_store_do_no_harm() {
         fn url(&self) -> String {
             self.0.url()
         }
-        fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+        fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
             self.1.lock().unwrap().push((key.to_owned(), value.to_vec()));
             self.0.set(key, value, timeout)
         }
-        fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+        fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
             self.0.get(key, timeout)
         }
-        fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+        fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
             self.1.lock().unwrap().push((key.to_owned(), value.to_vec()));
             self.0.claim(key, value, timeout)
         }
@@ -247,14 +247,14 @@ fn a_changed_value_in_a_store_is_noticed() {
         fn url(&self) -> String {
             "relaying".to_owned()
         }
-        fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+        fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
             self.store.set(key, value, timeout)
         }
-        fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+        fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
             let change = |value| if key.ends_with(self.end) { (self.change)(&self.store, key, value) } else { value };
             Ok(self.store.get(key, timeout)?.map(change))
         }
-        fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+        fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
             self.store.claim(key, value, timeout)
         }
     }
@@ -286,7 +286,7 @@ fn a_changed_value_in_a_store_is_noticed() {
         let mut noticed = 0;
         for result in results {
             match result {
-                Err(Error::Store { problem: StoreProblem::Forged { key }, store }) => {
+                Err(Error::Store { problem: StoreError::Forged { key }, store }) => {
                     assert!(key.ends_with(end) && store == "relaying", "{key}");
                     noticed += 1;
                 }
@@ -338,12 +338,12 @@ impl Store for Memory {
         "memory".to_owned()
     }
 
-    fn set(&self, key: &str, value: &[u8], _: Duration) -> Result<(), StoreProblem> {
+    fn set(&self, key: &str, value: &[u8], _: Duration) -> Result<(), StoreError> {
         self.values.lock().unwrap().insert(key.to_owned(), value.to_vec());
         Ok(())
     }
 
-    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         self.gets.fetch_add(1, Ordering::Relaxed);
         let deadline = Instant::now() + timeout;
         loop {
@@ -355,7 +355,7 @@ impl Store for Memory {
         }
     }
 
-    fn claim(&self, key: &str, value: &[u8], _: Duration) -> Result<Vec<u8>, StoreProblem> {
+    fn claim(&self, key: &str, value: &[u8], _: Duration) -> Result<Vec<u8>, StoreError> {
         Ok(self.values.lock().unwrap().entry(key.to_owned()).or_insert_with(|| value.to_vec()).clone())
     }
 }
@@ -405,11 +405,8 @@ fn ranks_of_another_job_or_without_the_secret_stay_out() {
         builder.secret(secret).start_timeout(Duration::from_secs(5)).connect().unwrap_err()
     };
     let error = start("second", [7; 32]);
-    assert!(
-        matches!(&error, Error::Store { problem: StoreProblem::OtherJob { theirs, .. }, .. } if theirs == "first"),
-        "{error}"
-    );
-    assert!(matches!(start("first", [8; 32]), Error::Store { problem: StoreProblem::Secret, .. }));
+    assert!(matches!(&error, Error::Store { problem: StoreError::OtherJob { theirs, .. }, .. } if theirs == "first"), "{error}");
+    assert!(matches!(start("first", [8; 32]), Error::Store { problem: StoreError::Secret, .. }));
 }
 
 #[test]
@@ -520,7 +517,7 @@ fn a_folder_in_which_the_stores_file_cannot_be_created_is_named_at_once() {
             let store = file_url(&folder.join("store"));
             let builder = Communicator::builder().rank(rank).world_size(2).store(store).start_timeout(Duration::from_secs(100));
             let error = builder.connect().unwrap_err();
-            assert!(matches!(&error, Error::Store { problem: StoreProblem::Folder { .. }, .. }), "{error}");
+            assert!(matches!(&error, Error::Store { problem: StoreError::Folder { .. }, .. }), "{error}");
             let text = error.to_string();
             let place = format!("in the folder {}: ", folder.display());
             assert!(text.contains(&place) && text.contains(why) && text.contains("choose another path"), "{text}");
@@ -559,7 +556,7 @@ fn a_hung_file_system_ends_the_start_at_its_deadline() {
     let builder = |rank| Communicator::builder().rank(rank).world_size(2).start_timeout(Duration::from_millis(300));
     for rank in [0, 1] {
         match builder(rank).store(file_url(&files.path.join("store"))).connect().unwrap_err() {
-            Error::Store { problem: StoreProblem::Hung { .. }, store } => assert!(store.ends_with("/store"), "{store}"),
+            Error::Store { problem: StoreError::Hung { .. }, store } => assert!(store.ends_with("/store"), "{store}"),
             other => panic!("{other}"),
         }
     }

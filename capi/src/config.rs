@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use kolo::plan::CostModel;
-use kolo::{Builder, Communicator, UnknownName, settings};
+use kolo::{Builder, Communicator, UnknownNameError, settings};
 
 use crate::fault::Fault;
 use crate::pointers::text;
@@ -237,8 +237,8 @@ fn network(builder: Builder, config: &kolo_config_t) -> Result<Builder, Fault> {
 /// # Safety
 ///
 /// As for [`text`].
-unsafe fn named<T: FromStr<Err = UnknownName>>(from: *const c_char, what: &'static str) -> Result<Option<T>, Fault> {
+unsafe fn named<T: FromStr<Err = UnknownNameError>>(from: *const c_char, what: &'static str) -> Result<Option<T>, Fault> {
     // SAFETY: passed on.
     let Some(name) = (unsafe { text(from, what)? }) else { return Ok(None) };
-    name.parse().map(Some).map_err(|unknown: UnknownName| Fault::setting(what, name, unknown.to_string()))
+    name.parse().map(Some).map_err(|unknown: UnknownNameError| Fault::setting(what, name, unknown.to_string()))
 }

@@ -1,6 +1,6 @@
 //! Why a call failed, before it becomes a code.
 
-use kolo::{Error, ReducerProblem};
+use kolo::{Error, ReducerError};
 
 use crate::codes::*;
 use crate::error::{blame, code, kolo_error_t, nothing, write};
@@ -30,8 +30,8 @@ pub(crate) enum Fault {
     Panic(String),
 }
 
-impl From<ReducerProblem> for Fault {
-    fn from(problem: ReducerProblem) -> Fault {
+impl From<ReducerError> for Fault {
+    fn from(problem: ReducerError) -> Fault {
         Fault::Kolo(problem.into())
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use kolo::ReducerProblem;
+use kolo::ReducerError;
 use kolo::ddp::{BufferSync, Parameter, TensorMut};
 use kolo::raw::{RawReducer, Stopper, tensor};
 
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn kolo_reducer_put(
         check_gradient(gradient, span, described)?;
         if overlaps((gradient.addr(), span), (own.addr(), described.count()), dtype.size()) {
             let why = "gradient overlaps the address of kolo_reducer_gradient; write it there and call kolo_reducer_ready";
-            return Err(ReducerProblem::Moment { call: "kolo_reducer_put", why }.into());
+            return Err(ReducerError::Moment { call: "kolo_reducer_put", why }.into());
         }
         if described.on_device {
             if strides.is_some() {

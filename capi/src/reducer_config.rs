@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 
 use kolo::ddp::{Bucket, Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, Uneven, Unused};
 use kolo::raw::{bucket_address, on_device};
-use kolo::{Communicator, ReducerProblem};
+use kolo::{Communicator, ReducerError};
 
 use crate::arguments::{dtype, kolo_dtype_t, kolo_stream_t};
 use crate::codes::meaning;
@@ -166,7 +166,7 @@ thread_local! {
 pub(crate) fn refuse_in_hook() -> Result<(), Fault> {
     let why = "its reducer waits for it, so it must not call reducers";
     match IN_HOOK.get() {
-        true => Err(ReducerProblem::Moment { call: "in hook_function", why }.into()),
+        true => Err(ReducerError::Moment { call: "in hook_function", why }.into()),
         false => Ok(()),
     }
 }
@@ -186,7 +186,7 @@ impl Hook for Custom {
         IN_HOOK.set(false);
         match returned {
             0 => Ok(()),
-            returned => Err(ReducerProblem::Hook { bucket: index, returned, meaning: meaning(returned) }.into()),
+            returned => Err(ReducerError::Hook { bucket: index, returned, meaning: meaning(returned) }.into()),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kolo::{Store, StoreProblem};
+use kolo::{Store, StoreError};
 
 use crate::boundary::boundary;
 use crate::codes::{KOLO_OK, kolo_result_t};
@@ -137,12 +137,12 @@ impl Callbacks {
     }
 }
 
-fn failed(doing: &'static str, why: String) -> StoreProblem {
-    StoreProblem::Io { doing, source: Arc::new(io::Error::other(why)) }
+fn failed(doing: &'static str, why: String) -> StoreError {
+    StoreError::Io { doing, source: Arc::new(io::Error::other(why)) }
 }
 
 /// Makes an error of what a function of the caller returned.
-fn check(doing: &'static str, returned: i32) -> Result<(), StoreProblem> {
+fn check(doing: &'static str, returned: i32) -> Result<(), StoreError> {
     match returned {
         KOLO_OK => Ok(()),
         other => Err(failed(doing, format!("the function returned {other}"))),
@@ -150,7 +150,7 @@ fn check(doing: &'static str, returned: i32) -> Result<(), StoreProblem> {
 }
 
 /// Calls a function that may give a reply.
-fn ask(doing: &'static str, call: impl FnOnce(kolo_reply_t) -> i32) -> Result<Option<Vec<u8>>, StoreProblem> {
+fn ask(doing: &'static str, call: impl FnOnce(kolo_reply_t) -> i32) -> Result<Option<Vec<u8>>, StoreError> {
     let number = REPLY.with_borrow_mut(|(number, awaited, given)| {
         (*number, *awaited, *given) = (number.wrapping_add(1).max(1), true, None);
         *number
@@ -180,20 +180,20 @@ impl Store for Callbacks {
         "<functions of the program>".to_owned()
     }
 
-    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
         let key = zero_ended(key);
         let (value, length) = (value.as_ptr().cast(), value.len());
         // SAFETY: the function behaves as `kolo_store_t` says; key and value live until it returns.
         check("its function set", unsafe { (self.set)(self.context, key.as_ptr(), value, length, milliseconds(timeout)) })
     }
 
-    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         let key = zero_ended(key);
         // SAFETY: as above.
         ask("its function get", |reply| unsafe { (self.get)(self.context, key.as_ptr(), milliseconds(timeout), reply) })
     }
 
-    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         let Some(claim) = self.claim else {
             self.set(key, value, timeout)?;
             return Ok(value.to_vec());

@@ -6,7 +6,7 @@ use super::peer_info::PeerInfo;
 #[cfg(any(fuzzing, test))]
 use super::peer_info::sample;
 use crate::config::{CopyMode, DevicePath, SharedSettings, Transport};
-use crate::error::{Error, StoreProblem};
+use crate::error::{Error, StoreError};
 use crate::schedule::Algorithm;
 use crate::schedule::select::{CostModel, LinkCost};
 use crate::types::Rank;
@@ -37,10 +37,10 @@ impl Refusal {
             Refusal::Missing { ranks, world_size, waited } => {
                 Error::Missing { ranks: ranks.clone(), world_size: *world_size, store: store.to_owned(), waited: *waited }
             }
-            Refusal::Forged { key } => StoreProblem::Forged { key: key.clone() }.at(store),
+            Refusal::Forged { key } => StoreError::Forged { key: key.clone() }.at(store),
             Refusal::Disagrees { other, zero } => zero.disagreement(other).unwrap_or_else(|| Error::Store {
                 store: store.to_owned(),
-                problem: StoreProblem::Foreign("it holds a refusal without a reason".to_owned()),
+                problem: StoreError::Foreign("it holds a refusal without a reason".to_owned()),
             }),
         }
     }

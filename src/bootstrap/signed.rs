@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::identity::{Identity, Key, MAC, Run};
 use super::store::Store;
-use crate::error::StoreProblem;
+use crate::error::StoreError;
 use crate::types::Rank;
 use crate::wire::{Writer, hexadecimal};
 
@@ -27,7 +27,7 @@ impl<'a> SignedStore<'a> {
     }
 
     /// Writes this rank's value.
-    pub(super) fn set(&self, name: &str, writer: Rank, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+    pub(super) fn set(&self, name: &str, writer: Rank, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
         self.store.set(&self.name(name), &self.sign(name, writer, value), timeout)
     }
 
@@ -35,15 +35,15 @@ impl<'a> SignedStore<'a> {
     ///
     /// # Errors
     ///
-    /// [`StoreProblem::Forged`] if `writer` did not write the value in this run.
-    pub(super) fn get(&self, name: &str, writer: Rank, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    /// [`StoreError::Forged`] if `writer` did not write the value in this run.
+    pub(super) fn get(&self, name: &str, writer: Rank, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         let stored = self.store.get(&self.name(name), timeout)?;
         stored.map(|stored| self.checked(name, writer, &stored)).transpose()
     }
 
     /// Writes a value unless there is one; returns the value that the store then holds. Errors as
     /// for [`SignedStore::get`].
-    pub(super) fn claim(&self, name: &str, writer: Rank, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+    pub(super) fn claim(&self, name: &str, writer: Rank, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         let stored = self.store.claim(&self.name(name), &self.sign(name, writer, value), timeout)?;
         self.checked(name, writer, &stored)
     }
@@ -59,8 +59,8 @@ impl<'a> SignedStore<'a> {
         self.key.is_signed(&[&self.about(name, writer), value], mac).then(|| value.to_vec())
     }
 
-    fn checked(&self, name: &str, writer: Rank, stored: &[u8]) -> Result<Vec<u8>, StoreProblem> {
-        self.open(name, writer, stored).ok_or_else(|| StoreProblem::Forged { key: self.name(name) })
+    fn checked(&self, name: &str, writer: Rank, stored: &[u8]) -> Result<Vec<u8>, StoreError> {
+        self.open(name, writer, stored).ok_or_else(|| StoreError::Forged { key: self.name(name) })
     }
 
     fn about(&self, name: &str, writer: Rank) -> Vec<u8> {
@@ -115,7 +115,7 @@ mod tests {
             assert_eq!(other.open(name, writer, &stored), None, "{name} of {writer}");
             store.set(&other.name(name), &stored, NOW).unwrap();
             let error = other.get(name, writer, NOW).unwrap_err();
-            assert!(matches!(&error, StoreProblem::Forged { key } if *key == other.name(name)), "{error}");
+            assert!(matches!(&error, StoreError::Forged { key } if *key == other.name(name)), "{error}");
         }
         for at in 0..stored.len() {
             let mut changed = stored.clone();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::identity::Identity;
 use super::store::{Store, StoreUrl};
 use crate::config::Settings;
-use crate::error::{Result, StoreProblem};
+use crate::error::{Result, StoreError};
 use crate::sys;
 use crate::types::Rank;
 
@@ -38,7 +38,7 @@ impl Start<'_> {
     }
 
     /// Adds the store's URL to an error of the store.
-    pub(super) fn at_store<T>(&self, result: Result<T, StoreProblem>) -> Result<T> {
+    pub(super) fn at_store<T>(&self, result: Result<T, StoreError>) -> Result<T> {
         result.map_err(|problem| problem.at(self.store.url()))
     }
 }

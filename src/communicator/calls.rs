@@ -5,11 +5,11 @@
 //! there is no call to check.
 
 use crate::buffer::{RawSlice, RawSliceMut, Source};
-use crate::error::{Argument, Error, Result};
+use crate::error::{ArgumentError, Error, Result};
 use crate::exec::call::{Call, Counts};
 use crate::types::{Element, Op, Rank, ReduceOp};
 
-fn refuse(op: Op, problem: Argument) -> Error {
+fn refuse(op: Op, problem: ArgumentError) -> Error {
     Error::Argument { op, problem }
 }
 
@@ -24,15 +24,15 @@ fn block(op: Op, buffer: &'static str, given: usize, world_size: usize) -> Resul
     if given.is_multiple_of(world_size) {
         Ok(given / world_size)
     } else {
-        Err(refuse(op, Argument::Blocks { buffer, given, world_size }))
+        Err(refuse(op, ArgumentError::Blocks { buffer, given, world_size }))
     }
 }
 
 fn counts(op: Op, counts: &[usize], world_size: usize) -> Result<Option<Counts>> {
     if counts.len() != world_size {
-        return Err(refuse(op, Argument::Counts { given: counts.len(), world_size }));
+        return Err(refuse(op, ArgumentError::Counts { given: counts.len(), world_size }));
     }
-    Counts::new(counts).map(Some).ok_or_else(|| refuse(op, Argument::TooMany { count: usize::MAX }))
+    Counts::new(counts).map(Some).ok_or_else(|| refuse(op, ArgumentError::TooMany { count: usize::MAX }))
 }
 
 /// A rank's block of a whole buffer.
@@ -83,7 +83,7 @@ pub(super) fn reduce_into<T: Element>(
 
 /// The buffer that only the root has to give, if it was given.
 fn needed_by_root<B>(op: Op, buffer: &'static str, given: Option<B>, root: Rank, rank: Rank) -> Result<Option<B>> {
-    if given.is_none() && rank == root { Err(refuse(op, Argument::RootBuffer { buffer })) } else { Ok(given) }
+    if given.is_none() && rank == root { Err(refuse(op, ArgumentError::RootBuffer { buffer })) } else { Ok(given) }
 }
 
 pub(super) fn barrier() -> Call {

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::Communicator;
-use crate::error::{Argument, Error, Result};
+use crate::error::{ArgumentError, Error, Result};
 use crate::exec::call::Call;
 use crate::shm::registered::Allocation;
 use crate::sys::{PageSize, Segment};
@@ -51,7 +51,7 @@ impl Communicator {
     /// # }
     /// ```
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Registered<T>> {
-        let too_many = || Error::Argument { op: Op::Alloc, problem: Argument::TooMany { count: len } };
+        let too_many = || Error::Argument { op: Op::Alloc, problem: ArgumentError::TooMany { count: len } };
         // At least one element, so that there is a page to share.
         let bytes = len.max(1).checked_mul(size_of::<T>()).and_then(|bytes| PageSize::system().round_up(bytes));
         let whole = bytes.and_then(|bytes| bytes.checked_mul(self.world_size()));

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use super::builder::ReducerBuilder;
 use crate::communicator::Communicator;
-use crate::error::{Error, ReducerProblem, Result};
+use crate::error::{Error, ReducerError, Result};
 use crate::types::Rank;
 
 /// What a rank was given: texts under keys, compared in the order of the keys.
@@ -75,7 +75,7 @@ pub(super) fn agree_on_options(comm: &Communicator, builder: &ReducerBuilder) ->
     let text = |listing: &Listing| listing.get(&key).map_or_else(|| "nothing".to_owned(), |text| format!("`{text}`"));
     let other = broadcast(comm, text(&mine).into_bytes(), rank)?;
     let other = String::from_utf8_lossy(&other).into_owned();
-    Err(ReducerProblem::Differs { what: label(key), first: text(&first), rank, other }.into())
+    Err(ReducerError::Differs { what: label(key), first: text(&first), rank, other }.into())
 }
 
 /// Succeeds if all ranks succeeded. Otherwise every rank learns which rank failed first, and why. A
@@ -86,7 +86,7 @@ pub(super) fn agree_on_success<T>(comm: &Communicator, mine: Result<T>) -> Resul
     let Some(first) = all.iter().position(|&failed| failed != 0) else { return mine };
     let text = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let text = broadcast(comm, text.into_bytes(), first)?;
-    mine.and_then(|_| Err(ReducerProblem::Refused { rank: first, why: String::from_utf8_lossy(&text).into_owned() }.into()))
+    mine.and_then(|_| Err(ReducerError::Refused { rank: first, why: String::from_utf8_lossy(&text).into_owned() }.into()))
 }
 
 /// Returns the first key under which two listings have different texts.

@@ -24,9 +24,9 @@ impl ReducerBuilder {
     ///
     /// # Errors
     ///
-    /// - [`ReducerProblem::Differs`](crate::ReducerProblem::Differs) on every rank if the ranks'
+    /// - [`ReducerError::Differs`](crate::ReducerError::Differs) on every rank if the ranks'
     ///   options differ; it names the first difference.
-    /// - [`ReducerProblem::Refused`](crate::ReducerProblem::Refused) if another rank failed to
+    /// - [`ReducerError::Refused`](crate::ReducerError::Refused) if another rank failed to
     ///   prepare its device.
     /// - [`Error::Setting`] if there are no parameters, if a parameter's elements are not
     ///   floating-point numbers, or if a parameter is on a device and the builder was given none.

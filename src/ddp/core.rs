@@ -10,7 +10,7 @@ use super::parameter::Parameter;
 use super::state::{Gradient, Job, Phase, State, Task};
 use super::statistics::StepStatistics;
 use crate::communicator::Communicator;
-use crate::error::{Error, ReducerProblem, Result};
+use crate::error::{Error, ReducerError, Result};
 use crate::types::{DType, Op};
 
 pub(super) struct Core {
@@ -39,7 +39,7 @@ impl Core {
 
     pub(super) fn parameter(&self, index: usize) -> Result<&Parameter> {
         let count = self.parameters.len();
-        self.parameters.get(index).ok_or_else(|| ReducerProblem::NoParameter { index, count }.into())
+        self.parameters.get(index).ok_or_else(|| ReducerError::NoParameter { index, count }.into())
     }
 
     /// Fails in a forked child: it has none of its parent's threads, and one of them may have held
@@ -56,7 +56,7 @@ impl Core {
             return Err(Error::Revoked { first: Arc::new(first.clone()) });
         }
         if state.phase != Phase::Between {
-            return Err(ReducerProblem::Moment { call, why: "a step is in progress; finish it first" }.into());
+            return Err(ReducerError::Moment { call, why: "a step is in progress; finish it first" }.into());
         }
         Ok(state)
     }
@@ -70,7 +70,7 @@ impl Core {
         }
         match state.phase {
             Phase::Open { syncs } => Ok((state, syncs)),
-            _ => Err(ReducerProblem::Moment { call, why: "no step is in progress; begin one first" }.into()),
+            _ => Err(ReducerError::Moment { call, why: "no step is in progress; begin one first" }.into()),
         }
     }
 
@@ -102,7 +102,7 @@ impl Core {
         let (mut state, _) = self.within("view")?;
         match state.gradients[index] {
             Gradient::Awaited => state.gradients[index] = Gradient::Lent,
-            Gradient::Lent => return Err(ReducerProblem::Lent { name: parameter.name.clone() }.into()),
+            Gradient::Lent => return Err(ReducerError::Lent { name: parameter.name.clone() }.into()),
             Gradient::Ready | Gradient::Unused => return Err(self.came_twice(&state, index)),
         }
         Ok((state.buckets.clone(), state.accumulated))
@@ -124,7 +124,7 @@ impl Core {
         match state.gradients[index] {
             Gradient::Awaited => {}
             Gradient::Lent if was_lent => {}
-            Gradient::Lent => return Err(ReducerProblem::Lent { name: parameter.name.clone() }.into()),
+            Gradient::Lent => return Err(ReducerError::Lent { name: parameter.name.clone() }.into()),
             Gradient::Ready | Gradient::Unused => return Err(self.came_twice(&state, index)),
         }
         state.settle(index, gradient)?;
@@ -146,8 +146,8 @@ impl Core {
     fn came_twice(&self, state: &State, index: usize) -> Error {
         let name = self.parameters[index].name.clone();
         match &state.idle {
-            Some(idle) if idle[index] => ReducerProblem::NotStatic { name }.into(),
-            _ => ReducerProblem::Twice { name }.into(),
+            Some(idle) if idle[index] => ReducerError::NotStatic { name }.into(),
+            _ => ReducerError::Twice { name }.into(),
         }
     }
 
@@ -189,7 +189,7 @@ impl Core {
         if let Some(&first) = missing.first()
             && (!may_miss || missing.iter().any(|&index| state.gradients[index] == Gradient::Lent))
         {
-            let problem = ReducerProblem::NotReady { name: self.parameters[first].name.clone(), others: missing.len() - 1 };
+            let problem = ReducerError::NotReady { name: self.parameters[first].name.clone(), others: missing.len() - 1 };
             return Err(self.fail_with(&mut state, problem.into()));
         }
         for index in missing {

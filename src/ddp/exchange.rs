@@ -10,7 +10,7 @@ use super::on_device::OnDevice;
 use super::parameter::{Parameter, TensorMut};
 use crate::communicator::Communicator;
 use crate::cuda::device::Address;
-use crate::error::{ReducerProblem, Result};
+use crate::error::{ReducerError, Result};
 use crate::types::{DType, Rank, ReduceOp};
 
 /// How values become equal.
@@ -215,7 +215,7 @@ unsafe fn scale_on_host(comm: &Communicator, on: &OnDevice, place: &BucketLayout
 /// Refuses tensors that are not those described.
 pub(super) fn check(what: &str, described: &[Parameter], tensors: &[TensorMut<'_>]) -> Result<()> {
     if described.len() != tensors.len() {
-        let problem = ReducerProblem::Length { name: what.to_owned(), expected: described.len(), given: tensors.len() };
+        let problem = ReducerError::Length { name: what.to_owned(), expected: described.len(), given: tensors.len() };
         return Err(problem.into());
     }
     for (parameter, tensor) in described.iter().zip(tensors) {

@@ -6,7 +6,7 @@ use super::on_device::OnDevice;
 use super::parameter::Parameter;
 use crate::communicator::{Communicator, Registered};
 use crate::cuda::device::Address;
-use crate::error::{ReducerProblem, Result};
+use crate::error::{ReducerError, Result};
 use crate::types::{DType, Element, ReduceOp};
 
 /// A communication hook: reduces buckets in another way than by averaging, such as with
@@ -191,11 +191,11 @@ impl<'a> Bucket<'a> {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Elements`] if they have another type than `T`.
+    /// [`ReducerError::Elements`] if they have another type than `T`.
     pub fn elements<T: Element>(&mut self) -> Result<&mut [T]> {
         if T::DTYPE != self.dtype {
             let name = format!("bucket {}", self.index);
-            return Err(ReducerProblem::Elements { name, dtype: self.dtype, given: T::DTYPE }.into());
+            return Err(ReducerError::Elements { name, dtype: self.dtype, given: T::DTYPE }.into());
         }
         let count = self.count();
         let bytes = match &mut self.elements {

@@ -2,7 +2,7 @@
 
 use super::core::Core;
 use super::exchange::Exchange;
-use crate::error::{ReducerProblem, Result};
+use crate::error::{ReducerError, Result};
 use crate::types::Rank;
 
 /// What a rank is about to do, when ranks that have joined must take part.
@@ -74,7 +74,7 @@ impl Core {
         let first = others.next().copied().unwrap_or(Intent::Joined);
         if intents.is_empty() || others.any(|&other| other != first) {
             let why = "another rank calls something else; all must make the same calls in the same order";
-            return Err(ReducerProblem::Moment { call: mine.call(), why }.into());
+            return Err(ReducerError::Moment { call: mine.call(), why }.into());
         }
         Ok((first, intents.iter().map(|&intent| intent != Intent::Joined).collect()))
     }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use crate::buffer::RawSliceMut;
-use crate::error::{ReducerProblem, Result};
+use crate::error::{ReducerError, Result};
 use crate::types::{DType, Element};
 
 /// A parameter whose gradient is reduced, or a buffer (such as the running mean of BatchNorm): its
@@ -56,7 +56,7 @@ impl Parameter {
         if self.dtype == given {
             return Ok(());
         }
-        Err(ReducerProblem::Elements { name: self.name.clone(), dtype: self.dtype, given }.into())
+        Err(ReducerError::Elements { name: self.name.clone(), dtype: self.dtype, given }.into())
     }
 
     /// Refuses a tensor in the other kind of memory.
@@ -64,7 +64,7 @@ impl Parameter {
         if self.on_device == on_device {
             return Ok(());
         }
-        Err(ReducerProblem::Place { name: self.name.clone(), on_device: self.on_device }.into())
+        Err(ReducerError::Place { name: self.name.clone(), on_device: self.on_device }.into())
     }
 
     /// Refuses another number of elements.
@@ -72,7 +72,7 @@ impl Parameter {
         if self.count() == given {
             return Ok(());
         }
-        Err(ReducerProblem::Length { name: self.name.clone(), expected: self.count(), given }.into())
+        Err(ReducerError::Length { name: self.name.clone(), expected: self.count(), given }.into())
     }
 }
 

@@ -14,7 +14,7 @@ use super::on_device::OnDevice;
 use super::parameter::{Parameter, TensorMut};
 use super::statistics::StepStatistics;
 use crate::cuda::device::Address;
-use crate::error::{Error, ReducerProblem, Result};
+use crate::error::{Error, ReducerError, Result};
 use crate::types::{Element, Rank};
 
 /// Averages gradients over all ranks, bucket by bucket; see [the module](super).
@@ -85,7 +85,7 @@ impl Reducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] or [`ReducerProblem::Length`] if
+    /// [`ReducerError::Elements`], [`ReducerError::Place`] or [`ReducerError::Length`] if
     /// `values` are not the parameters that were described.
     pub fn broadcast_parameters(&mut self, values: &mut [TensorMut<'_>]) -> Result<()> {
         self.exchange_parameters(values, Exchange::Broadcast(0))
@@ -108,7 +108,7 @@ impl Reducer {
         self.accept("parameters", &self.core.parameters, values)?;
         if self.core.between(intent.call())?.accumulated {
             let why = "gradients are being accumulated in the memory that exchanges parameters; finish a reduced step first";
-            return Err(ReducerProblem::Moment { call: intent.call(), why }.into());
+            return Err(ReducerError::Moment { call: intent.call(), why }.into());
         }
         self.exchange(intent, values)
     }
@@ -121,7 +121,7 @@ impl Reducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Elements`], [`ReducerProblem::Place`] or [`ReducerProblem::Length`] if
+    /// [`ReducerError::Elements`], [`ReducerError::Place`] or [`ReducerError::Length`] if
     /// `values` are not the buffers that were described.
     pub fn sync_buffers(&mut self, values: &mut [TensorMut<'_>], how: BufferSync) -> Result<()> {
         self.accept("buffers", &self.buffers, values)?;
@@ -168,7 +168,7 @@ impl Reducer {
         {
             // All ranks come to the same result, so none has sent anything.
             let why = "the root does not exist, or has joined";
-            return Err(ReducerProblem::Moment { call: intent.call(), why }.into());
+            return Err(ReducerError::Moment { call: intent.call(), why }.into());
         }
         // SAFETY: between steps nothing is in flight. Views and gradients borrow the reducer, and
         // so does this call.
@@ -215,7 +215,7 @@ impl Reducer {
     pub(crate) fn join_step(&mut self) -> Result<bool> {
         if self.core.uneven == Uneven::No {
             let why = "the reducer was built with Uneven::No; choose another Uneven";
-            return Err(ReducerProblem::Moment { call: "join", why }.into());
+            return Err(ReducerError::Moment { call: "join", why }.into());
         }
         loop {
             drop(self.core.between("join")?);
@@ -270,7 +270,7 @@ impl Reducer {
         sorted.sort_unstable();
         if !sorted.into_iter().eq(0..parameters.len()) {
             let why = "rank 0 sent an invalid order of gradients; check that all ranks run the same version of kolo";
-            return Err(ReducerProblem::Moment { call: "begin", why }.into());
+            return Err(ReducerError::Moment { call: "begin", why }.into());
         }
         let layout = Layout::new(parameters, order, self.bucket_bytes);
         if layout == old.layout {
@@ -295,8 +295,8 @@ impl Reducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::NoParameter`] if there is no such parameter; [`ReducerProblem::Elements`]
-    /// if it has another element type; [`ReducerProblem::Place`] if it is on a device.
+    /// [`ReducerError::NoParameter`] if there is no such parameter; [`ReducerError::Elements`]
+    /// if it has another element type; [`ReducerError::Place`] if it is on a device.
     pub fn gradient<T: Element>(&self, parameter: usize) -> Result<&[T]> {
         let (address, count) = self.reach::<T>(parameter)?;
         // SAFETY: between steps nothing is in flight and no view exists. A step would change that,

@@ -3,7 +3,7 @@
 use super::reducer::Reducer;
 use super::state::Gradient;
 use super::view::View;
-use crate::error::{ReducerProblem, Result};
+use crate::error::{ReducerError, Result};
 use crate::types::Element;
 
 impl Reducer {
@@ -47,9 +47,9 @@ impl Step<'_> {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::NoParameter`] if there is no such parameter, [`ReducerProblem::Elements`]
-    /// if it has another element type, [`ReducerProblem::Place`] if it is on a device,
-    /// [`ReducerProblem::Lent`] if there is a view of its gradient, [`ReducerProblem::Twice`] if
+    /// [`ReducerError::NoParameter`] if there is no such parameter, [`ReducerError::Elements`]
+    /// if it has another element type, [`ReducerError::Place`] if it is on a device,
+    /// [`ReducerError::Lent`] if there is a view of its gradient, [`ReducerError::Twice`] if
     /// its gradient is ready.
     pub fn view<T: Element>(&self, parameter: usize) -> Result<View<'_, T>> {
         self.reducer.core.view(parameter)
@@ -60,7 +60,7 @@ impl Step<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`Step::view`]; [`ReducerProblem::Length`] if `gradient` has another number of
+    /// Those of [`Step::view`]; [`ReducerError::Length`] if `gradient` has another number of
     /// elements.
     pub fn put<T: Element>(&self, parameter: usize, gradient: &[T]) -> Result<()> {
         self.reducer.core.put(parameter, gradient)
@@ -72,7 +72,7 @@ impl Step<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`Step::view`]; [`ReducerProblem::Length`] if `strides` has not one entry for each
+    /// Those of [`Step::view`]; [`ReducerError::Length`] if `strides` has not one entry for each
     /// dimension, or the last element lies beyond `memory`.
     pub fn put_strided<T: Element>(&self, parameter: usize, memory: &[T], strides: &[usize]) -> Result<()> {
         self.reducer.core.put_strided(parameter, memory, strides)
@@ -102,7 +102,7 @@ impl Step<'_> {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::NotReady`] if a gradient is missing that must not be; the other ranks'
+    /// [`ReducerError::NotReady`] if a gradient is missing that must not be; the other ranks'
     /// steps fail as well. [`crate::Error::Peer`] if a collective failed.
     pub fn finish(self) -> Result<()> {
         self.reducer.core.close()
@@ -112,7 +112,7 @@ impl Step<'_> {
 impl Drop for Step<'_> {
     fn drop(&mut self) {
         if self.reducer.core.is_open() {
-            self.reducer.core.fail(ReducerProblem::Moment { call: "step", why: "it was dropped without finish()" }.into());
+            self.reducer.core.fail(ReducerError::Moment { call: "step", why: "it was dropped without finish()" }.into());
         }
     }
 }

@@ -10,7 +10,7 @@ use super::hook::with_float;
 use super::parameter::Parameter;
 use super::state::Gradient;
 use crate::cuda::device::Address;
-use crate::error::{ReducerProblem, Result};
+use crate::error::{ReducerError, Result};
 use crate::types::Element;
 
 /// What threads do in a step, through [`Step`](super::Step) or the C ABI.
@@ -49,7 +49,7 @@ impl Core {
 
     pub(super) fn put_strided<T: Element>(&self, index: usize, memory: &[T], strides: &[usize]) -> Result<()> {
         let Parameter { name, shape, .. } = self.parameter(index)?;
-        let refuse = |what: &str, expected, given| ReducerProblem::Length { name: format!("{what} of {name}"), expected, given };
+        let refuse = |what: &str, expected, given| ReducerError::Length { name: format!("{what} of {name}"), expected, given };
         if strides.len() != shape.len() {
             return Err(refuse("the strides", shape.len(), strides.len()).into());
         }

@@ -11,7 +11,7 @@ use super::intent::Intent;
 use super::state::{Job, Task};
 use crate::communicator::Registered;
 use crate::cuda::device::Address;
-use crate::error::{ReducerProblem, Result};
+use crate::error::{ReducerError, Result};
 use crate::types::ReduceOp;
 
 pub(super) struct Worker {
@@ -28,7 +28,7 @@ impl Worker {
         while let Some(task) = core.next_job() {
             let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.run(task)));
             if outcome.is_err() {
-                let problem = ReducerProblem::Moment { call: "hook", why: "it panicked, as printed above" };
+                let problem = ReducerError::Moment { call: "hook", why: "it panicked, as printed above" };
                 core.job_ended(Err::<(), _>(problem.into()), |_, ()| {});
             }
         }

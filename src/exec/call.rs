@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::lent::Lent;
 use crate::buffer::{RawSlice, RawSliceMut, Source};
-use crate::error::{Argument, Error, Result};
+use crate::error::{ArgumentError, Error, Result};
 use crate::schedule::Blocks;
 use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
 
@@ -153,10 +153,10 @@ impl Call {
     /// Elements that this rank needs in the send and the receive buffer; `None` for a buffer that
     /// is not used.
     #[inline]
-    fn needs(&self, rank: Rank, world: usize) -> Result<[Option<usize>; 2], Argument> {
+    fn needs(&self, rank: Rank, world: usize) -> Result<[Option<usize>; 2], ArgumentError> {
         let is_root = rank == self.root;
         let count = Some(self.count);
-        let all = self.count.checked_mul(world).ok_or(Argument::TooMany { count: self.count })?;
+        let all = self.count.checked_mul(world).ok_or(ArgumentError::TooMany { count: self.count })?;
         let total = |counts: &Option<Counts>| counts.as_ref().map(Counts::total);
         let own = |counts: &Option<Counts>| counts.as_ref().map(|counts| counts.range(rank).len());
         Ok(match self.op {
@@ -178,10 +178,10 @@ impl Call {
     }
 
     /// Bytes that this rank needs in the send and the receive buffer.
-    pub(crate) fn lengths(&self, rank: Rank, world: usize) -> Result<[usize; 2], Argument> {
+    pub(crate) fn lengths(&self, rank: Rank, world: usize) -> Result<[usize; 2], ArgumentError> {
         let bytes = |needed: Option<usize>| {
             let count = needed.unwrap_or(0);
-            count.checked_mul(self.dtype.size()).ok_or(Argument::TooMany { count })
+            count.checked_mul(self.dtype.size()).ok_or(ArgumentError::TooMany { count })
         };
         let [send, recv] = self.needs(rank, world)?;
         Ok([bytes(send)?, bytes(recv)?])
@@ -199,26 +199,26 @@ impl Call {
 
     /// As [`Call::check`].
     #[inline]
-    pub(crate) fn check_in_place(&mut self, rank: Rank, world: usize) -> Result<(), Argument> {
+    pub(crate) fn check_in_place(&mut self, rank: Rank, world: usize) -> Result<(), ArgumentError> {
         let Call { op, dtype, root, .. } = *self;
         if op.is_point_to_point() {
             if root >= world {
-                return Err(Argument::Peer { peer: root, world_size: world });
+                return Err(ArgumentError::Peer { peer: root, world_size: world });
             }
             // A receive from any rank stores its own rank as the peer, which is an error only in a
             // world of one.
             if root == rank && (self.source.is_none() || world == 1) {
-                return Err(Argument::Oneself { rank });
+                return Err(ArgumentError::Oneself { rank });
             }
         } else if root >= world {
-            return Err(Argument::Root { root, world_size: world });
+            return Err(ArgumentError::Root { root, world_size: world });
         }
         if let Some(redop) = self.redop.filter(|redop| !redop.applies_to(dtype)) {
-            return Err(Argument::ReduceOp { redop, dtype });
+            return Err(ArgumentError::ReduceOp { redop, dtype });
         }
         for counts in [&self.send_counts, &self.recv_counts].into_iter().flatten() {
             if counts.ranks() != world {
-                return Err(Argument::Counts { given: counts.ranks(), world_size: world });
+                return Err(ArgumentError::Counts { given: counts.ranks(), world_size: world });
             }
         }
         let [send, recv] = self.needs(rank, world)?;
@@ -231,7 +231,7 @@ impl Call {
             && send.ptr.addr() < recv.ptr.addr() + recv.len
             && recv.ptr.addr() < send.ptr.addr() + send.len;
         if overlap && !self.is_in_place(rank) {
-            return Err(Argument::Overlap);
+            return Err(ArgumentError::Overlap);
         }
         Ok(())
     }
@@ -255,7 +255,7 @@ impl Call {
 
 /// Returns a buffer if it fits what the operation needs.
 #[inline]
-fn check_buffer(buffer: &'static str, chunk: RawSlice, needed: Option<usize>, dtype: DType) -> Result<RawSlice, Argument> {
+fn check_buffer(buffer: &'static str, chunk: RawSlice, needed: Option<usize>, dtype: DType) -> Result<RawSlice, ArgumentError> {
     let Some(needed) = needed else { return Ok(RawSlice::EMPTY) };
     let size = dtype.size();
     let is_fit = chunk.len as u64 <= MOST_BYTES
@@ -268,20 +268,20 @@ fn check_buffer(buffer: &'static str, chunk: RawSlice, needed: Option<usize>, dt
 
 /// The rest of [`check_buffer`]: an empty buffer fits wherever it points.
 #[cold]
-fn check_unfit_buffer(buffer: &'static str, chunk: RawSlice, needed: usize, dtype: DType) -> Result<RawSlice, Argument> {
+fn check_unfit_buffer(buffer: &'static str, chunk: RawSlice, needed: usize, dtype: DType) -> Result<RawSlice, ArgumentError> {
     let bytes = needed.checked_mul(dtype.size()).filter(|&bytes| bytes as u64 <= MOST_BYTES);
-    let bytes = bytes.ok_or(Argument::TooMany { count: needed })?;
+    let bytes = bytes.ok_or(ArgumentError::TooMany { count: needed })?;
     if chunk.len != bytes {
-        return Err(Argument::Length { buffer, expected: needed, given: chunk.len / dtype.size() });
+        return Err(ArgumentError::Length { buffer, expected: needed, given: chunk.len / dtype.size() });
     }
     if bytes == 0 {
         return Ok(RawSlice::EMPTY);
     }
     if chunk.ptr.is_null() {
-        return Err(Argument::Null { buffer });
+        return Err(ArgumentError::Null { buffer });
     }
     if !chunk.ptr.addr().is_multiple_of(dtype.size()) {
-        return Err(Argument::Misaligned { buffer, address: chunk.ptr.addr(), align: dtype.size(), dtype });
+        return Err(ArgumentError::Misaligned { buffer, address: chunk.ptr.addr(), align: dtype.size(), dtype });
     }
     Ok(chunk)
 }

@@ -6,7 +6,7 @@ use super::call::{Call, Counts};
 use super::submit::Executor;
 use super::work::{Work, begin};
 use crate::buffer::{RawSlice, RawSliceMut, Source};
-use crate::error::{Argument, Error, Result};
+use crate::error::{ArgumentError, Error, Result};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
 /// A call on pointers: the lengths of the buffers follow from the counts.
@@ -57,7 +57,7 @@ impl Executor {
         let root = if source.is_some() { self.rank() } else { root };
         let refuse = |problem| Error::Argument { op, problem };
         let counts = |counts: Option<&[usize]>| match counts {
-            Some(counts) => Counts::new(counts).map(Some).ok_or_else(|| refuse(Argument::TooMany { count: usize::MAX })),
+            Some(counts) => Counts::new(counts).map(Some).ok_or_else(|| refuse(ArgumentError::TooMany { count: usize::MAX })),
             None => Ok(None),
         };
         let (send_counts, recv_counts) = (counts(raw.send_counts)?, counts(raw.recv_counts)?);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::context::CommInfo;
 use super::encoding::{read_call, write_call};
-use crate::error::{Cause, Differs, Elsewhere, Error};
+use crate::error::{CallMismatch, Cause, Elsewhere, Error};
 use crate::types::{Descriptor, Member, Rank};
 use crate::wire::{Reader, Writer};
 
@@ -131,7 +131,7 @@ impl FailureReport {
                 match *ranks {
                     [rank, other] if rank == me => shown(me, other, mine, theirs),
                     [other, rank] if rank == me => shown(me, other, theirs, mine),
-                    [rank, other] => peer(other, Cause::Mismatch(Box::new(Differs { mine: theirs, rank, theirs: mine }))),
+                    [rank, other] => peer(other, Cause::Mismatch(Box::new(CallMismatch { mine: theirs, rank, theirs: mine }))),
                 }
             }
             Failure::Counts { from, to, sent, expected } if *to == me => {
@@ -267,7 +267,7 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
         14 => Cause::Aborted,
         15 => {
             let rank = reader.size()?;
-            Cause::Mismatch(Box::new(Differs { mine: read_call(reader)?, rank, theirs: read_call(reader)? }))
+            Cause::Mismatch(Box::new(CallMismatch { mine: read_call(reader)?, rank, theirs: read_call(reader)? }))
         }
         16 => Cause::Counts { to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
         17 => Cause::Tls(reader.text()?),
@@ -302,7 +302,7 @@ mod tests {
             Cause::Unresponsive { deadline },
             Cause::Gone,
             Cause::Aborted,
-            Cause::Mismatch(Box::new(Differs { mine: during, rank: 1, theirs: Descriptor::nothing() })),
+            Cause::Mismatch(Box::new(CallMismatch { mine: during, rank: 1, theirs: Descriptor::nothing() })),
             Cause::Counts { to: 1, sent: 4, expected: 8 },
             Cause::Tls("unknown issuer".to_owned()),
         ];

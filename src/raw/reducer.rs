@@ -64,7 +64,7 @@ impl RawReducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::NoParameter`](crate::ReducerProblem::NoParameter).
+    /// [`ReducerError::NoParameter`](crate::ReducerError::NoParameter).
     pub fn gradient(&self, parameter: usize) -> Result<*mut u8> {
         self.0.address(parameter)
     }
@@ -152,7 +152,7 @@ impl RawReducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::Moment`](crate::ReducerProblem::Moment) within a step.
+    /// [`ReducerError::Moment`](crate::ReducerError::Moment) within a step.
     pub fn last(&self) -> Result<Rank> {
         self.0.last()
     }
@@ -161,7 +161,7 @@ impl RawReducer {
     ///
     /// # Errors
     ///
-    /// [`ReducerProblem::NoParameter`](crate::ReducerProblem::NoParameter).
+    /// [`ReducerError::NoParameter`](crate::ReducerError::NoParameter).
     pub fn is_used(&self, parameter: usize) -> Result<bool> {
         self.0.was_used(parameter)
     }

@@ -16,7 +16,7 @@ pub(crate) use copy::{copy, copy_streaming, copy_up_to, normalise_bools};
 pub(crate) use kernel::Kernel;
 pub(crate) use level::instructions;
 
-use crate::error::{Argument, Error, Result};
+use crate::error::{ArgumentError, Error, Result};
 use crate::types::{Element, Op, ReduceOp};
 
 /// Combines buffers of one process as a collective combines those of its ranks: `into[i]` becomes
@@ -40,12 +40,12 @@ pub fn reduce_local<T: Element>(parts: &[&[T]], into: &mut [T], redop: ReduceOp)
     let refuse = |problem| Error::Argument { op: Op::Reduce, problem };
     let expected = into.len();
     if parts.is_empty() {
-        return Err(refuse(Argument::Length { buffer: "first", expected, given: 0 }));
+        return Err(refuse(ArgumentError::Length { buffer: "first", expected, given: 0 }));
     }
     if let Some(part) = parts.iter().find(|part| part.len() != expected) {
-        return Err(refuse(Argument::Length { buffer: "send", expected, given: part.len() }));
+        return Err(refuse(ArgumentError::Length { buffer: "send", expected, given: part.len() }));
     }
-    let kernel = Kernel::new(T::DTYPE, redop).ok_or(refuse(Argument::ReduceOp { redop, dtype: T::DTYPE }))?;
+    let kernel = Kernel::new(T::DTYPE, redop).ok_or(refuse(ArgumentError::ReduceOp { redop, dtype: T::DTYPE }))?;
     let parts: Vec<*const u8> = parts.iter().map(|part| part.as_ptr().cast()).collect();
     // SAFETY: all are slices of as many elements, and the one that is written is borrowed mutably,
     // so it is apart from them.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::level::Level;
 use super::{Kernel, normalise_bools, reduce_local};
-use crate::error::{Argument, Error};
+use crate::error::{ArgumentError, Error};
 use crate::types::{DType, Element, ReduceOp};
 
 /// One element of the result, in the obvious arithmetic.
@@ -203,10 +203,10 @@ fn local_reduction_refuses_what_does_not_fit() {
         other => panic!("{other:?}"),
     };
     let mut into = [0.0f32; 2];
-    let length = |buffer, given| Argument::Length { buffer, expected: 2, given };
+    let length = |buffer, given| ArgumentError::Length { buffer, expected: 2, given };
     assert_eq!(refused(reduce_local(&[], &mut into, ReduceOp::Sum)), length("first", 0));
     assert_eq!(refused(reduce_local(&[&[1.0; 2], &[1.0; 3]], &mut into, ReduceOp::Sum)), length("send", 3));
-    let undefined = Argument::ReduceOp { redop: ReduceOp::BitAnd, dtype: DType::F32 };
+    let undefined = ArgumentError::ReduceOp { redop: ReduceOp::BitAnd, dtype: DType::F32 };
     assert_eq!(refused(reduce_local(&[&[1.0; 2]], &mut into, ReduceOp::BitAnd)), undefined);
     assert_eq!(into, [0.0; 2]);
 }

@@ -93,7 +93,7 @@ impl fmt::Display for Failure {
 /// Returns the name of an error's variant.
 pub(crate) fn kind(error: &Error) -> &'static str {
     match error {
-        Error::Argument { .. } => "Argument",
+        Error::Argument { .. } => "ArgumentError",
         Error::Peer { .. } => "Peer",
         Error::Mismatch { .. } => "Mismatch",
         Error::Counts { .. } => "Counts",

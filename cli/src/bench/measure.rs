@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use kolo::{Argument, Communicator, Error, Op, ReduceOp, Registered, Result};
+use kolo::{ArgumentError, Communicator, Error, Op, ReduceOp, Registered, Result};
 
 use super::arguments::Args;
 use super::device::{OnDevice, Place};
@@ -110,7 +110,7 @@ impl<T: Pattern> Buffer<T> {
             false => {
                 let mut vec = Vec::new();
                 vec.try_reserve_exact(len)
-                    .map_err(|_| Error::Argument { op: Op::Alloc, problem: Argument::TooMany { count: len } })?;
+                    .map_err(|_| Error::Argument { op: Op::Alloc, problem: ArgumentError::TooMany { count: len } })?;
                 vec.resize(len, T::from_small(0));
                 Buffer::Private(vec)
             }

@@ -13,7 +13,7 @@ use crate::bootstrap::peer_info::PeerInfo;
 use crate::bootstrap::peer_table::{PeerTable, Refusal};
 use crate::bootstrap::signed::{SignedStore, in_run};
 use crate::bootstrap::start::Start;
-use crate::error::{Error, Result, StoreProblem};
+use crate::error::{Error, Result, StoreError};
 use crate::types::Rank;
 
 /// Returns rank 0's endpoint, the identity of the run, and the table that it has published.
@@ -125,7 +125,7 @@ impl Collector<'_> {
             return Ok(None);
         }
         let bytes = match self.signed.get(&peer_info_of(rank), rank, patience) {
-            Err(StoreProblem::Forged { key }) => return Ok(Some(Refusal::Forged { key })),
+            Err(StoreError::Forged { key }) => return Ok(Some(Refusal::Forged { key })),
             other => self.start.at_store(other)?,
         };
         let peer = bytes.and_then(|bytes| PeerInfo::decode(&bytes)).filter(|peer| peer.rank == rank);
@@ -178,7 +178,7 @@ fn wait_for_readers(start: &Start<'_>, signed: &SignedStore<'_>, refusal: &Refus
 /// Returns the error for an announcement that another process has made while this one collected
 /// peer infos.
 fn second_rank_0(start: &Start<'_>, mine: &PeerInfo, announced: &[u8]) -> Result<Error> {
-    let forged = || StoreProblem::Forged { key: announcement::NAME.to_owned() }.at(start.store.url());
+    let forged = || StoreError::Forged { key: announcement::NAME.to_owned() }.at(start.store.url());
     let Some(announcement) = Announcement::decode(announced) else { return Ok(forged()) };
     let secret = match announcement.secret {
         Source::Given { .. } => start.identity.secret(),

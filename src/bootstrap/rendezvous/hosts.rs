@@ -5,7 +5,7 @@ use super::timing::{GRACE, POLL_INTERVAL};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::signed::SignedStore;
 use crate::bootstrap::start::Start;
-use crate::error::{Error, Result, StoreProblem};
+use crate::error::{Error, Result, StoreError};
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
@@ -18,7 +18,7 @@ pub(in crate::bootstrap) fn exchange_hosts(start: &Start<'_>, identity: &Identit
     let signed = SignedStore::new(start.store, identity);
     let patience = start.left().max(POLL_INTERVAL);
     let timed_out = |key: &str| -> Error {
-        let problem = StoreProblem::Timeout { key: signed.name(key), waited: patience };
+        let problem = StoreError::Timeout { key: signed.name(key), waited: patience };
         problem.at(start.store.url())
     };
     if together[0] == start.rank {

@@ -15,7 +15,7 @@ use crate::bootstrap::peer_info::PeerInfo;
 use crate::bootstrap::peer_table::PeerTable;
 use crate::bootstrap::signed::{SignedStore, in_run};
 use crate::bootstrap::start::Start;
-use crate::error::{Error, Result, StoreProblem};
+use crate::error::{Error, Result, StoreError};
 use crate::types::Rank;
 
 /// How far this rank has come in a run.
@@ -24,7 +24,7 @@ enum JoinState {
     Nothing,
     /// The announcement cannot be trusted. It may be that of a former run; at the deadline, this is
     /// the error.
-    Untrusted(StoreProblem),
+    Untrusted(StoreError),
     /// The rank waits for rank 0 to send the secret.
     AwaitsSecret(AwaitsSecret),
     /// The rank knows the secret, listens, and waits for the table.
@@ -64,7 +64,7 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
         let is_late = Instant::now() >= deadline;
         let current = match (start.store.get(announcement::NAME, POLL_INTERVAL), end.take()) {
             // Another job has left this file. Rank 0 will replace it.
-            (Err(StoreProblem::OtherJob { .. }), _) if !is_late => continue,
+            (Err(StoreError::OtherJob { .. }), _) if !is_late => continue,
             // The store may have ended with rank 0. Then there will be no other run.
             (Err(_), Some(end)) => return Err(end),
             (current, _) => start.at_store(current)?,
@@ -101,7 +101,7 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
 fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
     let Some(announcement) = Announcement::decode(announced) else {
         let what = format!("its value of {:?} is no announcement that this version of kolo knows", announcement::NAME);
-        return Ok(JoinState::Untrusted(StoreProblem::Foreign(what)));
+        return Ok(JoinState::Untrusted(StoreError::Foreign(what)));
     };
     let run = announcement.run;
     match (announcement.secret, start.identity.secret()) {
@@ -110,7 +110,7 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
             if announcement.is_of(start.store, &identity) {
                 return announce_self(start, ip, identity);
             }
-            Ok(JoinState::Untrusted(StoreProblem::Forged { key: announcement::NAME.to_owned() }))
+            Ok(JoinState::Untrusted(StoreError::Forged { key: announcement::NAME.to_owned() }))
         }
         (Source::Shared { secret }, None) => announce_self(start, ip, start.identity.clone().of_run(run, secret)),
         (Source::Agreed { public: theirs }, None) => {
@@ -128,7 +128,7 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
             Ok(JoinState::AwaitsSecret(AwaitsSecret { run, keys, mine, theirs, conflict, is_forged: false }))
         }
         // Either this rank or rank 0 was given a secret, and the other was not.
-        (Source::Given { .. }, None) | (_, Some(_)) => Ok(JoinState::Untrusted(StoreProblem::Secret)),
+        (Source::Given { .. }, None) | (_, Some(_)) => Ok(JoinState::Untrusted(StoreError::Secret)),
     }
 }
 
@@ -222,7 +222,7 @@ fn too_late(start: &Start<'_>, state: JoinState, began: Instant) -> Error {
             return Error::RankTaken { rank: start.rank, first: holder.process, second: start.process() };
         }
         JoinState::AwaitsSecret(AwaitsSecret { run, is_forged: true, .. }) => {
-            return StoreProblem::Forged { key: in_run(&run, &secret_for(start.rank)) }.at(start.store.url());
+            return StoreError::Forged { key: in_run(&run, &secret_for(start.rank)) }.at(start.store.url());
         }
         JoinState::Nothing | JoinState::AwaitsSecret(_) => vec![0],
         JoinState::Listening { identity, .. } => missing(start, &identity),

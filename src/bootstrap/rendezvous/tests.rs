@@ -12,7 +12,7 @@ use crate::bootstrap::signed::in_run;
 use crate::bootstrap::start::Start;
 use crate::bootstrap::store::{self, Store, StoreUrl};
 use crate::config::Settings;
-use crate::error::{Result, StoreProblem};
+use crate::error::{Result, StoreError};
 use crate::types::Rank;
 use crate::wire::hexadecimal;
 
@@ -45,11 +45,11 @@ impl Store for Recording {
     fn is_private(&self) -> bool {
         self.is_private
     }
-    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
         self.values.lock().unwrap().push((key.to_owned(), value.to_vec()));
         self.store.set(key, value, timeout)
     }
-    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         if key.ends_with(TABLE) {
             self.reads_of_table.fetch_add(1, Ordering::Relaxed);
         } else if key.contains("/rank/") || key.contains("/key_share/") {
@@ -57,7 +57,7 @@ impl Store for Recording {
         }
         self.store.get(key, timeout)
     }
-    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         self.values.lock().unwrap().push((key.to_owned(), value.to_vec()));
         self.store.claim(key, value, timeout)
     }
@@ -118,14 +118,14 @@ impl Store for Overwritten {
     fn url(&self) -> String {
         self.store.url()
     }
-    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
         self.writes.fetch_add(usize::from(key.ends_with(&key_share_of(1))), Ordering::Relaxed);
         self.store.set(key, value, timeout)
     }
-    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         self.store.get(key, timeout)
     }
-    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         if key.ends_with(&key_share_of(1)) {
             // Rank 1 believes that its key is in the store, and no rank ever reads it there.
             self.store.set(key, b"garbage", timeout)?;
@@ -162,7 +162,7 @@ impl Store for Disturbed {
     fn url(&self) -> String {
         self.store.url()
     }
-    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
         if key == announcement::NAME {
             let run = Announcement::decode(value).unwrap().run;
             let of_small_order = KeyShare { public: [0; 32], process: "a stranger".to_owned() }.encode();
@@ -177,14 +177,14 @@ impl Store for Disturbed {
         }
         self.store.set(key, value, timeout)
     }
-    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         let value = self.store.get(key, timeout);
         if key.ends_with(&secret_for(1)) {
             self.reads.fetch_add(1, Ordering::Relaxed);
         }
         value
     }
-    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         self.store.claim(key, value, timeout)
     }
 }

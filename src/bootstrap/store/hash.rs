@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::kv::{Store, check};
-use crate::error::StoreProblem;
+use crate::error::StoreError;
 
 #[derive(Default)]
 struct Shared {
@@ -43,14 +43,14 @@ impl Store for HashStore {
         format!("hash://{}", self.name)
     }
 
-    fn set(&self, key: &str, value: &[u8], _: Duration) -> Result<(), StoreProblem> {
+    fn set(&self, key: &str, value: &[u8], _: Duration) -> Result<(), StoreError> {
         check(key, value)?;
         self.shared.values.lock().insert(key.to_owned(), value.to_vec());
         self.shared.changed.notify_all();
         Ok(())
     }
 
-    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         let deadline = Instant::now() + timeout;
         let mut values = self.shared.values.lock();
         while !values.contains_key(key) {
@@ -61,7 +61,7 @@ impl Store for HashStore {
         Ok(values.get(key).cloned())
     }
 
-    fn claim(&self, key: &str, value: &[u8], _: Duration) -> Result<Vec<u8>, StoreProblem> {
+    fn claim(&self, key: &str, value: &[u8], _: Duration) -> Result<Vec<u8>, StoreError> {
         check(key, value)?;
         let holder = self.shared.values.lock().entry(key.to_owned()).or_insert_with(|| value.to_vec()).clone();
         self.shared.changed.notify_all();

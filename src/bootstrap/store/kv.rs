@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::StoreProblem;
+use crate::error::StoreError;
 
 /// The length of the longest key and of the largest value, in bytes.
 pub(super) const LONGEST_KEY: usize = 256;
@@ -23,22 +23,22 @@ pub trait Store: Send + Sync {
     }
 
     /// Sets a key, whether or not it exists.
-    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem>;
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError>;
 
     /// Waits for a key; `None` if it does not exist by the timeout.
-    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem>;
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError>;
 
     /// Sets a key unless it exists; returns the value that it then has. The default is not atomic:
     /// it sets the key in any case, and then a rank that is started twice is noticed later.
-    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         self.set(key, value, timeout)?;
         Ok(value.to_vec())
     }
 }
 
 /// Checks the sizes of a key and a value.
-pub(super) fn check(key: &str, value: &[u8]) -> Result<(), StoreProblem> {
-    let too_large = |what, bytes, limit| Err(StoreProblem::TooLarge { what, bytes, limit });
+pub(super) fn check(key: &str, value: &[u8]) -> Result<(), StoreError> {
+    let too_large = |what, bytes, limit| Err(StoreError::TooLarge { what, bytes, limit });
     match (key.len(), value.len()) {
         (bytes, _) if bytes > LONGEST_KEY => too_large("a key", bytes, LONGEST_KEY),
         (_, bytes) if bytes > LARGEST_VALUE => too_large("a value", bytes, LARGEST_VALUE),

@@ -9,7 +9,7 @@ use redis::{Client, Connection, RedisError};
 
 use super::kv::{Store, check};
 use super::url::RedisUrl;
-use crate::error::StoreProblem;
+use crate::error::StoreError;
 use crate::sys;
 
 /// How long keys are kept after they were set.
@@ -25,14 +25,14 @@ pub(super) struct RedisStore {
 }
 
 impl RedisStore {
-    pub(super) fn open(url: &RedisUrl, job: &str, deadline: Instant) -> Result<RedisStore, StoreProblem> {
+    pub(super) fn open(url: &RedisUrl, job: &str, deadline: Instant) -> Result<RedisStore, StoreError> {
         if url.0.starts_with("rediss://") {
             // The client uses the process's provider of cryptography. This keeps one that the
             // program has chosen.
             _ = rustls::crypto::ring::default_provider().install_default();
         }
         // The parser's own error may quote the URL, and the password with it.
-        let client = Client::open(&*url.0).map_err(|_| StoreProblem::Url("it is not the URL of a Redis server".to_owned()))?;
+        let client = Client::open(&*url.0).map_err(|_| StoreError::Url("it is not the URL of a Redis server".to_owned()))?;
         let waited = deadline.saturating_duration_since(Instant::now());
         let mut last = String::new();
         let connection = poll(waited, || match connect(&client, url, deadline) {
@@ -47,11 +47,11 @@ impl RedisStore {
             }
             Err(error) => Err(problem("connecting")(error)),
         })?;
-        let connection = connection.ok_or(StoreProblem::Unreachable { waited, last })?;
+        let connection = connection.ok_or(StoreError::Unreachable { waited, last })?;
         Ok(RedisStore { url: url.to_string(), prefix: format!("kolo:{job}:"), deadline, connection: Mutex::new(connection) })
     }
 
-    fn ask<T: redis::FromRedisValue>(&self, command: &redis::Cmd, timeout: Duration) -> Result<T, StoreProblem> {
+    fn ask<T: redis::FromRedisValue>(&self, command: &redis::Cmd, timeout: Duration) -> Result<T, StoreError> {
         let mut connection = self.connection.lock();
         let left = self.deadline.saturating_duration_since(Instant::now());
         let timeout = Some(timeout.max(left).max(Duration::from_secs(1)));
@@ -73,8 +73,8 @@ fn connect(client: &Client, url: &RedisUrl, deadline: Instant) -> Result<Connect
     sys::by_deadline(format!("connect {url}"), deadline, advice, connect, RedisError::from)
 }
 
-fn problem(doing: &'static str) -> impl FnOnce(RedisError) -> StoreProblem {
-    move |error| StoreProblem::io(doing)(io::Error::other(error))
+fn problem(doing: &'static str) -> impl FnOnce(RedisError) -> StoreError {
+    move |error| StoreError::io(doing)(io::Error::other(error))
 }
 
 impl Store for RedisStore {
@@ -82,16 +82,16 @@ impl Store for RedisStore {
         self.url.clone()
     }
 
-    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
         check(key, value)?;
         self.ask(redis::cmd("SET").arg(self.key(key)).arg(value).arg("EX").arg(LIFETIME.as_secs()), timeout)
     }
 
-    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         poll(timeout, || self.ask(redis::cmd("GET").arg(self.key(key)), timeout))
     }
 
-    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         check(key, value)?;
         let key_there = self.key(key);
         let mut set = redis::cmd("SET");
@@ -101,12 +101,12 @@ impl Store for RedisStore {
             return Ok(value.to_vec());
         }
         let there: Option<Vec<u8>> = self.ask(redis::cmd("GET").arg(&key_there), timeout)?;
-        there.ok_or_else(|| StoreProblem::Timeout { key: key.to_owned(), waited: timeout })
+        there.ok_or_else(|| StoreError::Timeout { key: key.to_owned(), waited: timeout })
     }
 }
 
 /// Calls `ask` until it returns an answer or the timeout has passed, at growing intervals.
-fn poll<T>(timeout: Duration, mut ask: impl FnMut() -> Result<Option<T>, StoreProblem>) -> Result<Option<T>, StoreProblem> {
+fn poll<T>(timeout: Duration, mut ask: impl FnMut() -> Result<Option<T>, StoreError>) -> Result<Option<T>, StoreError> {
     let deadline = Instant::now() + timeout;
     let mut pause = Duration::from_micros(500);
     loop {

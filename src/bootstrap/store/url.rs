@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::error::{Result, StoreProblem};
+use crate::error::{Result, StoreError};
 use crate::sys;
 
 /// The URL of a store, parsed.
@@ -45,7 +45,7 @@ pub(super) fn masked(url: &str) -> String {
 
 impl StoreUrl {
     pub(crate) fn parse(url: &str) -> Result<StoreUrl> {
-        StoreUrl::try_parse(url).map_err(|problem| StoreProblem::Url(problem).at(masked(url)))
+        StoreUrl::try_parse(url).map_err(|problem| StoreError::Url(problem).at(masked(url)))
     }
 
     fn try_parse(url: &str) -> Result<StoreUrl, String> {

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDro
 
 use crate::communicator::Communicator;
 use crate::cuda::device::{Address, Memory, StreamId};
-use crate::error::{Argument, Error, Result};
+use crate::error::{ArgumentError, Error, Result};
 use crate::types::{Element, Op};
 
 impl Communicator {
@@ -21,7 +21,7 @@ impl Communicator {
     /// [`Error::Unsupported`] if this communicator has no devices, [`Error::Device`] if the device
     /// has too little memory.
     pub fn alloc_device<T: Element>(&self, stream: &Arc<CudaStream>, len: usize) -> Result<DeviceBuffer<T>> {
-        let too_many = Error::Argument { op: Op::Alloc, problem: Argument::TooMany { count: len } };
+        let too_many = Error::Argument { op: Op::Alloc, problem: ArgumentError::TooMany { count: len } };
         let bytes = len.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or(too_many)?;
         let device = self.exec.device(stream.context().ordinal())?;
         let memory = Memory::new(&device, bytes.max(1))?;

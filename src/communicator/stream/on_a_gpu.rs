@@ -4,7 +4,7 @@
 use cudarc::driver::{CudaContext, CudaSlice};
 
 use crate::communicator::Communicator;
-use crate::error::{Argument, Error, Result};
+use crate::error::{ArgumentError, Error, Result};
 use crate::types::ReduceOp;
 
 /// Runs `body` on two ranks that share a GPU, or says that there is none.
@@ -52,9 +52,9 @@ fn call(comm: &Communicator) -> Result<()> {
         assert!(read(&received).iter().all(|&x| x == other as f32));
         // Wrong arguments are refused before the call is sent.
         let refused = on.all_gather_v(&block, &mut gathered, &[own]);
-        assert!(matches!(refused, Err(Error::Argument { problem: Argument::Counts { given: 1, .. }, .. })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Argument { problem: ArgumentError::Counts { given: 1, .. }, .. })), "{refused:?}");
         let refused = on.all_gather_v(&filled(own + 1, 0.0), &mut gathered, &counts);
-        assert!(matches!(refused, Err(Error::Argument { problem: Argument::Length { .. }, .. })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Argument { problem: ArgumentError::Length { .. }, .. })), "{refused:?}");
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::communicator::Communicator;
 use crate::cuda::device::{Address, Device, Event, Memory, Reduction, Stream, StreamId};
-use crate::error::{Error, ReducerProblem, Result};
+use crate::error::{Error, ReducerError, Result};
 use crate::exec::{Raw, drain};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
@@ -61,7 +61,7 @@ impl OnDevice {
                 let why = format!("{name} is on {}, and the reducer on {}", device.name(), self.device.name());
                 Err(Error::Unsupported { what: "a tensor on another device", why })
             }
-            None => Err(ReducerProblem::Place { name: name.to_owned(), on_device: true }.into()),
+            None => Err(ReducerError::Place { name: name.to_owned(), on_device: true }.into()),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::cuda::fake_device::{FakeDevice, Machine};
 use crate::ddp::{
     Average, Bucket, BufferSync, Compress, Hook, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven, Unused,
 };
-use crate::error::{Error, ReducerProblem};
+use crate::error::{Error, ReducerError};
 use crate::types::mix;
 
 fn on_ranks<R: Send>(device: &Arc<FakeDevice>, world: usize, body: impl Fn(&Communicator, StreamId) -> R + Sync) -> Vec<R> {
@@ -314,7 +314,7 @@ fn values_on_a_device_become_equal() {
     });
 }
 
-fn problem<T: std::fmt::Debug>(result: Result<T>) -> ReducerProblem {
+fn problem<T: std::fmt::Debug>(result: Result<T>) -> ReducerError {
     match result.unwrap_err() {
         Error::Reducer { problem } => *problem,
         other => panic!("{other:?}"),
@@ -335,7 +335,7 @@ fn host_memory_and_a_devices_are_told_apart() {
         let mut values = vec![0.0f32; 4];
         let (mut one, mut other) = (values.clone(), values.clone());
         let mut tensors = [TensorMut::from(&mut one), TensorMut::from(&mut other)];
-        let is_place = |problem: ReducerProblem| matches!(problem, ReducerProblem::Place { .. });
+        let is_place = |problem: ReducerError| matches!(problem, ReducerError::Place { .. });
         assert!(is_place(problem(reducer.broadcast_parameters(&mut tensors))));
         let step = reducer.begin().unwrap();
         assert!(is_place(problem(step.view::<f32>(0).map(drop))));
@@ -371,7 +371,7 @@ fn all_hear_which_rank_has_no_device_and_why() {
         match error {
             Error::Setting { name, .. } if comm.rank() == 1 => assert_eq!(name, "w"),
             Error::Reducer { problem } if comm.rank() != 1 => match *problem {
-                ReducerProblem::Refused { rank: 1, why } => assert!(why.contains("a device given to"), "{why}"),
+                ReducerError::Refused { rank: 1, why } => assert!(why.contains("a device given to"), "{why}"),
                 other => panic!("{other:?}"),
             },
             other => panic!("{other:?}"),

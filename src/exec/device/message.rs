@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::buffer::RawSliceMut;
 use crate::cuda::device::{Device, Event, Stream, StreamId};
-use crate::error::{Argument, Error, Result};
+use crate::error::{ArgumentError, Error, Result};
 use crate::exec::call::Call;
 use crate::exec::device_state::until_done;
 use crate::exec::lent::Lent;
@@ -33,7 +33,7 @@ impl Staged {
         let Some(lent) = call.lent.take() else { return Ok(None) };
         shared.until_ready(call, &lent, None)?;
         let (send, recv) = (call.send, call.recv);
-        let problem = Argument::TooMany { count: call.count };
+        let problem = ArgumentError::TooMany { count: call.count };
         let memory = Segment::try_heap(send.len.max(recv.len).max(1)).ok_or(Error::Argument { op: call.op, problem })?;
         let timeout = call.timeout.unwrap_or(shared.info.timeout);
         let mut staged = Staged { memory: Arc::new(memory), to: RawSliceMut::EMPTY, lent, timeout };

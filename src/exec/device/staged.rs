@@ -3,7 +3,7 @@
 use super::operation::{OnDevices, SHORT};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::cuda::pieces::{Cut, Piece, Row};
-use crate::error::{Argument, Error, Result};
+use crate::error::{ArgumentError, Error, Result};
 use crate::exec::call::Call;
 use crate::exec::device_state::{Area, SLOTS};
 use crate::types::Op;
@@ -75,7 +75,7 @@ impl OnDevices<'_> {
     fn prepare_scratch(&mut self, len: usize) -> Result<()> {
         let device = self.lanes()?.device.clone();
         if self.core.devices.scratch.as_ref().is_none_or(|scratch| scratch.memory.part < len) {
-            let problem = Argument::TooMany { count: self.call.count };
+            let problem = ArgumentError::TooMany { count: self.call.count };
             let mut scratch = Area::private(len.max(SCRATCH)).ok_or(Error::Argument { op: self.call.op, problem })?;
             if len <= SCRATCH {
                 scratch.pin(&device);
@@ -189,7 +189,7 @@ impl OnDevices<'_> {
                 Some(memory) => Some(Area { pinned: None, memory, place }),
                 None => Area::private(len),
             };
-            let problem = Argument::TooMany { count: self.call.count };
+            let problem = ArgumentError::TooMany { count: self.call.count };
             self.core.devices.area = Some(area.ok_or(Error::Argument { op: self.call.op, problem })?);
         }
         if let Some(lent) = &self.call.lent

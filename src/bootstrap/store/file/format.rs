@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
-use crate::error::StoreProblem;
+use crate::error::StoreError;
 use crate::sys;
 use crate::types::mix;
 use crate::wire::{Reader, Writer};
@@ -53,11 +53,11 @@ impl View {
     }
 
     /// Reads what was appended since the last call. If the file has been replaced, reads all of it.
-    pub(super) fn read(&mut self, file: &mut File) -> Result<(), StoreProblem> {
-        let failed = || StoreProblem::io("reading it");
+    pub(super) fn read(&mut self, file: &mut File) -> Result<(), StoreError> {
+        let failed = || StoreError::io("reading it");
         let len = file.metadata().map_err(failed())?.len();
         if len > LARGEST_FILE {
-            return Err(StoreProblem::Foreign(format!("the file has {len} bytes")));
+            return Err(StoreError::Foreign(format!("the file has {len} bytes")));
         }
         // A file that other users can read is not used: rank 0 replaces it.
         let is_open = sys::is_open_to_others(file).map_err(failed())?;
@@ -71,7 +71,7 @@ impl View {
         let appended = file.seek(SeekFrom::Start(self.end)).and_then(|_| file.take(LARGEST_FILE).read_to_end(&mut bytes));
         appended.map_err(failed())?;
         if !self.is_started() && !bytes.starts_with(&MAGIC[..bytes.len().min(MAGIC.len())]) {
-            return Err(StoreProblem::Foreign("the file has other contents, which are not changed".to_owned()));
+            return Err(StoreError::Foreign("the file has other contents, which are not changed".to_owned()));
         }
         if !is_open {
             self.take_in(&bytes);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::format::{View, header, record};
 use crate::bootstrap::identity::random;
-use crate::error::StoreProblem;
+use crate::error::StoreError;
 use crate::sys::{self, NotOpened};
 
 /// How often a rank checks whether the lock of another job's file is held.
@@ -22,7 +22,7 @@ const LONGEST_NAME: u64 = 4096;
 pub(super) enum Look<T> {
     Found(T),
     /// Nothing yet. If that does not change, the problem is the error to report.
-    NotYet(Option<StoreProblem>),
+    NotYet(Option<StoreError>),
 }
 
 /// The file, as the helper thread sees it.
@@ -52,7 +52,7 @@ impl Log {
     }
 
     /// Replaces the file of a former run by a file of this job.
-    pub(super) fn start(&mut self) -> Result<Look<()>, StoreProblem> {
+    pub(super) fn start(&mut self) -> Result<Look<()>, StoreError> {
         self.check_folder()?;
         let ownership = match self.own()? {
             Look::Found(ownership) => ownership,
@@ -66,21 +66,21 @@ impl Log {
             ownership.has_started = true;
         }
         let written = file.write_all(&header(random(), &self.job)).and_then(|()| sys::close(file));
-        written.map_err(StoreProblem::io("starting it"))?;
+        written.map_err(StoreError::io("starting it"))?;
         Ok(Look::Found(()))
     }
 
     /// Removes the file of a former run, if there is one.
-    fn remove_former(&self) -> Result<(), StoreProblem> {
+    fn remove_former(&self) -> Result<(), StoreError> {
         let Some(mut file) = open(OpenOptions::new().read(true), &self.path)? else { return Ok(()) };
         let mut former = View::default();
         former.read(&mut file)?;
         tracing::info!(path = %self.path.display(), job = former.job, "replacing the store's file of a former run");
-        std::fs::remove_file(&self.path).map_err(StoreProblem::io("removing the file of a former run"))
+        std::fs::remove_file(&self.path).map_err(StoreError::io("removing the file of a former run"))
     }
 
     /// Creates a file that other users cannot read.
-    fn create(&self) -> Result<File, StoreProblem> {
+    fn create(&self) -> Result<File, StoreError> {
         let created = sys::open_own(OpenOptions::new().write(true).create_new(true), &self.path);
         let is_private = created.as_ref().is_ok_and(|file| sys::is_open_to_others(file).is_ok_and(|open| !open));
         match created {
@@ -89,14 +89,14 @@ impl Log {
             _ => {
                 _ = std::fs::remove_file(&self.path);
                 let why = "its file system does not keep permissions, so other users could read the secret of the job";
-                Err(StoreProblem::Untrusted(why.to_owned()))
+                Err(StoreError::Untrusted(why.to_owned()))
             }
         }
     }
 
     /// Takes the lock, so that no other rank 0 starts a job with this file. `NotYet` while other
     /// ranks check the lock.
-    pub(super) fn own(&mut self) -> Result<Look<Ownership>, StoreProblem> {
+    pub(super) fn own(&mut self) -> Result<Look<Ownership>, StoreError> {
         let path = self.lock_path();
         loop {
             let file = sys::open_own(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path);
@@ -105,30 +105,30 @@ impl Log {
                 // The rank 0 that held the lock may have removed its file meanwhile. Then this lock
                 // protects nothing.
                 Ok(()) if sys::is_still_at(&file, &path) => {
-                    write_name(&file, &self.job).map_err(StoreProblem::io("writing to its lock"))?;
+                    write_name(&file, &self.job).map_err(StoreError::io("writing to its lock"))?;
                     return Ok(Look::Found(Ownership { path, has_started: false, _lock: file }));
                 }
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => break self.why_locked(&file),
-                Err(TryLockError::Error(error)) => return Err(StoreProblem::io("locking it")(error)),
+                Err(TryLockError::Error(error)) => return Err(StoreError::io("locking it")(error)),
             }
         }
     }
 
     /// Returns why rank 0 cannot take the lock: another rank 0 has it, or other ranks check it,
     /// each for a moment.
-    fn why_locked(&mut self, lock: &File) -> Result<Look<Ownership>, StoreProblem> {
+    fn why_locked(&mut self, lock: &File) -> Result<Look<Ownership>, StoreError> {
         match lock.try_lock_shared() {
             Ok(()) => {
                 let doing = "waiting for its lock, which other ranks check; is a rank stopped?";
-                Ok(Look::NotYet(Some(StoreProblem::io(doing)(io::ErrorKind::TimedOut.into()))))
+                Ok(Look::NotYet(Some(StoreError::io(doing)(io::ErrorKind::TimedOut.into()))))
             }
             Err(TryLockError::WouldBlock) => {
                 let known = self.look().is_ok() && self.view.is_started();
                 let theirs = if known { self.view.job.clone() } else { String::new() };
-                Err(StoreProblem::InUse { theirs, mine: self.job.clone() })
+                Err(StoreError::InUse { theirs, mine: self.job.clone() })
             }
-            Err(TryLockError::Error(error)) => Err(StoreProblem::io("locking it")(error)),
+            Err(TryLockError::Error(error)) => Err(StoreError::io("locking it")(error)),
         }
     }
 
@@ -140,19 +140,19 @@ impl Log {
 
     /// Checks that a file can be created in the folder, so that no rank waits for one in vain. Rank
     /// 0 does not create folders.
-    fn check_folder(&self) -> Result<(), StoreProblem> {
+    fn check_folder(&self) -> Result<(), StoreError> {
         let Some(folder) = self.path.parent() else { return Ok(()) };
-        let problem = |source| StoreProblem::Folder { folder: folder.display().to_string(), source: Arc::new(source) };
+        let problem = |source| StoreError::Folder { folder: folder.display().to_string(), source: Arc::new(source) };
         sys::check_folder(folder).map_err(problem)
     }
 
     /// Brings the view up to date. It opens the file each time, because that is when network file
     /// systems ask their server.
-    fn look(&mut self) -> Result<(), StoreProblem> {
+    fn look(&mut self) -> Result<(), StoreError> {
         match open(OpenOptions::new().read(true), &self.path)? {
             Some(mut file) => match self.view.read(&mut file) {
                 // On some systems, the lock of a writer keeps readers out for a moment.
-                Err(StoreProblem::Io { source, .. }) if sys::is_locked_out(&source) => Ok(()),
+                Err(StoreError::Io { source, .. }) if sys::is_locked_out(&source) => Ok(()),
                 result => result,
             },
             None => {
@@ -168,7 +168,7 @@ impl Log {
     /// # Errors
     ///
     /// The other job is starting with the file.
-    fn not_ours<T>(&mut self) -> Result<Option<Look<T>>, StoreProblem> {
+    fn not_ours<T>(&mut self) -> Result<Option<Look<T>>, StoreError> {
         if !self.view.is_started() {
             return Ok(Some(Look::NotYet(None)));
         }
@@ -177,9 +177,9 @@ impl Log {
         }
         let mine = self.job.clone();
         if let Some(theirs) = self.starting() {
-            return Err(StoreProblem::InUse { theirs, mine });
+            return Err(StoreError::InUse { theirs, mine });
         }
-        Ok(Some(Look::NotYet(Some(StoreProblem::OtherJob { theirs: self.view.job.clone(), mine }))))
+        Ok(Some(Look::NotYet(Some(StoreError::OtherJob { theirs: self.view.job.clone(), mine }))))
     }
 
     /// Returns the other job whose rank 0 holds the lock of the file, if there is one. This job's
@@ -201,7 +201,7 @@ impl Log {
     }
 
     /// Returns the value of a key.
-    pub(super) fn value(&mut self, key: &str) -> Result<Look<Vec<u8>>, StoreProblem> {
+    pub(super) fn value(&mut self, key: &str) -> Result<Look<Vec<u8>>, StoreError> {
         self.look()?;
         let not_ours = self.not_ours()?;
         let found = || self.view.values.get(key).map_or(Look::NotYet(None), |value| Look::Found(value.clone()));
@@ -210,7 +210,7 @@ impl Log {
 
     /// Appends a record, unless `keep` is set and the key exists; returns the value that the key
     /// then has.
-    pub(super) fn append(&mut self, key: &str, value: &[u8], keep: bool) -> Result<Look<Vec<u8>>, StoreProblem> {
+    pub(super) fn append(&mut self, key: &str, value: &[u8], keep: bool) -> Result<Look<Vec<u8>>, StoreError> {
         let Some(mut file) = open(OpenOptions::new().read(true).write(true), &self.path)? else {
             return self.check_folder().map(|()| Look::NotYet(None));
         };
@@ -224,9 +224,9 @@ impl Log {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let doing = "waiting for its lock, which another process holds; is a rank stopped?";
-                return Ok(Look::NotYet(Some(StoreProblem::io(doing)(io::ErrorKind::TimedOut.into()))));
+                return Ok(Look::NotYet(Some(StoreError::io(doing)(io::ErrorKind::TimedOut.into()))));
             }
-            Err(TryLockError::Error(error)) => return Err(StoreProblem::io("locking it")(error)),
+            Err(TryLockError::Error(error)) => return Err(StoreError::io("locking it")(error)),
         }
         if !sys::is_still_at(&file, &self.path) {
             return Ok(Look::NotYet(None));
@@ -237,7 +237,7 @@ impl Log {
         }
         let record = record(key, value);
         let written = write(&mut file, self.view.end, &record).and_then(|()| sys::close(file));
-        written.map_err(StoreProblem::io("writing to it"))?;
+        written.map_err(StoreError::io("writing to it"))?;
         self.view.take_in(&record);
         Ok(Look::Found(value.to_vec()))
     }
@@ -255,7 +255,7 @@ impl Log {
 
 /// Opens a file that no other user can have written; `None` if there is none, or if another host
 /// still has it for a moment.
-fn open(options: &mut OpenOptions, path: &Path) -> Result<Option<File>, StoreProblem> {
+fn open(options: &mut OpenOptions, path: &Path) -> Result<Option<File>, StoreError> {
     match sys::open_own(options, path) {
         Ok(file) => Ok(Some(file)),
         Err(NotOpened::System(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) => Ok(None),
@@ -282,10 +282,10 @@ fn names_another(lock: &File, job: &str) -> Option<String> {
     }
 }
 
-fn not_opened(doing: &'static str) -> impl FnOnce(NotOpened) -> StoreProblem {
+fn not_opened(doing: &'static str) -> impl FnOnce(NotOpened) -> StoreError {
     move |why| match why {
-        NotOpened::System(error) => StoreProblem::io(doing)(error),
-        NotOpened::Untrusted(why) => StoreProblem::Untrusted(why),
+        NotOpened::System(error) => StoreError::io(doing)(error),
+        NotOpened::Untrusted(why) => StoreError::Untrusted(why),
     }
 }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::log::{Log, Look};
 use crate::bootstrap::identity::random;
 use crate::bootstrap::store::kv::{Store, check};
-use crate::error::StoreProblem;
+use crate::error::StoreError;
 use crate::sys::{self, Helper};
 
 /// How long a call to a file system may take in any case: file systems across hosts are slow.
@@ -42,9 +42,9 @@ impl FileStore {
         owner: bool,
         job: &str,
         deadline: Instant,
-    ) -> Result<FileStore, StoreProblem> {
+    ) -> Result<FileStore, StoreError> {
         let url = format!("file://{}", path.display());
-        let helper = Helper::of(&url).map_err(StoreProblem::io("starting a helper thread"))?;
+        let helper = Helper::of(&url).map_err(StoreError::io("starting a helper thread"))?;
         let store = FileStore {
             url,
             is_owner: owner,
@@ -64,8 +64,8 @@ impl FileStore {
     fn call<T: Send + 'static>(
         &self,
         timeout: Duration,
-        call: impl FnOnce(&mut Log) -> Result<T, StoreProblem> + Send + 'static,
-    ) -> Result<T, StoreProblem> {
+        call: impl FnOnce(&mut Log) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
         let began = Instant::now();
         let deadline = match self.is_hung.load(Ordering::Relaxed) {
             true => began,
@@ -74,15 +74,15 @@ impl FileStore {
         let log = self.log.clone();
         let result = self.helper.call(deadline, move || call(&mut log.lock()));
         self.is_hung.store(result.is_none(), Ordering::Relaxed);
-        result.unwrap_or_else(|| Err(StoreProblem::Hung { waited: began.elapsed() }))
+        result.unwrap_or_else(|| Err(StoreError::Hung { waited: began.elapsed() }))
     }
 
     /// Calls `look` until it returns an answer or the timeout has passed, at growing intervals.
     fn poll<T: Send + 'static>(
         &self,
         timeout: Duration,
-        look: impl Fn(&mut Log) -> Result<Look<T>, StoreProblem> + Clone + Send + 'static,
-    ) -> Result<Option<T>, StoreProblem> {
+        look: impl Fn(&mut Log) -> Result<Look<T>, StoreError> + Clone + Send + 'static,
+    ) -> Result<Option<T>, StoreError> {
         let deadline = Instant::now() + timeout;
         let mut has_waited = false;
         loop {
@@ -109,11 +109,11 @@ impl FileStore {
 
     /// Appends a record, unless `keep` is set and the key exists; returns the value that the key
     /// then has.
-    fn append(&self, key: &str, value: &[u8], keep: bool, timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+    fn append(&self, key: &str, value: &[u8], keep: bool, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         check(key, value)?;
         let (key, value): (Arc<str>, Arc<[u8]>) = (key.into(), value.into());
         let appended = self.poll(timeout, move |log| log.append(&key, &value, keep))?;
-        appended.ok_or_else(|| StoreProblem::Unreachable { waited: timeout, last: "rank 0 has not started the file".to_owned() })
+        appended.ok_or_else(|| StoreError::Unreachable { waited: timeout, last: "rank 0 has not started the file".to_owned() })
     }
 }
 
@@ -128,16 +128,16 @@ impl Store for FileStore {
         self.url.clone()
     }
 
-    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
         self.append(key, value, false, timeout).map(drop)
     }
 
-    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         let key: Arc<str> = key.into();
         self.poll(timeout, move |log| log.value(&key))
     }
 
-    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         self.append(key, value, true, timeout)
     }
 }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::format::{View, fuzz, header, record};
 use super::log::{LOCK_PAUSE, Log, Look};
 use super::store::{FileStore, LONGEST_PAUSE};
-use crate::error::StoreProblem;
+use crate::error::StoreError;
 use crate::sys;
 
 /// A folder that is removed with its files.
@@ -42,7 +42,7 @@ fn a_rank_waits_while_its_rank_0_is_slow_to_replace_the_file() {
     let held = zero.own().unwrap();
     while began.elapsed() < 3 * LOCK_PAUSE {
         let found = other.value("key");
-        assert!(matches!(&found, Ok(Look::NotYet(Some(StoreProblem::OtherJob { .. })))), "{:?}", found.err());
+        assert!(matches!(&found, Ok(Look::NotYet(Some(StoreError::OtherJob { .. })))), "{:?}", found.err());
         std::thread::sleep(LONGEST_PAUSE);
     }
     drop(held);
@@ -58,8 +58,8 @@ fn the_job_that_starts_is_named_and_not_the_one_before() {
     let began = Instant::now();
     loop {
         match other.value("key") {
-            Err(StoreProblem::InUse { theirs, mine }) => break assert_eq!([theirs, mine], ["third", "second"]),
-            Ok(Look::NotYet(Some(StoreProblem::OtherJob { .. }))) => {}
+            Err(StoreError::InUse { theirs, mine }) => break assert_eq!([theirs, mine], ["third", "second"]),
+            Ok(Look::NotYet(Some(StoreError::OtherJob { .. }))) => {}
             found => panic!("{:?}", found.err()),
         }
         assert!(began.elapsed() < Duration::from_secs(60), "the other job is not noticed");

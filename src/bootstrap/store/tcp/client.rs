@@ -12,7 +12,7 @@ use super::server::{CAPACITY, TcpStoreServer, port_problem};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::Until;
 use crate::bootstrap::store::kv::{Store, check};
-use crate::error::{Result, StoreProblem};
+use crate::error::{Result, StoreError};
 use crate::sys;
 
 /// How much longer than the timeout of a request its response may take.
@@ -42,7 +42,7 @@ impl TcpStore {
             if port == 0 {
                 let problem =
                     "only rank 0 can use port 0; the other ranks need the port that rank 0 has picked and logged".to_owned();
-                return Err(StoreProblem::Url(problem).at(url));
+                return Err(StoreError::Url(problem).at(url));
             }
             return TcpStore::find(host, &[port], identity, deadline).map_err(|problem| problem.at(url));
         }
@@ -71,7 +71,7 @@ impl TcpStore {
                 Err(problem) => last = Some(problem),
             }
         }
-        Err(last.unwrap_or_else(|| StoreProblem::Url("it has no port".to_owned())).at(url))
+        Err(last.unwrap_or_else(|| StoreError::Url("it has no port".to_owned())).at(url))
     }
 
     fn of_server(server: TcpStoreServer, identity: &Identity, deadline: Instant) -> Result<TcpStore> {
@@ -82,14 +82,14 @@ impl TcpStore {
             _ => address,
         };
         let stream = connect(reachable, identity, deadline).map_err(|problem| match problem {
-            ConnectError::Transient(error) => StoreProblem::io("reaching its own server")(error).at(server.url()),
+            ConnectError::Transient(error) => StoreError::io("reaching its own server")(error).at(server.url()),
             ConnectError::Permanent(problem) => problem.at(server.url()),
         })?;
         Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), deadline, _server: Some(server) })
     }
 
     /// Connects as soon as one of the ports serves this job.
-    fn find(host: &str, ports: &[u16], identity: &Identity, deadline: Instant) -> Result<TcpStore, StoreProblem> {
+    fn find(host: &str, ports: &[u16], identity: &Identity, deadline: Instant) -> Result<TcpStore, StoreError> {
         let started = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
@@ -99,7 +99,7 @@ impl TcpStore {
             };
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(StoreProblem::Unreachable { waited: started.elapsed(), last });
+                return Err(StoreError::Unreachable { waited: started.elapsed(), last });
             }
             std::thread::sleep(pause.min(left));
             pause = (2 * pause).min(Duration::from_millis(100));
@@ -112,7 +112,7 @@ impl TcpStore {
         ports: &[u16],
         identity: &Identity,
         deadline: Instant,
-    ) -> Result<Result<TcpStore, String>, StoreProblem> {
+    ) -> Result<Result<TcpStore, String>, StoreError> {
         let mut last = String::new();
         for &port in ports {
             // Resolved for each attempt: in clusters, names appear with their hosts.
@@ -139,32 +139,32 @@ impl TcpStore {
         Ok(Err(last))
     }
 
-    fn ask(&self, operation: u8, key: &str, value: &[u8], timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    fn ask(&self, operation: u8, key: &str, value: &[u8], timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         check(key, value)?;
         let request = encode_request(operation, key, value, timeout);
         let stream = self.stream.lock();
         let mut until = Until { stream: &stream, deadline: self.deadline.max(Instant::now() + timeout + GRACE) };
         let lost = |error: io::Error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => StoreProblem::io(
+            io::ErrorKind::UnexpectedEof => StoreError::io(
                 "its server closed the connection; rank 0 may have ended, or belong to another job that started with it",
             )(error),
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                StoreProblem::io("asking its server, which does not answer; is rank 0 paused?")(io::ErrorKind::TimedOut.into())
+                StoreError::io("asking its server, which does not answer; is rank 0 paused?")(io::ErrorKind::TimedOut.into())
             }
-            _ => StoreProblem::io("asking its server")(error),
+            _ => StoreError::io("asking its server")(error),
         };
         match until.write_all(&request).and_then(|()| read_response(&mut until)).map_err(lost)? {
             (FOUND, value) => Ok(Some(value)),
             (NOT_FOUND, _) => Ok(None),
-            (FULL, _) => Err(StoreProblem::TooLarge { what: "a value", bytes: value.len(), limit: CAPACITY }),
-            _ => Err(StoreProblem::Foreign("its server sent an invalid response".to_owned())),
+            (FULL, _) => Err(StoreError::TooLarge { what: "a value", bytes: value.len(), limit: CAPACITY }),
+            _ => Err(StoreError::Foreign("its server sent an invalid response".to_owned())),
         }
     }
 }
 
 /// Serves the store at a name or an address of this machine.
-fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Result<TcpStoreServer, StoreProblem> {
-    let addresses = sys::resolve(host, port, deadline).map_err(StoreProblem::io("resolving its host"))?;
+fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Result<TcpStoreServer, StoreError> {
+    let addresses = sys::resolve(host, port, deadline).map_err(StoreError::io("resolving its host"))?;
     let is_name = host.parse::<IpAddr>().is_err() && !host.eq_ignore_ascii_case("localhost");
     let mut last = None;
     for mut address in addresses {
@@ -183,20 +183,20 @@ fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Re
         }
     }
     let Some((address, error)) = last else {
-        return Err(StoreProblem::Url(format!("{host} has no address")));
+        return Err(StoreError::Url(format!("{host} has no address")));
     };
     match error.kind() {
         // If the port serves a store of another job, that says more than the port.
         io::ErrorKind::AddrInUse => {
             let problem = port_problem(address, error);
             match connect(address, identity, deadline.min(Instant::now() + Duration::from_secs(1))) {
-                Err(ConnectError::Permanent(found @ StoreProblem::OtherJob { .. })) => Err(found),
+                Err(ConnectError::Permanent(found @ StoreError::OtherJob { .. })) => Err(found),
                 _ => Err(problem),
             }
         }
         io::ErrorKind::AddrNotAvailable => {
             let advice = format!("{host} ({}) is not an address of this machine, where rank 0 runs", address.ip());
-            Err(StoreProblem::Url(advice))
+            Err(StoreError::Url(advice))
         }
         _ => Err(port_problem(address, error)),
     }
@@ -207,16 +207,15 @@ impl Store for TcpStore {
         self.url.clone()
     }
 
-    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreProblem> {
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
         self.ask(SET, key, value, timeout).map(drop)
     }
 
-    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreProblem> {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         self.ask(GET, key, &[], timeout)
     }
 
-    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreProblem> {
-        self.ask(CLAIM, key, value, timeout)?
-            .ok_or_else(|| StoreProblem::Foreign("its server sent an invalid response".to_owned()))
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
+        self.ask(CLAIM, key, value, timeout)?.ok_or_else(|| StoreError::Foreign("its server sent an invalid response".to_owned()))
     }
 }

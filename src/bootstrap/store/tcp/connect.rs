@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::handshake::{self, Hello, Purpose, Refusal};
 use crate::bootstrap::listener::{self, DialError};
-use crate::error::StoreProblem;
+use crate::error::StoreError;
 use crate::sys;
 
 /// Why an attempt to connect failed.
@@ -15,7 +15,7 @@ pub(super) enum ConnectError {
     /// There is no server yet.
     Transient(io::Error),
     /// Another attempt would fail, too.
-    Permanent(StoreProblem),
+    Permanent(StoreError),
 }
 
 /// Returns where ranks listen. Without a secret, an address of this machine becomes one that only
@@ -28,25 +28,24 @@ pub(super) fn listening(address: SocketAddr, identity: &Identity) -> SocketAddr 
 pub(super) fn connect(address: SocketAddr, identity: &Identity, deadline: Instant) -> Result<TcpStream, ConnectError> {
     let address = listening(address, identity);
     if !address.ip().is_loopback() && !identity.may_listen() {
-        return Err(ConnectError::Permanent(StoreProblem::NoSecret));
+        return Err(ConnectError::Permanent(StoreError::NoSecret));
     }
     let hello = Hello::new(Purpose::Store, 0, 0, 0);
     let deadline = deadline.min(Instant::now() + Duration::from_secs(2));
     let stream = listener::dial(address, identity, &hello, deadline).map_err(|error| match error {
         DialError::Connect(error) | DialError::Io(error) => ConnectError::Transient(error),
-        DialError::Refused(Refusal::Job { theirs }) => ConnectError::Permanent(StoreProblem::OtherJob {
-            theirs: theirs.unwrap_or_default(),
-            mine: identity.job().to_owned(),
-        }),
-        DialError::Refused(Refusal::Run) => {
-            ConnectError::Permanent(StoreProblem::Foreign(format!("a rank of a job answers at {address}")))
+        DialError::Refused(Refusal::Job { theirs }) => {
+            ConnectError::Permanent(StoreError::OtherJob { theirs: theirs.unwrap_or_default(), mine: identity.job().to_owned() })
         }
-        DialError::Refused(Refusal::Secret) => ConnectError::Permanent(StoreProblem::Secret),
+        DialError::Refused(Refusal::Run) => {
+            ConnectError::Permanent(StoreError::Foreign(format!("a rank of a job answers at {address}")))
+        }
+        DialError::Refused(Refusal::Secret) => ConnectError::Permanent(StoreError::Secret),
         DialError::Refused(Refusal::Foreign) => {
-            ConnectError::Permanent(StoreProblem::Foreign(format!("another program answers at {address}")))
+            ConnectError::Permanent(StoreError::Foreign(format!("another program answers at {address}")))
         }
         DialError::Refused(Refusal::Version { theirs }) => {
-            ConnectError::Permanent(StoreProblem::Version { theirs: theirs.into(), mine: handshake::VERSION.into() })
+            ConnectError::Permanent(StoreError::Version { theirs: theirs.into(), mine: handshake::VERSION.into() })
         }
     })?;
     blocking(stream).map_err(ConnectError::Transient)

@@ -16,7 +16,7 @@ use super::protocol::{CLAIM, FOUND, FULL, GET, LONGEST_REQUEST, NOT_FOUND, Reque
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Listener, Stream};
-use crate::error::{Result, StoreProblem};
+use crate::error::{Result, StoreError};
 use crate::sys;
 
 /// The most that a server stores, in bytes of keys and values.
@@ -42,7 +42,7 @@ impl TcpStoreServer {
     pub fn bind(address: SocketAddr, job: &str, secret: Option<[u8; 32]>) -> Result<TcpStoreServer> {
         let identity = Identity::new(job, secret).insecure(std::env::var("KOLO_INSECURE").is_ok_and(|value| value == "1"));
         if !address.ip().is_loopback() && !identity.may_listen() {
-            return Err(StoreProblem::NoSecret.at(format!("tcp://{address}")));
+            return Err(StoreError::NoSecret.at(format!("tcp://{address}")));
         }
         let server = TcpStoreServer::serve(address, identity);
         server.map_err(|error| port_problem(address, error).at(format!("tcp://{address}")))
@@ -95,13 +95,13 @@ impl Drop for TcpStoreServer {
 }
 
 /// Returns why the store cannot be served at an address.
-pub(super) fn port_problem(address: SocketAddr, error: io::Error) -> StoreProblem {
+pub(super) fn port_problem(address: SocketAddr, error: io::Error) -> StoreError {
     match error.kind() {
-        io::ErrorKind::AddrInUse => StoreProblem::PortTaken { address, holder: sys::port_holder(address.port()) },
+        io::ErrorKind::AddrInUse => StoreError::PortTaken { address, holder: sys::port_holder(address.port()) },
         io::ErrorKind::PermissionDenied => {
-            StoreProblem::Url(format!("this process may not listen at {address} ({error}); choose a port above 1023"))
+            StoreError::Url(format!("this process may not listen at {address} ({error}); choose a port above 1023"))
         }
-        _ => StoreProblem::io("serving it")(error),
+        _ => StoreError::io("serving it")(error),
     }
 }
 

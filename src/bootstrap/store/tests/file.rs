@@ -8,7 +8,7 @@ use crate::bootstrap::identity::Identity;
 #[cfg(unix)]
 use crate::bootstrap::store::file;
 use crate::bootstrap::store::{StoreUrl, open};
-use crate::error::{Error, StoreProblem};
+use crate::error::{Error, StoreError};
 
 fn file_url() -> StoreUrl {
     StoreUrl::File(temporary())
@@ -30,9 +30,9 @@ fn file_stores() {
 fn refused(path: &std::path::Path) -> [String; 2] {
     let url = StoreUrl::File(path.to_owned());
     let other = open(&url, false, &identity(), late()).unwrap().get("a", SOON).unwrap_err();
-    assert!(matches!(other, StoreProblem::Untrusted(_)), "{other}");
+    assert!(matches!(other, StoreError::Untrusted(_)), "{other}");
     let zero = open(&url, true, &identity(), late()).err().expect("rank 0 refuses the file");
-    assert!(matches!(zero, Error::Store { problem: StoreProblem::Untrusted(_), .. }), "{zero}");
+    assert!(matches!(zero, Error::Store { problem: StoreError::Untrusted(_), .. }), "{zero}");
     assert!(path.symlink_metadata().is_ok(), "the refused file is not changed");
     [other.to_string(), zero.to_string()]
 }
@@ -73,7 +73,7 @@ fn a_file_that_others_may_have_written_is_refused() {
     let lock = std::path::PathBuf::from(format!("{}.lock", path.display()));
     std::os::unix::fs::symlink(&path, &lock).unwrap();
     let result = open(&StoreUrl::File(path.clone()), true, &identity(), late());
-    assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Untrusted(_), .. })));
+    assert!(matches!(result.err(), Some(Error::Store { problem: StoreError::Untrusted(_), .. })));
     std::fs::remove_file(&lock).unwrap();
     std::fs::remove_file(&path).unwrap();
     // A pipe without a writer is refused at once.
@@ -195,7 +195,7 @@ fn two_jobs_with_one_file_get_errors() {
     };
     let second = Identity::new("second", None);
     match problem(open(&url, true, &second, late())) {
-        StoreProblem::InUse { theirs, mine } => assert_eq!((&*theirs, &*mine), ("job", "second")),
+        StoreError::InUse { theirs, mine } => assert_eq!((&*theirs, &*mine), ("job", "second")),
         other => panic!("{other}"),
     }
     let stray = open(&url, false, &second, late()).unwrap();
@@ -203,10 +203,10 @@ fn two_jobs_with_one_file_get_errors() {
     loop {
         match stray.get("a", SOON) {
             // At first the file may seem to belong to a former run.
-            Err(StoreProblem::OtherJob { theirs, mine }) if Instant::now() < deadline => {
+            Err(StoreError::OtherJob { theirs, mine }) if Instant::now() < deadline => {
                 assert_eq!((&*theirs, &*mine), ("job", "second"));
             }
-            Err(problem @ StoreProblem::InUse { .. }) => {
+            Err(problem @ StoreError::InUse { .. }) => {
                 let text = problem.to_string();
                 assert!(text.contains("job \"job\" is starting with it") && text.contains("belongs to job \"second\""), "{text}");
                 break;
@@ -241,12 +241,12 @@ fn the_file_of_a_former_job_is_replaced_while_ranks_check_it() {
                 // This is more than twice the time until the second check.
                 while began.elapsed() < Duration::from_millis(2500) {
                     let found = stray.get("a", SOON);
-                    assert!(matches!(found, Err(StoreProblem::OtherJob { .. })), "{found:?}");
+                    assert!(matches!(found, Err(StoreError::OtherJob { .. })), "{found:?}");
                 }
                 looked.send(()).unwrap();
                 let deadline = late();
                 let mut found = stray.get("a", SOON);
-                while matches!(found, Err(StoreProblem::OtherJob { .. }) | Ok(None)) && Instant::now() < deadline {
+                while matches!(found, Err(StoreError::OtherJob { .. }) | Ok(None)) && Instant::now() < deadline {
                     found = stray.get("a", SOON);
                 }
                 assert_eq!(found.unwrap().unwrap(), b"1");
@@ -266,7 +266,7 @@ fn a_file_that_is_no_store_is_not_changed() {
     let path = temporary();
     std::fs::write(&path, "my thesis").unwrap();
     let result = open(&StoreUrl::File(path.clone()), true, &identity(), late());
-    assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Foreign(_), .. })));
+    assert!(matches!(result.err(), Some(Error::Store { problem: StoreError::Foreign(_), .. })));
     assert_eq!(std::fs::read(&path).unwrap(), b"my thesis");
     std::fs::remove_file(&path).unwrap();
 }

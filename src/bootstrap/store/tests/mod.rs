@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::url::{RedisUrl, masked};
 use super::{Store, StoreUrl, open};
 use crate::bootstrap::identity::Identity;
-use crate::error::StoreProblem;
+use crate::error::StoreError;
 use crate::sys;
 
 const LATE: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ fn promises(zero: &dyn Store, other: &dyn Store) {
     });
 
     let long = "k".repeat(257);
-    assert!(matches!(zero.set(&long, b"", LATE), Err(StoreProblem::TooLarge { .. })));
+    assert!(matches!(zero.set(&long, b"", LATE), Err(StoreError::TooLarge { .. })));
     let large: Vec<u8> = (0..1 << 20).map(|i| i as u8).collect();
     zero.set("large", &large, LATE).unwrap();
     assert_eq!(other.get("large", LATE).unwrap().unwrap(), large);

@@ -4,7 +4,7 @@ use super::relay::Relay;
 use super::{SOON, identity, late, not_run, promises, temporary};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::store::{StoreUrl, open};
-use crate::error::{Error, StoreProblem};
+use crate::error::{Error, StoreError};
 
 #[test]
 fn a_redis_server_that_pauses_is_waited_for_until_the_deadline() {
@@ -122,9 +122,7 @@ fn a_silent_redis_server_is_given_up_at_the_deadline() {
     for scheme in ["redis", "rediss"] {
         let url = StoreUrl::parse(&format!("{scheme}://:pass-word@127.0.0.1:{port}")).unwrap();
         let result = open(&url, false, &identity(), Instant::now() + SOON);
-        let Some(Error::Store { store, problem: StoreProblem::Unreachable { last, .. } }) = result.err() else {
-            panic!("opened")
-        };
+        let Some(Error::Store { store, problem: StoreError::Unreachable { last, .. } }) = result.err() else { panic!("opened") };
         assert!(store == format!("{scheme}://***@127.0.0.1:{port}"), "{store}");
         assert!(!last.contains("pass-word"), "{last}");
     }

@@ -4,7 +4,7 @@ use super::relay::Relay;
 use super::{LATE, SOON, identity, late, promises};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::store::{StoreUrl, TcpStoreServer, open};
-use crate::error::{Error, StoreProblem};
+use crate::error::{Error, StoreError};
 
 #[test]
 fn tcp_stores() {
@@ -28,7 +28,7 @@ fn a_taken_port_and_another_job_are_told_apart() {
     let port = listener.local_addr().unwrap().port();
     let url = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port };
     match open(&url, true, &identity(), late()).err() {
-        Some(Error::Store { problem: StoreProblem::PortTaken { address, holder }, .. }) => {
+        Some(Error::Store { problem: StoreError::PortTaken { address, holder }, .. }) => {
             assert_eq!(address, listener.local_addr().unwrap());
             if cfg!(target_os = "linux") {
                 assert!(holder.unwrap().contains(&std::process::id().to_string()));
@@ -45,7 +45,7 @@ fn a_taken_port_and_another_job_are_told_apart() {
         for owner in [false, true] {
             let result = open(&url, owner, &Identity::new("second", secret), late());
             match result.err() {
-                Some(Error::Store { problem: StoreProblem::OtherJob { theirs, .. }, .. }) => assert_eq!(theirs, name),
+                Some(Error::Store { problem: StoreError::OtherJob { theirs, .. }, .. }) => assert_eq!(theirs, name),
                 other => panic!("{other:?}"),
             }
         }
@@ -53,7 +53,7 @@ fn a_taken_port_and_another_job_are_told_apart() {
     let zero = open(&StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
     let url = StoreUrl::parse(&zero.url()).unwrap();
     let result = open(&url, false, &Identity::new("job", Some([1; 32])), late());
-    assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Secret, .. })));
+    assert!(matches!(result.err(), Some(Error::Store { problem: StoreError::Secret, .. })));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn an_absent_server_is_reported_at_the_deadline() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port };
     let result = open(&url, false, &identity(), Instant::now() + SOON);
-    assert!(matches!(result.err(), Some(Error::Store { problem: StoreProblem::Unreachable { .. }, .. })));
+    assert!(matches!(result.err(), Some(Error::Store { problem: StoreError::Unreachable { .. }, .. })));
 }
 
 /// Whatever authenticated clients send, the server continues to serve the others.
