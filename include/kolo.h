@@ -343,7 +343,7 @@ typedef struct kolo_step_stats_t {
   size_t buckets;
   // Bytes of gradients in all buckets.
   uint64_t bytes;
-  // Time from the begin of the step to kolo_reducer_finish; if gradients are on a device, to the
+  // Time from the start of the step to kolo_reducer_finish; if gradients are on a device, to the
   // last gradient. In microseconds.
   uint64_t computed_us;
   // How long kolo_reducer_finish waited, in microseconds.
@@ -1169,8 +1169,8 @@ kolo_result_t kolo_reducer_accumulate(kolo_reducer_t reducer);
 // `config->stream`. The average includes what the stream writes before kolo_reducer_ready. Work
 // that the stream gets after kolo_reducer_finish has returned finds the average.
 //
-// The caller may write the gradient from the begin of a step until kolo_reducer_ready, and read
-// and write it from the end of the step until the next begin. In between it belongs to the
+// The caller may write the gradient from the start of a step until kolo_reducer_ready, and read
+// and write it from the end of the step until the next step begins. In between it belongs to the
 // reducer. Unless `accumulates` is NULL, `*accumulates` becomes 1 if the caller must add the
 // step's gradient to the elements in place, otherwise 0.
 kolo_result_t kolo_reducer_gradient(kolo_reducer_t reducer, size_t parameter, void **gradient, int32_t *accumulates);

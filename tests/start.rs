@@ -140,7 +140,7 @@ fn without_rank_0_the_others_name_it() {
     let url = format!("tcp://127.0.0.1:{port}");
     let result = Communicator::builder().rank(1).world_size(2).store(&url).start_timeout(Duration::from_millis(200)).connect();
     let text = result.unwrap_err().to_string();
-    assert!(text.contains(&url) && text.contains("is rank 0 running"), "{text}");
+    assert!(text.contains(&url) && text.contains("check that rank 0 is running"), "{text}");
 }
 
 #[test]

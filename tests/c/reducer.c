@@ -333,7 +333,7 @@ static void misuse(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "stats is not aligned", kolo_reducer_stats(good, (kolo_step_stats_t *)((char *)addresses + 1)));
   REFUSED(KOLO_ERR_REDUCER, "join", kolo_reducer_join(good, &more));
   OK(kolo_reducer_begin(good));
-  REFUSED(KOLO_ERR_REDUCER, "under way", kolo_reducer_begin(good));
+  REFUSED(KOLO_ERR_REDUCER, "in progress", kolo_reducer_begin(good));
   place = gradient(good, A);
   REFUSED(KOLO_ERR_REDUCER, "call kolo_reducer_ready", kolo_reducer_put(good, A, place, NULL));
   REFUSED(KOLO_ERR_REDUCER, "call kolo_reducer_ready", kolo_reducer_put(good, A, (float *)place + 5, NULL));

@@ -209,7 +209,10 @@ fn each_rule_finds_what_is_planted() {
     let clean = [
         ("lib.rs", "mod shm; mod engine; mod sys; mod cuda; pub use shm::flags::Flag;"),
         ("sys.rs", "#[cfg(unix)] pub fn name() -> i32 { libc::getpid() }"),
-        ("shm/mod.rs", "mod flags; mod window; pub(crate) use flags::Flag; pub(crate) use window::Window;"),
+        (
+            "shm/mod.rs",
+            "mod flags; mod window; #[cfg(test)] mod tests; pub(crate) use flags::Flag; pub(crate) use window::Window;",
+        ),
         ("shm/flags.rs", "use crate::sys; pub struct Flag; #[cfg(test)] mod tests { use super::*; use crate::ddp; }"),
         ("shm/window.rs", "use super::Flag; pub struct Window(Flag); // crate::ddp"),
         ("shm/tests.rs", "use super::*; use crate::ddp::Reducer;"),

@@ -40,7 +40,7 @@ struct Use {
 }
 
 impl Sources {
-    /// All files below `folder`, except tests.
+    /// All files below `folder`, without tests.
     pub(crate) fn read(folder: &Path) -> Sources {
         let mut texts = Vec::new();
         let mut folders = vec![folder.to_owned()];
@@ -58,22 +58,28 @@ impl Sources {
         Sources::parse(texts.iter().map(|(name, text)| (name.as_str(), text.as_str())))
     }
 
-    /// Sources by name and text. Tests are left out.
+    /// Sources by name and text. Modules that are compiled for tests only are left out.
     pub(crate) fn parse<'a>(texts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Sources {
-        let mut found = BTreeMap::new();
-        for (file, text) in texts.into_iter().filter(|(file, _)| !is_test(file)) {
+        let (mut found, mut tests) = (BTreeMap::new(), Vec::new());
+        for (file, text) in texts {
             let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("{file}: {error}"));
             let mut module: ModulePath = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
             if module.last().is_some_and(|name| ["mod", "lib", "main"].contains(&name.as_str())) {
                 module.pop();
             }
+            for item in &parsed.items {
+                if let Item::Mod(inner) = item
+                    && is_for_tests(item)
+                {
+                    tests.push([module.as_slice(), &[inner.ident.to_string()]].concat());
+                }
+            }
             let items = without_tests(parsed.items);
             let code = items.iter().map(|item| item.to_token_stream().to_string().replace(' ', "")).collect();
-            found.insert(
-                module.clone(),
-                Source { file: file.to_owned(), module, text: text.to_owned(), items, code, exports: Vec::new() },
-            );
+            let (file, text) = (file.to_owned(), text.to_owned());
+            found.insert(module.clone(), Source { file, module, text, items, code, exports: Vec::new() });
         }
+        found.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
         let modules = found.keys().flat_map(|module| (0..=module.len()).map(|length| module[..length].to_vec())).collect();
         let mut sources = Sources { by_module: found, modules };
         let exports: Vec<Vec<Use>> = sources.iter().map(|source| uses(&source.items, &source.module, &sources)).collect();
@@ -232,12 +238,6 @@ fn flatten(tree: &UseTree, before: &mut Vec<String>, each: &mut impl FnMut(Vec<S
         }
         UseTree::Group(group) => group.items.iter().for_each(|tree| flatten(tree, before, each)),
     }
-}
-
-/// Tests and what runs on a GPU only use what their layer is for.
-fn is_test(file: &str) -> bool {
-    let names = ["tests", "tests.rs", "on_a_gpu.rs", "simulation.rs"];
-    file.split('/').any(|part| names.contains(&part))
 }
 
 fn without_tests(items: Vec<Item>) -> Vec<Item> {

@@ -35,23 +35,18 @@ pub(crate) fn check(op: Operation) -> Result<(), String> {
     Ok(())
 }
 
-pub(crate) use implementation::{Copied, OnDevice};
+pub(crate) use implementation::OnDevice;
 
 #[cfg(feature = "cuda")]
 mod implementation {
     use std::ops::Range;
     use std::sync::Arc;
 
-    use kolo::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr, DriverError, ValidAsZeroBits};
+    use kolo::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
     use kolo::{Communicator, DeviceBuffer, Error, ReduceOp, Result};
 
     use super::super::operation::Operation;
     use super::super::pattern::Pattern;
-
-    /// Elements that can be copied to a GPU.
-    pub(crate) trait Copied: DeviceRepr + ValidAsZeroBits {}
-
-    impl<T: DeviceRepr + ValidAsZeroBits> Copied for T {}
 
     /// The buffers on this rank's GPU, and the stream that orders their use.
     pub(crate) struct OnDevice<T: Pattern> {
@@ -198,10 +193,6 @@ mod implementation {
     use kolo::{Communicator, Error, ReduceOp, Result};
 
     use super::super::operation::Operation;
-
-    pub(crate) trait Copied {}
-
-    impl<T> Copied for T {}
 
     pub(crate) struct OnDevice<T> {
         never: Infallible,

@@ -1,10 +1,26 @@
 //! The contents of buffers and the expected results: small numbers, so that reductions are exact in
 //! every element type.
 
+#[cfg(feature = "cuda")]
+use kolo::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 use kolo::{Element, ReduceOp, bf16, f16};
 
+/// Element types that can be copied to a GPU.
+#[cfg(feature = "cuda")]
+pub(crate) trait Copied: DeviceRepr + ValidAsZeroBits {}
+
+#[cfg(feature = "cuda")]
+impl<T: DeviceRepr + ValidAsZeroBits> Copied for T {}
+
+/// Without support for GPUs, all element types.
+#[cfg(not(feature = "cuda"))]
+pub(crate) trait Copied {}
+
+#[cfg(not(feature = "cuda"))]
+impl<T> Copied for T {}
+
 /// Element types that can hold small whole numbers.
-pub(crate) trait Pattern: Element + super::device::Copied {
+pub(crate) trait Pattern: Element + Copied {
     fn from_small(number: u32) -> Self;
     fn to_f64(self) -> f64;
     /// The relative error of one rounding.

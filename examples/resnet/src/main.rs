@@ -22,6 +22,7 @@ mod plot;
 mod progress;
 mod random;
 mod report;
+mod runs;
 mod train;
 
 use std::process::ExitCode;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::report::{Run, efficiency, read_all};
+use crate::runs::{Run, efficiency, read_all};
 
 /// Width and height of one panel.
 const PANEL: (u32, u32) = (480, 340);
@@ -188,7 +188,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::run;
+    use crate::runs::tests::run;
 
     #[test]
     fn each_net_has_a_curve_of_its_own() {
