@@ -428,7 +428,7 @@ typedef struct kolo_bucket_stats_t {
 // A defect of kolo. It ended the communicator.
 #define KOLO_ERR_INTERNAL 17
 
-// The survivors of a failure went on without this rank, which called too late.
+// The survivors of a failure continued without this rank, which called too late.
 #define KOLO_ERR_EXCLUDED 19
 
 // This process was forked from the one that made the communicator.

@@ -18,7 +18,8 @@ numbered! {
         Auto = 0, "auto";
         /// TCP, inside a host as well.
         Tcp = 1, "tcp";
-        /// Shared memory only. Ranks that cannot share memory refuse to connect.
+        /// Shared memory only: ranks on several hosts refuse to connect. If the system grants no
+        /// shared memory, the ranks log a warning and exchange messages.
         Shm = 2, "shm";
     }
 }

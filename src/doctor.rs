@@ -18,7 +18,7 @@ use crate::transport::tls::Tls;
 
 /// How severe a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Severity {
     /// No problem.
     Fine,
     /// kolo works, but more slowly than it could, or without some feature.
@@ -33,7 +33,7 @@ pub struct Finding {
     /// What was checked, in a word or two.
     pub subject: &'static str,
     /// How severe the finding is.
-    pub verdict: Verdict,
+    pub severity: Severity,
     /// What was found.
     pub found: String,
     /// What to do, unless there is no problem.
@@ -43,17 +43,17 @@ pub struct Finding {
 impl Finding {
     /// Makes a finding without a problem.
     pub fn fine(subject: &'static str, found: impl Into<String>) -> Finding {
-        Finding { subject, verdict: Verdict::Fine, found: found.into(), advice: None }
+        Finding { subject, severity: Severity::Fine, found: found.into(), advice: None }
     }
 
-    /// Makes a finding with [`Verdict::Warning`].
+    /// Makes a finding with [`Severity::Warning`].
     pub fn warning(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
-        Finding { subject, verdict: Verdict::Warning, found: found.into(), advice: Some(advice.into()) }
+        Finding { subject, severity: Severity::Warning, found: found.into(), advice: Some(advice.into()) }
     }
 
-    /// Makes a finding with [`Verdict::Failure`].
+    /// Makes a finding with [`Severity::Failure`].
     pub fn failure(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
-        Finding { subject, verdict: Verdict::Failure, found: found.into(), advice: Some(advice.into()) }
+        Finding { subject, severity: Severity::Failure, found: found.into(), advice: Some(advice.into()) }
     }
 }
 

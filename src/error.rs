@@ -143,7 +143,7 @@ pub enum Error {
 
     /// The survivors of a failure continued without this rank, which called `shrink` too late.
     #[error(
-        "the survivors of a failure went on without this rank, which came too late{}; end this process, or connect anew",
+        "the survivors of a failure continued without this rank, which called shrink too late{}; end this process, or connect anew",
         the_survivors(survivors)
     )]
     Excluded {
@@ -333,7 +333,7 @@ pub enum ArgumentError {
     },
     /// A rank cannot send to, or receive from, itself.
     #[error("rank {rank} cannot send to or receive from itself; copy instead")]
-    Oneself {
+    SelfPeer {
         /// This rank.
         rank: Rank,
     },
@@ -431,7 +431,7 @@ pub enum Cause {
         deadline: Duration,
     },
     /// Its process runs, but did not make this call before the deadline.
-    #[error("is there, but did not make this call within the deadline of {deadline:.1?}; {}{}", did(*last_seq), waits(elsewhere))]
+    #[error("is alive, but did not make this call within the deadline of {deadline:.1?}; {}{}", did(*last_seq), waits(elsewhere))]
     Absent {
         /// The deadline of one operation.
         deadline: Duration,
@@ -448,7 +448,7 @@ pub enum Cause {
     },
     /// Its machine accepts connections, but its process does not answer.
     #[error(
-        "did not take part within the deadline of {deadline:.1?} and answers nothing; its process is stopped, or its machine stuck"
+        "did not take part within the deadline of {deadline:.1?} and does not answer; its process is stopped, or its machine hangs"
     )]
     Unresponsive {
         /// The deadline of one operation.
@@ -497,7 +497,7 @@ pub enum Cause {
     #[error("made another call earlier; all ranks of a communicator must make the same calls in the same order")]
     Diverged,
     /// It sent bytes that are not of kolo's protocol.
-    #[error("sent what is no part of kolo's protocol: {0}")]
+    #[error("violated kolo's protocol: {0}")]
     Corrupt(&'static str),
 }
 
@@ -557,7 +557,7 @@ pub enum StoreError {
     /// The port on which this process must serve the store is taken.
     #[error(
         "it cannot be served at {address}: port {} is taken by {}; end that process, or choose another port in the store's URL \
-         (KOLO_STORE) or MASTER_PORT; port 0 has one picked", address.port(), holder_of(holder)
+         (KOLO_STORE) or MASTER_PORT; port 0 picks a free port", address.port(), holder_of(holder)
     )]
     PortTaken {
         /// The address of the store.
@@ -722,7 +722,7 @@ pub enum ReducerError {
         others: usize,
     },
     /// A parameter was made ready, or declared unused, twice in a step.
-    #[error("{name} was made ready, or said to be unused, before in this step; accumulate in steps of their own")]
+    #[error("{name} was marked ready or unused twice in this step; accumulate gradients in separate steps")]
     Twice {
         /// The parameter.
         name: String,
@@ -777,7 +777,7 @@ pub enum ReducerError {
         given: usize,
     },
     /// A hook in C did not return 0.
-    #[error("hook_function returned {returned} for bucket {bucket}, not 0; as a result of kolo it means: {meaning}")]
+    #[error("hook_function returned {returned} for bucket {bucket}, not 0 (as a kolo_result_t: {meaning})")]
     Hook {
         /// The bucket.
         bucket: usize,

@@ -35,13 +35,13 @@
 //!   calls on borrowed buffers; [`split`](Communicator::split) for groups of ranks; and
 //!   [`alloc`](Communicator::alloc) for registered buffers, which the ranks of a host share.
 //! - Elements are those of [`DType`], reductions those of [`ReduceOp`]. Counts may be zero, and
-//!   need not be divisible by the world size. f16 and bf16 accumulate in f32 and round once
-//!   wherever one rank reduces a segment; integers wrap; minimum and maximum propagate NaN. All
+//!   need not be divisible by the world size. f16 and bf16 accumulate in f32, and round once
+//!   for each local reduction; integers wrap; minimum and maximum propagate NaN. All
 //!   ranks get the same bits.
 //! - Every wait has a deadline. An [`Error`] names what happened, the rank at fault, and what to
-//!   do. An operation that fails on one rank revokes the communicator: it, or the next one, fails
-//!   on all ranks, and all name the same rank. [`Communicator::shrink`] makes a new communicator of
-//!   the survivors. Calls that do not match return [`Error::Mismatch`].
+//!   do. If an operation fails on one rank, this operation or the next one fails on all ranks, and
+//!   all errors name the same rank; the communicator is revoked. [`Communicator::shrink`] makes a new communicator of
+//!   the survivors. Calls that do not match return [`Error::Mismatch`] with both calls.
 //! - For data-parallel training, [`ddp`] averages gradients while later ones are still computed.
 //! - How ranks find each other, which algorithm and transport they use and how long they wait are
 //!   [`settings`].
@@ -49,9 +49,8 @@
 //! # Inside
 //!
 //! There are two kinds of path. Between hosts a rank can only send and receive: an algorithm is a
-//! *schedule*, a pure list of steps, which an engine executes over links. Inside a host a rank can
-//! read its peers' memory: an algorithm works *directly* on windows, memory that all ranks of the
-//! host map. A communicator over several hosts composes both.
+//! *schedule*, a pure list of steps, which an engine executes over links. Inside a host, ranks
+//! share memory, and an algorithm works on that memory: a *window*, which all ranks of the host map. A communicator over several hosts composes both.
 //!
 //! | layer | modules |
 //! |---|---|

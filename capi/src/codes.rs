@@ -44,7 +44,7 @@ pub const KOLO_ERR_STORE: kolo_result_t = 15;
 pub const KOLO_ERR_OS: kolo_result_t = 16;
 /// A defect of kolo. It ended the communicator.
 pub const KOLO_ERR_INTERNAL: kolo_result_t = 17;
-/// The survivors of a failure went on without this rank, which called too late.
+/// The survivors of a failure continued without this rank, which called too late.
 pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
 /// This process was forked from the one that made the communicator.
 pub const KOLO_ERR_FORKED: kolo_result_t = 21;
@@ -183,7 +183,7 @@ pub(crate) fn words(result: kolo_result_t) -> &'static CStr {
         KOLO_ERR_DEVICE => c"a device or its driver failed",
         KOLO_ERR_INTERNAL => c"a defect of kolo",
         KOLO_ERR_FORKED => c"this process was forked from the one that made the communicator",
-        KOLO_ERR_EXCLUDED => c"the survivors of a failure went on without this rank",
+        KOLO_ERR_EXCLUDED => c"the survivors of a failure continued without this rank",
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
         KOLO_ERR_REDUCER => c"a reducer was used wrongly, or ranks gave it different parameters",
         _ => c"not a result of kolo",

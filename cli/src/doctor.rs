@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use clap::Args as ClapArgs;
-use kolo::doctor::{Finding, Verdict, examine, of_reading, read_word};
+use kolo::doctor::{Finding, Severity, examine, of_reading, read_word};
 use kolo::settings::VARIABLES;
 use serde_json::json;
 
@@ -36,12 +36,12 @@ pub(crate) fn doctor(args: &Args) -> ExitCode {
     let mut findings = examine();
     findings.extend(unknown_variables());
     findings.push(of_reading(&try_reading()));
-    let works = findings.iter().all(|finding| finding.verdict != Verdict::Failure);
+    let works = findings.iter().all(|finding| finding.severity != Severity::Failure);
     // With wrong settings, a job would only report the same findings again.
     if works {
         findings.push(try_a_job());
     }
-    let failures = findings.iter().filter(|finding| finding.verdict == Verdict::Failure).count();
+    let failures = findings.iter().filter(|finding| finding.severity == Severity::Failure).count();
     if args.json {
         print_json(&findings, failures);
     } else {
@@ -50,19 +50,19 @@ pub(crate) fn doctor(args: &Args) -> ExitCode {
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn name(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Fine => "ok",
-        Verdict::Warning => "warning",
-        Verdict::Failure => "FAILURE",
+fn name(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Fine => "ok",
+        Severity::Warning => "warning",
+        Severity::Failure => "FAILURE",
     }
 }
 
 fn print(findings: &[Finding], failures: usize) {
-    for Finding { subject, verdict, found, advice } in findings {
+    for Finding { subject, severity, found, advice } in findings {
         // One line for each finding.
         let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
-        say(&format!("{:<8} {subject:<18} {found}", name(*verdict)));
+        say(&format!("{:<8} {subject:<18} {found}", name(*severity)));
         if let Some(advice) = advice {
             say(&format!("{:<8} {:<18} -> {advice}", "", ""));
         }
@@ -76,8 +76,8 @@ fn print(findings: &[Finding], failures: usize) {
 fn print_json(findings: &[Finding], failures: usize) {
     let list: Vec<_> = findings
         .iter()
-        .map(|Finding { subject, verdict, found, advice }| {
-            json!({"subject": subject, "verdict": name(*verdict).to_lowercase(), "found": found, "advice": advice})
+        .map(|Finding { subject, severity, found, advice }| {
+            json!({"subject": subject, "severity": name(*severity).to_lowercase(), "found": found, "advice": advice})
         })
         .collect();
     say(&format!("{:#}", json!({"kolo": env!("CARGO_PKG_VERSION"), "failures": failures, "findings": list})));

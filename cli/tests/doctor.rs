@@ -59,9 +59,9 @@ fn what_was_found_can_be_had_as_json() {
     assert_eq!(report["failures"], 1);
     let findings = report["findings"].as_array().unwrap();
     for finding in findings {
-        assert_eq!(finding["advice"].is_null(), finding["verdict"] == "ok", "{finding}");
+        assert_eq!(finding["advice"].is_null(), finding["severity"] == "ok", "{finding}");
     }
-    let failure = findings.iter().find(|finding| finding["verdict"] == "failure").unwrap();
+    let failure = findings.iter().find(|finding| finding["severity"] == "failure").unwrap();
     assert_eq!(failure["subject"], "settings");
     assert!(failure["found"].as_str().unwrap().contains("KOLO_TIMEOUT"), "{failure}");
     // No job is started if it would fail anyway.

@@ -9,7 +9,7 @@ use super::fabric::Fabric;
 use super::host_setup::{Failed, HostConnections, HostSetup};
 use super::network::{LinkSettings, Network};
 use super::peer_info::PeerInfo;
-use super::rendezvous::{self, Met};
+use super::rendezvous::{self, Membership};
 use super::start::Start;
 use crate::config::{SharedSettings, TlsFiles, Transport};
 use crate::error::{Cause, Error, Result};
@@ -34,8 +34,8 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let chosen = address::choose(start.store_url.as_ref(), start.settings.interface.as_deref(), start.deadline)?;
     tracing::info!(address = %chosen.ip, why = chosen.why, "chose the advertised address");
     let tls = start.settings.tls.clone().map(|files| load_tls(start, files)).transpose()?;
-    let Met { endpoint: Endpoint { listener, mailbox, board }, identity, peers, settings } =
-        rendezvous::meet(start, chosen.ip, began)?;
+    let Membership { endpoint: Endpoint { listener, mailbox, board }, identity, peers, settings } =
+        rendezvous::gather_members(start, chosen.ip, began)?;
     let members = peers.iter().map(|peer| Member { host: peer.host.as_str().into(), pid: peer.pid }).collect::<Vec<_>>();
     let candidates = candidates(&peers, start.rank, settings.transport);
     let run = peers.iter().fold(0, |run, peer| mix(run, peer.instance));

@@ -57,9 +57,9 @@ impl Communicator {
         let whole = bytes.and_then(|bytes| bytes.checked_mul(self.world_size()));
         let bytes = bytes.filter(|_| whole.is_some_and(|whole| whole <= isize::MAX as usize)).ok_or_else(too_many)?;
         // All ranks compare their lengths, after the operations that they started before.
-        let meet = Call { on_behalf_of: Some(Op::Alloc), count: len, ..Call::new::<T>(Op::Barrier) };
+        let barrier = Call { on_behalf_of: Some(Op::Alloc), count: len, ..Call::new::<T>(Op::Barrier) };
         // SAFETY: a barrier touches no buffer.
-        unsafe { self.exec.submit(meet)? };
+        unsafe { self.exec.submit(barrier)? };
         let mut core = self.exec.state.core.lock();
         let memory = core.allocate(&self.exec.state.info, bytes).map_err(|error| self.exec.state.fail(&mut core, error))?;
         let (place, _) = core.place_on_host();

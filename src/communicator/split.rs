@@ -47,13 +47,13 @@ struct Offered {
 impl Offered {
     /// The area belongs to these ranks of the job.
     fn keep(mut self, members: &[Rank]) {
-        self.host.settle(std::mem::replace(&mut self.offer, Offer::NONE), self.ranks, members);
+        self.host.confirm(std::mem::replace(&mut self.offer, Offer::NONE), self.ranks, members);
     }
 }
 
 impl Drop for Offered {
     fn drop(&mut self) {
-        self.host.settle(self.offer, self.ranks, &[]);
+        self.host.confirm(self.offer, self.ranks, &[]);
     }
 }
 

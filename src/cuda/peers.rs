@@ -155,7 +155,7 @@ impl Peers {
     }
 
     /// Opens new allocations, and closes those that they replace. Returns at the first failure;
-    /// [`Peers::settle`] has the consequence.
+    /// [`Peers::apply_results`] applies it.
     pub(crate) fn open(
         &mut self,
         device: &Arc<dyn Device>,
@@ -189,7 +189,7 @@ impl Peers {
 
     /// Records whether all ranks could open the new allocations. If not, no rank uses them, and
     /// they are not tried again.
-    pub(crate) fn settle(&mut self, records: &[Record], news: &[(Rank, Buffer)], by_all: bool) {
+    pub(crate) fn apply_results(&mut self, records: &[Record], news: &[(Rank, Buffer)], by_all: bool) {
         for &(rank, buffer) in news.iter().filter(|_| !by_all) {
             if let BufferAt::Open { extent, .. } = records[rank].place(buffer) {
                 self.opened.insert((rank, extent.base), (extent.id, None));

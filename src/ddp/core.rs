@@ -86,7 +86,7 @@ impl Core {
         }
         if let Some(idle) = state.idle.clone() {
             for index in (0..idle.len()).filter(|&index| idle[index]) {
-                state.settle(index, Gradient::Unused).map_err(|error| self.fail_with(state, error))?;
+                state.mark(index, Gradient::Unused).map_err(|error| self.fail_with(state, error))?;
             }
         }
         self.launch(state, syncs && self.overlap);
@@ -118,7 +118,7 @@ impl Core {
 
     /// Notes that a gradient is ready, or that there is none. With `was_lent`, the call comes from
     /// the view that the gradient was lent to.
-    pub(super) fn settle(&self, index: usize, gradient: Gradient, was_lent: bool) -> Result<()> {
+    pub(super) fn mark(&self, index: usize, gradient: Gradient, was_lent: bool) -> Result<()> {
         let parameter = self.parameter(index)?;
         let (mut state, syncs) = self.within(if gradient == Gradient::Ready { "ready" } else { "unused" })?;
         match state.gradients[index] {
@@ -127,17 +127,17 @@ impl Core {
             Gradient::Lent => return Err(ReducerError::Lent { name: parameter.name.clone() }.into()),
             Gradient::Ready | Gradient::Unused => return Err(self.came_twice(&state, index)),
         }
-        state.settle(index, gradient)?;
+        state.mark(index, gradient)?;
         self.launch(&mut state, syncs && self.overlap);
         Ok(())
     }
 
     /// Notes that this rank has no gradients in the current step.
-    pub(super) fn settle_nothing(&self) -> Result<()> {
+    pub(super) fn mark_all_unused(&self) -> Result<()> {
         let mut state = self.state.lock();
         for index in 0..self.parameters.len() {
             if state.gradients[index] == Gradient::Awaited {
-                state.settle(index, Gradient::Unused).map_err(|error| self.fail_with(&mut state, error))?;
+                state.mark(index, Gradient::Unused).map_err(|error| self.fail_with(&mut state, error))?;
             }
         }
         Ok(())
@@ -193,7 +193,7 @@ impl Core {
             return Err(self.fail_with(&mut state, problem.into()));
         }
         for index in missing {
-            state.settle(index, Gradient::Unused).map_err(|error| self.fail_with(&mut state, error))?;
+            state.mark(index, Gradient::Unused).map_err(|error| self.fail_with(&mut state, error))?;
         }
         state.phase = Phase::Ending;
         if !syncs {

@@ -65,7 +65,7 @@ impl Intent {
 impl Core {
     /// Exchanges intents with the other ranks. Returns what all ranks do that have not joined, and
     /// which ranks these are. A collective call.
-    pub(super) fn meet(&self, mine: Intent) -> Result<(Intent, Vec<bool>)> {
+    pub(super) fn exchange_intents(&self, mine: Intent) -> Result<(Intent, Vec<bool>)> {
         let mut all = vec![0; 3 * self.comm.world_size()];
         self.comm.all_gather(&mine.encode(), &mut all)?;
         let intents = all.chunks_exact(3).map(|words| Intent::decode([words[0], words[1], words[2]]));
@@ -79,8 +79,8 @@ impl Core {
         Ok((first, intents.iter().map(|&intent| intent != Intent::Joined).collect()))
     }
 
-    /// [`Core::meet`] for a rank that has not joined. Returns which ranks have not.
+    /// [`Core::exchange_intents`] for a rank that has not joined. Returns which ranks have not.
     pub(super) fn announce(&self, mine: Intent) -> Result<Vec<bool>> {
-        self.meet(mine).map(|(_, active)| active)
+        self.exchange_intents(mine).map(|(_, active)| active)
     }
 }

@@ -12,8 +12,8 @@ use crate::types::{Element, Op};
 /// A step is not a guard here, and gradients are addresses.
 impl Reducer {
     /// Marks a gradient of the step as ready, or as one that there will not be.
-    pub(crate) fn settle(&self, parameter: usize, is_used: bool) -> Result<()> {
-        self.core.settle(parameter, if is_used { Gradient::Ready } else { Gradient::Unused }, false)
+    pub(crate) fn mark(&self, parameter: usize, is_used: bool) -> Result<()> {
+        self.core.mark(parameter, if is_used { Gradient::Ready } else { Gradient::Unused }, false)
     }
 
     /// As [`super::Step::put`].

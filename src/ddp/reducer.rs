@@ -219,13 +219,13 @@ impl Reducer {
         }
         loop {
             drop(self.core.between("join")?);
-            let (intent, active) = self.or_fail(self.core.meet(Intent::Joined))?;
+            let (intent, active) = self.or_fail(self.core.exchange_intents(Intent::Joined))?;
             match intent {
                 Intent::Joined => return Ok(false),
                 Intent::Rebuild => self.rebuild_buckets()?,
                 Intent::Step => {
                     self.core.open(true, Some(active))?;
-                    self.core.settle_nothing()?;
+                    self.core.mark_all_unused()?;
                     self.core.close()?;
                     return Ok(true);
                 }

@@ -128,7 +128,7 @@ impl State {
     /// Notes that a gradient is ready, or that there is none.
     ///
     /// After an error of its device the state is unchanged.
-    pub(super) fn settle(&mut self, index: usize, gradient: Gradient) -> Result<()> {
+    pub(super) fn mark(&mut self, index: usize, gradient: Gradient) -> Result<()> {
         let bucket = self.buckets.layout.places[index].0;
         if gradient == Gradient::Unused && !self.accumulated {
             // SAFETY: the gradient was awaited, so no view of it exists, and its bucket has not

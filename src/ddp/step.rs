@@ -82,12 +82,12 @@ impl Step<'_> {
     /// called from any thread. If the gradient completes the next bucket, its reduction starts at
     /// once.
     pub fn ready(&self, parameter: usize) -> Result<()> {
-        self.reducer.core.settle(parameter, Gradient::Ready, false)
+        self.reducer.core.mark(parameter, Gradient::Ready, false)
     }
 
     /// Declares that this step has no gradient for a parameter: it counts as zeros.
     pub fn unused(&self, parameter: usize) -> Result<()> {
-        self.reducer.core.settle(parameter, Gradient::Unused, false)
+        self.reducer.core.mark(parameter, Gradient::Unused, false)
     }
 
     /// Returns whether gradients hold the sums of steps that were not reduced, so that new ones

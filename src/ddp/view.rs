@@ -44,7 +44,7 @@ impl Core {
             return put;
         }
         // The gradient was added, and must not be added again.
-        self.settle(index, Gradient::Ready, true).inspect_err(|error| self.fail(error.clone()))
+        self.mark(index, Gradient::Ready, true).inspect_err(|error| self.fail(error.clone()))
     }
 
     pub(super) fn put_strided<T: Element>(&self, index: usize, memory: &[T], strides: &[usize]) -> Result<()> {
@@ -90,8 +90,8 @@ impl<T: Element> View<'_, T> {
     /// Makes the gradient ready; see [`Step::ready`](super::Step::ready).
     pub fn ready(self) -> Result<()> {
         let (core, index) = (self.core, self.index);
-        // The gradient stays lent until then, and dropping the view finds it settled.
-        core.settle(index, Gradient::Ready, true)
+        // The gradient stays lent until then, and dropping the view finds it marked.
+        core.mark(index, Gradient::Ready, true)
     }
 }
 

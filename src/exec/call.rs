@@ -208,7 +208,7 @@ impl Call {
             // A receive from any rank stores its own rank as the peer, which is an error only in a
             // world of one.
             if root == rank && (self.source.is_none() || world == 1) {
-                return Err(ArgumentError::Oneself { rank });
+                return Err(ArgumentError::SelfPeer { rank });
             }
         } else if root >= world {
             return Err(ArgumentError::Root { root, world_size: world });

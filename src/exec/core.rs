@@ -134,7 +134,7 @@ impl Core {
             Some(engine) => engine,
             None => {
                 let Some(opener) = self.fabric.opener() else {
-                    return Err(Error::Unsupported { what: "a message", why: "this rank is alone".to_owned() });
+                    return Err(Error::Unsupported { what: "sending messages", why: "the world size is 1".to_owned() });
                 };
                 let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
                 let engine = Engine::new(mesh, self.layout.ranks, self.patience.clone());

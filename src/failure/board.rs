@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
-use super::detector::Watch;
+use super::detector::DetectorThread;
 use super::message::{Query, Reply};
 use super::status::{CommStatus, LastWords, Posted};
 use crate::types::{Descriptor, Rank};
@@ -17,7 +17,7 @@ const REMEMBERED: usize = 256;
 #[derive(Default)]
 pub(crate) struct StatusBoard {
     posted: Arc<Mutex<Posted>>,
-    watch: Mutex<Option<Watch>>,
+    watch: Mutex<Option<DetectorThread>>,
 }
 
 impl StatusBoard {
@@ -26,7 +26,7 @@ impl StatusBoard {
         self.posted.lock().statuses.insert((comm_id, member), status);
         let mut watch = self.watch.lock();
         if watch.is_none() && !is_alone {
-            *watch = Watch::start(self.posted.clone());
+            *watch = DetectorThread::start(self.posted.clone());
         }
     }
 

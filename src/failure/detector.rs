@@ -41,15 +41,15 @@ const OUT_OF_REACH: Duration = Duration::from_millis(3500);
 const SUSPECT: Duration = Duration::from_secs(1);
 
 /// The thread. It ends when this is dropped.
-pub(super) struct Watch {
+pub(super) struct DetectorThread {
     stop: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watch {
+impl DetectorThread {
     /// Starts the thread. Returns `None` if the system has no thread left: then failures that links
     /// do not show are detected at the deadline.
-    pub(super) fn start(posted: Arc<Mutex<Posted>>) -> Option<Watch> {
+    pub(super) fn start(posted: Arc<Mutex<Posted>>) -> Option<DetectorThread> {
         let stop: Arc<(Mutex<bool>, Condvar)> = Arc::default();
         let stopped = stop.clone();
         let run = move || {
@@ -58,8 +58,8 @@ impl Watch {
                 look(&posted, &stopped.0, &mut cases);
             }
         };
-        match std::thread::Builder::new().name("kolo-health".to_owned()).spawn(run) {
-            Ok(thread) => Some(Watch { stop, thread: Some(thread) }),
+        match std::thread::Builder::new().name("kolo-detector".to_owned()).spawn(run) {
+            Ok(thread) => Some(DetectorThread { stop, thread: Some(thread) }),
             Err(error) => {
                 tracing::warn!(%error, "cannot start the failure detector: failures are found at the deadline");
                 None
@@ -68,7 +68,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for DetectorThread {
     fn drop(&mut self) {
         *self.stop.0.lock() = true;
         self.stop.1.notify_all();
@@ -181,9 +181,9 @@ fn ask(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, mine: Des
         }
         Ok(Reply::Doing { waits: None, elsewhere: Some((job_rank, call)), .. }) => {
             let elsewhere = Elsewhere { job_rank, rank: status.rank_of(job_rank), call };
-            warn(&format!("is there, but did not make this call yet; it waits for {elsewhere}"));
+            warn(&format!("is alive, but did not make this call yet; it waits for {elsewhere}"));
         }
-        Ok(Reply::Doing { waits: None, .. }) => warn("is there, but did not make this call yet, or is busy with it"),
+        Ok(Reply::Doing { waits: None, .. }) => warn("is alive, but did not make this call yet, or is busy with it"),
         Ok(Reply::Doing { waits: Some((other, _)), .. }) => warn(&format!("waits for rank {other}")),
         Ok(Reply::Left { last_seq }) if mine.op.is_point_to_point() || last_seq < mine.seq => {
             absence.gone = Some(Cause::Left { last_seq });

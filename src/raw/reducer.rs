@@ -76,7 +76,7 @@ impl RawReducer {
     ///
     /// Those of [`View::ready`](crate::ddp::View::ready).
     pub fn ready(&self, parameter: usize) -> Result<()> {
-        self.0.settle(parameter, true)
+        self.0.mark(parameter, true)
     }
 
     /// Declares that this step gives a parameter no gradient; see
@@ -86,7 +86,7 @@ impl RawReducer {
     ///
     /// Those of [`Step::unused`](crate::ddp::Step::unused).
     pub fn unused(&self, parameter: usize) -> Result<()> {
-        self.0.settle(parameter, false)
+        self.0.mark(parameter, false)
     }
 
     /// Copies a gradient of `len` elements into place and makes it ready; see

@@ -81,7 +81,7 @@ impl Window {
     fn map_stage(&mut self, context: &OpContext<'_>, peer: usize, stage: u32) -> Result<()> {
         let member = self.members[peer];
         if stage == 0 {
-            return Err(context.failed(member, Cause::Corrupt("no stage where data is staged")));
+            return Err(context.failed(member, Cause::Corrupt("its stage does not exist")));
         }
         match self.host.stage_of(self.jobs[peer], stage) {
             Ok(base) => {

@@ -369,12 +369,12 @@ pub(crate) fn uneven() -> Outcome {
         let mut job = Job::start("late", 3, deadline.as_millis() as u64, more);
         job.hear(1, "late");
         let since = now();
-        let warned = ["WARN", "all_reduce waits for a rank that is there, but did not make this call yet", "rank=1"];
+        let warned = ["WARN", "all_reduce waits for a rank that is alive, but did not make this call yet", "rank=1"];
         let is_warned = [0, 2].map(|rank| job.hears_log_before_failing(rank, &warned));
         assert!(is_warned.contains(&true), "{name}: no rank logs a warning");
         let told = job.all_name(&[0, 2], 1, &["Absent"], since);
         assert!(told.cause.contains("last_seq: 40"), "{name}: {}", told.cause);
-        assert!(told.text.contains("is there, but did not make this call"), "{name}: {}", told.text);
+        assert!(told.text.contains("is alive, but did not make this call"), "{name}: {}", told.text);
         is_at_deadline(name, told.after, deadline);
     });
     Passed(String::new())

@@ -168,7 +168,7 @@ struct Lease {
 }
 
 impl Slabs {
-    /// Sets parts for `ranks` aside until [`Slabs::settle`]. If no slab has room, `create` makes
+    /// Sets parts for `ranks` aside until [`Slabs::confirm`]. If no slab has room, `create` makes
     /// the segment of a new slab of so many bytes and returns its number, too. Returns
     /// [`Offer::NONE`] if it cannot.
     pub(super) fn offer(&mut self, ranks: usize, create: impl FnOnce(usize) -> Option<(u32, Arc<Segment>)>) -> Offer {
@@ -199,7 +199,7 @@ impl Slabs {
 
     /// Ends an offer of parts for `ranks`: they become an area of these ranks of the job, or are
     /// free if there are none.
-    pub(super) fn settle(&mut self, offer: Offer, ranks: usize, members: &[Rank]) {
+    pub(super) fn confirm(&mut self, offer: Offer, ranks: usize, members: &[Rank]) {
         let Some(slab) = self.all.iter().position(|slab| slab.id == offer.slab) else { return };
         let (first, count) = (offer.first as usize, members.len());
         let Slab { segment, used, .. } = &mut self.all[slab];

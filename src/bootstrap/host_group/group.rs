@@ -135,7 +135,7 @@ impl HostGroup {
 
 /// Areas.
 impl HostGroup {
-    /// Sets parts for `ranks` aside in a slab of this process, until [`HostGroup::settle`]. Returns
+    /// Sets parts for `ranks` aside in a slab of this process, until [`HostGroup::confirm`]. Returns
     /// [`Offer::NONE`] if there is no memory.
     pub(crate) fn offer(&self, ranks: usize) -> Offer {
         let mut slabs = self.slabs.lock();
@@ -154,8 +154,8 @@ impl HostGroup {
 
     /// Ends an offer of parts for `ranks`: they become an area of these ranks of the job, or are
     /// free if there are none.
-    pub(crate) fn settle(&self, offer: Offer, ranks: usize, members: &[Rank]) {
-        self.slabs.lock().settle(offer, ranks, members);
+    pub(crate) fn confirm(&self, offer: Offer, ranks: usize, members: &[Rank]) {
+        self.slabs.lock().confirm(offer, ranks, members);
     }
 
     /// Returns the area that `owner` offers, and reserves this rank's part of it.

@@ -15,7 +15,7 @@ fn areas_are_used_again_when_every_rank_has_left() {
     let make = |first: usize| {
         let offer = hosts[0].offer(2);
         let areas: Vec<_> = (0..2).map(|rank| hosts[rank].accept(0, offer, rank, 2, Instant::now()).unwrap()).collect();
-        hosts[0].settle(offer, 2, &[0, 1]);
+        hosts[0].confirm(offer, 2, &[0, 1]);
         assert_ne!(offer, Offer::NONE, "area {first}");
         (offer, areas)
     };
@@ -45,9 +45,9 @@ fn areas_are_used_again_when_every_rank_has_left() {
 fn an_offer_that_is_not_taken_is_free_at_once() {
     let hosts = of_threads(4);
     let offer = hosts[0].offer(4);
-    hosts[0].settle(offer, 4, &[]);
+    hosts[0].confirm(offer, 4, &[]);
     assert_eq!(hosts[0].offer(4), offer);
-    hosts[0].settle(offer, 4, &[0, 2]);
+    hosts[0].confirm(offer, 4, &[0, 2]);
     let rest = hosts[0].offer(2);
     assert_eq!(rest.encode(), offer.encode() + 2, "what a smaller part does not need is free");
     assert!(hosts[1].accept(0, Offer::decode(offer.encode() | 0xffff), 0, 4, Instant::now()).is_err());

@@ -2,7 +2,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `meet` | runs the rendezvous of this rank |
+//! | `membership` | runs the rendezvous of this rank |
 //! | `collect` | rank 0: announces the run, collects the peer infos, publishes the table |
 //! | `join` | the other ranks: find the run, learn its secret, wait for the table |
 //! | `hosts` | exchanges which ranks share a host |
@@ -11,11 +11,11 @@
 mod collect;
 mod hosts;
 mod join;
-mod meet;
+mod membership;
 mod store_keys;
 #[cfg(test)]
 mod tests;
 mod timing;
 
 pub(super) use hosts::exchange_hosts;
-pub(super) use meet::{Met, meet};
+pub(super) use membership::{Membership, gather_members};

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::store_keys::{TABLE, key_share_of, peer_info_of, secret_for};
 use super::timing::{GRACE, POLL_INTERVAL};
-use super::{Met, exchange_hosts};
+use super::{Membership, exchange_hosts};
 use crate::bootstrap::announcement::{self, Announcement};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::key_exchange::KeyShare;
@@ -71,14 +71,14 @@ fn late() -> Instant {
 fn secret_of(store: &Recording, given: Option<[u8; 32]>) -> [u8; 32] {
     let settings = Settings::default();
     let secrets: Vec<_> = std::thread::scope(|scope| {
-        let meet = |rank| {
+        let gather_members = |rank| {
             let identity = Identity::new("job", given);
             let start = Start { rank, world_size: 3, identity, store, store_url: None, settings: &settings, deadline: late() };
-            let met = super::meet(&start, [127, 0, 0, 1].into(), Instant::now()).unwrap();
+            let met = super::gather_members(&start, [127, 0, 0, 1].into(), Instant::now()).unwrap();
             exchange_hosts(&start, &met.identity, &[rank]).unwrap();
             met.identity.secret().unwrap()
         };
-        let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || meet(rank))).collect();
+        let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || gather_members(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(secrets.iter().all(|secret| *secret == secrets[0]));
@@ -142,7 +142,7 @@ fn a_rank_whose_public_key_is_overwritten_writes_it_again() {
         let ranks: Vec<_> = (0..2)
             .map(|rank| {
                 let store = &store;
-                scope.spawn(move || meet(store, rank, 2, late()).map(drop))
+                scope.spawn(move || gather_members(store, rank, 2, late()).map(drop))
             })
             .collect();
         ranks.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
@@ -197,7 +197,7 @@ fn garbage_in_place_of_keys_and_secrets_does_not_keep_ranks_from_meeting() {
         let ranks: Vec<_> = (0..3)
             .map(|rank| {
                 let store = &store;
-                scope.spawn(move || meet(store, rank, 3, late()).map(|met| met.identity.secret()))
+                scope.spawn(move || gather_members(store, rank, 3, late()).map(|met| met.identity.secret()))
             })
             .collect();
         let secrets: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
@@ -220,11 +220,11 @@ fn a_rank_publishes_its_address_after_it_has_learned_the_secret() {
 }
 
 /// Meets the others as `rank` of `world_size`, by the deadline.
-fn meet(store: &dyn Store, rank: Rank, world_size: usize, deadline: Instant) -> Result<Met> {
+fn gather_members(store: &dyn Store, rank: Rank, world_size: usize, deadline: Instant) -> Result<Membership> {
     let settings = Settings::default();
     let identity = Identity::new("job", None);
     let start = Start { rank, world_size, identity, store, store_url: None, settings: &settings, deadline };
-    super::meet(&start, [127, 0, 0, 1].into(), Instant::now())
+    super::gather_members(&start, [127, 0, 0, 1].into(), Instant::now())
 }
 
 /// A store that outlives runs holds how a former run ended. The ranks of the next run wait for
@@ -234,15 +234,15 @@ fn the_end_of_a_former_run_does_not_end_the_next() {
     // In one former run only rank 0 came. The other had another size and was complete.
     for former_size in [2, 1] {
         let store = Recording::new(&format!("former run of {former_size}"), true);
-        let former = meet(&store, 0, former_size, Instant::now() + POLL_INTERVAL);
+        let former = gather_members(&store, 0, former_size, Instant::now() + POLL_INTERVAL);
         assert_eq!(former.is_err(), former_size == 2);
         drop(former);
         std::thread::scope(|scope| {
-            let one = scope.spawn(|| meet(&store, 1, 2, late()).map(drop));
+            let one = scope.spawn(|| gather_members(&store, 1, 2, late()).map(drop));
             while store.reads_of_table.load(Ordering::Relaxed) < 2 && !one.is_finished() {
                 std::thread::yield_now();
             }
-            meet(&store, 0, 2, Instant::now() + 10 * GRACE).map(drop).unwrap();
+            gather_members(&store, 0, 2, Instant::now() + 10 * GRACE).map(drop).unwrap();
             one.join().unwrap().unwrap();
         });
     }
@@ -257,12 +257,12 @@ fn a_start_reads_the_keys_of_each_rank_about_once() {
         // The others come one after the other: each round of rank 0 finds one more.
         let began = Instant::now();
         std::thread::scope(|scope| {
-            let zero = scope.spawn(|| meet(&store, 0, RANKS, late()).map(drop));
+            let zero = scope.spawn(|| gather_members(&store, 0, RANKS, late()).map(drop));
             let others: Vec<_> = (1..RANKS)
                 .map(|rank| {
                     let joins = scope.spawn({
                         let store = &store;
-                        move || meet(store, rank, RANKS, late()).map(drop)
+                        move || gather_members(store, rank, RANKS, late()).map(drop)
                     });
                     while !store.holds_key(&peer_info_of(rank)) && !joins.is_finished() {
                         std::thread::yield_now();

@@ -78,7 +78,7 @@ impl<'a> Model<'a> {
         if in_place {
             let at = self.reducer.address(index).unwrap().addr() as Address;
             self.device.write(self.stream, at, content.to_vec());
-            return self.reducer.settle(index, true);
+            return self.reducer.mark(index, true);
         }
         let at = self.filled(content);
         // SAFETY: it is freed when the stream has passed its last use.
@@ -147,7 +147,7 @@ impl Drawn {
                     let Parameter { dtype, .. } = self.parameters[index];
                     let content = elements(dtype, self.parameters[index].count(), mix(own, 50 + index as u64));
                     match mix(own, 100 + index as u64) % 8 {
-                        0 => model.reducer.settle(index, false).unwrap(),
+                        0 => model.reducer.mark(index, false).unwrap(),
                         1 => {}
                         // Nothing is added to what is written in place.
                         draw => model.put(index, &content, draw == 2 && !model.reducer.accumulates()).unwrap(),

@@ -180,7 +180,7 @@ pub struct DeviceGradientView<'s, T: Element> {
 impl<T: Element> DeviceGradientView<'_, T> {
     /// Makes the gradient ready, once the reducer's stream has come this far; see [`Step::ready`].
     pub fn ready(self) -> Result<()> {
-        self.core.settle(self.index, Gradient::Ready, true)
+        self.core.mark(self.index, Gradient::Ready, true)
     }
 }
 

@@ -143,7 +143,7 @@ impl OnDevices<'_> {
             tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
         }
         let by_all = self.agree(opened.is_ok())?;
-        peers.settle(records, &news, by_all);
+        peers.apply_results(records, &news, by_all);
         Ok(())
     }
 

@@ -84,7 +84,7 @@ impl OnDevices<'_> {
                 unsafe { device.copy(stream, send + piece + at, area(rank) + at, len * size)? };
             }
             lanes.finish()?;
-            self.meet()?;
+            self.synchronise()?;
             self.check_not_cancelled()?;
             let lanes = self.lanes()?;
             let (device, stream) = (&lanes.device, lanes.back.id);
@@ -99,7 +99,7 @@ impl OnDevices<'_> {
                 unsafe { device.reduce(stream, &reduction)? };
             }
             lanes.finish()?;
-            self.meet()?;
+            self.synchronise()?;
             let lanes = self.lanes()?;
             let (device, stream) = (&lanes.device, lanes.back.id);
             for peer in others() {
@@ -112,6 +112,6 @@ impl OnDevices<'_> {
         let lanes = self.lanes()?;
         lanes.finish()?;
         // No rank returns, and perhaps frees its area, before all ranks have copied from it.
-        self.meet()
+        self.synchronise()
     }
 }

@@ -31,7 +31,7 @@ impl OnDevices<'_> {
             lanes.finish()?;
         }
         // No rank returns before all ranks have finished with its buffers.
-        self.meet()
+        self.synchronise()
     }
 }
 

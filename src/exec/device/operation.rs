@@ -156,7 +156,7 @@ impl<'a> OnDevices<'a> {
     }
 
     /// Waits for all ranks.
-    pub(super) fn meet(&mut self) -> Result<()> {
+    pub(super) fn synchronise(&mut self) -> Result<()> {
         let barrier = self.beside(Op::Barrier, DType::U8, 0);
         // SAFETY: a barrier touches no buffer.
         unsafe { self.on_host(&barrier) }
