@@ -19,7 +19,7 @@ const SOURCES: [&str; 16] = [
     "communicator",
     "collectives",
     "work",
-    "start",
+    "nonblocking",
     "group",
     "memory",
     "reducer_config",
