@@ -22,9 +22,9 @@ use crate::held;
 unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) -> kolo_result_t {
     on(comm, |this| {
         // SAFETY: passed on.
-        let call = unsafe { arguments.describe(&this.comm, stream)? }.prepare(&this.comm)?;
+        let call = unsafe { arguments.describe(&this.comm, stream)? };
         if held::is_open() {
-            return held::hold(comm.addr(), [call]);
+            return held::hold(comm.addr(), [call.prepare(&this.comm)?]);
         }
         // SAFETY: passed on.
         unsafe { call.run(&this.comm) }.map_err(Fault::from)

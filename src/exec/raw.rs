@@ -51,7 +51,8 @@ impl Raw<'_> {
 
 impl Executor {
     /// Checks everything that this rank can check alone.
-    #[inline]
+    // Always inlined: out of line, the call would be copied once more.
+    #[inline(always)]
     pub(crate) fn prepare(&self, raw: &Raw<'_>) -> Result<Call> {
         let Raw { op, dtype, redop, root, count, send, recv, source, timeout, .. } = *raw;
         let root = if source.is_some() { self.rank() } else { root };

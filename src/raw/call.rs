@@ -107,11 +107,28 @@ impl<'a> RawCall<'a> {
     /// [`Error::Argument`](crate::Error::Argument) if an argument is wrong;
     /// [`Error::Unsupported`](crate::Error::Unsupported) if a stream or a device cannot take part.
     /// The communicator is as usable as before.
-    // Not inlined, as `PreparedCall::run`: behind it the compiler sees the whole path in one crate.
     pub fn prepare(&self, comm: &Communicator) -> Result<PreparedCall> {
         let mut call = comm.exec.prepare(&self.raw)?;
         comm.exec.lend(&mut call, self.stream.into())?;
         Ok(PreparedCall(call))
+    }
+
+    /// Checks the call as [`RawCall::prepare`] does and executes it as [`PreparedCall::run`] does. This is
+    /// faster than the two functions: the call, which is large, is not moved.
+    ///
+    /// # Safety
+    ///
+    /// As for [`PreparedCall::run`].
+    ///
+    /// # Errors
+    ///
+    /// Those of both functions.
+    // Not inlined into other crates: here the compiler sees the whole path in one crate.
+    pub unsafe fn run(&self, comm: &Communicator) -> Result<()> {
+        let mut call = comm.exec.prepare(&self.raw)?;
+        comm.exec.lend(&mut call, self.stream.into())?;
+        // SAFETY: passed on.
+        unsafe { comm.exec.run_prepared(&call) }
     }
 }
 

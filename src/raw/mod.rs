@@ -6,7 +6,7 @@
 //!
 //! - [`RawCall`] describes a collective, a send or a receive. [`RawCall::prepare`] checks
 //!   everything that one rank can check alone. The [`PreparedCall`] is then run, started, or held
-//!   back for [`run_together`].
+//!   back for [`run_together`]. [`RawCall::run`] checks and runs in one.
 //! - [`RawWork`] is an operation in flight, whose buffers belong to the caller.
 //! - [`RawReducer`] is a [`ddp::Reducer`](crate::ddp::Reducer) without guards: gradients are
 //!   addresses.
