@@ -18,10 +18,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// those that [`Error::leaves_communicator_usable`] lists. After any other failure of an operation
 /// the communicator is revoked: every later call on it returns [`Error::Revoked`] at once.
 ///
-/// `{}` and `{:?}` print the same sentence. A program whose `main` returns an error, or that
-/// unwraps one, prints it by its [`Debug`](fmt::Debug), and its user reads a sentence as in the
-/// log. The data is there to match on.
-#[derive(Clone, thiserror::Error)]
+/// `{}` prints a sentence for users: what happened, to which rank, and what to do. `{:?}` prints the
+/// variant and its fields.
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The arguments of the call are wrong. Nothing was sent, and the communicator stays usable.
@@ -301,13 +300,6 @@ impl Error {
 
     pub(crate) fn setting(name: impl Into<String>, value: impl Into<String>, expected: impl Into<String>) -> Error {
         Error::Setting { name: name.into(), value: value.into(), expected: expected.into() }
-    }
-}
-
-/// Prints the sentence, because `main` and `unwrap` show errors by it.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 
