@@ -3,8 +3,8 @@
 mod common;
 
 use std::pin::pin;
-use std::sync::{Arc, Barrier, Mutex};
-use std::task::{Context, Poll, Wake};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -55,6 +55,68 @@ fn work_is_a_future() {
         });
         assert_eq!(sum.unwrap(), [2; 1000]);
     });
+}
+
+/// A waker that runs code of the test.
+struct Code(Box<dyn Fn() + Send + Sync>);
+
+impl Wake for Code {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+fn waker(code: impl Fn() + Send + Sync + 'static) -> Waker {
+    Arc::new(Code(Box::new(code))).into()
+}
+
+/// An executor may poll a task where it is woken, and the task may make blocking calls. It may also panic.
+#[test]
+fn a_waker_may_call_the_communicator_and_panic() {
+    on_every_transport(2, |comm| {
+        let comm = Arc::new(comm);
+        let mut work = pin!(comm.start_all_reduce(vec![1u32; 4], ReduceOp::Sum).unwrap());
+        let (tell, told) = mpsc::channel();
+        let tell = Mutex::new(tell);
+        let waker = waker({
+            let comm = comm.clone();
+            move || {
+                tell.lock().unwrap().send(comm.barrier()).unwrap();
+                panic!("a defect of the executor");
+            }
+        });
+        if work.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            told.recv_timeout(PATIENCE).unwrap().unwrap();
+            assert_eq!(block_on(work).unwrap(), [2; 4]);
+        } else {
+            comm.barrier().unwrap();
+        }
+        comm.barrier().unwrap();
+    });
+}
+
+/// A task may own the communicator: the waker that another replaces, and the one of a work that is dropped, may be its last owner.
+#[test]
+fn a_waker_may_own_the_communicator() {
+    for drops_work in [false, true] {
+        on_every_transport(2, move |comm| {
+            if comm.rank() == 1 {
+                // The operation of rank 0 stays in flight until rank 0 leaves.
+                _ = comm.recv(&mut [0u8], 0);
+                return;
+            }
+            let mut work = Box::pin(comm.start_recv(vec![0u8; 4], 1).unwrap());
+            let owner = waker(move || _ = comm.rank());
+            assert!(work.as_mut().poll(&mut Context::from_waker(&owner)).is_pending());
+            drop(owner);
+            if drops_work {
+                drop(work);
+            } else {
+                _ = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                assert!(block_on(work).is_err());
+            }
+        });
+    }
 }
 
 #[test]

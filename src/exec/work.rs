@@ -189,9 +189,10 @@ impl<B> Work<B> {
         // SAFETY: the operation has ended, so the progress thread does not touch the buffers any
         // more. This handle is the only one, and it is borrowed mutably.
         let buffers = unsafe { (*self.shared.buffers.get()).take() };
+        let buffers = buffers.expect("a work is not polled after it was ready");
         match outcome {
-            Ok(()) => Ok(buffers.expect("a work is not polled after it has returned its buffers")),
-            Err(error) => Err(WorkError { error: error.into(), buffers }),
+            Ok(()) => Ok(buffers),
+            Err(error) => Err(WorkError { error: error.into(), buffers: Some(buffers) }),
         }
     }
 }
@@ -204,15 +205,8 @@ impl<B> Future for Work<B> {
     /// If it is polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // Not in a forked child, where a thread that is gone may hold the lock.
-        if self.shared.check_process().is_ok() {
-            let mut state = self.shared.state.lock();
-            if state.outcome.is_none() {
-                match &mut state.waker {
-                    Some(waker) => waker.clone_from(context.waker()),
-                    none => *none = Some(context.waker().clone()),
-                }
-                return Poll::Pending;
-            }
+        if self.shared.check_process().is_ok() && self.shared.register(context.waker()) {
+            return Poll::Pending;
         }
         Poll::Ready(self.take())
     }
@@ -228,6 +222,10 @@ impl<B> Drop for Work<B> {
         let mut state = self.shared.state.lock();
         if state.outcome.is_none() {
             state.is_abandoned = true;
+            let waker = state.waker.take();
+            drop(state);
+            // Code of the executor, like all that a waker does: outside the lock.
+            drop(waker);
             return;
         }
         drop(state);
@@ -255,6 +253,29 @@ impl<B> WorkState<B> {
     fn check_process(&self) -> Result<()> {
         let op = || self.op.get().copied().unwrap_or(Op::Connect);
         if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op: op() }) }
+    }
+
+    /// Has the operation wake a task when it ends. Returns false if it has ended.
+    ///
+    /// Cloning and dropping a waker runs code of the executor, which may end a communicator: never
+    /// under the lock, for which the progress thread waits.
+    fn register(&self, waker: &Waker) -> bool {
+        {
+            let state = self.state.lock();
+            if state.outcome.is_some() {
+                return false;
+            }
+            if state.waker.as_ref().is_some_and(|registered| registered.will_wake(waker)) {
+                return true;
+            }
+        }
+        let waker = waker.clone();
+        let mut state = self.state.lock();
+        let is_pending = state.outcome.is_none();
+        let unused = if is_pending { state.waker.replace(waker) } else { Some(waker) };
+        drop(state);
+        drop(unused);
+        is_pending
     }
 }
 
@@ -287,23 +308,24 @@ impl<B: Send + 'static> Completion for WorkState<B> {
         let waker = state.waker.take();
         if state.is_abandoned && std::mem::needs_drop::<B>() {
             // SAFETY: the operation has ended, and there is no handle any more.
-            free_elsewhere(unsafe { (*self.buffers.get()).take() });
+            let buffers = unsafe { (*self.buffers.get()).take() };
+            run_elsewhere("kolo-free", move || drop(buffers));
         }
         drop(state);
-        // Code of the executor, which may poll at once and take the lock.
         if let Some(waker) = waker {
-            waker.wake();
+            run_elsewhere("kolo-wake", move || waker.wake());
         }
     }
 }
 
-/// Frees the buffers of an abandoned operation on a thread of its own. Freeing runs code of the
-/// user, which may wait for the thread that ends operations: a buffer may hold the last reference
-/// to a communicator, whose end waits for its progress thread.
-fn free_elsewhere(buffers: impl Send + 'static) {
-    let spawned = std::thread::Builder::new().name("kolo-free".to_owned()).spawn(move || drop(buffers));
+/// Runs code of the user on a thread of its own: what frees the buffers of an abandoned operation,
+/// and what wakes a task. That code may wait for the thread that ends operations, or end its
+/// communicator: a buffer or a task may hold the last reference to one, whose end waits for its
+/// progress thread. A panic of that code stays on the thread.
+fn run_elsewhere(name: &str, code: impl FnOnce() + Send + 'static) {
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(code);
     if let Err(error) = spawned {
-        tracing::warn!(%error, "cannot start a thread that frees the buffers of an operation");
+        tracing::error!(%error, thread = name, "cannot start a thread that tells the owner of an operation of its end");
     }
 }
 

@@ -157,7 +157,7 @@ impl PreparedCall {
     /// # Errors
     ///
     /// Those of the operation; see [`Error`](crate::Error).
-    pub unsafe fn run(&self, comm: &Communicator) -> Result<()> {
+    pub unsafe fn run(self, comm: &Communicator) -> Result<()> {
         // SAFETY: passed on.
         unsafe { comm.exec.run_prepared(&self.0) }
     }
