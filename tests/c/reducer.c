@@ -338,7 +338,7 @@ static void misuse(void) {
   REFUSED(KOLO_ERR_REDUCER, "call kolo_reducer_ready", kolo_reducer_put(good, A, place, NULL));
   REFUSED(KOLO_ERR_REDUCER, "call kolo_reducer_ready", kolo_reducer_put(good, A, (float *)place + 5, NULL));
   OK(kolo_reducer_ready(good, A));
-  REFUSED(KOLO_ERR_REDUCER, "a was made ready", kolo_reducer_ready(good, A));
+  REFUSED(KOLO_ERR_REDUCER, "a was marked ready", kolo_reducer_ready(good, A));
   /* It is given up. */
   OK(kolo_reducer_destroy(good));
   REFUSED(KOLO_ERR_HANDLE, "not valid", kolo_reducer_destroy(good));

@@ -730,7 +730,7 @@ def what_cannot_be_is_refused(group):
         ("does not reduce", lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e5m2), group=group)),
         ("AVG of bool", lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), OPS.AVG, group)),
         ("share memory", lambda: dist.all_reduce(torch.ones(1).expand(4), group=group)),
-        ("is on meta|no way to tensors", lambda: backend.allreduce([torch.ones(2, device="meta")])),
+        ("is on meta|does not support tensors on meta", lambda: backend.allreduce([torch.ones(2, device="meta")])),
         ("all_gather", lambda: backend._allgather_base(torch.ones(2 * world), torch.ones(3))),
         ("same type", lambda: backend._allgather_base(torch.ones(2 * world), torch.ones(2, dtype=torch.int32))),
         ("list has", lambda: backend.allgather([[torch.ones(1)]], [torch.ones(1)]) if world > 1 else None),
