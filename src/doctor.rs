@@ -57,8 +57,8 @@ impl Finding {
     }
 }
 
-/// Returns the launcher that has started this process as a rank, and the world size of its job; `None`
-/// if there is none, or its variables are incomplete.
+/// Returns the launcher that has started this process as a rank, and the world size of its job;
+/// `None` if there is none, or its variables are incomplete.
 pub fn launched_by() -> Option<(&'static str, usize)> {
     let launch = launcher::detect(&process_env).ok().flatten()?;
     Some((launch.launcher, launch.world_size))

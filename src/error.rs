@@ -18,8 +18,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// those that [`Error::leaves_communicator_usable`] lists. After any other failure of an operation
 /// the communicator is revoked: every later call on it returns [`Error::Revoked`] at once.
 ///
-/// `{}` prints a sentence for users: what happened, to which rank, and what to do. `{:?}` prints the
-/// variant and its fields.
+/// `{}` prints a sentence for users: what happened, to which rank, and what to do. `{:?}` prints
+/// the variant and its fields.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

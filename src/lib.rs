@@ -40,8 +40,8 @@
 //!   ranks get the same bits.
 //! - Every wait has a deadline. An [`Error`] names what happened, the rank at fault, and what to
 //!   do. If an operation fails on one rank, this operation or the next one fails on all ranks, and
-//!   all errors name the same rank; the communicator is revoked. [`Communicator::shrink`] makes a new communicator of
-//!   the survivors. Calls that do not match return [`Error::Mismatch`] with both calls.
+//!   all errors name the same rank; the communicator is revoked. [`Communicator::shrink`] makes a
+//!   new communicator of the survivors. Calls that do not match return [`Error::Mismatch`] with both calls.
 //! - For data-parallel training, [`ddp`] averages gradients while later ones are still computed.
 //! - How ranks find each other, which algorithm and transport they use and how long they wait are
 //!   [`settings`].
@@ -50,7 +50,8 @@
 //!
 //! There are two kinds of path. Between hosts a rank can only send and receive: an algorithm is a
 //! *schedule*, a pure list of steps, which an engine executes over links. Inside a host, ranks
-//! share memory, and an algorithm works on that memory: a *window*, which all ranks of the host map. A communicator over several hosts composes both.
+//! share memory, and an algorithm works on that memory: a *window*, which all ranks of the host
+//! map. A communicator over several hosts composes both.
 //!
 //! | layer | modules |
 //! |---|---|

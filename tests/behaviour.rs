@@ -70,7 +70,8 @@ fn waker(code: impl Fn() + Send + Sync + 'static) -> Waker {
     Arc::new(Code(Box::new(code))).into()
 }
 
-/// An executor may poll a task where it is woken, and the task may make blocking calls. It may also panic.
+/// An executor may poll a task where it is woken, and the task may make blocking calls. It may also
+/// panic.
 #[test]
 fn a_waker_may_call_the_communicator_and_panic() {
     on_every_transport(2, |comm| {
@@ -95,7 +96,8 @@ fn a_waker_may_call_the_communicator_and_panic() {
     });
 }
 
-/// A task may own the communicator: the waker that another replaces, and the one of a work that is dropped, may be its last owner.
+/// A task may own the communicator: the waker that another replaces, and the one of a work that is
+/// dropped, may be its last owner.
 #[test]
 fn a_waker_may_own_the_communicator() {
     for drops_work in [false, true] {

@@ -1,4 +1,5 @@
-//! The documentation matches the repository: links, paths and names in it lead somewhere, and its lines are short.
+//! The documentation matches the repository: links, paths and names in it lead somewhere, and its
+//! lines are short.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -59,7 +60,8 @@ fn prose(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// What is in backticks, and what is not: pieces of text with the number of the line where each begins.
+/// What is in backticks, and what is not: pieces of text with the number of the line where each
+/// begins.
 fn pieces(text: &str) -> [Vec<(usize, String)>; 2] {
     let mut found = [Vec::new(), Vec::new()];
     let mut kind = 0;
@@ -169,7 +171,8 @@ fn missing_paths(page: &Path, text: &str) -> Vec<String> {
     wrong
 }
 
-/// Lines of prose that are too long. Rows of tables, code and lines that are one link may be longer.
+/// Lines of prose that are too long. Rows of tables, code and lines that are one link may be
+/// longer.
 fn long_lines(page: &Path, text: &str) -> Vec<String> {
     let is_link = |line: &str| {
         let link = line.trim_start_matches(['-', ' ', '!']);
@@ -180,7 +183,8 @@ fn long_lines(page: &Path, text: &str) -> Vec<String> {
     long.map(|(number, line)| format!("{}:{number}: {} characters", page.display(), line.chars().count())).collect()
 }
 
-/// The functions that a page's tables name, each with the file or folder that the next field names, which lacks them.
+/// The functions that a page's tables name, each with the file or folder that the next field names,
+/// which lacks them.
 fn missing_functions(page: &Path, text: &str) -> (usize, Vec<String>) {
     let mut checked = 0;
     let mut wrong = Vec::new();
@@ -324,7 +328,8 @@ fn all_variables_are_in_the_table() {
     }
 }
 
-/// The names of all tests: functions with that attribute, those of pytest, and the entries of lists such as `("row_01_killed", processes::killed)`.
+/// The names of all tests: functions with that attribute, those of pytest, and the entries of lists
+/// such as `("row_01_killed", processes::killed)`.
 fn tests() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for file in files(&root().join("torch"), "py") {

@@ -229,9 +229,10 @@ pub unsafe extern "C" fn kolo_comm_split(comm: kolo_comm_t, color: i32, key: i32
 /// communicators split from `comm`, are independent of it. They fail if the failed rank is a
 /// member: make them anew with `*newcomm`.
 ///
-/// A collective call of all ranks that continue. It does not wait for ranks whose process has ended. A rank that
-/// is alive but does not call this has until the start deadline; the rank at fault has one second.
-/// KOLO_ERR_EXCLUDED if this rank called too late, and the others continued without it.
+/// A collective call of all ranks that continue. It does not wait for ranks whose process has
+/// ended. A rank that is alive but does not call this has until the start deadline; the rank at
+/// fault has one second. KOLO_ERR_EXCLUDED if this rank called too late, and the others continued
+/// without it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_shrink(comm: kolo_comm_t, newcomm: *mut kolo_comm_t) -> kolo_result_t {
     on(comm, |this| {

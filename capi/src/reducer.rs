@@ -244,7 +244,7 @@ fn reach(shape: &[usize], strides: Option<&[usize]>) -> usize {
     shape.iter().zip(strides).map(to_last).fold(1, usize::saturating_add)
 }
 
-/// Refuses a gradient of so many elements that cannot be at that address.
+/// Refuses a gradient whose address cannot hold its elements.
 fn check_gradient(gradient: *const c_void, span: usize, described: &Parameter) -> Result<(), Fault> {
     if gradient.is_null() && !described.shape.contains(&0) {
         return Err(Fault::Null { what: "gradient" });

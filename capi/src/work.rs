@@ -81,9 +81,9 @@ pub extern "C" fn kolo_work_wait_timeout(work: kolo_work_t, timeout_ms: u64) -> 
 }
 
 /// Makes a CUDA stream wait until an operation has ended, and returns KOLO_OK at once. Later work
-/// of the stream finds the result. If the operation fails, the stream continues, too, with undefined
-/// content in the buffers; kolo_work_test and kolo_work_wait return the error. For an operation on
-/// host memory without a stream, and where streams cannot wait for the host, this is
+/// of the stream finds the result. If the operation fails, the stream continues, too, with
+/// undefined content in the buffers; kolo_work_test and kolo_work_wait return the error. For an
+/// operation on host memory without a stream, and where streams cannot wait for the host, this is
 /// kolo_work_wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_wait_on(work: kolo_work_t, stream: kolo_stream_t) -> kolo_result_t {
@@ -132,8 +132,8 @@ pub extern "C" fn kolo_work_cancel(work: kolo_work_t) -> kolo_result_t {
     })
 }
 
-/// Frees the handle, which is invalid afterwards. An operation that has not ended continues and uses
-/// its buffers until it ends: wait for it first.
+/// Frees the handle, which is invalid afterwards. An operation that has not ended continues and
+/// uses its buffers until it ends: wait for it first.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_destroy(work: kolo_work_t) -> kolo_result_t {
     boundary(|| WORKS.take(work.addr()).map(drop).ok_or_else(|| unknown(work)))

@@ -43,8 +43,9 @@ fn have(programs: &[&str]) -> bool {
     missing.is_empty()
 }
 
-/// Builds the C library, and returns the folder with both files. cargo builds libraries that no Rust program can link with for no
-/// test. With the selection of `cargo test` it finds everything else built, with the same features.
+/// Builds the C library, and returns the folder with both files. cargo builds libraries that no
+/// Rust program can link with for no test. With the selection of `cargo test` it finds everything
+/// else built, with the same features.
 fn built() -> &'static Path {
     let folder = Path::new(env!("CARGO_BIN_EXE_kolo")).parent().unwrap();
     let profile = folder.file_name().unwrap().to_str().unwrap();

@@ -13,7 +13,7 @@ fn refuse(op: Op, problem: ArgumentError) -> Error {
     Error::Argument { op, problem }
 }
 
-/// The elements in so many bytes.
+/// Returns the number of elements of a buffer, from its bytes.
 #[inline]
 fn elements<T>(bytes: usize) -> usize {
     bytes / size_of::<T>()

@@ -117,7 +117,7 @@ impl Communicator {
         }
     }
 
-    /// Returns the algorithm of a collective of so many bytes: of the buffer, or of all blocks
+    /// Returns the algorithm of a collective of `bytes` bytes: of the buffer, or of all blocks
     /// together.
     pub fn algorithm(&self, op: Op, bytes: u64) -> Choice {
         self.exec.state.core.lock().choose(op, bytes)

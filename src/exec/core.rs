@@ -114,7 +114,7 @@ impl Core {
         }
     }
 
-    /// The path and the algorithm of a collective of so many bytes.
+    /// Returns the path and the algorithm of a collective of `bytes` bytes.
     #[inline]
     pub(crate) fn choose(&self, op: Op, bytes: u64) -> Choice {
         let SharedSettings { algorithm: forced, reproducible, .. } = self.settings;

@@ -113,8 +113,8 @@ impl<'a> RawCall<'a> {
         Ok(PreparedCall(call))
     }
 
-    /// Checks the call as [`RawCall::prepare`] does and executes it as [`PreparedCall::run`] does. This is
-    /// faster than the two functions: the call, which is large, is not moved.
+    /// Checks the call as [`RawCall::prepare`] does and executes it as [`PreparedCall::run`] does.
+    /// This is faster than the two functions: the call, which is large, is not moved.
     ///
     /// # Safety
     ///

@@ -231,7 +231,7 @@ impl<'a> LogEntry<'a> {
         self.place.get().map(|place| age(self.history.entry(place.0).start.load(Ordering::Relaxed)))
     }
 
-    /// Whether it moves so many bytes that recording it at once costs nothing in comparison.
+    /// Returns whether it moves enough bytes to make the cost of recording it at once negligible.
     #[inline]
     pub(crate) fn is_large(&self) -> bool {
         self.bytes >= LARGE

@@ -1,5 +1,5 @@
-//! The structure of the crates, which no compiler checks: imports go down the floors, files of a folder form no circle, and the
-//! operating system stays in `sys`.
+//! The structure of the crates, which no compiler checks: imports go down the floors, files of a
+//! folder form no circle, and the operating system stays in `sys`.
 
 mod c_library;
 mod source;
@@ -81,8 +81,9 @@ fn imports_upwards(sources: &Sources) -> Vec<String> {
     wrong
 }
 
-/// Files of one folder that import each other in a circle. A folder in the folder counts as one file. The folder's own file,
-/// `mod.rs`, is not counted: it may define what its files have in common, and put them together.
+/// Files of one folder that import each other in a circle. A folder in the folder counts as one
+/// file. The folder's own file, `mod.rs`, is not counted: it may define what its files have in
+/// common, and put them together.
 fn circles(sources: &Sources) -> Vec<String> {
     // By folder, from one entry to another.
     let mut folders: BTreeMap<ModulePath, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();

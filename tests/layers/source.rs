@@ -93,8 +93,8 @@ impl Sources {
         self.by_module.values()
     }
 
-    /// The modules that a source refers to, by `use` or by a path in its code, each with what it takes from there. A
-    /// re-export counts as the module that it comes from.
+    /// The modules that a source refers to, by `use` or by a path in its code, each with what it
+    /// takes from there. A re-export counts as the module that it comes from.
     pub(crate) fn references(&self, source: &Source) -> BTreeMap<ModulePath, BTreeSet<String>> {
         let mut found: BTreeMap<ModulePath, BTreeSet<String>> = BTreeMap::new();
         for path in source.paths(self) {
@@ -177,7 +177,8 @@ fn add_paths(items: &[Item], module: &[String], sources: &Sources, found: &mut V
     found.extend(uses.map(|its| its.path));
 }
 
-/// The paths in code that begin at the crate or at a module above, and all single words. Also looks into macros.
+/// The paths in code that begin at the crate or at a module above, and all single words. Also looks
+/// into macros.
 fn read_tokens(code: TokenStream, words: &mut BTreeSet<String>, paths: &mut Vec<Vec<String>>) {
     let mut path: Vec<String> = Vec::new();
     let mut colons = 0;

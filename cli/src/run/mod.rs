@@ -274,8 +274,8 @@ impl Ranks {
         end.failure
     }
 
-    /// Notes the end of a rank. If it is the cause of the job's failure, the other ranks get time to
-    /// report.
+    /// Notes the end of a rank. If it is the cause of the job's failure, the other ranks get time
+    /// to report.
     fn ended(&mut self, rank: usize, status: ExitStatus, end: &mut End) {
         let process = self.processes[rank].take();
         let pid = process.as_ref().map_or(0, Process::pid);

@@ -169,7 +169,7 @@ struct Lease {
 
 impl Slabs {
     /// Sets parts for `ranks` aside until [`Slabs::confirm`]. If no slab has room, `create` makes
-    /// the segment of a new slab of so many bytes and returns its number, too. Returns
+    /// the segment of a new slab of the given bytes and returns its number, too. Returns
     /// [`Offer::NONE`] if it cannot.
     pub(super) fn offer(&mut self, ranks: usize, create: impl FnOnce(usize) -> Option<(u32, Arc<Segment>)>) -> Offer {
         let (slab, first) = match self.find(ranks) {

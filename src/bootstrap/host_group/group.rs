@@ -135,8 +135,8 @@ impl HostGroup {
 
 /// Areas.
 impl HostGroup {
-    /// Sets parts for `ranks` aside in a slab of this process, until [`HostGroup::confirm`]. Returns
-    /// [`Offer::NONE`] if there is no memory.
+    /// Sets parts for `ranks` aside in a slab of this process, until [`HostGroup::confirm`].
+    /// Returns [`Offer::NONE`] if there is no memory.
     pub(crate) fn offer(&self, ranks: usize) -> Offer {
         let mut slabs = self.slabs.lock();
         slabs.reclaim(|member| member != self.rank && self.has_ended(member));

@@ -7,8 +7,8 @@ use super::fuzz::of_threads;
 use super::stage::{Holder, Stage};
 use parking_lot::Mutex;
 
-/// Every communicator of a process has its own parts. Parts that every rank has left are used again,
-/// zeroed.
+/// Every communicator of a process has its own parts. Parts that every rank has left are used
+/// again, zeroed.
 #[test]
 fn areas_are_used_again_when_every_rank_has_left() {
     let hosts = of_threads(2);

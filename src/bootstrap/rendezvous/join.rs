@@ -242,7 +242,8 @@ fn answers(start: &Start<'_>, identity: &Identity, holder: &PeerInfo, patience: 
     matches!(answer, Ok(_) | Err(DialError::Refused(Refusal::Version { .. })))
 }
 
-/// Returns the other ranks without a peer info in the store, as far as a rank other than 0 can tell.
+/// Returns the other ranks without a peer info in the store, as far as a rank other than 0 can
+/// tell.
 fn missing(start: &Start<'_>, identity: &Identity) -> Vec<Rank> {
     let has_peer_info = |rank: &Rank| {
         let found = start.store.get(&in_run(&identity.run(), &peer_info_of(*rank)), Duration::ZERO);
@@ -265,7 +266,8 @@ mod tests {
     use crate::bootstrap::store::{self, StoreUrl};
     use crate::config::Settings;
 
-    /// Returns whether rank 1 takes rank 0 for alive if rank 0's listener gives this reply to a hello.
+    /// Returns whether rank 1 takes rank 0 for alive if rank 0's listener gives this reply to a
+    /// hello.
     fn is_alive(identity: &Identity, reply: impl Fn(&[u8]) -> Vec<u8> + Sync) -> bool {
         let deadline = Instant::now() + Duration::from_secs(60);
         let store = store::open(&StoreUrl::Hash("alive".to_owned()), true, identity, deadline).unwrap();

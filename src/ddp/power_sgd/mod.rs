@@ -174,15 +174,15 @@ fn decompress<T: Float>(factor: &mut Factor, matrix: &Matrix, p: &[f32], q: &[f3
     if is_finite {
         factor.q.copy_from_slice(q);
     } else {
-        // A rank's gradient was not finite, so no rank's is now, and the optimiser sees that. The next
-        // step starts afresh.
+        // A rank's gradient was not finite, so no rank's is now, and the optimiser sees that. The
+        // next step starts afresh.
         factor.error.fill(0.0);
         factor.q.fill(0.0);
     }
 }
 
-/// Power iteration never leaves zero: gives a new direction to a gradient that was zero, or of lower
-/// rank.
+/// Power iteration never leaves zero: gives a new direction to a gradient that was zero, or of
+/// lower rank.
 fn redirect(factor: &mut Factor, matrix: &Matrix, step: u64) {
     for (row, direction) in factor.q.chunks_exact_mut(matrix.columns).enumerate() {
         if direction.iter().all(|&number| number == 0.0) {

@@ -13,7 +13,8 @@ use crate::exec::lent::Lent;
 use crate::exec::state::CommState;
 use crate::types::{DType, Op, Rank};
 
-/// Up to so many bytes the ranks do not ask each other where their buffers are.
+/// The largest operation, in bytes, for which the ranks do not ask each other where their buffers
+/// are.
 pub(in crate::exec) const SHORT: u64 = 64 << 10;
 
 impl CommState {

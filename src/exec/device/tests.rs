@@ -16,7 +16,8 @@ enum Path {
     Same,
     /// Where it is: ranks are of different processes.
     Imported,
-    /// All-reduces through areas on the device, because buffers are hidden; others through the host.
+    /// All-reduces through areas on the device, because buffers are hidden; others through the
+    /// host.
     Areas,
     /// Through the host.
     Staged,
