@@ -726,9 +726,10 @@ kolo_result_t kolo_comm_split(kolo_comm_t comm, int32_t color, int32_t key, kolo
 // communicators split from `comm`, are independent of it. They fail if the failed rank is a
 // member: make them anew with `*newcomm`.
 //
-// A collective call of all ranks that continue. It does not wait for ranks whose process has ended. A rank that
-// is alive but does not call this has until the start deadline; the rank at fault has one second.
-// KOLO_ERR_EXCLUDED if this rank called too late, and the others continued without it.
+// A collective call of all ranks that continue. It does not wait for ranks whose process has
+// ended. A rank that is alive but does not call this has until the start deadline; the rank at
+// fault has one second. KOLO_ERR_EXCLUDED if this rank called too late, and the others continued
+// without it.
 kolo_result_t kolo_comm_shrink(kolo_comm_t comm, kolo_comm_t *newcomm);
 
 // Cancels all operations in flight on this communicator, and ends it. Calls of other threads and
@@ -939,9 +940,9 @@ kolo_result_t kolo_work_wait(kolo_work_t work);
 kolo_result_t kolo_work_wait_timeout(kolo_work_t work, uint64_t timeout_ms);
 
 // Makes a CUDA stream wait until an operation has ended, and returns KOLO_OK at once. Later work
-// of the stream finds the result. If the operation fails, the stream continues, too, with undefined
-// content in the buffers; kolo_work_test and kolo_work_wait return the error. For an operation on
-// host memory without a stream, and where streams cannot wait for the host, this is
+// of the stream finds the result. If the operation fails, the stream continues, too, with
+// undefined content in the buffers; kolo_work_test and kolo_work_wait return the error. For an
+// operation on host memory without a stream, and where streams cannot wait for the host, this is
 // kolo_work_wait.
 kolo_result_t kolo_work_wait_on(kolo_work_t work, kolo_stream_t stream);
 
@@ -954,8 +955,8 @@ kolo_result_t kolo_work_test(kolo_work_t work, int32_t *done);
 // belong to the caller again.
 kolo_result_t kolo_work_cancel(kolo_work_t work);
 
-// Frees the handle, which is invalid afterwards. An operation that has not ended continues and uses
-// its buffers until it ends: wait for it first.
+// Frees the handle, which is invalid afterwards. An operation that has not ended continues and
+// uses its buffers until it ends: wait for it first.
 kolo_result_t kolo_work_destroy(kolo_work_t work);
 
 // Starts kolo_all_reduce and returns at once. Operations of one communicator take effect in the
