@@ -137,9 +137,9 @@ setup_redis() {
     return 1
 }
 
-# torch_kolo, in the PyTorch of setup_torch.
+# torch_kolo with the backends in Python and in C++, in the PyTorch of setup_torch.
 setup_backend() {
-    ready torch && pip install --no-deps --no-build-isolation --force-reinstall ./torch
+    ready torch && KOLO_TORCH_CPP=1 pip install --no-deps --no-build-isolation --force-reinstall ./torch
 }
 
 as_root() {

@@ -77,7 +77,7 @@ if ! python3 -m pip install --quiet --disable-pip-version-check --target "$folde
 fi
 rm -rf "$folder/site"
 if [ -n "${KOLO_GPU_PYTHON:-}" ]; then
-    KOLO_LIBRARY=$built/release/libkolo.a PYTHONPATH=$folder/python PATH=$folder/python/bin:$PATH \
+    KOLO_TORCH_CPP=1 KOLO_LIBRARY=$built/release/libkolo.a PYTHONPATH=$folder/python PATH=$folder/python/bin:$PATH \
         "$KOLO_GPU_PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
         --target "$folder/site" ./torch
     strip "$folder"/site/torch_kolo/*.so

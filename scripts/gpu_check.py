@@ -255,6 +255,7 @@ class Check:
         with gzip.open(self.folder / "lib" / "libkolo.a.gz") as packed, open(kolo / "lib" / "libkolo.a", "wb") as library:
             shutil.copyfileobj(packed, library)
         environment = {
+            "KOLO_TORCH_CPP": "1",
             "KOLO_LIBRARY": str(kolo / "lib" / "libkolo.a"),
             "MAX_JOBS": str(os.cpu_count()),
             "PATH": os.pathsep.join([str(self.folder / "python" / "bin"), self.environment["PATH"]]),

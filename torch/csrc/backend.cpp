@@ -248,7 +248,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::broadcast(Tensors& tensors, const c1
   is_root ? check_dense(tensor, name) : check_writable(tensor, name);
   const auto [dtype, factor] = moved(tensor.scalar_type());
   Launch launch(*this, {OpType::BROADCAST, name, "kolo:broadcast", opts.asyncOp, opts.timeout}, tensor);
-  launch.piecewise(tensor, is_root, !is_root, [&, dtype = dtype, factor = factor](void* memory, size_t count) {
+  launch.by_segments(tensor, is_root, !is_root, [&, dtype = dtype, factor = factor](void* memory, size_t count) {
     launch.run(
         kolo_broadcast, kolo_start_broadcast, static_cast<const void*>(memory), memory, count * factor, dtype,
         static_cast<int32_t>(opts.rootRank));
@@ -265,7 +265,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce(Tensors& tensors, const c1
   check_writable(tensor, name);
   const auto reduction = reduced(tensor.scalar_type(), opts.reduceOp, name);
   Launch launch(*this, {OpType::ALLREDUCE, name, "kolo:all_reduce", opts.asyncOp, opts.timeout}, tensor);
-  launch.piecewise(tensor, true, true, [&](void* memory, size_t count) {
+  launch.by_segments(tensor, true, true, [&](void* memory, size_t count) {
     launch.run(
         kolo_all_reduce, kolo_start_all_reduce, static_cast<const void*>(memory), memory, count * reduction.elements.factor,
         reduction.elements.dtype, reduction.op);
@@ -284,7 +284,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_coalesced(Tensors& tensors
   Launch launch(*this, {OpType::ALLREDUCE_COALESCED, name, "kolo:all_reduce_coalesced", opts.asyncOp, opts.timeout}, tensors.front());
   for (const auto& tensor : tensors) {
     const auto reduction = reduced(tensor.scalar_type(), opts.reduceOp, name);
-    launch.piecewise(tensor, true, true, [&](void* memory, size_t count) {
+    launch.by_segments(tensor, true, true, [&](void* memory, size_t count) {
       launch.run(
           kolo_all_reduce, kolo_start_all_reduce, static_cast<const void*>(memory), memory, count * reduction.elements.factor,
           reduction.elements.dtype, reduction.op);
@@ -300,7 +300,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce(Tensors& tensors, const c10d:
   is_root ? check_writable(tensor, name) : check_dense(tensor, name);
   const auto reduction = reduced(tensor.scalar_type(), opts.reduceOp, name);
   Launch launch(*this, {OpType::REDUCE, name, "kolo:reduce", opts.asyncOp, opts.timeout}, tensor);
-  launch.piecewise(tensor, true, is_root, [&](void* memory, size_t count) {
+  launch.by_segments(tensor, true, is_root, [&](void* memory, size_t count) {
     launch.run(
         kolo_reduce, kolo_start_reduce, static_cast<const void*>(memory), is_root ? memory : nullptr, count * reduction.elements.factor,
         reduction.elements.dtype, reduction.op, static_cast<int32_t>(opts.rootRank));
@@ -659,13 +659,30 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::barrier(const c10d::BarrierOptions& 
 
 // Each of kolo's barriers names the first missing rank; a roll call names all missing ranks.
 void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  if (wait_all_ranks) {
-    roll_call(opts.timeout.count() > 0 ? opts.timeout : options_->timeout);
-    return;
+  TORCH_CHECK_WITH(
+      DistBackendError, opts.timeout.count() != 0, "[Rank ", rank_, "]: Rank ", rank_, " timed out in monitoredBarrier after 0 ms, its timeout");
+  const std::chrono::milliseconds timeout = opts.timeout.count() > 0 ? opts.timeout : options_->timeout;
+  std::vector<int> missing;
+  try {
+    if (wait_all_ranks) {
+      missing = roll_call(timeout);
+    } else {
+      Launch launch(*this, {OpType::BARRIER, "monitored_barrier", "kolo:monitored_barrier", false, timeout}, {});
+      launch.run(kolo_barrier, kolo_start_barrier);
+      launch.done({});
+    }
+  } catch (const c10::DistBackendError& failed) {
+    kolo_error_t error = KOLO_ERROR_INITIALIZER;
+    if (kolo_last_error(nullptr, &error) != KOLO_OK || error.rank < 0) {
+      throw;
+    }
+    C10_THROW_ERROR(
+        DistBackendError,
+        c10::str(gloo_s_words(rank_, c10::str("Rank ", error.rank), timeout), ": ", failed.what_without_backtrace()));
   }
-  Launch launch(*this, {OpType::BARRIER, "monitored_barrier", "kolo:monitored_barrier", false, opts.timeout}, {});
-  launch.run(kolo_barrier, kolo_start_barrier);
-  launch.done({});
+  if (!missing.empty()) {
+    report_absent(missing, timeout);
+  }
 }
 
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::send(Tensors& tensors, int to, int tag) {

@@ -172,7 +172,9 @@ class ProcessGroupKolo final : public c10d::Backend {
   c10::intrusive_ptr<Options> options_of(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   // Adds a call to the Work of endCoalescing. Returns false if this thread is not coalescing.
   bool collect(const std::shared_ptr<Flight>& flight, const Tensors& outputs, bool is_message);
-  void roll_call(std::chrono::milliseconds timeout);
+  // Returns the ranks that are missing.
+  std::vector<int> roll_call(std::chrono::milliseconds timeout);
+  [[noreturn]] void report_absent(const std::vector<int>& missing, std::chrono::milliseconds timeout) const;
   void close();
   void gather_lists(Launch& launch, const char* name, const Lists& outputs, const Tensors& inputs, Tensors& flat);
   WorkPtr gather_tensors(const Call& call, const Tensors& outputs, const Tensors& inputs);

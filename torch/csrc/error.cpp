@@ -13,6 +13,11 @@ std::exception_ptr error_of(kolo_result_t result, const Members& members) {
   if (is_told && error.rank >= 0 && error.rank < static_cast<int64_t>(ranks.size()) && ranks[error.rank] != error.rank) {
     text += c10::str(" (Ranks are those of the process group; its rank ", error.rank, " is rank ", ranks[error.rank], " of the job.)");
   }
+  if (is_told && (error.cause == KOLO_CAUSE_SILENT || error.cause == KOLO_CAUSE_ABSENT || error.cause == KOLO_CAUSE_STOPPED ||
+                  error.cause == KOLO_CAUSE_UNRESPONSIVE)) {
+    // Programs look for these words, which are Gloo's.
+    text += c10::str(". Timed out waiting ", error.after_us / 1000, "ms for the operation to complete");
+  }
   const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
   switch (result) {
     case KOLO_ERR_ARGUMENT:
@@ -25,6 +30,10 @@ std::exception_ptr error_of(kolo_result_t result, const Members& members) {
     default:
       return std::make_exception_ptr(c10::DistBackendError(here, std::move(text)));
   }
+}
+
+std::string gloo_s_words(int rank, const std::string& who, std::chrono::milliseconds timeout) {
+  return c10::str("[Rank ", rank, "]: ", who, " failed to pass monitoredBarrier in ", timeout.count(), " ms");
 }
 
 } // namespace torch_kolo

@@ -5,6 +5,7 @@
 #include <kolo.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include <chrono>
 #include <exception>
 #include <string>
 #include <vector>
@@ -26,5 +27,9 @@ inline void check(kolo_result_t result, const Members& members) {
     std::rethrow_exception(error_of(result, members));
   }
 }
+
+// The beginning of an error of monitored_barrier: programs look for these words, which are Gloo's.
+// `who`: "Rank 1", or "Ranks 1, 2" where all are named.
+std::string gloo_s_words(int rank, const std::string& who, std::chrono::milliseconds timeout);
 
 } // namespace torch_kolo

@@ -40,7 +40,7 @@ class Launch {
   // device that kolo cannot use is cut into segments, so that copies to the host, operations and
   // copies back overlap.
   template <typename F>
-  void piecewise(const at::Tensor& tensor, bool is_read, bool is_written, F&& operation);
+  void by_segments(const at::Tensor& tensor, bool is_read, bool is_written, F&& operation);
 
   // Runs or starts one of kolo's operations. `args` are its arguments before the communicator.
   template <typename Now, typename Start, typename... Args>
@@ -67,7 +67,7 @@ class Launch {
   void arrives_from(c10::Device device);
 
   // Bytes of a tensor on a device that are copied at once.
-  static constexpr int64_t kPiece = 4 << 20;
+  static constexpr int64_t kSegment = 4 << 20;
 
   ProcessGroupKolo& group_;
   const Call call_;
@@ -133,7 +133,7 @@ void Launch::run(Now now, Start start, Args... args) {
 }
 
 template <typename F>
-void Launch::piecewise(const at::Tensor& tensor, bool is_read, bool is_written, F&& operation) {
+void Launch::by_segments(const at::Tensor& tensor, bool is_read, bool is_written, F&& operation) {
   if (reaches(tensor)) {
     const at::Tensor memory = !is_written ? in(tensor) : is_read ? inout(tensor) : out(tensor);
     operation(memory.data_ptr(), static_cast<size_t>(memory.numel()));
@@ -142,10 +142,10 @@ void Launch::piecewise(const at::Tensor& tensor, bool is_read, bool is_written, 
   const at::Tensor flat = tensor.is_contiguous() ? tensor.view({-1}) : tensor.contiguous().view({-1});
   const at::Tensor host = memory_for(flat.sizes(), flat);
   const int64_t count = flat.numel();
-  const int64_t piece = std::max<int64_t>(1, kPiece / static_cast<int64_t>(flat.element_size()));
+  const int64_t segment = std::max<int64_t>(1, kSegment / static_cast<int64_t>(flat.element_size()));
   std::vector<c10::Event> arrived;
-  for (int64_t start = 0; is_read && start < count; start += piece) {
-    const int64_t length = std::min(piece, count - start);
+  for (int64_t start = 0; is_read && start < count; start += segment) {
+    const int64_t length = std::min(segment, count - start);
     host.narrow(0, start, length).copy_(flat.narrow(0, start, length), /*non_blocking=*/true);
     arrived.emplace_back(flat.device().type());
     arrived.back().record(current_stream(flat.device()));
@@ -154,7 +154,7 @@ void Launch::piecewise(const at::Tensor& tensor, bool is_read, bool is_written, 
   int64_t start = 0;
   size_t number = 0;
   do {
-    const int64_t length = std::min(piece, count - start);
+    const int64_t length = std::min(segment, count - start);
     if (is_read && count > 0) {
       arrived[number++].synchronize();
     }

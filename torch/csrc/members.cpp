@@ -62,10 +62,10 @@ std::string named(const std::vector<int>& ranks, const Members& members) {
 
 // Each rank reports to rank 0, which tells all present ranks which ranks are missing. If any is
 // missing, rank 0 ends the group once all present ranks know why.
-void ProcessGroupKolo::roll_call(std::chrono::milliseconds timeout) {
+std::vector<int> ProcessGroupKolo::roll_call(std::chrono::milliseconds timeout) {
   ++seq_;
   if (size_ == 1) {
-    return;
+    return {};
   }
   const kolo_comm_t comm = collectives_.comm;
   std::vector<uint8_t> is_present(size_, 0);
@@ -121,13 +121,16 @@ void ProcessGroupKolo::roll_call(std::chrono::milliseconds timeout) {
       missing.push_back(rank);
     }
   }
-  if (!missing.empty()) {
-    C10_THROW_ERROR(
-        DistBackendError,
-        c10::str(
-            named(missing, *members_), " did not call monitored_barrier before its deadline of ", timeout.count() / 1000, ".",
-            timeout.count() % 1000 / 100, "s. The process group has ended."));
-  }
+  return missing;
+}
+
+void ProcessGroupKolo::report_absent(const std::vector<int>& missing, std::chrono::milliseconds timeout) const {
+  C10_THROW_ERROR(
+      DistBackendError,
+      c10::str(
+          gloo_s_words(rank_, c10::str("Ranks ", c10::Join(", ", missing)), timeout), ": ", named(missing, *members_),
+          " did not call monitored_barrier before its deadline of ", timeout.count() / 1000, ".", timeout.count() % 1000 / 100,
+          "s. The process group has ended."));
 }
 
 // PyTorch names the ranks to leave out, and kolo's ranks agree on the survivors. Both must match.

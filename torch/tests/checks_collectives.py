@@ -6,7 +6,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from harness import NotRun, check
+from harness import NotRun, check, is_in_python, needs_pytorch
 
 # Import it before making a group, as programs do.
 from torch.distributed import _coalescing_manager
@@ -846,4 +846,6 @@ def profiles(group):
 @check
 def detailed_debugging(group):
     """Checks that the setting is on, for the tests that need it."""
+    if is_in_python(group):
+        needs_pytorch(2, 14, "PyTorch compares no calls of a backend in Python")
     assert type(group._get_backend(torch.device("cpu"))).__name__ == "_ProcessGroupWrapper"

@@ -102,10 +102,25 @@ class NotRun(Exception):
     """A check that cannot run here, with the reason."""
 
 
+def is_in_python(group):
+    """Whether the group is the backend in Python, not the one in C++."""
+    import torch
+
+    return type(group._get_backend(torch.device("cpu"))).__module__ == "torch_kolo.python.backend"
+
+
 def check(function):
     """A function of a process group that all ranks call. It raises if a result is wrong."""
     CHECKS[function.__name__] = function
     return function
+
+
+def needs_pytorch(major, minor, why):
+    """Raises NotRun where PyTorch is older."""
+    import torch
+
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (major, minor):
+        raise NotRun(f"{why}, before PyTorch {major}.{minor}")
 
 
 def run_checks(rank, world, names, method):
@@ -119,17 +134,23 @@ def run_checks(rank, world, names, method):
         hung = threading.Timer(PATIENCE, give_up, (name, names, outcomes))
         hung.start()
         try:
-            CHECKS[name](group)
-            outcomes[name] = None
-        except NotRun as why:
-            outcomes[name] = f"NOT RUN: {why}"
-        except BaseException:
-            outcomes[name] = traceback.format_exc()
-        dist.barrier()
-        dist.destroy_process_group(group)
-        hung.cancel()
+            outcomes[name] = outcome(CHECKS[name], group)
+            dist.barrier()
+            dist.destroy_process_group(group)
+        finally:
+            hung.cancel()
     dist.destroy_process_group()
     return outcomes
+
+
+def outcome(function, group):
+    try:
+        function(group)
+        return None
+    except NotRun as why:
+        return f"NOT RUN: {why}"
+    except BaseException:
+        return traceback.format_exc()
 
 
 def give_up(name, names, outcomes):

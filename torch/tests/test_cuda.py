@@ -19,7 +19,7 @@ from torch import nn
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: CUDA tensors, there is no GPU here")
 
-# Several of the pieces of 4 MiB that are copied and reduced side by side, and a part of one.
+# Several of the segments of 4 MiB that are copied and reduced side by side, and a part of one.
 MANY = 3 * (1 << 20) + 12_345
 
 # How tensors get from one rank to another: where they are; through kolo's pinned memory; copied by

@@ -12,7 +12,7 @@ from harness import Ranks, free_port
 PROGRAM = """
     import os, sys
     import torch, torch.distributed as dist
-    assert "torch_kolo._C" not in sys.modules, "loaded by importing PyTorch"
+    assert not {{"torch_kolo._C", "torch_kolo.python.backend"}} & set(sys.modules), "loaded by importing PyTorch"
     dist.init_process_group({arguments})
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
@@ -98,17 +98,56 @@ def test_one_rank_alone(tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
-def test_another_version_of_pytorch_is_refused(tmp_path):
+def test_the_implementation_is_chosen(tmp_path):
     program = """
-        import torch_kolo, torch_kolo._build
-        torch_kolo._build.torch_version = "2.10.1+cpu"
-        try:
-            torch_kolo.Options()
-        except ImportError as error:
-            assert "built for PyTorch 2.10.1+cpu" in str(error), error
-        else:
-            raise SystemExit("it was loaded")
+        import os, sys, types
+        import torch_kolo
+
+        # As after an installation for another PyTorch.
+        torch_kolo._build = sys.modules["torch_kolo._build"] = types.SimpleNamespace(torch_version="2.10.1+cpu")
+        os.environ.pop("KOLO_TORCH_IMPL", None)
+        assert torch_kolo.ProcessGroupKolo.__module__ == "torch_kolo.python.backend"
+        for wanted, said in (("cpp", "for PyTorch 2.10.1+cpu"), ("c++", "set it to cpp or python")):
+            torch_kolo._load.cache_clear()
+            os.environ["KOLO_TORCH_IMPL"] = wanted
+            try:
+                torch_kolo.Options()
+            except ImportError as error:
+                assert said in str(error), error
+            else:
+                raise SystemExit("it was loaded")
     """
     ran = subprocess.run([sys.executable, write(tmp_path, program)], capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr
-    assert torch.__version__
+
+
+AS_GLOO = """
+    import datetime, sys
+    import torch, torch.distributed as dist
+    dist.init_process_group({arguments})
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == dist.get_world_size(), tensor
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert type(backend).__name__ == "ProcessGroupKolo", type(backend)
+    if dist.get_rank() == 0:
+        try:
+            dist.monitored_barrier(timeout=datetime.timedelta(seconds=1), wait_all_ranks={all})
+        except ValueError as error:
+            # Before 2.15, PyTorch refuses it where no backend was named, on Gloo, too.
+            assert "only implemented for GLOO" in str(error) and dist.get_backend() != "gloo", error
+        except RuntimeError as error:
+            assert "failed to pass monitoredBarrier in 1000 ms" in str(error), error
+        else:
+            raise SystemExit("the others did not come")
+    sys.stdout.write(f"rank {{dist.get_rank()}} by {{dist.get_backend()}}\\n")
+"""
+
+
+@pytest.mark.parametrize(("arguments", "said"), [('"gloo"', "gloo"), ("", ("gloo", "undefined"))])
+def test_in_place_of_gloo(tmp_path, arguments, said):
+    program = write(tmp_path, AS_GLOO, arguments=arguments, all=arguments == "")
+    ran = torchrun("--standalone", "--nnodes=1", "--nproc-per-node=2", program, environment={"KOLO_AS_GLOO": "1"})
+    assert ran.returncode == 0, ran.stderr
+    assert {line.split()[-1] for line in ran.stdout.splitlines()} <= set(said if isinstance(said, tuple) else [said])
+    assert len(ran.stdout.splitlines()) == 2, ran.stdout

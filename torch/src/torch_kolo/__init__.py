@@ -3,27 +3,47 @@
 Installed, this needs no import. ``torch_kolo.Options()`` goes to ``pg_options``.
 """
 
+import functools
 import importlib
+import os
 import warnings
 
 __all__ = ["Options", "ProcessGroupKolo"]
 
 
+@functools.cache
 def _load():
-    """The compiled part, which fits one version of PyTorch only."""
+    """The backend in C++ if this package has one for this PyTorch, otherwise the one in Python.
+    KOLO_TORCH_IMPL chooses: cpp or python.
+    """
+    wanted = os.environ.get("KOLO_TORCH_IMPL", "")
+    if wanted not in ("", "cpp", "python"):
+        raise ImportError(f"KOLO_TORCH_IMPL is {wanted!r}: set it to cpp or python, or do not set it")
+    reason = None if wanted == "python" else _why_not_cpp()
+    if wanted == "cpp" and reason:
+        raise ImportError(f"KOLO_TORCH_IMPL is cpp, and {reason}")
+    if wanted == "python" or reason:
+        return importlib.import_module(".python.backend", __name__)
+    return importlib.import_module("._C", __name__)
+
+
+def _why_not_cpp():
+    """Why the backend in C++ cannot be used, or None. It fits the version of PyTorch that it was
+    built for only.
+    """
     import torch
 
-    from . import _build
+    try:
+        from . import _build
+    except ImportError:
+        return "this torch_kolo was installed without the backend in C++"
 
     def of(version):
         return tuple(version.split("+")[0].split(".")[:2])
 
     if of(torch.__version__) != of(_build.torch_version):
-        raise ImportError(
-            f"torch_kolo was built for PyTorch {_build.torch_version}, and this is PyTorch {torch.__version__}: their C++ interfaces "
-            "differ. Install torch_kolo again: pip install --force-reinstall --no-deps ./torch"
-        )
-    return importlib.import_module("._C", __name__)
+        return f"this torch_kolo has the backend in C++ for PyTorch {_build.torch_version}, and this is PyTorch {torch.__version__}"
+    return None
 
 
 def _create(options, backend_options):
@@ -39,22 +59,29 @@ def _create(options, backend_options):
 def register():
     """Registers "kolo" with torch.distributed.
 
-    PyTorch calls it through an entry point. The compiled part is loaded at first use.
+    PyTorch calls it through an entry point. The backend is loaded at first use.
     """
     import torch.distributed as dist
 
     if dist.is_available() and "KOLO" not in dist.Backend._plugins:
+        from ._as_gloo import is_wanted, take_the_place_of_gloo
         from ._coalescing import end_groups_on_exceptions
 
         end_groups_on_exceptions()
         dist.Backend.register_backend("kolo", _create, extended_api=True, devices=["cpu", "cuda"])
+        if is_wanted():
+            take_the_place_of_gloo(_create)
 
 
 def _autoload():
-    """For versions of PyTorch that look for backends of devices only, when torch is imported."""
+    """Is called when torch is imported: for versions of PyTorch that do not look for backends
+    later, and to take the place of Gloo.
+    """
     import torch.distributed as dist
 
-    if dist.is_available() and not hasattr(dist.Backend, "_ensure_backend_registered"):
+    from ._as_gloo import is_wanted
+
+    if dist.is_available() and (is_wanted() or not hasattr(dist.Backend, "_ensure_backend_registered")):
         register()
 
 

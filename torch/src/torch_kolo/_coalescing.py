@@ -12,7 +12,9 @@ import torch.distributed.distributed_c10d as c10d
 
 
 def end_groups_on_exceptions():
-    """Makes PyTorch's manager end kolo's groups when an exception leaves them. Other backends keep theirs."""
+    """Makes PyTorch's manager end kolo's groups when an exception leaves them. Other backends keep
+    theirs.
+    """
     manager = c10d._coalescing_manager
     begun = manager.__wrapped__
     if hasattr(begun, "__wrapped__"):
@@ -36,7 +38,8 @@ def end_groups_on_exceptions():
 
 
 def _give_up(group, device):
-    """Drops the calls that PyTorch has not made yet. The calls that it has made continue in order."""
+    """Drops the calls that PyTorch has not made yet. The calls that it has made continue in order.
+    """
     if not any(group._get_backend(each).name() == "kolo" for each in group._device_types):
         return
     c10d._world.pg_coalesce_state.pop(group, None)

@@ -1,0 +1,39 @@
+"""Turns kolo's errors into PyTorch's."""
+
+import ctypes
+
+import torch.distributed as dist
+
+from . import library
+
+
+def last_error():
+    error = library.Error(size=ctypes.sizeof(library.Error))
+    return error if library.last_error(None, error) == library.OK else None
+
+
+def error_of(result, members):
+    """The error of this thread's last call, with kolo's message: a ValueError for wrong arguments,
+    otherwise a DistBackendError.
+
+    `members`: the ranks of the group as ranks of the job, which errors also name.
+    """
+    error = last_error()
+    is_told = error is not None and error.code == result
+    text = (error.message if is_told else library.error_string(result)).decode(errors="replace")
+    if is_told and 0 <= error.rank < len(members) and members[error.rank] != error.rank:
+        text += f" (Ranks are those of the process group; its rank {error.rank} is rank {members[error.rank]} of the job.)"
+    if is_told and error.cause in library.CAUSES_OF_TIMEOUT:
+        # Programs look for these words, which are Gloo's.
+        text += f". Timed out waiting {error.after_us // 1000}ms for the operation to complete"
+    if result in (library.ERR_ARGUMENT, library.ERR_SETTING, library.ERR_UNSUPPORTED):
+        return ValueError(text)
+    if result == library.ERR_HANDLE:
+        text = "this process group has been shut down"
+    return dist.DistBackendError(text)
+
+
+def check(result, members):
+    """Raises unless this thread's last call succeeded."""
+    if result:
+        raise error_of(result, members)

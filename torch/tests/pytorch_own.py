@@ -1,0 +1,53 @@
+"""PyTorch's own tests of its collectives and of DDP, with kolo in the place of Gloo.
+
+    WORLD_SIZE=4 python torch/tests/pytorch_own.py [-k NAME]
+
+KOLO_AS_GLOO=0 runs them on Gloo, for comparison. Needs expecttest and hypothesis.
+"""
+
+import multiprocessing
+import os
+import tempfile
+import unittest
+
+FOLDER = os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp())
+for name, value in {
+    "KOLO_AS_GLOO": "1",
+    "BACKEND": "gloo",
+    "WORLD_SIZE": "2",
+    "INIT_METHOD": f"file://{FOLDER}/shared_init_file",
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}.items():
+    os.environ.setdefault(name, value)
+
+from torch.testing._internal.common_utils import run_tests  # noqa: E402
+from torch.testing._internal.distributed import distributed_test  # noqa: E402
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend  # noqa: E402
+
+if os.environ["KOLO_AS_GLOO"] == "1":
+    # Entries of profiles are named kolo:all_reduce, not gloo:all_reduce, and have no shapes.
+    print("NOT RUN: what these tests check in profiles")
+    distributed_test.PROFILING_SUPPORTED_BACKENDS.clear()
+    distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.clear()
+
+
+class PyTorchOwn(TestDistBackend, DistributedTest._DistTestBase):
+    @unittest.skipIf(os.environ["KOLO_AS_GLOO"] == "1", "NOT RUN: DDP's statistics name the backend kolo, and this expects gloo")
+    def test_ddp_logging_data_cpu(self):
+        super().test_ddp_logging_data_cpu()
+
+    @unittest.skipIf(
+        os.environ["KOLO_AS_GLOO"] == "1", "NOT RUN: every rank names the one that is missing, and this expects rank 0 alone to"
+    )
+    def test_monitored_barrier_gloo(self):
+        super().test_monitored_barrier_gloo()
+
+    def setUp(self):
+        super().setUp()
+        # This process has imported PyTorch, and has no communicator.
+        self._start_processes(multiprocessing.get_context("fork").Process)
+
+
+if __name__ == "__main__":
+    run_tests()
