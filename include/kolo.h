@@ -122,6 +122,9 @@ typedef struct kolo_error_t {
   char message[2048];
 } kolo_error_t;
 
+// The type of an element. The numbers up to 9 are NCCL's.
+typedef int32_t kolo_dtype_t;
+
 // What all ranks of kolo_comm_init_rank share. It contains the secret of the job: pass it to ranks
 // only. It can be copied, and is valid for one communicator.
 typedef struct kolo_unique_id_t {
@@ -227,9 +230,6 @@ typedef struct kolo_store_t {
   int32_t is_private;
 } kolo_store_t;
 
-// The type of an element. The numbers up to 9 are NCCL's.
-typedef int32_t kolo_dtype_t;
-
 // A reduction of the elements of several ranks. The numbers up to 4 are NCCL's.
 typedef int32_t kolo_redop_t;
 
@@ -238,10 +238,15 @@ typedef int32_t kolo_redop_t;
 // buffers after the earlier work of the stream, and later work of the stream finds the result. If
 // it fails, the next call reports the error. A nonblocking call does not make the stream wait for
 // the result; kolo_work_wait_on makes any stream wait. A call on host memory with a stream behaves
-// the same way. With NULL and host memory, a call returns when it is done.
+// the same way. With NULL and host memory, a call returns when it is done. The stream must live
+// until the call has returned; in a group, until kolo_group_end has.
 typedef void *kolo_stream_t;
 
 typedef struct kolo_work *kolo_work_t;
+
+// A function for kolo_work_on_done. `result`: how the operation ended, as kolo_work_wait returns
+// it. kolo_last_error tells more, on this thread.
+typedef void (*kolo_done_function_t)(void *context, kolo_result_t result);
 
 typedef struct kolo_reducer *kolo_reducer_t;
 
@@ -650,6 +655,9 @@ kolo_result_t kolo_last_error(kolo_comm_t comm, struct kolo_error_t *error);
 // it.
 const char *kolo_error_string(kolo_result_t result);
 
+// Writes the bytes of an element of a type to `*size`.
+kolo_result_t kolo_dtype_size(kolo_dtype_t of, size_t *size);
+
 // Sets the timeout, in milliseconds, of the operations that this thread calls or starts from now
 // on. It replaces the timeout of their communicators; 0 restores that. Other threads and earlier
 // calls are not affected.
@@ -938,6 +946,19 @@ kolo_result_t kolo_work_wait(kolo_work_t work);
 // As kolo_work_wait, but waits at most `timeout_ms` milliseconds. KOLO_IN_PROGRESS if the
 // operation has not ended by then.
 kolo_result_t kolo_work_wait_timeout(kolo_work_t work, uint64_t timeout_ms);
+
+// Waits until one of `n` operations has ended, and writes its place in `works` to `*index`: the
+// lowest, if several have ended. Waits at most `timeout_ms` milliseconds; KOLO_IN_PROGRESS if none
+// has ended by then. KOLO_OK says that one has ended, and kolo_work_wait how. `n` is at least 1.
+kolo_result_t kolo_work_wait_any(const kolo_work_t *works, size_t n, size_t *index, uint64_t timeout_ms);
+
+// Calls `function(context, result)` once when an operation has ended, on a thread of its own; soon,
+// if it has ended already. The buffers belong to the caller then. The function may call kolo, also
+// to wait for other operations. The handle may be destroyed before the end. What `context` points
+// to must live until the function has returned.
+//
+// Not called in a forked child, nor if the system cannot start a thread, which is in the log.
+kolo_result_t kolo_work_on_done(kolo_work_t work, kolo_done_function_t function, void *context);
 
 // Makes a CUDA stream wait until an operation has ended, and returns KOLO_OK at once. Later work
 // of the stream finds the result. If the operation fails, the stream continues, too, with

@@ -10,7 +10,7 @@ use kolo::{Communicator, DType, Op, Rank, ReduceOp};
 use crate::boundary::boundary;
 use crate::codes::{assert_same, kolo_result_t};
 use crate::fault::Fault;
-use crate::pointers::{pointer, slice_of};
+use crate::pointers::{place, pointer, slice_of};
 
 /// The type of an element. The numbers up to 9 are NCCL's.
 pub type kolo_dtype_t = i32;
@@ -32,6 +32,16 @@ pub const KOLO_INT16: kolo_dtype_t = 10;
 pub const KOLO_UINT16: kolo_dtype_t = 11;
 /// A byte that is 0 or 1. Any other byte arrives as 1.
 pub const KOLO_BOOL: kolo_dtype_t = 12;
+
+/// Writes the bytes of an element of a type to `*size`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_dtype_size(of: kolo_dtype_t, size: *mut usize) -> kolo_result_t {
+    boundary(|| {
+        // SAFETY: the caller's pointer is null or valid, as the header says.
+        unsafe { place(size, "size")? }.write(dtype(of)?.size());
+        Ok(())
+    })
+}
 
 /// A reduction of the elements of several ranks. The numbers up to 4 are NCCL's.
 pub type kolo_redop_t = i32;
@@ -90,7 +100,8 @@ const _: () = {
 /// buffers after the earlier work of the stream, and later work of the stream finds the result. If
 /// it fails, the next call reports the error. A nonblocking call does not make the stream wait for
 /// the result; kolo_work_wait_on makes any stream wait. A call on host memory with a stream behaves
-/// the same way. With NULL and host memory, a call returns when it is done.
+/// the same way. With NULL and host memory, a call returns when it is done. The stream must live
+/// until the call has returned; in a group, until kolo_group_end has.
 pub type kolo_stream_t = *mut c_void;
 
 thread_local! {
@@ -181,13 +192,16 @@ impl Arguments {
     /// # Safety
     ///
     /// Counts that are not null are valid for one entry for each rank, as long as the call is used.
+    /// The stream is null or lives, also until what is prepared from the call has been run or
+    /// started.
     // Without a call, whose result would be a copy: small operations are short.
     #[inline(always)]
     pub(crate) unsafe fn describe(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<RawCall<'_>, Fault> {
         let mut call = RawCall::new(self.op, dtype(self.dtype)?)
             .buffers(self.send.cast(), self.recv.cast(), self.count)
-            .root(rank(self.root.0, self.root.1)?)
-            .stream(stream);
+            .root(rank(self.root.0, self.root.1)?);
+        // SAFETY: passed on.
+        call = unsafe { call.stream(stream) };
         if let Some(number) = self.redop {
             call = call.reduce(redop(number)?);
         }

@@ -199,7 +199,8 @@ impl Hook for Custom {
 pub(crate) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<ReducerBuilder, Fault> {
     if config.is_null() {
         // The default stream of the first device.
-        return Ok(on_device(Reducer::builder(), 0, std::ptr::null_mut()));
+        // SAFETY: the stream is null.
+        return Ok(unsafe { on_device(Reducer::builder(), 0, std::ptr::null_mut()) });
     }
     // SAFETY: passed on.
     let config = unsafe { sized::read(config)? };
@@ -213,7 +214,8 @@ pub(crate) unsafe fn builder(config: *const kolo_reducer_config_t) -> Result<Red
         .uneven(uneven(config.uneven)?)
         .overlap(config.no_overlap == 0)
         .rebuild(config.no_rebuild == 0);
-    builder = on_device(builder, ordinal, config.stream);
+    // SAFETY: the caller's stream is null or outlives the reducer, as the header says.
+    builder = unsafe { on_device(builder, ordinal, config.stream) };
     if config.bucket_bytes > 0 {
         builder = builder.bucket_bytes(config.bucket_bytes);
     }

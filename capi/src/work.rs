@@ -1,5 +1,6 @@
 //! Handles on operations in flight.
 
+use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
 use kolo::raw::RawWork;
@@ -9,7 +10,7 @@ use crate::boundary::{boundary, boundary_of};
 use crate::codes::{KOLO_IN_PROGRESS, KOLO_OK, kolo_result_t};
 use crate::communicator::{enter, kolo_comm_t};
 use crate::fault::Fault;
-use crate::pointers::place;
+use crate::pointers::{place, slice_of};
 use crate::registry::{Guard, Kind, Registry};
 
 /// An operation in flight. It is a handle, which the caller passes to kolo_work_destroy.
@@ -80,19 +81,93 @@ pub extern "C" fn kolo_work_wait_timeout(work: kolo_work_t, timeout_ms: u64) -> 
     })
 }
 
+/// Waits until one of `n` operations has ended, and writes its place in `works` to `*index`: the
+/// lowest, if several have ended. Waits at most `timeout_ms` milliseconds; KOLO_IN_PROGRESS if none
+/// has ended by then. KOLO_OK says that one has ended, and kolo_work_wait how. `n` is at least 1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_work_wait_any(
+    works: *const kolo_work_t,
+    n: usize,
+    index: *mut usize,
+    timeout_ms: u64,
+) -> kolo_result_t {
+    boundary_of(|| {
+        // SAFETY: the caller's pointers are null or valid, as the header says.
+        let (works, index) = unsafe { (slice_of(works, n, "works")?, place(index, "index")?) };
+        let flights = works.iter().map(|&work| find(work)).collect::<Result<Vec<_>, _>>()?;
+        let flying: Vec<&RawWork> = flights.iter().map(|flight| &flight.work).collect();
+        if flying.is_empty() {
+            return Err(Fault::value("n", 0, "it must be at least 1"));
+        }
+        // A timeout beyond the range of the clock is none.
+        match RawWork::wait_any(&flying, Instant::now().checked_add(Duration::from_millis(timeout_ms))) {
+            None => Ok(KOLO_IN_PROGRESS),
+            Some(found) => {
+                index.write(found);
+                Ok(KOLO_OK)
+            }
+        }
+    })
+}
+
+/// A function for kolo_work_on_done. `result`: how the operation ended, as kolo_work_wait returns
+/// it. kolo_last_error tells more, on this thread.
+pub type kolo_done_function_t = Option<unsafe extern "C" fn(context: *mut c_void, result: kolo_result_t)>;
+
+/// Calls `function(context, result)` once when an operation has ended, on a thread of its own; soon,
+/// if it has ended already. The buffers belong to the caller then. The function may call kolo, also
+/// to wait for other operations. The handle may be destroyed before the end. What `context` points
+/// to must live until the function has returned.
+///
+/// Not called in a forked child, nor if the system cannot start a thread, which is in the log.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_work_on_done(
+    work: kolo_work_t,
+    function: kolo_done_function_t,
+    context: *mut c_void,
+) -> kolo_result_t {
+    boundary(|| {
+        let function = function.ok_or(Fault::Null { what: "function" })?;
+        let context = Context(context);
+        let call = move |outcome: kolo::Result<()>| {
+            let context = context.pointer();
+            let result = boundary(|| Ok(outcome?));
+            // SAFETY: the caller vouches for the function and for its argument, as the header says.
+            unsafe { function(context, result) };
+        };
+        Ok(find(work)?.work.on_done(call)?)
+    })
+}
+
+/// The argument of a function of the caller.
+struct Context(*mut c_void);
+
+impl Context {
+    /// A method, so that a closure captures all of `self`, not the pointer alone, which may not move
+    /// to another thread.
+    fn pointer(self) -> *mut c_void {
+        self.0
+    }
+}
+
+// SAFETY: kolo only passes the pointer on. The caller's function is called on another thread, as
+// the header says, and the caller vouches for it.
+unsafe impl Send for Context {}
+
 /// Makes a CUDA stream wait until an operation has ended, and returns KOLO_OK at once. Later work
 /// of the stream finds the result. If the operation fails, the stream continues, too, with
 /// undefined content in the buffers; kolo_work_test and kolo_work_wait return the error. For an
 /// operation on host memory without a stream, and where streams cannot wait for the host, this is
 /// kolo_work_wait.
 #[unsafe(no_mangle)]
-pub extern "C" fn kolo_work_wait_on(work: kolo_work_t, stream: kolo_stream_t) -> kolo_result_t {
+pub unsafe extern "C" fn kolo_work_wait_on(work: kolo_work_t, stream: kolo_stream_t) -> kolo_result_t {
     boundary_of(|| {
         let flight = find(work)?;
         if flight.work.is_finished() {
             return flight.outcome(None);
         }
-        match flight.work.hold_stream(stream)? {
+        // SAFETY: the caller's stream is null or lives, as the header says.
+        match unsafe { flight.work.hold_stream(stream)? } {
             true => Ok(KOLO_OK),
             false => flight.outcome(None),
         }

@@ -83,7 +83,7 @@ impl Queue {
     }
 
     /// Queues a call that has been checked. The owner of the buffers keeps them valid until the
-    /// completion, which comes in any case, also if this fails.
+    /// completion, which comes in any case. If this fails, it has come when this returns.
     pub(crate) fn push(&self, shared: &Arc<CommState>, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
         let forked = shared.check_process(call.op).err();
         self.pending.fetch_add(1, Ordering::AcqRel);

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -36,9 +37,16 @@ use crate::types::Op;
 /// # }
 /// ```
 #[must_use = "the operation continues, but its buffers and its outcome are lost"]
-#[derive(Debug)]
 pub struct Work<B> {
     shared: Arc<WorkState<B>>,
+}
+
+/// The operation and whether it has ended, without the buffers, which it may be writing.
+impl<B> fmt::Debug for Work<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let op = self.shared.op.get();
+        f.debug_struct("Work").field("op", &op).field("is_finished", &self.is_finished()).finish_non_exhaustive()
+    }
 }
 
 /// What [`Work::wait_timeout`] returns.
@@ -51,16 +59,19 @@ pub enum Waited<B> {
     Pending(Work<B>),
 }
 
-/// A failed operation: the error, and the buffers that it owned.
+/// A failed operation: the error, and the buffers that it owned. A call that is refused, and an
+/// operation that fails later, return the same type.
 ///
-/// `?` turns it into an [`Error`] where a function returns [`kolo::Result`](crate::Result). After a
-/// failure the buffers hold anything: the input, a part of the result, or a mixture.
+/// `?` turns it into an [`Error`] where a function returns [`kolo::Result`](crate::Result). The
+/// buffers of a call that was refused are unchanged. After a later failure they hold anything: the
+/// input, a part of the result, or a mixture.
 ///
 /// ```
 /// # fn main() -> kolo::Result<()> {
 /// # for comm in kolo::Communicator::in_process(1)? {
 /// # comm.abort();
-/// match comm.start_all_reduce(vec![1.0f32; 1000], kolo::ReduceOp::Sum)?.wait() {
+/// let started = comm.start_all_reduce(vec![1.0f32; 1000], kolo::ReduceOp::Sum);
+/// match started.and_then(kolo::Work::wait) {
 ///     Ok(bucket) => println!("{} elements", bucket.len()),
 ///     Err(failed) => {
 ///         let (error, bucket) = failed.into_parts();
@@ -84,8 +95,8 @@ impl<B> WorkError<B> {
         &self.error
     }
 
-    /// Returns the error and the buffers. There are no buffers in a forked child: its parent's
-    /// operation still uses them.
+    /// Returns the error and the buffers. There are no buffers if this process was forked while the
+    /// operation was in flight: its parent's operation still uses them.
     pub fn into_parts(self) -> (Error, Option<B>) {
         (*self.error, self.buffers)
     }
@@ -176,6 +187,36 @@ impl<B> Work<B> {
         state.outcome.clone()
     }
 
+    /// Calls a function once when the operation has ended, on a thread of its own. It may wait for
+    /// anything. Fails in a forked child.
+    pub(crate) fn on_done(&self, function: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
+        self.shared.check_process()?;
+        let mut state = self.shared.state.lock();
+        match state.outcome.clone() {
+            None => state.on_done.push(Box::new(function)),
+            Some(outcome) => {
+                drop(state);
+                run_elsewhere("kolo-done", move || function(outcome));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the operation unpark this thread when it ends. Returns false if it has ended, and in a
+    /// forked child, where nothing is waited for.
+    pub(crate) fn unparks_this_thread(&self) -> bool {
+        if self.shared.check_process().is_err() {
+            return false;
+        }
+        let mut state = self.shared.state.lock();
+        let thread = thread::current();
+        let is_pending = state.outcome.is_none();
+        if is_pending && !state.parked.iter().any(|parked| parked.id() == thread.id()) {
+            state.parked.push(thread);
+        }
+        is_pending
+    }
+
     /// Whether the operation has ended, so that [`Work::wait`] returns at once.
     pub fn is_finished(&self) -> bool {
         self.shared.has_ended.load(Ordering::Acquire)
@@ -194,6 +235,14 @@ impl<B> Work<B> {
             Ok(()) => Ok(buffers),
             Err(error) => Err(WorkError { error: error.into(), buffers: Some(buffers) }),
         }
+    }
+}
+
+impl<B> Work<B> {
+    /// The error of an operation that was not queued, whose completion has come, with its buffers.
+    pub(super) fn refused(mut self, error: Error) -> WorkError<B> {
+        let buffers = self.take().map_or_else(|failed| failed.buffers, Some);
+        WorkError { error: error.into(), buffers }
     }
 }
 
@@ -237,7 +286,6 @@ impl<B> Drop for Work<B> {
 }
 
 /// What the handle and the progress thread share. It lives until both have dropped it.
-#[derive(Debug)]
 pub(crate) struct WorkState<B> {
     buffers: UnsafeCell<Option<B>>,
     state: Mutex<Progress>,
@@ -279,7 +327,7 @@ impl<B> WorkState<B> {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Progress {
     /// How the operation ended.
     outcome: Option<Result<()>>,
@@ -287,7 +335,14 @@ struct Progress {
     is_abandoned: bool,
     /// The task that polled last.
     waker: Option<Waker>,
+    /// The functions to call at the end.
+    on_done: Vec<OnDone>,
+    /// The threads that wait for one of several operations.
+    parked: Vec<Thread>,
 }
+
+/// A function that is told how an operation ended.
+type OnDone = Box<dyn FnOnce(Result<()>) + Send>;
 
 // SAFETY: one side at a time reaches the buffers: the operation, by address, until it has ended,
 // and the handle afterwards.
@@ -302,10 +357,12 @@ pub(crate) trait Completion: Send + Sync {
 impl<B: Send + 'static> Completion for WorkState<B> {
     fn complete(&self, outcome: Result<()>) {
         let mut state = self.state.lock();
-        state.outcome = Some(outcome);
+        state.outcome = Some(outcome.clone());
         self.has_ended.store(true, Ordering::Release);
         self.ended.notify_all();
+        state.parked.drain(..).for_each(|thread| thread.unpark());
         let waker = state.waker.take();
+        let on_done = std::mem::take(&mut state.on_done);
         if state.is_abandoned && std::mem::needs_drop::<B>() {
             // SAFETY: the operation has ended, and there is no handle any more.
             let buffers = unsafe { (*self.buffers.get()).take() };
@@ -314,6 +371,10 @@ impl<B: Send + 'static> Completion for WorkState<B> {
         drop(state);
         if let Some(waker) = waker {
             run_elsewhere("kolo-wake", move || waker.wake());
+        }
+        for function in on_done {
+            let outcome = outcome.clone();
+            run_elsewhere("kolo-done", move || function(outcome));
         }
     }
 }
@@ -329,12 +390,16 @@ fn run_elsewhere(name: &str, code: impl FnOnce() + Send + 'static) {
     }
 }
 
+/// The handle on an operation that is about to start, its call, and how the progress thread ends
+/// it.
+pub(crate) type Begun<B> = (Work<B>, Call, Arc<dyn Completion>);
+
 /// Makes a handle on an operation that is about to start. `describe` is shown the buffers where
-/// they stay until it has ended.
+/// they stay until it has ended. If it fails, the error has the buffers.
 pub(crate) fn begin<B: Send + 'static>(
     buffers: B,
     describe: impl FnOnce(&mut B) -> Result<Call>,
-) -> Result<(Work<B>, Call, Arc<dyn Completion>)> {
+) -> Result<Begun<B>, WorkError<B>> {
     let shared = Arc::new(WorkState {
         buffers: UnsafeCell::new(Some(buffers)),
         state: Mutex::default(),
@@ -344,8 +409,12 @@ pub(crate) fn begin<B: Send + 'static>(
         forks: sys::forks(),
     });
     // SAFETY: nothing else has access to the cell yet.
-    let buffers = unsafe { (*shared.buffers.get()).as_mut() };
-    let call = describe(buffers.expect("just put there"))?;
-    let _ = shared.op.set(call.op);
-    Ok((Work { shared: shared.clone() }, call, shared))
+    let buffers = unsafe { &mut *shared.buffers.get() };
+    match describe(buffers.as_mut().expect("just put there")) {
+        Ok(call) => {
+            let _ = shared.op.set(call.op);
+            Ok((Work { shared: shared.clone() }, call, shared))
+        }
+        Err(error) => Err(WorkError { error: error.into(), buffers: buffers.take() }),
+    }
 }

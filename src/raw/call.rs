@@ -92,8 +92,14 @@ impl<'a> RawCall<'a> {
 
     /// Sets the CUDA stream (a `cudaStream_t`) in whose order the buffers are used. Null, the
     /// default, is CUDA's default stream if a buffer is on a device, and no stream otherwise.
+    ///
+    /// # Safety
+    ///
+    /// The driver dereferences the pointer. It is null, or a stream of this process that lives as
+    /// long as this call is used, and until each call that was prepared from it has been run,
+    /// started or dropped.
     #[inline]
-    pub fn stream(mut self, stream: *mut c_void) -> RawCall<'a> {
+    pub unsafe fn stream(mut self, stream: *mut c_void) -> RawCall<'a> {
         self.stream = stream;
         self
     }

@@ -174,8 +174,13 @@ impl RawReducer {
 
 /// Sets the device of the parameters that are [on one](Parameter::on_device): its number in this
 /// process, and the stream there in whose order gradients are written and read (a `cudaStream_t`;
-/// null is the default stream). The stream outlives the reducer.
-pub fn on_device(builder: ReducerBuilder, ordinal: usize, stream: *mut c_void) -> ReducerBuilder {
+/// null is the default stream).
+///
+/// # Safety
+///
+/// The driver dereferences the pointer. It is null, or a stream of this process that outlives the
+/// builder and the reducer.
+pub unsafe fn on_device(builder: ReducerBuilder, ordinal: usize, stream: *mut c_void) -> ReducerBuilder {
     builder.on_device(ordinal, stream)
 }
 

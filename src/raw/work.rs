@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
 
 use crate::error::Result;
@@ -33,14 +34,52 @@ impl RawWork {
         self.work.outcome(deadline)
     }
 
+    /// Waits until one of several operations has ended, and returns its place in the list; `None` if
+    /// none has ended by the deadline. Without operations it returns `None` at once.
+    pub fn wait_any(works: &[&RawWork], deadline: Option<Instant>) -> Option<usize> {
+        // First all: an operation that ends from now on unparks this thread.
+        for (index, each) in works.iter().enumerate() {
+            if !each.work.unparks_this_thread() {
+                return Some(index);
+            }
+        }
+        while !works.is_empty() {
+            match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                None => thread::park(),
+                Some(left) if left.is_zero() => break,
+                Some(left) => thread::park_timeout(left),
+            }
+            if let Some(index) = works.iter().position(|each| each.is_finished()) {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// Calls a function once when the operation has ended, on a thread of its own, with how it
+    /// ended. The function may wait for anything, also for other operations. If the system has no
+    /// thread left, the function is dropped, and the log says so.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`](crate::Error::Forked) in a forked child.
+    pub fn on_done(&self, function: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
+        self.work.on_done(function)
+    }
+
     /// Makes a CUDA stream (a `cudaStream_t`) wait until the operation has ended, and returns at
     /// once. The stream goes on after a failure, too. Returns false if no stream can wait for this
     /// operation: then the caller waits itself.
     ///
+    /// # Safety
+    ///
+    /// The driver dereferences the pointer. It is null, which is the default stream, or a stream of
+    /// this process that lives until this returns.
+    ///
     /// # Errors
     ///
     /// [`Error::Device`](crate::Error::Device) if the driver refuses it.
-    pub fn hold_stream(&self, stream: *mut c_void) -> Result<bool> {
+    pub unsafe fn hold_stream(&self, stream: *mut c_void) -> Result<bool> {
         self.lent.as_ref().map_or(Ok(false), |lent| lent.close_on(stream.into()))
     }
 }

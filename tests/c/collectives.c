@@ -3,6 +3,8 @@
  * usage: collectives MOST, where no block has more than MOST elements. */
 #include "check.h"
 
+#include <sched.h>
+
 enum { BLOCKING, STARTED, GROUPED, MODES };
 
 static kolo_comm_t comm;
@@ -402,11 +404,70 @@ static void registered(size_t count) {
   OK(kolo_mem_free(memory));
 }
 
+/* What kolo_work_on_done tells. */
+struct done {
+  int32_t calls;
+  kolo_result_t result;
+};
+
+static void note_done(void *context, kolo_result_t result) {
+  struct done *done = (struct done *)context;
+  done->result = result;
+  __atomic_add_fetch(&done->calls, 1, __ATOMIC_RELEASE);
+}
+
+/* Waits for the function, which must be called once, whether the operation has ended before or not. */
+static void await_done(struct done *done) {
+  while (__atomic_load_n(&done->calls, __ATOMIC_ACQUIRE) == 0) {
+    sched_yield();
+  }
+  CHECK(done->calls == 1 && done->result == KOLO_OK);
+}
+
+/* Rank 0 has two operations in flight, and is told when each has ended. */
+static void told_of_the_end(void) {
+  kolo_work_t works[2];
+  kolo_result_t result;
+  size_t index = 7;
+  int32_t mine = my_rank, theirs = -1;
+  struct done early = {0, -1}, late = {0, -1};
+  if (world == 1) return;
+  if (my_rank > 1) {
+    OK(kolo_barrier(comm, NULL));
+    return;
+  }
+  if (my_rank == 1) {
+    OK(kolo_barrier(comm, NULL));
+    OK(kolo_send(&mine, 1, KOLO_INT32, 0, comm, NULL));
+    return;
+  }
+  OK(kolo_start_barrier(comm, NULL, &works[1]));
+  OK(kolo_start_recv(&theirs, 1, KOLO_INT32, 1, comm, NULL, &works[0]));
+  OK(kolo_work_on_done(works[0], note_done, &early));
+  while ((result = kolo_work_wait_any(works, 2, &index, 20)) == KOLO_IN_PROGRESS) {
+  }
+  CHECK(result == KOLO_OK && index < 2);
+  OK(kolo_work_wait_any(&works[1], 1, &index, 1000000));
+  CHECK(index == 0);
+  OK(kolo_work_wait_any(&works[0], 1, &index, 1000000));
+  OK(kolo_work_on_done(works[0], note_done, &late));
+  OK(kolo_work_destroy(works[0]));
+  OK(kolo_work_destroy(works[1]));
+  await_done(&early);
+  await_done(&late);
+  CHECK(theirs == 1);
+}
+
 int main(int argc, char **argv) {
   size_t counts[] = {0, 1, 5, 300, 70000};
   size_t most = argc > 1 ? (size_t)atoi(argv[1]) : 70000, i;
   int dtype, mode;
   int32_t rank, count;
+  size_t size = 0;
+  OK(kolo_dtype_size(KOLO_FLOAT64, &size));
+  CHECK(size == 8);
+  OK(kolo_dtype_size(KOLO_BOOL, &size));
+  CHECK(size == 1);
   OK(kolo_comm_init_env(&comm, NULL));
   OK(kolo_comm_rank(comm, &rank));
   OK(kolo_comm_count(comm, &count));
@@ -424,6 +485,7 @@ int main(int argc, char **argv) {
     }
   }
   in_order();
+  told_of_the_end();
   groups_of_ranks();
   registered(most);
   OK(kolo_comm_get_async_error(comm, &count));

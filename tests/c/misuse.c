@@ -111,7 +111,12 @@ static void wrong_arguments(void) {
   still_works();
 }
 
+static void never_told(void *context, kolo_result_t result) {
+  CHECK(context == NULL && result == KOLO_OK);
+}
+
 static void wrong_handles(void) {
+  size_t index = 0;
   float a[2] = {0};
   int local = 0, done;
   int32_t number;
@@ -143,6 +148,14 @@ static void wrong_handles(void) {
   REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_wait(dead));
   REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_wait_timeout(dead, 1));
   REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_test(dead, &done));
+  REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_wait_any(&dead, 1, &index, 1));
+  REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_on_done(dead, never_told, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "works is null", kolo_work_wait_any(NULL, 1, &index, 1));
+  REFUSED(KOLO_ERR_ARGUMENT, "n is 0", kolo_work_wait_any(&work, 0, &index, 1));
+  REFUSED(KOLO_ERR_ARGUMENT, "index is null", kolo_work_wait_any(&work, 1, NULL, 1));
+  REFUSED(KOLO_ERR_ARGUMENT, "function is null", kolo_work_on_done(work, NULL, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "dtype is 13", kolo_dtype_size(13, &index));
+  REFUSED(KOLO_ERR_ARGUMENT, "size is null", kolo_dtype_size(KOLO_INT8, NULL));
   REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_cancel(dead));
   REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_destroy(dead));
   REFUSED(KOLO_ERR_HANDLE, "work handle is null", kolo_work_wait(NULL));
