@@ -10,6 +10,7 @@ use crate::shm::fuzz as flag_lines;
 use crate::types::Descriptor;
 
 /// One target of a fuzzer.
+#[derive(Debug)]
 pub struct Target {
     /// The name in `fuzz/`.
     pub name: &'static str,

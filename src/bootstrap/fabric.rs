@@ -10,7 +10,7 @@ use super::host_setup::{Failed, HostConnections, HostSetup};
 use super::in_process::{ProcessControl, ProcessLender};
 use super::network::{Network, NetworkControl, NetworkLender, NetworkOpener};
 use crate::failure::{CommStatus, ControlChannel, StatusBoard};
-use crate::sys::Segment;
+use crate::sys::Region;
 use crate::trace::{Recorder, Recording};
 use crate::transport::Opener;
 use crate::transport::memory::{Hub, MemoryOpener};
@@ -183,27 +183,27 @@ impl Fabric {
         let is_home = self.host.is_none();
         let part = if is_home { HOME } else { AREA };
         let room = if is_home { stage::room(neighbours.len()) } else { 0 };
-        let Some(segment) = self.shared_segment(&neighbours, part, room, deadline)? else { return Ok(None) };
+        let Some(region) = self.shared_region(&neighbours, part, room, deadline)? else { return Ok(None) };
         if is_home {
             let Some(lender) = self.lender() else { return Ok(None) };
             let members = neighbours.iter().map(|&rank| self.members[rank]).collect();
-            self.host = Some(Arc::new(HostGroup::new(self.members[self.rank], members, segment.clone(), lender)));
+            self.host = Some(Arc::new(HostGroup::new(self.members[self.rank], members, region.clone(), lender)));
         } else {
             // All ranks have reserved their parts and mapped those of the others.
-            segment.close();
+            region.close();
         }
-        Ok(Some(Area::new(segment, part, index, neighbours.len())))
+        Ok(Some(Area::new(region, part, index, neighbours.len())))
     }
 
-    /// Makes a segment with `part` bytes for each of `neighbours`; `None` if one of them cannot map
+    /// Makes a region with `part` bytes for each of `neighbours`; `None` if one of them cannot map
     /// it.
-    fn shared_segment(
+    fn shared_region(
         &mut self,
         neighbours: &[Rank],
         part: usize,
         room: usize,
         deadline: Instant,
-    ) -> Result<Option<Arc<Segment>>, Failed> {
+    ) -> Result<Option<Arc<Region>>, Failed> {
         match &self.backing {
             Backing::Network(network) => {
                 let connections = match self.connections.take() {
@@ -223,13 +223,13 @@ impl Fabric {
             Backing::Process(hub, _) => {
                 let users = neighbours.len();
                 // Links are named by two ranks, and no rank is as large as this one.
-                Ok(Some(hub.segment((self.comm_id, [u64::MAX, 0]), part * users, users)))
+                Ok(Some(hub.region((self.comm_id, [u64::MAX, 0]), part * users, users)))
             }
             Backing::Nothing => Ok(None),
         }
     }
 
-    /// Returns how segments pass between the ranks of a host; `None` for a rank without peers.
+    /// Returns how regions pass between the ranks of a host; `None` for a rank without peers.
     fn lender(&self) -> Option<Arc<dyn Lender>> {
         match &self.backing {
             Backing::Network(network) => Some(Arc::new(NetworkLender { network: network.clone() })),

@@ -16,7 +16,7 @@ use super::listener::handshake::Purpose;
 use super::network::{CHECK_INTERVAL, Network};
 use crate::error::Cause;
 use crate::failure::CancelToken;
-use crate::sys::{self, LocalStream, Segment};
+use crate::sys::{self, LocalStream, Region};
 use crate::transport::cause_of;
 use crate::types::Rank;
 
@@ -149,9 +149,9 @@ impl HostConnections {
     /// Makes memory with a part of `part` bytes for each rank of the host, in their order, which
     /// each rank may extend to `room` bytes. Returns `None` on all ranks if one of them cannot map
     /// or reserve it. All ranks of the host call this together.
-    pub(crate) fn share(&self, part: usize, room: usize, deadline: Instant) -> Result<Option<Arc<Segment>>, Failed> {
+    pub(crate) fn share(&self, part: usize, room: usize, deadline: Instant) -> Result<Option<Arc<Region>>, Failed> {
         let len = part * self.members.len();
-        let may_extend = Segment::check_size(room.max(len));
+        let may_extend = Region::check_size(room.max(len));
         if self.index == 0 { self.give(part, len, may_extend, deadline) } else { self.take(part, len, may_extend, deadline) }
     }
 
@@ -162,20 +162,20 @@ impl HostConnections {
         len: usize,
         may_extend: io::Result<()>,
         deadline: Instant,
-    ) -> Result<Option<Arc<Segment>>, Failed> {
-        let segment = may_extend.and_then(|()| Segment::create(len));
-        let segment = segment.and_then(|segment| segment.reserve(0..part).map(|()| segment));
-        let segment = segment.inspect_err(|error| warn_of_memory(error, len)).ok();
+    ) -> Result<Option<Arc<Region>>, Failed> {
+        let region = may_extend.and_then(|()| Region::create(len));
+        let region = region.and_then(|region| region.reserve(0..part).map(|()| region));
+        let region = region.inspect_err(|error| warn_of_memory(error, len)).ok();
         // Each rank finds a number in its part that it can learn only there, and puts another
         // number in its place.
         let secrets: Vec<u64> = self.others().map(|_| random_number()).collect();
-        let segment = self.hand_out(segment, part, &secrets, deadline)?;
-        let segment = self.check_answers(segment, part, &secrets, deadline)?;
+        let region = self.hand_out(region, part, &secrets, deadline)?;
+        let region = self.check_answers(region, part, &secrets, deadline)?;
         for (_, stream, member) in self.others() {
-            let outcome = if segment.is_some() { YES } else { NO };
+            let outcome = if region.is_some() { YES } else { NO };
             stream.until(deadline).write_all(&[outcome]).map_err(|error| failed(member, &error))?;
         }
-        Ok(segment.map(Arc::new))
+        Ok(region.map(Arc::new))
     }
 
     /// Returns the index, the connection and the rank of each of the others. Only the leader has
@@ -184,22 +184,22 @@ impl HostConnections {
         (1..).zip(&self.streams).zip(&self.members[1..]).map(|((index, stream), &member)| (index, stream, member))
     }
 
-    /// Puts each rank's number into its part and hands the segment over. Without a segment, tells
-    /// the ranks so.
+    /// Puts each rank's number into its part and hands the region over. Without a region, tells the
+    /// ranks so.
     fn hand_out(
         &self,
-        mut segment: Option<Segment>,
+        mut region: Option<Region>,
         part: usize,
         secrets: &[u64],
         deadline: Instant,
-    ) -> Result<Option<Segment>, Failed> {
+    ) -> Result<Option<Region>, Failed> {
         for ((index, stream, member), &secret) in self.others().zip(secrets) {
             let at = index * part;
-            segment = segment.filter(|shared| {
+            region = region.filter(|shared| {
                 let reserved = shared.reserve(at..at + size_of::<u64>());
                 reserved.inspect_err(|error| warn_of_memory(error, shared.len())).is_ok()
             });
-            match &segment {
+            match &region {
                 Some(shared) => {
                     proof(shared, part, index).store(secret, Ordering::Release);
                     shared.hand_over(stream)
@@ -208,21 +208,21 @@ impl HostConnections {
             }
             .map_err(|error| failed(member, &error))?;
         }
-        Ok(segment)
+        Ok(region)
     }
 
-    /// Reads whether each rank has found its number; drops the segment if one has not.
+    /// Reads whether each rank has found its number; drops the region if one has not.
     fn check_answers(
         &self,
-        mut segment: Option<Segment>,
+        mut region: Option<Region>,
         part: usize,
         secrets: &[u64],
         deadline: Instant,
-    ) -> Result<Option<Segment>, Failed> {
+    ) -> Result<Option<Region>, Failed> {
         for ((index, stream, member), &secret) in self.others().zip(secrets) {
             let mut answer = [0; 9];
             stream.until(deadline).read_exact(&mut answer).map_err(|error| failed(member, &error))?;
-            segment = segment.filter(|shared| {
+            region = region.filter(|shared| {
                 let word = proof(shared, part, index);
                 let is_mapped =
                     answer[0] == YES && answer[1..] == secret.to_le_bytes() && word.load(Ordering::Acquire) == !secret;
@@ -232,7 +232,7 @@ impl HostConnections {
                 is_mapped
             });
         }
-        Ok(segment)
+        Ok(region)
     }
 
     /// Maps the memory that the leader hands over, proves it, and reads whether all ranks have
@@ -243,20 +243,20 @@ impl HostConnections {
         len: usize,
         may_extend: io::Result<()>,
         deadline: Instant,
-    ) -> Result<Option<Arc<Segment>>, Failed> {
+    ) -> Result<Option<Arc<Region>>, Failed> {
         let (stream, leader) = (&self.streams[0], self.members[0]);
         let lost = |error: io::Error| failed(leader, &error);
-        let segment = match Segment::take_over(stream, len, deadline).and_then(|segment| may_extend.map(|()| segment)) {
-            Ok(segment) => Some(segment),
+        let region = match Region::take_over(stream, len, deadline).and_then(|region| may_extend.map(|()| region)) {
+            Ok(region) => Some(region),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(lost(error)),
             Err(error) => {
                 warn_of_memory(&error, len);
                 None
             }
         };
-        let segment = segment.filter(|segment| segment.reserve(self.index * part..(self.index + 1) * part).is_ok());
+        let region = region.filter(|region| region.reserve(self.index * part..(self.index + 1) * part).is_ok());
         let mut answer = [NO; 9];
-        if let Some(shared) = &segment {
+        if let Some(shared) = &region {
             let word = proof(shared, part, self.index);
             let secret = word.load(Ordering::Acquire);
             word.store(!secret, Ordering::Release);
@@ -266,16 +266,16 @@ impl HostConnections {
         stream.until(deadline).write_all(&answer).map_err(lost)?;
         let mut outcome = [NO];
         stream.until(deadline).read_exact(&mut outcome).map_err(lost)?;
-        Ok(segment.filter(|_| outcome[0] == YES).map(Arc::new))
+        Ok(region.filter(|_| outcome[0] == YES).map(Arc::new))
     }
 }
 
 /// Returns the first word of a rank's part.
-fn proof(segment: &Segment, part: usize, index: usize) -> &AtomicU64 {
-    assert!(part >= size_of::<u64>() && (index + 1) * part <= segment.len());
-    // SAFETY: the word is within the segment, which lives as long as the reference. Parts are
+fn proof(region: &Region, part: usize, index: usize) -> &AtomicU64 {
+    assert!(part >= size_of::<u64>() && (index + 1) * part <= region.len());
+    // SAFETY: the word is within the region, which lives as long as the reference. Parts are
     // multiples of a page, so it is aligned. Both ends access it through atomics only.
-    unsafe { &*segment.at(index * part).cast() }
+    unsafe { &*region.at(index * part).cast() }
 }
 
 fn warn_of_memory(error: &io::Error, bytes: usize) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::host_group::Lender;
 use crate::failure::{ControlChannel, Query, QueryError, Reply, StatusBoard};
-use crate::sys::Segment;
+use crate::sys::Region;
 use crate::transport::memory::Hub;
 use crate::types::Rank;
 
@@ -25,7 +25,7 @@ impl ControlChannel for ProcessControl {
     }
 }
 
-/// Lends segments between threads.
+/// Lends regions between threads.
 pub(super) struct ProcessLender {
     pub(super) hub: Arc<Hub>,
     /// This rank in the job.
@@ -33,15 +33,15 @@ pub(super) struct ProcessLender {
 }
 
 impl Lender for ProcessLender {
-    fn lend(&self, id: u32, segment: &Arc<Segment>) {
-        self.hub.lend((self.rank, id), segment.clone());
+    fn lend(&self, id: u32, region: &Arc<Region>) {
+        self.hub.lend((self.rank, id), region.clone());
     }
 
     fn withdraw(&self, id: u32) {
         self.hub.withdraw((self.rank, id));
     }
 
-    fn fetch(&self, owner: Rank, id: u32, _: Instant) -> io::Result<Arc<Segment>> {
+    fn fetch(&self, owner: Rank, id: u32, _: Instant) -> io::Result<Arc<Region>> {
         self.hub.lent((owner, id)).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 

@@ -1,6 +1,6 @@
-//! Buffers in device memory: what kolo needs of a device, how a collective is cut into pieces that
-//! pass through the host, and how ranks reach each other's device memory. [`crate::exec`] runs the
-//! collectives.
+//! Buffers in device memory: what kolo needs of a device, how a collective is cut into segments
+//! that pass through the host, and how ranks reach each other's device memory. [`crate::exec`] runs
+//! the collectives.
 
 pub(crate) mod device;
 pub(crate) mod direct;
@@ -11,7 +11,7 @@ mod kernels;
 #[cfg(feature = "cuda")]
 mod nvidia;
 pub(crate) mod peers;
-pub(crate) mod pieces;
+pub(crate) mod segments;
 
 use std::sync::Arc;
 

@@ -63,7 +63,7 @@ fn job<'a>(
 ) -> Job<'a> {
     let (rank, none) = (info.rank, Blocks::Even(0));
     let count = message.count as usize;
-    let problem = Problem { op, rank, world: 2, root: 1 - rank, count, sends: none, recvs: none, piece: 1 };
+    let problem = Problem { op, rank, world: 2, root: 1 - rank, count, sends: none, recvs: none, segment: 1 };
     Job {
         context: OpContext::new(message, info),
         steps: steps(Algorithm::Direct, problem),
@@ -84,7 +84,7 @@ fn receive(engine: &mut Engine, timeout: Duration) -> Result<[u8; 4]> {
     let info = info(0, timeout);
     let mut got = [9; 4];
     let blocks = Blocks::Even(0);
-    let problem = Problem { op: Op::Recv, rank: 0, world: 2, root: 1, count: 4, sends: blocks, recvs: blocks, piece: 1 };
+    let problem = Problem { op: Op::Recv, rank: 0, world: 2, root: 1, count: 4, sends: blocks, recvs: blocks, segment: 1 };
     let job = Job {
         context: OpContext::new(descriptor(4), &info),
         steps: steps(Algorithm::Direct, problem),
@@ -191,7 +191,7 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
     let payload = vec![7u8; 4 << 20];
     let blocks = Blocks::Even(0);
     let problem =
-        Problem { op: Op::Send, rank: 0, world: 2, root: 1, count: payload.len(), sends: blocks, recvs: blocks, piece: 1 };
+        Problem { op: Op::Send, rank: 0, world: 2, root: 1, count: payload.len(), sends: blocks, recvs: blocks, segment: 1 };
     let job = Job {
         context: OpContext::new(descriptor(payload.len() as u64), &info),
         steps: steps(Algorithm::Direct, problem),

@@ -11,7 +11,7 @@ use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::shm::WindowCall;
 use crate::shm::registered::Allocation;
-use crate::sys::Segment;
+use crate::sys::Region;
 use crate::types::{DType, Descriptor, Op, ReduceOp};
 
 impl Core {
@@ -39,24 +39,24 @@ impl Core {
         self.recording.history.end(entry, agreed.is_ok());
         agreed?;
         window.heap().forget(&dropped);
-        let segment = self.share(info, descriptor, part)?;
-        let registered = segment.map(|segment| Arc::new(Allocation { segment, part }));
+        let region = self.share(info, descriptor, part)?;
+        let registered = region.map(|region| Arc::new(Allocation { region, part }));
         if let (Some(window), Some(registered)) = (&mut self.window, &registered) {
             window.heap().add(registered.clone());
         }
         Ok(registered)
     }
 
-    /// Has the leader of this host make a segment with a part for each rank; `None` if a rank
-    /// cannot map or reserve it.
-    fn share(&mut self, info: &CommInfo, descriptor: Descriptor, part: usize) -> Result<Option<Arc<Segment>>> {
+    /// Has the leader of this host make a region with a part for each rank; `None` if a rank cannot
+    /// map or reserve it.
+    fn share(&mut self, info: &CommInfo, descriptor: Descriptor, part: usize) -> Result<Option<Arc<Region>>> {
         let (Some(host), Some(window)) = (self.fabric.host().cloned(), &mut self.window) else { return Ok(None) };
         let (place, ranks) = (window.rank(), window.members().len());
         let context = OpContext::new(descriptor, info);
         let deadline = Instant::now() + info.timeout;
         let made = (place == 0).then(|| host.create(ranks * part)).transpose();
         let mine = made.inspect_err(no_shared_memory).ok().flatten();
-        let lent = mine.as_ref().map_or(0, |segment| host.lend(segment));
+        let lent = mine.as_ref().map_or(0, |region| host.lend(region));
         let shared = (|| {
             let id = window.tell(&context, [lent.into(), 0, 0, 0, 0, 0])?[0][0];
             let found = match u32::try_from(id) {
@@ -64,8 +64,8 @@ impl Core {
                 Ok(_) if place == 0 => mine,
                 Ok(id) => window.fetch(&context, 0, id)?.inspect_err(no_shared_memory).ok(),
             };
-            let found = found.filter(|segment| segment.len() == ranks * part);
-            let reserved = found.map(|segment| segment.reserve_by(place * part..(place + 1) * part, deadline).map(|()| segment));
+            let found = found.filter(|region| region.len() == ranks * part);
+            let reserved = found.map(|region| region.reserve_by(place * part..(place + 1) * part, deadline).map(|()| region));
             let found = match reserved.transpose() {
                 // The other ranks wait for this one, which reports itself.
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(not_reserved(info, descriptor, part, error)),

@@ -8,21 +8,21 @@ use crate::cuda::device::{Address, Device, DeviceId, Event, Memory, Pinned, Stre
 use crate::cuda::peers::Peers;
 use crate::error::{Error, Result};
 use crate::shm::registered::Allocation;
-use crate::sys::Segment;
+use crate::sys::Region;
 use crate::types::{DType, Op, ReduceOp};
 
 /// Calls that need the same of a device: operation, element type, reduction, and whether it is
 /// large.
 pub(super) type Kind = (Op, DType, Option<ReduceOp>, bool);
 
-/// Pieces that are in flight at once: one arrives, one is reduced, one leaves.
+/// Segments that are in flight at once: one arrives, one is reduced, one leaves.
 pub(super) const SLOTS: usize = 3;
 
 #[derive(Default)]
 pub(crate) struct Devices {
     pub(super) lanes: Option<Lanes>,
-    /// Host memory for pieces. Ranks of one host share it, so that a reduced piece is not staged a
-    /// second time.
+    /// Host memory for segments. Ranks of one host share it, so that a reduced segment is not
+    /// staged a second time.
     pub(super) area: Option<Area>,
     /// Host memory for short calls.
     pub(super) scratch: Option<Area>,
@@ -47,7 +47,7 @@ pub(super) struct Lanes {
     pub(super) device: Arc<dyn Device>,
     pub(super) out: Stream,
     pub(super) back: Stream,
-    /// For each slot, when its piece has left the device, and when it has come back.
+    /// For each slot, when its segment has left the device, and when it has come back.
     pub(super) outs: [Event; SLOTS],
     pub(super) backs: [Event; SLOTS],
     /// How long the streams may take: the deadline of the call that uses them.
@@ -78,7 +78,7 @@ impl Lanes {
     }
 }
 
-/// Host memory through which pieces pass.
+/// Host memory through which segments pass.
 pub(super) struct Area {
     /// Declared before the memory, because it is unpinned first. Memory that could not be pinned is
     /// not tried again.
@@ -90,8 +90,8 @@ pub(super) struct Area {
 
 impl Area {
     pub(super) fn private(len: usize) -> Option<Area> {
-        let segment = Arc::new(Segment::try_heap(len)?);
-        Some(Area { pinned: None, memory: Arc::new(Allocation { segment, part: len }), place: 0 })
+        let region = Arc::new(Region::try_heap(len)?);
+        Some(Area { pinned: None, memory: Arc::new(Allocation { region, part: len }), place: 0 })
     }
 
     pub(super) fn at(&self, offset: usize) -> *mut u8 {

@@ -9,7 +9,7 @@ use crate::engine::Job;
 use crate::error::Result;
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::{Kernel, normalise_bools};
-use crate::schedule::select::piece_bytes;
+use crate::schedule::select::segment_bytes;
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
 use crate::trace;
 use crate::types::{DType, Descriptor, Op, Rank};
@@ -85,8 +85,8 @@ impl Core {
         if world == 1 {
             return Ok(());
         }
-        let piece = (piece_bytes(algorithm) / element).max(1);
-        let steps = steps(algorithm, Problem { op, rank, world, root, count, sends, recvs, piece });
+        let segment = (segment_bytes(algorithm) / element).max(1);
+        let steps = steps(algorithm, Problem { op, rank, world, root, count, sends, recvs, segment });
         let job = Job { context, steps, ranks, rank, world, input, output, element, kernel, parts: all, source: None };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
@@ -146,7 +146,7 @@ impl Core {
 fn message<'c>(call: &Call, context: OpContext<'c>, rank: Rank, world: usize) -> Job<'c> {
     let Call { op, root, count, send, recv, source, dtype, .. } = *call;
     let none = Blocks::Even(0);
-    let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, piece: 1 };
+    let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1 };
     Job {
         context,
         steps: steps(Algorithm::Direct, problem),

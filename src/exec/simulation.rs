@@ -250,7 +250,7 @@ impl Plan {
         _ = status.recording.history.begin(call.encode(), 0, 0);
         let (none, memory) = (Blocks::Even(0), RawSliceMut::of(buf));
         let (op, world, root, count) = (Op::AllReduce, self.ranks, 0, self.count);
-        let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, piece: 1000 };
+        let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1000 };
         let job = Job {
             context: OpContext::new(*call, info),
             steps: steps(self.algorithm, problem),

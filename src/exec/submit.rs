@@ -9,7 +9,7 @@ use super::core::Core;
 use super::device::SHORT;
 use super::queue::Queue;
 use super::state::CommState;
-use super::work::{Work, begin};
+use super::work::{Work, WorkError, begin};
 use crate::error::{Error, Result};
 use crate::failure::{self, CommInfo};
 use crate::types::{Op, Rank};
@@ -38,11 +38,17 @@ impl Executor {
 
     /// Queues a call on buffers that the [`Work`] owns. `call` is shown the buffers where they stay
     /// until the operation has ended. Nothing else can reach them there, which makes the call valid
-    /// for the queue.
-    pub(crate) fn start<B: Send + 'static>(&self, buffers: B, call: impl FnOnce(&mut B) -> Result<Call>) -> Result<Work<B>> {
+    /// for the queue. If the call is refused, the error has the buffers.
+    pub(crate) fn start<B: Send + 'static>(
+        &self,
+        buffers: B,
+        call: impl FnOnce(&mut B) -> Result<Call>,
+    ) -> Result<Work<B>, WorkError<B>> {
         let (work, call, completion) = begin(buffers, |buffers| call(buffers)?.check(self.rank(), self.world_size()))?;
-        self.queue.push(&self.state, call, completion)?;
-        Ok(work)
+        match self.queue.push(&self.state, call, completion) {
+            Ok(()) => Ok(work),
+            Err(error) => Err(work.refused(error)),
+        }
     }
 
     /// See [`crate::Communicator::abort`].

@@ -12,7 +12,7 @@ numbered! {
         /// A binomial tree: the latency grows with the logarithm of the number of ranks, and every
         /// hop carries all data.
         Binomial = 1, "binomial";
-        /// Two binary trees, each for half of the data, in pieces: logarithmic latency at nearly
+        /// Two binary trees, each for half of the data, in segments: logarithmic latency at nearly
         /// full bandwidth.
         DoubleTree = 2, "double-tree";
         /// Exchanges all data with partners at distance 1, 2, 4: the lowest latency.

@@ -4,8 +4,8 @@
 //! parts at once and sums them in the order of ranks, 16-bit floats in `f32`, so the result does
 //! not depend on the placement of ranks. Chan, Heimlich, Purkayastha and van de Geijn, "Collective
 //! communication: theory, practice, and experience", Concurr. Comput. 19 (2007), section 4. With o
-//! the processor time of one message, and P the pieces of a chunk, of which each waits for the one
-//! before:
+//! the processor time of one message, and P the segments of a chunk, of which each waits for the
+//! one before:
 //!
 //! - `all_reduce`: P (2 a + 2(N-1) o) + 2(N-1)/N S b + (N-1)/N S g
 //! - `reduce_scatter`: P (a + (N-1) o) + (N-1)/N S (b + g)
@@ -14,15 +14,15 @@
 
 use std::ops::Range;
 
-use super::problem::{Problem, chunk, pieces};
+use super::problem::{Problem, chunk, segments};
 use super::step::{BufferRef, Span, Step};
 
-/// For each piece: a direct reduce-scatter, then a direct all-gather.
+/// For each segment: a direct reduce-scatter, then a direct all-gather.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let n = p.world;
     let longest = chunk(p.count, n, 0).len();
-    let owned = move |rank: usize, number: usize| piece(chunk(p.count, n, rank), p.piece, number);
-    (0..longest.div_ceil(p.piece)).flat_map(move |number| {
+    let owned = move |rank: usize, number: usize| segment(chunk(p.count, n, rank), p.segment, number);
+    (0..longest.div_ceil(p.segment)).flat_map(move |number| {
         let mine = owned(p.rank, number);
         let scatter = exchange_parts(p, move |rank| BufferRef::Input.span(owned(rank, number)));
         let fold = Step::Fold { own: BufferRef::Input.span(mine.clone()), parts: 0, dst: BufferRef::Output.span(mine.clone()) };
@@ -40,8 +40,8 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
 /// Every rank sends each owner its part, and the owner folds the parts.
 pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let longest = p.sends.longest(p.world);
-    let owned = move |rank: usize, number: usize| piece(p.sends.range(rank), p.piece, number);
-    (0..longest.div_ceil(p.piece)).flat_map(move |number| {
+    let owned = move |rank: usize, number: usize| segment(p.sends.range(rank), p.segment, number);
+    (0..longest.div_ceil(p.segment)).flat_map(move |number| {
         let mine = owned(p.rank, number);
         let start = p.sends.range(p.rank).start;
         let dst = BufferRef::Output.span(mine.start - start..mine.end - start);
@@ -50,17 +50,17 @@ pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
     })
 }
 
-/// Returns the `number`-th piece of a range. All ranges have the same number of pieces; those
+/// Returns the `number`-th segment of a range. All ranges have the same number of segments; those
 /// beyond a range's end are empty.
-fn piece(range: Range<usize>, piece: usize, number: usize) -> Range<usize> {
-    let at = (range.start + number * piece).min(range.end);
-    at..(at + piece).min(range.end)
+fn segment(range: Range<usize>, segment: usize, number: usize) -> Range<usize> {
+    let at = (range.start + number * segment).min(range.end);
+    at..(at + segment).min(range.end)
 }
 
-/// Every rank sends its whole input to the root, in pieces, and the root folds them.
+/// Every rank sends its whole input to the root, in segments, and the root folds them.
 pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
-    pieces(0..p.count, p.piece).flat_map(move |piece| {
-        let input = BufferRef::Input.span(piece.clone());
+    segments(0..p.count, p.segment).flat_map(move |segment| {
+        let input = BufferRef::Input.span(segment.clone());
         let is_root = p.rank == p.root;
         let send = (!is_root).then_some(Step::Send { to: p.root, src: input });
         let others = (1..p.world).map(move |k| p.absolute(k)).take_while(move |_| is_root);
@@ -68,7 +68,7 @@ pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
             let at = (from - usize::from(from > p.rank)) * input.len;
             Step::Recv { from, dst: BufferRef::Scratch.span(at..at + input.len) }
         });
-        let fold = is_root.then_some(Step::Fold { own: input, parts: 0, dst: BufferRef::Output.span(piece) });
+        let fold = is_root.then_some(Step::Fold { own: input, parts: 0, dst: BufferRef::Output.span(segment) });
         send.into_iter().chain(receive).chain(fold)
     })
 }

@@ -2,22 +2,22 @@
 //! is a leaf of the other, so every rank sends and receives about as many bytes as the buffer has.
 //!
 //! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
-//! scan", Parallel Comput. 35 (2009). With pieces of c bytes and D = ceil(log2 N) + 1:
+//! scan", Parallel Comput. 35 (2009). With segments of c bytes and D = ceil(log2 N) + 1:
 //!
 //! - `all_reduce`: about 2 D (a + c b) + 2 S b + S g
 //! - `broadcast` and `reduce`: about D (a + c b) + S b (+ S g)
 //!
 //! # Order
 //!
-//! All ranks follow one imaginary clock. In `reduce`, a node at depth d handles piece k at tick k +
-//! D - d; in `broadcast`, at tick k + d. A child's tick is always one before (or after) its
+//! All ranks follow one imaginary clock. In `reduce`, a node at depth d handles segment k at tick
+//! k + D - d; in `broadcast`, at tick k + d. A child's tick is always one before (or after) its
 //! parent's, so every message is sent one tick before it is received. So no wait is circular, and
 //! two messages of one link are received in the order in which they were sent. A rank's steps,
 //! sorted by tick, form a pipeline.
 
 use std::ops::Range;
 
-use super::problem::{Problem, chunk, pieces};
+use super::problem::{Problem, chunk, segments};
 use super::step::{BufferRef, Span, Step};
 use crate::types::Rank;
 
@@ -122,18 +122,18 @@ impl Timeline {
     }
 
     /// Returns the steps by tick. Steps of one tick stay in the order in which they were added: up
-    /// before down, the first tree before the second, pieces in order. Senders and receivers add
+    /// before down, the first tree before the second, segments in order. Senders and receivers add
     /// them alike.
     fn in_order(mut self) -> impl Iterator<Item = Step> {
         self.steps.sort_by_key(|&(tick, _)| tick);
         self.steps.into_iter().map(|(_, step)| step)
     }
 
-    /// Adds the steps that receive pieces from the children, reduce them with this rank's, and send
-    /// them to the parent. `sum` is where a piece is reduced.
-    fn reduce(&mut self, tree: &Tree, height: usize, piece: usize, sum: impl Fn(usize, Range<usize>) -> Span) {
+    /// Adds the steps that receive segments from the children, reduce them with this rank's, and
+    /// send them to the parent. `sum` is where a segment is reduced.
+    fn reduce(&mut self, tree: &Tree, height: usize, segment: usize, sum: impl Fn(usize, Range<usize>) -> Span) {
         let last = tree.children.iter().rposition(Option::is_some);
-        for (k, range) in pieces(tree.range.clone(), piece).enumerate() {
+        for (k, range) in segments(tree.range.clone(), segment).enumerate() {
             let tick = k + height - tree.depth;
             let (input, sum) = (BufferRef::Input.span(range.clone()), sum(k, range));
             if let (None, Some(to)) = (last, tree.parent) {
@@ -152,10 +152,10 @@ impl Timeline {
         }
     }
 
-    /// Adds the steps that receive pieces from the parent and send them to the children. `start` is
-    /// the tick of the root.
-    fn broadcast(&mut self, tree: &Tree, start: usize, piece: usize) {
-        for (k, range) in pieces(tree.range.clone(), piece).enumerate() {
+    /// Adds the steps that receive segments from the parent and send them to the children. `start`
+    /// is the tick of the root.
+    fn broadcast(&mut self, tree: &Tree, start: usize, segment: usize) {
+        for (k, range) in segments(tree.range.clone(), segment).enumerate() {
             let tick = start + k + tree.depth;
             let span = BufferRef::Output.span(range);
             let mut children = tree.children.into_iter().flatten();
@@ -175,16 +175,16 @@ impl Timeline {
     }
 }
 
-/// Up both trees, and down again as soon as a piece has reached its root.
+/// Up both trees, and down again as soon as a segment has reached its root.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let height = height(p.world);
     let trees = trees(p.world, p.rank, p.count, |member| member);
     let mut timeline = Timeline::default();
     for tree in &trees {
-        timeline.reduce(tree, height, p.piece, |_, range| BufferRef::Output.span(range));
+        timeline.reduce(tree, height, p.segment, |_, range| BufferRef::Output.span(range));
     }
     for tree in &trees {
-        timeline.broadcast(tree, height + 1, p.piece);
+        timeline.broadcast(tree, height + 1, p.segment);
     }
     timeline.in_order()
 }
@@ -195,10 +195,10 @@ pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let input = BufferRef::Input.span(0..p.count);
     for tree in trees_without_root(&p) {
         if p.rank != p.root {
-            timeline.broadcast(&tree, 1, p.piece);
+            timeline.broadcast(&tree, 1, p.segment);
             continue;
         }
-        for (k, range) in pieces(tree.range.clone(), p.piece).enumerate() {
+        for (k, range) in segments(tree.range.clone(), p.segment).enumerate() {
             for to in tree.children.into_iter().flatten() {
                 timeline.at(k, Step::Send { to, src: BufferRef::Input.span(range.clone()) });
             }
@@ -214,10 +214,10 @@ pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let mut timeline = Timeline::default();
     for (i, tree) in trees_without_root(&p).iter().enumerate() {
         if p.rank == p.root {
-            timeline.reduce(tree, height + 1, p.piece, |_, range| BufferRef::Output.span(range));
+            timeline.reduce(tree, height + 1, p.segment, |_, range| BufferRef::Output.span(range));
         } else {
-            timeline.reduce(tree, height, p.piece, |k, range| {
-                let at = (2 * i + k % 2) * p.piece;
+            timeline.reduce(tree, height, p.segment, |k, range| {
+                let at = (2 * i + k % 2) * p.segment;
                 BufferRef::Scratch.span(at..at + range.len())
             });
         }

@@ -22,7 +22,8 @@ impl LinkCost {
     }
 }
 
-/// The costs by which algorithms are compared. All ranks use the model of rank 0.
+/// The costs by which algorithms are compared. All ranks use the model of rank 0. Each cost is
+/// finite and not negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct CostModel {
@@ -36,6 +37,26 @@ pub struct CostModel {
     pub window_sync: f64,
     /// Seconds to move one byte through shared memory, on each of the host's ranks.
     pub window_per_byte: f64,
+}
+
+impl CostModel {
+    /// Returns the name and value of a cost that is negative or not finite, with which no choice
+    /// could be compared.
+    pub(crate) fn invalid(&self) -> Option<(&'static str, f64)> {
+        let CostModel { network, local, reduce, window_sync, window_per_byte } = *self;
+        let costs = [
+            ("network.latency", network.latency),
+            ("network.overhead", network.overhead),
+            ("network.per_byte", network.per_byte),
+            ("local.latency", local.latency),
+            ("local.overhead", local.overhead),
+            ("local.per_byte", local.per_byte),
+            ("reduce", reduce),
+            ("window_sync", window_sync),
+            ("window_per_byte", window_per_byte),
+        ];
+        costs.into_iter().find(|(_, cost)| !(cost.is_finite() && *cost >= 0.0))
+    }
 }
 
 impl Default for CostModel {
@@ -53,14 +74,14 @@ impl Default for CostModel {
 }
 
 /// How the ranks of a communicator are placed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Layout {
     /// The number of ranks.
     pub ranks: usize,
     /// The number of hosts. Without shared memory every rank counts as a host.
     pub hosts: usize,
-    /// The fewest ranks that one host has.
+    /// The fewest ranks that one host has, at least 1.
     pub fewest_per_host: usize,
     /// Whether all ranks of every host share memory.
     pub windows: bool,
@@ -71,6 +92,14 @@ impl Layout {
     pub fn even(ranks: usize, hosts: usize) -> Layout {
         let hosts = hosts.clamp(1, ranks.max(1));
         Layout { ranks, hosts, fewest_per_host: ranks / hosts, windows: ranks > hosts }
+    }
+
+    /// Returns the layout with hosts that have at least one rank each. A program may write any
+    /// number into the fields.
+    pub(super) fn possible(self) -> Layout {
+        let hosts = self.hosts.clamp(1, self.ranks.max(1));
+        let fewest_per_host = self.fewest_per_host.clamp(1, (self.ranks / hosts).max(1));
+        Layout { hosts, fewest_per_host, ..self }
     }
 
     pub(super) fn most_per_host(&self) -> usize {
@@ -85,7 +114,7 @@ impl Layout {
 }
 
 /// The choice for one collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Choice {
     /// The algorithm.

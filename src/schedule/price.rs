@@ -9,11 +9,11 @@ use super::algorithm::Algorithm;
 use super::model::{Choice, CostModel, Layout};
 use crate::types::Op;
 
-/// Returns the bytes of a piece for algorithms that overlap pieces: large enough to outweigh a
+/// Returns the bytes of a segment for algorithms that overlap segments: large enough to outweigh a
 /// message's cost, small enough to fill the pipeline soon.
-pub(crate) const fn piece_bytes(algorithm: Algorithm) -> usize {
+pub(crate) const fn segment_bytes(algorithm: Algorithm) -> usize {
     match algorithm {
-        // Pieces bound the scratch memory here; no pipeline has to fill.
+        // Segments bound the scratch memory here; no pipeline has to fill.
         Algorithm::Direct => 1 << 20,
         Algorithm::Ring | Algorithm::Binomial => 256 << 10,
         _ => 64 << 10,
@@ -185,12 +185,12 @@ impl Messages {
     fn double_tree(&self, op: Op) -> Price {
         let s = self.s;
         let passes = if op == Op::AllReduce { 2.0 } else { 1.0 };
-        let piece = (piece_bytes(Algorithm::DoubleTree) as f64).min(s / 2.0);
-        let fill = passes * (self.net_log + self.local_log + 1.0) * piece;
+        let segment = (segment_bytes(Algorithm::DoubleTree) as f64).min(s / 2.0);
+        let fill = passes * (self.net_log + self.local_log + 1.0) * segment;
         let depth = self.levels(passes, 0.0, 0.0);
         let stream = self.rounds(passes, passes * s + fill);
-        // Of each pair of pieces a rank receives two and sends two.
-        let messages = if s > 0.0 { 4.0 * passes * s / 2.0 / piece } else { 0.0 };
+        // Of each pair of segments a rank receives two and sends two.
+        let messages = if s > 0.0 { 4.0 * passes * s / 2.0 / segment } else { 0.0 };
         Price { messages, ..depth.plus(stream) }.reducing_if(op, s)
     }
 
@@ -224,13 +224,13 @@ impl Messages {
         let block = s / n;
         match op {
             Op::AllReduce => {
-                let half = self.pairwise(block, self.pieces());
+                let half = self.pairwise(block, self.segments());
                 half.plus(half).reducing(most * s)
             }
             Op::Reduce => Price { messages: n - 1.0, ..self.rounds(1.0, (n - per_host) * s) }.reducing((n - 1.0) * s),
             Op::Gather | Op::Scatter => Price { messages: n - 1.0, ..self.rounds(1.0, most * s) },
             Op::Send | Op::Recv => self.rounds(1.0, s),
-            _ if op.reduces() => self.pairwise(block, self.pieces()).reducing(most * s),
+            _ if op.reduces() => self.pairwise(block, self.segments()).reducing(most * s),
             _ => self.pairwise(block, 1.0),
         }
     }
@@ -266,11 +266,11 @@ impl Messages {
         }
     }
 
-    /// The pieces of a direct reduction, each of which waits for the last part of the one before.
+    /// The segments of a direct reduction, each of which waits for the last part of the one before.
     /// Between hosts the wire is idle meanwhile. Inside a host processors are the bottleneck, and
     /// they are busy.
-    fn pieces(&self) -> f64 {
-        if self.layout.hosts > 1 { (self.s / self.n / piece_bytes(Algorithm::Direct) as f64).ceil().max(1.0) } else { 1.0 }
+    fn segments(&self) -> f64 {
+        if self.layout.hosts > 1 { (self.s / self.n / segment_bytes(Algorithm::Direct) as f64).ceil().max(1.0) } else { 1.0 }
     }
 
     /// The cost of ranks beyond a power of two: each hands its part to a neighbour first, and gets

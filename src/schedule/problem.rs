@@ -43,8 +43,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) sends: Blocks<'a>,
     /// The blocks of the output, if it has one for each rank.
     pub(crate) recvs: Blocks<'a>,
-    /// The elements of one piece, for the algorithms that overlap pieces.
-    pub(crate) piece: usize,
+    /// The elements of one segment, for the algorithms that overlap segments.
+    pub(crate) segment: usize,
 }
 
 impl Problem<'_> {
@@ -85,11 +85,11 @@ pub(crate) fn chunk(count: usize, parts: usize, part: usize) -> Range<usize> {
     at..at + base + usize::from(part < longer)
 }
 
-/// Divides a range into pieces of at most `piece` elements.
-pub(crate) fn pieces(range: Range<usize>, piece: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-    let piece = piece.max(1);
-    (0..range.len().div_ceil(piece)).map(move |i| {
-        let at = range.start + i * piece;
-        at..range.end.min(at + piece)
+/// Divides a range into segments of at most `segment` elements.
+pub(crate) fn segments(range: Range<usize>, segment: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let segment = segment.max(1);
+    (0..range.len().div_ceil(segment)).map(move |i| {
+        let at = range.start + i * segment;
+        at..range.end.min(at + segment)
     })
 }

@@ -9,7 +9,7 @@
 //!   the same S g)
 //! - `broadcast` and `reduce` go along the ring once, streaming: (N-1) a + S b (+ S g)
 
-use super::problem::{Problem, chunk, pieces};
+use super::problem::{Problem, chunk, segments};
 use super::step::{BufferRef, Step};
 
 /// Chunk `r` starts at rank `r` and collects every rank's part on its way to rank `r - 1`, which
@@ -78,17 +78,17 @@ pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     steps.into_iter().flatten()
 }
 
-/// From the rank after the root along the ring to the root, in pieces, so that the ranks between
+/// From the rank after the root along the ring to the root, in segments, so that the ranks between
 /// need little scratch.
 pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let (from, to) = (p.prev(), p.next());
     let relative = p.relative();
-    pieces(0..p.count, p.piece).enumerate().map(move |(i, piece)| {
-        let own = BufferRef::Input.span(piece.clone());
-        let at = i % 2 * p.piece;
+    segments(0..p.count, p.segment).enumerate().map(move |(i, segment)| {
+        let own = BufferRef::Input.span(segment.clone());
+        let at = i % 2 * p.segment;
         match relative {
             1 => Step::Send { to, src: own },
-            0 => Step::RecvReduce { from, own, dst: BufferRef::Output.span(piece), finish: true },
+            0 => Step::RecvReduce { from, own, dst: BufferRef::Output.span(segment), finish: true },
             _ => Step::RecvReduceSend { from, own, dst: BufferRef::Scratch.span(at..at + own.len), to, finish: false },
         }
     })

@@ -1,7 +1,7 @@
 //! Selects the algorithm of a collective: prices every candidate, and takes the cheapest.
 
 pub use super::model::{Choice, CostModel, Layout, LinkCost};
-pub(crate) use super::price::piece_bytes;
+pub(crate) use super::price::segment_bytes;
 
 use super::algorithm::Algorithm;
 use super::generate::steps;
@@ -16,14 +16,16 @@ pub(crate) fn select(op: Op, bytes: u64, layout: Layout, model: &CostModel, forc
     if let Some(choice) = forced.and_then(|forced| force(op, bytes, layout, model, forced)) {
         return choice;
     }
-    let mut best = (f64::INFINITY, Choice { algorithm: Algorithm::Direct, between: None });
+    let mut best = None;
     for_each_choice(op, bytes, layout, model, |choice| {
         let time = price(op, bytes, layout, choice).seconds(model);
-        if time < best.0 {
-            best = (time, choice);
+        // The first choice counts also if the model prices it at infinity: it can execute `op`.
+        if best.is_none_or(|(least, _)| time < least) {
+            best = Some((time, choice));
         }
     });
-    best.1
+    // A single rank executes nothing.
+    best.map_or(Choice { algorithm: Algorithm::Direct, between: None }, |(_, choice)| choice)
 }
 
 fn force(op: Op, bytes: u64, layout: Layout, model: &CostModel, forced: Algorithm) -> Option<Choice> {
@@ -66,7 +68,7 @@ pub(crate) const fn is_hierarchical(op: Op) -> bool {
 }
 
 /// One way to execute a collective, with its price; `kolo plan` shows these.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Candidate {
     /// The algorithm.
@@ -86,7 +88,7 @@ pub struct Candidate {
 }
 
 /// Returns every way to execute `op` with `bytes` (of the buffer, or of all blocks together),
-/// cheapest first.
+/// cheapest first. A layout with hosts that have no ranks counts as one whose hosts have one each.
 ///
 /// ```
 /// use kolo::plan::{CostModel, Layout, candidates};
@@ -94,6 +96,7 @@ pub struct Candidate {
 /// println!("{} in {:.0} us", plans[0].choice, plans[0].seconds * 1e6);
 /// ```
 pub fn candidates(op: Op, bytes: u64, layout: Layout, model: &CostModel) -> Vec<Candidate> {
+    let layout = layout.possible();
     let mut found = Vec::new();
     for_each_choice(op, bytes, layout, model, |choice| {
         let price = price(op, bytes, layout, choice);
@@ -128,8 +131,8 @@ fn sent(op: Op, bytes: u64, layout: Layout, choice: Choice) -> (u64, u64) {
         Choice { algorithm, .. } => (algorithm, layout.ranks, bytes),
     };
     let blocks = Blocks::Even(bytes as usize / world);
-    let piece = piece_bytes(algorithm);
-    let problem = Problem { op, rank: 0, world, root: 0, count: bytes as usize, sends: blocks, recvs: blocks, piece };
+    let segment = segment_bytes(algorithm);
+    let problem = Problem { op, rank: 0, world, root: 0, count: bytes as usize, sends: blocks, recvs: blocks, segment };
     let ranks = (0..world).step_by(world.div_ceil(256));
     let per_rank = ranks.map(|rank| {
         let sends = steps(algorithm, Problem { rank, root: problem.root, ..problem }).filter_map(|step| match step {
@@ -155,11 +158,35 @@ mod tests {
         assert_eq!(chosen(Op::AllReduce, 8, 64, 64).algorithm, Algorithm::RecursiveDoubling);
         let large = chosen(Op::AllReduce, 1 << 30, 64, 64).algorithm;
         assert!(matches!(large, Algorithm::Ring | Algorithm::HalvingDoubling | Algorithm::DoubleTree), "{large}");
-        // Direct reductions wait for each piece, and halving waits for idle connections.
+        // Direct reductions wait for each segment, and halving waits for idle connections.
         assert_eq!(chosen(Op::AllReduce, 64 << 20, 4, 4).algorithm, Algorithm::Ring);
         assert_eq!(chosen(Op::AllReduce, 1 << 20, 4, 1).algorithm, Algorithm::Window);
         assert_eq!(chosen(Op::AllReduce, 1 << 20, 64, 8).algorithm, Algorithm::Hierarchical);
         assert_eq!(chosen(Op::Barrier, 0, 64, 64).algorithm, Algorithm::Dissemination);
+    }
+
+    #[test]
+    fn costs_beyond_all_numbers_still_select_what_can_execute() {
+        for cost in [f64::MAX, f64::NAN] {
+            let link = LinkCost::new(cost, cost, cost);
+            let model = CostModel { network: link, local: link, reduce: cost, window_sync: cost, window_per_byte: cost };
+            for (op, layout) in
+                [(Op::Barrier, Layout::even(4, 4)), (Op::AllReduce, Layout::even(8, 2)), (Op::Barrier, Layout::even(8, 2))]
+            {
+                let choice = select(op, 1 << 20, layout, &model, None);
+                assert!(candidates(op, 1 << 20, layout, &model).iter().any(|one| one.choice == choice), "{op}: {choice}");
+            }
+        }
+    }
+
+    #[test]
+    fn layouts_without_ranks_on_a_host_are_priced() {
+        for (hosts, fewest_per_host) in [(0, 0), (2, 0), (2, 9), (9, 1)] {
+            let layout = Layout { hosts, fewest_per_host, ..Layout::even(8, 2) };
+            for &op in Op::ALL.iter().filter(|op| !Algorithm::for_op(**op, 8).is_empty()) {
+                assert!(!candidates(op, 1 << 20, layout, &CostModel::default()).is_empty(), "{op} of {layout:?}");
+            }
+        }
     }
 
     #[test]

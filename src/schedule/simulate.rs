@@ -44,7 +44,7 @@ pub(super) struct Case<'a> {
     pub(super) count: usize,
     /// The blocks' offsets, for the forms with a count for each rank.
     pub(super) offsets: Option<&'a [usize]>,
-    pub(super) piece: usize,
+    pub(super) segment: usize,
     pub(super) in_place: bool,
     /// Words that one link holds.
     pub(super) capacity: usize,
@@ -57,14 +57,14 @@ impl<'a> Case<'a> {
     }
 
     pub(super) fn problem(&self, rank: Rank) -> Problem<'a> {
-        let Case { op, world, root, count, piece, .. } = *self;
+        let Case { op, world, root, count, segment, .. } = *self;
         // Two ranks of the world send and receive; the root decides which.
         let (op, root) = match op {
             Op::Send if rank == root => (Op::Send, (root + 1) % world),
             Op::Send => (Op::Recv, root),
             op => (op, root),
         };
-        Problem { op, rank, world, root, count, sends: self.blocks(), recvs: self.blocks(), piece }
+        Problem { op, rank, world, root, count, sends: self.blocks(), recvs: self.blocks(), segment }
     }
 
     fn random(&self, rank: Rank, what: u64, element: usize) -> u64 {

@@ -23,7 +23,7 @@ fn case(algorithm: Algorithm, op: Op, world: usize, seed: u64) -> Case<'static> 
         root,
         count,
         offsets: None,
-        piece: 2 + seed as usize % 5,
+        segment: 2 + seed as usize % 5,
         in_place: seed % 2 == 1,
         capacity,
         seed,
@@ -76,13 +76,13 @@ fn every_generator_for_every_world_size_to_130() {
 }
 
 #[test]
-fn no_elements_few_elements_and_one_piece() {
+fn no_elements_few_elements_and_one_segment() {
     for world in 1..=20 {
         for op in WHOLE.into_iter().filter(|&op| op != Op::Barrier && (op != Op::Send || world > 1)) {
             for &algorithm in Algorithm::for_op(op, world) {
                 for count in [0, 1, 2, world - 1, 3 * world] {
-                    for piece in [1, 1000] {
-                        run(Case { count, piece, ..case(algorithm, op, world, count as u64) });
+                    for segment in [1, 1000] {
+                        run(Case { count, segment, ..case(algorithm, op, world, count as u64) });
                     }
                 }
             }
@@ -122,7 +122,7 @@ fn large_worlds() {
             (Op::Gather, Algorithm::Binomial, 2),
             (Op::Barrier, Algorithm::Dissemination, 0),
         ] {
-            run(Case { count, capacity: 2, piece: 8, ..case(algorithm, op, world, world as u64) });
+            run(Case { count, capacity: 2, segment: 8, ..case(algorithm, op, world, world as u64) });
         }
     }
 }
@@ -199,7 +199,7 @@ fn scratch_stays_bounded() {
             [(Op::Reduce, Algorithm::Ring), (Op::Reduce, Algorithm::Binomial), (Op::Reduce, Algorithm::DoubleTree)]
         {
             for rank in 0..world {
-                let case = Case { count: 100_000, piece: 1000, ..case(algorithm, op, world, 0) };
+                let case = Case { count: 100_000, segment: 1000, ..case(algorithm, op, world, 0) };
                 let scratch = steps(algorithm, Problem { rank, ..case.problem(rank) }).map(|step| step.scratch(world)).max();
                 assert!(scratch.unwrap_or(0) <= 4000, "{algorithm} {op} of {world}: {scratch:?}");
             }

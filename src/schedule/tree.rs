@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use super::problem::{Problem, pieces};
+use super::problem::{Problem, segments};
 use super::step::{BufferRef, Span, Step};
 use crate::types::Rank;
 
@@ -60,15 +60,18 @@ pub(super) fn broadcast(p: Problem<'_>) -> impl Iterator<Item = Step> {
     down(p, p.root, if p.rank == p.root { input } else { output }).chain(copy)
 }
 
-/// Up the tree, the smallest subtree first, in pieces: a rank sends one piece up while it receives
-/// the next from below.
+/// Up the tree, the smallest subtree first, in segments: a rank sends one segment up while it
+/// receives the next from below.
 pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let is_root = p.rank == p.root;
-    pieces(0..p.count, p.piece).enumerate().flat_map(move |(i, piece)| {
-        let scratch = i % 2 * p.piece;
-        let sum =
-            if is_root { BufferRef::Output.span(piece.clone()) } else { BufferRef::Scratch.span(scratch..scratch + piece.len()) };
-        up(p, p.root, BufferRef::Input.span(piece), sum)
+    segments(0..p.count, p.segment).enumerate().flat_map(move |(i, segment)| {
+        let scratch = i % 2 * p.segment;
+        let sum = if is_root {
+            BufferRef::Output.span(segment.clone())
+        } else {
+            BufferRef::Scratch.span(scratch..scratch + segment.len())
+        };
+        up(p, p.root, BufferRef::Input.span(segment), sum)
     })
 }
 

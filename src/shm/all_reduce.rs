@@ -53,9 +53,9 @@ impl Buffers {
 /// Runs an all-reduce whose buffers may be registered.
 ///
 /// In the first phase each rank says whether its buffers are registered. A rank whose buffers are
-/// not stages its first piece in the same phase, if it is known already that buffers are staged. If
-/// all ranks' buffers are registered, nothing is staged. If none are, the first phase was that of
-/// the first piece. If some are, the first phase is wasted.
+/// not stages its first segment in the same phase, if it is known already that buffers are staged.
+/// If all ranks' buffers are registered, nothing is staged. If none are, the first phase was that
+/// of the first segment. If some are, the first phase is wasted.
 pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot: &mut TwoShot<'_>) -> Result<()> {
     let memory = two_shot.memory;
     let bytes = memory.call.count * memory.call.element;
@@ -85,7 +85,7 @@ pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot:
     window.pipeline(context, Sources::All, 0, two_shot)
 }
 
-/// Tells the peers whether this rank's buffers are registered, and stages the first piece if they
+/// Tells the peers whether this rank's buffers are registered, and stages the first segment if they
 /// are not and `stages`. Waits for the peers and returns the number of the phase.
 fn first_phase(
     window: &mut Window,

@@ -54,7 +54,7 @@ impl Memory<'_> {
     pub(super) fn output(&self, elements: &Range<usize>) -> *mut u8 {
         let bytes = elements.len() * self.call.element;
         let chunk = self.call.output.skip(elements.start * self.call.element);
-        assert!(bytes <= chunk.len, "a piece extends beyond the output");
+        assert!(bytes <= chunk.len, "a segment extends beyond the output");
         chunk.ptr
     }
 
@@ -119,9 +119,9 @@ impl Memory<'_> {
         bytes / self.call.element
     }
 
-    /// The `piece`-th piece of a range; empty beyond its end.
-    pub(super) fn piece(range: Range<usize>, size: usize, piece: usize) -> Range<usize> {
-        let at = (range.start + piece * size).min(range.end);
+    /// The `segment`-th segment of a range; empty beyond its end.
+    pub(super) fn segment(range: Range<usize>, size: usize, segment: usize) -> Range<usize> {
+        let at = (range.start + segment * size).min(range.end);
         at..(at + size).min(range.end)
     }
 }

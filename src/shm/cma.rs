@@ -81,7 +81,7 @@ fn is_readable(memory: RawSlice) -> bool {
 const BLOCK: usize = 128 << 10;
 
 /// Bytes that are read between two checks of the deadline.
-const PIECE: usize = 4 << 20;
+const MOST_READ: usize = 4 << 20;
 
 /// Runs an all-reduce: each rank reduces its chunk from the peers' inputs, then copies the peers'
 /// chunks from their outputs. Returns false on all ranks, and has done nothing, if the system
@@ -164,12 +164,12 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
         window.reads += 1;
     }
     let process = window.process(peer).unwrap_or(u32::MAX);
-    for at in (0..len).step_by(PIECE) {
+    for at in (0..len).step_by(MOST_READ) {
         context.patience_with(window.members[peer])?;
         // SAFETY: the range is within what the caller vouches for. If the peer has ended, its
         // process id may be another process's by now: then this operation fails in the next phase,
         // which the peer does not reach.
-        let read = unsafe { sys::read_process(process, from + at as u64, to.add(at), PIECE.min(len - at)) };
+        let read = unsafe { sys::read_process(process, from + at as u64, to.add(at), MOST_READ.min(len - at)) };
         let Err(error) = read else { continue };
         // A peer that has ended or failed no longer has the memory that it announced. No peer can
         // reach the phase after the next one without this rank, so waiting for it returns the

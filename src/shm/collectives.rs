@@ -13,7 +13,7 @@
 //! | [`all_reduce`], registered: reduce its chunk where it lies, write it to all | 2 S | 2 |
 //! | [`Spread`], [`Collect`], [`Exchange`]: stage, read | at most 4 S | 1 |
 //!
-//! In place is no special case: a piece is staged before it is overwritten.
+//! In place is no special case: a segment is staged before it is overwritten.
 
 use super::all_reduce::all_reduce;
 use super::autotune;
@@ -91,14 +91,14 @@ unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &WindowCall<'_
         let sources = if takes { Sources::All } else { Sources::None };
         window.pipeline(context, sources, 0, &mut OneShot { memory, takes, parts: &mut parts })
     } else {
-        run_in_pieces(window, context, memory, &mut parts)
+        run_in_segments(window, context, memory, &mut parts)
     };
     window.parts = parts;
     result
 }
 
-/// Runs an operation of any size, piece by piece.
-fn run_in_pieces(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
+/// Runs an operation of any size, segment by segment.
+fn run_in_segments(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
     let call = memory.call;
     let is_root = memory.rank == call.root;
     let from_root = if is_root { Sources::None } else { Sources::One(call.root) };

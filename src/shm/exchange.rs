@@ -15,26 +15,26 @@ pub(super) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    fn piece(&self, piece: usize, rank: usize) -> Range<usize> {
-        Memory::piece(self.memory.call.blocks.range(rank), self.memory.share(), piece)
+    fn segment(&self, segment: usize, rank: usize) -> Range<usize> {
+        Memory::segment(self.memory.call.blocks.range(rank), self.memory.share(), segment)
     }
 }
 
 impl Collective for Exchange<'_> {
     const COMBINES: bool = false;
 
-    fn pieces(&self) -> usize {
+    fn segments(&self) -> usize {
         self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.share())
     }
 
-    fn stage(&mut self, piece: usize, mine: *mut u8) {
+    fn stage(&mut self, segment: usize, mine: *mut u8) {
         let memory = self.memory;
         let share = memory.share() * memory.call.element;
         for rank in 0..memory.ranks {
-            let elements = self.piece(piece, rank);
+            let elements = self.segment(segment, rank);
             let input = memory.input(&elements);
             if rank != memory.rank {
-                // SAFETY: a piece fits its share of the slot, and the caller of `run` vouches for
+                // SAFETY: a segment fits its share of the slot, and the caller of `run` vouches for
                 // the input.
                 unsafe { memory.copy(input, mine.add(rank * share), elements.len()) };
             } else if !self.reduces {
@@ -44,12 +44,12 @@ impl Collective for Exchange<'_> {
         }
     }
 
-    fn take(&mut self, piece: usize, slots: &Slots<'_>) {
+    fn take(&mut self, segment: usize, slots: &Slots<'_>) {
         let memory = self.memory;
         let share = memory.share() * memory.call.element;
         let for_me = |rank: usize| slots.of(rank).wrapping_add(memory.rank * share).cast_const();
         if self.reduces {
-            let elements = self.piece(piece, memory.rank);
+            let elements = self.segment(segment, memory.rank);
             let start = memory.call.blocks.range(memory.rank).start;
             let own = memory.input(&elements);
             self.parts.clear();
@@ -60,7 +60,7 @@ impl Collective for Exchange<'_> {
             unsafe { memory.fold(self.parts, output, elements.len()) };
         } else {
             for rank in (0..memory.ranks).filter(|&rank| rank != memory.rank) {
-                let elements = self.piece(piece, rank);
+                let elements = self.segment(segment, rank);
                 // SAFETY: that rank has staged these elements for this one. The caller of `run`
                 // vouches for the output.
                 unsafe { memory.copy_out(for_me(rank), memory.output(&elements), elements.len()) };

@@ -16,13 +16,13 @@ use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sync::Ordering;
-use crate::sys::{Patience, Segment};
+use crate::sys::{Patience, Region};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp};
 
 const OPS: [Op; 8] =
     [Op::AllReduce, Op::AllReduce, Op::Reduce, Op::Broadcast, Op::Barrier, Op::AllGather, Op::ReduceScatter, Op::AllToAll];
 
-/// Words of one rank's buffer: for inline, one-shot and piece by piece.
+/// Words of one rank's buffer: for inline, one-shot and segment by segment.
 const COUNTS: [usize; 4] = [1, 6, 500, 40_000];
 
 /// Runs one operation with such a peer. The first bytes say what this rank calls and how far the
@@ -31,18 +31,18 @@ const COUNTS: [usize; 4] = [1, 6, 500, 40_000];
 pub(crate) fn fuzz(bytes: &[u8]) {
     let Some((&[what, keeps, count], written)) = bytes.split_first_chunk::<3>() else { return };
     let (op, count) = (OPS[usize::from(what) % OPS.len()], COUNTS[usize::from(count) % COUNTS.len()]);
-    let segment = Arc::new(Segment::heap(2 * AREA));
+    let region = Arc::new(Region::heap(2 * AREA));
     let host = host_group::fuzz::of_threads(2).remove(0);
-    let (area, members) = (Area::new(segment.clone(), AREA, 0, 2), Arc::<[usize]>::from([0, 1]));
+    let (area, members) = (Area::new(region.clone(), AREA, 0, 2), Arc::<[usize]>::from([0, 1]));
     let peer = FlagArea { parts: area.parts().clone() };
     let patience = Arc::new(Patience::new(usize::MAX));
     let mut window = Window::new(area, members.clone(), members, host, patience, Autotune::new(CopyMode::Staged));
-    let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(2 * BUFFER)), part: BUFFER });
+    let registered = Arc::new(Allocation { region: Arc::new(Region::heap(2 * BUFFER)), part: BUFFER });
     window.heap().add(registered.clone());
 
     // SAFETY: the peer's state and flag lines consist of words, for which all bits are valid. No
     // other thread uses them yet.
-    unsafe { std::ptr::copy_nonoverlapping(written.as_ptr(), segment.at(AREA), written.len().min(USABLE)) };
+    unsafe { std::ptr::copy_nonoverlapping(written.as_ptr(), region.at(AREA), written.len().min(USABLE)) };
     if keeps & 16 == 0 {
         // The peer announces a stage that exists.
         peer.rank_state(1).stage.store(FIRST, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Result;
 use crate::failure::OpContext;
 use crate::sync::Ordering;
-use crate::sys::Segment;
+use crate::sys::Region;
 
 /// How long a rank that has failed waits for the peers that write into its registered buffers.
 const PATIENCE_WITH_WRITERS: Duration = Duration::from_millis(100);
@@ -20,8 +20,7 @@ const PATIENCE_WITH_WRITERS: Duration = Duration::from_millis(100);
 /// How long it waits beyond that if its buffers cannot become private memory.
 const LAST_PATIENCE_WITH_WRITERS: Duration = Duration::from_secs(10);
 
-/// How long a rank tries to fetch a peer's segment before it checks again whether the peer is
-/// alive.
+/// How long a rank tries to fetch a peer's region before it checks again whether the peer is alive.
 const FETCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// While this lives, the rank uses registered buffers of its peers. Dropping it ends that, also in
@@ -35,10 +34,10 @@ impl Drop for Borrowed<'_> {
 }
 
 impl Window {
-    /// Fetches a segment that a rank of this host lends. Asks that rank until the operation's
+    /// Fetches a region that a rank of this host lends. Asks that rank until the operation's
     /// deadline, as long as it may still answer. The inner error says why this process cannot have
-    /// the segment.
-    pub(crate) fn fetch(&mut self, context: &OpContext<'_>, peer: usize, id: u32) -> Result<io::Result<Arc<Segment>>> {
+    /// the region.
+    pub(crate) fn fetch(&mut self, context: &OpContext<'_>, peer: usize, id: u32) -> Result<io::Result<Arc<Region>>> {
         let found = loop {
             let until = Instant::now() + context.patience_with(self.members[peer])?.min(FETCH_INTERVAL);
             let found = self.host.fetch_once(self.jobs[peer], id, until);

@@ -34,7 +34,7 @@ impl OneShot<'_> {
 impl Collective for OneShot<'_> {
     const COMBINES: bool = false;
 
-    fn pieces(&self) -> usize {
+    fn segments(&self) -> usize {
         1
     }
 

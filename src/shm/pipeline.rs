@@ -1,4 +1,4 @@
-//! The phases of a collective whose data passes through slots: a rank stages a piece, combines it
+//! The phases of a collective whose data passes through slots: a rank stages a segment, combines it
 //! and takes the result.
 
 use super::flags::WORDS;
@@ -10,42 +10,42 @@ use crate::failure::OpContext;
 
 /// What a collective does between the phases.
 pub(crate) trait Collective {
-    /// Whether pieces are combined between being staged and being taken.
+    /// Whether segments are combined between being staged and being taken.
     const COMBINES: bool;
 
-    /// The number of pieces.
-    fn pieces(&self) -> usize;
+    /// The number of segments.
+    fn segments(&self) -> usize;
 
     /// Whether this rank stages anything.
     fn stages(&self) -> bool {
         true
     }
 
-    /// Writes a piece of this rank's input to its slot.
-    fn stage(&mut self, piece: usize, mine: *mut u8);
+    /// Writes a segment of this rank's input to its slot.
+    fn stage(&mut self, segment: usize, mine: *mut u8);
 
     /// Fetches the lines of the next slot that this rank will probably write, while it waits for
     /// its peers.
     fn prefetch(&self, _next: *mut u8) {}
 
-    /// Reduces this rank's chunk of a piece that all ranks have staged, into its slot or its
+    /// Reduces this rank's chunk of a segment that all ranks have staged, into its slot or its
     /// output.
-    fn combine(&mut self, _piece: usize, _slots: &Slots<'_>) {}
+    fn combine(&mut self, _segment: usize, _slots: &Slots<'_>) {}
 
-    /// Copies or reduces a piece from the slots of the ranks that staged or combined it to the
+    /// Copies or reduces a segment from the slots of the ranks that staged or combined it to the
     /// output.
-    fn take(&mut self, piece: usize, slots: &Slots<'_>);
+    fn take(&mut self, segment: usize, slots: &Slots<'_>);
 }
 
 impl Window {
     /// Runs the phases of one operation.
     ///
-    /// In iteration i a rank stages piece i, combines piece i-1 and takes the piece that is
-    /// complete: i-1, or i-2 if pieces are combined first. Each iteration publishes one phase. So
-    /// ranks wait for each other once per piece, and then only for what the peers did one iteration
-    /// earlier.
+    /// In iteration i a rank stages segment i, combines segment i-1 and takes the segment that is
+    /// complete: i-1, or i-2 if segments are combined first. Each iteration publishes one phase. So
+    /// ranks wait for each other once per segment, and then only for what the peers did one
+    /// iteration earlier.
     ///
-    /// `from` is 1 if this rank has staged the first piece and published its phase for operation
+    /// `from` is 1 if this rank has staged the first segment and published its phase for operation
     /// `context`, otherwise 0.
     pub(super) fn pipeline<D: Collective>(
         &mut self,
@@ -54,19 +54,19 @@ impl Window {
         from: usize,
         direct: &mut D,
     ) -> Result<()> {
-        let pieces = direct.pieces();
+        let segments = direct.segments();
         let lag = 1 + usize::from(D::COMBINES);
         let first = self.phases.next().wrapping_sub(from as u32);
         let phase_of = |iteration: usize| first.wrapping_add(iteration as u32);
         if direct.stages() {
             self.hold_stage(context)?;
         }
-        for i in from..pieces + lag {
-            let publishes = i + 1 < pieces + lag;
+        for i in from..segments + lag {
+            let publishes = i + 1 < segments + lag;
             if publishes {
                 self.begin_phase(context, [0; WORDS])?;
             }
-            if i < pieces {
+            if i < segments {
                 direct.stage(i, self.slots(phase_of(i)).of(self.rank));
             }
             if publishes && !D::COMBINES {
@@ -79,7 +79,7 @@ impl Window {
             if i == 1 {
                 self.find_stages(context, sources)?;
             }
-            if D::COMBINES && (1..=pieces).contains(&i) {
+            if D::COMBINES && (1..=segments).contains(&i) {
                 direct.combine(i - 1, &self.slots(phase_of(i - 1)));
             }
             if publishes && D::COMBINES {

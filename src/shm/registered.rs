@@ -10,11 +10,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::sys::{PageSize, Segment};
+use crate::sys::{PageSize, Region};
 
 /// One collective allocation, with a part of equal size for every rank of the host.
 pub(crate) struct Allocation {
-    pub(crate) segment: Arc<Segment>,
+    pub(crate) region: Arc<Region>,
     /// Bytes of one rank's part, which consists of whole pages.
     pub(crate) part: usize,
 }
@@ -23,14 +23,14 @@ impl Allocation {
     /// Returns the address of a byte of a rank's part.
     pub(crate) fn at(&self, rank: usize, offset: usize) -> *mut u8 {
         assert!(offset <= self.part);
-        self.segment.at(rank * self.part + offset)
+        self.region.at(rank * self.part + offset)
     }
 
     /// Makes the pages that hold a range of a rank's part private to this process.
     fn make_private(&self, rank: usize, written: Range<usize>, page: PageSize) -> io::Result<()> {
         let pages = page.holding(written);
         assert!(pages.end <= self.part, "a part consists of whole pages");
-        self.segment.make_private(rank * self.part + pages.start..rank * self.part + pages.end)
+        self.region.make_private(rank * self.part + pages.start..rank * self.part + pages.end)
     }
 }
 

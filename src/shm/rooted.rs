@@ -15,14 +15,14 @@ pub(super) struct Spread<'a> {
 }
 
 impl Spread<'_> {
-    /// Returns which elements of a piece are for a rank: their offset in the slot in elements, and
-    /// where they are in the root's buffer.
-    fn piece(&self, piece: usize, rank: usize) -> (usize, Range<usize>) {
+    /// Returns which elements of a segment are for a rank: their offset in the slot in elements,
+    /// and where they are in the root's buffer.
+    fn segment(&self, segment: usize, rank: usize) -> (usize, Range<usize>) {
         if self.blocks {
             let share = self.memory.share();
-            (rank * share, Memory::piece(self.memory.call.blocks.range(rank), share, piece))
+            (rank * share, Memory::segment(self.memory.call.blocks.range(rank), share, segment))
         } else {
-            (0, Memory::piece(0..self.memory.call.count, self.memory.slot(), piece))
+            (0, Memory::segment(0..self.memory.call.count, self.memory.slot(), segment))
         }
     }
 }
@@ -34,7 +34,7 @@ impl Collective for Spread<'_> {
         self.memory.rank == self.memory.call.root
     }
 
-    fn pieces(&self) -> usize {
+    fn segments(&self) -> usize {
         if self.blocks {
             self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.share())
         } else {
@@ -42,13 +42,13 @@ impl Collective for Spread<'_> {
         }
     }
 
-    fn stage(&mut self, piece: usize, mine: *mut u8) {
+    fn stage(&mut self, segment: usize, mine: *mut u8) {
         let memory = self.memory;
         if !self.stages() {
             return;
         }
         for rank in 0..if self.blocks { memory.ranks } else { 1 } {
-            let (at, elements) = self.piece(piece, rank);
+            let (at, elements) = self.segment(segment, rank);
             let input = memory.input(&elements);
             if self.blocks && rank == memory.rank {
                 let start = elements.start - memory.call.blocks.range(rank).start;
@@ -56,24 +56,24 @@ impl Collective for Spread<'_> {
                 // SAFETY: the caller of `run` vouches for both buffers.
                 unsafe { memory.copy(input, output, elements.len()) };
             } else {
-                // SAFETY: a piece fits its share of the slot, and the caller of `run` vouches for
+                // SAFETY: a segment fits its share of the slot, and the caller of `run` vouches for
                 // the input.
                 unsafe { memory.copy(input, mine.add(at * memory.call.element), elements.len()) };
             }
         }
         if !self.blocks {
-            let (_, elements) = self.piece(piece, memory.rank);
+            let (_, elements) = self.segment(segment, memory.rank);
             // SAFETY: the caller of `run` vouches for both buffers.
             unsafe { memory.copy(memory.input(&elements), memory.output(&elements), elements.len()) };
         }
     }
 
-    fn take(&mut self, piece: usize, slots: &Slots<'_>) {
+    fn take(&mut self, segment: usize, slots: &Slots<'_>) {
         let memory = self.memory;
         if memory.rank == memory.call.root {
             return;
         }
-        let (at, elements) = self.piece(piece, memory.rank);
+        let (at, elements) = self.segment(segment, memory.rank);
         let start = if self.blocks { memory.call.blocks.range(memory.rank).start } else { 0 };
         let output = memory.output(&(elements.start - start..elements.end - start));
         // SAFETY: the root has staged these elements there. The caller of `run` vouches for the
@@ -90,9 +90,9 @@ pub(super) struct Collect<'a> {
 }
 
 impl Collect<'_> {
-    /// A rank's elements of a piece, in the output.
-    fn piece(&self, piece: usize, rank: usize) -> Range<usize> {
-        Memory::piece(self.memory.call.blocks.range(rank), self.memory.slot(), piece)
+    /// A rank's elements of a segment, in the output.
+    fn segment(&self, segment: usize, rank: usize) -> Range<usize> {
+        Memory::segment(self.memory.call.blocks.range(rank), self.memory.slot(), segment)
     }
 }
 
@@ -103,13 +103,13 @@ impl Collective for Collect<'_> {
         self.memory.call.op != Op::Gather || !self.takes
     }
 
-    fn pieces(&self) -> usize {
+    fn segments(&self) -> usize {
         self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.slot())
     }
 
-    fn stage(&mut self, piece: usize, mine: *mut u8) {
+    fn stage(&mut self, segment: usize, mine: *mut u8) {
         let memory = self.memory;
-        let elements = self.piece(piece, memory.rank);
+        let elements = self.segment(segment, memory.rank);
         let start = memory.call.blocks.range(memory.rank).start;
         let input = memory.input(&(elements.start - start..elements.end - start));
         if self.takes {
@@ -117,17 +117,17 @@ impl Collective for Collect<'_> {
             unsafe { memory.copy(input, memory.output(&elements), elements.len()) };
         }
         if self.stages() {
-            // SAFETY: a piece fits a slot, and the caller of `run` vouches for the input.
+            // SAFETY: a segment fits a slot, and the caller of `run` vouches for the input.
             unsafe { memory.copy(input, mine, elements.len()) };
         }
     }
 
-    fn take(&mut self, piece: usize, slots: &Slots<'_>) {
+    fn take(&mut self, segment: usize, slots: &Slots<'_>) {
         if !self.takes {
             return;
         }
         for rank in (0..self.memory.ranks).filter(|&rank| rank != self.memory.rank) {
-            let elements = self.piece(piece, rank);
+            let elements = self.segment(segment, rank);
             // SAFETY: that rank has staged these elements. The caller of `run` vouches for the
             // output.
             unsafe { self.memory.copy_out(slots.of(rank), self.memory.output(&elements), elements.len()) };

@@ -1,6 +1,6 @@
 //! The slots in which ranks stage data for their peers.
 
-/// Bytes of one slot. Larger data passes through in pieces.
+/// Bytes of one slot. Larger data passes through in segments.
 pub(super) const SLOT: usize = 128 << 10;
 
 /// The most ranks of a host that share a window: each has a cache line of every slot to itself.

@@ -17,7 +17,7 @@ use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
-use crate::sys::{PageSize, Patience, Segment};
+use crate::sys::{PageSize, Patience, Region};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp, mix};
 
 const OPS: [Op; 10] = [
@@ -55,7 +55,7 @@ fn on_ranks(ranks: usize, timeout: Duration, body: impl Fn(&mut RankWindow, usiz
 fn on_ranks_with(copy_mode: CopyMode, ranks: usize, timeout: Duration, body: impl Fn(&mut RankWindow, usize) + Sync) {
     let hosts = host_group::fuzz::of_threads(ranks);
     let members: Arc<[usize]> = (0..ranks).collect();
-    let area = Arc::new(Segment::heap(ranks * AREA));
+    let area = Arc::new(Region::heap(ranks * AREA));
     std::thread::scope(|scope| {
         for (rank, host) in hosts.into_iter().enumerate() {
             let (area, members, body) = (Area::new(area.clone(), AREA, rank, ranks), members.clone(), &body);
@@ -232,7 +232,7 @@ fn registered_buffers() {
     for ranks in [2, 3, 5] {
         let count = 40_001usize;
         let part = (16 * count + 64).next_multiple_of(PageSize::system().bytes());
-        let registered = Arc::new(Allocation { segment: Arc::new(Segment::heap(ranks * part)), part });
+        let registered = Arc::new(Allocation { region: Arc::new(Region::heap(ranks * part)), part });
         on_ranks(ranks, LATE, |rank_window, rank| {
             rank_window.window.heap().add(registered.clone());
             for round in 0..9 {
@@ -361,13 +361,13 @@ mod taken_back {
                 std::thread::yield_now();
             }
         }
-        let area = Area::new(Arc::new(Segment::heap(2 * AREA)), AREA, 0, 2);
+        let area = Area::new(Arc::new(Region::heap(2 * AREA)), AREA, 0, 2);
         let (members, host) = (Arc::<[usize]>::from([0, 1]), host_group::fuzz::of_threads(2).remove(0));
         let mut window =
             Window::new(area, members.clone(), members, host, Arc::new(Patience::new(2)), Autotune::new(CopyMode::Staged));
         window.heap = Heap::new(0, page);
         let part = 4 * page.bytes();
-        let [lent, other] = [(); 2].map(|()| Arc::new(Allocation { segment: Segment::create(2 * part).unwrap().into(), part }));
+        let [lent, other] = [(); 2].map(|()| Arc::new(Allocation { region: Region::create(2 * part).unwrap().into(), part }));
         for allocation in [&lent, &other] {
             window.heap.add(allocation.clone());
             // SAFETY: this is the rank's part, which no other rank knows.
@@ -391,7 +391,7 @@ mod taken_back {
         let pages =
             [(&lent, 2), (&lent, 0), (&other, 2)].map(|(allocation, n)| (allocation, n * page.bytes()..(n + 1) * page.bytes()));
         let seen = pages.map(|(allocation, bytes)| {
-            let theirs = allocation.segment.mapped_again().unwrap();
+            let theirs = allocation.region.mapped_again().unwrap();
             let seen = bytes.step_by(512).map(|at| {
                 // SAFETY: both addresses are within this rank's part, which no thread uses
                 // meanwhile.

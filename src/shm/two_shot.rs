@@ -1,5 +1,5 @@
-//! Reductions in two phases: each rank reduces its chunk of every piece, and then takes the results
-//! of its peers.
+//! Reductions in two phases: each rank reduces its chunk of every segment, and then takes the
+//! results of its peers.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ use super::slots::Slots;
 use crate::reduce::copy_streaming;
 use crate::schedule::chunk;
 
-/// Each rank reduces its chunk of every piece. The slot mirrors the piece: the peers' chunks hold
-/// this rank's input for them, its own chunk holds the result.
+/// Each rank reduces its chunk of every segment. The slot mirrors the segment: the peers' chunks
+/// hold this rank's input for them, its own chunk holds the result.
 pub(super) struct TwoShot<'a> {
     pub(super) memory: Memory<'a>,
     /// The rank that takes the result; all ranks if `None`.
@@ -21,15 +21,15 @@ pub(super) struct TwoShot<'a> {
 }
 
 impl TwoShot<'_> {
-    fn piece(&self, piece: usize) -> Range<usize> {
-        Memory::piece(0..self.memory.call.count, self.memory.slot(), piece)
+    fn segment(&self, segment: usize) -> Range<usize> {
+        Memory::segment(0..self.memory.call.count, self.memory.slot(), segment)
     }
 
-    /// Returns a rank's chunk of a piece: its offset in the slot in bytes, and its elements in the
-    /// buffers.
-    fn chunk(&self, piece: &Range<usize>, rank: usize) -> (usize, Range<usize>) {
-        let chunk = chunk(piece.len(), self.memory.ranks, rank);
-        (chunk.start * self.memory.call.element, piece.start + chunk.start..piece.start + chunk.end)
+    /// Returns a rank's chunk of a segment: its offset in the slot in bytes, and its elements in
+    /// the buffers.
+    fn chunk(&self, segment: &Range<usize>, rank: usize) -> (usize, Range<usize>) {
+        let chunk = chunk(segment.len(), self.memory.ranks, rank);
+        (chunk.start * self.memory.call.element, segment.start + chunk.start..segment.start + chunk.end)
     }
 
     fn takes(&self) -> bool {
@@ -55,23 +55,23 @@ impl TwoShot<'_> {
 impl Collective for TwoShot<'_> {
     const COMBINES: bool = true;
 
-    fn pieces(&self) -> usize {
+    fn segments(&self) -> usize {
         self.memory.call.count.div_ceil(self.memory.slot())
     }
 
-    fn stage(&mut self, piece: usize, mine: *mut u8) {
-        let piece = self.piece(piece);
+    fn stage(&mut self, segment: usize, mine: *mut u8) {
+        let segment = self.segment(segment);
         for rank in (0..self.memory.ranks).filter(|&rank| rank != self.memory.rank) {
-            let (at, chunk) = self.chunk(&piece, rank);
-            // SAFETY: a piece fits a slot, and the caller of `run` vouches for the input.
+            let (at, chunk) = self.chunk(&segment, rank);
+            // SAFETY: a segment fits a slot, and the caller of `run` vouches for the input.
             unsafe { self.share(self.memory.input(&chunk), mine.add(at), chunk.len()) };
         }
     }
 
-    fn combine(&mut self, piece: usize, slots: &Slots<'_>) {
+    fn combine(&mut self, segment: usize, slots: &Slots<'_>) {
         let memory = self.memory;
-        let piece = self.piece(piece);
-        let (at, chunk) = self.chunk(&piece, memory.rank);
+        let segment = self.segment(segment);
+        let (at, chunk) = self.chunk(&segment, memory.rank);
         let own = memory.input(&chunk);
         self.parts.clear();
         let part = |rank| if rank == memory.rank { own } else { slots.of(rank).wrapping_add(at).cast_const() };
@@ -98,13 +98,13 @@ impl Collective for TwoShot<'_> {
         }
     }
 
-    fn take(&mut self, piece: usize, slots: &Slots<'_>) {
+    fn take(&mut self, segment: usize, slots: &Slots<'_>) {
         if !self.takes() {
             return;
         }
-        let piece = self.piece(piece);
+        let segment = self.segment(segment);
         for rank in (0..self.memory.ranks).filter(|&rank| rank != self.memory.rank) {
-            let (at, chunk) = self.chunk(&piece, rank);
+            let (at, chunk) = self.chunk(&segment, rank);
             // SAFETY: that rank has stored its chunk of the result there. The caller of `run`
             // vouches for the output.
             unsafe { self.memory.copy_out(slots.of(rank).add(at), self.memory.output(&chunk), chunk.len()) };

@@ -9,8 +9,8 @@ mod facts;
 mod file;
 mod fork;
 mod helper;
+mod region;
 mod secret;
-mod segment;
 mod signal;
 mod socket;
 mod wait;
@@ -37,8 +37,8 @@ pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_no_process, is_stopped, port_holder,
     process_namespace, read_process, sleep_on, wake_all,
 };
+pub(crate) use region::{PageSize, Region};
 pub(crate) use secret::read_secret_file;
-pub(crate) use segment::{PageSize, Segment};
 pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{PARTS, is_resource_shortage, listen, own_loopback, receive, resource_shortage, send, send_unpaced};
 pub(crate) use wait::{Patience, Waiting};

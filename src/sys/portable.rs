@@ -67,7 +67,7 @@ impl Mapping {
     }
 }
 
-/// Returns the alignment of segments; no pages are mapped here.
+/// Returns the alignment of regions; no pages are mapped here.
 pub(super) fn page_size() -> usize {
     4096
 }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::ring;
 use super::ring_link::{PeerWaker, RingLink};
 use super::{Link, NoLink, Opener};
-use crate::sys::Segment;
+use crate::sys::Region;
 use crate::types::Rank;
 
 /// Bytes of one ring.
@@ -20,11 +20,11 @@ const CAPACITY: usize = 256 << 10;
 pub(crate) struct Hub {
     /// Bytes of one ring.
     capacity: usize,
-    /// Segments for which not all users have come, by name, with the number of users still to come.
-    segments: Mutex<HashMap<Name, (Arc<Segment>, usize)>>,
+    /// Regions for which not all users have come, by name, with the number of users still to come.
+    regions: Mutex<HashMap<Name, (Arc<Region>, usize)>>,
     wakers: Mutex<HashMap<(u64, Rank), Arc<Waker>>>,
-    /// Segments that ranks lend each other, by owner and number.
-    lent: Mutex<HashMap<(Rank, u32), Arc<Segment>>>,
+    /// Regions that ranks lend each other, by owner and number.
+    lent: Mutex<HashMap<(Rank, u32), Arc<Region>>>,
 }
 
 /// The comm id of a communicator, and the two ranks of a link in it. A pair with an impossible rank
@@ -33,7 +33,7 @@ type Name = (u64, [u64; 2]);
 
 impl Default for Hub {
     fn default() -> Hub {
-        Hub { capacity: CAPACITY, segments: Mutex::default(), wakers: Mutex::default(), lent: Mutex::default() }
+        Hub { capacity: CAPACITY, regions: Mutex::default(), wakers: Mutex::default(), lent: Mutex::default() }
     }
 }
 
@@ -45,26 +45,26 @@ impl Hub {
     }
 
     /// Returns memory of `len` bytes that `users` ranks share under a name.
-    pub(crate) fn segment(&self, name: Name, len: usize, users: usize) -> Arc<Segment> {
-        let mut segments = self.segments.lock();
-        let entry = segments.entry(name).or_insert_with(|| (Arc::new(Segment::heap(len)), users));
+    pub(crate) fn region(&self, name: Name, len: usize, users: usize) -> Arc<Region> {
+        let mut regions = self.regions.lock();
+        let entry = regions.entry(name).or_insert_with(|| (Arc::new(Region::heap(len)), users));
         entry.1 -= 1;
-        let (segment, left) = (entry.0.clone(), entry.1);
+        let (region, left) = (entry.0.clone(), entry.1);
         if left == 0 {
-            segments.remove(&name);
+            regions.remove(&name);
         }
-        segment
+        region
     }
 
-    pub(crate) fn lend(&self, name: (Rank, u32), segment: Arc<Segment>) {
-        self.lent.lock().insert(name, segment);
+    pub(crate) fn lend(&self, name: (Rank, u32), region: Arc<Region>) {
+        self.lent.lock().insert(name, region);
     }
 
     pub(crate) fn withdraw(&self, name: (Rank, u32)) {
         self.lent.lock().remove(&name);
     }
 
-    pub(crate) fn lent(&self, name: (Rank, u32)) -> Option<Arc<Segment>> {
+    pub(crate) fn lent(&self, name: (Rank, u32)) -> Option<Arc<Region>> {
         self.lent.lock().get(&name).cloned()
     }
 
@@ -87,9 +87,9 @@ pub(crate) struct MemoryOpener {
 impl MemoryOpener {
     pub(crate) fn link(&self, peer: Rank) -> Box<dyn Link> {
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
-        let segment = self.hub.segment((self.comm_id, [low as u64, high as u64]), ring::pair_size(self.hub.capacity), 2);
+        let region = self.hub.region((self.comm_id, [low as u64, high as u64]), ring::pair_size(self.hub.capacity), 2);
         let waker = Peer { hub: self.hub.clone(), comm_id: self.comm_id, peer };
-        Box::new(RingLink::new(segment, usize::from(self.rank > peer), waker))
+        Box::new(RingLink::new(region, usize::from(self.rank > peer), waker))
     }
 }
 

@@ -18,7 +18,7 @@ use crossbeam_utils::CachePadded;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::sys::Segment;
+use crate::sys::Region;
 
 /// Bytes of a ring that only [`Producer::push_last`] uses, so that a rank that leaves can always
 /// tell its peer.
@@ -42,25 +42,25 @@ struct Control {
 /// The memory of a ring: its control block, then its bytes.
 #[derive(Clone)]
 struct RingMemory {
-    segment: Arc<Segment>,
+    region: Arc<Region>,
     offset: usize,
     capacity: usize,
 }
 
-// SAFETY of all accesses below: `pair` has checked that the segment holds both rings. The segment
+// SAFETY of all accesses below: `pair` has checked that the region holds both rings. The region
 // lives as long as this value. Its memory starts zeroed, which is a valid Control, and the control
 // block is accessed through its atomics only.
 impl RingMemory {
     fn control(&self) -> &Control {
         // SAFETY: see above. The offset is a multiple of the block's alignment.
-        unsafe { &*self.segment.at(self.offset).cast::<Control>() }
+        unsafe { &*self.region.at(self.offset).cast::<Control>() }
     }
 
     /// Returns the bytes from a stream position to the end of the buffer, at most `len`.
     fn stretch(&self, position: u64, len: usize) -> RawSliceMut {
         let at = position as usize % self.capacity;
         let start = self.offset + size_of::<Control>() + at;
-        RawSliceMut { ptr: self.segment.at(start), len: len.min(self.capacity - at) }
+        RawSliceMut { ptr: self.region.at(start), len: len.min(self.capacity - at) }
     }
 }
 
@@ -78,18 +78,17 @@ pub(super) struct Consumer {
     head: u64,
 }
 
-/// Returns the bytes of a segment for two rings of `capacity` bytes each.
+/// Returns the bytes of a region for two rings of `capacity` bytes each.
 pub(super) const fn pair_size(capacity: usize) -> usize {
     2 * (size_of::<Control>() + capacity)
 }
 
 /// Returns one side of the two rings of a link: side 0 produces what side 1 consumes, and vice
 /// versa.
-pub(super) fn pair(segment: Arc<Segment>, side: usize) -> (Producer, Consumer) {
-    let capacity = segment.len() / 2 - size_of::<Control>();
-    assert!(capacity > FOR_THE_LAST && capacity.is_multiple_of(128), "a segment of {} bytes", segment.len());
-    let memory =
-        |ring: usize| RingMemory { segment: segment.clone(), offset: ring * (size_of::<Control>() + capacity), capacity };
+pub(super) fn pair(region: Arc<Region>, side: usize) -> (Producer, Consumer) {
+    let capacity = region.len() / 2 - size_of::<Control>();
+    assert!(capacity > FOR_THE_LAST && capacity.is_multiple_of(128), "a region of {} bytes", region.len());
+    let memory = |ring: usize| RingMemory { region: region.clone(), offset: ring * (size_of::<Control>() + capacity), capacity };
     (Producer { memory: memory(side), head: 0, tail: 0 }, Consumer { memory: memory(1 - side), tail: 0, head: 0 })
 }
 

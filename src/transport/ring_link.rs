@@ -9,7 +9,7 @@ use super::Link;
 use super::ring::{self, Consumer, Producer};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
-use crate::sys::Segment;
+use crate::sys::Region;
 
 /// How the two ends of a pair of rings wake each other.
 pub(super) trait PeerWaker: Send {
@@ -34,9 +34,9 @@ pub(super) struct RingLink<W: PeerWaker> {
 }
 
 impl<W: PeerWaker> RingLink<W> {
-    /// Makes side 0 or 1 of the link over the rings in this segment.
-    pub(super) fn new(segment: Arc<Segment>, side: usize, waker: W) -> RingLink<W> {
-        let (producer, consumer) = ring::pair(segment, side);
+    /// Makes side 0 or 1 of the link over the rings in this region.
+    pub(super) fn new(region: Arc<Region>, side: usize, waker: W) -> RingLink<W> {
+        let (producer, consumer) = ring::pair(region, side);
         RingLink { producer, consumer, waker }
     }
 

@@ -10,7 +10,7 @@ use mio::{Interest, Registry, Token};
 use super::Link;
 use super::ring;
 use super::ring_link::{PeerWaker, RingLink};
-use crate::sys::{LocalStream, Segment};
+use crate::sys::{LocalStream, Region};
 
 /// Bytes of one ring. It is large enough that neither side of a stream waits for each step of the
 /// other, and small enough for the caches and for many links.
@@ -18,30 +18,30 @@ const CAPACITY: usize = 128 << 10;
 
 /// Makes a link, and hands its memory to the peer at the other end of `stream`.
 pub(crate) fn offer(stream: LocalStream) -> io::Result<Box<dyn Link>> {
-    let segment = Segment::create(ring::pair_size(CAPACITY))?;
-    segment.reserve(0..segment.len())?;
-    segment.hand_over(&stream)?;
-    segment.close();
-    Ok(link(segment, 0, stream))
+    let region = Region::create(ring::pair_size(CAPACITY))?;
+    region.reserve(0..region.len())?;
+    region.hand_over(&stream)?;
+    region.close();
+    Ok(link(region, 0, stream))
 }
 
 /// Returns the memory that the peer at the other end of `stream` offers, once it has come. Does not
 /// wait.
-pub(crate) fn offered(stream: &LocalStream) -> io::Result<Option<Segment>> {
-    match Segment::take_over(stream, ring::pair_size(CAPACITY), Instant::now()) {
+pub(crate) fn offered(stream: &LocalStream) -> io::Result<Option<Region>> {
+    match Region::take_over(stream, ring::pair_size(CAPACITY), Instant::now()) {
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
         result => result.map(Some),
     }
 }
 
 /// Makes the link of the peer that received the memory of [`offer`].
-pub(crate) fn accept(stream: LocalStream, segment: Segment) -> Box<dyn Link> {
-    segment.close();
-    link(segment, 1, stream)
+pub(crate) fn accept(stream: LocalStream, region: Region) -> Box<dyn Link> {
+    region.close();
+    link(region, 1, stream)
 }
 
-fn link(segment: Segment, side: usize, stream: LocalStream) -> Box<dyn Link> {
-    Box::new(RingLink::new(Arc::new(segment), side, Socket { stream, gone: false }))
+fn link(region: Region, side: usize, stream: LocalStream) -> Box<dyn Link> {
+    Box::new(RingLink::new(Arc::new(region), side, Socket { stream, gone: false }))
 }
 
 /// Wakes the peer through a socket. Each byte is one wake, and the end of the stream is the end of

@@ -41,8 +41,8 @@ fn shm_pair() -> [Box<dyn Link>; 2] {
         super::shm::offer(LocalStream::connect(&name, std::time::Instant::now() + std::time::Duration::from_secs(60)).unwrap())
             .unwrap();
     let accepted = listener.accept().unwrap();
-    let segment = super::shm::offered(&accepted).unwrap().expect("the memory was handed over before");
-    [offered, super::shm::accept(accepted, segment)]
+    let region = super::shm::offered(&accepted).unwrap().expect("the memory was handed over before");
+    [offered, super::shm::accept(accepted, region)]
 }
 
 /// Returns the length of a message, and whether it is read in place.
@@ -219,13 +219,13 @@ fn a_sleeper_is_woken_by_bytes_and_by_room() {
 #[test]
 fn garbage_in_a_ring_is_an_error() {
     use super::ring;
-    use crate::sys::Segment;
+    use crate::sys::Region;
     for (offset, garbage) in [(0, u64::MAX), (0, 1 << 40), (128, 1 << 40)] {
-        let segment = Arc::new(Segment::heap(ring::pair_size(1024)));
-        let (mut producer, mut consumer) = ring::pair(segment.clone(), 0);
-        for ring in [0, segment.len() / 2] {
-            // SAFETY: the counter is within the segment and aligned.
-            unsafe { segment.at(ring + offset).cast::<u64>().write(garbage) };
+        let region = Arc::new(Region::heap(ring::pair_size(1024)));
+        let (mut producer, mut consumer) = ring::pair(region.clone(), 0);
+        for ring in [0, region.len() / 2] {
+            // SAFETY: the counter is within the region and aligned.
+            unsafe { region.at(ring + offset).cast::<u64>().write(garbage) };
         }
         let read = consumer.peek(1).err();
         let written = (0..40).find_map(|_| producer.push(&[RawSlice::of(&[0u8; 512])]).err());

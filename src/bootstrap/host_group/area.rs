@@ -1,13 +1,13 @@
 //! The areas of communicators: where their flag lines lie.
 //!
 //! The lowest rank of a communicator on a host, its leader, provides the area from a *slab*, a
-//! segment that holds many areas. The other processes map a slab once. An area is used again when
-//! each of its ranks has departed from it or has ended.
+//! region of memory that holds many areas. The other processes map a slab once. An area is used
+//! again when each of its ranks has departed from it or has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::sys::Segment;
+use crate::sys::Region;
 use crate::types::Rank;
 
 /// Bytes of one rank's part of an area.
@@ -40,26 +40,26 @@ fn slab_size(slabs: usize) -> usize {
     (SMALLEST << slabs.min(16)).min(LARGEST)
 }
 
-/// Parts at equal distances in a segment, one for each rank of a communicator on this host.
+/// Parts at equal distances in a region, one for each rank of a communicator on this host.
 #[derive(Clone)]
 pub(crate) struct Parts {
     /// Keeps the memory mapped.
-    _segment: Arc<Segment>,
+    _region: Arc<Region>,
     start: *mut u8,
     stride: usize,
     ranks: usize,
 }
 
-// SAFETY: `start` is an address in a segment that this keeps mapped, and `Segment` itself is Send
-// and Sync.
+// SAFETY: `start` is an address in a region that this keeps mapped, and `Region` itself is Send and
+// Sync.
 unsafe impl Send for Parts {}
 // SAFETY: as above.
 unsafe impl Sync for Parts {}
 
 impl Parts {
-    fn new(segment: Arc<Segment>, base: usize, stride: usize, ranks: usize) -> Parts {
-        assert!(stride >= AREA && ranks > 0 && base + (ranks - 1) * stride + AREA <= segment.len());
-        Parts { start: segment.at(base), _segment: segment, stride, ranks }
+    fn new(region: Arc<Region>, base: usize, stride: usize, ranks: usize) -> Parts {
+        assert!(stride >= AREA && ranks > 0 && base + (ranks - 1) * stride + AREA <= region.len());
+        Parts { start: region.at(base), _region: region, stride, ranks }
     }
 
     /// Returns the start of a rank's part: [`AREA`] bytes, aligned to [`AREA`].
@@ -72,7 +72,7 @@ impl Parts {
     fn departed(&self, rank: usize) -> &AtomicU32 {
         assert!(rank < self.ranks);
         // SAFETY: the word lies within the part and is aligned. The part lives as long as the
-        // segment, was zeroed at first, and this word is accessed through atomics only.
+        // region, was zeroed at first, and this word is accessed through atomics only.
         unsafe { &*self.at(rank).add(DEPARTED).cast() }
     }
 }
@@ -86,16 +86,16 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// An area of parts that lie `stride` bytes apart in a segment. All parts are zeroed, and this
+    /// An area of parts that lie `stride` bytes apart in a region. All parts are zeroed, and this
     /// rank's is reserved.
-    pub(crate) fn new(segment: Arc<Segment>, stride: usize, rank: usize, ranks: usize) -> Area {
-        Area::within(segment, 0, stride, rank, ranks)
+    pub(crate) fn new(region: Arc<Region>, stride: usize, rank: usize, ranks: usize) -> Area {
+        Area::within(region, 0, stride, rank, ranks)
     }
 
     /// As [`Area::new`], from `base` on.
-    pub(super) fn within(segment: Arc<Segment>, base: usize, stride: usize, rank: usize, ranks: usize) -> Area {
+    pub(super) fn within(region: Arc<Region>, base: usize, stride: usize, rank: usize, ranks: usize) -> Area {
         assert!(rank < ranks);
-        Area { parts: Parts::new(segment, base, stride, ranks), rank, is_entered: false }
+        Area { parts: Parts::new(region, base, stride, ranks), rank, is_entered: false }
     }
 
     /// Marks the area as used by this rank until the area is dropped.
@@ -154,7 +154,7 @@ pub(super) struct Slabs {
 
 struct Slab {
     id: u32,
-    segment: Arc<Segment>,
+    region: Arc<Region>,
     /// Which parts are in use.
     used: Vec<bool>,
 }
@@ -169,15 +169,15 @@ struct Lease {
 
 impl Slabs {
     /// Sets parts for `ranks` aside until [`Slabs::confirm`]. If no slab has room, `create` makes
-    /// the segment of a new slab of the given bytes and returns its number, too. Returns
+    /// the region of a new slab of the given bytes and returns its number, too. Returns
     /// [`Offer::NONE`] if it cannot.
-    pub(super) fn offer(&mut self, ranks: usize, create: impl FnOnce(usize) -> Option<(u32, Arc<Segment>)>) -> Offer {
+    pub(super) fn offer(&mut self, ranks: usize, create: impl FnOnce(usize) -> Option<(u32, Arc<Region>)>) -> Offer {
         let (slab, first) = match self.find(ranks) {
             Some(found) => found,
             None => {
                 let len = slab_size(self.all.len()).max(ranks * AREA);
-                let Some((id, segment)) = create(len) else { return Offer::NONE };
-                self.all.push(Slab { id, segment, used: vec![false; len / AREA] });
+                let Some((id, region)) = create(len) else { return Offer::NONE };
+                self.all.push(Slab { id, region, used: vec![false; len / AREA] });
                 (self.all.len() - 1, 0)
             }
         };
@@ -202,17 +202,17 @@ impl Slabs {
     pub(super) fn confirm(&mut self, offer: Offer, ranks: usize, members: &[Rank]) {
         let Some(slab) = self.all.iter().position(|slab| slab.id == offer.slab) else { return };
         let (first, count) = (offer.first as usize, members.len());
-        let Slab { segment, used, .. } = &mut self.all[slab];
+        let Slab { region, used, .. } = &mut self.all[slab];
         used[first + count..first + ranks].fill(false);
         if count > 0 {
-            let parts = Parts::new(segment.clone(), first * AREA, AREA, count);
+            let parts = Parts::new(region.clone(), first * AREA, AREA, count);
             self.leases.push(Lease { slab, parts, first, members: members.to_vec() });
         }
     }
 
-    /// Returns the segment of a slab.
-    pub(super) fn segment(&self, id: u32) -> Option<Arc<Segment>> {
-        self.all.iter().find(|slab| slab.id == id).map(|slab| slab.segment.clone())
+    /// Returns the region of a slab.
+    pub(super) fn region(&self, id: u32) -> Option<Arc<Region>> {
+        self.all.iter().find(|slab| slab.id == id).map(|slab| slab.region.clone())
     }
 
     /// Frees the areas that every rank has left for good: it has departed, or `has_ended` says so.
@@ -226,13 +226,13 @@ impl Slabs {
             }
             let bytes = first * AREA..(first + members.len()) * AREA;
             // A rank that has ended may not have reserved its part.
-            if let Err(error) = all[*slab].segment.reserve(bytes.clone()) {
+            if let Err(error) = all[*slab].region.reserve(bytes.clone()) {
                 tracing::warn!(%error, "cannot reserve shared memory to clear an area; it stays unused");
                 return true;
             }
             // SAFETY: the parts are reserved, and no rank uses them any more.
             unsafe { std::ptr::write_bytes(parts.at(0), 0, bytes.len()) };
-            all[*slab].segment.release(bytes);
+            all[*slab].region.release(bytes);
             all[*slab].used[*first..*first + members.len()].fill(false);
             false
         });

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::area::{AREA, Area, Offer, Slabs};
 use super::lender::Lender;
 use super::stage::{FIRST, HOME, Holder, KEPT, STAGE, Stage, Stages};
-use crate::sys::{ProcessWatch, Segment};
+use crate::sys::{ProcessWatch, Region};
 use crate::types::Rank;
 
 /// Asks whether a stage's last readers have finished.
@@ -22,16 +22,16 @@ pub(crate) type Readers = Box<dyn Fn(&HostGroup) -> bool + Send>;
 pub(crate) struct HostGroup {
     rank: Rank,
     members: Vec<Rank>,
-    /// The first segment, with [`HOME`] bytes for each member. It stays open, because stages extend
+    /// The first region, with [`HOME`] bytes for each member. It stays open, because stages extend
     /// it.
-    home: Arc<Segment>,
+    home: Arc<Region>,
     lender: Arc<dyn Lender>,
-    /// Segments of other ranks, by owner and number.
-    fetched: Mutex<HashMap<(Rank, u32), Arc<Segment>>>,
+    /// Regions of other ranks, by owner and number.
+    fetched: Mutex<HashMap<(Rank, u32), Arc<Region>>>,
     slabs: Mutex<Slabs>,
     stages: Mutex<Stages<Readers>>,
     /// Stages of other ranks, by owner and number.
-    mapped: Mutex<HashMap<(Rank, u32), Arc<Segment>>>,
+    mapped: Mutex<HashMap<(Rank, u32), Arc<Region>>>,
     watches: Mutex<HashMap<u32, Arc<Watch>>>,
     /// What ranks have measured together, encoded by the module that measures.
     tuning: Mutex<HashMap<Box<[Rank]>, u64>>,
@@ -49,7 +49,7 @@ enum Watch {
 impl HostGroup {
     /// Makes the host group of `members`, which share `home`. This rank has reserved its part of
     /// it.
-    pub(crate) fn new(rank: Rank, members: Vec<Rank>, home: Arc<Segment>, lender: Arc<dyn Lender>) -> HostGroup {
+    pub(crate) fn new(rank: Rank, members: Vec<Rank>, home: Arc<Region>, lender: Arc<dyn Lender>) -> HostGroup {
         assert!(home.len() >= members.len() * HOME);
         let index = members.iter().position(|&member| member == rank).expect("the rank is a member of its host group");
         let stages = Mutex::new(Stages::new(&home, index));
@@ -73,15 +73,15 @@ impl HostGroup {
     }
 
     /// Creates memory for the ranks of this host.
-    pub(crate) fn create(&self, len: usize) -> io::Result<Arc<Segment>> {
-        Segment::create_like(&self.home, len).map(Arc::new)
+    pub(crate) fn create(&self, len: usize) -> io::Result<Arc<Region>> {
+        Region::create_like(&self.home, len).map(Arc::new)
     }
 
-    /// Lets the other ranks of this host fetch a segment; returns its number.
-    pub(crate) fn lend(&self, segment: &Arc<Segment>) -> u32 {
+    /// Lets the other ranks of this host fetch a region; returns its number.
+    pub(crate) fn lend(&self, region: &Arc<Region>) -> u32 {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        self.lender.lend(id, segment);
+        self.lender.lend(id, region);
         id
     }
 
@@ -89,19 +89,19 @@ impl HostGroup {
         self.lender.withdraw(id);
     }
 
-    /// Maps a segment of another rank for the caller alone.
-    pub(crate) fn fetch_once(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Segment>> {
+    /// Maps a region of another rank for the caller alone.
+    pub(crate) fn fetch_once(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Region>> {
         self.lender.fetch(owner, id, deadline)
     }
 
-    /// Maps a segment of another rank. It stays mapped as long as this host group lives.
-    fn fetch(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Segment>> {
-        if let Some(segment) = self.fetched.lock().get(&(owner, id)) {
-            return Ok(segment.clone());
+    /// Maps a region of another rank. It stays mapped as long as this host group lives.
+    fn fetch(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Region>> {
+        if let Some(region) = self.fetched.lock().get(&(owner, id)) {
+            return Ok(region.clone());
         }
-        let segment = self.lender.fetch(owner, id, deadline)?;
-        // If two threads fetch the segment at the same time, both get the mapping that is kept.
-        Ok(self.fetched.lock().entry((owner, id)).or_insert(segment).clone())
+        let region = self.lender.fetch(owner, id, deadline)?;
+        // If two threads fetch the region at the same time, both get the mapping that is kept.
+        Ok(self.fetched.lock().entry((owner, id)).or_insert(region).clone())
     }
 
     /// Returns whether the process of a rank is known to have ended.
@@ -140,10 +140,10 @@ impl HostGroup {
     pub(crate) fn offer(&self, ranks: usize) -> Offer {
         let mut slabs = self.slabs.lock();
         slabs.reclaim(|member| member != self.rank && self.has_ended(member));
-        slabs.offer(ranks, |len| match Segment::create_like(&self.home, len) {
-            Ok(segment) => {
-                let segment = Arc::new(segment);
-                Some((self.lend(&segment), segment))
+        slabs.offer(ranks, |len| match Region::create_like(&self.home, len) {
+            Ok(region) => {
+                let region = Arc::new(region);
+                Some((self.lend(&region), region))
             }
             Err(error) => {
                 tracing::warn!(%error, bytes = len, "cannot create shared memory for communicators");
@@ -160,17 +160,17 @@ impl HostGroup {
 
     /// Returns the area that `owner` offers, and reserves this rank's part of it.
     pub(crate) fn accept(&self, owner: Rank, offer: Offer, rank: usize, ranks: usize, until: Instant) -> io::Result<Area> {
-        let segment = match owner == self.rank {
-            true => self.slabs.lock().segment(offer.slab).ok_or(io::ErrorKind::NotFound)?,
+        let region = match owner == self.rank {
+            true => self.slabs.lock().region(offer.slab).ok_or(io::ErrorKind::NotFound)?,
             false => self.fetch(owner, offer.slab, until)?,
         };
         let base = offer.first as usize * AREA;
         // The offer comes from a peer, and is untrusted.
-        if ranks.checked_mul(AREA).and_then(|len| len.checked_add(base)).is_none_or(|end| end > segment.len()) {
+        if ranks.checked_mul(AREA).and_then(|len| len.checked_add(base)).is_none_or(|end| end > region.len()) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        segment.reserve(base + rank * AREA..base + (rank + 1) * AREA)?;
-        Ok(Area::within(segment, base, AREA, rank, ranks))
+        region.reserve(base + rank * AREA..base + (rank + 1) * AREA)?;
+        Ok(Area::within(region, base, AREA, rank, ranks))
     }
 }
 
@@ -242,7 +242,7 @@ impl HostGroup {
         Ok(mapped.entry((owner, id)).or_insert(stage).at(0))
     }
 
-    /// Returns where behind the first segment a stage lies. The number may come from a peer; `None`
+    /// Returns where behind the first region a stage lies. The number may come from a peer; `None`
     /// if no stage has it.
     fn extension(&self, owner: Rank, id: u32) -> Option<Range<usize>> {
         let number = usize::try_from(id.checked_sub(FIRST + 1)?).ok()?;

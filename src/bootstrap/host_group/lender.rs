@@ -1,22 +1,22 @@
-//! How the processes of a host map each other's segments.
+//! How the processes of a host map each other's regions of memory.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::sys::Segment;
+use crate::sys::Region;
 use crate::types::Rank;
 
-/// Lends segments to the other ranks of this host, and maps theirs. Ranks are those of the job.
+/// Lends regions to the other ranks of this host, and maps theirs. Ranks are those of the job.
 pub(crate) trait Lender: Send + Sync {
-    /// Lets the other ranks of this host fetch a segment of this rank.
-    fn lend(&self, id: u32, segment: &Arc<Segment>);
+    /// Lets the other ranks of this host fetch a region of this rank.
+    fn lend(&self, id: u32, region: &Arc<Region>);
 
-    /// Ends [`Lender::lend`]. Ranks that have fetched the segment keep it.
+    /// Ends [`Lender::lend`]. Ranks that have fetched the region keep it.
     fn withdraw(&self, id: u32);
 
-    /// Maps a segment that another rank of this host lends. Fails with `TimedOut` at the deadline.
-    fn fetch(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Segment>>;
+    /// Maps a region that another rank of this host lends. Fails with `TimedOut` at the deadline.
+    fn fetch(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Region>>;
 
     /// Returns the process of a rank, if this process can watch it.
     fn process(&self, rank: Rank) -> Option<u32>;

@@ -13,17 +13,17 @@ use std::io;
 use std::sync::{Arc, Weak};
 
 use super::area::AREA;
-use crate::sys::Segment;
+use crate::sys::Region;
 
 /// Bytes of a stage.
 pub(crate) const STAGE: usize = 1 << 20;
 
-/// Bytes that each rank has in the first segment of a host: an area for the communicator of all
+/// Bytes that each rank has in the first region of a host: an area for the communicator of all
 /// ranks, and a first stage.
 pub(crate) const HOME: usize = AREA + STAGE;
 
-/// The number of a rank's first stage, which lies in the first segment of its host. The other
-/// stages extend that segment.
+/// The number of a rank's first stage, which lies in the first region of its host. The other stages
+/// extend that region.
 pub(crate) const FIRST: u32 = 1;
 
 /// How many stages of each rank the limit on the size of files must allow. Otherwise the process
@@ -43,13 +43,13 @@ pub(crate) const KEPT: usize = 4;
 pub(crate) struct Stage {
     /// Its number among the stages of the process.
     pub(crate) id: u32,
-    pub(super) segment: Arc<Segment>,
+    pub(super) region: Arc<Region>,
     pub(super) offset: usize,
 }
 
 impl Stage {
     pub(crate) fn base(&self) -> *mut u8 {
-        self.segment.at(self.offset)
+        self.region.at(self.offset)
     }
 }
 
@@ -72,8 +72,8 @@ pub(super) struct Stages<R> {
 
 impl<R> Stages<R> {
     /// Begins with the first stage of the member of the host at `index`.
-    pub(super) fn new(home: &Arc<Segment>, index: usize) -> Stages<R> {
-        let first = Stage { id: FIRST, segment: home.clone(), offset: index * HOME + AREA };
+    pub(super) fn new(home: &Arc<Region>, index: usize) -> Stages<R> {
+        let first = Stage { id: FIRST, region: home.clone(), offset: index * HOME + AREA };
         Stages { free: vec![first], parked: Vec::new(), holders: Vec::new(), count: 1 }
     }
 
@@ -100,12 +100,12 @@ impl<R> Stages<R> {
         self.free.pop()
     }
 
-    /// Makes a stage of the segment that `create` returns for its number.
-    pub(super) fn add(&mut self, create: impl FnOnce(u32) -> io::Result<Arc<Segment>>) -> io::Result<Stage> {
+    /// Makes a stage of the region that `create` returns for its number.
+    pub(super) fn add(&mut self, create: impl FnOnce(u32) -> io::Result<Arc<Region>>) -> io::Result<Stage> {
         let id = FIRST + self.count as u32;
-        let segment = create(id)?;
+        let region = create(id)?;
         self.count += 1;
-        Ok(Stage { id, segment, offset: 0 })
+        Ok(Stage { id, region, offset: 0 })
     }
 
     /// Takes a stage from a holder that gives it up. Asks the holders in the order in which they

@@ -1,5 +1,5 @@
-//! How a process maps a segment of another: it connects to that one's local listener, whose thread
-//! hands the descriptor over, whatever operation the owner is in.
+//! How a process maps a shared-memory region of another: it connects to that one's local listener,
+//! whose thread hands the descriptor over, whatever operation the owner is in.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use super::process::Network;
 use crate::bootstrap::host_group::Lender;
 use crate::bootstrap::listener::handshake::Purpose;
 use crate::bootstrap::listener::{self, DialError};
-use crate::sys::Segment;
+use crate::sys::Region;
 use crate::types::Rank;
 
 /// The pause before an attempt whose predecessor was cut short.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Lends segments between processes.
+/// Lends regions between processes.
 pub(crate) struct NetworkLender {
     pub(crate) network: Arc<Network>,
 }
 
 impl NetworkLender {
-    fn fetch_once(&self, owner: Rank, id: u32, deadline: Instant) -> Result<Arc<Segment>, DialError> {
-        let (name, identity, hello) = self.network.local(Purpose::Segment, id.into(), owner);
+    fn fetch_once(&self, owner: Rank, id: u32, deadline: Instant) -> Result<Arc<Region>, DialError> {
+        let (name, identity, hello) = self.network.local(Purpose::Region, id.into(), owner);
         let stream = listener::dial_local(name, identity, &hello, deadline)?;
         let not_lent = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => io::ErrorKind::NotFound.into(),
@@ -31,27 +31,27 @@ impl NetworkLender {
         let mut len = [0; 8];
         stream.until(deadline).read_exact(&mut len).map_err(not_lent)?;
         let len = usize::try_from(u64::from_le_bytes(len)).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-        Ok(Arc::new(Segment::take_over(&stream, len, deadline)?))
+        Ok(Arc::new(Region::take_over(&stream, len, deadline)?))
     }
 }
 
 impl Lender for NetworkLender {
-    fn lend(&self, id: u32, segment: &Arc<Segment>) {
-        self.network.lent().insert(id, segment.clone());
+    fn lend(&self, id: u32, region: &Arc<Region>) {
+        self.network.lent().insert(id, region.clone());
     }
 
     fn withdraw(&self, id: u32) {
         self.network.lent().remove(id);
     }
 
-    fn fetch(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Segment>> {
+    fn fetch(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Region>> {
         loop {
             let error = match self.fetch_once(owner, id, deadline) {
-                Ok(segment) => return Ok(segment),
+                Ok(region) => return Ok(region),
                 Err(DialError::Connect(error)) => return Err(error),
                 Err(DialError::Io(error)) => error,
                 Err(DialError::Refused(refusal)) => {
-                    tracing::warn!(?refusal, owner, "a rank of this host refuses to lend a segment");
+                    tracing::warn!(?refusal, owner, "a rank of this host refuses to lend shared memory");
                     return Err(io::ErrorKind::PermissionDenied.into());
                 }
             };

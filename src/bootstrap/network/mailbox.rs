@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mio::Waker;
 use parking_lot::{Condvar, Mutex};
 
-use super::lent::LentSegments;
+use super::lent::LentRegions;
 use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Handler, Stream};
 use crate::error::Cause;
@@ -28,7 +28,7 @@ pub(crate) struct Mailbox {
     /// What to wake when a connection arrives for a communicator.
     wakers: Mutex<HashMap<u64, Arc<Waker>>>,
     /// What the other ranks of this host may map.
-    pub(super) lent: LentSegments,
+    pub(super) lent: LentRegions,
 }
 
 type Arrival = (Hello, Stream);
@@ -157,7 +157,7 @@ impl Handler for Dispatcher {
         match hello.purpose {
             // The peer sees the link close, and asks why.
             Purpose::Link if self.board.has_left(hello.comm_id, self.rank) => {}
-            Purpose::Segment => self.mailbox.lent.hand_over(hello.comm_id, &stream),
+            Purpose::Region => self.mailbox.lent.hand_over(hello.comm_id, &stream),
             _ => self.mailbox.admit(hello, stream),
         }
     }

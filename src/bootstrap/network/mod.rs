@@ -1,5 +1,5 @@
 //! How the ranks of a job that are processes reach each other: connections in, connections out,
-//! links, queries and segments.
+//! links, queries and shared memory.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `mailbox` | keeps the connections that came in until they are asked for |
 //! | `opener` | opens the links of a communicator |
 //! | `control` | sends queries to peers beside the operations |
-//! | `lent`, `lender` | the segments that other ranks may map; how they are fetched |
+//! | `lent`, `lender` | the regions of memory that other ranks may map; how they are fetched |
 
 mod control;
 mod lender;

@@ -139,9 +139,9 @@ impl NetworkOpener {
                     self.offering.insert(peer, stream);
                     return Ok(None);
                 }
-                Ok(Some(segment)) => {
+                Ok(Some(region)) => {
                     registry.deregister(&mut stream).map_err(NoLink::Own)?;
-                    return Ok(Some(shm::accept(stream, segment)));
+                    return Ok(Some(shm::accept(stream, region)));
                 }
                 // The peer has no memory for a link, and connects through the network next.
                 Err(error) if is_end_of_peer(&error) => {}

@@ -7,7 +7,7 @@ use std::time::Instant;
 use mio::net::TcpStream;
 use mio::{Events, Poll, Token};
 
-use super::lent::LentSegments;
+use super::lent::LentRegions;
 use super::mailbox::{CHECK_INTERVAL, Mailbox};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
@@ -59,7 +59,7 @@ impl LinkSettings {
 }
 
 impl Network {
-    pub(super) fn lent(&self) -> &LentSegments {
+    pub(super) fn lent(&self) -> &LentRegions {
         &self.mailbox.lent
     }
 

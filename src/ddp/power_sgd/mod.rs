@@ -59,7 +59,7 @@ struct Matrix {
 }
 
 impl PowerSgd {
-    /// Compresses to matrices of this rank: 1, 2 or 4 are usual.
+    /// Compresses to matrices of this rank: 1, 2 or 4 are usual. 0 counts as 1.
     pub fn new(rank: usize) -> PowerSgd {
         PowerSgd { rank: rank.max(1), start_after: 0, factors: HashMap::new(), scratch: [None, None] }
     }

@@ -47,11 +47,11 @@ impl OnDevices<'_> {
         Ok(self.core.devices.on_device.as_ref().and_then(|area| area.addresses.clone()))
     }
 
-    /// All-reduces buffers that only their own ranks can reach, piece by piece. Each rank copies
-    /// into its area the chunks that its peers reduce. It reduces its own chunk from its buffer and
-    /// its peers' areas into its buffer and its area, and copies the other chunks from its peers'
-    /// areas. Each byte moves twice as often as in buffers that all ranks can reach, which is the
-    /// least.
+    /// All-reduces buffers that only their own ranks can reach, segment by segment. Each rank
+    /// copies into its area the chunks that its peers reduce. It reduces its own chunk from its
+    /// buffer and its peers' areas into its buffer and its area, and copies the other chunks from
+    /// its peers' areas. Each byte moves twice as often as in buffers that all ranks can reach,
+    /// which is the least.
     ///
     /// # Safety
     ///
@@ -61,27 +61,27 @@ impl OnDevices<'_> {
         let (rank, world, size) = (self.rank, self.world, dtype.size());
         let (send, recv) = (send.ptr.addr() as u64, recv.ptr.addr() as u64);
         let redop = redop.expect("an all-reduce reduces");
-        // Half of an area: peers still copy this rank's chunk of the previous piece from the other
-        // half.
-        let per_piece = DEVICE_AREA / 2 / size;
-        for (i, start) in (0..count).step_by(per_piece).enumerate() {
+        // Half of an area: peers still copy this rank's chunk of the previous segment from the
+        // other half.
+        let per_segment = DEVICE_AREA / 2 / size;
+        for (i, start) in (0..count).step_by(per_segment).enumerate() {
             let half = ((i % 2) * (DEVICE_AREA / 2)) as u64;
             let area = |rank: Rank| areas[rank] + half;
-            let len = per_piece.min(count - start);
+            let len = per_segment.min(count - start);
             let slice = |rank: Rank| {
                 let (at, len) = direct::slice(len, size, world, rank);
                 ((at * size) as u64, len)
             };
             let others = || (1..world).map(|i| (rank + i) % world).filter(|&peer| slice(peer).1 > 0);
-            let piece = (start * size) as u64;
+            let segment = (start * size) as u64;
             let lanes = self.lanes()?;
             let (device, stream) = (&lanes.device, lanes.back.id);
             for peer in others() {
                 let (at, len) = slice(peer);
-                // SAFETY: chunks are within the piece, pieces within the buffer and within half the
-                // area. No rank reads that half: before the last barrier of the previous piece, all
-                // ranks had finished the piece before it.
-                unsafe { device.copy(stream, send + piece + at, area(rank) + at, len * size)? };
+                // SAFETY: chunks are within the segment, segments within the buffer and within half
+                // the area. No rank reads that half: before the last barrier of the previous
+                // segment, all ranks had finished the segment before it.
+                unsafe { device.copy(stream, send + segment + at, area(rank) + at, len * size)? };
             }
             lanes.finish()?;
             self.synchronise()?;
@@ -90,9 +90,9 @@ impl OnDevices<'_> {
             let (device, stream) = (&lanes.device, lanes.back.id);
             let (at, count) = slice(rank);
             if count > 0 {
-                let own = |peer: Rank| if peer == rank { send + piece + at } else { area(peer) + at };
+                let own = |peer: Rank| if peer == rank { send + segment + at } else { area(peer) + at };
                 let sources: Vec<Address> = (0..world).map(own).collect();
-                let targets = [recv + piece + at, area(rank) + at];
+                let targets = [recv + segment + at, area(rank) + at];
                 let reduction = Reduction { dtype, redop, sources: &sources, targets: &targets, count, divisor: world };
                 // SAFETY: all ranks have copied what is read. No rank reads this rank's chunk of
                 // its area yet.
@@ -106,7 +106,7 @@ impl OnDevices<'_> {
                 let (at, len) = slice(peer);
                 // SAFETY: the peer has reduced it, and writes there again only after a barrier that
                 // follows this copy.
-                unsafe { device.copy(stream, area(peer) + at, recv + piece + at, len * size)? };
+                unsafe { device.copy(stream, area(peer) + at, recv + segment + at, len * size)? };
             }
         }
         let lanes = self.lanes()?;

@@ -10,11 +10,11 @@ use crate::exec::call::Call;
 use crate::exec::device_state::until_done;
 use crate::exec::lent::Lent;
 use crate::exec::state::CommState;
-use crate::sys::Segment;
+use crate::sys::Region;
 
 /// A message in host memory, on its way from or to a device.
 pub(in crate::exec) struct Staged {
-    memory: Arc<Segment>,
+    memory: Arc<Region>,
     /// Where the device wants what was received; empty for a send.
     to: RawSliceMut,
     lent: Arc<Lent>,
@@ -34,7 +34,7 @@ impl Staged {
         shared.until_ready(call, &lent, None)?;
         let (send, recv) = (call.send, call.recv);
         let problem = ArgumentError::TooMany { count: call.count };
-        let memory = Segment::try_heap(send.len.max(recv.len).max(1)).ok_or(Error::Argument { op: call.op, problem })?;
+        let memory = Region::try_heap(send.len.max(recv.len).max(1)).ok_or(Error::Argument { op: call.op, problem })?;
         let timeout = call.timeout.unwrap_or(shared.info.timeout);
         let mut staged = Staged { memory: Arc::new(memory), to: RawSliceMut::EMPTY, lent, timeout };
         let [sends, receives] = staged.lent.on_device;

@@ -7,8 +7,9 @@
 //!   ("direct").
 //! - If they cannot, because memory belongs to one of CUDA's pools, an all-reduce passes through
 //!   areas on the devices that all ranks can reach.
-//! - Otherwise the operation is cut into pieces that pass through pinned host memory. While one
-//!   piece is reduced there, the next one comes from the device and the previous one returns to it.
+//! - Otherwise the operation is cut into segments that pass through pinned host memory. While one
+//!   segment is reduced there, the next one comes from the device and the previous one returns to
+//!   it.
 //!
 //! The host waits for devices, and ranks wait for each other on the host. No stream waits for
 //! another process, because a stream that waits for a process which has died never continues. The

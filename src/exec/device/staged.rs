@@ -1,16 +1,16 @@
-//! Collectives on device memory through host memory: as a whole, or piece by piece.
+//! Collectives on device memory through host memory: as a whole, or segment by segment.
 
 use super::operation::{OnDevices, SHORT};
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::cuda::pieces::{Cut, Piece, Row};
+use crate::cuda::segments::{Cut, Row, Segment};
 use crate::error::{ArgumentError, Error, Result};
 use crate::exec::call::Call;
 use crate::exec::device_state::{Area, SLOTS};
 use crate::types::Op;
 
-/// Bytes of a piece: enough that starting a copy does not count, and few enough that the first and
-/// the last piece, which overlap with nothing, do not count either.
-const PIECE: usize = 2 << 20;
+/// Bytes of a segment: enough that starting a copy does not count, and few enough that the first
+/// and the last segment, which overlap with nothing, do not count either.
+const SEGMENT: usize = 2 << 20;
 
 /// Bytes of host memory that stay for whole calls: enough for both buffers of a short one.
 const SCRATCH: usize = 4 * SHORT as usize;
@@ -26,7 +26,7 @@ impl OnDevices<'_> {
         unsafe {
             match self.call.op {
                 Op::AllGatherV | Op::ReduceScatterV => self.whole(),
-                _ => self.in_pieces(),
+                _ => self.in_segments(),
             }
         }
     }
@@ -85,18 +85,18 @@ impl OnDevices<'_> {
         Ok(())
     }
 
-    /// Piece by piece through host memory; all ranks cut the same pieces.
-    unsafe fn in_pieces(&mut self) -> Result<()> {
+    /// Segment by segment through host memory; all ranks cut the same segments.
+    unsafe fn in_segments(&mut self) -> Result<()> {
         let Call { op, dtype, root, count, .. } = *self.call;
         let cut = Cut { op, rank: self.rank, world: self.world, root, count, size: dtype.size() };
-        let slot_len = PIECE.max(cut.width());
+        let slot_len = SEGMENT.max(cut.width());
         self.prepare_area(SLOTS * slot_len)?;
-        let pieces: Vec<Piece> = cut.pieces(PIECE).collect();
-        // SAFETY: passed on; a slot is used for one piece after the other.
+        let segments: Vec<Segment> = cut.segments(SEGMENT).collect();
+        // SAFETY: passed on; a slot is used for one segment after the other.
         unsafe {
-            self.bring(&pieces[0], 0, slot_len)?;
-            for (i, piece) in pieces.iter().enumerate() {
-                if let Some(next) = pieces.get(i + 1) {
+            self.bring(&segments[0], 0, slot_len)?;
+            for (i, segment) in segments.iter().enumerate() {
+                if let Some(next) = segments.get(i + 1) {
                     let slot = (i + 1) % SLOTS;
                     if i + 1 >= SLOTS {
                         self.until(slot, false)?;
@@ -105,17 +105,17 @@ impl OnDevices<'_> {
                 }
                 let slot = i % SLOTS;
                 self.until(slot, true)?;
-                self.reduce_piece(piece, slot, slot_len)?;
-                self.take_back(piece, slot, slot_len)?;
+                self.reduce_segment(segment, slot, slot_len)?;
+                self.take_back(segment, slot, slot_len)?;
             }
-            for slot in 0..SLOTS.min(pieces.len()) {
+            for slot in 0..SLOTS.min(segments.len()) {
                 self.until(slot, false)?;
             }
         }
         Ok(())
     }
 
-    /// Waits until a slot's piece has come from the device, or has returned to it.
+    /// Waits until a slot's segment has come from the device, or has returned to it.
     fn until(&mut self, slot: usize, has_come: bool) -> Result<()> {
         let [out, back] = self.call.lent.as_ref().map_or([false; 2], |lent| lent.on_device);
         if !(if has_come { out } else { back }) {
@@ -125,51 +125,51 @@ impl OnDevices<'_> {
         lanes.until_done(if has_come { &lanes.outs[slot] } else { &lanes.backs[slot] })
     }
 
-    /// Starts the copies of a piece from this rank's send buffer.
-    unsafe fn bring(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
+    /// Starts the copies of a segment from this rank's send buffer.
+    unsafe fn bring(&mut self, segment: &Segment, slot: usize, slot_len: usize) -> Result<()> {
         let Call { send, .. } = *self.call;
         let memory = self.slot(slot, slot_len);
         if !self.call.lent.as_ref().is_some_and(|lent| lent.on_device[0]) {
-            for &Row { of_buffer, of_piece, len } in &piece.out {
+            for &Row { of_buffer, of_segment, len } in &segment.out {
                 // SAFETY: rows are within the buffer, and within the slot, which is apart from it.
-                unsafe { std::ptr::copy_nonoverlapping(send.skip(of_buffer).ptr, memory.add(of_piece), len) };
+                unsafe { std::ptr::copy_nonoverlapping(send.skip(of_buffer).ptr, memory.add(of_segment), len) };
             }
             return Ok(());
         }
         let lanes = self.lanes()?;
-        for &Row { of_buffer, of_piece, len } in &piece.out {
+        for &Row { of_buffer, of_segment, len } in &segment.out {
             // SAFETY: as above; the slot is not touched until the event is done.
-            unsafe { lanes.device.copy_out(lanes.out.id, send.skip(of_buffer).ptr.addr() as u64, memory.add(of_piece), len)? };
+            unsafe { lanes.device.copy_out(lanes.out.id, send.skip(of_buffer).ptr.addr() as u64, memory.add(of_segment), len)? };
         }
         lanes.outs[slot].record(lanes.out.id)
     }
 
-    unsafe fn reduce_piece(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
+    unsafe fn reduce_segment(&mut self, segment: &Segment, slot: usize, slot_len: usize) -> Result<()> {
         let memory = self.slot(slot, slot_len);
-        let mut call = Call { lent: None, on_behalf_of: Some(self.call.op), count: piece.count, ..self.call.clone() };
+        let mut call = Call { lent: None, on_behalf_of: Some(self.call.op), count: segment.count, ..self.call.clone() };
         // SAFETY: both are within the slot.
         unsafe {
-            call.send = RawSlice { ptr: memory.add(piece.send.start), len: piece.send.len() };
-            call.recv = RawSliceMut { ptr: memory.add(piece.recv.start), len: piece.recv.len() };
+            call.send = RawSlice { ptr: memory.add(segment.send.start), len: segment.send.len() };
+            call.recv = RawSliceMut { ptr: memory.add(segment.recv.start), len: segment.recv.len() };
             self.on_host(&call)
         }
     }
 
-    /// Starts the copies of a piece to this rank's receive buffer.
-    unsafe fn take_back(&mut self, piece: &Piece, slot: usize, slot_len: usize) -> Result<()> {
+    /// Starts the copies of a segment to this rank's receive buffer.
+    unsafe fn take_back(&mut self, segment: &Segment, slot: usize, slot_len: usize) -> Result<()> {
         let Call { recv, .. } = *self.call;
         let memory = self.slot(slot, slot_len);
         if !self.call.lent.as_ref().is_some_and(|lent| lent.on_device[1]) {
-            for &Row { of_buffer, of_piece, len } in &piece.back {
+            for &Row { of_buffer, of_segment, len } in &segment.back {
                 // SAFETY: rows are within the buffer, and within the slot, which is apart from it.
-                unsafe { std::ptr::copy_nonoverlapping(memory.add(of_piece), recv.skip(of_buffer).ptr, len) };
+                unsafe { std::ptr::copy_nonoverlapping(memory.add(of_segment), recv.skip(of_buffer).ptr, len) };
             }
             return Ok(());
         }
         let lanes = self.lanes()?;
-        for &Row { of_buffer, of_piece, len } in &piece.back {
+        for &Row { of_buffer, of_segment, len } in &segment.back {
             // SAFETY: as above; the slot is not touched until the event is done.
-            unsafe { lanes.device.copy_in(lanes.back.id, memory.add(of_piece), recv.skip(of_buffer).ptr.addr() as u64, len)? };
+            unsafe { lanes.device.copy_in(lanes.back.id, memory.add(of_segment), recv.skip(of_buffer).ptr.addr() as u64, len)? };
         }
         lanes.backs[slot].record(lanes.back.id)
     }
@@ -178,7 +178,7 @@ impl OnDevices<'_> {
         self.core.devices.area.as_ref().expect("it was prepared").at(slot * slot_len)
     }
 
-    /// Prepares host memory for pieces, on all ranks.
+    /// Prepares host memory for segments, on all ranks.
     fn prepare_area(&mut self, len: usize) -> Result<()> {
         // All ranks decide alike whether the area is long enough, because they made the same calls.
         if self.core.devices.area.as_ref().is_none_or(|area| area.memory.part < len) {

@@ -23,7 +23,7 @@ enum Path {
     Staged,
 }
 
-/// Elements of the buffer, or of one block: a short one, a large one, and one of several pieces.
+/// Elements of the buffer, or of one block: a short one, a large one, and one of several segments.
 const COUNTS: [usize; 3] = [3, 40_001, 700_000];
 
 fn run_on(device: &Arc<FakeDevice>, path: Path, world: usize, body: impl Fn(&Communicator, Rank) + Sync) {

@@ -192,7 +192,7 @@ impl Drop for Mapping {
             return;
         }
         // SAFETY: `map` mapped this address with this length. Every user of an address in it also
-        // holds the segment.
+        // holds the region.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::debug!(%error, "cannot unmap memory");
         }

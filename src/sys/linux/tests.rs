@@ -161,8 +161,8 @@ fn memory_is_handed_over_while_it_is_reserved() {
     let peer = LocalStream::connect(&name, deadline).unwrap();
     let stream = listener.accept().unwrap();
     struct Shared(Mapping);
-    // SAFETY: the test calls only methods that touch no memory, and `Segment` shares mappings in
-    // the same way.
+    // SAFETY: the test calls only methods that touch no memory, and `Region` shares mappings in the
+    // same way.
     unsafe impl Sync for Shared {}
     let shared = Shared(Mapping::create(LEN).unwrap());
     let (shared, mapping) = (&shared, &shared.0);

@@ -1,4 +1,4 @@
-//! Memory that several ranks map.
+//! Regions of memory that several ranks share.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::HashMap;
@@ -44,9 +44,9 @@ impl PageSize {
     }
 }
 
-/// Memory that several ranks share, in one process or in several. It starts zeroed, and is freed
-/// when the last of them drops it or ends.
-pub(crate) struct Segment {
+/// A region of memory that several ranks share, in one process or in several. It starts zeroed, and
+/// is freed when the last of them drops it or ends.
+pub(crate) struct Region {
     base: NonNull<u8>,
     len: usize,
     kind: Kind,
@@ -55,42 +55,42 @@ pub(crate) struct Segment {
 enum Kind {
     /// Ranks of one process share the allocation. Extensions are separate allocations, by their
     /// ranges of bytes.
-    Heap { extensions: Mutex<HashMap<Range<usize>, Arc<Segment>>> },
+    Heap { extensions: Mutex<HashMap<Range<usize>, Arc<Region>>> },
     /// Every process maps the same memory.
     Mapped(Mapping),
 }
 
-// SAFETY: a segment is memory at a fixed address. All access goes through raw pointers and atomics,
+// SAFETY: a region is memory at a fixed address. All access goes through raw pointers and atomics,
 // whose users synchronise.
-unsafe impl Send for Segment {}
+unsafe impl Send for Region {}
 // SAFETY: as above.
-unsafe impl Sync for Segment {}
+unsafe impl Sync for Region {}
 
 /// A deadline far longer than it takes to reserve memory of the sizes that the library chooses.
 const LONG: Duration = Duration::from_secs(60);
 
-impl Segment {
+impl Region {
     /// Allocates memory for the ranks of this process.
-    pub(crate) fn heap(len: usize) -> Segment {
-        Segment::try_heap(len).unwrap_or_else(|| handle_alloc_error(Segment::layout(len)))
+    pub(crate) fn heap(len: usize) -> Region {
+        Region::try_heap(len).unwrap_or_else(|| handle_alloc_error(Region::layout(len)))
     }
 
-    /// As [`Segment::heap`]; `None` if there is not enough memory.
-    pub(crate) fn try_heap(len: usize) -> Option<Segment> {
+    /// As [`Region::heap`]; `None` if there is not enough memory.
+    pub(crate) fn try_heap(len: usize) -> Option<Region> {
         // SAFETY: the layout's size is not zero.
-        let base = NonNull::new(unsafe { alloc_zeroed(Segment::layout(len)) })?;
-        Some(Segment { base, len, kind: Kind::Heap { extensions: Mutex::default() } })
+        let base = NonNull::new(unsafe { alloc_zeroed(Region::layout(len)) })?;
+        Some(Region { base, len, kind: Kind::Heap { extensions: Mutex::default() } })
     }
 
     fn layout(len: usize) -> Layout {
-        Layout::from_size_align(len.max(1), PageSize::system().bytes()).expect("segments are smaller than the address space")
+        Layout::from_size_align(len.max(1), PageSize::system().bytes()).expect("regions are smaller than the address space")
     }
 
-    /// Creates memory that [`Segment::hand_over`] gives to other processes. It has no name and
+    /// Creates memory that [`Region::hand_over`] gives to other processes. It has no name and
     /// leaves nothing behind.
-    pub(crate) fn create(len: usize) -> io::Result<Segment> {
+    pub(crate) fn create(len: usize) -> io::Result<Region> {
         let mapping = Mapping::create(len)?;
-        Ok(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
+        Ok(Region { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
     /// Fails if this process may not make files of this size. The limit on files includes memory
@@ -99,11 +99,11 @@ impl Segment {
         platform::check_file_size(len)
     }
 
-    /// Creates memory for the same ranks as those of another segment.
-    pub(crate) fn create_like(other: &Segment, len: usize) -> io::Result<Segment> {
+    /// Creates memory for the same ranks as those of another region.
+    pub(crate) fn create_like(other: &Region, len: usize) -> io::Result<Region> {
         match other.kind {
-            Kind::Heap { .. } => Segment::try_heap(len).ok_or_else(|| io::ErrorKind::OutOfMemory.into()),
-            Kind::Mapped(_) => Segment::create(len),
+            Kind::Heap { .. } => Region::try_heap(len).ok_or_else(|| io::ErrorKind::OutOfMemory.into()),
+            Kind::Mapped(_) => Region::create(len),
         }
     }
 
@@ -116,9 +116,9 @@ impl Segment {
     }
 
     /// Maps the memory whose descriptor the other end hands over. It must be of this length.
-    pub(crate) fn take_over(from: &LocalStream, len: usize, deadline: Instant) -> io::Result<Segment> {
+    pub(crate) fn take_over(from: &LocalStream, len: usize, deadline: Instant) -> io::Result<Region> {
         let mapping = Mapping::take_over(from, len, deadline)?;
-        Ok(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
+        Ok(Region { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
     /// Allocates the pages of a range, near the calling thread, so that touching them later cannot
@@ -127,7 +127,7 @@ impl Segment {
         self.reserve_by(range, Instant::now() + LONG)
     }
 
-    /// As [`Segment::reserve`] for a range of any size; `TimedOut` at the deadline.
+    /// As [`Region::reserve`] for a range of any size; `TimedOut` at the deadline.
     pub(crate) fn reserve_by(&self, range: Range<usize>, deadline: Instant) -> io::Result<()> {
         assert!(range.end <= self.len);
         match &self.kind {
@@ -137,14 +137,14 @@ impl Segment {
     }
 
     /// Extends the memory by a range of bytes behind it, and reserves the range. Every process that
-    /// has mapped this segment can map the range with [`Segment::extension`], even after this
-    /// process has ended.
-    pub(crate) fn extend(&self, range: Range<usize>) -> io::Result<Arc<Segment>> {
+    /// has mapped this region can map the range with [`Region::extension`], even after this process
+    /// has ended.
+    pub(crate) fn extend(&self, range: Range<usize>) -> io::Result<Arc<Region>> {
         assert!(self.len <= range.start && range.start < range.end);
         match &self.kind {
-            Kind::Mapped(mapping) => Ok(Segment::mapped(mapping.extend(range.clone(), Instant::now() + LONG)?, range.len())),
+            Kind::Mapped(mapping) => Ok(Region::mapped(mapping.extend(range.clone(), Instant::now() + LONG)?, range.len())),
             Kind::Heap { extensions } => {
-                let extension = Arc::new(Segment::try_heap(range.len()).ok_or(io::ErrorKind::OutOfMemory)?);
+                let extension = Arc::new(Region::try_heap(range.len()).ok_or(io::ErrorKind::OutOfMemory)?);
                 extensions.lock().insert(range, extension.clone());
                 Ok(extension)
             }
@@ -153,16 +153,16 @@ impl Segment {
 
     /// Maps a range by which a rank has extended the memory; `NotFound` if there is no such range.
     /// The result can neither reserve memory nor be handed over.
-    pub(crate) fn extension(&self, range: Range<usize>) -> io::Result<Arc<Segment>> {
+    pub(crate) fn extension(&self, range: Range<usize>) -> io::Result<Arc<Region>> {
         assert!(self.len <= range.start && range.start < range.end);
         match &self.kind {
-            Kind::Mapped(mapping) => Ok(Segment::mapped(mapping.extension(range.clone())?, range.len())),
+            Kind::Mapped(mapping) => Ok(Region::mapped(mapping.extension(range.clone())?, range.len())),
             Kind::Heap { extensions } => extensions.lock().get(&range).cloned().ok_or_else(|| io::ErrorKind::NotFound.into()),
         }
     }
 
-    fn mapped(mapping: Mapping, len: usize) -> Arc<Segment> {
-        Arc::new(Segment { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
+    fn mapped(mapping: Mapping, len: usize) -> Arc<Region> {
+        Arc::new(Region { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
     /// Closes the descriptor. The memory stays mapped, but can no longer be reserved, handed over
@@ -197,10 +197,10 @@ impl Segment {
     /// not mapped.
     #[cfg(test)]
     #[cfg_attr(any(miri, not(target_os = "linux")), expect(dead_code, reason = "these platforms map no memory"))]
-    pub(crate) fn mapped_again(&self) -> Option<Segment> {
+    pub(crate) fn mapped_again(&self) -> Option<Region> {
         let Kind::Mapped(mapping) = &self.kind else { return None };
         let again = mapping.again().expect("the address space has room for a second mapping");
-        Some(Segment { base: again.base(), len: self.len, kind: Kind::Mapped(again) })
+        Some(Region { base: again.base(), len: self.len, kind: Kind::Mapped(again) })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -214,12 +214,12 @@ impl Segment {
     }
 }
 
-impl Drop for Segment {
+impl Drop for Region {
     fn drop(&mut self) {
         if let Kind::Heap { .. } = self.kind {
             // SAFETY: `try_heap` allocated the memory with the same layout, and all holders of the
-            // segment are gone.
-            unsafe { dealloc(self.base.as_ptr(), Segment::layout(self.len)) };
+            // region are gone.
+            unsafe { dealloc(self.base.as_ptr(), Region::layout(self.len)) };
         }
     }
 }
@@ -238,6 +238,6 @@ mod tests {
         assert_eq!(page.holding(65_535..65_537), 0..131_072);
         let system = PageSize::system();
         assert!(system.bytes().is_power_of_two());
-        assert!(Segment::heap(1).at(0).addr().is_multiple_of(system.bytes()));
+        assert!(Region::heap(1).at(0).addr().is_multiple_of(system.bytes()));
     }
 }
