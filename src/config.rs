@@ -12,9 +12,11 @@ use crate::types::numbered;
 
 numbered! {
     /// The transport between ranks.
+    #[derive(Default)]
     #[non_exhaustive]
     pub enum Transport {
         /// Shared memory inside a host, TCP between hosts.
+        #[default]
         Auto = 0, "auto";
         /// TCP, inside a host as well.
         Tcp = 1, "tcp";
@@ -27,9 +29,11 @@ numbered! {
 numbered! {
     /// How 1 MiB or more of private memory passes from one process of a host to another, in
     /// all-reduce, all-gather and all-to-all.
+    #[derive(Default)]
     #[non_exhaustive]
     pub enum CopyMode {
         /// The quickest mode, which the first such operation measures.
+        #[default]
         Auto = 0, "auto";
         /// Through shared memory.
         Staged = 1, "staged";
@@ -43,10 +47,12 @@ numbered! {
 
 numbered! {
     /// How data in the memory of GPUs passes from one rank to another.
+    #[derive(Default)]
     #[non_exhaustive]
     pub enum DevicePath {
         /// In place, if all ranks can reach all buffers of an operation; otherwise through pinned
         /// host memory.
+        #[default]
         Auto = 0, "auto";
         /// Through pinned host memory.
         Staged = 1, "staged";
@@ -55,7 +61,7 @@ numbered! {
 
 /// The variables that kolo and its program read or set, in alphabetical order. `docs/settings.md`
 /// describes them.
-pub const VARIABLES: [&str; 30] = [
+pub const VARIABLES: &[&str] = &[
     "KOLO_ALGORITHM",
     "KOLO_CACHE_DIR",
     "KOLO_COPY_MODE",
@@ -94,11 +100,10 @@ pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// Reads the process's environment. An empty variable counts as not set, except one that protects a
 /// job: a job that was meant to have a secret or TLS must not run without it.
 pub(crate) fn process_env(name: &str) -> Option<String> {
-    let value = std::env::var_os(name)?;
-    match name.starts_with("KOLO_SECRET") || name.starts_with("KOLO_TLS_") {
-        true => Some(value.to_string_lossy().into_owned()),
-        false => value.into_string().ok().filter(|value| !value.is_empty()),
-    }
+    // A value that is not UTF-8 is refused where it is read, and not taken for one that is not set.
+    let value = std::env::var_os(name)?.to_string_lossy().into_owned();
+    let may_be_empty = name.starts_with("KOLO_SECRET") || name.starts_with("KOLO_TLS_");
+    Some(value).filter(|value| may_be_empty || !value.is_empty())
 }
 
 #[derive(Clone, Debug)]
@@ -185,13 +190,14 @@ impl Settings {
         if let Some(latency) = parse(env, "KOLO_NETWORK_LATENCY", DURATION, some_time)? {
             network.latency = latency.as_secs_f64();
         }
-        let gigabytes = |text: &str| text.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate > 0.0);
+        let gigabytes =
+            |text: &str| text.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate > 0.0 && (1e-9 / rate).is_finite());
         if let Some(rate) = parse(env, "KOLO_NETWORK_BANDWIDTH", "gigabytes per second, more than 0", gigabytes)? {
             network.per_byte = 1e-9 / rate;
         }
         settings.timeout = parse(env, "KOLO_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.timeout);
         settings.start_timeout = start_timeout(env)?;
-        settings.insecure = parse(env, "KOLO_INSECURE", "0 or 1", flag)?.unwrap_or(settings.insecure);
+        settings.insecure = insecure(env)?.unwrap_or(settings.insecure);
         settings.host = env("KOLO_HOST");
         settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
         settings.trace_signal = parse(env, "KOLO_TRACE_SIGNAL", "0 or 1", flag)?.unwrap_or(settings.trace_signal);
@@ -199,6 +205,11 @@ impl Settings {
         settings.tls = tls(env)?;
         Ok(settings)
     }
+}
+
+/// Returns whether `tcp://` stores accept other machines without a secret, if the variable is set.
+pub(crate) fn insecure(env: Env<'_>) -> Result<Option<bool>> {
+    parse(env, "KOLO_INSECURE", "0 or 1", flag)
 }
 
 /// The devices whose memory may hold buffers.
@@ -377,6 +388,15 @@ mod tests {
     }
 
     #[test]
+    fn one_rule_says_whether_a_job_is_insecure() {
+        let read = |value: &str| insecure(&|_| Some(value.to_owned()));
+        assert_eq!(["1", "true", "yes"].map(|value| read(value).unwrap()), [Some(true); 3]);
+        assert_eq!(["0", "false", "no"].map(|value| read(value).unwrap()), [Some(false); 3]);
+        assert!(matches!(read("maybe"), Err(Error::Setting { .. })));
+        assert_eq!(insecure(&|_| None).unwrap(), None);
+    }
+
+    #[test]
     fn variables_are_read() {
         let read = settings(&[
             ("KOLO_ALGORITHM", "ring"),
@@ -418,7 +438,7 @@ mod tests {
         let words = include_str!("../docs/settings.md").split(|letter| !is_of_name(letter));
         let documented: std::collections::BTreeSet<&str> =
             words.filter(|word| word.starts_with("KOLO_") && !word.ends_with('_')).collect();
-        assert_eq!(documented, VARIABLES.into());
+        assert_eq!(documented, VARIABLES.iter().copied().collect());
         let read = std::cell::RefCell::new(Vec::new());
         let env = |name: &str| {
             read.borrow_mut().push(name.to_owned());

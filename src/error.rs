@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
+use crate::types::{DType, Descriptor, Op, Rank, ReduceOp, UnknownNameError};
 
 /// What every fallible call returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -20,6 +20,31 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// `{}` prints a sentence for users: what happened, to which rank, and what to do. `{:?}` prints
 /// the variant and its fields.
+///
+/// ```
+/// use kolo::{Cause, Communicator, Error};
+///
+/// /// Returns the communicator of the ranks that can go on.
+/// fn barrier(comm: Communicator) -> kolo::Result<Communicator> {
+///     match comm.barrier() {
+///         Ok(()) => Ok(comm),
+///         // Nothing was sent: the program is wrong.
+///         Err(error) if error.leaves_communicator_usable() => Err(error),
+///         Err(Error::Mismatch { mine, theirs, .. }) => {
+///             panic!("this rank called {}, another one {}", mine.op(), theirs.op())
+///         }
+///         Err(Error::Peer { rank, host, cause: Cause::Died | Cause::Silent { .. }, .. }) => {
+///             eprintln!("rank {rank} on {host} is gone; the others continue");
+///             comm.shrink()
+///         }
+///         Err(error) => Err(error),
+///     }
+/// }
+/// # fn main() -> kolo::Result<()> {
+/// # for comm in Communicator::in_process(1)? { barrier(comm)?; }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -303,6 +328,14 @@ impl Error {
     }
 }
 
+/// A program that parses an algorithm or a transport can use `?`.
+impl From<UnknownNameError> for Error {
+    fn from(unknown: UnknownNameError) -> Error {
+        let expected = format!("known are {}", unknown.known.join(", "));
+        Error::setting("name", unknown.given, expected)
+    }
+}
+
 /// What is wrong with the arguments of a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -494,7 +527,7 @@ pub enum Cause {
 }
 
 /// The rank that a peer waits for in another communicator than that of the failed operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Elsewhere {
     /// The rank that it waits for, as a rank of the job at its start.
@@ -520,7 +553,7 @@ impl fmt::Display for Elsewhere {
 }
 
 /// Two calls that should have been the same.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct CallMismatch {
     /// The call of the rank at fault.

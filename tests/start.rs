@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kolo::plan::{CostModel, LinkCost};
 use kolo::{Algorithm, Communicator, Error, ReduceOp, Store, StoreError, TcpStoreServer, Transport};
 
 /// Returns a new name for a store.
@@ -380,6 +381,8 @@ fn wrong_settings_are_rejected_at_once() {
 
     let error = Communicator::builder().rank(2).world_size(2).connect().unwrap_err();
     assert!(matches!(error, Error::Setting { .. }), "{error}");
+    let error = Communicator::builder().rank(0).world_size(4_000_000_000).connect().unwrap_err();
+    assert!(error.to_string().contains("world_size=\"4000000000\": at most 65536"), "{error}");
     let error = Communicator::builder().rank(0).world_size(2).connect().unwrap_err();
     assert!(matches!(&error, Error::NoLauncher { found, .. } if found.contains("KOLO_STORE")), "{error}");
     let error = Communicator::builder().rank(0).connect().unwrap_err();
@@ -545,6 +548,17 @@ fn a_folder_in_which_the_stores_file_cannot_be_created_is_named_at_once() {
         common::not_run("a store in a folder that is read-only or full; it needs root");
     }
     assert!(began.elapsed() < Duration::from_secs(100), "a rank waited for its deadline");
+}
+
+#[test]
+fn costs_that_cannot_be_compared_are_refused() {
+    for cost in [f64::NAN, f64::INFINITY, -1.0] {
+        let mut model = CostModel::default();
+        model.local = LinkCost::new(cost, 0.0, 0.0);
+        let error = Communicator::builder().transport(Transport::Tcp).cost_model(model).connect_in_process(2).unwrap_err();
+        assert!(matches!(&error, Error::Setting { name, .. } if name == "cost_model"), "{error}");
+        assert!(error.to_string().contains("local.latency"), "{error}");
+    }
 }
 
 #[cfg(target_os = "linux")]

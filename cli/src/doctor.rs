@@ -59,7 +59,7 @@ fn name(severity: Severity) -> &'static str {
 }
 
 fn print(findings: &[Finding], failures: usize) {
-    for Finding { subject, severity, found, advice } in findings {
+    for Finding { subject, severity, found, advice, .. } in findings {
         // One line for each finding.
         let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
         say(&format!("{:<8} {subject:<18} {found}", name(*severity)));
@@ -76,7 +76,7 @@ fn print(findings: &[Finding], failures: usize) {
 fn print_json(findings: &[Finding], failures: usize) {
     let list: Vec<_> = findings
         .iter()
-        .map(|Finding { subject, severity, found, advice }| {
+        .map(|Finding { subject, severity, found, advice, .. }| {
             json!({"subject": subject, "severity": name(*severity).to_lowercase(), "found": found, "advice": advice})
         })
         .collect();
@@ -102,7 +102,7 @@ fn unknown_variables() -> Option<Finding> {
 /// Returns kolo's variable that is most like a name, if at least half of the letters are right.
 fn nearest(name: &str) -> Option<&'static str> {
     let letters = name.len() - "KOLO_".len();
-    let distances = VARIABLES.into_iter().map(|known| (strsim::damerau_levenshtein(name, known), known));
+    let distances = VARIABLES.iter().copied().map(|known| (strsim::damerau_levenshtein(name, known), known));
     distances.min().filter(|(distance, _)| 2 * distance <= letters).map(|(_, known)| known)
 }
 

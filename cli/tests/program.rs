@@ -153,6 +153,19 @@ mod run {
     use super::*;
 
     #[test]
+    fn a_full_disk_is_named_and_ends_no_rank() {
+        let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        for lines in ["1", "100000"] {
+            let mut command = program();
+            command.args(["run", "-n", "2", "--", "seq", lines]).stdin(Stdio::null()).stdout(full());
+            let ended = command.output().unwrap();
+            let said = text(&ended.stderr);
+            assert!(said.contains("standard output cannot be written: No space left on device"), "{said}");
+            assert!(!said.contains("SIGPIPE") && ended.status.code() == Some(1), "{said}");
+        }
+    }
+
+    #[test]
     fn output_is_prefixed_by_rank() {
         let output = kolo(&["run", "-n", "3", "--", "sh", "-c", "echo out $KOLO_RANK of $KOLO_WORLD_SIZE; echo err >&2"]);
         assert!(output.status.success());

@@ -121,6 +121,9 @@ fn read_settings(reader: &mut Reader<'_>) -> Option<SharedSettings> {
     let mut link = || Some(LinkCost { latency: cost()?, overhead: cost()?, per_byte: cost()? });
     let (network, local) = (link()?, link()?);
     let model = CostModel { network, local, reduce: cost()?, window_sync: cost()?, window_per_byte: cost()? };
+    if model.invalid().is_some() {
+        return None;
+    }
     Some(SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, model })
 }
 
@@ -179,6 +182,20 @@ mod tests {
             match PeerTable::decode(&PeerTable::Refused(refusal.clone()).encode()) {
                 Some(PeerTable::Refused(read)) => assert_eq!(read, refusal),
                 other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_with_costs_that_cannot_be_compared_is_refused() {
+        for cost in [f64::NAN, f64::INFINITY, -1e-9] {
+            for at in 0..9 {
+                let mut settings = Settings::default().shared;
+                let CostModel { network, local, reduce, window_sync, window_per_byte } = &mut settings.model;
+                let links = [network, local].map(|link| [&mut link.latency, &mut link.overhead, &mut link.per_byte]);
+                *links.into_iter().flatten().chain([reduce, window_sync, window_per_byte]).nth(at).unwrap() = cost;
+                let bytes = PeerTable::Members { peers: vec![sample(0)], settings }.encode();
+                assert!(PeerTable::decode(&bytes).is_none(), "cost {at} is {cost}");
             }
         }
     }

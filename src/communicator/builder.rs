@@ -1,5 +1,6 @@
 //! Connecting all ranks of a job: the options, and how a communicator starts.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
 use crate::bootstrap::store::tcp::TcpStore;
-use crate::bootstrap::store::{self, Store, StoreUrl};
+use crate::bootstrap::store::{self, Store, StoreUrl, masked};
 use crate::bootstrap::{self, Connected, Start};
 use crate::config::{self, CopyMode, DevicePath, FOREVER, Settings, SharedSettings, TlsFiles, Transport, process_env};
 use crate::error::{Error, Result};
@@ -65,6 +66,41 @@ pub struct Builder {
     trace_dir: Option<PathBuf>,
     trace_signal: Option<bool>,
     tls: Option<TlsFiles>,
+}
+
+/// Whether there is a secret, but not the secret, and the URL of the store without its password.
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Builder { rank, world_size, store, store_object, store_is_served, job, secret, secret_file, .. } = self;
+        let Builder { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, model, .. } = self;
+        let Builder { timeout, start_timeout, host, interface, insecure, trace_dir, trace_signal, tls, .. } = self;
+        f.debug_struct("Builder")
+            .field("rank", rank)
+            .field("world_size", world_size)
+            .field("store", &store.as_deref().map(masked))
+            .field("store_object", &store_object.as_ref().map(|store| store.url()))
+            .field("store_is_served", store_is_served)
+            .field("job", job)
+            .field("secret", &secret.map(|_| "***"))
+            .field("secret_file", secret_file)
+            .field("algorithm", algorithm)
+            .field("transport", transport)
+            .field("copy_mode", copy_mode)
+            .field("reproducible", reproducible)
+            .field("sockets", sockets)
+            .field("devices", devices)
+            .field("device_path", device_path)
+            .field("cost_model", model)
+            .field("timeout", timeout)
+            .field("start_timeout", start_timeout)
+            .field("host", host)
+            .field("interface", interface)
+            .field("insecure", insecure)
+            .field("trace_dir", trace_dir)
+            .field("trace_signal", trace_signal)
+            .field("tls", tls)
+            .finish()
+    }
 }
 
 impl Builder {
@@ -180,7 +216,8 @@ impl Builder {
         self
     }
 
-    /// Sets the costs with which algorithms are compared. Rank 0's value applies to all ranks.
+    /// Sets the costs with which algorithms are compared, each finite and at least 0. Rank 0's
+    /// value applies to all ranks.
     pub fn cost_model(mut self, model: CostModel) -> Self {
         self.model = Some(model);
         self
@@ -289,6 +326,9 @@ impl Builder {
         *devices = self.devices.unwrap_or(*devices);
         *device_path = self.device_path.unwrap_or(*device_path);
         *model = self.model.unwrap_or(*model);
+        if let Some((cost, value)) = model.invalid() {
+            return Err(Error::setting("cost_model", format!("{cost}: {value}"), "finite costs of at least 0"));
+        }
         if let Some(given) = self.sockets {
             *sockets = config::sockets(given).ok_or_else(|| Error::setting("sockets", given.to_string(), config::SOCKETS))?;
         }
@@ -334,7 +374,10 @@ impl Builder {
             }
         };
         let Launch { rank, world_size, .. } = launch;
-        if rank >= world_size || world_size > u32::MAX as usize {
+        if world_size > MOST_RANKS {
+            return Err(Error::setting("world_size", world_size.to_string(), format!("at most {MOST_RANKS}")));
+        }
+        if rank >= world_size {
             return Err(Error::setting("rank", rank.to_string(), format!("less than the world size, which is {world_size}")));
         }
         Ok(launch)
@@ -428,10 +471,18 @@ impl Communicator {
     /// })
     /// # }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] if `world_size` is 0 or more than 4,096, or if an environment variable
+    /// has an invalid value.
     pub fn in_process(world_size: usize) -> Result<Vec<Communicator>> {
         Communicator::builder().connect_in_process(world_size)
     }
 }
+
+/// A larger world size is a mistake: rank 0 keeps a table of all ranks.
+const MOST_RANKS: usize = 65_536;
 
 /// Each rank is at least a thread: a larger number is a mistake, and would exhaust the memory of
 /// the process.
@@ -440,6 +491,11 @@ const MOST_IN_PROCESS: usize = 4096;
 impl Builder {
     /// Makes communicators as [`Communicator::in_process`], with options. Ranks exchange data
     /// through memory with every transport.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::in_process`]; [`Error::Setting`] also if an option has an invalid
+    /// value.
     pub fn connect_in_process(self, world_size: usize) -> Result<Vec<Communicator>> {
         let settings = self.settings()?;
         if world_size == 0 {
@@ -472,4 +528,22 @@ impl Builder {
 fn info(fabric: &Fabric, members: Vec<Member>, settings: &Settings) -> CommInfo {
     let Settings { timeout, start_timeout, .. } = *settings;
     CommInfo { rank: fabric.rank(), members, timeout, start_timeout, cancel: fabric.status().cancel.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_shown_without_secrets() {
+        let builder = Communicator::builder().store("redis://me:open-sesame@host:6379").secret([0xa7; 32]).rank(3);
+        for shown in [format!("{builder:?}"), format!("{builder:#?}")] {
+            for hidden in ["sesame", "167", "a7", "A7"] {
+                assert!(!shown.contains(hidden), "{shown}");
+            }
+            for visible in ["rank: Some(", "redis://***@host:6379", "***"] {
+                assert!(shown.contains(visible), "{shown}");
+            }
+        }
+    }
 }

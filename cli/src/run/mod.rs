@@ -110,8 +110,12 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     if !matches!(failure, Some(Failure::Stopped(_))) {
         failure = drain(&all_read, &event).map(Failure::Stopped).or(failure);
     }
-    palette.finish();
+    let lost = palette.finish();
+    if let Some(problem) = lost {
+        complain(&format!("kolo run: {problem}; output of the ranks is lost"));
+    }
     Ok(match failure {
+        None if lost.is_some() => ExitCode::FAILURE,
         None => ExitCode::SUCCESS,
         Some(failure) => {
             complain(&format!("kolo run: {}", describe(&failure, args.ranks)));

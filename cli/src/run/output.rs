@@ -1,16 +1,19 @@
 //! The output of the ranks, line by line, each with the number of its rank.
 
-use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
-use std::sync::Arc;
+use std::io::{self, BufRead, BufReader, ErrorKind, IsTerminal, Read, Write};
+use std::sync::{Arc, OnceLock};
 
 use anstyle::{AnsiColor, Style};
 
 use crate::complain;
 
-/// The prefix of each rank's lines.
+/// The prefix of each rank's lines, and whether lines were lost.
 #[derive(Clone)]
 pub(super) struct Palette {
     prefixes: Arc<Option<[Vec<String>; 2]>>,
+    /// Why standard output or standard error cannot be written, although its reader has not gone: a
+    /// disk may be full.
+    problem: Arc<OnceLock<String>>,
 }
 
 const COLOURS: [AnsiColor; 6] =
@@ -20,7 +23,7 @@ impl Palette {
     /// Makes the prefixes of `ranks` ranks, in colour on a terminal unless `NO_COLOR` is set.
     pub(super) fn new(ranks: usize, prefixes: bool) -> Palette {
         if !prefixes {
-            return Palette { prefixes: Arc::new(None) };
+            return Palette { prefixes: Arc::new(None), problem: Arc::default() };
         }
         let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let width = (ranks - 1).to_string().len();
@@ -32,18 +35,33 @@ impl Palette {
             };
             (0..ranks).map(prefix).collect()
         };
-        let prefixes = [all(std::io::stdout().is_terminal()), all(std::io::stderr().is_terminal())];
-        Palette { prefixes: Arc::new(Some(prefixes)) }
+        let prefixes = [all(io::stdout().is_terminal()), all(io::stderr().is_terminal())];
+        Palette { prefixes: Arc::new(Some(prefixes)), problem: Arc::default() }
     }
 
     fn prefix(&self, rank: usize, is_error: bool) -> &str {
         self.prefixes.as_ref().as_ref().map_or("", |prefixes| &prefixes[usize::from(is_error)][rank])
     }
 
-    /// Flushes standard output after the last line.
-    pub(super) fn finish(&self) {
+    /// Flushes standard output after the last line. Returns why lines were lost, if any were.
+    pub(super) fn finish(&self) -> Option<&str> {
         // The reader of the output may have gone.
-        let _ = std::io::stdout().flush();
+        let _ = self.noted(io::stdout().flush(), false);
+        self.problem.get().map(String::as_str)
+    }
+
+    /// Keeps the reason of a failed write. Returns whether to go on reading: not if the reader of
+    /// the output has gone.
+    fn noted(&self, written: io::Result<()>, is_error: bool) -> bool {
+        match written {
+            Ok(()) => true,
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => false,
+            Err(error) => {
+                let stream = if is_error { "error" } else { "output" };
+                self.problem.get_or_init(|| format!("standard {stream} cannot be written: {error}"));
+                true
+            }
+        }
     }
 }
 
@@ -68,9 +86,9 @@ pub(super) fn forward(pipe: impl Read + Send + 'static, palette: &Palette, rank:
                 line.push(b'\n');
             }
             // One call for each line, so that lines of different ranks do not mix. If the reader
-            // has gone, the pipe is closed, so that the rank notices.
-            let written = if is_error { std::io::stderr().write_all(&line) } else { std::io::stdout().lock().write_all(&line) };
-            if written.is_err() {
+            // has gone, the pipe is closed, so that the rank notices. A full disk does not end it.
+            let written = if is_error { io::stderr().write_all(&line) } else { io::stdout().lock().write_all(&line) };
+            if !palette.noted(written, is_error) {
                 break;
             }
         }

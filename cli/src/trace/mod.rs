@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
+use crate::complain;
 use crate::units::{count, show_ranks, show_seconds};
 use crate::{files, say};
 use analysis::{Disagreement, Job, Lateness};
@@ -33,7 +34,7 @@ pub(crate) fn trace(args: &Args) -> Result<(), String> {
         match bytes.and_then(|bytes| Dump::parse(&bytes)) {
             Ok(dump) => dumps.push(dump),
             Err(problem) => {
-                eprintln!("kolo: {}: {problem}", file.display());
+                complain(&format!("kolo: {}: {problem}", file.display()));
                 unread += 1;
             }
         }

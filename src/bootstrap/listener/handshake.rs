@@ -58,8 +58,8 @@ pub(crate) enum Purpose {
     Probe = 5,
     /// A rank sends one query about a communicator, which the listener answers.
     Query = 6,
-    /// A rank maps a segment of memory that the listener's rank lends.
-    Segment = 7,
+    /// A rank maps a region of memory that the listener's rank lends.
+    Region = 7,
 }
 
 impl Purpose {
@@ -70,7 +70,7 @@ impl Purpose {
         Purpose::Store,
         Purpose::Probe,
         Purpose::Query,
-        Purpose::Segment,
+        Purpose::Region,
     ];
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Hello {
     /// The number of this connection among the `lanes` of a link.
     pub(crate) lane: u8,
     pub(crate) lanes: u8,
-    /// The communicator, or the segment.
+    /// The communicator, or the region.
     pub(crate) comm_id: u64,
     /// The initiator's rank and the listener's, as ranks of the job.
     pub(crate) from: u32,

@@ -11,6 +11,56 @@ pub(super) const LARGEST_VALUE: usize = 16 << 20;
 /// A key-value store that ranks share. Bring your own with [`crate::Builder::store_object`].
 ///
 /// Every call ends by its timeout. Keys are at most 256 bytes, values at most 16 MiB.
+///
+/// ```
+/// use std::collections::HashMap;
+/// use std::sync::{Arc, Condvar, Mutex};
+/// use std::time::Duration;
+///
+/// use kolo::{Communicator, Store, StoreError};
+///
+/// /// A store for ranks that are threads of one process.
+/// #[derive(Default)]
+/// struct Memory {
+///     values: Mutex<HashMap<String, Vec<u8>>>,
+///     changed: Condvar,
+/// }
+///
+/// impl Store for Memory {
+///     fn url(&self) -> String {
+///         "memory".to_owned()
+///     }
+///
+///     fn set(&self, key: &str, value: &[u8], _: Duration) -> Result<(), StoreError> {
+///         self.values.lock().unwrap().insert(key.to_owned(), value.to_owned());
+///         self.changed.notify_all();
+///         Ok(())
+///     }
+///
+///     fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
+///         let values = self.values.lock().unwrap();
+///         let is_missing = |values: &mut HashMap<String, Vec<u8>>| !values.contains_key(key);
+///         let (values, _) = self.changed.wait_timeout_while(values, timeout, is_missing).unwrap();
+///         Ok(values.get(key).cloned())
+///     }
+///
+///     fn claim(&self, key: &str, value: &[u8], _: Duration) -> Result<Vec<u8>, StoreError> {
+///         let mut values = self.values.lock().unwrap();
+///         let first = values.entry(key.to_owned()).or_insert_with(|| value.to_owned()).clone();
+///         self.changed.notify_all();
+///         Ok(first)
+///     }
+/// }
+///
+/// # fn main() -> kolo::Result<()> {
+/// let store = Arc::new(Memory::default());
+/// let rank = |rank| Communicator::builder().store_object(store.clone()).rank(rank).world_size(2);
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| rank(1).connect().unwrap().barrier().unwrap());
+///     rank(0).connect()?.barrier()
+/// })
+/// # }
+/// ```
 pub trait Store: Send + Sync {
     /// Returns the name of the store for messages.
     fn url(&self) -> String;
@@ -23,13 +73,26 @@ pub trait Store: Send + Sync {
     }
 
     /// Sets a key, whether or not it exists.
+    ///
+    /// # Errors
+    ///
+    /// The store did not take the value within the timeout: [`StoreError::Io`] with the reason.
     fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError>;
 
     /// Waits for a key; `None` if it does not exist by the timeout.
+    ///
+    /// # Errors
+    ///
+    /// The store failed: [`StoreError::Io`] with the reason. It is no error that the key does not
+    /// exist.
     fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError>;
 
     /// Sets a key unless it exists; returns the value that it then has. The default is not atomic:
     /// it sets the key in any case, and then a rank that is started twice is noticed later.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Store::set`].
     fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         self.set(key, value, timeout)?;
         Ok(value.to_vec())

@@ -29,4 +29,4 @@ pub use kv::Store;
 pub use tcp::TcpStoreServer;
 
 pub(crate) use open::open;
-pub(crate) use url::StoreUrl;
+pub(crate) use url::{StoreUrl, masked};

@@ -33,7 +33,7 @@ impl fmt::Debug for RedisUrl {
 }
 
 /// Returns a URL without its user, password and parameters. The path of a file is not changed.
-pub(super) fn masked(url: &str) -> String {
+pub(crate) fn masked(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (&url[..scheme.len() + 3], rest));
     if scheme == "file://" {
         return url.to_owned();

@@ -1,6 +1,7 @@
 //! The server, on a thread of its own.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use super::protocol::{CLAIM, FOUND, FULL, GET, LONGEST_REQUEST, NOT_FOUND, Reque
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Listener, Stream};
+use crate::config::{self, process_env};
 use crate::error::{Result, StoreError};
 use crate::sys;
 
@@ -39,8 +41,14 @@ pub struct TcpStoreServer {
 impl TcpStoreServer {
     /// Serves the ranks of one job at an address; port 0 picks a port. The ranks share the job's
     /// name and its secret, if it has one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`](crate::Error::Store) if the address is taken or may not be used, or if
+    /// other machines reach it although there is no secret and `KOLO_INSECURE` is not set.
+    /// [`Error::Setting`](crate::Error::Setting) if that variable has an invalid value.
     pub fn bind(address: SocketAddr, job: &str, secret: Option<[u8; 32]>) -> Result<TcpStoreServer> {
-        let identity = Identity::new(job, secret).insecure(std::env::var("KOLO_INSECURE").is_ok_and(|value| value == "1"));
+        let identity = Identity::new(job, secret).insecure(config::insecure(&process_env)?.unwrap_or(false));
         if !address.ip().is_loopback() && !identity.may_listen() {
             return Err(StoreError::NoSecret.at(format!("tcp://{address}")));
         }
@@ -81,6 +89,12 @@ impl TcpStoreServer {
     /// Returns the URL for the ranks.
     pub fn url(&self) -> String {
         format!("tcp://{}", self.address())
+    }
+}
+
+impl fmt::Debug for TcpStoreServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpStoreServer").field("address", &self.listener.address()).finish_non_exhaustive()
     }
 }
 
