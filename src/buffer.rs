@@ -18,8 +18,14 @@ pub(crate) struct RawSliceMut {
 // SAFETY: this is an address. Code that dereferences it vouches that the memory exists and that its
 // owner has lent it.
 unsafe impl Send for RawSlice {}
+// SAFETY: as above. No method reads or writes the memory, so threads that share the address share
+// two numbers.
+unsafe impl Sync for RawSlice {}
 // SAFETY: as above.
 unsafe impl Send for RawSliceMut {}
+// SAFETY: as above. A public type that contains one writes the memory through `&mut` or by value
+// only.
+unsafe impl Sync for RawSliceMut {}
 
 impl RawSlice {
     pub(crate) const EMPTY: RawSlice = RawSlice { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };

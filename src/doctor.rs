@@ -13,11 +13,11 @@ use crate::bootstrap::store::StoreUrl;
 use crate::config::{self, Settings, process_env};
 use crate::error::{Error, Result};
 use crate::reduce;
-use crate::sys::{self, Cuda, LocalListener, Segment};
+use crate::sys::{self, Cuda, LocalListener, Region};
 use crate::transport::tls::Tls;
 
-/// How severe a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How severe a finding is, the more severe the greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
     /// No problem.
     Fine,
@@ -28,7 +28,8 @@ pub enum Severity {
 }
 
 /// The result of one check.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Finding {
     /// What was checked, in a word or two.
     pub subject: &'static str,
@@ -264,9 +265,10 @@ fn local_connections() -> Finding {
 
 /// What a job costs the system; see [`cost`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Cost {
-    /// The most descriptors of a rank: watches over the other processes, its segments and theirs.
-    /// Descriptors of links, of the program and of its listener are not included.
+    /// The most descriptors of a rank: watches over the other processes, its regions of memory and
+    /// theirs. Descriptors of links, of the program and of its listener are not included.
     pub descriptors: u64,
     /// The most bytes of shared memory that the ranks of a host use together, if no rank has
     /// operations in flight on more than three communicators at once. Registered buffers and links
@@ -282,7 +284,7 @@ pub fn cost(ranks: usize, communicators: usize) -> Cost {
     let stages = KEPT as u64;
     // Every rank may lead communicators, and the size of its slabs is bounded.
     let slabs = ranks * slabs_for(of_areas / ranks.max(1)) as u64;
-    // All stages are in the first segment of the host.
+    // All stages are in the first memory region of the host.
     Cost { descriptors: ranks + 1 + slabs, shared_memory: of_areas + ranks * stages * STAGE as u64 }
 }
 
@@ -299,7 +301,7 @@ fn shared_memory() -> Finding {
         None => format!("the available amount is unknown{limit}"),
     };
     let len = RANKS * HOME;
-    let made = Segment::create(len).and_then(|segment| segment.reserve(0..len));
+    let made = Region::create(len).and_then(|region| region.reserve(0..len));
     let per_rank =
         format!("{} MiB for each rank, and {} KiB for each rank of a further communicator,", (KEPT * STAGE) >> 20, AREA >> 10);
     match made {

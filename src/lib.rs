@@ -70,6 +70,9 @@
 //! - `cuda`: buffers in the memory of NVIDIA's GPUs; see `Communicator::on`. CUDA is loaded at run
 //!   time.
 
+// docs.rs marks what needs a feature.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod bootstrap;
 mod buffer;
 mod communicator;
@@ -119,6 +122,9 @@ pub mod plan {
     pub use crate::schedule::select::{Candidate, Choice, CostModel, Layout, LinkCost, candidates};
 }
 
+/// [security]: crate::security
+///
+// The page has its own definition of this link, to a file. The first definition counts.
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {
     // For the program `kolo`, whose options have durations as the variables have them.
@@ -127,6 +133,8 @@ pub mod settings {
     pub use crate::config::{VARIABLES, secret_given as parse_secret, secret_of_environment};
 }
 
+/// [encrypted links]: crate::settings#encrypted-links
+///
 #[doc = include_str!("../docs/security.md")]
 pub mod security {}
 

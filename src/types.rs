@@ -215,7 +215,7 @@ impl Op {
 }
 
 /// The types whose buffers kolo moves and reduces: `f32 f64 f16 bf16 i8 u8 i16 u16 i32 u32 i64 u64
-/// bool`.
+/// bool`. The trait is sealed: no other type can implement it.
 ///
 /// # Safety
 ///
@@ -255,7 +255,7 @@ elements! {
 ///
 /// It precedes the first bytes of every operation. A rank whose own descriptor differs refuses the
 /// bytes and reports both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Descriptor {
     pub(crate) op: Op,
     /// `U8` for a barrier.

@@ -9,7 +9,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, on_every_transport, run};
-use kolo::{ArgumentError, Cause, Communicator, Error, Op, ReduceOp, Transport, Waited};
+use kolo::{ArgumentError, Cause, Communicator, Error, Op, ReduceOp, Transport, Waited, Work, WorkError};
 
 fn argument(result: kolo::Result<()>) -> ArgumentError {
     match result {
@@ -140,6 +140,45 @@ fn an_operation_that_fails_wakes_its_future_and_gives_its_buffers_back() {
 }
 
 #[test]
+fn a_call_that_is_refused_gives_its_buffers_back() {
+    let both = Barrier::new(2);
+    on_every_transport(2, |comm| {
+        let (me, other) = (comm.rank(), 1 - comm.rank());
+        let values = || vec![1u32, 2, 3];
+        let one = |started: Result<Work<Vec<u32>>, WorkError<Vec<u32>>>| {
+            let (error, buffer) = started.unwrap_err().into_parts();
+            assert!(matches!(error, Error::Argument { .. }), "{error}");
+            assert_eq!(buffer.unwrap(), [1, 2, 3]);
+        };
+        one(comm.start_reduce(values(), ReduceOp::Sum, 2));
+        one(comm.start_all_reduce(values(), ReduceOp::Average));
+        one(comm.start_all_gather_in_place(values()));
+        one(comm.start_send(values(), me));
+        one(comm.start_recv(values(), 2));
+        let (error, buffers) = comm.start_all_gather(values(), [9u32; 5]).unwrap_err().into_parts();
+        assert!(matches!(error, Error::Argument { problem: ArgumentError::Length { .. }, .. }), "{error}");
+        assert_eq!(buffers.unwrap(), (values(), [9; 5]));
+        let (_, buffers) = comm.start_gather(values(), None::<Vec<u32>>, me).unwrap_err().into_parts();
+        assert_eq!(buffers.unwrap(), (values(), None));
+        // `?` makes it an error of the library.
+        let as_error = || -> kolo::Result<()> { Ok(comm.start_barrier()?.wait()?) };
+        as_error().unwrap();
+        // The communicator is as usable as before, until it has failed.
+        assert_eq!(comm.start_broadcast(values(), 0).and_then(Work::wait).unwrap(), values());
+        both.wait();
+        comm.abort();
+        let (error, buffer) = comm.start_all_reduce(values(), ReduceOp::Sum).and_then(Work::wait).unwrap_err().into_parts();
+        assert!(!error.leaves_communicator_usable(), "{error}");
+        assert_eq!(buffer.unwrap(), values());
+        let (error, buffer) = comm.start_recv(values(), other).and_then(Work::wait).unwrap_err().into_parts();
+        assert!(matches!(error, Error::Revoked { .. }), "{error}");
+        assert_eq!(buffer.unwrap(), values());
+        let (_, buffer) = comm.start_recv_any(values()).and_then(Work::wait).unwrap_err().into_parts();
+        assert_eq!(buffer.unwrap().0, values());
+    });
+}
+
+#[test]
 fn work_gives_buffers_back_in_the_order_of_calls() {
     on_every_transport(3, |comm| {
         let me = comm.rank() as u64;
@@ -175,8 +214,8 @@ fn all_nonblocking_forms() {
         let mut part = vec![0; 1 + 2 * me];
         part = comm.start_reduce_scatter_v(mine.clone(), part, &[1, 3], ReduceOp::Sum).unwrap().wait().unwrap().1;
         assert_eq!(part, vec![3; 1 + 2 * me]);
-        let piece = vec![me as i32; 1 + me];
-        assert_eq!(comm.start_all_gather_v(piece, vec![9; 3], &[1, 2]).unwrap().wait().unwrap().1, [0, 1, 1]);
+        let block = vec![me as i32; 1 + me];
+        assert_eq!(comm.start_all_gather_v(block, vec![9; 3], &[1, 2]).unwrap().wait().unwrap().1, [0, 1, 1]);
         assert_eq!(comm.start_all_to_all(mine.clone(), vec![0; 4]).unwrap().wait().unwrap().1, [1, 1, 2, 2]);
         let counts = [1, 3];
         let received = [counts[me]; 2];

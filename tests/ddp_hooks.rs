@@ -5,7 +5,7 @@ mod common;
 
 use common::gradients::{floats, on_ranks, typed};
 use common::random;
-use kolo::ddp::{Compress, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven};
+use kolo::ddp::{Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven};
 use kolo::{DType, bf16, f16};
 
 /// Runs steps of a reducer with a hook on the gradients of `gradient`. Returns the result of each
@@ -181,6 +181,28 @@ fn power_sgd_trains_to_the_same_optimum_as_averaging() {
         assert!((w - best).abs() < 0.02, "{w} for {best}");
     }
     assert_eq!(ends[0], ends[1]);
+}
+
+#[test]
+fn a_hook_in_a_box_is_that_hook() {
+    let local = LocalSgd::new(3).warm_up(2);
+    let hook: Box<dyn Hook> = Box::new(local.hook());
+    assert_eq!(hook.name(), local.hook().name());
+    assert!(hook.averages(1) && !hook.averages(2));
+    on_ranks(2, |comm| {
+        let chosen: [Box<dyn Hook>; 2] = [Box::new(Compress::bf16()), Box::new(local.hook())];
+        for hook in chosen {
+            let mut reducer =
+                Reducer::builder().parameters([Parameter::new("w", [4], DType::F32)]).hook(hook).build(comm).unwrap();
+            let mut weights = [comm.rank() as f32; 4];
+            reducer.broadcast_parameters(&mut [TensorMut::from(&mut weights)]).unwrap();
+            assert_eq!(weights, [0.0; 4]);
+            let step = reducer.begin().unwrap();
+            step.put(0, &[2.0 * comm.rank() as f32; 4]).unwrap();
+            step.finish().unwrap();
+            assert_eq!(*reducer.gradient::<f32>(0).unwrap(), [1.0; 4]);
+        }
+    });
 }
 
 #[test]

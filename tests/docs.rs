@@ -86,11 +86,13 @@ fn pieces(text: &str) -> [Vec<(usize, String)>; 2] {
     found
 }
 
-/// The targets of a page's links and images.
+/// The targets of a page's links and images, and of the definitions of links, which the crate's
+/// documentation replaces.
 fn links(text: &str) -> Vec<(usize, String)> {
     // The text of a link may be code: then the piece after it begins with the target.
     let [plain, _] = pieces(text);
-    let mut found = Vec::new();
+    let definition = |(line, text): (usize, &str)| Some((line, text.strip_prefix('[')?.split_once("]: ")?.1.trim().to_owned()));
+    let mut found: Vec<_> = prose(text).into_iter().filter_map(definition).collect();
     for (line, piece) in plain {
         for (at, _) in piece.match_indices("](") {
             let target = piece[at + 2..].split(')').next().unwrap().trim().to_owned();

@@ -25,7 +25,7 @@ fn descriptors() -> usize {
 
 /// Returns the memory files of this process by inode: the length, and the allocated bytes if the
 /// file is open.
-fn segments() -> BTreeMap<u64, (u64, Option<u64>)> {
+fn regions() -> BTreeMap<u64, (u64, Option<u64>)> {
     let mut found = BTreeMap::new();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     for line in maps.lines().filter(|line| line.contains("/memfd:kolo")) {
@@ -70,8 +70,8 @@ fn be_a_rank(rank: usize) {
     parts.iter().rev().step_by(SPLITS / 10).for_each(use_it);
     comm.barrier().unwrap();
     println!("DESCRIPTORS {before} {}", descriptors());
-    for (inode, (len, taken)) in segments() {
-        println!("SEGMENT {inode} {len} {}", taken.map_or(-1, |taken| taken as i64));
+    for (inode, (len, taken)) in regions() {
+        println!("REGION {inode} {len} {}", taken.map_or(-1, |taken| taken as i64));
     }
     comm.barrier().unwrap();
 }
@@ -101,8 +101,8 @@ fn a_thousand_communicators_of_eight_ranks_fit_1024_descriptors_and_256_mebibyte
     let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
     _ = std::fs::remove_file(&store);
 
-    let Cost { descriptors, shared_memory } = cost(RANKS, SPLITS + 1);
-    let mut segments: BTreeMap<u64, (u64, Option<u64>)> = BTreeMap::new();
+    let Cost { descriptors, shared_memory, .. } = cost(RANKS, SPLITS + 1);
+    let mut regions: BTreeMap<u64, (u64, Option<u64>)> = BTreeMap::new();
     for (rank, output) in outputs.iter().enumerate() {
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "rank {rank}: {said}");
@@ -114,16 +114,16 @@ fn a_thousand_communicators_of_eight_ranks_fit_1024_descriptors_and_256_mebibyte
         println!("rank {rank}: {counted:?} descriptors");
         let grown = (counted[1] - counted[0]) as u64;
         assert!(grown <= descriptors, "rank {rank} has {grown} more descriptors, of at most {descriptors}");
-        for words in words("SEGMENT ") {
-            let entry = segments.entry(words[0] as u64).or_insert((words[1] as u64, None));
+        for words in words("REGION ") {
+            let entry = regions.entry(words[0] as u64).or_insert((words[1] as u64, None));
             entry.1 = entry.1.or(u64::try_from(words[2]).ok());
         }
     }
-    // A segment takes at most its length. Where a rank has the file open, the allocated bytes are
-    // known.
-    let most: u64 = segments.values().map(|(len, _)| len).sum();
-    let taken: u64 = segments.values().map(|(len, taken)| taken.unwrap_or(*len)).sum();
-    println!("{} segments of {most} bytes take {taken} of at most {shared_memory}", segments.len());
+    // A memory file takes at most its length. Where a rank has the file open, the allocated bytes
+    // are known.
+    let most: u64 = regions.values().map(|(len, _)| len).sum();
+    let taken: u64 = regions.values().map(|(len, taken)| taken.unwrap_or(*len)).sum();
+    println!("{} regions of {most} bytes take {taken} of at most {shared_memory}", regions.len());
     assert!(most <= 256 << 20, "{most} bytes");
     assert!(taken <= shared_memory && taken >= (SPLITS * RANKS * 4096) as u64, "{taken} of {shared_memory} bytes");
 }

@@ -48,12 +48,20 @@ pub(super) use raw;
 macro_rules! blocking {
     ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| () => $call:expr) => {
         $(#[$doc])*
+        ///
+        /// # Errors
+        ///
+        /// Those of every operation: see [`Communicator`](Communicator#errors).
         pub fn $name(&self) -> Result<()> {
             self.submit($call)
         }
     };
     ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| ($($arg:ident: $kind:ident),*) => $call:expr) => {
         $(#[$doc])*
+        ///
+        /// # Errors
+        ///
+        /// Those of every operation: see [`Communicator`](Communicator#errors).
         pub fn $name<T: Element>(&self, $($arg: argument!($kind)),*) -> Result<()> {
             let $comm = self;
             $(let $arg = raw!($kind, $arg);)*
@@ -110,6 +118,10 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of every operation: see [`Communicator`](Communicator#errors).
     pub fn send_recv<T: Element, U: Element>(&self, send: &[T], to: Rank, recv: &mut [U], from: Rank) -> Result<()> {
         let calls = [calls::send::<T>(RawSlice::of(send), to), calls::recv::<U>(RawSliceMut::of(recv), from)];
         // SAFETY: as in `submit`.

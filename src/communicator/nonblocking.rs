@@ -8,8 +8,11 @@ use super::operations::operations;
 use super::{Communicator, calls};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Result;
-use crate::exec::work::Work;
+use crate::exec::work::{Work, WorkError};
 use crate::types::{Element, Rank, ReduceOp};
+
+/// The operation, or its buffers with the reason why it was not started.
+type Started<B> = Result<Work<B>, WorkError<B>>;
 
 /// The type of an argument. `S` is a buffer that is read, `R` one that is written.
 macro_rules! argument {
@@ -46,7 +49,9 @@ macro_rules! starts {
     ($name:ident, $($buffers:tt)*) => {
         concat!(
             "Starts [`Communicator::", stringify!($name), "`] and returns at once. The [`Work`] owns the buffers until the ",
-            "operation has ended; then [`Work::wait`] returns `", stringify!($($buffers)*), "`."
+            "operation has ended; then [`Work::wait`] returns `", stringify!($($buffers)*), "`.\n\n",
+            "# Errors\n\nA [`WorkError`] with the buffers, unchanged, if the call is refused: an argument is wrong, this process ",
+            "was forked, or the progress thread cannot be started. [`Work::wait`] returns every later failure."
         )
     };
 }
@@ -55,8 +60,12 @@ macro_rules! starts {
 /// nothing else can reach them there.
 macro_rules! nonblocking {
     ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| () => $call:expr) => {
-        #[doc = concat!("Starts [`Communicator::", stringify!($name), "`] and returns at once. [`Work::wait`] waits for its end.")]
-        pub fn $start(&self) -> Result<Work<()>> {
+        #[doc = concat!(
+            "Starts [`Communicator::", stringify!($name), "`] and returns at once. [`Work::wait`] waits for its end.\n\n",
+            "# Errors\n\nIf this process was forked, or if the progress thread cannot be started. [`Work::wait`] returns every ",
+            "later failure."
+        )]
+        pub fn $start(&self) -> Started<()> {
             self.exec.start((), |()| Ok($call))
         }
     };
@@ -79,7 +88,9 @@ macro_rules! nonblocking {
     (@two $name:ident, $start:ident |$comm:ident| ($send:ident: $input:ident) ($recv:ident: $output:ident)
         ($($arg:ident: $kind:ident),*) => $call:expr) => {
         #[doc = starts!($name, ($send, $recv))]
-        pub fn $start<T: Element, S, R>(&self, $($arg: argument!($kind)),*) -> Result<Work<(argument!($input), argument!($output))>>
+        pub fn $start<T: Element, S, R>(
+            &self, $($arg: argument!($kind)),*
+        ) -> Started<(argument!($input), argument!($output))>
         where
             S: AsRef<[T]> + Send + 'static,
             R: AsMut<[T]> + Send + 'static,
@@ -94,7 +105,7 @@ macro_rules! nonblocking {
     // One buffer.
     ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| ($buf:ident: input $(, $arg:ident: $kind:ident)*) => $call:expr) => {
         #[doc = starts!($name, $buf)]
-        pub fn $start<T: Element, S>(&self, $buf: S $(, $arg: argument!($kind))*) -> Result<Work<S>>
+        pub fn $start<T: Element, S>(&self, $buf: S $(, $arg: argument!($kind))*) -> Started<S>
         where
             S: AsRef<[T]> + Send + 'static,
         {
@@ -107,7 +118,7 @@ macro_rules! nonblocking {
     };
     ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| ($buf:ident: $written:ident $(, $arg:ident: $kind:ident)*) => $call:expr) => {
         #[doc = starts!($name, $buf)]
-        pub fn $start<T: Element, R>(&self, $buf: R $(, $arg: argument!($kind))*) -> Result<Work<R>>
+        pub fn $start<T: Element, R>(&self, $buf: R $(, $arg: argument!($kind))*) -> Started<R>
         where
             R: AsMut<[T]> + Send + 'static,
         {
@@ -126,7 +137,11 @@ impl Communicator {
     /// Starts [`Communicator::recv_any`] and returns at once. The [`Work`] owns the buffer until
     /// the operation has ended; then [`Work::wait`] returns `(buf, source)`, where `source` is the
     /// rank that sent the message.
-    pub fn start_recv_any<T: Element, R>(&self, buf: R) -> Result<Work<(R, Rank)>>
+    ///
+    /// # Errors
+    ///
+    /// As for [`Communicator::start_recv`]. The rank beside the buffer is this rank.
+    pub fn start_recv_any<T: Element, R>(&self, buf: R) -> Started<(R, Rank)>
     where
         R: AsMut<[T]> + Send + 'static,
     {

@@ -9,7 +9,7 @@ use super::Communicator;
 use crate::error::{ArgumentError, Error, Result};
 use crate::exec::call::Call;
 use crate::shm::registered::Allocation;
-use crate::sys::{PageSize, Segment};
+use crate::sys::{PageSize, Region};
 use crate::types::{Element, Op};
 
 /// A registered buffer, which peers on the same host read and write in place; see
@@ -66,8 +66,8 @@ impl Communicator {
         let (memory, place) = match memory {
             Some(memory) => (memory, place),
             None => {
-                let segment = Arc::new(Segment::try_heap(bytes).ok_or_else(too_many)?);
-                (Arc::new(Allocation { segment, part: bytes }), 0)
+                let region = Arc::new(Region::try_heap(bytes).ok_or_else(too_many)?);
+                (Arc::new(Allocation { region, part: bytes }), 0)
             }
         };
         Ok(Registered { memory, place, len, elements: PhantomData })
@@ -108,7 +108,7 @@ impl<T: Element> Drop for Registered<T> {
     fn drop(&mut self) {
         // The address stays reserved until all ranks have dropped their buffers. The memory is
         // freed now, except in a forked child.
-        self.memory.segment.release(self.place * self.memory.part..(self.place + 1) * self.memory.part);
+        self.memory.region.release(self.place * self.memory.part..(self.place + 1) * self.memory.part);
     }
 }
 

@@ -1,8 +1,9 @@
 //! The scoped form of every operation: it is nonblocking and borrows its buffers until the scope
 //! ends.
 
-use std::cell::RefCell;
 use std::marker::PhantomData;
+
+use parking_lot::Mutex;
 
 use super::blocking::raw;
 use super::operations::operations;
@@ -16,12 +17,14 @@ use crate::types::{Element, Rank, ReduceOp};
 /// Starts operations that borrow their buffers until the scope ends; see [`Communicator::scope`].
 ///
 /// Its methods are named as those of [`Communicator`] and return as soon as the operation is
-/// queued. There is no `send_recv`: a [`Scope::send`] and a [`Scope::recv`] that follow each other
-/// progress side by side.
+/// queued. Threads that the body starts, as by [`std::thread::scope`], may call them, too; then the
+/// program orders the calls, as on a communicator. There is no `send_recv`: a [`Scope::send`] and a
+/// [`Scope::recv`] that follow each other progress side by side.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     comm: &'env Communicator,
-    started: RefCell<Vec<Work<()>>>,
+    /// Under a lock, so that several threads of the body can start operations.
+    started: Mutex<Vec<Work<()>>>,
     // Invariant, as in std::thread::scope: otherwise 'scope could be shortened, and a buffer used
     // before the scope has ended.
     scope: PhantomData<&'scope mut &'scope ()>,
@@ -53,7 +56,7 @@ impl Communicator {
     /// # }
     /// ```
     pub fn scope<'env, R>(&'env self, body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R>) -> Result<R> {
-        let scope = Scope { comm: self, started: RefCell::default(), scope: PhantomData, env: PhantomData };
+        let scope = Scope { comm: self, started: Mutex::default(), scope: PhantomData, env: PhantomData };
         // Also if the body fails or panics, no buffer is returned to its owner before its operation
         // has ended.
         let wait = WaitOnDrop(&scope.started);
@@ -62,11 +65,12 @@ impl Communicator {
     }
 }
 
-struct WaitOnDrop<'a>(&'a RefCell<Vec<Work<()>>>);
+struct WaitOnDrop<'a>(&'a Mutex<Vec<Work<()>>>);
 
 impl WaitOnDrop<'_> {
     fn wait(&self) -> Result<()> {
-        let outcomes: Vec<Result<()>> = self.0.take().into_iter().map(|work| Ok(work.wait()?)).collect();
+        let started = std::mem::take(&mut *self.0.lock());
+        let outcomes: Vec<Result<()>> = started.into_iter().map(|work| Ok(work.wait()?)).collect();
         outcomes.into_iter().collect()
     }
 }
@@ -91,14 +95,16 @@ macro_rules! argument {
 
 macro_rules! scoped {
     ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| () => $call:expr) => {
-        #[doc = concat!("Starts [`Communicator::", stringify!($name), "`] and returns at once. The scope waits for its end.")]
+        #[doc = concat!("Starts [`Communicator::", stringify!($name), "`] and returns at once. The scope waits for its end.\n\n",
+            "# Errors\n\nIf the call is refused, as by an argument. [`Communicator::scope`] returns every later failure.")]
         pub fn $name(&'scope self) -> Result<()> {
             self.start($call)
         }
     };
     ($(#[$doc:meta])* $name:ident, $start:ident |$comm:ident| ($($arg:ident: $kind:ident),*) => $call:expr) => {
         #[doc = concat!(
-            "Starts [`Communicator::", stringify!($name), "`] and returns at once. The buffers are borrowed until the scope ends."
+            "Starts [`Communicator::", stringify!($name), "`] and returns at once. The buffers are borrowed until the scope ends.\n\n",
+            "# Errors\n\nIf the call is refused, as by an argument. [`Communicator::scope`] returns every later failure."
         )]
         pub fn $name<T: Element>(&'scope self, $($arg: argument!($kind)),*) -> Result<()> {
             let $comm = self.comm;
@@ -113,7 +119,8 @@ impl<'scope> Scope<'scope, '_> {
     /// Starts a call whose buffers are borrowed for `'scope`: [`Communicator::scope`] waits for its
     /// end before that.
     fn start(&'scope self, call: Call) -> Result<()> {
-        self.started.borrow_mut().push(self.comm.exec.start((), |()| Ok(call))?);
+        let work = self.comm.exec.start((), |()| Ok(call))?;
+        self.started.lock().push(work);
         Ok(())
     }
 

@@ -73,6 +73,10 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of every operation: see [`Communicator`](Communicator#errors).
     pub fn split(&self, color: usize, key: usize) -> Result<Communicator> {
         let part = self.split_or_leave(Some(color), key)?;
         Ok(part.expect("a rank with a colour has a communicator"))
@@ -80,6 +84,23 @@ impl Communicator {
 
     /// Splits the communicator as [`Communicator::split`]. A rank without a colour joins no part
     /// and gets `None`.
+    ///
+    /// ```
+    /// # fn main() -> kolo::Result<()> {
+    /// # for comm in kolo::Communicator::in_process(1)? {
+    /// // Rank 0 writes checkpoints, the other ranks train.
+    /// match comm.split_or_leave((comm.rank() > 0).then_some(0), comm.rank())? {
+    ///     Some(trainers) => trainers.barrier()?,
+    ///     None => println!("this rank writes checkpoints"),
+    /// }
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of every operation: see [`Communicator`](Communicator#errors).
     pub fn split_or_leave(&self, color: Option<usize>, key: usize) -> Result<Option<Communicator>> {
         let mut nonce = [0; 8];
         getrandom::fill(&mut nonce).map_err(|error| crate::Error::os("reading random numbers")(std::io::Error::other(error)))?;

@@ -1,12 +1,15 @@
 //! Options of a reducer.
 
+use std::fmt;
+
 use super::hook::{Average, Hook};
 use super::on_device::Chosen;
 use super::parameter::Parameter;
 use crate::cuda::device::StreamId;
 
 /// What happens with parameters that get no gradient in a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Unused {
     /// It is an error: [`Step::finish`](super::Step::finish) names the first of them. Parameters
     /// given to [`Step::unused`](super::Step::unused) are exempt.
@@ -24,7 +27,8 @@ pub enum Unused {
 
 /// Whether ranks may make different numbers of steps, and by what averages are divided when some
 /// ranks have run out of input.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Uneven {
     /// All ranks make the same number of steps.
     #[default]
@@ -39,6 +43,7 @@ pub enum Uneven {
 
 /// Options of a [`Reducer`](super::Reducer), from [`Reducer::builder`](super::Reducer::builder).
 /// All ranks must give the same options, except the device.
+#[must_use = "options do nothing before a reducer is built"]
 pub struct ReducerBuilder {
     pub(super) parameters: Vec<Parameter>,
     pub(super) buffers: Vec<Parameter>,
@@ -51,6 +56,25 @@ pub struct ReducerBuilder {
     pub(super) hook: Box<dyn Hook>,
     /// The device of the parameters that are on one.
     pub(super) device: Option<Chosen>,
+}
+
+impl fmt::Debug for ReducerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ReducerBuilder { parameters, buffers, bucket_bytes, first_bucket_bytes, unused, uneven, overlap, .. } = self;
+        let ReducerBuilder { rebuild, hook, device, .. } = self;
+        f.debug_struct("ReducerBuilder")
+            .field("parameters", parameters)
+            .field("buffers", buffers)
+            .field("bucket_bytes", bucket_bytes)
+            .field("first_bucket_bytes", first_bucket_bytes)
+            .field("unused", unused)
+            .field("uneven", uneven)
+            .field("overlap", overlap)
+            .field("rebuild", rebuild)
+            .field("hook", &hook.name())
+            .field("device", &device.as_ref().map(|device| device.ordinal))
+            .finish()
+    }
 }
 
 impl Default for ReducerBuilder {

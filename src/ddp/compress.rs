@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::types::{DType, Element, ReduceOp};
 
 /// How many elements are converted at once: few enough to stay in the L1 cache.
-const PIECE: usize = 1024;
+const BLOCK: usize = 1024;
 
 /// Sends gradients of `f32` and `f64` as `f16` or `bf16`: half the bytes of `f32`. Gradients of
 /// other types are averaged without compression.
@@ -55,19 +55,19 @@ where
     [H]: HalfFloatSliceExt,
 {
     let share = 1.0 / comm.world_size() as f32;
-    let mut piece = [0.0f32; PIECE];
-    for (short, values) in short.chunks_mut(PIECE).zip(values.chunks(PIECE)) {
-        let piece = &mut piece[..values.len()];
-        for (wide, &value) in piece.iter_mut().zip(values) {
+    let mut block = [0.0f32; BLOCK];
+    for (short, values) in short.chunks_mut(BLOCK).zip(values.chunks(BLOCK)) {
+        let block = &mut block[..values.len()];
+        for (wide, &value) in block.iter_mut().zip(values) {
             *wide = value.to_single() * share;
         }
-        short.convert_from_f32_slice(piece);
+        short.convert_from_f32_slice(block);
     }
     comm.all_reduce(short, ReduceOp::Sum)?;
-    for (short, values) in short.chunks(PIECE).zip(values.chunks_mut(PIECE)) {
-        let piece = &mut piece[..values.len()];
-        short.convert_to_f32_slice(piece);
-        for (value, &wide) in values.iter_mut().zip(piece.iter()) {
+    for (short, values) in short.chunks(BLOCK).zip(values.chunks_mut(BLOCK)) {
+        let block = &mut block[..values.len()];
+        short.convert_to_f32_slice(block);
+        for (value, &wide) in values.iter_mut().zip(block.iter()) {
             *value = T::of_single(wide);
         }
     }

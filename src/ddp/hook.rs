@@ -14,6 +14,38 @@ use crate::types::{DType, Element, ReduceOp};
 ///
 /// A hook runs on the reducer's thread, for one bucket after the other, in the same order on all
 /// ranks.
+///
+/// ```
+/// use kolo::ddp::{Bucket, Hook, Parameter, Reducer};
+/// use kolo::{Communicator, DType};
+///
+/// /// Limits each rank's gradients before they are averaged.
+/// struct Clip(f32);
+///
+/// impl Hook for Clip {
+///     fn name(&self) -> String {
+///         format!("clip at {}", self.0)
+///     }
+///
+///     fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> kolo::Result<()> {
+///         for element in bucket.elements::<f32>()? {
+///             *element = element.clamp(-self.0, self.0);
+///         }
+///         bucket.average(comm)
+///     }
+/// }
+///
+/// # fn main() -> kolo::Result<()> {
+/// let comm = Communicator::from_env()?;
+/// let weight = Parameter::new("weight", [2], DType::F32);
+/// let mut reducer = Reducer::builder().parameters([weight]).hook(Clip(1.0)).build(&comm)?;
+/// let step = reducer.begin()?;
+/// step.put(0, &[0.5f32, 7.0])?;
+/// step.finish()?;
+/// assert_eq!(reducer.gradient::<f32>(0)?, [0.5, 1.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub trait Hook: Send {
     /// Returns the hook's name and options, which ranks compare when a reducer is built.
     fn name(&self) -> String;
@@ -34,6 +66,21 @@ pub trait Hook: Send {
     fn averages(&self, step: u64) -> bool {
         let _ = step;
         true
+    }
+}
+
+/// A hook that a program chooses when it runs.
+impl<H: Hook + ?Sized> Hook for Box<H> {
+    fn name(&self) -> String {
+        (**self).name()
+    }
+
+    fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()> {
+        (**self).reduce(bucket, comm)
+    }
+
+    fn averages(&self, step: u64) -> bool {
+        (**self).averages(step)
     }
 }
 
@@ -217,6 +264,10 @@ impl<'a> Bucket<'a> {
 
     /// Averages the bucket over all ranks, in place and on its device. The reduction divides in the
     /// same pass over memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::all_reduce`].
     pub fn average(&mut self, comm: &Communicator) -> Result<()> {
         let count = self.count();
         if let Elements::Device(DeviceElements { on, at, is_fetched: false, .. }) = self.elements {

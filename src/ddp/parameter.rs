@@ -10,7 +10,7 @@ use crate::types::{DType, Element};
 /// name, shape and element type.
 ///
 /// All ranks must have the same parameters in the same order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Parameter {
     /// Its name in errors.
@@ -36,9 +36,10 @@ impl Parameter {
         self
     }
 
-    /// Returns how many elements it has.
+    /// Returns how many elements it has; `usize::MAX` if they are more than that. No reducer is
+    /// built for so many.
     pub fn count(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().fold(1, |product, &extent| product.saturating_mul(extent))
     }
 
     /// Returns its bytes, or `None` if they exceed the address space.
@@ -152,8 +153,28 @@ impl<'a, T: Element> From<&'a mut [T]> for TensorMut<'a> {
     }
 }
 
+impl<'a, T: Element, const N: usize> From<&'a mut [T; N]> for TensorMut<'a> {
+    fn from(values: &'a mut [T; N]) -> TensorMut<'a> {
+        TensorMut::from(values.as_mut_slice())
+    }
+}
+
 impl<'a, T: Element> From<&'a mut Vec<T>> for TensorMut<'a> {
     fn from(values: &'a mut Vec<T>) -> TensorMut<'a> {
         TensorMut::from(values.as_mut_slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_elements_than_memory_are_counted_and_refused() {
+        let parameter = |shape: &[usize]| Parameter::new("w", shape, DType::F32);
+        assert_eq!(parameter(&[usize::MAX, 3]).count(), usize::MAX);
+        assert_eq!(parameter(&[usize::MAX, 3]).checked_bytes(), None);
+        assert_eq!(parameter(&[usize::MAX, 3, 0]).count(), 0);
+        assert_eq!(parameter(&[]).count(), 1);
     }
 }

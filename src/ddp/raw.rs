@@ -1,5 +1,6 @@
 //! A reducer without guards, for [`crate::raw`].
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::core::Core;
@@ -64,7 +65,14 @@ impl Reducer {
 }
 
 /// Ends a reducer, even while another thread uses it.
+#[derive(Clone)]
 pub struct Stopper(Arc<Core>);
+
+impl fmt::Debug for Stopper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stopper").finish_non_exhaustive()
+    }
+}
 
 impl Stopper {
     /// Checks that this process is not a child forked from the one that made the reducer.

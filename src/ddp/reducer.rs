@@ -34,7 +34,8 @@ pub struct Reducer {
 }
 
 /// How [`Reducer::sync_buffers`] makes buffers equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum BufferSync {
     /// All ranks get this rank's values.
     Broadcast(Rank),
@@ -44,7 +45,8 @@ pub enum BufferSync {
 }
 
 /// What happened while a rank was in [`Reducer::join`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Joined {
     /// The steps that other ranks made.
     pub steps: u64,
@@ -197,6 +199,44 @@ impl Reducer {
     ///
     /// Every rank calls this when its input ends, and it returns when all ranks have called it.
     /// Needs [`ReducerBuilder::uneven`].
+    ///
+    /// ```
+    /// use kolo::ddp::{Parameter, Reducer, Uneven};
+    /// use kolo::{Communicator, DType};
+    ///
+    /// fn train(comm: &Communicator, batches: usize) -> kolo::Result<()> {
+    ///     let weight = Parameter::new("weight", [1], DType::F32);
+    ///     let builder = Reducer::builder().parameters([weight]).uneven(Uneven::ByRanksWithInput);
+    ///     let mut reducer = builder.build(comm)?;
+    ///     for _ in 0..batches {
+    ///         let step = reducer.begin()?;
+    ///         step.put(0, &[1.0f32])?;
+    ///         step.finish()?;
+    ///     }
+    ///     // The optimiser steps here, too, so that this rank's parameters stay equal.
+    ///     let joined = reducer.join(|reducer| {
+    ///         assert_eq!(reducer.gradient::<f32>(0)?, [1.0]);
+    ///         Ok(())
+    ///     })?;
+    ///     assert_eq!(joined.steps, 3 - batches as u64);
+    ///     Ok(())
+    /// }
+    ///
+    /// # fn main() -> kolo::Result<()> {
+    /// // Rank 0 has two batches, rank 1 has three.
+    /// std::thread::scope(|scope| {
+    ///     for comm in Communicator::in_process(2)? {
+    ///         scope.spawn(move || train(&comm, 2 + comm.rank()).unwrap());
+    ///     }
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ReducerError::Moment`] within a step, or if the reducer was built with [`Uneven::No`]; the
+    /// error of `after_step`; otherwise those of [`Step::finish`](super::Step::finish).
     pub fn join(&mut self, mut after_step: impl FnMut(&mut Reducer) -> Result<()>) -> Result<Joined> {
         let mut steps = 0;
         while self.join_step()? {
@@ -306,6 +346,10 @@ impl Reducer {
     }
 
     /// As [`Reducer::gradient`], to be changed, as by clipping.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Reducer::gradient`].
     pub fn gradient_mut<T: Element>(&mut self, parameter: usize) -> Result<&mut [T]> {
         let (address, count) = self.reach::<T>(parameter)?;
         // SAFETY: as in `gradient`, and the reducer is borrowed mutably.

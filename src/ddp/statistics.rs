@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::types::DType;
 
 /// Timings of the reduction of one step, counted from the start of the step.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StepStatistics {
     /// The buckets, in the order in which they were launched.
@@ -18,7 +18,7 @@ pub struct StepStatistics {
 }
 
 /// Timings of one bucket.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BucketStatistics {
     /// The bytes of its gradients.

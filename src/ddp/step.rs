@@ -11,6 +11,11 @@ impl Reducer {
     /// gradients of the step before can no longer be read.
     ///
     /// The second call is collective if it [rebuilds](super::ReducerBuilder::rebuild) the buckets.
+    ///
+    /// # Errors
+    ///
+    /// The failure that ended the reducer, such as a step that was dropped. The second call also
+    /// returns those of a collective.
     pub fn begin(&mut self) -> Result<Step<'_>> {
         self.open(true)
     }
@@ -18,6 +23,10 @@ impl Reducer {
     /// Begins a step that is not reduced ("no_sync"). Its gradients are kept, and those of the next
     /// steps are added to them. The next step from [`Reducer::begin`] averages the sum. Not a
     /// collective call.
+    ///
+    /// # Errors
+    ///
+    /// The failure that ended the reducer.
     pub fn accumulate(&mut self) -> Result<Step<'_>> {
         self.open(false)
     }
@@ -81,11 +90,21 @@ impl Step<'_> {
     /// Makes a gradient ready that was written through a view, or through its pointer in C. May be
     /// called from any thread. If the gradient completes the next bucket, its reduction starts at
     /// once.
+    ///
+    /// # Errors
+    ///
+    /// [`ReducerError::NoParameter`] if there is no such parameter, [`ReducerError::Lent`] if there
+    /// is a view of its gradient, [`ReducerError::Twice`] if its gradient is ready, and the failure
+    /// that ended the reducer.
     pub fn ready(&self, parameter: usize) -> Result<()> {
         self.reducer.core.mark(parameter, Gradient::Ready, false)
     }
 
     /// Declares that this step has no gradient for a parameter: it counts as zeros.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Step::ready`].
     pub fn unused(&self, parameter: usize) -> Result<()> {
         self.reducer.core.mark(parameter, Gradient::Unused, false)
     }

@@ -88,6 +88,10 @@ unsafe impl<T: Element> Sync for View<'_, T> {}
 
 impl<T: Element> View<'_, T> {
     /// Makes the gradient ready; see [`Step::ready`](super::Step::ready).
+    ///
+    /// # Errors
+    ///
+    /// The failure that ended the reducer.
     pub fn ready(self) -> Result<()> {
         let (core, index) = (self.core, self.index);
         // The gradient stays lent until then, and dropping the view finds it marked.

@@ -272,8 +272,8 @@ impl Job {
     }
 
     /// Checks a rank after a failure: every later call returns that the communicator is revoked,
-    /// and why. After dropping the communicator, the rank has no thread, descriptor or segment
-    /// left, and its process ends without an error.
+    /// and why. After dropping the communicator, the rank has no thread, descriptor or shared
+    /// memory left, and its process ends without an error.
     pub(crate) fn lives_on(&mut self, rank: usize) {
         self.hear(rank, "revoked");
         assert!(!self.said(rank, "usable"), "rank {rank}: {:#?}", self.heard);

@@ -282,9 +282,9 @@ pub(crate) fn no_shared_memory() -> Outcome {
     ] {
         let mut job = Job::start(task, 3, 600_000, |_, _| {});
         for said in job.all_say("connected") {
-            // A small segment has room for the messages of two ranks.
+            // A small region of shared memory has room for the messages of two ranks.
             let is_right = said == "tcp 0" || task == "little room" && said.starts_with("tcp ");
-            assert!(is_right, "{task}: wrong transport or number of segments: {said}");
+            assert!(is_right, "{task}: wrong transport or number of shared-memory regions: {said}");
         }
         job.all_work();
         for &rank in ranks {
@@ -299,17 +299,17 @@ pub(crate) fn no_shared_memory() -> Outcome {
     Passed(String::new())
 }
 
-/// Returns the inodes of the segments that processes have mapped or open.
-fn segments(pids: impl Iterator<Item = u32>) -> BTreeSet<String> {
+/// Returns the inodes of the shared memory that processes have mapped or open.
+fn regions(pids: impl Iterator<Item = u32>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for pid in pids {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         let mapped = maps.lines().filter(|line| line.contains("memfd:kolo"));
         found.extend(mapped.filter_map(|line| line.split_whitespace().nth(4).map(str::to_owned)));
         for file in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
-            let is_segment = std::fs::read_link(file.path()).is_ok_and(|name| name.to_string_lossy().contains("memfd:kolo"));
+            let is_region = std::fs::read_link(file.path()).is_ok_and(|name| name.to_string_lossy().contains("memfd:kolo"));
             let number = std::fs::metadata(file.path()).map(|file| std::os::unix::fs::MetadataExt::ino(&file));
-            found.extend(number.ok().filter(|_| is_segment).map(|number| number.to_string()));
+            found.extend(number.ok().filter(|_| is_region).map(|number| number.to_string()));
         }
     }
     found
@@ -345,7 +345,7 @@ pub(crate) fn nothing_left_over() -> Outcome {
     let mut job = Job::start("registered", 4, 600_000, |_, _| {});
     job.all_work();
     let pids = [0, 1, 2, 3].map(|rank| job.pid(rank));
-    let held = segments(pids.into_iter());
+    let held = regions(pids.into_iter());
     assert!(!held.is_empty(), "the four ranks of a host share no memory");
     let of_job: BTreeSet<String> = names().difference(&before).cloned().collect();
     assert!(of_job.iter().any(|name| name.starts_with('@')), "the ranks have no listener: {of_job:?}");
@@ -355,11 +355,11 @@ pub(crate) fn nothing_left_over() -> Outcome {
     (0..4).for_each(|rank| job.signal(rank, libc::SIGKILL));
     job.all_say("end");
     drop(job);
-    wait_until("segments are left", || segments(processes()).is_disjoint(&held));
+    wait_until("regions of shared memory are left", || regions(processes()).is_disjoint(&held));
     wait_until("sockets or files are left", || names().is_disjoint(&of_job));
     // Other programs also use shared memory, but less.
     wait_until("shared memory is left", || shared_memory() + large / 4 * 3 < full);
-    Passed(format!("{} segments, {} MiB", held.len(), large >> 20))
+    Passed(format!("{} regions of shared memory, {} MiB", held.len(), large >> 20))
 }
 
 /// Ranks 0 and 2 make a call that rank 1 does not make.

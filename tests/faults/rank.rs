@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kolo::{Communicator, Error, Op, ReduceOp, Result, Waited};
+use kolo::{Communicator, Error, Op, ReduceOp, Result, Waited, Work, WorkError};
 
 use crate::failure::{Failure, kind};
 use crate::{bystander, log};
@@ -40,6 +40,12 @@ impl From<Error> for End {
     }
 }
 
+impl<B> From<WorkError<B>> for End {
+    fn from(failed: WorkError<B>) -> End {
+        Error::from(failed).into()
+    }
+}
+
 fn leaves() -> End {
     End::Leaves(Box::new(|| {}))
 }
@@ -60,7 +66,7 @@ pub(crate) fn work(task: &str) {
         Ok(comm) => comm,
         Err(error) => return say(&format!("refused {}: {error}", kind(&error))),
     };
-    say(&format!("connected {} {}", comm.transport_name(), Belongings::count().segments));
+    say(&format!("connected {} {}", comm.transport_name(), Belongings::count().regions));
     let mut look: Box<dyn FnOnce()> = Box::new(|| {});
     match run_task(task, &comm) {
         Ok(()) => return say("done"),
@@ -399,7 +405,7 @@ fn check_revoked(comm: &Communicator, first: &Error) {
         ("all_reduce", comm.all_reduce(&mut [1u8], ReduceOp::Sum)),
         ("send", comm.send(&[1u8], other)),
         ("recv", comm.recv(&mut [1u8], other)),
-        ("start_barrier", comm.start_barrier().and_then(|work| Ok(work.wait()?))),
+        ("start_barrier", comm.start_barrier().and_then(Work::wait).map_err(Error::from)),
         ("split", comm.split(0, 0).map(drop)),
     ];
     for (name, result) in calls {
@@ -416,21 +422,21 @@ fn check_revoked(comm: &Communicator, first: &Error) {
 struct Belongings {
     threads: usize,
     descriptors: usize,
-    /// Segments that are mapped or open.
-    segments: usize,
+    /// Regions of shared memory that are mapped or open.
+    regions: usize,
 }
 
 impl Belongings {
     fn count() -> Belongings {
         let entries = |folder: &str| std::fs::read_dir(folder).into_iter().flatten().flatten();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        let is_segment = |name: &str| name.contains("memfd:kolo");
+        let is_region = |name: &str| name.contains("memfd:kolo");
         let names = entries("/proc/self/fd").filter_map(|file| std::fs::read_link(file.path()).ok());
-        let open = names.filter(|name| name.to_str().is_some_and(is_segment)).count();
+        let open = names.filter(|name| name.to_str().is_some_and(is_region)).count();
         Belongings {
             threads: entries("/proc/self/task").count(),
             descriptors: entries("/proc/self/fd").count(),
-            segments: maps.lines().filter(|line| is_segment(line)).count() + open,
+            regions: maps.lines().filter(|line| is_region(line)).count() + open,
         }
     }
 }
@@ -563,19 +569,21 @@ fn fork(comm: &Communicator) -> Task {
                 comm.barrier(),
                 comm.all_reduce(&mut [1u8], ReduceOp::Sum),
                 comm.send(&[1u8], 1 - comm.rank()),
-                comm.start_barrier().map(drop),
+                comm.start_barrier().map(drop).map_err(Error::from),
                 comm.split(0, 0).map(drop),
             ];
+            let refused = comm.start_all_reduce(vec![7u8; 3], ReduceOp::Sum).err().and_then(|failed| failed.into_parts().1);
+            let gives_back = refused == Some(vec![7; 3]);
             drop(memory);
             let all_fail = results.iter().all(|result| matches!(result, Err(Error::Forked { .. })));
             // SAFETY: the call ends this process.
-            unsafe { libc::_exit(i32::from(!all_fail)) };
+            unsafe { libc::_exit(i32::from(!all_fail || !gives_back)) };
         }
         child => {
             let mut status = 0;
             // SAFETY: the pointer is to a valid number.
             unsafe { libc::waitpid(child, &mut status, 0) };
-            assert_eq!(status, 0, "the calls of the child did not fail");
+            assert_eq!(status, 0, "the calls of the child did not fail, or kept a buffer");
             comm.all_reduce(&mut memory, ReduceOp::Sum)?;
             assert!(memory.iter().all(|&sum| sum == comm.world_size() as u64), "the drop in the child has cleared the memory");
         }

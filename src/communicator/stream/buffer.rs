@@ -1,6 +1,7 @@
 //! Buffers in the memory of a GPU that the other ranks of the host can reach.
 
-use std::ops::Range;
+use std::fmt;
+use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
@@ -44,12 +45,14 @@ pub struct DeviceBuffer<T: Element> {
 }
 
 /// A part of a [`DeviceBuffer`] for reading.
+#[derive(Debug)]
 pub struct DeviceView<'a, T: Element> {
     buffer: &'a DeviceBuffer<T>,
     range: Range<usize>,
 }
 
 /// A part of a [`DeviceBuffer`] for writing.
+#[derive(Debug)]
 pub struct DeviceViewMut<'a, T: Element> {
     buffer: &'a mut DeviceBuffer<T>,
     range: Range<usize>,
@@ -61,8 +64,8 @@ impl<T: Element> DeviceBuffer<T> {
     /// # Panics
     ///
     /// If the range is outside the buffer.
-    pub fn slice(&self, range: Range<usize>) -> DeviceView<'_, T> {
-        self.check(&range);
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> DeviceView<'_, T> {
+        let range = within(range, self.len);
         DeviceView { buffer: self, range }
     }
 
@@ -71,17 +74,37 @@ impl<T: Element> DeviceBuffer<T> {
     /// # Panics
     ///
     /// If the range is outside the buffer.
-    pub fn slice_mut(&mut self, range: Range<usize>) -> DeviceViewMut<'_, T> {
-        self.check(&range);
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> DeviceViewMut<'_, T> {
+        let range = within(range, self.len);
         DeviceViewMut { buffer: self, range }
-    }
-
-    fn check(&self, range: &Range<usize>) {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
     }
 
     fn at(&self, element: usize) -> Address {
         self.memory.address + (element * size_of::<T>()) as Address
+    }
+}
+
+/// Returns the range of a buffer of `len` elements. Panics if it is outside the buffer.
+fn within(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
+    let after = |end: usize| end.checked_add(1).expect("the range ends beyond all memory");
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => after(before),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => after(last),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    assert!(start <= end && end <= len, "{start}..{end} of {len} elements");
+    start..end
+}
+
+/// The elements' type and number; the host cannot read the elements.
+impl<T: Element> fmt::Debug for DeviceBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBuffer").field("dtype", &T::DTYPE).field("len", &self.len).finish_non_exhaustive()
     }
 }
 
@@ -154,5 +177,25 @@ impl<T: Element> Drop for DeviceBuffer<T> {
         if let Err(error) = self.stream.synchronize() {
             tracing::debug!(%error, "the stream of a buffer failed before the buffer was freed");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_of_range_selects_elements() {
+        assert_eq!(within(.., 8), 0..8);
+        assert_eq!(within(2.., 8), 2..8);
+        assert_eq!(within(..=7, 8), 0..8);
+        assert_eq!(within((Bound::Excluded(1), Bound::Excluded(5)), 8), 2..5);
+        assert_eq!(within(8..8, 8), 8..8);
+    }
+
+    #[test]
+    #[should_panic(expected = "3..9 of 8 elements")]
+    fn a_range_outside_panics() {
+        _ = within(3..9, 8);
     }
 }

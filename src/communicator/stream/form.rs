@@ -11,7 +11,7 @@ use crate::exec::Call;
 use crate::types::{Element, Rank, ReduceOp};
 
 /// The operations of a communicator in the order of a CUDA stream; see [`Communicator::on`].
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct OnStream<'a> {
     comm: &'a Communicator,
     stream: &'a CudaStream,
@@ -54,7 +54,9 @@ macro_rules! enqueues {
             "Gives [`Communicator::",
             stringify!($name),
             "`] on device memory to the stream; see [`Communicator::on`] for when it ",
-            "returns and how it fails."
+            "returns and how it fails.\n\n",
+            "# Errors\n\nThose of every operation (see [`Communicator`](Communicator#errors)), of this call or of an earlier one ",
+            "of the stream; [`Error::Unsupported`](crate::Error::Unsupported) if the device or the stream cannot take part."
         )
     };
 }
@@ -186,6 +188,10 @@ impl OnStream<'_> {
 
     /// Gives [`Communicator::send_recv`] on device memory to the stream; see [`Communicator::on`]
     /// for when it returns and how it fails.
+    ///
+    /// # Errors
+    ///
+    /// As for [`OnStream::send`].
     pub fn send_recv<T: Element, U: Element>(
         &self,
         send: &impl DevicePtr<T>,

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod on_a_gpu;
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -179,6 +180,10 @@ pub struct DeviceGradientView<'s, T: Element> {
 
 impl<T: Element> DeviceGradientView<'_, T> {
     /// Makes the gradient ready, once the reducer's stream has come this far; see [`Step::ready`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Step::ready`].
     pub fn ready(self) -> Result<()> {
         self.core.mark(self.index, Gradient::Ready, true)
     }
@@ -194,6 +199,14 @@ impl<T: Element> Drop for DeviceGradientView<'_, T> {
 macro_rules! slices {
     ($($slice:ident),*; mutable $($mutable:ident),*) => {
         $(
+            /// The elements' type and number; the host cannot read the elements.
+            impl<T: Element> fmt::Debug for $slice<'_, T> {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    let At { count, .. } = &self.at;
+                    f.debug_struct(stringify!($slice)).field("dtype", &T::DTYPE).field("count", count).finish_non_exhaustive()
+                }
+            }
+
             impl<T: Element> DeviceSlice<T> for $slice<'_, T> {
                 fn len(&self) -> usize {
                     self.at.count
