@@ -222,7 +222,8 @@ fn of_store(url: &StoreUrl, is_owner: bool, deadline: Instant) -> Finding {
         StoreUrl::Tcp { host, port } if is_owner && !is_served => match bind(host, *port, deadline) {
             Ok(()) => Finding::fine(SUBJECT, format!("rank 0 can serve it at {host}:{port}")),
             Err(error) => {
-                let holder = sys::port_holder(*port).map_or_else(String::new, |holder| format!(" (used by {holder})"));
+                let addresses = sys::resolve(host, *port, deadline).unwrap_or_default();
+                let holder = sys::port_holder(&addresses).map_or_else(String::new, |holder| format!(" (used by {holder})"));
                 let advice = "choose another port, or end the process that uses it; the address must be this machine's";
                 Finding::failure(SUBJECT, format!("rank 0 cannot serve it at {host}:{port}: {error}{holder}"), advice)
             }

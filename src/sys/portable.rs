@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -202,6 +203,6 @@ pub(crate) fn available_memory() -> Option<u64> {
     None
 }
 
-pub(crate) fn port_holder(_: u16) -> Option<String> {
+pub(crate) fn port_holder(_: &[SocketAddr]) -> Option<String> {
     None
 }

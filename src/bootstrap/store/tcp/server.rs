@@ -111,7 +111,7 @@ impl Drop for TcpStoreServer {
 /// Returns why the store cannot be served at an address.
 pub(super) fn port_problem(address: SocketAddr, error: io::Error) -> StoreError {
     match error.kind() {
-        io::ErrorKind::AddrInUse => StoreError::PortTaken { address, holder: sys::port_holder(address.port()) },
+        io::ErrorKind::AddrInUse => StoreError::PortTaken { address, holder: sys::port_holder(&[address]) },
         io::ErrorKind::PermissionDenied => {
             StoreError::Url(format!("this process may not listen at {address} ({error}); choose a port above 1023"))
         }
