@@ -46,6 +46,22 @@ fn help_names_the_commands() {
     assert!(said(&["--version"]).starts_with("kolo "));
 }
 
+/// A misspelt level must not look as if there was nothing to log.
+#[test]
+fn the_level_of_the_log_is_checked() {
+    let plan = |level: &str| program().args(["plan", "barrier", "--ranks", "2"]).env("KOLO_LOG", level).output().unwrap();
+    for level in ["", "warn", " debug ", "TRACE"] {
+        let output = plan(level);
+        assert!(output.status.success() && output.stderr.is_empty(), "{level:?}: {}", text(&output.stderr));
+    }
+    let output = plan("blah");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stderr), "kolo: KOLO_LOG=\"blah\": error, warn, info, debug or trace\n");
+    let output = program().args(["run", "-n", "1", "--", "true"]).env("KOLO_LOG", "warn,kolo=debug").output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("KOLO_LOG"), "{}", text(&output.stderr));
+}
+
 #[cfg(unix)]
 mod compare {
     use super::*;
@@ -567,6 +583,43 @@ mod plan {
             .output()
             .unwrap();
         assert_eq!(text(&by_variable.stdout), forced);
+    }
+
+    /// `kolo plan` reads variables as a job does.
+    #[test]
+    fn variables_are_those_of_a_job() {
+        let plan = |variables: &[(&str, &str)]| {
+            let arguments = ["plan", "all_reduce", "--ranks", "8", "--hosts", "8"];
+            program().args(arguments).envs(variables.iter().copied()).output().unwrap()
+        };
+        let usual = text(&plan(&[]).stdout);
+        let empty = plan(&[("KOLO_ALGORITHM", ""), ("KOLO_NETWORK_LATENCY", ""), ("KOLO_NETWORK_BANDWIDTH", "")]);
+        assert_eq!((text(&empty.stdout), text(&empty.stderr)), (usual.clone(), String::new()));
+        let given = [("KOLO_ALGORITHM", " ring "), ("KOLO_NETWORK_LATENCY", " 5us"), ("KOLO_NETWORK_BANDWIDTH", "12.5 ")];
+        let options = ["--algorithm", "ring", "--latency", "5us", "--bandwidth", " 12.5"];
+        let by_option = said(&[&["plan", "all_reduce", "--ranks", "8", "--hosts", "8"], &options[..]].concat());
+        assert_eq!(text(&plan(&given).stdout), by_option);
+        assert_ne!(by_option, usual);
+        for (name, wrong, hint) in [
+            ("KOLO_ALGORITHM", "rings", "halving-doubling"),
+            ("KOLO_NETWORK_LATENCY", "0", "more than 0"),
+            ("KOLO_NETWORK_BANDWIDTH", "fast", "more than 0"),
+        ] {
+            let output = plan(&[(name, wrong)]);
+            let err = text(&output.stderr);
+            assert!(!output.status.success() && err.contains(&format!("{name}=\"{wrong}\"")) && err.contains(hint), "{err}");
+        }
+    }
+
+    /// It would take hours to count the segments one by one.
+    #[test]
+    fn the_largest_size_is_planned() {
+        for op in ["all_reduce", "reduce", "reduce_scatter"] {
+            let plan = said(&["plan", op, "--bytes", "65536T", "--ranks", "64", "--hosts", "64"]);
+            assert!(plan.contains("double-tree") || op == "reduce_scatter", "{plan}");
+        }
+        let (_, err) = failed(&["plan", "all_reduce", "--bytes", "65537T", "--ranks", "2"]);
+        assert!(err.contains("more than memory can hold; the most is 65536T"), "{err}");
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(crate) struct Args {
 const BUILT_IN: [&str; 1] = ["bench"];
 
 /// Exit status when the launcher itself fails.
-const LAUNCHER_FAILED: u8 = 125;
+pub(crate) const LAUNCHER_FAILED: u8 = 125;
 /// Exit status when the program cannot be started.
 const NOT_STARTED: u8 = 127;
 
