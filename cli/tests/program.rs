@@ -46,6 +46,33 @@ fn help_names_the_commands() {
     assert!(said(&["--version"]).starts_with("kolo "));
 }
 
+/// Such a value was taken for one that is not set.
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_not_utf_8_is_refused_where_it_cannot_be_meant() {
+    use std::os::unix::ffi::OsStrExt;
+    let with = |name: &str, value: &[u8], arguments: &[&str]| {
+        program().args(arguments).env(name, std::ffi::OsStr::from_bytes(value)).stdin(Stdio::null()).output().unwrap()
+    };
+    let bench = ["bench", "barrier", "--iters", "1", "--warmup", "0"];
+    for (name, value, hint) in [
+        ("KOLO_TRANSPORT", &b"tcp\xff"[..], "auto, tcp, shm"),
+        ("KOLO_TIMEOUT", b"\xff5m", "500ms"),
+        ("KOLO_SECRET", b"\xc3\x28", "64 hexadecimal digits"),
+        ("KOLO_RANK", b"\xff", "KOLO_RANK"),
+    ] {
+        let output = with(name, value, &bench);
+        let err = text(&output.stderr);
+        assert!(!output.status.success() && err.contains(name) && err.contains(hint), "{name}: {err}");
+    }
+    let output = with("KOLO_ALGORITHM", b"ring\xfe", &["plan", "all_reduce", "--ranks", "4"]);
+    let err = text(&output.stderr);
+    assert!(!output.status.success() && err.contains("KOLO_ALGORITHM=\"ring\u{fffd}\""), "{err}");
+    // The name of a host is free.
+    let output = with("KOLO_HOST", b"h\xff", &bench);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
 /// A misspelt level must not look as if there was nothing to log.
 #[test]
 fn the_level_of_the_log_is_checked() {
