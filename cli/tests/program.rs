@@ -171,6 +171,34 @@ mod compare {
         assert!(output.status.success() && out.matches("# NOT RUN: ").count() == 3 && out.contains("apt install"), "{out}");
     }
 
+    /// A mapping of a file without memory would end the rank by SIGBUS.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_folder_for_temporary_files_is_an_error() {
+        let folder = std::env::temp_dir().join(format!("kolo-compare-full-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        // A file system of its own, which ends with these processes. The first line shows that it is
+        // mounted.
+        let script = "mount -t tmpfs -o size=64k none \"$1\" && echo mounted || exit 0; cat /dev/zero > \"$1\"/rest; \
+                      TMPDIR=$1 exec \"$0\" compare barrier --rounds 1 --with roundtrip,futex";
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_kolo")]).arg(&folder);
+        let output = command.env("KOLO_START_TIMEOUT", "15m").stdin(Stdio::null()).output();
+        std::fs::remove_dir(&folder).unwrap();
+        let (out, err) = output.map_or_else(|error| (String::new(), error.to_string()), |o| (text(&o.stdout), text(&o.stderr)));
+        let Some(out) = out.strip_prefix("mounted\n") else {
+            let said = format!("NOT RUN: a full file system cannot be mounted: {err}\n");
+            std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes()).unwrap();
+            return;
+        };
+        assert!(!err.contains("SIGBUS"), "{err}");
+        for who in ["roundtrip", "futex"] {
+            assert!(err.contains(&format!("{who}-line: No space left on device")), "{err}");
+            assert!(out.contains(&format!("# NOT RUN: {who}: it ended while it started")), "{out}{err}");
+        }
+        assert!(out.lines().any(|line| line.trim_start().starts_with("kolo ")), "{out}{err}");
+    }
+
     #[test]
     fn what_is_missing_is_said_and_what_is_wrong_refused() {
         let (_, err) = failed(&["compare", "gather"]);
