@@ -51,8 +51,17 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: E
 
 /// Ends the communicator on behalf of this rank, and informs the others.
 pub(crate) fn abort(status: &CommStatus) {
+    end(status, Cause::Aborted);
+}
+
+/// Ends the communicator because a thread of this rank panics, and informs the others.
+pub(crate) fn end_by_panic(status: &CommStatus) {
+    end(status, Cause::Panicked);
+}
+
+fn end(status: &CommStatus, cause: Cause) {
     let (during, completed) = (Descriptor::nothing(), status.recording.history.last_completed());
-    let what = Failure::Failed { culprit: status.rank, cause: Cause::Aborted };
+    let what = Failure::Failed { culprit: status.rank, cause };
     status.add_own_report(FailureReport { origin: status.rank, what, during, after: Duration::ZERO, completed });
     status.cancel.cancel();
     spread(status);
