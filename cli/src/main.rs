@@ -45,6 +45,9 @@ enum Command {
     /// Compare kolo with other libraries and with the limits of the machine, in interleaved rounds
     #[cfg(unix)]
     Compare(compare::Args),
+    /// Run as the process that ends the ranks of a launcher that was killed
+    #[command(hide = true)]
+    Guard(run::GuardArgs),
     /// Run as a rank of a comparison
     #[cfg(unix)]
     #[command(hide = true)]
@@ -59,6 +62,10 @@ fn main() -> ExitCode {
     }
     let result = match cli.command {
         Command::Run(args) => return run::run(&args),
+        Command::Guard(args) => {
+            run::guard(&args);
+            return ExitCode::SUCCESS;
+        }
         Command::Bench(args) => bench::bench(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Doctor(args) => return doctor::doctor(&args),

@@ -389,6 +389,21 @@ mod run {
         pids.iter().for_each(|pid| ends(pid));
     }
 
+    /// The system ends the shells with the launcher, but not what they have started.
+    #[test]
+    fn what_ranks_have_started_does_not_outlive_a_launcher_that_is_killed() {
+        let script = "trap '' USR1; sleep 600 & started=$!; trap 'echo ready' USR1; echo $started; while :; do wait; done";
+        let mut child = start(&["run", "-n", "2", "--no-prefix", "--", "sh", "-c", script]);
+        let mut out = lines(child.stdout.take().unwrap());
+        let pids: Vec<String> = out.by_ref().take(2).collect();
+        // A launcher that forwards signals has started all that it needs.
+        assert!(Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap().success());
+        assert!(out.by_ref().take(2).all(|line| line == "ready"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        pids.iter().for_each(|pid| ends(pid));
+    }
+
     /// A running command.
     fn start(arguments: &[&str]) -> Child {
         let mut command = program();

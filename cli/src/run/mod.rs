@@ -4,6 +4,7 @@
 //! that jobs on one machine stay apart. The launcher forwards signals, and ends all ranks when one
 //! fails.
 
+mod guard;
 mod output;
 pub(crate) mod process;
 
@@ -20,8 +21,11 @@ use kolo::TcpStoreServer;
 use crate::complain;
 use crate::random::{hexadecimal, random};
 use crate::units::duration;
+use guard::Guard;
 use output::{Palette, forward};
 use process::{Event, OUTPUT_PATIENCE, Process, RankOutput, Signal};
+
+pub(crate) use guard::{Args as GuardArgs, guard};
 
 /// Arguments of `kolo run`.
 #[derive(ClapArgs)]
@@ -96,7 +100,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     let palette = Palette::new(args.ranks as usize, !args.no_prefix);
     let failures = FailureFolder::new(&job);
     let path = failures.as_ref().map(|folder| folder.0.clone());
-    let mut ranks = Ranks { processes: Vec::new(), began: Instant::now(), grace: args.grace, failures };
+    let mut ranks = Ranks { processes: Vec::new(), began: Instant::now(), grace: args.grace, failures, guard: None };
     // Nothing is sent. The channel closes when all output of the ranks has been forwarded.
     let (unread, all_read) = bounded(0);
     for rank in 0..args.ranks as usize {
@@ -126,6 +130,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         }
     }
     drop(unread);
+    ranks.start_guard(&job);
     let mut failure = ranks.wait(&event);
     drop(server);
     // The ranks' output is written before the report of their end, however slow its reader is.
@@ -247,13 +252,18 @@ struct Ranks {
     began: Instant,
     grace: Duration,
     failures: Option<FailureFolder>,
+    guard: Option<Guard>,
 }
 
 /// The folder where each rank writes which rank its failure names. It is removed when it is dropped.
 struct FailureFolder(PathBuf);
 
 impl FailureFolder {
-    /// Returns the path of the folder of a job.
+    /// Returns the folder that a launcher has made for a job.
+    fn of(job: &str) -> FailureFolder {
+        FailureFolder(FailureFolder::path(job))
+    }
+
     fn path(job: &str) -> PathBuf {
         std::env::temp_dir().join(format!("kolo-run-{job}"))
     }
@@ -321,6 +331,13 @@ impl Ranks {
         self.processes.iter().flatten().for_each(|process| process.signal(signal));
     }
 
+    /// Starts the process that ends the ranks if this one is killed.
+    fn start_guard(&mut self, job: &str) {
+        let mut guard = Guard::start(job);
+        self.processes.iter().flatten().for_each(|process| guard.add(process.pid()));
+        self.guard = Some(guard);
+    }
+
     /// Waits until all ranks have ended. Returns why the job failed, if it did.
     fn wait(&mut self, events: &Receiver<Event>) -> Option<Failure> {
         let mut end = End { failed: Vec::new(), stopped: None, urgency: Urgency::Running, deadline: None };
@@ -359,6 +376,9 @@ impl Ranks {
         if has_failed {
             // Processes that the rank has started do not outlive the job.
             process.signal(Signal::KILL);
+        }
+        if let Some(guard) = &mut self.guard {
+            guard.remove(process.pid());
         }
         // A rank that was told to end has not failed by itself.
         if !status.success() && end.urgency <= Urgency::Reporting {
