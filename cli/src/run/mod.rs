@@ -271,10 +271,7 @@ impl FailureFolder {
     /// Makes the folder. Without it, the rank that ends first counts as the cause of a failure.
     fn new(job: &str) -> Option<FailureFolder> {
         let path = FailureFolder::path(job);
-        let mut folder = std::fs::DirBuilder::new();
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut folder, 0o700);
-        let made = folder.create(&path);
+        let made = process::make_private_folder(&path);
         if let Err(error) = &made {
             tracing::info!(%error, path = %path.display(), "ranks cannot report which rank their failures name");
         }

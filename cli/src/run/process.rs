@@ -5,7 +5,9 @@ mod platform {
     use std::fmt;
     use std::io::{self, PipeReader, Read};
     use std::os::fd::AsFd;
+    use std::os::unix::fs::DirBuilderExt;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
+    use std::path::Path;
     use std::process::{Command, ExitStatus};
     use std::sync::Arc;
 
@@ -68,6 +70,11 @@ mod platform {
         unsafe {
             command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Number::KILL))?));
         }
+    }
+
+    /// Makes a folder that only its user can open.
+    pub(crate) fn make_private_folder(path: &Path) -> io::Result<()> {
+        std::fs::DirBuilder::new().mode(0o700).create(path)
     }
 
     /// Prepares the start of a process that gets no signal that is meant for the launcher, and
@@ -148,6 +155,7 @@ mod platform {
 mod platform {
     use std::fmt;
     use std::io::{self, PipeReader, Read};
+    use std::path::Path;
     use std::process::{Command, ExitStatus};
     use std::time::Duration;
 
@@ -184,6 +192,11 @@ mod platform {
     }
 
     pub(crate) fn prepare(_: &mut Command) {}
+
+    /// Makes a folder. The folder for temporary files belongs to the user.
+    pub(crate) fn make_private_folder(path: &Path) -> io::Result<()> {
+        std::fs::create_dir(path)
+    }
 
     pub(crate) fn become_independent(_: &mut Command) {}
 
@@ -230,7 +243,9 @@ mod platform {
 use std::process::{Child, ExitStatus};
 
 pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
-pub(crate) use platform::{Signal, become_independent, describe, exit_code, prepare, send, was_killed, watch_signals};
+pub(crate) use platform::{
+    Signal, become_independent, describe, exit_code, make_private_folder, prepare, send, was_killed, watch_signals,
+};
 
 /// What the launcher waits for.
 pub(crate) enum Event {
