@@ -67,6 +67,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_COPY_MODE",
     "KOLO_DEVICES",
     "KOLO_DEVICE_PATH",
+    "KOLO_FAILURE_DIR",
     "KOLO_HOST",
     "KOLO_INSECURE",
     "KOLO_INTERFACE",
@@ -117,6 +118,8 @@ pub(crate) struct Settings {
     /// Where the flight recorder writes files, and whether SIGUSR1 makes it write one.
     pub(crate) trace_dir: Option<PathBuf>,
     pub(crate) trace_signal: bool,
+    /// Where a rank writes which rank its failure names, for `kolo run`.
+    pub(crate) failure_dir: Option<PathBuf>,
     /// The files for encrypting links in the network, if they are encrypted.
     pub(crate) tls: Option<TlsFiles>,
 }
@@ -165,6 +168,7 @@ impl Default for Settings {
             insecure: false,
             trace_dir: None,
             trace_signal: false,
+            failure_dir: None,
             tls: None,
         }
     }
@@ -174,7 +178,7 @@ impl Settings {
     pub(crate) fn from_env(env: Env<'_>) -> Result<Settings> {
         let mut settings = Settings::default();
         let shared = &mut settings.shared;
-        shared.algorithm = named(env, "KOLO_ALGORITHM")?;
+        (shared.algorithm, shared.model) = selection(env)?;
         shared.transport = named(env, "KOLO_TRANSPORT")?.unwrap_or(shared.transport);
         shared.copy_mode = named(env, "KOLO_COPY_MODE")?.unwrap_or(shared.copy_mode);
         shared.reproducible = parse(env, "KOLO_REPRODUCIBLE", "0 or 1", flag)?.unwrap_or(shared.reproducible);
@@ -186,25 +190,38 @@ impl Settings {
             Some(Devices::Cuda) => true,
             Some(Devices::Auto) | None => sys::may_have_devices(),
         };
-        let network = &mut shared.model.network;
-        if let Some(latency) = parse(env, "KOLO_NETWORK_LATENCY", DURATION, some_time)? {
-            network.latency = latency.as_secs_f64();
-        }
-        let gigabytes =
-            |text: &str| text.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate > 0.0 && (1e-9 / rate).is_finite());
-        if let Some(rate) = parse(env, "KOLO_NETWORK_BANDWIDTH", "gigabytes per second, more than 0", gigabytes)? {
-            network.per_byte = 1e-9 / rate;
-        }
         settings.timeout = parse(env, "KOLO_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.timeout);
         settings.start_timeout = start_timeout(env)?;
         settings.insecure = insecure(env)?.unwrap_or(settings.insecure);
         settings.host = env("KOLO_HOST");
         settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
+        settings.failure_dir = env("KOLO_FAILURE_DIR").map(PathBuf::from);
         settings.trace_signal = parse(env, "KOLO_TRACE_SIGNAL", "0 or 1", flag)?.unwrap_or(settings.trace_signal);
         settings.interface = ["KOLO_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"].into_iter().find_map(env);
         settings.tls = tls(env)?;
         Ok(settings)
     }
+}
+
+/// Returns the algorithm that the process's environment chooses, and the costs by which algorithms
+/// are compared otherwise: those that a job takes from it.
+///
+/// # Errors
+///
+/// [`Error::Setting`] if a variable has an invalid value.
+pub fn selection_of_environment() -> Result<(Option<Algorithm>, CostModel)> {
+    selection(&process_env)
+}
+
+fn selection(env: Env<'_>) -> Result<(Option<Algorithm>, CostModel)> {
+    let (algorithm, mut model) = (named(env, "KOLO_ALGORITHM")?, CostModel::default());
+    if let Some(latency) = parse(env, "KOLO_NETWORK_LATENCY", DURATION, some_time)? {
+        model.network.latency = latency.as_secs_f64();
+    }
+    if let Some(rate) = parse(env, "KOLO_NETWORK_BANDWIDTH", BANDWIDTH, bandwidth)? {
+        model.network.per_byte = 1e-9 / rate;
+    }
+    Ok((algorithm, model))
 }
 
 /// Returns whether `tcp://` stores accept other machines without a secret, if the variable is set.
@@ -259,6 +276,8 @@ fn start_timeout(env: Env<'_>) -> Result<Duration> {
 }
 
 pub(crate) const DURATION: &str = "a duration, more than 0, such as 90, 1.5s, 500ms, 25us or 10m";
+/// What [`bandwidth`] parses, for messages.
+pub const BANDWIDTH: &str = "gigabytes per second, more than 0";
 pub(crate) const SOCKETS: &str = "1 to 64 sockets for each link";
 
 /// Returns a number of sockets, if it is valid.
@@ -272,6 +291,17 @@ fn flag(text: &str) -> Option<bool> {
         "1" | "true" | "yes" => Some(true),
         _ => None,
     }
+}
+
+/// Parses gigabytes per second, as `KOLO_NETWORK_BANDWIDTH` has them.
+pub fn bandwidth(text: &str) -> Option<f64> {
+    text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0 && (1e-9 / rate).is_finite())
+}
+
+/// Returns the value of a variable of the process's environment, or an error that says what it may
+/// be. Ignores a variable that is empty, and blanks around a value.
+pub fn variable<T>(name: &str, expected: &str, parse_value: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
+    parse(&process_env, name, expected, parse_value)
 }
 
 /// Returns a variable's value, or an error that says what it may be.

@@ -485,6 +485,9 @@ pub enum Cause {
     /// It aborted the communicator.
     #[error("aborted the communicator")]
     Aborted,
+    /// A thread of it panicked, which dropped the communicator.
+    #[error("panicked; its own output says where")]
+    Panicked,
     /// It made another call than a peer.
     #[error("called [{}], rank {} called [{}]; all ranks of a communicator must make the same calls in the same order", .0.mine, .0.rank, .0.theirs)]
     Mismatch(Box<CallMismatch>),

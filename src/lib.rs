@@ -127,9 +127,10 @@ pub mod plan {
 // The page has its own definition of this link, to a file. The first definition counts.
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {
-    // For the program `kolo`, whose options have durations as the variables have them.
+    // For the program `kolo`, which reads variables as a job does, and whose options have values as
+    // the variables have them.
     #[doc(hidden)]
-    pub use crate::config::duration;
+    pub use crate::config::{BANDWIDTH, bandwidth, duration, selection_of_environment, variable};
     pub use crate::config::{VARIABLES, secret_given as parse_secret, secret_of_environment};
 }
 

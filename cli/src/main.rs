@@ -45,6 +45,9 @@ enum Command {
     /// Compare kolo with other libraries and with the limits of the machine, in interleaved rounds
     #[cfg(unix)]
     Compare(compare::Args),
+    /// Run as the process that ends the ranks of a launcher that was killed
+    #[command(hide = true)]
+    Guard(run::GuardArgs),
     /// Run as a rank of a comparison
     #[cfg(unix)]
     #[command(hide = true)]
@@ -53,9 +56,16 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    log();
+    if let Err(error) = log() {
+        complain(&format!("kolo: {error}"));
+        return if matches!(cli.command, Command::Run(_)) { ExitCode::from(run::LAUNCHER_FAILED) } else { ExitCode::FAILURE };
+    }
     let result = match cli.command {
         Command::Run(args) => return run::run(&args),
+        Command::Guard(args) => {
+            run::guard(&args);
+            return ExitCode::SUCCESS;
+        }
         Command::Bench(args) => bench::bench(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Doctor(args) => return doctor::doctor(&args),
@@ -77,11 +87,13 @@ fn main() -> ExitCode {
 }
 
 /// Writes the library's log to standard error: warnings, or the level of `KOLO_LOG`.
-fn log() {
-    let level = std::env::var("KOLO_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(tracing::Level::WARN);
+fn log() -> kolo::Result<()> {
+    let level = kolo::settings::variable("KOLO_LOG", "error, warn, info, debug or trace", |level| level.parse().ok())?;
+    let level = level.unwrap_or(tracing::Level::WARN);
     let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let ansi = wants_colour && std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt().with_max_level(level).with_ansi(ansi).with_writer(std::io::stderr).with_target(false).init();
+    Ok(())
 }
 
 /// Writes a line to standard output. If its reader has gone, as with `head`, the program ends

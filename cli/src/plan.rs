@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use kolo::plan::{Candidate, CostModel, Layout, candidates};
+use kolo::plan::{Candidate, Layout, candidates};
+use kolo::settings::{BANDWIDTH, bandwidth, selection_of_environment};
 use kolo::{Algorithm, Op};
 
 use crate::say;
@@ -28,15 +29,16 @@ pub(crate) struct Args {
     /// Use messages inside hosts too, as with KOLO_TRANSPORT=tcp
     #[arg(long)]
     no_windows: bool,
-    /// Use this algorithm, as with KOLO_ALGORITHM
-    #[arg(long, env = "KOLO_ALGORITHM")]
+    /// Use this algorithm [default: KOLO_ALGORITHM, or the cheapest]
+    #[arg(long)]
     algorithm: Option<Algorithm>,
-    /// Latency between hosts, as in 25us
-    #[arg(long, env = "KOLO_NETWORK_LATENCY", value_parser = duration, default_value = "25us")]
-    latency: Duration,
-    /// Gigabytes per second of one host's network interface
-    #[arg(long, env = "KOLO_NETWORK_BANDWIDTH", value_parser = positive, default_value_t = 1e-9 / CostModel::default().network.per_byte)]
-    bandwidth: f64,
+    /// Latency between hosts [default: KOLO_NETWORK_LATENCY, or 25us]
+    #[arg(long, value_parser = duration)]
+    latency: Option<Duration>,
+    /// Gigabytes per second of one host's network interface [default: KOLO_NETWORK_BANDWIDTH, or
+    /// 1.25]
+    #[arg(long, value_parser = gigabytes)]
+    bandwidth: Option<f64>,
 }
 
 /// Operations that have a choice of algorithms. An operation with a count for each rank has the
@@ -59,24 +61,29 @@ fn operation(text: &str) -> Result<Op, String> {
     found.ok_or_else(|| format!("it can be {}", PLANNED.map(Op::name).join(", ")))
 }
 
-fn positive(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0).ok_or_else(|| "a number, more than 0".to_owned())
+fn gigabytes(text: &str) -> Result<f64, String> {
+    bandwidth(text.trim()).ok_or_else(|| BANDWIDTH.to_owned())
 }
 
 pub(crate) fn plan(args: &Args) -> Result<(), String> {
     if args.hosts > args.ranks {
         return Err(format!("{} ranks cannot be on {} hosts", args.ranks, args.hosts));
     }
-    let mut model = CostModel::default();
-    model.network.latency = args.latency.as_secs_f64();
-    model.network.per_byte = 1e-9 / args.bandwidth;
+    let (algorithm, mut model) = selection_of_environment().map_err(|error| error.to_string())?;
+    let algorithm = args.algorithm.or(algorithm);
+    if let Some(latency) = args.latency {
+        model.network.latency = latency.as_secs_f64();
+    }
+    if let Some(rate) = args.bandwidth {
+        model.network.per_byte = 1e-9 / rate;
+    }
     let (ranks, hosts) = (args.ranks as usize, args.hosts as usize);
     let mut layout = Layout::even(ranks, if args.no_windows { ranks } else { hosts });
     layout.windows &= !args.no_windows;
     let bytes = if args.op == Op::Barrier { 0 } else { args.bytes };
 
     let found = candidates(args.op, bytes, layout, &model);
-    let chosen = match args.algorithm {
+    let chosen = match algorithm {
         None => 0,
         Some(forced) => found.iter().position(|candidate| candidate.choice.algorithm == forced).ok_or_else(|| {
             let known: Vec<String> = found.iter().map(|candidate| candidate.choice.algorithm.to_string()).collect();
@@ -87,7 +94,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
 
     let size = if args.op == Op::Barrier { String::new() } else { format!(" of {}", show_bytes(bytes)) };
     say(&format!("{}{size} among {} on {}", args.op, count(ranks, "rank"), count(hosts, "host")));
-    say(&format!("{}{}", winner.choice, if args.algorithm.is_some() { " (forced)" } else { "" }));
+    say(&format!("{}{}", winner.choice, if algorithm.is_some() { " (forced)" } else { "" }));
     say(&format!("  predicted time           {}", show_seconds(winner.seconds)));
     say(&format!("  on the wire, per rank    {} in {} messages", show_bytes(winner.sent_per_rank), winner.messages_per_rank));
     say("");

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// The bytes of the largest address space of a process.
+const MOST_BYTES: u64 = 1 << 56;
+
 /// Parses a size in bytes: `8`, `4K`, `1M`, `2G` (powers of 1024; `KiB` and `KB` mean the same as
 /// `K`).
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
@@ -18,8 +21,8 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     };
     number
         .checked_mul(1 << shift)
-        .filter(|&bytes| bytes <= 1 << 62)
-        .ok_or_else(|| format!("{text:?} is more than memory can hold"))
+        .filter(|&bytes| bytes <= MOST_BYTES)
+        .ok_or_else(|| format!("{text:?} is more than memory can hold; the most is {}T", MOST_BYTES >> 40))
 }
 
 /// Parses a time as the `KOLO_*` variables do: `25us`, `1.5ms`, `2s`, `1m`; without a unit,
@@ -95,10 +98,12 @@ mod tests {
 
     #[test]
     fn sizes() {
-        for (text, value) in [("8", 8), ("4K", 4096), ("1M", 1 << 20), ("2GiB", 2 << 30), ("3kb", 3072), (" 0 ", 0)] {
+        for (text, value) in
+            [("8", 8), ("4K", 4096), ("1M", 1 << 20), ("2GiB", 2 << 30), ("3kb", 3072), (" 0 ", 0), ("65536T", 1 << 56)]
+        {
             assert_eq!(bytes(text), Ok(value), "{text}");
         }
-        for text in ["", "K", "1.5M", "-1", "9x", "99999999999T"] {
+        for text in ["", "K", "1.5M", "-1", "9x", "65537T", "99999999999T"] {
             assert!(bytes(text).is_err(), "{text}");
         }
         assert_eq!(show_bytes(1 << 20), "1 MiB");

@@ -46,6 +46,49 @@ fn help_names_the_commands() {
     assert!(said(&["--version"]).starts_with("kolo "));
 }
 
+/// Such a value was taken for one that is not set.
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_not_utf_8_is_refused_where_it_cannot_be_meant() {
+    use std::os::unix::ffi::OsStrExt;
+    let with = |name: &str, value: &[u8], arguments: &[&str]| {
+        program().args(arguments).env(name, std::ffi::OsStr::from_bytes(value)).stdin(Stdio::null()).output().unwrap()
+    };
+    let bench = ["bench", "barrier", "--iters", "1", "--warmup", "0"];
+    for (name, value, hint) in [
+        ("KOLO_TRANSPORT", &b"tcp\xff"[..], "auto, tcp, shm"),
+        ("KOLO_TIMEOUT", b"\xff5m", "500ms"),
+        ("KOLO_SECRET", b"\xc3\x28", "64 hexadecimal digits"),
+        ("KOLO_RANK", b"\xff", "KOLO_RANK"),
+    ] {
+        let output = with(name, value, &bench);
+        let err = text(&output.stderr);
+        assert!(!output.status.success() && err.contains(name) && err.contains(hint), "{name}: {err}");
+    }
+    let output = with("KOLO_ALGORITHM", b"ring\xfe", &["plan", "all_reduce", "--ranks", "4"]);
+    let err = text(&output.stderr);
+    assert!(!output.status.success() && err.contains("KOLO_ALGORITHM=\"ring\u{fffd}\""), "{err}");
+    // The name of a host is free.
+    let output = with("KOLO_HOST", b"h\xff", &bench);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+/// A misspelt level must not look as if there was nothing to log.
+#[test]
+fn the_level_of_the_log_is_checked() {
+    let plan = |level: &str| program().args(["plan", "barrier", "--ranks", "2"]).env("KOLO_LOG", level).output().unwrap();
+    for level in ["", "warn", " debug ", "TRACE"] {
+        let output = plan(level);
+        assert!(output.status.success() && output.stderr.is_empty(), "{level:?}: {}", text(&output.stderr));
+    }
+    let output = plan("blah");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stderr), "kolo: KOLO_LOG=\"blah\": error, warn, info, debug or trace\n");
+    let output = program().args(["run", "-n", "1", "--", "true"]).env("KOLO_LOG", "warn,kolo=debug").output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("KOLO_LOG"), "{}", text(&output.stderr));
+}
+
 #[cfg(unix)]
 mod compare {
     use super::*;
@@ -126,6 +169,34 @@ mod compare {
             .unwrap();
         let out = text(&output.stdout);
         assert!(output.status.success() && out.matches("# NOT RUN: ").count() == 3 && out.contains("apt install"), "{out}");
+    }
+
+    /// A mapping of a file without memory would end the rank by SIGBUS.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_folder_for_temporary_files_is_an_error() {
+        let folder = std::env::temp_dir().join(format!("kolo-compare-full-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        // A file system of its own, which ends with these processes. The first line shows that it is
+        // mounted.
+        let script = "mount -t tmpfs -o size=64k none \"$1\" && echo mounted || exit 0; cat /dev/zero > \"$1\"/rest; \
+                      TMPDIR=$1 exec \"$0\" compare barrier --rounds 1 --with roundtrip,futex";
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_kolo")]).arg(&folder);
+        let output = command.env("KOLO_START_TIMEOUT", "15m").stdin(Stdio::null()).output();
+        std::fs::remove_dir(&folder).unwrap();
+        let (out, err) = output.map_or_else(|error| (String::new(), error.to_string()), |o| (text(&o.stdout), text(&o.stderr)));
+        let Some(out) = out.strip_prefix("mounted\n") else {
+            let said = format!("NOT RUN: a full file system cannot be mounted: {err}\n");
+            std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes()).unwrap();
+            return;
+        };
+        assert!(!err.contains("SIGBUS"), "{err}");
+        for who in ["roundtrip", "futex"] {
+            assert!(err.contains(&format!("{who}-line: No space left on device")), "{err}");
+            assert!(out.contains(&format!("# NOT RUN: {who}: it ended while it started")), "{out}{err}");
+        }
+        assert!(out.lines().any(|line| line.trim_start().starts_with("kolo ")), "{out}{err}");
     }
 
     #[test]
@@ -313,6 +384,21 @@ mod run {
     #[test]
     fn ranks_do_not_outlive_a_launcher_that_is_killed() {
         let (mut child, pids) = sleeping_ranks();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        pids.iter().for_each(|pid| ends(pid));
+    }
+
+    /// The system ends the shells with the launcher, but not what they have started.
+    #[test]
+    fn what_ranks_have_started_does_not_outlive_a_launcher_that_is_killed() {
+        let script = "trap '' USR1; sleep 600 & started=$!; trap 'echo ready' USR1; echo $started; while :; do wait; done";
+        let mut child = start(&["run", "-n", "2", "--no-prefix", "--", "sh", "-c", script]);
+        let mut out = lines(child.stdout.take().unwrap());
+        let pids: Vec<String> = out.by_ref().take(2).collect();
+        // A launcher that forwards signals has started all that it needs.
+        assert!(Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap().success());
+        assert!(out.by_ref().take(2).all(|line| line == "ready"));
         child.kill().unwrap();
         child.wait().unwrap();
         pids.iter().for_each(|pid| ends(pid));
@@ -567,6 +653,43 @@ mod plan {
             .output()
             .unwrap();
         assert_eq!(text(&by_variable.stdout), forced);
+    }
+
+    /// `kolo plan` reads variables as a job does.
+    #[test]
+    fn variables_are_those_of_a_job() {
+        let plan = |variables: &[(&str, &str)]| {
+            let arguments = ["plan", "all_reduce", "--ranks", "8", "--hosts", "8"];
+            program().args(arguments).envs(variables.iter().copied()).output().unwrap()
+        };
+        let usual = text(&plan(&[]).stdout);
+        let empty = plan(&[("KOLO_ALGORITHM", ""), ("KOLO_NETWORK_LATENCY", ""), ("KOLO_NETWORK_BANDWIDTH", "")]);
+        assert_eq!((text(&empty.stdout), text(&empty.stderr)), (usual.clone(), String::new()));
+        let given = [("KOLO_ALGORITHM", " ring "), ("KOLO_NETWORK_LATENCY", " 5us"), ("KOLO_NETWORK_BANDWIDTH", "12.5 ")];
+        let options = ["--algorithm", "ring", "--latency", "5us", "--bandwidth", " 12.5"];
+        let by_option = said(&[&["plan", "all_reduce", "--ranks", "8", "--hosts", "8"], &options[..]].concat());
+        assert_eq!(text(&plan(&given).stdout), by_option);
+        assert_ne!(by_option, usual);
+        for (name, wrong, hint) in [
+            ("KOLO_ALGORITHM", "rings", "halving-doubling"),
+            ("KOLO_NETWORK_LATENCY", "0", "more than 0"),
+            ("KOLO_NETWORK_BANDWIDTH", "fast", "more than 0"),
+        ] {
+            let output = plan(&[(name, wrong)]);
+            let err = text(&output.stderr);
+            assert!(!output.status.success() && err.contains(&format!("{name}=\"{wrong}\"")) && err.contains(hint), "{err}");
+        }
+    }
+
+    /// It would take hours to count the segments one by one.
+    #[test]
+    fn the_largest_size_is_planned() {
+        for op in ["all_reduce", "reduce", "reduce_scatter"] {
+            let plan = said(&["plan", op, "--bytes", "65536T", "--ranks", "64", "--hosts", "64"]);
+            assert!(plan.contains("double-tree") || op == "reduce_scatter", "{plan}");
+        }
+        let (_, err) = failed(&["plan", "all_reduce", "--bytes", "65537T", "--ranks", "2"]);
+        assert!(err.contains("more than memory can hold; the most is 65536T"), "{err}");
     }
 
     #[test]

@@ -269,6 +269,26 @@ fn a_signal_needs_a_folder() {
     assert!(error.contains("KOLO_TRACE_DIR") && error.contains("/dev/null/x"), "{error}");
 }
 
+/// A message that cannot be written must not end the analysis.
+#[test]
+fn a_standard_error_that_cannot_be_written_ends_nothing() {
+    let folder = Folder::new("silent");
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let good = folder.0.join("good.json");
+    for comm in Communicator::in_process(1).unwrap() {
+        comm.dump_trace(&good).unwrap();
+    }
+    // A pipe whose reader has gone, and a full disk.
+    let broken = || Stdio::from(std::io::pipe().unwrap().1);
+    let full = || Stdio::from(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    for stderr in [broken(), full()] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+        let output = command.arg("trace").arg(folder.0.join("absent.json")).arg(&good).stderr(stderr).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains("files of rank 0"), "{}", text(&output));
+    }
+}
+
 #[test]
 fn files_that_cannot_be_used_are_said() {
     let folder = Folder::new("files");

@@ -57,7 +57,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         return Err(Error::Unsupported { what: "transport shm", why });
     }
     tracing::info!(rank, world = start.world_size, on_host = together.len(), after = ?began.elapsed(), "connected all ranks");
-    let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone());
+    let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), start.settings.failure_dir.clone());
     let fabric = Fabric::of_network(Arc::new(network), WORLD, hosts.into(), connections, recorder);
     Ok(Connected { fabric, settings, members })
 }

@@ -419,7 +419,7 @@ impl Builder {
 fn recorder(job: &str, rank: Rank, members: &[Member], settings: &Settings) -> Arc<Recorder> {
     // All ranks are of one process, whose id distinguishes the run from others.
     let run = u64::from(std::process::id());
-    Recorder::new(RankOfJob { job: job.to_owned(), run, rank, members: members.to_vec() }, settings.trace_dir.clone())
+    Recorder::new(RankOfJob { job: job.to_owned(), run, rank, members: members.to_vec() }, settings.trace_dir.clone(), None)
 }
 
 impl Communicator {

@@ -48,7 +48,8 @@ pub use stream::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 ///   stream (`Communicator::on`).
 ///
 /// Dropping the communicator tells its peers that this rank has left, and aborts operations in
-/// flight.
+/// flight. If a panic drops it, the calls of the peers fail with
+/// [`Cause::Panicked`](crate::Cause::Panicked).
 ///
 /// # Errors
 ///

@@ -221,7 +221,7 @@ impl Plan {
         let members = vec![Member { host: "here".into(), pid: 1 }; self.ranks];
         let part = |rank: Rank| {
             let of_job = RankOfJob { job: "simulated".to_owned(), run: self.seed, rank, members: members.clone() };
-            let recording = Recorder::new(of_job, None).open(CHANNEL, rank, all.clone());
+            let recording = Recorder::new(of_job, None, None).open(CHANNEL, rank, all.clone());
             let status = Arc::new(CommStatus::new(rank, all.clone(), recording));
             status.reach(Arc::new(FaultyContact { board: board.clone(), world: world.clone(), me: rank }));
             board.post_unwatched(CHANNEL, rank, status.clone());

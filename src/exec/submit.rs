@@ -189,12 +189,17 @@ impl Drop for Executor {
             std::mem::forget(self.state.clone());
             return;
         }
+        // A program that fails does not leave: its peers must not take a panic for its end.
+        let panics = std::thread::panicking() && self.state.failure.get().is_none();
+        if panics {
+            failure::end_by_panic(&self.state.status);
+        }
         self.queue.close(&self.state);
         // Nothing else holds the lock now: calls borrow the communicator, and the progress thread
         // has ended.
         let mut core = self.state.core.lock();
         match self.state.failure.get() {
-            None => core.part(false),
+            None => core.part(panics),
             Some(_) => core.devices.abandon(),
         }
     }

@@ -76,6 +76,29 @@ mod tests {
         });
     }
 
+    /// Its peer must not believe that the program of rank 0 has ended as it should.
+    #[test]
+    fn peers_of_a_rank_whose_thread_panics_are_told() {
+        let mut comms = Communicator::in_process(2).unwrap();
+        let peer = comms.pop().unwrap();
+        let comm = comms.pop().unwrap();
+        std::thread::scope(|scope| {
+            let program = scope.spawn(move || {
+                comm.barrier().unwrap();
+                let rows: &[u8] = &[];
+                // The panic of a program, in the middle of its work.
+                rows[comm.rank()]
+            });
+            peer.barrier().unwrap();
+            for _ in 0..2 {
+                let error = peer.barrier().unwrap_err();
+                let first = if let Error::Revoked { first } = &error { first } else { &error };
+                assert!(matches!(first, Error::Peer { rank: 0, cause: Cause::Panicked, .. }), "{error}");
+            }
+            assert!(program.join().is_err());
+        });
+    }
+
     #[test]
     fn nothing_refers_to_the_buffers_of_a_call_that_panicked() {
         panic_in(|comm| comm.send(&vec![1u8; 1 << 20], 1));

@@ -51,8 +51,17 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: E
 
 /// Ends the communicator on behalf of this rank, and informs the others.
 pub(crate) fn abort(status: &CommStatus) {
+    end(status, Cause::Aborted);
+}
+
+/// Ends the communicator because a thread of this rank panics, and informs the others.
+pub(crate) fn end_by_panic(status: &CommStatus) {
+    end(status, Cause::Panicked);
+}
+
+fn end(status: &CommStatus, cause: Cause) {
     let (during, completed) = (Descriptor::nothing(), status.recording.history.last_completed());
-    let what = Failure::Failed { culprit: status.rank, cause: Cause::Aborted };
+    let what = Failure::Failed { culprit: status.rank, cause };
     status.add_own_report(FailureReport { origin: status.rank, what, during, after: Duration::ZERO, completed });
     status.cancel.cancel();
     spread(status);
@@ -130,7 +139,7 @@ mod tests {
     fn reported(mine: Descriptor, seen: Error) -> Error {
         let members = vec![Member { host: "here".into(), pid: 1 }; 3];
         let who = RankOfJob { job: "test".to_owned(), run: 1, rank: 1, members: members.clone() };
-        let recording = Recorder::new(who, None).open(1, 1, (0..3).collect());
+        let recording = Recorder::new(who, None, None).open(1, 1, (0..3).collect());
         if !mine.op.is_point_to_point() {
             let begun = recording.history.begin(mine.encode(), 0, 0);
             recording.history.end(begun, false);

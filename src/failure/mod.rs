@@ -24,7 +24,7 @@ mod report;
 pub(crate) mod shrink;
 mod status;
 
-pub(crate) use agreement::{abort, agree_on_report};
+pub(crate) use agreement::{abort, agree_on_report, end_by_panic};
 pub(crate) use board::StatusBoard;
 pub(crate) use cancel::CancelToken;
 #[cfg(test)]

@@ -60,7 +60,7 @@ impl FailureReport {
                     | Cause::Tls(_)
                     | Cause::Mismatch(_)
                     | Cause::Counts { .. } => 1,
-                    Cause::Aborted => 2,
+                    Cause::Aborted | Cause::Panicked => 2,
                     Cause::Died | Cause::Closed | Cause::Gone => 3,
                     Cause::Broken(_) | Cause::Unreachable { .. } => 4,
                     Cause::Stopped { .. } | Cause::Unresponsive { .. } => 5,
@@ -114,7 +114,7 @@ impl FailureReport {
         let host = |rank: Rank| info.members[rank].host.clone();
         let me = info.rank;
         match &self.what {
-            Failure::Failed { culprit, cause: Cause::Aborted } if *culprit == me => {
+            Failure::Failed { culprit, cause: Cause::Aborted | Cause::Panicked } if *culprit == me => {
                 let Descriptor { op, seq, .. } = during.map_or(self.during, |(during, _)| during);
                 Error::Aborted { op, seq }
             }
@@ -236,6 +236,7 @@ fn write_cause(writer: &mut Writer, cause: &Cause) {
         }
         Cause::Counts { to, sent, expected } => writer.number(16).number(*to as u64).number(*sent).number(*expected),
         Cause::Tls(why) => writer.number(17).text(why),
+        Cause::Panicked => writer.number(18),
     };
 }
 
@@ -271,6 +272,7 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
         }
         16 => Cause::Counts { to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
         17 => Cause::Tls(reader.text()?),
+        18 => Cause::Panicked,
         _ => return None,
     })
 }
@@ -305,6 +307,7 @@ mod tests {
             Cause::Mismatch(Box::new(CallMismatch { mine: during, rank: 1, theirs: Descriptor::nothing() })),
             Cause::Counts { to: 1, sent: 4, expected: 8 },
             Cause::Tls("unknown issuer".to_owned()),
+            Cause::Panicked,
         ];
         let failed = causes.map(|cause| Failure::Failed { culprit: 2, cause });
         let pairs = [

@@ -263,7 +263,7 @@ mod tests {
             let left: Arc<[AtomicU64; WORLD]> = Arc::new(std::array::from_fn(|rank| AtomicU64::new(lives(rank))));
             let members: Arc<[Rank]> = (0..WORLD).collect();
             let who = RankOfJob { job: "shrink".to_owned(), run: seed, rank: 0, members: Vec::new() };
-            let recorder = Recorder::new(who, None);
+            let recorder = Recorder::new(who, None, None);
             let status = |rank| CommStatus::new(rank, members.clone(), recorder.open(0, rank, members.clone()));
             let statuses: Vec<Arc<CommStatus>> = (0..WORLD).map(|rank| Arc::new(status(rank))).collect();
             for (rank, status) in statuses.iter().enumerate() {

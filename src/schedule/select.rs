@@ -8,7 +8,7 @@ use super::generate::steps;
 use super::price::{Price, price};
 use super::problem::{Blocks, Problem};
 use super::step::Step;
-use crate::types::Op;
+use crate::types::{Op, Rank};
 
 /// Returns the choice for a collective of `bytes`: of the buffer, or of all blocks together.
 /// `forced` is taken if it can execute the operation.
@@ -130,19 +130,45 @@ fn sent(op: Op, bytes: u64, layout: Layout, choice: Choice) -> (u64, u64) {
         Choice { between: Some(between), .. } => (between, layout.hosts, bytes),
         Choice { algorithm, .. } => (algorithm, layout.ranks, bytes),
     };
-    let blocks = Blocks::Even(bytes as usize / world);
-    let segment = segment_bytes(algorithm);
-    let problem = Problem { op, rank: 0, world, root: 0, count: bytes as usize, sends: blocks, recvs: blocks, segment };
-    let ranks = (0..world).step_by(world.div_ceil(256));
-    let per_rank = ranks.map(|rank| {
-        let sends = steps(algorithm, Problem { rank, root: problem.root, ..problem }).filter_map(|step| match step {
-            Step::Send { src, .. } => Some(src.len),
-            Step::RecvSend { dst, .. } | Step::RecvReduceSend { dst, .. } => Some(dst.len),
-            _ => None,
-        });
-        sends.fold((0, 0), |(bytes, messages), len| (bytes + len as u64, messages + 1))
-    });
+    let per_rank =
+        (0..world).step_by(world.div_ceil(256)).map(|rank| sent_by(rank, op, algorithm, bytes, world, segment_bytes(algorithm)));
     per_rank.fold((0, 0), |most, one| (most.0.max(one.0), most.1.max(one.1)))
+}
+
+/// Returns the bytes and messages that one rank sends. Counts the segments of one round and of the
+/// rest, so that the time does not grow with `bytes`.
+fn sent_by(rank: Rank, op: Op, algorithm: Algorithm, bytes: u64, world: usize, segment: usize) -> (u64, u64) {
+    let count = |bytes: u64| sent_in_steps(rank, op, algorithm, bytes, world, segment);
+    let Some(round) = bytes_of_a_round(op, algorithm, world, segment) else { return count(bytes) };
+    let (rounds, rest) = (bytes / round, count(bytes % round));
+    let each = if rounds > 0 { count(round) } else { (0, 0) };
+    let total = |each: u64, rest: u64| each.saturating_mul(rounds).saturating_add(rest);
+    (total(each.0, rest.0), total(each.1, rest.1))
+}
+
+/// Returns the bytes after which the steps of a schedule repeat: every part of the buffer that the
+/// algorithm divides into segments then has one full segment more. `None` if the number of steps
+/// does not depend on the bytes.
+fn bytes_of_a_round(op: Op, algorithm: Algorithm, world: usize, segment: usize) -> Option<u64> {
+    let parts = match (algorithm, op) {
+        (Algorithm::Ring | Algorithm::Binomial | Algorithm::Direct, Op::Reduce) => 1,
+        (Algorithm::DoubleTree, _) => 2,
+        (Algorithm::Direct, Op::AllReduce | Op::ReduceScatter | Op::ReduceScatterV) => world,
+        _ => return None,
+    };
+    Some((parts * segment) as u64)
+}
+
+/// Counts the bytes and messages that one rank sends, step by step.
+fn sent_in_steps(rank: Rank, op: Op, algorithm: Algorithm, bytes: u64, world: usize, segment: usize) -> (u64, u64) {
+    let blocks = Blocks::Even(bytes as usize / world);
+    let problem = Problem { op, rank, world, root: 0, count: bytes as usize, sends: blocks, recvs: blocks, segment };
+    let sends = steps(algorithm, problem).filter_map(|step| match step {
+        Step::Send { src, .. } => Some(src.len),
+        Step::RecvSend { dst, .. } | Step::RecvReduceSend { dst, .. } => Some(dst.len),
+        _ => None,
+    });
+    sends.fold((0, 0), |(bytes, messages): (u64, u64), len| (bytes.saturating_add(len as u64), messages + 1))
 }
 
 #[cfg(test)]
@@ -215,6 +241,37 @@ mod tests {
                         assert!((0.99..=1.01).contains(&ratio), "{op} {algorithm} on {ranks}: {price} priced, {sent} sent");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn segments_are_counted_as_the_schedules_have_them() {
+        for world in 2..=9 {
+            for (op, algorithm) in Op::ALL.iter().flat_map(|&op| Algorithm::for_op(op, world).iter().map(move |&one| (op, one))) {
+                let Some(round) = bytes_of_a_round(op, algorithm, world, 5) else {
+                    // Longer segments make no difference.
+                    let steps = |segment| sent_in_steps(0, op, algorithm, 1000, world, segment);
+                    assert_eq!(steps(5), steps(500), "{op} {algorithm} on {world}");
+                    continue;
+                };
+                for bytes in [0, 1, 4, 6, round - 1, round, round + 1, 3 * round, 7 * round + 3, 9 * round - 1] {
+                    for rank in 0..world {
+                        let counted = sent_by(rank, op, algorithm, bytes, world, 5);
+                        let walked = sent_in_steps(rank, op, algorithm, bytes, world, 5);
+                        assert_eq!(counted, walked, "{op} {algorithm} on {world}: {bytes} bytes, rank {rank}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// It would take hours to count the segments of the largest size one by one.
+    #[test]
+    fn any_size_is_planned_at_once() {
+        for bytes in [8 << 30, 1 << 56, u64::MAX] {
+            for op in [Op::AllReduce, Op::Reduce, Op::Broadcast, Op::ReduceScatter] {
+                assert!(!candidates(op, bytes, Layout::even(16, 4), &CostModel::default()).is_empty(), "{op} of {bytes}");
             }
         }
     }

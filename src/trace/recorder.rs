@@ -36,6 +36,9 @@ impl Recording {
     pub(crate) fn failed(&self, error: &Error) {
         if self.failure.set((error.to_string(), error.culprit())).is_ok() {
             self.recorder.leave("error");
+            if let Some(&culprit) = error.culprit().and_then(|culprit| self.members.get(culprit)) {
+                self.recorder.name_culprit(culprit);
+            }
         }
     }
 
@@ -72,6 +75,8 @@ pub(crate) struct Recorder {
     pub(super) who: RankOfJob,
     /// The folder for files that are written when an operation fails, or at a signal.
     pub(super) folder: Option<PathBuf>,
+    /// The launcher's folder, where each rank writes which rank its failure names.
+    failures: Option<PathBuf>,
     recordings: Mutex<Vec<Weak<Recording>>>,
     /// Held while a file is written.
     pub(super) writing: Mutex<()>,
@@ -81,9 +86,9 @@ pub(crate) struct Recorder {
 static RECORDERS: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
 
 impl Recorder {
-    pub(crate) fn new(who: RankOfJob, folder: Option<PathBuf>) -> Arc<Recorder> {
+    pub(crate) fn new(who: RankOfJob, folder: Option<PathBuf>, failures: Option<PathBuf>) -> Arc<Recorder> {
         Timeline::begin();
-        let recorder = Arc::new(Recorder { who, folder, recordings: Mutex::default(), writing: Mutex::default() });
+        let recorder = Arc::new(Recorder { who, folder, failures, recordings: Mutex::default(), writing: Mutex::default() });
         let mut recorders = RECORDERS.lock();
         recorders.retain(|other| other.strong_count() > 0);
         recorders.push(Arc::downgrade(&recorder));
@@ -103,6 +108,15 @@ impl Recorder {
     /// Returns the recordings of communicators that have not been dropped.
     pub(super) fn recordings(&self) -> Vec<Arc<Recording>> {
         self.recordings.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Tells the launcher which rank of the job a failure names, if the launcher wants to know.
+    fn name_culprit(&self, culprit: Rank) {
+        if let Some(folder) = self.failures.as_ref().filter(|_| culprit != self.who.rank)
+            && let Err(error) = std::fs::write(folder.join(self.who.rank.to_string()), culprit.to_string())
+        {
+            tracing::info!(%error, path = %folder.display(), "cannot tell the launcher which rank the failure names");
+        }
     }
 
     /// Writes a file to the folder, if there is one.

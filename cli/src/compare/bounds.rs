@@ -82,12 +82,19 @@ pub(super) struct SharedLine {
 }
 
 impl SharedLine {
-    /// Maps the cache line of that name. All processes that open it share it.
+    /// Maps the cache line of that name. All processes that open it share it, and open it before one
+    /// of them uses it.
     pub(super) fn open(socket: &Path, name: &str) -> Result<SharedLine> {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let path = socket.with_file_name(format!("{name}-line"));
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        file.set_len(4096)?;
+        let open = || {
+            let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+            // The file gets its memory or its place on the disk here. If there is none, an access to
+            // the mapping would end the process.
+            file.write_all(&[0; 4096])?;
+            Ok(file)
+        };
+        let file = open().map_err(|error: std::io::Error| format!("{}: {error}", path.display()))?;
         // SAFETY: a new mapping at an address that the kernel chooses replaces no other. It stays
         // until the process ends, and only the atomics access it.
         let words = unsafe {

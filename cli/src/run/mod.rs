@@ -4,11 +4,13 @@
 //! that jobs on one machine stay apart. The launcher forwards signals, and ends all ranks when one
 //! fails.
 
+mod guard;
 mod output;
 pub(crate) mod process;
 
+use std::collections::HashSet;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,8 +21,11 @@ use kolo::TcpStoreServer;
 use crate::complain;
 use crate::random::{hexadecimal, random};
 use crate::units::duration;
+use guard::Guard;
 use output::{Palette, forward};
 use process::{Event, OUTPUT_PATIENCE, Process, RankOutput, Signal};
+
+pub(crate) use guard::{Args as GuardArgs, guard};
 
 /// Arguments of `kolo run`.
 #[derive(ClapArgs)]
@@ -43,16 +48,31 @@ pub(crate) struct Args {
 const BUILT_IN: [&str; 1] = ["bench"];
 
 /// Exit status when the launcher itself fails.
-const LAUNCHER_FAILED: u8 = 125;
+pub(crate) const LAUNCHER_FAILED: u8 = 125;
 /// Exit status when the program cannot be started.
 const NOT_STARTED: u8 = 127;
 
 /// Why a job ended before its time.
 enum Failure {
-    /// The first rank that failed.
-    Rank { rank: usize, pid: u32, status: ExitStatus, after: Duration },
+    /// The rank that caused the failure.
+    Rank(Cause),
     /// A signal told the launcher to end the job.
     Stopped(Signal),
+}
+
+/// The rank that caused a failure, and the rank that its own failure names, if it names one.
+struct Cause {
+    rank: FailedRank,
+    names: Option<usize>,
+}
+
+/// A rank that has ended with a failure.
+#[derive(Clone, Copy)]
+struct FailedRank {
+    rank: usize,
+    pid: u32,
+    status: ExitStatus,
+    after: Duration,
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
@@ -78,7 +98,9 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     process::watch_signals(&events).map_err(|error| failed(format!("cannot watch for signals: {error}")))?;
 
     let palette = Palette::new(args.ranks as usize, !args.no_prefix);
-    let mut ranks = Ranks { processes: Vec::new(), began: Instant::now(), grace: args.grace };
+    let failures = FailureFolder::new(&job);
+    let path = failures.as_ref().map(|folder| folder.0.clone());
+    let mut ranks = Ranks { processes: Vec::new(), began: Instant::now(), grace: args.grace, failures, guard: None };
     // Nothing is sent. The channel closes when all output of the ranks has been forwarded.
     let (unread, all_read) = bounded(0);
     for rank in 0..args.ranks as usize {
@@ -94,6 +116,10 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         if given.is_none() {
             command.env("KOLO_SECRET", hexadecimal(&secret));
         }
+        match &path {
+            Some(path) => command.env("KOLO_FAILURE_DIR", path),
+            None => command.env_remove("KOLO_FAILURE_DIR"),
+        };
         match start(&mut command, rank, &palette, &events, &unread) {
             Ok(process) => ranks.processes.push(Some(process)),
             Err(error) => {
@@ -104,6 +130,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         }
     }
     drop(unread);
+    ranks.start_guard(&job);
     let mut failure = ranks.wait(&event);
     drop(server);
     // The ranks' output is written before the report of their end, however slow its reader is.
@@ -120,7 +147,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         Some(failure) => {
             complain(&format!("kolo run: {}", describe(&failure, args.ranks)));
             ExitCode::from(match failure {
-                Failure::Rank { status, .. } => process::exit_code(status),
+                Failure::Rank(cause) => process::exit_code(cause.rank.status),
                 Failure::Stopped(signal) => signal.exit_code(),
             })
         }
@@ -209,9 +236,10 @@ fn start(
 
 fn describe(failure: &Failure, ranks: u32) -> String {
     match failure {
-        Failure::Rank { rank, pid, status, after } => {
+        Failure::Rank(Cause { rank: FailedRank { rank, pid, status, after }, names }) => {
             let others = if ranks > 1 { "; the other ranks were stopped" } else { "" };
-            format!("rank {rank} (pid {pid}) {} after {:.1} s{others}", process::describe(*status), after.as_secs_f64())
+            let names = names.map_or_else(String::new, |other| format!("; its error names rank {other}"));
+            format!("rank {rank} (pid {pid}) {} after {:.1} s{names}{others}", process::describe(*status), after.as_secs_f64())
         }
         Failure::Stopped(signal) => format!("stopped by {signal}"),
     }
@@ -223,6 +251,43 @@ struct Ranks {
     processes: Vec<Option<Process>>,
     began: Instant,
     grace: Duration,
+    failures: Option<FailureFolder>,
+    guard: Option<Guard>,
+}
+
+/// The folder where each rank writes which rank its failure names. It is removed when it is dropped.
+struct FailureFolder(PathBuf);
+
+impl FailureFolder {
+    /// Returns the folder that a launcher has made for a job.
+    fn of(job: &str) -> FailureFolder {
+        FailureFolder(FailureFolder::path(job))
+    }
+
+    fn path(job: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("kolo-run-{job}"))
+    }
+
+    /// Makes the folder. Without it, the rank that ends first counts as the cause of a failure.
+    fn new(job: &str) -> Option<FailureFolder> {
+        let path = FailureFolder::path(job);
+        let made = process::make_private_folder(&path);
+        if let Err(error) = &made {
+            tracing::info!(%error, path = %path.display(), "ranks cannot report which rank their failures name");
+        }
+        made.ok().map(|()| FailureFolder(path))
+    }
+
+    /// Returns the rank that the last failure of a rank names.
+    fn named_by(&self, rank: usize) -> Option<usize> {
+        std::fs::read_to_string(self.0.join(rank.to_string())).ok()?.parse().ok()
+    }
+}
+
+impl Drop for FailureFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 /// How urgently the ranks are asked to end.
@@ -240,8 +305,10 @@ enum Urgency {
 
 /// How far a job has come to its end.
 struct End {
-    /// The first failure.
-    failure: Option<Failure>,
+    /// The ranks that failed by themselves, in the order in which they ended.
+    failed: Vec<FailedRank>,
+    /// The signal that ended the job before a rank failed.
+    stopped: Option<Signal>,
     urgency: Urgency,
     /// When the urgency grows.
     deadline: Option<Instant>,
@@ -261,9 +328,16 @@ impl Ranks {
         self.processes.iter().flatten().for_each(|process| process.signal(signal));
     }
 
-    /// Waits until all ranks have ended. Returns the first failure.
+    /// Starts the process that ends the ranks if this one is killed.
+    fn start_guard(&mut self, job: &str) {
+        let mut guard = Guard::start(job);
+        self.processes.iter().flatten().for_each(|process| guard.add(process.pid()));
+        self.guard = Some(guard);
+    }
+
+    /// Waits until all ranks have ended. Returns why the job failed, if it did.
     fn wait(&mut self, events: &Receiver<Event>) -> Option<Failure> {
-        let mut end = End { failure: None, urgency: Urgency::Running, deadline: None };
+        let mut end = End { failed: Vec::new(), stopped: None, urgency: Urgency::Running, deadline: None };
         while self.processes.iter().any(Option::is_some) {
             let event = match end.deadline {
                 Some(deadline) => events.recv_deadline(deadline).ok(),
@@ -275,28 +349,37 @@ impl Ranks {
                 None => self.urge(&mut end),
             }
         }
-        end.failure
+        let stopped = end.stopped.map(Failure::Stopped);
+        stopped.or_else(|| self.cause(&end.failed).map(Failure::Rank))
     }
 
-    /// Notes the end of a rank. If it is the cause of the job's failure, the other ranks get time
-    /// to report.
+    /// Returns the rank that caused a failure. It may be reported after ranks that failed because
+    /// of it: such a rank names another one that failed, too. Of several, one that was killed comes
+    /// first, since no rank kills another, and then the one that ended first.
+    fn cause(&self, failed: &[FailedRank]) -> Option<Cause> {
+        let named_by = |failed: &FailedRank| self.failures.as_ref()?.named_by(failed.rank);
+        let ranks: HashSet<usize> = failed.iter().map(|failed| failed.rank).collect();
+        let is_cause = |failed: &&FailedRank| named_by(failed).is_none_or(|other| !ranks.contains(&other));
+        let was_killed = |failed: &&FailedRank| process::was_killed(failed.status);
+        let causes: Vec<&FailedRank> = failed.iter().filter(is_cause).collect();
+        let rank = causes.iter().copied().find(was_killed).or(causes.first().copied()).or(failed.first())?;
+        Some(Cause { rank: *rank, names: named_by(rank) })
+    }
+
+    /// Notes the end of a rank. After the first failure, the other ranks get time to report.
     fn ended(&mut self, rank: usize, status: ExitStatus, end: &mut End) {
-        let process = self.processes[rank].take();
-        let pid = process.as_ref().map_or(0, Process::pid);
-        if let (true, Some(process)) = (!status.success() || end.failure.is_some(), process) {
+        let Some(process) = self.processes[rank].take() else { return };
+        let has_failed = !status.success() || !end.failed.is_empty() || end.stopped.is_some();
+        if has_failed {
             // Processes that the rank has started do not outlive the job.
             process.signal(Signal::KILL);
         }
-        // A rank that fails because another was killed may be reported before that one.
-        let is_cause = match &end.failure {
-            None => !status.success(),
-            Some(Failure::Rank { status: first, .. }) => {
-                end.urgency == Urgency::Reporting && process::was_killed(status) && !process::was_killed(*first)
-            }
-            Some(Failure::Stopped(_)) => false,
-        };
-        if is_cause {
-            end.failure = Some(Failure::Rank { rank, pid, status, after: self.began.elapsed() });
+        if let Some(guard) = &mut self.guard {
+            guard.remove(process.pid());
+        }
+        // A rank that was told to end has not failed by itself.
+        if !status.success() && end.urgency <= Urgency::Reporting {
+            end.failed.push(FailedRank { rank, pid: process.pid(), status, after: self.began.elapsed() });
             if end.urgency == Urgency::Running {
                 end.become_urgent(Urgency::Reporting, self.grace);
             }
@@ -307,7 +390,9 @@ impl Ranks {
     fn signalled(&self, signal: Signal, end: &mut End) {
         self.signal(signal);
         if signal.ends() {
-            end.failure.get_or_insert(Failure::Stopped(signal));
+            if end.failed.is_empty() {
+                end.stopped.get_or_insert(signal);
+            }
             // A second signal kills the ranks at once.
             let again = end.urgency >= Urgency::Terminating;
             end.become_urgent(Urgency::Terminating, if again { Duration::ZERO } else { TERMINATION });

@@ -5,7 +5,9 @@ mod platform {
     use std::fmt;
     use std::io::{self, PipeReader, Read};
     use std::os::fd::AsFd;
+    use std::os::unix::fs::DirBuilderExt;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
+    use std::path::Path;
     use std::process::{Command, ExitStatus};
     use std::sync::Arc;
 
@@ -48,7 +50,7 @@ mod platform {
 
     /// Sends a signal to the process group of a rank: the rank and the processes that it has
     /// started.
-    pub(super) fn send(pid: u32, signal: Signal) {
+    pub(crate) fn send(pid: u32, signal: Signal) {
         if let (Some(pid), Some(number)) = (Pid::from_raw(pid as i32), Number::from_named_raw(signal.0)) {
             // The whole group may have ended. A stopped process ends only when it continues.
             let _ = kill_process_group(pid, number);
@@ -68,6 +70,17 @@ mod platform {
         unsafe {
             command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Number::KILL))?));
         }
+    }
+
+    /// Makes a folder that only its user can open.
+    pub(crate) fn make_private_folder(path: &Path) -> io::Result<()> {
+        std::fs::DirBuilder::new().mode(0o700).create(path)
+    }
+
+    /// Prepares the start of a process that gets no signal that is meant for the launcher, and
+    /// outlives it.
+    pub(crate) fn become_independent(command: &mut Command) {
+        command.process_group(0);
     }
 
     /// The output of a rank. A program that the rank has started may keep the pipe open after the
@@ -142,6 +155,7 @@ mod platform {
 mod platform {
     use std::fmt;
     use std::io::{self, PipeReader, Read};
+    use std::path::Path;
     use std::process::{Command, ExitStatus};
     use std::time::Duration;
 
@@ -172,12 +186,19 @@ mod platform {
         }
     }
 
-    pub(super) fn send(pid: u32, _: Signal) {
+    pub(crate) fn send(pid: u32, _: Signal) {
         // The system's own program, because the thread that waits for the process holds its handle.
         let _ = Command::new("taskkill").args(["/F", "/T", "/PID", &pid.to_string()]).output();
     }
 
     pub(crate) fn prepare(_: &mut Command) {}
+
+    /// Makes a folder. The folder for temporary files belongs to the user.
+    pub(crate) fn make_private_folder(path: &Path) -> io::Result<()> {
+        std::fs::create_dir(path)
+    }
+
+    pub(crate) fn become_independent(_: &mut Command) {}
 
     /// The output of a rank.
     pub(crate) struct RankOutput<P> {
@@ -222,7 +243,9 @@ mod platform {
 use std::process::{Child, ExitStatus};
 
 pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
-pub(crate) use platform::{Signal, describe, exit_code, prepare, was_killed, watch_signals};
+pub(crate) use platform::{
+    Signal, become_independent, describe, exit_code, make_private_folder, prepare, send, was_killed, watch_signals,
+};
 
 /// What the launcher waits for.
 pub(crate) enum Event {

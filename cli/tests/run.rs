@@ -1,0 +1,131 @@
+//! `kolo run` with programs that fail: which rank it names as the cause.
+//!
+//! The ranks are this program again: `kolo run` starts it with one test, [`be_a_rank`], which does
+//! nothing otherwise.
+#![cfg(unix)]
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use kolo::Communicator;
+use rustix::process::{Pid, test_kill_process};
+
+/// The variable that tells a rank what to do.
+const TASK: &str = "KOLO_TEST_TASK";
+
+/// A time that only a defect takes.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// The rank that is at fault.
+const CULPRIT: usize = 1;
+
+/// Processes whose end is awaited when this is dropped, so that the rank that drops it ends last.
+#[derive(Default)]
+struct EndsAfter(Vec<u32>);
+
+impl Drop for EndsAfter {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        let lives = |pid: &u32| Pid::from_raw(*pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok());
+        // The launcher waits for its ranks: none of them stays as a zombie.
+        while self.0.iter().any(lives) && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn be_a_rank() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    // Dropped after the communicator: the other ranks fail and end before this one ends.
+    let mut end = EndsAfter::default();
+    let comm = Communicator::builder().timeout(PATIENCE).start_timeout(PATIENCE).connect().unwrap();
+    let mut pids = vec![0; comm.world_size()];
+    comm.all_gather(&[std::process::id()], &mut pids).unwrap();
+    if comm.rank() == CULPRIT {
+        pids.remove(CULPRIT);
+        end.0 = pids;
+        match &*task {
+            "panics" => panic!("the data of this rank is wrong"),
+            "fails" => {
+                drop(comm);
+                drop(end);
+                std::process::exit(3);
+            }
+            "leaves" => return,
+            other => panic!("{other}"),
+        }
+    }
+    let error = comm.barrier().unwrap_err();
+    assert_eq!(error.culprit(), Some(CULPRIT));
+    // As a program whose `main` returns the error, or as one that unwraps it.
+    if task == "fails" {
+        panic!("{error}");
+    }
+    eprintln!("{error}");
+    std::process::exit(1);
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A folder for the temporary files of a job.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(task: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("kolo-run-test-{task}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs three ranks, and returns what the launcher prints last.
+fn job(task: &str) -> (Output, String) {
+    let folder = Folder::new(task);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command.args(["run", "-n", "3", "--grace", "240s", "--"]).arg(std::env::current_exe().unwrap());
+    command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env("TMPDIR", &folder.0);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let last = text(&output.stderr).lines().last().unwrap_or_default().to_owned();
+    let left = std::fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    assert!(left.is_empty(), "{left:?}");
+    (output, last)
+}
+
+#[test]
+fn a_rank_that_panics_is_named_although_it_ends_last() {
+    let (output, last) = job("panics");
+    let err = text(&output.stderr);
+    assert!(last.starts_with("kolo run: rank 1 (pid ") && last.contains("exited with status 101"), "{err}");
+    assert!(!last.contains("its error names"), "{last}");
+    assert_eq!(output.status.code(), Some(101));
+    assert_eq!(err.matches("panicked; its own output says where").count(), 2, "{err}");
+}
+
+/// The others unwrap their error. So a panic does not make a rank the cause.
+#[test]
+fn a_rank_that_fails_is_named_although_others_panic_before_it_ends() {
+    let (output, last) = job("fails");
+    assert!(last.starts_with("kolo run: rank 1 (pid ") && last.contains("exited with status 3"), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn a_rank_that_fails_because_another_has_left_names_it() {
+    let (output, last) = job("leaves");
+    assert!(
+        last.contains("exited with status 1 after") && last.contains("; its error names rank 1;"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert_eq!(output.status.code(), Some(1));
+}
