@@ -46,7 +46,7 @@ setup_miri() {
 # PyTorch with torchrun, and what the tests in torch/ and of the trainer import.
 setup_torch() {
     python3 -m venv target/torch &&
-        target/torch/bin/pip install --quiet 'torch==2.15.*' torchvision safetensors numpy pytest ninja \
+        target/torch/bin/pip install --quiet 'torch==2.15.*' torchvision safetensors numpy pytest ninja accelerate \
             setuptools wheel &&
         target/torch/bin/torchrun --help >/dev/null
 }

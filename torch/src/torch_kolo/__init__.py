@@ -56,6 +56,15 @@ def _create(options, backend_options):
     return _load().create(options, backend_options)
 
 
+def _create_for(store, rank, size, timeout):
+    """Creates the backend of a group outside init_process_group and new_group."""
+    from torch.distributed.distributed_c10d import _DistributedBackendOptions
+
+    options = _DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
+    return _create(options, None)
+
+
 def register():
     """Registers "kolo" with torch.distributed.
 
@@ -70,7 +79,7 @@ def register():
         end_groups_on_exceptions()
         dist.Backend.register_backend("kolo", _create, extended_api=True, devices=["cpu", "cuda"])
         if is_wanted():
-            take_the_place_of_gloo(_create)
+            take_the_place_of_gloo(_create, _create_for)
 
 
 def _autoload():

@@ -10,9 +10,9 @@ def is_wanted():
     return value == "1"
 
 
-def take_the_place_of_gloo(create):
-    """`create(options, backend_options)` makes the groups of "gloo" from now on. dist.get_backend()
-    still says "gloo".
+def take_the_place_of_gloo(create, create_for):
+    """`create(options, backend_options)` and `create_for(store, rank, size, timeout)` make the groups
+    of "gloo" from now on. dist.get_backend() still says "gloo".
     """
     import torch.distributed as dist
 
@@ -22,27 +22,22 @@ def take_the_place_of_gloo(create):
     if hasattr(dist.Backend, "_ensure_backend_registered"):
         dist.Backend._ensure_backend_registered(dist.Backend.GLOO)
     if "GLOO" not in dist.Backend._plugins:
-        _replace_the_class(create_as_gloo)
+        _replace_the_class(create_for)
         return
     # Not of the type GLOO: PyTorch's C++ takes a group of this type for an object of its own class.
     devices = dist.Backend.backend_capability[dist.Backend.GLOO]
     dist.Backend.register_backend(dist.Backend.GLOO, create_as_gloo, extended_api=True, devices=devices)
 
 
-def _replace_the_class(create):
+def _replace_the_class(create_for):
     """For versions of PyTorch that know Gloo by its class only, before 2.14."""
     import torch.distributed.distributed_c10d as c10d
 
     original = c10d.ProcessGroupGloo
 
-    def group_of(store, rank, size, timeout):
-        options = c10d._DistributedBackendOptions()
-        options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
-        return create(options, None)
-
     class InPlaceOfGloo(type):
         def __call__(cls, store, rank, size, timeout=c10d.default_pg_timeout, **_):
-            return group_of(store, rank, size, timeout)
+            return create_for(store, rank, size, timeout)
 
         def __instancecheck__(cls, group):
             return isinstance(group, original) or type(group).__name__ == "ProcessGroupKolo"
