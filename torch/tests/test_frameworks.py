@@ -82,6 +82,16 @@ def test_ray(world):
     compare(world, [sys.executable, "ray_train.py", str(world)], RAY_TRAIN_V2_ENABLED="1")
 
 
+def test_vllm():
+    needs("vllm")
+    command = [sys.executable, "vllm_tensor_parallel.py", "2"]
+    found = {backend: run(command, backend)[0] for backend in ("gloo", "kolo")}
+    assert found["kolo"]["by"] == "kolo" and found["kolo"]["communicator"] == "KoloCommunicator", found
+    assert found["gloo"]["communicator"] == "CpuCommunicator", found
+    assert found["kolo"]["tokens"] == found["gloo"]["tokens"]
+    print({backend: f"{values['seconds']:.3f} s" for backend, values in found.items()})
+
+
 @pytest.mark.parametrize("backend", ["gloo", "kolo"])
 def test_torchft(backend):
     needs("torchft")

@@ -30,7 +30,7 @@ def told(output):
     found = {}
     for line in output.splitlines():
         if PREFIX in line:
-            # Launchers print the name of a rank before its lines.
-            values = json.loads(line[line.index(PREFIX) + len(PREFIX) :])
+            # Launchers print the name of a rank before its lines, and notes after them.
+            values, _ = json.JSONDecoder().raw_decode(line[line.index(PREFIX) + len(PREFIX) :])
             found.setdefault(values.pop("rank"), {}).update(values)
     return found
