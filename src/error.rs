@@ -80,21 +80,27 @@ pub enum Error {
         cause: Cause,
     },
 
-    /// Two ranks made different calls, now or a little earlier.
+    /// Ranks made different calls, now or a little earlier.
+    ///
+    /// All ranks name the same rank at fault: the one whose call differs from that of most ranks. If
+    /// two calls were made by equally many ranks, the call of the lowest rank counts as right.
     ///
     /// Inside a host no rank's memory is written before all ranks have compared their calls.
     /// Between hosts a rank compares its call with that of each peer before it accepts a message;
-    /// the receive buffer may already hold messages of peers whose call matched. Ranks other than
-    /// these two get [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends, like the
-    /// root of a broadcast, may notice at a later call.
+    /// the receive buffer may already hold messages of peers whose call matched. A rank that
+    /// has not made the call gets [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends,
+    /// like the root of a broadcast, may notice at a later call.
     #[error(
-        "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]; all ranks of a communicator \
-         must make the same calls in the same order"
+        "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]{}; all ranks of a communicator \
+         must make the same calls in the same order", at_fault(*culprit, *peer)
     )]
     Mismatch {
+        /// The rank at fault; it may be this one.
+        culprit: Rank,
         /// This rank.
         rank: Rank,
-        /// The rank that made another call.
+        /// The rank at fault, or, if this rank made the same call as that one, a rank that made
+        /// the right call.
         peer: Rank,
         /// Its host's name.
         host: Arc<str>,
@@ -313,7 +319,8 @@ impl Error {
     pub fn culprit(&self) -> Option<Rank> {
         match self {
             Error::Peer { rank, .. } => Some(*rank),
-            Error::Mismatch { peer, .. } | Error::Counts { peer, .. } => Some(*peer),
+            Error::Mismatch { culprit, .. } => Some(*culprit),
+            Error::Counts { peer, .. } => Some(*peer),
             Error::Revoked { first } => first.culprit(),
             _ => None,
         }
@@ -854,6 +861,11 @@ fn the_survivors(survivors: &[Rank]) -> String {
         [] => ", and have ended meanwhile".to_owned(),
         some => format!(": they were ranks {} of the communicator that failed", list(some)),
     }
+}
+
+/// The rank that all ranks report in a call mismatch, unless it is the peer that the message names.
+fn at_fault(culprit: Rank, peer: Rank) -> String {
+    if culprit == peer { String::new() } else { format!("; all ranks report rank {culprit}") }
 }
 
 /// How long an operation had been in flight, if that is known.

@@ -36,16 +36,20 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: E
     let Some(first) = reports.iter().min_by_key(|report| report.order()) else { return error };
     let is_own = own.as_ref() == Some(first);
     let is_own_fault = matches!(first.what, Failure::Failed { culprit, .. } if culprit == info.rank);
+    let told = || first.error(info, during, |seq| status.recording.history.collective(seq));
     match &error {
         // The others have seen only that this rank keeps them waiting.
         Error::Os { .. } if is_own_fault => error,
         // The diagnosis says more than these causes.
         Error::Peer {
-            cause: Cause::Silent { .. } | Cause::Closed | Cause::Gone | Cause::Unreachable { .. } | Cause::Revoked,
+            cause:
+                Cause::Silent { .. } | Cause::Closed | Cause::Gone | Cause::Unreachable { .. } | Cause::Revoked | Cause::Diverged,
             ..
-        } => first.error(info, during),
+        } => told(),
+        // The diagnosis says which of the ranks is at fault.
+        Error::Mismatch { .. } => told(),
         _ if is_own => error,
-        _ => first.error(info, during),
+        _ => told(),
     }
 }
 
@@ -139,21 +143,27 @@ mod tests {
         let timeout = Duration::from_secs(3600);
         let info = CommInfo { rank: 1, members, timeout, start_timeout: timeout, cancel: status.cancel.clone() };
         let odd = call(Op::Broadcast, None, Some(0), 2);
-        let what = Failure::Mismatch { ranks: [2, 0], calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)] };
+        let what = Failure::Mismatch { ranks: [2, 0], calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)], known: 2 };
         status.add_reports(vec![FailureReport { origin: 2, what, during: odd, after: Duration::ZERO, completed: 1 }]);
         agree_on_report(&status, &info, seen)
     }
 
     fn assert_is_of(told: &Error, call: Descriptor) {
-        let Error::Peer { rank: 0, op, seq, dtype, count, cause: Cause::Mismatch(_), .. } = told else { panic!("{told}") };
-        assert_eq!((*op, *seq, *dtype, *count), (call.op, call.seq, call.dtype, call.count), "{told}");
+        match told {
+            Error::Mismatch { culprit: 0, rank: 1, peer: 0, mine, .. } => assert_eq!(**mine, call, "{told}"),
+            Error::Peer { rank: 0, op, seq, dtype, count, cause: Cause::Mismatch(_), .. } => {
+                assert_eq!((*op, *seq, *dtype, *count), (call.op, call.seq, call.dtype, call.count), "{told}");
+            }
+            _ => panic!("{told}"),
+        }
     }
 
     /// Rank 1 sees a call mismatch with rank 2.
     #[test]
     fn an_error_is_of_the_operation_that_its_own_rank_called() {
         let (mine, theirs) = (call(Op::AllReduce, Some(ReduceOp::Sum), None, 5), call(Op::Broadcast, None, Some(0), 2));
-        let seen = Error::Mismatch { rank: 1, peer: 2, host: "here".into(), mine: Box::new(mine), theirs: Box::new(theirs) };
+        let seen =
+            Error::Mismatch { culprit: 2, rank: 1, peer: 2, host: "here".into(), mine: Box::new(mine), theirs: Box::new(theirs) };
         assert_is_of(&reported(mine, seen), mine);
     }
 

@@ -11,6 +11,7 @@ use super::cancel::Diagnosing;
 use super::context::CommInfo;
 use super::control::{ControlChannel, PATIENCE, QueryError};
 use super::message::{Query, Reply};
+use super::mismatch::{compare_calls, compare_earlier_calls};
 use super::report::{Failure, FailureReport};
 use super::status::CommStatus;
 use crate::error::{Cause, Elsewhere, Error};
@@ -65,12 +66,24 @@ fn report_of(
         return Some(FailureReport { origin: info.rank, what, during, after, completed });
     };
     let Some(control) = status.control() else { return Some(report) };
-    let Failure::Failed { culprit, cause } = &report.what else { return Some(report) };
+    let (culprit, cause) = match &report.what {
+        Failure::Failed { culprit, cause } => (culprit, cause),
+        Failure::Mismatch { ranks, calls, .. } => {
+            let what = compare_calls(status, &*control, *ranks, *calls)?;
+            return Some(FailureReport { what, ..report });
+        }
+        Failure::Counts { .. } => return Some(report),
+    };
     let what = match cause {
         Cause::Silent { deadline } => WaitChain::new(status, &*control, *culprit, report.during, *deadline).follow()?,
         Cause::Closed | Cause::Gone | Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Revoked => {
             explain(status, &*control, *culprit, cause)?
         }
+        Cause::Diverged => match compare_earlier_calls(status, &*control, *culprit, report.during.seq) {
+            Some(what) => what,
+            None if status.reports().is_empty() => return Some(report),
+            None => return None,
+        },
         _ => return Some(report),
     };
     Some(FailureReport { what, ..report })
@@ -287,6 +300,6 @@ impl<'a> WaitChain<'a> {
     /// The suspect and the rank before it call different operations.
     fn mismatch(&self, call: Descriptor, theirs: Descriptor) -> Progress {
         let before = *self.path.last().expect("the path begins with this rank");
-        Progress::Ended(Some(Failure::Mismatch { ranks: [before, self.suspect], calls: [call, theirs] }))
+        Progress::Ended(compare_calls(self.status, self.control, [before, self.suspect], [call, theirs]))
     }
 }

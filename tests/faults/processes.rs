@@ -157,14 +157,14 @@ pub(crate) fn show_both_sides(name: &str, job: &mut Job) {
         for rank in 0..3 {
             let line = job.hear(rank, way);
             let (memory, failure) = line.split_once(' ').unwrap();
-            let Failure { kind, pair, text, .. } = Failure::parse(failure);
+            let Failure { kind, culprit, pair, text, .. } = Failure::parse(failure);
             assert_eq!(memory, "kept", "{name}, {way}, rank {rank}: {text}");
             // A rank that has received nothing from another one notices at its next call.
             let sides = [odd, others, "barrier seq=2"].into_iter().filter(|side| text.contains(&format!("[{side}]")));
             assert_eq!(sides.count(), 2, "{name}, {way}, rank {rank}: {text}");
-            // The odd rank is one of the pair. The ranks of the pair report the mismatch
-            // themselves.
+            // The odd rank is one of the pair, and at fault.
             assert!(pair.len() == 2 && pair.contains(&1), "{name}, {way}, rank {rank}: {text}");
+            assert_eq!(culprit, Some(1), "{name}, {way}, rank {rank}: {text}");
             assert_eq!(kind == "Mismatch", pair.contains(&rank) && kind != "Peer", "{name}, {way}, rank {rank}: {text}");
             job.hear(rank, "revoked");
         }
