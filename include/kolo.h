@@ -506,6 +506,9 @@ typedef struct kolo_bucket_stats_t {
 // One of the two ranks rejected the other's certificate.
 #define KOLO_CAUSE_TLS 18
 
+// A system call failed on it.
+#define KOLO_CAUSE_FAILED 19
+
 // The error is not about an operation.
 #define KOLO_OP_NONE -1
 

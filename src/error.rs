@@ -525,6 +525,9 @@ pub enum Cause {
     /// An operation failed on it, and it told its peers. Its own error names the cause.
     #[error("has revoked the communicator after a failure; its own error says what happened")]
     Revoked,
+    /// A system call failed on it. Holds its own error.
+    #[error("failed: {0}")]
+    Failed(String),
     /// It made other calls than this rank earlier; the calls now are the same.
     #[error("made another call earlier; all ranks of a communicator must make the same calls in the same order")]
     Diverged,

@@ -99,6 +99,8 @@ pub const KOLO_CAUSE_MISMATCH: kolo_cause_t = 16;
 pub const KOLO_CAUSE_COUNTS: kolo_cause_t = 17;
 /// One of the two ranks rejected the other's certificate.
 pub const KOLO_CAUSE_TLS: kolo_cause_t = 18;
+/// A system call failed on it.
+pub const KOLO_CAUSE_FAILED: kolo_cause_t = 19;
 
 /// An operation, as errors name it.
 pub type kolo_op_t = i32;

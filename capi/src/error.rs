@@ -123,6 +123,7 @@ fn cause_number(cause: &Cause) -> kolo_cause_t {
         Cause::Mismatch(_) => KOLO_CAUSE_MISMATCH,
         Cause::Counts { .. } => KOLO_CAUSE_COUNTS,
         Cause::Tls(_) => KOLO_CAUSE_TLS,
+        Cause::Failed(_) => KOLO_CAUSE_FAILED,
         // As above.
         _ => KOLO_CAUSE_NONE,
     }

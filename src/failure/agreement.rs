@@ -8,10 +8,13 @@
 //! rank that adopted a report asks both. All survivors thus know all reports, and report the first
 //! of them in an order on which they agree.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::context::CommInfo;
-use super::control::{PATIENCE, ask_all};
+use super::control::{PATIENCE, QueryError, ask_all};
 use super::diagnosis::diagnose;
 use super::message::{Query, Reply};
 use super::report::{Failure, FailureReport};
@@ -23,11 +26,19 @@ use crate::types::{Descriptor, Op, Rank};
 /// Agrees with the others on the failure that this rank met as `error`. Returns the error that this
 /// rank reports.
 pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: Error) -> Error {
-    // A rank without file descriptors cannot reach its peers: it keeps them waiting, not they it.
-    if let Error::Peer { cause: Cause::Silent { .. } | Cause::Gone | Cause::Unreachable { .. }, .. } = &error
-        && let Some(want) = sys::resource_shortage()
-    {
-        error = Error::os("reaching the other ranks")(want);
+    match &error {
+        // No peer can take memory from this process.
+        Error::Peer { rank, cause: Cause::Broken(ErrorKind::OutOfMemory), .. } => {
+            error = Error::os(format!("communicating with rank {rank}"))(ErrorKind::OutOfMemory.into());
+        }
+        // A rank without file descriptors cannot reach its peers: it keeps them waiting, not they
+        // it.
+        Error::Peer { cause: Cause::Silent { .. } | Cause::Gone | Cause::Unreachable { .. }, .. } => {
+            if let Some(want) = sys::resource_shortage() {
+                error = Error::os("reaching the other ranks")(want);
+            }
+        }
+        _ => {}
     }
     let during = during(status, &error);
     let own = diagnose(status, info, &error, during);
@@ -97,11 +108,20 @@ fn spread(status: &CommStatus) {
         })
     };
     let peers: Vec<Rank> = status.others().into_iter().filter(|&rank| !is_lost(rank) && !control.is_stopped(rank)).collect();
-    ask_all(&*control, &peers, &Query::Reports(reports), PATIENCE, |_, reply| {
-        if let Ok(Reply::Doing { reports, .. }) = reply {
+    let query = Query::Reports(reports);
+    let unasked = Mutex::new(Vec::new());
+    let heard = |rank, reply| match reply {
+        Ok(Reply::Doing { reports, .. }) => status.add_reports(reports),
+        Err(QueryError::Unasked) => unasked.lock().push(rank),
+        _ => {}
+    };
+    ask_all(&*control, &peers, &query, PATIENCE, heard);
+    // One query at a time may need no more descriptors than this process has.
+    for rank in unasked.into_inner() {
+        if let Ok(Reply::Doing { reports, .. }) = control.ask(rank, &query, PATIENCE) {
             status.add_reports(reports);
         }
-    });
+    }
 }
 
 /// Whether a rank that failed for this cause cannot answer.

@@ -60,7 +60,11 @@ fn report_of(
     let completed = status.recording.history.last_completed();
     let Some(report) = FailureReport::of(error, info, completed) else {
         // The error names no peer: this rank is the one that fails.
-        let cause = if matches!(error, Error::Aborted { .. }) { Cause::Aborted } else { Cause::Revoked };
+        let cause = match error {
+            Error::Aborted { .. } => Cause::Aborted,
+            Error::Os { .. } => Cause::Failed(error.to_string()),
+            _ => Cause::Revoked,
+        };
         let (during, after) = during.unwrap_or((Descriptor::nothing(), Duration::ZERO));
         let what = Failure::Failed { culprit: info.rank, cause };
         return Some(FailureReport { origin: info.rank, what, during, after, completed });
@@ -75,15 +79,15 @@ fn report_of(
         Failure::Counts { .. } => return Some(report),
     };
     let what = match cause {
-        Cause::Silent { deadline } => WaitChain::new(status, &*control, *culprit, report.during, *deadline).follow()?,
-        Cause::Closed | Cause::Gone | Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Revoked => {
-            explain(status, &*control, *culprit, cause)?
-        }
         Cause::Diverged => match compare_earlier_calls(status, &*control, *culprit, report.during.seq) {
             Some(what) => what,
             None if status.reports().is_empty() => return Some(report),
             None => return None,
         },
+        Cause::Silent { deadline } => WaitChain::new(status, &*control, *culprit, report.during, *deadline).follow()?,
+        Cause::Closed | Cause::Gone | Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Revoked => {
+            explain(status, &*control, *culprit, cause)?
+        }
         _ => return Some(report),
     };
     Some(FailureReport { what, ..report })

@@ -63,7 +63,7 @@ impl FailureReport {
                     | Cause::Tls(_)
                     | Cause::Mismatch(_)
                     | Cause::Counts { .. } => 1,
-                    Cause::Aborted => 2,
+                    Cause::Aborted | Cause::Failed(_) => 2,
                     Cause::Died | Cause::Closed | Cause::Gone => 3,
                     Cause::Broken(_) | Cause::Unreachable { .. } => 4,
                     Cause::Stopped { .. } | Cause::Unresponsive { .. } => 5,
@@ -263,6 +263,7 @@ fn write_cause(writer: &mut Writer, cause: &Cause) {
         }
         Cause::Counts { to, sent, expected } => writer.number(16).number(*to as u64).number(*sent).number(*expected),
         Cause::Tls(why) => writer.number(17).text(why),
+        Cause::Failed(why) => writer.number(18).text(why),
     };
 }
 
@@ -298,6 +299,7 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
         }
         16 => Cause::Counts { to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
         17 => Cause::Tls(reader.text()?),
+        18 => Cause::Failed(reader.text()?),
         _ => return None,
     })
 }
@@ -332,6 +334,7 @@ mod tests {
             Cause::Mismatch(Box::new(CallMismatch { mine: during, rank: 1, theirs: Descriptor::nothing() })),
             Cause::Counts { to: 1, sent: 4, expected: 8 },
             Cause::Tls("unknown issuer".to_owned()),
+            Cause::Failed("listening: too many open files".to_owned()),
         ];
         let failed = causes.map(|cause| Failure::Failed { culprit: 2, cause });
         let pairs = [

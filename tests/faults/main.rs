@@ -58,6 +58,7 @@ const TESTS: &[runner::Test] = &[
     ("row_25_killed_with_a_child_elsewhere", network::killed_with_a_child),
     ("row_27_signals", processes::signals),
     ("row_28_no_descriptors", processes::no_descriptors),
+    ("row_28_few_descriptors_at_the_start", processes::few_descriptors),
     ("row_29_no_shared_memory", processes::no_shared_memory),
     ("row_30_nothing_left_over", processes::nothing_left_over),
     ("row_31_other_version", strangers::other_version),

@@ -9,7 +9,7 @@ use crate::processes::GONE;
 use crate::rank::now;
 use crate::runner::Outcome::{self, Passed};
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 

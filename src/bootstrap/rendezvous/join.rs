@@ -12,7 +12,7 @@ use crate::bootstrap::key_exchange::{Exchange, KeyPair, KeyShare};
 use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
 use crate::bootstrap::listener::{self, DialError};
 use crate::bootstrap::peer_info::PeerInfo;
-use crate::bootstrap::peer_table::PeerTable;
+use crate::bootstrap::peer_table::{OwnFailure, PeerTable};
 use crate::bootstrap::signed::{SignedStore, in_run};
 use crate::bootstrap::start::Start;
 use crate::error::{Error, Result, StoreError};
@@ -156,9 +156,14 @@ fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret) -> Result<JoinSta
 
 /// Opens the endpoint, and writes this rank's peer info.
 fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity) -> Result<JoinState> {
-    let endpoint = Endpoint::open(start, ip, &identity)?;
-    let mine = endpoint.peer(start)?;
     let signed = SignedStore::new(start.store, &identity);
+    let endpoint = Endpoint::open(start, ip, &identity).inspect_err(|error| {
+        let failure = OwnFailure { rank: start.rank, host: start.host(), pid: std::process::id(), why: error.to_string() };
+        if let Err(problem) = signed.claim(&peer_info_of(start.rank), start.rank, &failure.encode(), GRACE) {
+            tracing::debug!(%problem, "cannot tell the other ranks why this rank does not start");
+        }
+    })?;
+    let mine = endpoint.peer(start)?;
     let patience = start.left().max(POLL_INTERVAL);
     let holder = start.at_store(signed.claim(&peer_info_of(start.rank), start.rank, &mine.encode(), patience))?;
     let holder = PeerInfo::decode(&holder).filter(|holder| holder.instance != mine.instance);

@@ -82,7 +82,12 @@ impl TcpStore {
             _ => address,
         };
         let stream = connect(reachable, identity, deadline).map_err(|problem| match problem {
-            ConnectError::Transient(error) => StoreError::io("reaching its own server")(error).at(server.url()),
+            ConnectError::Transient(error) => {
+                // A connection has two ends in this process, and the server stays silent if it has no
+                // descriptor for its end.
+                let error = sys::shortage_of(2).unwrap_or(error);
+                StoreError::io("reaching its own server")(error).at(server.url())
+            }
             ConnectError::Permanent(problem) => problem.at(server.url()),
         })?;
         Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), deadline, _server: Some(server) })
