@@ -645,15 +645,14 @@ pub enum StoreError {
         mine: String,
     },
     /// Another job is starting with the store at this moment.
-    #[error(
-        "{} is starting with it at this moment, this process belongs to job {mine:?}; give each job its own store",
-        name_of(theirs)
-    )]
+    #[error("{}", in_use(theirs, mine, process))]
     InUse {
         /// The other job; empty if it is not known.
         theirs: String,
         /// This process's job.
         mine: String,
+        /// The other job's rank 0; empty if it is not known.
+        process: String,
     },
     /// The store is on another machine, and the ranks share no secret.
     #[error(
@@ -705,6 +704,20 @@ pub enum StoreError {
 
 fn name_of(job: &str) -> String {
     if job.is_empty() { "another job".to_owned() } else { format!("job {job:?}") }
+}
+
+fn in_use(theirs: &str, mine: &str, process: &str) -> String {
+    let process = if process.is_empty() { String::new() } else { format!(" ({process})") };
+    if theirs == mine {
+        return format!(
+            "another rank 0 of a job named {mine:?}{process} is starting with it at this moment; if rank 0 was not started twice, \
+             two jobs have the same name: give each job its own store, and its own name (KOLO_JOB_ID)"
+        );
+    }
+    format!(
+        "{}{process} is starting with it at this moment, this process belongs to job {mine:?}; give each job its own store",
+        name_of(theirs)
+    )
 }
 
 impl StoreError {
@@ -917,6 +930,16 @@ mod tests {
             "all_reduce seq=812 f32 x 1048576 failed after 83.0ms: rank 3 (node7, pid 4121) closed its connection without a \
              goodbye; it crashed or was killed"
         );
+    }
+
+    #[test]
+    fn two_jobs_of_one_name_are_told_apart() {
+        let problem = |theirs: &str| {
+            let (theirs, mine, process) = (theirs.to_owned(), "env".to_owned(), "process 7 on node1".to_owned());
+            StoreError::InUse { theirs, mine, process }.to_string()
+        };
+        assert!(problem("env").starts_with("another rank 0 of a job named \"env\" (process 7 on node1) is starting"));
+        assert!(problem("first").starts_with("job \"first\" (process 7 on node1) is starting"));
     }
 
     #[test]
