@@ -207,7 +207,7 @@ pub enum Error {
     /// Ranks did not join before the deadline of the start.
     #[error(
         "{} of {world_size} ranks did not join within {waited:.1?} at {store}: missing {}; check that they were started, and with \
-         the same store", ranks.len(), list(ranks)
+         the same store{}", ranks.len(), list(ranks), if_only_rank_0(ranks)
     )]
     Missing {
         /// The missing ranks.
@@ -882,6 +882,15 @@ fn the_survivors(survivors: &[Rank]) -> String {
 /// The rank that all ranks report in a call mismatch, unless it is the peer that the message names.
 fn at_fault(culprit: Rank, peer: Rank) -> String {
     if culprit == peer { String::new() } else { format!("; all ranks report rank {culprit}") }
+}
+
+/// The other reason why a rank finds no rank 0.
+fn if_only_rank_0(missing: &[Rank]) -> &'static str {
+    if missing == [0] {
+        ", and that this rank was not started twice: the others may have started without this process"
+    } else {
+        ""
+    }
 }
 
 /// How long an operation had been in flight, if that is known.
