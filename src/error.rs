@@ -582,7 +582,10 @@ pub enum StoreError {
     #[error("{0}; a store is file:///path, tcp://host:port, redis://host:port, rediss://host:port or env://")]
     Url(String),
     /// No store answered at the address.
-    #[error("no store answered within {waited:.1?} ({last}); check that rank 0 is running, and that the address is right")]
+    #[error(
+        "no store answered within {waited:.1?} ({last}); check that rank 0 is running, that the address is right, \
+         and that this rank was not started twice"
+    )]
     Unreachable {
         /// How long this process tried.
         waited: Duration,

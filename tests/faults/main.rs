@@ -50,6 +50,7 @@ const TESTS: &[runner::Test] = &[
     ("row_09_two_jobs_on_one_store", starts::two_jobs),
     ("row_10_rank_twice", starts::rank_twice),
     ("row_10_rank_twice_without_a_secret", starts::rank_twice_without_a_secret),
+    ("row_10_rank_twice_at_the_end_of_the_start", starts::rank_twice_at_the_end_of_the_start),
     ("row_11_missing_rank", starts::missing_rank),
     ("row_12_world_sizes", starts::world_sizes),
     ("row_13_to_15_different_calls", processes::different_calls),

@@ -172,6 +172,38 @@ pub(crate) fn rank_twice_without_a_secret() -> Outcome {
     Passed(String::new())
 }
 
+/// All ranks start before or while the second process of rank 1 looks into the store.
+pub(crate) fn rank_twice_at_the_end_of_the_start() -> Outcome {
+    let mut taken = 0;
+    for round in 0..6 {
+        let store = if round % 2 == 0 { fresh().0 } else { format!("tcp://127.0.0.1:{}", free_port()) };
+        let (_, name) = fresh();
+        let mut job = Job::empty();
+        for number in [0, 1, 1] {
+            let mut command = without_secret(rank("work", number, 2, &store, &name));
+            command.env("KOLO_START_TIMEOUT", "20s");
+            job.add(command);
+        }
+        let deadline = Instant::now() + LATE;
+        let mut refused = None;
+        while refused.is_none() && Instant::now() < deadline {
+            refused = [1, 2].into_iter().find(|&rank| job.has_said(rank, "refused"));
+        }
+        let refused = refused.expect("neither rank is rejected");
+        let text = job.hear(refused, "refused");
+        let is_taken = text.starts_with("RankTaken: rank 1 was started twice: as ");
+        let has_hint = text.contains("started twice");
+        assert!(is_taken || has_hint, "{store}: {text}");
+        taken += u32::from(is_taken);
+        // The other two work.
+        for rank in [0, 3 - refused] {
+            job.hear(rank, "ready");
+            job.hear(rank, "ready");
+        }
+    }
+    Passed(format!("the other process was seen {taken} times of 6"))
+}
+
 pub(crate) fn missing_rank() -> Outcome {
     let (store, name) = fresh();
     let mut job = Job::empty();

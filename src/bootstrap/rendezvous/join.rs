@@ -1,5 +1,6 @@
 //! What the ranks other than 0 do: they find the run, learn its secret and wait for the table.
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,8 @@ enum JoinState {
     AwaitsSecret(AwaitsSecret),
     /// The rank knows the secret, listens, and waits for the table.
     Listening { endpoint: Endpoint, identity: Identity, mine: Box<PeerInfo>, conflict: Option<Box<Conflict>> },
+    /// The run has ended before this rank could join it.
+    Missed(Identity),
 }
 
 /// Another process has claimed this rank.
@@ -67,12 +70,17 @@ enum Found {
 pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Endpoint, Identity, PeerTable)> {
     let mut announced: Option<Vec<u8>> = None;
     let mut state = JoinState::Nothing;
-    let mut seen = Seen { last_look: start.deadline - (start.left() / 4).min(LAST_LOOK), other_job: None, living: None };
+    let last_look = start.deadline - (start.left() / 4).min(LAST_LOOK);
+    let mut seen = Seen { last_look, other_job: None, zero: None, living: None };
     let (mut end, mut gone) = (None, None);
     loop {
         let now = Instant::now();
         let is_late = now >= start.deadline && (now >= start.deadline + GRACE || !may_hear_of_rank_0(start, &state));
-        let patience = if now < start.deadline { POLL_INTERVAL.min(start.left()) } else { POLL_INTERVAL };
+        let patience = match now < start.deadline {
+            true => POLL_INTERVAL.min(start.left()),
+            false if is_late => Duration::ZERO,
+            false => POLL_INTERVAL,
+        };
         let current = match (start.store.get(announcement::NAME, patience), end.take()) {
             // Another job has left this file. Rank 0 will replace it.
             (Err(problem @ StoreError::OtherJob { .. }), _) if !is_late => {
@@ -88,15 +96,16 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
         // announces another run soon.
         gone = if current.is_none() && announced.is_some() { gone.or(Some(now)) } else { None };
         if gone.is_some_and(|since| since.elapsed() >= CONFLICT_PATIENCE)
-            && let Some(error) = taken(start, &state)
+            && let Some(error) = taken(start, &state).or_else(|| started_without(start, &state, &seen))
         {
             return Err(error);
         }
-        if let Some(current) = current.filter(|current| announced.as_ref() != Some(current)) {
+        let is_missed = matches!(state, JoinState::Missed(_));
+        if let Some(current) = current.filter(|current| is_missed || announced.as_ref() != Some(current)) {
             // Closes the listener, with whatever processes of a former run may have sent to it.
             drop(std::mem::replace(&mut state, JoinState::Nothing));
-            seen.living = None;
-            state = begin(start, ip, &current)?;
+            (seen.living, seen.zero) = (None, None);
+            state = begin(start, ip, &current, &mut seen)?;
             announced = Some(current);
         }
         state = match advance(start, ip, state, &mut seen, is_late)? {
@@ -118,6 +127,8 @@ struct Seen {
     last_look: Instant,
     /// Another job used the store.
     other_job: Option<StoreError>,
+    /// The peer info of rank 0 in the run.
+    zero: Option<PeerInfo>,
     /// The ranks that answered, if rank 0 did not.
     living: Option<Vec<Rank>>,
 }
@@ -133,7 +144,7 @@ enum Advanced {
 fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_late: bool) -> Result<Advanced> {
     Ok(match state {
         JoinState::AwaitsSecret(waiting @ AwaitsSecret { conflict: None, .. }) => {
-            Advanced::Waits(learn(start, ip, waiting)?, None)
+            Advanced::Waits(learn(start, ip, waiting, seen)?, None)
         }
         JoinState::AwaitsSecret(AwaitsSecret { run, conflict: Some((ref holder, since)), .. })
             if since.elapsed() >= CONFLICT_PATIENCE && listens(start, &run) =>
@@ -141,6 +152,9 @@ fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_
             return Err(Error::RankTaken { rank: start.rank, first: holder.process.clone(), second: start.process() });
         }
         JoinState::Listening { endpoint, identity, mine, conflict } => {
+            if seen.zero.is_none() {
+                seen.zero = rank_0(&SignedStore::new(start.store, &identity));
+            }
             if Instant::now() >= seen.last_look && seen.living.is_none() {
                 seen.living = Some(living_ranks(start, &identity));
             }
@@ -163,7 +177,7 @@ fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_
 /// Returns whether rank 0 may still say why the start failed: it gives up at its own deadline.
 fn may_hear_of_rank_0(start: &Start<'_>, state: &JoinState) -> bool {
     match state {
-        JoinState::Nothing | JoinState::Untrusted(_) => false,
+        JoinState::Nothing | JoinState::Untrusted(_) | JoinState::Missed(_) => false,
         JoinState::AwaitsSecret(_) => true,
         JoinState::Listening { identity, .. } => lives(start, identity, 0),
     }
@@ -181,8 +195,21 @@ fn taken(start: &Start<'_>, state: &JoinState) -> Option<Error> {
     Some(Error::RankTaken { rank: start.rank, first, second })
 }
 
+/// Returns rank 0's peer info, if it is in the store.
+fn rank_0(signed: &SignedStore<'_>) -> Option<PeerInfo> {
+    signed.get(&peer_info_of(0), 0, Duration::ZERO).ok().flatten().and_then(|bytes| PeerInfo::decode(&bytes))
+}
+
+/// Returns the error of a rank whose run has started without it: its rank 0 lives, and has removed
+/// the announcement. So another process has this rank.
+fn started_without(start: &Start<'_>, state: &JoinState, seen: &Seen) -> Option<Error> {
+    let (JoinState::Listening { identity, .. } | JoinState::Missed(identity)) = state else { return None };
+    let zero = seen.zero.as_ref().filter(|zero| answers(start, identity, zero, POLL_INTERVAL));
+    zero.map(|_| Error::RankTaken { rank: start.rank, first: "another process".to_owned(), second: start.process() })
+}
+
 /// Enters the run of an announcement, without waiting for other ranks.
-fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
+fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8], seen: &mut Seen) -> Result<JoinState> {
     let Some(announcement) = Announcement::decode(announced) else {
         let what = format!("its value of {:?} is no announcement that this version of kolo knows", announcement::NAME);
         return Ok(JoinState::Untrusted(StoreError::Foreign(what)));
@@ -192,11 +219,11 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
         (Source::Given { .. }, Some(secret)) => {
             let identity = start.identity.clone().of_run(run, secret);
             if announcement.is_of(start.store, &identity) {
-                return announce_self(start, ip, identity);
+                return announce_self(start, ip, identity, seen);
             }
             Ok(JoinState::Untrusted(StoreError::Forged { key: announcement::NAME.to_owned() }))
         }
-        (Source::Shared { secret }, None) => announce_self(start, ip, start.identity.clone().of_run(run, secret)),
+        (Source::Shared { secret }, None) => announce_self(start, ip, start.identity.clone().of_run(run, secret), seen),
         (Source::Agreed { public: theirs }, None) => {
             let keys = KeyPair::random();
             let mine = KeyShare { public: keys.public, process: start.process() };
@@ -217,7 +244,7 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
 }
 
 /// Checks whether rank 0 has sent the secret.
-fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret) -> Result<JoinState> {
+fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret, seen: &mut Seen) -> Result<JoinState> {
     let AwaitsSecret { run, theirs, .. } = waiting;
     let Some(wrapped) = start.at_store(start.store.get(&in_run(&run, &secret_for(start.rank)), POLL_INTERVAL))? else {
         // Another process may have overwritten this rank's public key with something else.
@@ -235,11 +262,11 @@ fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret) -> Result<JoinSta
         std::thread::sleep(PAUSE);
         return Ok(JoinState::AwaitsSecret(AwaitsSecret { is_forged: true, ..waiting }));
     };
-    announce_self(start, ip, start.identity.clone().of_run(run, secret).agreed())
+    announce_self(start, ip, start.identity.clone().of_run(run, secret).agreed(), seen)
 }
 
 /// Opens the endpoint, and writes this rank's peer info.
-fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity) -> Result<JoinState> {
+fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity, seen: &mut Seen) -> Result<JoinState> {
     let signed = SignedStore::new(start.store, &identity);
     let endpoint = Endpoint::open(start, ip, &identity).inspect_err(|error| {
         let failure = OwnFailure { rank: start.rank, host: start.host(), pid: std::process::id(), why: error.to_string() };
@@ -249,7 +276,15 @@ fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity) -> Result<Jo
     })?;
     let mine = endpoint.peer(start)?;
     let patience = start.left().max(POLL_INTERVAL);
-    let holder = start.at_store(signed.claim(&peer_info_of(start.rank), start.rank, &mine.encode(), patience))?;
+    seen.zero = rank_0(&signed);
+    let holder = loop {
+        match signed.claim(&peer_info_of(start.rank), start.rank, &mine.encode(), POLL_INTERVAL) {
+            // The file has been removed, or another process holds its lock.
+            Err(StoreError::Unreachable { .. }) => return Ok(JoinState::Missed(identity)),
+            Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::TimedOut && !start.left().is_zero() => {}
+            holder => break start.at_store(holder)?,
+        }
+    };
     let holder = PeerInfo::decode(&holder).filter(|holder| holder.instance != mine.instance);
     if holder.is_some() {
         start.at_store(signed.set(&standby_of(start.rank), start.rank, &mine.encode(), patience))?;
@@ -322,7 +357,7 @@ fn too_late(start: &Start<'_>, state: JoinState, seen: Seen, began: Instant) -> 
         (JoinState::AwaitsSecret(AwaitsSecret { run, is_forged: true, .. }), _) => {
             return StoreError::Forged { key: in_run(&run, &secret_for(start.rank)) }.at(start.store.url());
         }
-        (JoinState::Nothing | JoinState::AwaitsSecret(_), _) => vec![0],
+        (JoinState::Nothing | JoinState::AwaitsSecret(_) | JoinState::Missed(_), _) => vec![0],
         (JoinState::Listening { identity, .. }, Seen { living, .. }) => missing(start, &identity, living.as_deref()),
     };
     Error::Missing { ranks, world_size: start.world_size, store: start.store.url(), waited: began.elapsed() }
