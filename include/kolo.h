@@ -509,6 +509,9 @@ typedef struct kolo_bucket_stats_t {
 // A thread of it panicked.
 #define KOLO_CAUSE_PANICKED 19
 
+// A system call failed on it.
+#define KOLO_CAUSE_FAILED 20
+
 // The error is not about an operation.
 #define KOLO_OP_NONE -1
 

@@ -80,21 +80,27 @@ pub enum Error {
         cause: Cause,
     },
 
-    /// Two ranks made different calls, now or a little earlier.
+    /// Ranks made different calls, now or a little earlier.
+    ///
+    /// All ranks name the same rank at fault: the one whose call differs from that of most ranks. If
+    /// two calls were made by equally many ranks, the call of the lowest rank counts as right.
     ///
     /// Inside a host no rank's memory is written before all ranks have compared their calls.
     /// Between hosts a rank compares its call with that of each peer before it accepts a message;
-    /// the receive buffer may already hold messages of peers whose call matched. Ranks other than
-    /// these two get [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends, like the
-    /// root of a broadcast, may notice at a later call.
+    /// the receive buffer may already hold messages of peers whose call matched. A rank that
+    /// has not made the call gets [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends,
+    /// like the root of a broadcast, may notice at a later call.
     #[error(
-        "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]; all ranks of a communicator \
-         must make the same calls in the same order"
+        "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]{}; all ranks of a communicator \
+         must make the same calls in the same order", at_fault(*culprit, *peer)
     )]
     Mismatch {
+        /// The rank at fault; it may be this one.
+        culprit: Rank,
         /// This rank.
         rank: Rank,
-        /// The rank that made another call.
+        /// The rank at fault, or, if this rank made the same call as that one, a rank that made
+        /// the right call.
         peer: Rank,
         /// Its host's name.
         host: Arc<str>,
@@ -201,7 +207,7 @@ pub enum Error {
     /// Ranks did not join before the deadline of the start.
     #[error(
         "{} of {world_size} ranks did not join within {waited:.1?} at {store}: missing {}; check that they were started, and with \
-         the same store", ranks.len(), list(ranks)
+         the same store{}", ranks.len(), list(ranks), if_only_rank_0(ranks)
     )]
     Missing {
         /// The missing ranks.
@@ -313,7 +319,8 @@ impl Error {
     pub fn culprit(&self) -> Option<Rank> {
         match self {
             Error::Peer { rank, .. } => Some(*rank),
-            Error::Mismatch { peer, .. } | Error::Counts { peer, .. } => Some(*peer),
+            Error::Mismatch { culprit, .. } => Some(*culprit),
+            Error::Counts { peer, .. } => Some(*peer),
             Error::Revoked { first } => first.culprit(),
             _ => None,
         }
@@ -521,6 +528,9 @@ pub enum Cause {
     /// An operation failed on it, and it told its peers. Its own error names the cause.
     #[error("has revoked the communicator after a failure; its own error says what happened")]
     Revoked,
+    /// A system call failed on it. Holds its own error.
+    #[error("failed: {0}")]
+    Failed(String),
     /// It made other calls than this rank earlier; the calls now are the same.
     #[error("made another call earlier; all ranks of a communicator must make the same calls in the same order")]
     Diverged,
@@ -575,7 +585,10 @@ pub enum StoreError {
     #[error("{0}; a store is file:///path, tcp://host:port, redis://host:port, rediss://host:port or env://")]
     Url(String),
     /// No store answered at the address.
-    #[error("no store answered within {waited:.1?} ({last}); check that rank 0 is running, and that the address is right")]
+    #[error(
+        "no store answered within {waited:.1?} ({last}); check that rank 0 is running, that the address is right, \
+         and that this rank was not started twice"
+    )]
     Unreachable {
         /// How long this process tried.
         waited: Duration,
@@ -638,15 +651,14 @@ pub enum StoreError {
         mine: String,
     },
     /// Another job is starting with the store at this moment.
-    #[error(
-        "{} is starting with it at this moment, this process belongs to job {mine:?}; give each job its own store",
-        name_of(theirs)
-    )]
+    #[error("{}", in_use(theirs, mine, process))]
     InUse {
         /// The other job; empty if it is not known.
         theirs: String,
         /// This process's job.
         mine: String,
+        /// The other job's rank 0; empty if it is not known.
+        process: String,
     },
     /// The store is on another machine, and the ranks share no secret.
     #[error(
@@ -698,6 +710,20 @@ pub enum StoreError {
 
 fn name_of(job: &str) -> String {
     if job.is_empty() { "another job".to_owned() } else { format!("job {job:?}") }
+}
+
+fn in_use(theirs: &str, mine: &str, process: &str) -> String {
+    let process = if process.is_empty() { String::new() } else { format!(" ({process})") };
+    if theirs == mine {
+        return format!(
+            "another rank 0 of a job named {mine:?}{process} is starting with it at this moment; if rank 0 was not started twice, \
+             two jobs have the same name: give each job its own store, and its own name (KOLO_JOB_ID)"
+        );
+    }
+    format!(
+        "{}{process} is starting with it at this moment, this process belongs to job {mine:?}; give each job its own store",
+        name_of(theirs)
+    )
 }
 
 impl StoreError {
@@ -859,6 +885,20 @@ fn the_survivors(survivors: &[Rank]) -> String {
     }
 }
 
+/// The rank that all ranks report in a call mismatch, unless it is the peer that the message names.
+fn at_fault(culprit: Rank, peer: Rank) -> String {
+    if culprit == peer { String::new() } else { format!("; all ranks report rank {culprit}") }
+}
+
+/// The other reason why a rank finds no rank 0.
+fn if_only_rank_0(missing: &[Rank]) -> &'static str {
+    if missing == [0] {
+        ", and that this rank was not started twice: the others may have started without this process"
+    } else {
+        ""
+    }
+}
+
 /// How long an operation had been in flight, if that is known.
 fn after_some(time: Duration) -> String {
     if time.is_zero() { String::new() } else { format!(" after {time:.1?}") }
@@ -905,6 +945,16 @@ mod tests {
             "all_reduce seq=812 f32 x 1048576 failed after 83.0ms: rank 3 (node7, pid 4121) closed its connection without a \
              goodbye; it crashed or was killed"
         );
+    }
+
+    #[test]
+    fn two_jobs_of_one_name_are_told_apart() {
+        let problem = |theirs: &str| {
+            let (theirs, mine, process) = (theirs.to_owned(), "env".to_owned(), "process 7 on node1".to_owned());
+            StoreError::InUse { theirs, mine, process }.to_string()
+        };
+        assert!(problem("env").starts_with("another rank 0 of a job named \"env\" (process 7 on node1) is starting"));
+        assert!(problem("first").starts_with("job \"first\" (process 7 on node1) is starting"));
     }
 
     #[test]

@@ -668,6 +668,59 @@ fn every_call_mismatch_is_noticed() {
     }
 }
 
+/// Only one of eight ranks makes another call. All ranks name that rank, and show both calls.
+#[test]
+fn all_ranks_name_the_one_that_differs() {
+    for (odd, call) in [(0, 0), (5, 0), (5, 1), (7, 2)] {
+        let body = |comm: Communicator| {
+            let is_odd = comm.rank() == odd;
+            let mut buf = vec![1i32; 1000];
+            let result = match call {
+                0 => comm.all_reduce(&mut buf[..if is_odd { 1 } else { 2 }], ReduceOp::Sum),
+                1 => comm.all_reduce(&mut buf[..if is_odd { 999 } else { 1000 }], ReduceOp::Sum),
+                _ if is_odd => comm.barrier(),
+                _ => comm.all_reduce(&mut buf, ReduceOp::Sum),
+            };
+            let error = result.expect_err("the calls differ");
+            assert_eq!(error.culprit(), Some(odd), "call {call}, rank {}: {error}", comm.rank());
+            match &error {
+                Error::Mismatch { rank, mine, theirs, .. } => {
+                    assert_eq!(*rank, comm.rank());
+                    assert_ne!(mine, theirs);
+                }
+                // This rank learnt of the failure before it made the call.
+                Error::Peer { cause: Cause::Mismatch(differs), .. } => assert_ne!(differs.mine, differs.theirs),
+                _ => panic!("call {call}, rank {}: {error}", comm.rank()),
+            }
+        };
+        run(8, |_, builder| builder, body);
+        run(8, |_, builder| builder.transport(Transport::Tcp), body);
+        run(8, |rank, builder| builder.host(["a", "b"][rank % 2]), body);
+    }
+}
+
+/// In shared memory, the next call shows that ranks made different calls of no elements.
+#[test]
+fn a_call_of_no_elements_that_differs_is_noticed() {
+    run(
+        4,
+        |_, builder| builder,
+        |comm| {
+            if comm.transport_name() != "shm" {
+                return println!("NOT RUN: the ranks share no memory");
+            }
+            match comm.rank() {
+                1 => comm.broadcast::<f32>(&mut [], 0).unwrap(),
+                _ => comm.all_reduce::<f32>(&mut [], ReduceOp::Sum).unwrap(),
+            }
+            let error = comm.all_reduce(&mut [1u64], ReduceOp::Sum).expect_err("the calls differ");
+            assert_eq!(error.culprit(), Some(1), "rank {}: {error}", comm.rank());
+            let text = error.to_string();
+            assert!(text.contains("[broadcast seq=1") && text.contains("[all_reduce seq=1"), "{text}");
+        },
+    );
+}
+
 #[test]
 fn counts_of_a_pair_that_differ_are_an_error() {
     // The count that rank 0 sends to rank 1 and the count that rank 1 expects. One of them may be

@@ -101,6 +101,8 @@ pub const KOLO_CAUSE_COUNTS: kolo_cause_t = 17;
 pub const KOLO_CAUSE_TLS: kolo_cause_t = 18;
 /// A thread of it panicked.
 pub const KOLO_CAUSE_PANICKED: kolo_cause_t = 19;
+/// A system call failed on it.
+pub const KOLO_CAUSE_FAILED: kolo_cause_t = 20;
 
 /// An operation, as errors name it.
 pub type kolo_op_t = i32;

@@ -79,9 +79,12 @@ pub(crate) fn blame(described: &mut kolo_error_t, error: &Error) {
             *after_us = u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
             write(host, name);
         }
-        Error::Mismatch { peer, host: name, mine, .. } => {
-            (*rank, *op, *seq) = (*peer as i32, operation(&mine.op()), mine.seq());
-            write(host, name);
+        Error::Mismatch { culprit, peer, host: name, mine, .. } => {
+            (*rank, *op, *seq) = (*culprit as i32, operation(&mine.op()), mine.seq());
+            // The error has the peer's host, and this rank may be the one at fault.
+            if culprit == peer {
+                write(host, name);
+            }
         }
         Error::Counts { peer, host: name, op: called, seq: number, .. } => {
             (*rank, *op, *seq) = (*peer as i32, operation(called), *number);
@@ -121,6 +124,7 @@ fn cause_number(cause: &Cause) -> kolo_cause_t {
         Cause::Counts { .. } => KOLO_CAUSE_COUNTS,
         Cause::Tls(_) => KOLO_CAUSE_TLS,
         Cause::Panicked => KOLO_CAUSE_PANICKED,
+        Cause::Failed(_) => KOLO_CAUSE_FAILED,
         // As above.
         _ => KOLO_CAUSE_NONE,
     }

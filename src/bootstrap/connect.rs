@@ -13,6 +13,7 @@ use super::rendezvous::{self, Membership};
 use super::start::Start;
 use crate::config::{SharedSettings, TlsFiles, Transport};
 use crate::error::{Cause, Error, Result};
+use crate::failure::{CancelToken, CommInfo, agree_on_report};
 use crate::sys;
 use crate::trace::{RankOfJob, Recorder};
 use crate::transport::tls::Tls;
@@ -42,9 +43,15 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let job_rank = RankOfJob { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
     let links = LinkSettings { sockets: settings.sockets, tls };
     let rank = start.rank;
-    let network = Network { _listener: listener, mailbox, board, identity: identity.clone(), peers, rank, links };
+    let network = Arc::new(Network { _listener: listener, mailbox, board, identity: identity.clone(), peers, rank, links });
+    let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), start.settings.failure_dir.clone());
+    let mut fabric = Fabric::of_network(network.clone(), WORLD, recorder);
 
-    let connections = host_connections(start, &network, &candidates).map_err(|failed| peer_failed(failed, &members, began))?;
+    let connections = host_connections(start, &network, &candidates, &fabric.status().cancel).map_err(|failed| {
+        let (timeout, cancel) = (start.settings.timeout, fabric.status().cancel.clone());
+        let info = CommInfo { rank, members: members.clone(), timeout, start_timeout: timeout, cancel };
+        agree_on_report(fabric.status(), &info, peer_failed(failed, &members, began))
+    })?;
     let together = connections.as_ref().map_or(vec![rank], |connections| connections.members().to_vec());
     let hosts = if together.len() == start.world_size {
         vec![0; start.world_size]
@@ -57,8 +64,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         return Err(Error::Unsupported { what: "transport shm", why });
     }
     tracing::info!(rank, world = start.world_size, on_host = together.len(), after = ?began.elapsed(), "connected all ranks");
-    let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), start.settings.failure_dir.clone());
-    let fabric = Fabric::of_network(Arc::new(network), WORLD, hosts.into(), connections, recorder);
+    fabric.place(hosts.into(), connections);
     Ok(Connected { fabric, settings, members })
 }
 
@@ -71,19 +77,27 @@ fn load_tls(start: &Start<'_>, files: TlsFiles) -> Result<Tls> {
 
 /// Connects this rank with those of `candidates` that it can share memory with; `None` if it is the
 /// only candidate.
-fn host_connections(start: &Start<'_>, network: &Network, candidates: &[Rank]) -> Result<Option<HostConnections>, Failed> {
+fn host_connections(
+    start: &Start<'_>,
+    network: &Network,
+    candidates: &[Rank],
+    cancel: &CancelToken,
+) -> Result<Option<HostConnections>, Failed> {
     if candidates.len() == 1 {
         return Ok(None);
     }
     let members: Vec<Rank> = (0..start.world_size).collect();
-    let setup =
-        HostSetup { network, comm_id: WORLD, rank: start.rank, members: &members, cancel: None, deadline: start.deadline };
+    let (rank, cancel, deadline) = (start.rank, Some(cancel), start.deadline);
+    let setup = HostSetup { network, comm_id: WORLD, rank, members: &members, cancel, deadline };
     setup.connect(candidates).map(Some)
 }
 
-/// Makes the failure of a peer an error of the start.
+/// Makes the failure of a peer, or of this process, an error of the start.
 pub(crate) fn peer_failed(failed: Failed, members: &[Member], began: Instant) -> Error {
-    let Failed { rank, cause } = failed;
+    let (rank, cause) = match failed {
+        Failed::Peer { rank, cause } => (rank, cause),
+        Failed::Own { doing, error } => return Error::os(doing)(error),
+    };
     let after = began.elapsed();
     let cause = if let Cause::Silent { .. } = cause { Cause::Silent { deadline: after } } else { cause };
     let Member { host, pid } = members[rank].clone();

@@ -51,19 +51,18 @@ impl Fabric {
         Fabric::new(Backing::Nothing, 0, 0, [0].into(), [0].into(), recorder)
     }
 
-    /// Makes the fabric of all ranks of a job; `connections` are those of this host.
-    pub(super) fn of_network(
-        network: Arc<Network>,
-        comm_id: u64,
-        hosts: Arc<[usize]>,
-        connections: Option<HostConnections>,
-        recorder: Arc<Recorder>,
-    ) -> Fabric {
-        let members = (0..network.peers.len()).collect();
-        let rank = network.rank;
-        let mut fabric = Fabric::new(Backing::Network(network), comm_id, rank, members, hosts, recorder);
-        fabric.connections = connections;
-        fabric
+    /// Makes the fabric of all ranks of a job. Before anything is sent, [`Fabric::place`] sets where
+    /// they are.
+    pub(super) fn of_network(network: Arc<Network>, comm_id: u64, recorder: Arc<Recorder>) -> Fabric {
+        let members: Arc<[Rank]> = (0..network.peers.len()).collect();
+        let (rank, hosts) = (network.rank, members.clone());
+        Fabric::new(Backing::Network(network), comm_id, rank, members, hosts, recorder)
+    }
+
+    /// Sets the host of each rank, and the connections of this host.
+    pub(super) fn place(&mut self, hosts: Arc<[usize]>, connections: Option<HostConnections>) {
+        self.hosts = hosts;
+        self.connections = connections;
     }
 
     /// Makes the fabric of one of `world` threads of this process.

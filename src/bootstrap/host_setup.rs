@@ -5,10 +5,11 @@
 //! memory and hands it over. Every rank maps it and reserves its own part. Then the leader tells
 //! all ranks whether all of them succeeded.
 
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::identity::random_number;
 use super::listener::Stream;
@@ -17,7 +18,7 @@ use super::network::{CHECK_INTERVAL, Network};
 use crate::error::Cause;
 use crate::failure::CancelToken;
 use crate::sys::{self, LocalStream, Region};
-use crate::transport::cause_of;
+use crate::transport::{NoLink, cause_of};
 use crate::types::Rank;
 
 /// What a rank needs to connect with the ranks of its host. Ranks are those of the communicator.
@@ -42,11 +43,26 @@ pub(crate) struct HostConnections {
     streams: Vec<LocalStream>,
 }
 
-/// A peer failed while memory was shared.
-pub(crate) struct Failed {
-    pub(crate) rank: Rank,
-    pub(crate) cause: Cause,
+/// Why ranks of a host could not connect.
+pub(crate) enum Failed {
+    /// A peer failed.
+    Peer { rank: Rank, cause: Cause },
+    /// This process has no descriptor or no memory left.
+    Own { doing: String, error: io::Error },
 }
+
+impl Failed {
+    /// Returns the failure of a rank to which there is no connection.
+    fn no_link(rank: Rank, why: NoLink) -> Failed {
+        match why {
+            NoLink::Peer(cause) => Failed::Peer { rank, cause },
+            NoLink::Own(error) => Failed::Own { doing: format!("connecting to rank {rank}"), error },
+        }
+    }
+}
+
+/// How long this process may have no descriptor left while it waits for a connection.
+const SHORT: Duration = Duration::from_secs(1);
 
 const YES: u8 = 1;
 const NO: u8 = 0;
@@ -61,22 +77,33 @@ impl HostSetup<'_> {
     /// Waits for the others, and tells them which ranks have come.
     fn lead(&self, others: &[Rank]) -> Result<HostConnections, Failed> {
         let mut connections = self.alone();
+        // The listener cannot accept a connection without a descriptor.
+        let short_since = Cell::new(None);
+        let shortage = || {
+            let error = sys::resource_shortage();
+            short_since.set(error.as_ref().map(|_| short_since.get().unwrap_or_else(Instant::now)));
+            error.filter(|_| short_since.get().is_some_and(|since: Instant| since.elapsed() >= SHORT))
+        };
         for &other in others {
             let to = self.members[other];
             let mailbox = &self.network.mailbox;
-            match mailbox.wait_for_host_member(self.comm_id, to, self.deadline, || self.absence(other)) {
+            let absence = || self.absence(other).map(NoLink::Peer).or_else(|| shortage().map(NoLink::Own));
+            match mailbox.wait_for_host_member(self.comm_id, to, self.deadline, absence) {
                 Ok(Stream::Local(stream)) => {
                     connections.members.push(other);
                     connections.streams.push(stream);
                 }
                 Ok(Stream::Tcp(_)) => tracing::info!(rank = other, "a rank on this machine cannot share memory; it uses TCP"),
-                Err(cause) => return Err(Failed { rank: other, cause }),
+                Err(NoLink::Own(error)) => {
+                    return Err(Failed::Own { doing: format!("accepting a connection of rank {other}"), error });
+                }
+                Err(why) => return Err(Failed::no_link(other, why)),
             }
         }
         let list: Vec<u8> = connections.members.iter().flat_map(|&member| (member as u32).to_le_bytes()).collect();
         let message = [&(connections.members.len() as u32).to_le_bytes()[..], &list].concat();
         for (stream, &member) in connections.streams.iter().zip(&connections.members[1..]) {
-            stream.until(self.deadline).write_all(&message).map_err(|error| failed(member, &error))?;
+            stream.until(self.deadline).write_all(&message).map_err(|error| failed(member, error))?;
         }
         Ok(connections)
     }
@@ -84,13 +111,14 @@ impl HostSetup<'_> {
     /// Connects to the leader inside the host. If that fails, tells it so through the network.
     fn join(&self, leader: Rank) -> Result<HostConnections, Failed> {
         let to = self.members[leader];
-        let absence = || self.absence(leader);
+        let absence = || self.absence(leader).map(NoLink::Peer);
         match self.network.connect_locally(Purpose::HostGroup, self.comm_id, to, self.deadline, absence) {
             Ok(stream) => self.read_members(leader, stream),
-            Err(cause) => {
+            Err(why @ NoLink::Own(_)) => Err(Failed::no_link(leader, why)),
+            Err(NoLink::Peer(cause)) => {
                 tracing::info!(leader, %cause, "this rank cannot share memory with the other ranks on its machine; it uses TCP");
                 let told = self.network.connect(Purpose::NoHostGroup, self.comm_id, to, self.deadline, absence);
-                told.map(|_| self.alone()).map_err(|cause| Failed { rank: leader, cause })
+                told.map(|_| self.alone()).map_err(|why| Failed::no_link(leader, why))
             }
         }
     }
@@ -102,20 +130,20 @@ impl HostSetup<'_> {
         // writes nothing.
         while let Err(error) = stream.until(self.deadline.min(Instant::now() + CHECK_INTERVAL)).read_exact(&mut word) {
             if error.kind() != io::ErrorKind::TimedOut || Instant::now() >= self.deadline {
-                return Err(failed(leader, &error));
+                return Err(failed(leader, error));
             }
             if let Some(cause) = self.absence(leader) {
-                return Err(Failed { rank: leader, cause });
+                return Err(Failed::Peer { rank: leader, cause });
             }
         }
         let count = u32::from_le_bytes(word) as usize;
-        let corrupt = Failed { rank: leader, cause: Cause::Corrupt("an impossible list of the ranks of a host") };
+        let corrupt = Failed::Peer { rank: leader, cause: Cause::Corrupt("an impossible list of the ranks of a host") };
         if count > self.members.len() {
             return Err(corrupt);
         }
         let mut members = Vec::with_capacity(count);
         for _ in 0..count {
-            stream.until(self.deadline).read_exact(&mut word).map_err(|error| failed(leader, &error))?;
+            stream.until(self.deadline).read_exact(&mut word).map_err(|error| failed(leader, error))?;
             members.push(u32::from_le_bytes(word) as Rank);
         }
         match members.iter().position(|&member| member == self.rank) {
@@ -173,7 +201,7 @@ impl HostConnections {
         let region = self.check_answers(region, part, &secrets, deadline)?;
         for (_, stream, member) in self.others() {
             let outcome = if region.is_some() { YES } else { NO };
-            stream.until(deadline).write_all(&[outcome]).map_err(|error| failed(member, &error))?;
+            stream.until(deadline).write_all(&[outcome]).map_err(|error| failed(member, error))?;
         }
         Ok(region.map(Arc::new))
     }
@@ -206,7 +234,7 @@ impl HostConnections {
                 }
                 None => stream.until(deadline).write_all(&[NO]),
             }
-            .map_err(|error| failed(member, &error))?;
+            .map_err(|error| failed(member, error))?;
         }
         Ok(region)
     }
@@ -221,7 +249,7 @@ impl HostConnections {
     ) -> Result<Option<Region>, Failed> {
         for ((index, stream, member), &secret) in self.others().zip(secrets) {
             let mut answer = [0; 9];
-            stream.until(deadline).read_exact(&mut answer).map_err(|error| failed(member, &error))?;
+            stream.until(deadline).read_exact(&mut answer).map_err(|error| failed(member, error))?;
             region = region.filter(|shared| {
                 let word = proof(shared, part, index);
                 let is_mapped =
@@ -245,7 +273,7 @@ impl HostConnections {
         deadline: Instant,
     ) -> Result<Option<Arc<Region>>, Failed> {
         let (stream, leader) = (&self.streams[0], self.members[0]);
-        let lost = |error: io::Error| failed(leader, &error);
+        let lost = |error: io::Error| failed(leader, error);
         let region = match Region::take_over(stream, len, deadline).and_then(|region| may_extend.map(|()| region)) {
             Ok(region) => Some(region),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(lost(error)),
@@ -282,6 +310,9 @@ fn warn_of_memory(error: &io::Error, bytes: usize) {
     tracing::warn!(%error, bytes, "cannot share memory with the ranks of this host; they use TCP");
 }
 
-fn failed(rank: Rank, error: &io::Error) -> Failed {
-    Failed { rank, cause: cause_of(error) }
+fn failed(rank: Rank, error: io::Error) -> Failed {
+    match sys::is_resource_shortage(&error) {
+        true => Failed::Own { doing: format!("sharing memory with rank {rank}"), error },
+        false => Failed::Peer { rank, cause: cause_of(&error) },
+    }
 }

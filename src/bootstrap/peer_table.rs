@@ -6,10 +6,10 @@ use super::peer_info::PeerInfo;
 #[cfg(any(fuzzing, test))]
 use super::peer_info::sample;
 use crate::config::{CopyMode, DevicePath, SharedSettings, Transport};
-use crate::error::{Error, StoreError};
+use crate::error::{Cause, Error, StoreError};
 use crate::schedule::Algorithm;
 use crate::schedule::select::{CostModel, LinkCost};
-use crate::types::Rank;
+use crate::types::{DType, Op, Rank};
 use crate::wire::{Reader, Writer};
 
 /// What rank 0 publishes: the peer infos of all ranks, or why the start failed.
@@ -28,6 +28,52 @@ pub(crate) enum Refusal {
     Disagrees { other: Box<PeerInfo>, zero: Box<PeerInfo> },
     /// A value in the store was not written by the rank that it should be from.
     Forged { key: String },
+    /// A rank cannot start.
+    Failed(OwnFailure),
+}
+
+/// What a rank writes in place of its peer info if it cannot start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnFailure {
+    pub(crate) rank: Rank,
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    /// Its error.
+    pub(crate) why: String,
+}
+
+impl OwnFailure {
+    /// A peer info begins with a smaller number.
+    const MARK: u64 = u64::MAX;
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.number(OwnFailure::MARK).number(self.rank as u64).text(&self.host).number(self.pid.into()).text(&self.why);
+        writer.0
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<OwnFailure> {
+        let mut reader = Reader::new(bytes);
+        if reader.number()? != OwnFailure::MARK {
+            return None;
+        }
+        let (rank, host) = (reader.size()?, reader.text()?);
+        Some(OwnFailure { rank, host, pid: reader.number()?.try_into().ok()?, why: reader.text()? })
+    }
+
+    fn error(&self) -> Error {
+        Error::Peer {
+            rank: self.rank,
+            host: self.host.as_str().into(),
+            pid: self.pid,
+            op: Op::Connect,
+            seq: 0,
+            dtype: DType::U8,
+            count: 0,
+            after: Duration::ZERO,
+            cause: Cause::Failed(self.why.clone()),
+        }
+    }
 }
 
 impl Refusal {
@@ -38,6 +84,7 @@ impl Refusal {
                 Error::Missing { ranks: ranks.clone(), world_size: *world_size, store: store.to_owned(), waited: *waited }
             }
             Refusal::Forged { key } => StoreError::Forged { key: key.clone() }.at(store),
+            Refusal::Failed(failure) => failure.error(),
             Refusal::Disagrees { other, zero } => zero.disagreement(other).unwrap_or_else(|| Error::Store {
                 store: store.to_owned(),
                 problem: StoreError::Foreign("it holds a refusal without a reason".to_owned()),
@@ -50,6 +97,7 @@ const MEMBERS: u64 = 0;
 const MISSING: u64 = 1;
 const DISAGREES: u64 = 2;
 const FORGED: u64 = 3;
+const FAILED: u64 = 4;
 const NO_ALGORITHM: u64 = u64::MAX;
 
 impl PeerTable {
@@ -65,6 +113,7 @@ impl PeerTable {
                 writer.number(*world_size as u64).number(waited.as_millis() as u64);
             }
             PeerTable::Refused(Refusal::Forged { key }) => _ = writer.number(FORGED).text(key),
+            PeerTable::Refused(Refusal::Failed(failure)) => _ = writer.number(FAILED).bytes(&failure.encode()),
             PeerTable::Refused(Refusal::Disagrees { other, zero }) => {
                 writer.number(DISAGREES).bytes(&other.encode()).bytes(&zero.encode());
             }
@@ -89,6 +138,7 @@ impl PeerTable {
                 zero: Box::new(PeerInfo::decode(reader.bytes()?)?),
             }),
             FORGED => PeerTable::Refused(Refusal::Forged { key: reader.text()? }),
+            FAILED => PeerTable::Refused(Refusal::Failed(OwnFailure::decode(reader.bytes()?)?)),
             _ => return None,
         })
     }
@@ -177,6 +227,7 @@ mod tests {
         for refusal in [
             Refusal::Missing { ranks: vec![1, 5], world_size: 8, waited: Duration::from_secs(30) },
             Refusal::Forged { key: "run/rank/1".to_owned() },
+            Refusal::Failed(OwnFailure { rank: 1, host: "node7".to_owned(), pid: 4121, why: "no descriptors".to_owned() }),
             Refusal::Disagrees { other: Box::new(PeerInfo { world_size: 3, ..sample(1) }), zero: Box::new(sample(0)) },
         ] {
             match PeerTable::decode(&PeerTable::Refused(refusal.clone()).encode()) {

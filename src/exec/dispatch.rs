@@ -95,6 +95,10 @@ impl Core {
     #[inline]
     pub(super) unsafe fn run_on_path(&mut self, choice: Option<Choice>, context: &OpContext<'_>, call: &Call) -> Result<()> {
         let Some(choice) = choice else {
+            // The next call in shared memory shows whether all ranks have made this one.
+            if let Some(window) = &mut self.window {
+                window.skip(context);
+            }
             if call.send.ptr != call.recv.ptr {
                 // SAFETY: the caller vouches for both. On a single rank they are equally long, and
                 // apart unless they are the same; on several ranks they are empty.

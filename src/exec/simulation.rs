@@ -397,7 +397,9 @@ fn check(run: &Run) -> Result<(), &'static str> {
         Fault::Nothing => &[],
         Fault::Killed(a) | Fault::Absent(a) => &[*a],
         Fault::Broken(a, b) | Fault::Cut(a, b) => &[*a, *b],
-        Fault::Differs(_) => {
+        Fault::Differs(odd) => {
+            let named = if *ranks > 2 { *odd } else { 1 };
+            ensure(errors.iter().all(|error| error.culprit() == Some(named)), "not all name the rank that differs")?;
             let shows_both = |error: &&Error| match error {
                 Error::Mismatch { mine, theirs, .. } => mine != theirs,
                 Error::Peer { cause: Cause::Mismatch(differs), .. } => differs.mine != differs.theirs,

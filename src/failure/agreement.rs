@@ -8,10 +8,13 @@
 //! rank that adopted a report asks both. All survivors thus know all reports, and report the first
 //! of them in an order on which they agree.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::context::CommInfo;
-use super::control::{PATIENCE, ask_all};
+use super::control::{PATIENCE, QueryError, ask_all};
 use super::diagnosis::diagnose;
 use super::message::{Query, Reply};
 use super::report::{Failure, FailureReport};
@@ -23,11 +26,19 @@ use crate::types::{Descriptor, Op, Rank};
 /// Agrees with the others on the failure that this rank met as `error`. Returns the error that this
 /// rank reports.
 pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: Error) -> Error {
-    // A rank without file descriptors cannot reach its peers: it keeps them waiting, not they it.
-    if let Error::Peer { cause: Cause::Silent { .. } | Cause::Gone | Cause::Unreachable { .. }, .. } = &error
-        && let Some(want) = sys::resource_shortage()
-    {
-        error = Error::os("reaching the other ranks")(want);
+    match &error {
+        // No peer can take memory from this process.
+        Error::Peer { rank, cause: Cause::Broken(ErrorKind::OutOfMemory), .. } => {
+            error = Error::os(format!("communicating with rank {rank}"))(ErrorKind::OutOfMemory.into());
+        }
+        // A rank without file descriptors cannot reach its peers: it keeps them waiting, not they
+        // it.
+        Error::Peer { cause: Cause::Silent { .. } | Cause::Gone | Cause::Unreachable { .. }, .. } => {
+            if let Some(want) = sys::resource_shortage() {
+                error = Error::os("reaching the other ranks")(want);
+            }
+        }
+        _ => {}
     }
     let during = during(status, &error);
     let own = diagnose(status, info, &error, during);
@@ -36,16 +47,20 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: E
     let Some(first) = reports.iter().min_by_key(|report| report.order()) else { return error };
     let is_own = own.as_ref() == Some(first);
     let is_own_fault = matches!(first.what, Failure::Failed { culprit, .. } if culprit == info.rank);
+    let told = || first.error(info, during, |seq| status.recording.history.collective(seq));
     match &error {
         // The others have seen only that this rank keeps them waiting.
         Error::Os { .. } if is_own_fault => error,
         // The diagnosis says more than these causes.
         Error::Peer {
-            cause: Cause::Silent { .. } | Cause::Closed | Cause::Gone | Cause::Unreachable { .. } | Cause::Revoked,
+            cause:
+                Cause::Silent { .. } | Cause::Closed | Cause::Gone | Cause::Unreachable { .. } | Cause::Revoked | Cause::Diverged,
             ..
-        } => first.error(info, during),
+        } => told(),
+        // The diagnosis says which of the ranks is at fault.
+        Error::Mismatch { .. } => told(),
         _ if is_own => error,
-        _ => first.error(info, during),
+        _ => told(),
     }
 }
 
@@ -102,11 +117,20 @@ fn spread(status: &CommStatus) {
         })
     };
     let peers: Vec<Rank> = status.others().into_iter().filter(|&rank| !is_lost(rank) && !control.is_stopped(rank)).collect();
-    ask_all(&*control, &peers, &Query::Reports(reports), PATIENCE, |_, reply| {
-        if let Ok(Reply::Doing { reports, .. }) = reply {
+    let query = Query::Reports(reports);
+    let unasked = Mutex::new(Vec::new());
+    let heard = |rank, reply| match reply {
+        Ok(Reply::Doing { reports, .. }) => status.add_reports(reports),
+        Err(QueryError::Unasked) => unasked.lock().push(rank),
+        _ => {}
+    };
+    ask_all(&*control, &peers, &query, PATIENCE, heard);
+    // One query at a time may need no more descriptors than this process has.
+    for rank in unasked.into_inner() {
+        if let Ok(Reply::Doing { reports, .. }) = control.ask(rank, &query, PATIENCE) {
             status.add_reports(reports);
         }
-    });
+    }
 }
 
 /// Whether a rank that failed for this cause cannot answer.
@@ -148,21 +172,27 @@ mod tests {
         let timeout = Duration::from_secs(3600);
         let info = CommInfo { rank: 1, members, timeout, start_timeout: timeout, cancel: status.cancel.clone() };
         let odd = call(Op::Broadcast, None, Some(0), 2);
-        let what = Failure::Mismatch { ranks: [2, 0], calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)] };
+        let what = Failure::Mismatch { ranks: [2, 0], calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)], known: 2 };
         status.add_reports(vec![FailureReport { origin: 2, what, during: odd, after: Duration::ZERO, completed: 1 }]);
         agree_on_report(&status, &info, seen)
     }
 
     fn assert_is_of(told: &Error, call: Descriptor) {
-        let Error::Peer { rank: 0, op, seq, dtype, count, cause: Cause::Mismatch(_), .. } = told else { panic!("{told}") };
-        assert_eq!((*op, *seq, *dtype, *count), (call.op, call.seq, call.dtype, call.count), "{told}");
+        match told {
+            Error::Mismatch { culprit: 0, rank: 1, peer: 0, mine, .. } => assert_eq!(**mine, call, "{told}"),
+            Error::Peer { rank: 0, op, seq, dtype, count, cause: Cause::Mismatch(_), .. } => {
+                assert_eq!((*op, *seq, *dtype, *count), (call.op, call.seq, call.dtype, call.count), "{told}");
+            }
+            _ => panic!("{told}"),
+        }
     }
 
     /// Rank 1 sees a call mismatch with rank 2.
     #[test]
     fn an_error_is_of_the_operation_that_its_own_rank_called() {
         let (mine, theirs) = (call(Op::AllReduce, Some(ReduceOp::Sum), None, 5), call(Op::Broadcast, None, Some(0), 2));
-        let seen = Error::Mismatch { rank: 1, peer: 2, host: "here".into(), mine: Box::new(mine), theirs: Box::new(theirs) };
+        let seen =
+            Error::Mismatch { culprit: 2, rank: 1, peer: 2, host: "here".into(), mine: Box::new(mine), theirs: Box::new(theirs) };
         assert_is_of(&reported(mine, seen), mine);
     }
 

@@ -197,9 +197,11 @@ impl<'a> OpContext<'a> {
         Error::Peer { rank: peer, host, pid, op, seq, dtype, count, after: self.age(), cause }
     }
 
-    /// Returns the error of a call mismatch: this rank called `mine` and `peer` called `theirs`.
+    /// Returns the error of a call mismatch: this rank called `mine` and `peer` called `theirs`. The
+    /// diagnosis replaces the culprit.
     pub(crate) fn mismatch(&self, peer: Rank, mine: Descriptor, theirs: Descriptor) -> Error {
         Error::Mismatch {
+            culprit: peer,
             rank: self.info.rank,
             peer,
             host: self.info.members[peer].host.clone(),

@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use super::cancel::Wait;
 use super::control::{ControlChannel, PATIENCE, QueryError};
 use super::message::{Query, Reply};
+use super::mismatch::compare_calls;
 use super::report::{Failure, FailureReport};
 use super::status::{CommStatus, Posted};
 use crate::error::{Cause, Elsewhere};
@@ -177,7 +178,9 @@ fn ask(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, mine: Des
     match control.ask(wait.peer, &Query::Doing(Some(mine)), PATIENCE) {
         Ok(Reply::Doing { reports, .. }) if !reports.is_empty() => status.add_reports(reports),
         Ok(Reply::Doing { at_your_seq: Some(theirs), .. }) if theirs != mine => {
-            report(status, wait, mine, Failure::Mismatch { ranks: [status.rank, wait.peer], calls: [mine, theirs] });
+            if let Some(what) = compare_calls(status, control, [status.rank, wait.peer], [mine, theirs]) {
+                report(status, wait, mine, what);
+            }
         }
         Ok(Reply::Doing { waits: None, elsewhere: Some((job_rank, call)), .. }) => {
             let elsewhere = Elsewhere { job_rank, rank: status.rank_of(job_rank), call };

@@ -11,6 +11,7 @@ use super::cancel::Diagnosing;
 use super::context::CommInfo;
 use super::control::{ControlChannel, PATIENCE, QueryError};
 use super::message::{Query, Reply};
+use super::mismatch::{compare_calls, compare_earlier_calls};
 use super::report::{Failure, FailureReport};
 use super::status::CommStatus;
 use crate::error::{Cause, Elsewhere, Error};
@@ -59,14 +60,30 @@ fn report_of(
     let completed = status.recording.history.last_completed();
     let Some(report) = FailureReport::of(error, info, completed) else {
         // The error names no peer: this rank is the one that fails.
-        let cause = if matches!(error, Error::Aborted { .. }) { Cause::Aborted } else { Cause::Revoked };
+        let cause = match error {
+            Error::Aborted { .. } => Cause::Aborted,
+            Error::Os { .. } => Cause::Failed(error.to_string()),
+            _ => Cause::Revoked,
+        };
         let (during, after) = during.unwrap_or((Descriptor::nothing(), Duration::ZERO));
         let what = Failure::Failed { culprit: info.rank, cause };
         return Some(FailureReport { origin: info.rank, what, during, after, completed });
     };
     let Some(control) = status.control() else { return Some(report) };
-    let Failure::Failed { culprit, cause } = &report.what else { return Some(report) };
+    let (culprit, cause) = match &report.what {
+        Failure::Failed { culprit, cause } => (culprit, cause),
+        Failure::Mismatch { ranks, calls, .. } => {
+            let what = compare_calls(status, &*control, *ranks, *calls)?;
+            return Some(FailureReport { what, ..report });
+        }
+        Failure::Counts { .. } => return Some(report),
+    };
     let what = match cause {
+        Cause::Diverged => match compare_earlier_calls(status, &*control, *culprit, report.during.seq) {
+            Some(what) => what,
+            None if status.reports().is_empty() => return Some(report),
+            None => return None,
+        },
         Cause::Silent { deadline } => WaitChain::new(status, &*control, *culprit, report.during, *deadline).follow()?,
         Cause::Closed | Cause::Gone | Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Revoked => {
             explain(status, &*control, *culprit, cause)?
@@ -287,6 +304,6 @@ impl<'a> WaitChain<'a> {
     /// The suspect and the rank before it call different operations.
     fn mismatch(&self, call: Descriptor, theirs: Descriptor) -> Progress {
         let before = *self.path.last().expect("the path begins with this rank");
-        Progress::Ended(Some(Failure::Mismatch { ranks: [before, self.suspect], calls: [call, theirs] }))
+        Progress::Ended(compare_calls(self.status, self.control, [before, self.suspect], [call, theirs]))
     }
 }

@@ -7,7 +7,8 @@
 //!   rank continues. [`control`] asks for it in [`message`]s, and [`board`] answers.
 //! - [`detector`] asks the peers for which operations wait long.
 //! - [`report`] says why a communicator ended. [`diagnosis`] makes a report of what one rank sees,
-//!   and [`agreement`] agrees on one report for all survivors.
+//!   [`mismatch`] finds the rank whose call differs from those of the others, and [`agreement`]
+//!   agrees on one report for all survivors.
 //! - [`shrink`] lets the survivors agree on which ranks continue.
 
 mod agreement;
@@ -20,6 +21,7 @@ mod detector;
 mod diagnosis;
 mod encoding;
 pub(crate) mod message;
+mod mismatch;
 mod report;
 pub(crate) mod shrink;
 mod status;

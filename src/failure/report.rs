@@ -1,13 +1,14 @@
 //! The reports in which ranks tell each other why a communicator ended, and the order in which they
 //! count.
 
+use std::cmp::Reverse;
 use std::io::ErrorKind;
 use std::time::Duration;
 
 use super::context::CommInfo;
 use super::encoding::{read_call, write_call};
 use crate::error::{CallMismatch, Cause, Elsewhere, Error};
-use crate::types::{Descriptor, Member, Rank};
+use crate::types::{Descriptor, Member, Op, Rank};
 use crate::wire::{Reader, Writer};
 
 /// What one rank diagnosed. All ranks in it are ranks of the communicator.
@@ -31,10 +32,12 @@ pub(crate) enum Failure {
         culprit: Rank,
         cause: Cause,
     },
-    /// Two ranks called different operations.
+    /// Ranks called different operations: one that made the right call, and the rank at fault. They
+    /// were found among the calls of `known` ranks.
     Mismatch {
         ranks: [Rank; 2],
         calls: [Descriptor; 2],
+        known: usize,
     },
     Counts {
         from: Rank,
@@ -47,10 +50,10 @@ pub(crate) enum Failure {
 impl FailureReport {
     /// The order in which reports count: all ranks report the least. A failure that explains others
     /// comes first: a rank that is gone or called another operation keeps others waiting, and not
-    /// the other way round.
-    pub(crate) fn order(&self) -> (u8, Rank, u64, Rank) {
+    /// the other way round. A call mismatch counts the more, the more calls are known.
+    pub(crate) fn order(&self) -> (u8, Reverse<usize>, Rank, u64, Rank) {
         let (class, culprit) = match &self.what {
-            Failure::Mismatch { ranks, .. } => (0, ranks[0].min(ranks[1])),
+            Failure::Mismatch { ranks: [_, culprit], .. } => (0, *culprit),
             Failure::Counts { from, .. } => (0, *from),
             Failure::Failed { culprit, cause } => {
                 let class = match cause {
@@ -60,7 +63,7 @@ impl FailureReport {
                     | Cause::Tls(_)
                     | Cause::Mismatch(_)
                     | Cause::Counts { .. } => 1,
-                    Cause::Aborted | Cause::Panicked => 2,
+                    Cause::Aborted | Cause::Failed(_) | Cause::Panicked => 2,
                     Cause::Died | Cause::Closed | Cause::Gone => 3,
                     Cause::Broken(_) | Cause::Unreachable { .. } => 4,
                     Cause::Stopped { .. } | Cause::Unresponsive { .. } => 5,
@@ -72,7 +75,8 @@ impl FailureReport {
                 (class, *culprit)
             }
         };
-        (class, culprit, self.during.seq, self.origin)
+        let known = if let Failure::Mismatch { known, .. } = self.what { known } else { 0 };
+        (class, Reverse(known), culprit, self.during.seq, self.origin)
     }
 
     /// Returns the report for an error, or `None` if the error is not about a peer.
@@ -90,7 +94,7 @@ impl FailureReport {
                 }
             }
             Error::Mismatch { rank, peer, mine, theirs, .. } => {
-                let what = Failure::Mismatch { ranks: [*rank, *peer], calls: [**mine, **theirs] };
+                let what = Failure::Mismatch { ranks: [*rank, *peer], calls: [**mine, **theirs], known: 2 };
                 FailureReport { origin, what, during: **mine, after: Duration::ZERO, completed }
             }
             Error::Counts { rank, peer, op, seq, sent, expected, .. } => {
@@ -103,8 +107,13 @@ impl FailureReport {
     }
 
     /// Returns the error that this rank reports. `during` is the operation that was running here,
-    /// and its age.
-    pub(crate) fn error(&self, info: &CommInfo, during: Option<(Descriptor, Duration)>) -> Error {
+    /// and its age. `call_at` returns this rank's collective with a sequence number.
+    pub(crate) fn error(
+        &self,
+        info: &CommInfo,
+        during: Option<(Descriptor, Duration)>,
+        call_at: impl FnOnce(u64) -> Option<Descriptor>,
+    ) -> Error {
         let peer = |rank: Rank, cause| {
             let (Descriptor { op, seq, dtype, count, .. }, after) = during.unwrap_or((self.during, self.after));
             let after = if after.is_zero() { self.after } else { after };
@@ -119,19 +128,34 @@ impl FailureReport {
                 Error::Aborted { op, seq }
             }
             Failure::Failed { culprit, cause } => peer(*culprit, cause.clone()),
-            Failure::Mismatch { ranks, calls } => {
-                let [mine, theirs] = *calls;
-                let shown = |rank, peer, mine, theirs| Error::Mismatch {
-                    rank,
+            Failure::Mismatch { ranks: [witness, culprit], calls: [right, wrong], .. } => {
+                let (witness, culprit, right, wrong) = (*witness, *culprit, *right, *wrong);
+                let is_collective = [right, wrong].iter().all(|call| !call.op.is_point_to_point() && call.op != Op::Connect);
+                let is_message = during.is_some_and(|(during, _)| during.op.is_point_to_point());
+                let mine = match me {
+                    _ if me == witness => Some(right),
+                    _ if me == culprit => Some(wrong),
+                    // A send or receive of this rank is no call that could match.
+                    _ if is_collective && !is_message => call_at(wrong.seq),
+                    _ => None,
+                };
+                let shown = |mine, peer, theirs| Error::Mismatch {
+                    culprit,
+                    rank: me,
                     peer,
                     host: host(peer),
                     mine: Box::new(mine),
                     theirs: Box::new(theirs),
                 };
-                match *ranks {
-                    [rank, other] if rank == me => shown(me, other, mine, theirs),
-                    [other, rank] if rank == me => shown(me, other, theirs, mine),
-                    [rank, other] => peer(other, Cause::Mismatch(Box::new(CallMismatch { mine: theirs, rank, theirs: mine }))),
+                match mine {
+                    // This rank made the wrong call too.
+                    Some(mine) if mine == wrong => shown(mine, witness, right),
+                    Some(mine) => shown(mine, culprit, wrong),
+                    // This rank has not made the call.
+                    None => {
+                        let calls = CallMismatch { mine: wrong, rank: witness, theirs: right };
+                        peer(culprit, Cause::Mismatch(Box::new(calls)))
+                    }
                 }
             }
             Failure::Counts { from, to, sent, expected } if *to == me => {
@@ -164,8 +188,8 @@ impl FailureReport {
         write_call(writer, &self.during);
         match &self.what {
             Failure::Failed { culprit, cause } => write_cause(writer.number(0).number(*culprit as u64), cause),
-            Failure::Mismatch { ranks, calls } => {
-                writer.number(1).number(ranks[0] as u64).number(ranks[1] as u64);
+            Failure::Mismatch { ranks, calls, known } => {
+                writer.number(1).number(ranks[0] as u64).number(ranks[1] as u64).number(*known as u64);
                 calls.iter().for_each(|call| write_call(writer, call));
             }
             Failure::Counts { from, to, sent, expected } => {
@@ -180,7 +204,10 @@ impl FailureReport {
         let during = read_call(reader)?;
         let what = match reader.number()? {
             0 => Failure::Failed { culprit: reader.size()?, cause: read_cause(reader)? },
-            1 => Failure::Mismatch { ranks: [reader.size()?, reader.size()?], calls: [read_call(reader)?, read_call(reader)?] },
+            1 => {
+                let (ranks, known) = ([reader.size()?, reader.size()?], reader.size()?);
+                Failure::Mismatch { ranks, calls: [read_call(reader)?, read_call(reader)?], known }
+            }
             2 => Failure::Counts { from: reader.size()?, to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
             _ => return None,
         };
@@ -237,6 +264,7 @@ fn write_cause(writer: &mut Writer, cause: &Cause) {
         Cause::Counts { to, sent, expected } => writer.number(16).number(*to as u64).number(*sent).number(*expected),
         Cause::Tls(why) => writer.number(17).text(why),
         Cause::Panicked => writer.number(18),
+        Cause::Failed(why) => writer.number(19).text(why),
     };
 }
 
@@ -273,6 +301,7 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
         16 => Cause::Counts { to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
         17 => Cause::Tls(reader.text()?),
         18 => Cause::Panicked,
+        19 => Cause::Failed(reader.text()?),
         _ => return None,
     })
 }
@@ -308,10 +337,11 @@ mod tests {
             Cause::Counts { to: 1, sent: 4, expected: 8 },
             Cause::Tls("unknown issuer".to_owned()),
             Cause::Panicked,
+            Cause::Failed("listening: too many open files".to_owned()),
         ];
         let failed = causes.map(|cause| Failure::Failed { culprit: 2, cause });
         let pairs = [
-            Failure::Mismatch { ranks: [0, 3], calls: [during, Descriptor::nothing()] },
+            Failure::Mismatch { ranks: [0, 3], calls: [during, Descriptor::nothing()], known: 4 },
             Failure::Counts { from: 2, to: 0, sent: 1, expected: 9 },
         ];
         for what in failed.into_iter().chain(pairs) {

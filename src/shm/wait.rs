@@ -39,6 +39,11 @@ impl Window {
         }
     }
 
+    /// Counts an operation that exchanges nothing among the calls that the next one compares.
+    pub(crate) fn skip(&mut self, context: &OpContext<'_>) {
+        self.chain = Descriptor::chained(self.chain, context.fingerprint);
+    }
+
     /// Runs one empty phase: returns when all ranks have reached it.
     #[inline]
     pub(super) fn barrier(&mut self, context: &OpContext<'_>) -> Result<()> {

@@ -40,7 +40,9 @@ pub(crate) use platform::{
 pub(crate) use region::{PageSize, Region};
 pub(crate) use secret::read_secret_file;
 pub(crate) use signal::on_user_signal;
-pub(crate) use socket::{PARTS, is_resource_shortage, listen, own_loopback, receive, resource_shortage, send, send_unpaced};
+pub(crate) use socket::{
+    PARTS, is_resource_shortage, listen, own_loopback, receive, resource_shortage, send, send_unpaced, shortage_of,
+};
 pub(crate) use wait::{Patience, Waiting};
 
 /// The advice for a file that is not read or written in time.

@@ -175,7 +175,13 @@ pub(crate) unsafe fn receive(mut socket: impl io::Read, parts: &[RawSliceMut]) -
 
 /// Returns the error if this process or machine lacks the resources for another socket.
 pub(crate) fn resource_shortage() -> Option<io::Error> {
-    std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)).err().filter(is_resource_shortage)
+    shortage_of(1)
+}
+
+/// Returns the error if this process or machine lacks the resources for so many more sockets.
+pub(crate) fn shortage_of(sockets: usize) -> Option<io::Error> {
+    let opened: io::Result<Vec<UdpSocket>> = (0..sockets).map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))).collect();
+    opened.err().filter(is_resource_shortage)
 }
 
 /// Returns whether an error says that this process or machine lacks a resource, and nothing about

@@ -163,6 +163,18 @@ impl Job {
         self.hear_all(rank, &[start], start.len())
     }
 
+    /// Waits until a rank writes a line that begins with one of `starts`. Returns which, and the
+    /// rest of the line.
+    pub(crate) fn hear_one<'a>(&mut self, rank: usize, starts: &[&'a str]) -> (&'a str, String) {
+        let deadline = Instant::now() + LATE;
+        loop {
+            if let Some(start) = starts.iter().find(|start| self.has_said(rank, start)) {
+                return (start, self.hear(rank, start));
+            }
+            assert!(Instant::now() < deadline, "rank {rank} wrote no line with {starts:?}; other lines: {:#?}", self.heard);
+        }
+    }
+
     /// Waits until a rank logs a line that contains all of `parts`.
     pub(crate) fn hear_log(&mut self, rank: usize, parts: &[&str]) -> String {
         let parts: Vec<&str> = ["log "].iter().chain(parts).copied().collect();

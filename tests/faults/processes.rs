@@ -5,9 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::failure::Failure;
-use crate::job::{ASKED, AT_ONCE, Job, Told, at_most, in_time, wait_until};
+use crate::job::{ASKED, AT_ONCE, Job, Told, at_most, fresh, in_time, rank, wait_until};
 use crate::rank::{DEADLINE, REGISTERED, now};
 use crate::runner::Outcome::{self, Passed};
+use crate::starts::free_port;
 
 /// Runs a test on every transport, with the name of the transport and the environment of its ranks.
 fn on_every_transport(mut test: impl FnMut(&str, &dyn Fn(usize, &mut Command))) {
@@ -157,14 +158,14 @@ pub(crate) fn show_both_sides(name: &str, job: &mut Job) {
         for rank in 0..3 {
             let line = job.hear(rank, way);
             let (memory, failure) = line.split_once(' ').unwrap();
-            let Failure { kind, pair, text, .. } = Failure::parse(failure);
+            let Failure { kind, culprit, pair, text, .. } = Failure::parse(failure);
             assert_eq!(memory, "kept", "{name}, {way}, rank {rank}: {text}");
             // A rank that has received nothing from another one notices at its next call.
             let sides = [odd, others, "barrier seq=2"].into_iter().filter(|side| text.contains(&format!("[{side}]")));
             assert_eq!(sides.count(), 2, "{name}, {way}, rank {rank}: {text}");
-            // The odd rank is one of the pair. The ranks of the pair report the mismatch
-            // themselves.
+            // The odd rank is one of the pair, and at fault.
             assert!(pair.len() == 2 && pair.contains(&1), "{name}, {way}, rank {rank}: {text}");
+            assert_eq!(culprit, Some(1), "{name}, {way}, rank {rank}: {text}");
             assert_eq!(kind == "Mismatch", pair.contains(&rank) && kind != "Peer", "{name}, {way}, rank {rank}: {text}");
             job.hear(rank, "revoked");
         }
@@ -227,7 +228,7 @@ pub(crate) fn signals() -> Outcome {
 /// Rank 1 reserves registered memory and is interrupted each time. Its peers have a longer
 /// deadline, a shorter one or the same.
 pub(crate) fn no_memory_in_time() -> Outcome {
-    for (own, others, causes) in [(1, 600, &["Revoked"][..]), (4, 1, &["Silent"]), (1, 1, &["Revoked", "Silent"])] {
+    for (own, others, causes) in [(1, 600, &["Failed"][..]), (4, 1, &["Silent"]), (1, 1, &["Failed", "Silent"])] {
         let mut job = Job::start("slow memory", 3, others * 1000, |rank, command| {
             if rank == 1 {
                 command.env(DEADLINE, (own * 1000).to_string());
@@ -257,7 +258,7 @@ pub(crate) fn no_descriptors() -> Outcome {
         job.lives_on(lacks);
         let others: Vec<usize> = (0..6).filter(|rank| *rank != lacks).collect();
         // The rank cannot tell its peers why, and ends soon.
-        job.all_name(&others, lacks, &[&GONE[..], &["Revoked", "Unresponsive", "Left"]].concat(), now());
+        job.all_name(&others, lacks, &[&GONE[..], &["Failed", "Revoked", "Unresponsive", "Left"]].concat(), now());
     }
     // Without descriptors before the start. The other rank waits for rank 0, which cannot report.
     let mut job = Job::start("few descriptors", 2, 60_000, |_, command| _ = command.env("KOLO_START_TIMEOUT", "3s"));
@@ -266,6 +267,52 @@ pub(crate) fn no_descriptors() -> Outcome {
     assert!(is_own(&first), "{first}");
     assert!(is_own(&second) || second.starts_with("Missing: ") && second.contains("missing 0;"), "{second}");
     Passed(String::new())
+}
+
+/// One of three ranks has a few descriptors only, which run out somewhere in the start. That rank
+/// reports its own error, and no rank names another one.
+pub(crate) fn few_descriptors() -> Outcome {
+    const MOST: u64 = 14;
+    let mut own = 0;
+    for lacks in [0, 2] {
+        let stores: [fn() -> String; 2] = [|| fresh().0, || format!("tcp://127.0.0.1:{}", free_port())];
+        // All at once: where rank 0 cannot tell the others, they wait until their deadline.
+        let mut jobs: Vec<(u64, Job)> = Vec::new();
+        for (most, store) in (6..=MOST).flat_map(|most| stores.map(|store| (most, store()))) {
+            let mut job = Job::empty();
+            let (_, name) = fresh();
+            for number in 0..3 {
+                let mut command = rank("once", number, 3, &store, &name);
+                command.env("KOLO_START_TIMEOUT", "20s").env_remove("KOLO_SECRET");
+                if number == lacks {
+                    command.env("KOLO_TEST_DESCRIPTORS", most.to_string());
+                }
+                job.add(command);
+            }
+            jobs.push((most, job));
+        }
+        for (most, mut job) in jobs {
+            for number in 0..3 {
+                let (what, text) = job.hear_one(number, &["refused", "failed", "done"]);
+                let about = format!("rank {lacks} has {most} descriptors, rank {number}: {text}");
+                match what {
+                    "done" => {}
+                    _ if number == lacks => {
+                        assert!(text.contains("Too many open files"), "{about}");
+                        own += 1;
+                    }
+                    "failed" => assert_eq!(Failure::parse(&text).culprit, Some(lacks), "{about}"),
+                    _ => {
+                        let is_named = text.contains(&format!("rank {lacks} (")) || text.contains(&format!("missing {lacks};"));
+                        // Rank 0 has not served its store.
+                        assert!(is_named || lacks == 0 && text.starts_with("Store: "), "{about}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(own > 4, "the descriptors ran out {own} times");
+    Passed(format!("the descriptors ran out {own} times"))
 }
 
 /// Ranks that cannot have shared memory use TCP, and log that.

@@ -62,10 +62,12 @@ pub(crate) fn work(task: &str) {
     if task == "crowd" {
         say("begins");
     }
+    let usual = number("KOLO_TEST_DESCRIPTORS").map(limit_descriptors);
     let comm = match Communicator::builder().timeout(deadline).connect() {
         Ok(comm) => comm,
         Err(error) => return say(&format!("refused {}: {error}", kind(&error))),
     };
+    usual.map(limit_descriptors);
     say(&format!("connected {} {}", comm.transport_name(), Belongings::count().regions));
     let mut look: Box<dyn FnOnce()> = Box::new(|| {});
     match run_task(task, &comm) {
@@ -518,6 +520,18 @@ fn prepare(task: &str) {
         // SAFETY: the default action calls no code of this program.
         "pipe" => _ = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) },
         _ => {}
+    }
+}
+
+/// Sets how many descriptors this process may have. Returns the former limit.
+fn limit_descriptors(most: u64) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointers are to a valid limit.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        let former = std::mem::replace(&mut limit.rlim_cur, most);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+        former
     }
 }
 

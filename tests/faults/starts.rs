@@ -9,7 +9,7 @@ use crate::processes::GONE;
 use crate::rank::now;
 use crate::runner::Outcome::{self, Passed};
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -25,6 +25,11 @@ fn job(store: &str, name: &str, ranks: &[(usize, usize)]) -> Job {
 
 fn patient(mut command: Command) -> Command {
     command.env("KOLO_START_TIMEOUT", "10m");
+    command
+}
+
+fn without_secret(mut command: Command) -> Command {
+    command.env_remove("KOLO_SECRET");
     command
 }
 
@@ -61,6 +66,38 @@ pub(crate) fn stale_store() -> Outcome {
     assert!(!std::path::Path::new(path).exists(), "the store's file is left");
     let _ = std::fs::remove_file(format!("{path}.lock"));
     Passed(format!("connected after {took:.0?}"))
+}
+
+/// Only ranks 1 and 3 of four start with the file that ranks 0, 1 and 2 of a crashed run have left.
+pub(crate) fn stale_store_of_missing_ranks() -> Outcome {
+    let (store, name) = fresh();
+    let path = store.strip_prefix("file://").unwrap();
+    let mut crashed = job(&store, &name, &[(0, 4), (1, 4), (2, 4)]);
+    let contains = |text: &str| {
+        let file = std::fs::read(path).unwrap_or_default();
+        file.windows(text.len()).any(|part| part == text.as_bytes())
+    };
+    wait_until("a rank does not join", || ["/rank/0", "/rank/1", "/rank/2"].iter().all(|key| contains(key)));
+    for rank in 0..3 {
+        crashed.signal(rank, libc::SIGKILL);
+        crashed.hear(rank, "end");
+    }
+    let mut next = Job::empty();
+    let deadline = Duration::from_secs(4);
+    let began = Instant::now();
+    for number in [1, 3] {
+        let mut command = rank("once", number, 4, &store, &name);
+        command.env("KOLO_START_TIMEOUT", "4s");
+        next.add(command);
+    }
+    for text in next.all_say("refused") {
+        assert!(text.starts_with("Missing: 2 of 4 ranks") && text.contains("missing 0, 2;"), "{text}");
+    }
+    // Rank 0 does not live, so no rank waits for what it says.
+    in_time("to report the missing ranks after the deadline", began.elapsed().saturating_sub(deadline), ASKED);
+    let _ = std::fs::remove_file(path);
+    let _ = std::fs::remove_file(format!("{path}.lock"));
+    Passed(String::new())
 }
 
 pub(crate) fn two_jobs() -> Outcome {
@@ -109,6 +146,62 @@ pub(crate) fn rank_twice() -> Outcome {
     job.add(patient(rank("once", 2, 3, &store, &name)));
     [0, 3 - refused, 3].into_iter().for_each(|rank| _ = job.hear(rank, "done"));
     Passed(String::new())
+}
+
+/// The ranks agree on a secret, which a rank that is started twice does not learn.
+pub(crate) fn rank_twice_without_a_secret() -> Outcome {
+    for store in [format!("tcp://127.0.0.1:{}", free_port()), fresh().0] {
+        let (_, name) = fresh();
+        let mut job = Job::empty();
+        for number in [0, 1, 1] {
+            job.add(without_secret(patient(rank("once", number, 3, &store, &name))));
+        }
+        let deadline = Instant::now() + LATE;
+        let mut refused = None;
+        while refused.is_none() && Instant::now() < deadline {
+            refused = [1, 2].into_iter().find(|&rank| job.has_said(rank, "refused"));
+        }
+        let refused = refused.expect("neither rank is rejected");
+        let text = job.hear(refused, "refused");
+        let pids = [job.pid(1), job.pid(2)].map(|pid| format!("process {pid} on "));
+        assert!(text.starts_with("RankTaken: rank 1 was started twice"), "{store}: {text}");
+        assert!(pids.iter().all(|pid| text.contains(pid)), "{store}: {text}");
+        job.add(without_secret(patient(rank("once", 2, 3, &store, &name))));
+        [0, 3 - refused, 3].into_iter().for_each(|rank| _ = job.hear(rank, "done"));
+    }
+    Passed(String::new())
+}
+
+/// All ranks start before or while the second process of rank 1 looks into the store.
+pub(crate) fn rank_twice_at_the_end_of_the_start() -> Outcome {
+    let mut taken = 0;
+    for round in 0..6 {
+        let store = if round % 2 == 0 { fresh().0 } else { format!("tcp://127.0.0.1:{}", free_port()) };
+        let (_, name) = fresh();
+        let mut job = Job::empty();
+        for number in [0, 1, 1] {
+            let mut command = without_secret(rank("work", number, 2, &store, &name));
+            command.env("KOLO_START_TIMEOUT", "20s");
+            job.add(command);
+        }
+        let deadline = Instant::now() + LATE;
+        let mut refused = None;
+        while refused.is_none() && Instant::now() < deadline {
+            refused = [1, 2].into_iter().find(|&rank| job.has_said(rank, "refused"));
+        }
+        let refused = refused.expect("neither rank is rejected");
+        let text = job.hear(refused, "refused");
+        let is_taken = text.starts_with("RankTaken: rank 1 was started twice: as ");
+        let has_hint = text.contains("started twice");
+        assert!(is_taken || has_hint, "{store}: {text}");
+        taken += u32::from(is_taken);
+        // The other two work.
+        for rank in [0, 3 - refused] {
+            job.hear(rank, "ready");
+            job.hear(rank, "ready");
+        }
+    }
+    Passed(format!("the other process was seen {taken} times of 6"))
 }
 
 pub(crate) fn missing_rank() -> Outcome {

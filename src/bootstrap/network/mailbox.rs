@@ -12,6 +12,7 @@ use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Handler, Stream};
 use crate::error::Cause;
 use crate::failure::{Query, Reply, StatusBoard};
+use crate::transport::NoLink;
 use crate::types::Rank;
 
 /// How often a rank that waits for another rank checks whether that one will still come.
@@ -60,14 +61,14 @@ impl Mailbox {
     }
 
     /// Waits for the connection with which a rank joins the host group, or says that it cannot.
-    /// Asks `absence` regularly, and fails with its cause if the rank will not come.
+    /// Asks `absence` regularly, and fails with what it says if the rank will not come.
     pub(crate) fn wait_for_host_member(
         &self,
         comm_id: u64,
         from: Rank,
         deadline: Instant,
-        absence: impl Fn() -> Option<Cause>,
-    ) -> Result<Stream, Cause> {
+        absence: impl Fn() -> Option<NoLink>,
+    ) -> Result<Stream, NoLink> {
         let is_it = |(hello, _): &Arrival| matches!(hello.purpose, Purpose::HostGroup | Purpose::NoHostGroup);
         let mut arrived = self.arrived.lock();
         loop {
@@ -77,11 +78,11 @@ impl Mailbox {
                 return Ok(waiting.remove(at).1);
             }
             if self.changed.wait_until(&mut arrived, deadline.min(Instant::now() + CHECK_INTERVAL)).timed_out() {
-                if let Some(cause) = absence() {
-                    return Err(cause);
+                if let Some(why) = absence() {
+                    return Err(why);
                 }
                 if Instant::now() >= deadline {
-                    return Err(Cause::Silent { deadline: Duration::ZERO });
+                    return Err(Cause::Silent { deadline: Duration::ZERO }.into());
                 }
             }
         }

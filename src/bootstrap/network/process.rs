@@ -15,9 +15,9 @@ use crate::bootstrap::listener::{Connector, DialError, Listener, Stream, Target}
 use crate::bootstrap::peer_info::PeerInfo;
 use crate::error::Cause;
 use crate::failure::StatusBoard;
-use crate::sys::LocalStream;
+use crate::sys::{self, LocalStream};
 use crate::transport::tls::{End, Tls};
-use crate::transport::{Link, tcp};
+use crate::transport::{Link, NoLink, tcp};
 use crate::types::Rank;
 
 /// What all communicators of one process use to reach the other ranks of the job.
@@ -84,15 +84,15 @@ impl Network {
     }
 
     /// Connects to a rank through the network, until the deadline. Asks `absence` regularly, and
-    /// fails with its cause if the rank will not answer.
+    /// fails with what it says if the rank will not answer.
     pub(crate) fn connect(
         &self,
         purpose: Purpose,
         comm_id: u64,
         to: Rank,
         deadline: Instant,
-        absence: impl Fn() -> Option<Cause>,
-    ) -> Result<Stream, Cause> {
+        absence: impl Fn() -> Option<NoLink>,
+    ) -> Result<Stream, NoLink> {
         self.wait_for(Connector::new(self.target(to, false), self.hello(purpose, comm_id, to)), deadline, absence)
     }
 
@@ -103,8 +103,8 @@ impl Network {
         comm_id: u64,
         to: Rank,
         deadline: Instant,
-        absence: impl Fn() -> Option<Cause>,
-    ) -> Result<LocalStream, Cause> {
+        absence: impl Fn() -> Option<NoLink>,
+    ) -> Result<LocalStream, NoLink> {
         let connector = Connector::new(self.target(to, true), self.hello(purpose, comm_id, to));
         match self.wait_for(connector, deadline, absence)? {
             Stream::Local(stream) => Ok(stream),
@@ -116,29 +116,37 @@ impl Network {
         &self,
         mut connector: Connector,
         deadline: Instant,
-        absence: impl Fn() -> Option<Cause>,
-    ) -> Result<Stream, Cause> {
-        let broken = |error: io::Error| Cause::Broken(error.kind());
-        let mut poll = Poll::new().map_err(broken)?;
+        absence: impl Fn() -> Option<NoLink>,
+    ) -> Result<Stream, NoLink> {
+        let mut poll = Poll::new().map_err(NoLink::Own)?;
         let mut events = Events::with_capacity(1);
         loop {
             let advanced = connector.advance(&self.identity, poll.registry(), Token(0));
-            if let Some(stream) = advanced.map_err(|error| cannot_connect(connector.target(), &error))? {
+            if let Some(stream) = advanced.map_err(|error| no_connection(connector.target(), error))? {
                 return Ok(stream);
             }
-            if let Some(cause) = absence() {
-                return Err(cause);
+            if let Some(why) = absence() {
+                return Err(why);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Cause::Unreachable { address: connector.target().to_string(), kind: io::ErrorKind::TimedOut });
+                let address = connector.target().to_string();
+                return Err(Cause::Unreachable { address, kind: io::ErrorKind::TimedOut }.into());
             }
             let timeout = connector.left().unwrap_or(CHECK_INTERVAL).min(CHECK_INTERVAL).min(left);
             match poll.poll(&mut events, Some(timeout)) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => result.map_err(broken)?,
+                result => result.map_err(NoLink::Own)?,
             }
         }
+    }
+}
+
+/// Returns why an attempt to connect failed: this process lacks a resource, or the peer is the cause.
+pub(super) fn no_connection(target: &Target, error: DialError) -> NoLink {
+    match error {
+        DialError::Connect(error) | DialError::Io(error) if sys::is_resource_shortage(&error) => NoLink::Own(error),
+        error => cannot_connect(target, &error).into(),
     }
 }
 

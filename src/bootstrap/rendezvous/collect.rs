@@ -10,7 +10,7 @@ use crate::bootstrap::endpoint::Endpoint;
 use crate::bootstrap::identity::{Identity, random, random_secret};
 use crate::bootstrap::key_exchange::{Exchange, KeyPair, KeyShare};
 use crate::bootstrap::peer_info::PeerInfo;
-use crate::bootstrap::peer_table::{PeerTable, Refusal};
+use crate::bootstrap::peer_table::{OwnFailure, PeerTable, Refusal};
 use crate::bootstrap::signed::{SignedStore, in_run};
 use crate::bootstrap::start::Start;
 use crate::error::{Error, Result, StoreError};
@@ -128,6 +128,9 @@ impl Collector<'_> {
             Err(StoreError::Forged { key }) => return Ok(Some(Refusal::Forged { key })),
             other => self.start.at_store(other)?,
         };
+        if let Some(failure) = bytes.as_ref().and_then(|bytes| OwnFailure::decode(bytes)).filter(|failure| failure.rank == rank) {
+            return Ok(Some(Refusal::Failed(failure)));
+        }
         let peer = bytes.and_then(|bytes| PeerInfo::decode(&bytes)).filter(|peer| peer.rank == rank);
         if let Some(other) = peer.as_ref().filter(|peer| self.mine.disagreement(peer).is_some()) {
             return Ok(Some(Refusal::Disagrees { other: Box::new(other.clone()), zero: Box::new(self.mine.clone()) }));
@@ -164,6 +167,7 @@ impl Collector<'_> {
 fn wait_for_readers(start: &Start<'_>, signed: &SignedStore<'_>, refusal: &Refusal) -> Result<()> {
     let absent = match refusal {
         Refusal::Missing { ranks, .. } => &ranks[..],
+        Refusal::Failed(failure) => std::slice::from_ref(&failure.rank),
         _ => &[],
     };
     let until = Instant::now() + GRACE;

@@ -1,18 +1,19 @@
 //! What the ranks other than 0 do: they find the run, learn its secret and wait for the table.
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::store_keys::{TABLE, key_share_of, peer_info_of, secret_for};
+use super::store_keys::{TABLE, key_share_of, peer_info_of, secret_for, standby_of};
 use super::timing::{GRACE, PAUSE, POLL_INTERVAL};
 use crate::bootstrap::announcement::{self, Announcement, Source};
 use crate::bootstrap::endpoint::Endpoint;
-use crate::bootstrap::identity::{Identity, Run};
+use crate::bootstrap::identity::{Identity, MAC, Run};
 use crate::bootstrap::key_exchange::{Exchange, KeyPair, KeyShare};
 use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
 use crate::bootstrap::listener::{self, DialError};
 use crate::bootstrap::peer_info::PeerInfo;
-use crate::bootstrap::peer_table::PeerTable;
+use crate::bootstrap::peer_table::{OwnFailure, PeerTable};
 use crate::bootstrap::signed::{SignedStore, in_run};
 use crate::bootstrap::start::Start;
 use crate::error::{Error, Result, StoreError};
@@ -28,7 +29,18 @@ enum JoinState {
     /// The rank waits for rank 0 to send the secret.
     AwaitsSecret(AwaitsSecret),
     /// The rank knows the secret, listens, and waits for the table.
-    Listening { endpoint: Endpoint, identity: Identity, mine: Box<PeerInfo>, conflict: Option<Box<(PeerInfo, Instant)>> },
+    Listening { endpoint: Endpoint, identity: Identity, mine: Box<PeerInfo>, conflict: Option<Box<Conflict>> },
+    /// The run has ended before this rank could join it.
+    Missed(Identity),
+}
+
+/// Another process has claimed this rank.
+struct Conflict {
+    holder: PeerInfo,
+    /// When this rank noticed.
+    since: Instant,
+    /// Whether that process answered then. If not, it is of a former run.
+    was_alive: bool,
 }
 
 /// A rank that waits for the secret.
@@ -39,8 +51,8 @@ struct AwaitsSecret {
     mine: KeyShare,
     /// Rank 0's public key.
     theirs: [u8; 32],
-    /// The public key of another process that claims this rank.
-    conflict: Option<KeyShare>,
+    /// The public key of another process that has claimed this rank, and when this rank noticed.
+    conflict: Option<(KeyShare, Instant)>,
     /// The store holds a value in place of the secret that rank 0 did not write.
     is_forged: bool,
 }
@@ -56,49 +68,148 @@ enum Found {
 
 /// Returns this rank's endpoint, the identity of the run, and the table that rank 0 has published.
 pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Endpoint, Identity, PeerTable)> {
-    let deadline = start.deadline + GRACE;
     let mut announced: Option<Vec<u8>> = None;
     let mut state = JoinState::Nothing;
-    let mut end = None;
+    let last_look = start.deadline - (start.left() / 4).min(LAST_LOOK);
+    let mut seen = Seen { last_look, other_job: None, zero: None, living: None };
+    let (mut end, mut gone) = (None, None);
     loop {
-        let is_late = Instant::now() >= deadline;
-        let current = match (start.store.get(announcement::NAME, POLL_INTERVAL), end.take()) {
+        let now = Instant::now();
+        let is_late = now >= start.deadline && (now >= start.deadline + GRACE || !may_hear_of_rank_0(start, &state));
+        let patience = match now < start.deadline {
+            true => POLL_INTERVAL.min(start.left()),
+            false if is_late => Duration::ZERO,
+            false => POLL_INTERVAL,
+        };
+        let current = match (start.store.get(announcement::NAME, patience), end.take()) {
             // Another job has left this file. Rank 0 will replace it.
-            (Err(StoreError::OtherJob { .. }), _) if !is_late => continue,
+            (Err(problem @ StoreError::OtherJob { .. }), _) if !is_late => {
+                seen.other_job = Some(problem);
+                continue;
+            }
             // The store may have ended with rank 0. Then there will be no other run.
             (Err(_), Some(end)) => return Err(end),
-            (current, _) => start.at_store(current)?,
+            (Err(problem), None) => return Err(taken(start, &state).unwrap_or_else(|| problem.at(start.store.url()))),
+            (Ok(current), _) => current,
         };
-        if let Some(current) = current.filter(|current| announced.as_ref() != Some(current)) {
+        // A file ends when all ranks have joined. Rank 0 also removes the file of a former run, and
+        // announces another run soon.
+        gone = if current.is_none() && announced.is_some() { gone.or(Some(now)) } else { None };
+        if gone.is_some_and(|since| since.elapsed() >= CONFLICT_PATIENCE)
+            && let Some(error) = taken(start, &state).or_else(|| started_without(start, &state, &seen))
+        {
+            return Err(error);
+        }
+        let is_missed = matches!(state, JoinState::Missed(_));
+        if let Some(current) = current.filter(|current| is_missed || announced.as_ref() != Some(current)) {
             // Closes the listener, with whatever processes of a former run may have sent to it.
             drop(std::mem::replace(&mut state, JoinState::Nothing));
-            state = begin(start, ip, &current)?;
+            (seen.living, seen.zero) = (None, None);
+            state = begin(start, ip, &current, &mut seen)?;
             announced = Some(current);
         }
-        state = match state {
-            JoinState::AwaitsSecret(waiting @ AwaitsSecret { conflict: None, .. }) => learn(start, ip, waiting)?,
-            JoinState::Listening { endpoint, identity, mine, conflict } => {
-                match look_for_table(start, &identity, &mine, conflict.as_deref(), is_late)? {
-                    Found::PeerTable(table) => return Ok((endpoint, identity, table)),
-                    Found::End(error) => end = Some(error),
-                    Found::Nothing => {}
-                }
-                JoinState::Listening { endpoint, identity, mine, conflict }
-            }
-            // The announcement has to change.
-            other => {
-                std::thread::sleep(PAUSE);
-                other
+        state = match advance(start, ip, state, &mut seen, is_late)? {
+            Advanced::Joined(endpoint, identity, table) => return Ok((endpoint, identity, table)),
+            Advanced::Waits(state, error) => {
+                end = error;
+                state
             }
         };
         if is_late {
-            return Err(too_late(start, state, began));
+            return Err(too_late(start, state, seen, began));
         }
     }
 }
 
+/// What a rank has seen of others, for the error at the deadline.
+struct Seen {
+    /// When it looks which ranks live, if rank 0 does not.
+    last_look: Instant,
+    /// Another job used the store.
+    other_job: Option<StoreError>,
+    /// The peer info of rank 0 in the run.
+    zero: Option<PeerInfo>,
+    /// The ranks that answered, if rank 0 did not.
+    living: Option<Vec<Rank>>,
+}
+
+/// What a look at the store leads to.
+enum Advanced {
+    Joined(Endpoint, Identity, PeerTable),
+    /// The rank waits on. The run may have ended with this error.
+    Waits(JoinState, Option<Error>),
+}
+
+/// Looks for what this rank waits for.
+fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_late: bool) -> Result<Advanced> {
+    Ok(match state {
+        JoinState::AwaitsSecret(waiting @ AwaitsSecret { conflict: None, .. }) => {
+            Advanced::Waits(learn(start, ip, waiting, seen)?, None)
+        }
+        JoinState::AwaitsSecret(AwaitsSecret { run, conflict: Some((ref holder, since)), .. })
+            if since.elapsed() >= CONFLICT_PATIENCE && listens(start, &run) =>
+        {
+            return Err(Error::RankTaken { rank: start.rank, first: holder.process.clone(), second: start.process() });
+        }
+        JoinState::Listening { endpoint, identity, mine, conflict } => {
+            if seen.zero.is_none() {
+                seen.zero = rank_0(&SignedStore::new(start.store, &identity));
+            }
+            if Instant::now() >= seen.last_look && seen.living.is_none() {
+                seen.living = Some(living_ranks(start, &identity));
+            }
+            let found = look_for_table(start, &identity, &mine, conflict.as_deref(), is_late)?;
+            let end = match found {
+                Found::PeerTable(table) => return Ok(Advanced::Joined(endpoint, identity, table)),
+                Found::End(error) => Some(error),
+                Found::Nothing => None,
+            };
+            Advanced::Waits(JoinState::Listening { endpoint, identity, mine, conflict }, end)
+        }
+        // The announcement has to change.
+        other => {
+            std::thread::sleep(PAUSE);
+            Advanced::Waits(other, None)
+        }
+    })
+}
+
+/// Returns whether rank 0 may still say why the start failed: it gives up at its own deadline.
+fn may_hear_of_rank_0(start: &Start<'_>, state: &JoinState) -> bool {
+    match state {
+        JoinState::Nothing | JoinState::Untrusted(_) | JoinState::Missed(_) => false,
+        JoinState::AwaitsSecret(_) => true,
+        JoinState::Listening { identity, .. } => lives(start, identity, 0),
+    }
+}
+
+/// Returns the error of a rank that another process has claimed, if that process is of this run.
+fn taken(start: &Start<'_>, state: &JoinState) -> Option<Error> {
+    let (first, second) = match state {
+        JoinState::Listening { mine, conflict: Some(conflict), .. } if conflict.was_alive => {
+            (conflict.holder.process(), mine.process())
+        }
+        JoinState::AwaitsSecret(AwaitsSecret { conflict: Some((holder, _)), .. }) => (holder.process.clone(), start.process()),
+        _ => return None,
+    };
+    Some(Error::RankTaken { rank: start.rank, first, second })
+}
+
+/// Returns rank 0's peer info, if it is in the store.
+fn rank_0(signed: &SignedStore<'_>) -> Option<PeerInfo> {
+    signed.get(&peer_info_of(0), 0, Duration::ZERO).ok().flatten().and_then(|bytes| PeerInfo::decode(&bytes))
+}
+
+/// Returns the error of a rank whose run has started without it: its rank 0 lives, and has removed
+/// the announcement. So another process has this rank.
+fn started_without(start: &Start<'_>, state: &JoinState, seen: &Seen) -> Option<Error> {
+    let (JoinState::Listening { identity, .. } | JoinState::Missed(identity)) = state else { return None };
+    let zero = seen.zero.as_ref().filter(|zero| answers(start, identity, zero, POLL_INTERVAL));
+    zero.map(|_| Error::RankTaken { rank: start.rank, first: "another process".to_owned(), second: start.process() })
+}
+
 /// Enters the run of an announcement, without waiting for other ranks.
-fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
+fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8], seen: &mut Seen) -> Result<JoinState> {
     let Some(announcement) = Announcement::decode(announced) else {
         let what = format!("its value of {:?} is no announcement that this version of kolo knows", announcement::NAME);
         return Ok(JoinState::Untrusted(StoreError::Foreign(what)));
@@ -108,11 +219,11 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
         (Source::Given { .. }, Some(secret)) => {
             let identity = start.identity.clone().of_run(run, secret);
             if announcement.is_of(start.store, &identity) {
-                return announce_self(start, ip, identity);
+                return announce_self(start, ip, identity, seen);
             }
             Ok(JoinState::Untrusted(StoreError::Forged { key: announcement::NAME.to_owned() }))
         }
-        (Source::Shared { secret }, None) => announce_self(start, ip, start.identity.clone().of_run(run, secret)),
+        (Source::Shared { secret }, None) => announce_self(start, ip, start.identity.clone().of_run(run, secret), seen),
         (Source::Agreed { public: theirs }, None) => {
             let keys = KeyPair::random();
             let mine = KeyShare { public: keys.public, process: start.process() };
@@ -124,7 +235,7 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
                 // The value is no public key, so no rank wrote it.
                 start.at_store(start.store.set(&key, &mine.encode(), patience))?;
             }
-            let conflict = holder.filter(|holder| holder.public != mine.public);
+            let conflict = holder.filter(|holder| holder.public != mine.public).map(|holder| (holder, Instant::now()));
             Ok(JoinState::AwaitsSecret(AwaitsSecret { run, keys, mine, theirs, conflict, is_forged: false }))
         }
         // Either this rank or rank 0 was given a secret, and the other was not.
@@ -133,7 +244,7 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8]) -> Result<JoinState> {
 }
 
 /// Checks whether rank 0 has sent the secret.
-fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret) -> Result<JoinState> {
+fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret, seen: &mut Seen) -> Result<JoinState> {
     let AwaitsSecret { run, theirs, .. } = waiting;
     let Some(wrapped) = start.at_store(start.store.get(&in_run(&run, &secret_for(start.rank)), POLL_INTERVAL))? else {
         // Another process may have overwritten this rank's public key with something else.
@@ -151,18 +262,37 @@ fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret) -> Result<JoinSta
         std::thread::sleep(PAUSE);
         return Ok(JoinState::AwaitsSecret(AwaitsSecret { is_forged: true, ..waiting }));
     };
-    announce_self(start, ip, start.identity.clone().of_run(run, secret).agreed())
+    announce_self(start, ip, start.identity.clone().of_run(run, secret).agreed(), seen)
 }
 
 /// Opens the endpoint, and writes this rank's peer info.
-fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity) -> Result<JoinState> {
-    let endpoint = Endpoint::open(start, ip, &identity)?;
-    let mine = endpoint.peer(start)?;
+fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity, seen: &mut Seen) -> Result<JoinState> {
     let signed = SignedStore::new(start.store, &identity);
+    let endpoint = Endpoint::open(start, ip, &identity).inspect_err(|error| {
+        let failure = OwnFailure { rank: start.rank, host: start.host(), pid: std::process::id(), why: error.to_string() };
+        if let Err(problem) = signed.claim(&peer_info_of(start.rank), start.rank, &failure.encode(), GRACE) {
+            tracing::debug!(%problem, "cannot tell the other ranks why this rank does not start");
+        }
+    })?;
+    let mine = endpoint.peer(start)?;
     let patience = start.left().max(POLL_INTERVAL);
-    let holder = start.at_store(signed.claim(&peer_info_of(start.rank), start.rank, &mine.encode(), patience))?;
+    seen.zero = rank_0(&signed);
+    let holder = loop {
+        match signed.claim(&peer_info_of(start.rank), start.rank, &mine.encode(), POLL_INTERVAL) {
+            // The file has been removed, or another process holds its lock.
+            Err(StoreError::Unreachable { .. }) => return Ok(JoinState::Missed(identity)),
+            Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::TimedOut && !start.left().is_zero() => {}
+            holder => break start.at_store(holder)?,
+        }
+    };
     let holder = PeerInfo::decode(&holder).filter(|holder| holder.instance != mine.instance);
-    let conflict = holder.map(|holder| Box::new((holder, Instant::now())));
+    if holder.is_some() {
+        start.at_store(signed.set(&standby_of(start.rank), start.rank, &mine.encode(), patience))?;
+    }
+    let conflict = holder.map(|holder| {
+        let was_alive = answers(start, &identity, &holder, POLL_INTERVAL);
+        Box::new(Conflict { holder, since: Instant::now(), was_alive })
+    });
     Ok(JoinState::Listening { endpoint, identity, mine: Box::new(mine), conflict })
 }
 
@@ -171,13 +301,14 @@ fn look_for_table(
     start: &Start<'_>,
     identity: &Identity,
     mine: &PeerInfo,
-    conflict: Option<&(PeerInfo, Instant)>,
+    conflict: Option<&Conflict>,
     is_late: bool,
 ) -> Result<Found> {
-    if let Some((holder, since)) = conflict {
+    if let Some(Conflict { holder, since, was_alive }) = conflict {
         // Either a living process has this rank, or this is a former run and rank 0 will announce
         // another.
-        if is_late || since.elapsed() >= CONFLICT_PATIENCE && answers(start, identity, holder, POLL_INTERVAL) {
+        let is_due = is_late || since.elapsed() >= CONFLICT_PATIENCE;
+        if is_due && answers(start, identity, holder, POLL_INTERVAL) || is_late && *was_alive {
             return Err(Error::RankTaken { rank: start.rank, first: holder.process(), second: mine.process() });
         }
         std::thread::sleep(PAUSE);
@@ -215,17 +346,19 @@ fn look_for_table(
 }
 
 /// Returns why this rank has not met the others by the deadline.
-fn too_late(start: &Start<'_>, state: JoinState, began: Instant) -> Error {
-    let ranks = match state {
-        JoinState::Untrusted(problem) => return problem.at(start.store.url()),
-        JoinState::AwaitsSecret(AwaitsSecret { conflict: Some(holder), .. }) => {
-            return Error::RankTaken { rank: start.rank, first: holder.process, second: start.process() };
+fn too_late(start: &Start<'_>, state: JoinState, seen: Seen, began: Instant) -> Error {
+    if let Some(error) = taken(start, &state) {
+        return error;
+    }
+    let ranks = match (state, seen) {
+        (JoinState::Untrusted(problem), _) | (JoinState::Nothing, Seen { other_job: Some(problem), .. }) => {
+            return problem.at(start.store.url());
         }
-        JoinState::AwaitsSecret(AwaitsSecret { run, is_forged: true, .. }) => {
+        (JoinState::AwaitsSecret(AwaitsSecret { run, is_forged: true, .. }), _) => {
             return StoreError::Forged { key: in_run(&run, &secret_for(start.rank)) }.at(start.store.url());
         }
-        JoinState::Nothing | JoinState::AwaitsSecret(_) => vec![0],
-        JoinState::Listening { identity, .. } => missing(start, &identity),
+        (JoinState::Nothing | JoinState::AwaitsSecret(_) | JoinState::Missed(_), _) => vec![0],
+        (JoinState::Listening { identity, .. }, Seen { living, .. }) => missing(start, &identity, living.as_deref()),
     };
     Error::Missing { ranks, world_size: start.world_size, store: start.store.url(), waited: began.elapsed() }
 }
@@ -233,6 +366,13 @@ fn too_late(start: &Start<'_>, state: JoinState, began: Instant) -> Error {
 /// How long a rank waits before it checks whether the process that has its rank lives: a former run
 /// may be about to end.
 const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
+
+/// How long before the deadline a rank looks which others live, if rank 0 does not. The others
+/// still wait then.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
+/// The most ranks of which a rank other than 0 looks whether they are missing.
+const MOST_NAMED: usize = 1024;
 
 /// Returns whether the process that wrote a peer info lives: its listener admits ranks of this run,
 /// or refuses them for their version. Only a process with the secret gives either answer.
@@ -242,16 +382,44 @@ fn answers(start: &Start<'_>, identity: &Identity, holder: &PeerInfo, patience: 
     matches!(answer, Ok(_) | Err(DialError::Refused(Refusal::Version { .. })))
 }
 
-/// Returns the other ranks without a peer info in the store, as far as a rank other than 0 can
-/// tell.
-fn missing(start: &Start<'_>, identity: &Identity) -> Vec<Rank> {
-    let has_peer_info = |rank: &Rank| {
-        let found = start.store.get(&in_run(&identity.run(), &peer_info_of(*rank)), Duration::ZERO);
+/// Returns whether a process accepts connections at the address of this rank in the store. The
+/// address is not authenticated: this rank does not know the secret.
+fn listens(start: &Start<'_>, run: &Run) -> bool {
+    let stored = start.store.get(&in_run(run, &peer_info_of(start.rank)), Duration::ZERO);
+    let holder = stored.ok().flatten().and_then(|stored| PeerInfo::decode(stored.get(MAC..)?));
+    holder.is_some_and(|holder| std::net::TcpStream::connect_timeout(&holder.address, POLL_INTERVAL).is_ok())
+}
+
+/// Returns whether a process that has this rank in the run lives.
+fn lives(start: &Start<'_>, identity: &Identity, rank: Rank) -> bool {
+    let signed = SignedStore::new(start.store, identity);
+    [peer_info_of(rank), standby_of(rank)].iter().any(|name| {
+        let stored = signed.get(name, rank, Duration::ZERO);
+        let peer = stored.ok().flatten().and_then(|bytes| PeerInfo::decode(&bytes)).filter(|peer| peer.rank == rank);
+        peer.is_some_and(|peer| answers(start, identity, &peer, POLL_INTERVAL))
+    })
+}
+
+/// Returns the other ranks that live, or all of them if rank 0 does: then its table names those
+/// that do not.
+fn living_ranks(start: &Start<'_>, identity: &Identity) -> Vec<Rank> {
+    let ranks = 0..start.world_size.min(MOST_NAMED);
+    let is_known = lives(start, identity, 0);
+    let until = start.deadline;
+    ranks.filter(|&rank| rank != start.rank && (is_known || Instant::now() >= until || lives(start, identity, rank))).collect()
+}
+
+/// Returns the other ranks that have no peer info in the store, or were not among the `living`, as
+/// far as a rank other than 0 can tell.
+fn missing(start: &Start<'_>, identity: &Identity, living: Option<&[Rank]>) -> Vec<Rank> {
+    let has_peer_info = |rank: Rank| {
+        let found = start.store.get(&in_run(&identity.run(), &peer_info_of(rank)), Duration::ZERO);
         !matches!(found, Ok(None))
     };
-    let missing: Vec<Rank> =
-        (0..start.world_size.min(1024)).filter(|&rank| rank != start.rank && !has_peer_info(&rank)).collect();
-    // All peer infos are there, but no table. Rank 0 has ended, or this is a former run.
+    let is_there = |rank: Rank| has_peer_info(rank) && living.is_none_or(|living| living.contains(&rank));
+    let others = (0..start.world_size.min(MOST_NAMED)).filter(|&rank| rank != start.rank);
+    let missing: Vec<Rank> = others.filter(|&rank| !is_there(rank)).collect();
+    // All ranks are there, but no table came. Rank 0 has ended, or this is a former run.
     if missing.is_empty() { vec![0] } else { missing }
 }
 

@@ -13,6 +13,12 @@ pub(super) fn peer_info_of(rank: Rank) -> String {
     format!("rank/{rank}")
 }
 
+/// The peer info of a process whose rank another process has claimed: the other one may be of a
+/// former run.
+pub(super) fn standby_of(rank: Rank) -> String {
+    format!("standby/{rank}")
+}
+
 /// A rank's public key.
 pub(super) fn key_share_of(rank: Rank) -> String {
     format!("key_share/{rank}")

@@ -14,7 +14,7 @@ use crate::sys::{self, NotOpened};
 /// How often a rank checks whether the lock of another job's file is held.
 pub(super) const LOCK_PAUSE: Duration = Duration::from_secs(1);
 
-/// Bytes of a job's name that are read from a lock.
+/// Bytes of the names of a job and a process that are read from a lock.
 const LONGEST_NAME: u64 = 4096;
 
 /// The result of a look into the file.
@@ -126,7 +126,9 @@ impl Log {
             Err(TryLockError::WouldBlock) => {
                 let known = self.look().is_ok() && self.view.is_started();
                 let theirs = if known { self.view.job.clone() } else { String::new() };
-                Err(StoreError::InUse { theirs, mine: self.job.clone() })
+                let LockHolder { job, process } = LockHolder::of(lock).unwrap_or_default();
+                let theirs = if theirs.is_empty() { job } else { theirs };
+                Err(StoreError::InUse { theirs, mine: self.job.clone(), process })
             }
             Err(TryLockError::Error(error)) => Err(StoreError::io("locking it")(error)),
         }
@@ -176,8 +178,8 @@ impl Log {
             return Ok(None);
         }
         let mine = self.job.clone();
-        if let Some(theirs) = self.starting() {
-            return Err(StoreError::InUse { theirs, mine });
+        if let Some(LockHolder { job: theirs, process }) = self.starting() {
+            return Err(StoreError::InUse { theirs, mine, process });
         }
         Ok(Some(Look::NotYet(Some(StoreError::OtherJob { theirs: self.view.job.clone(), mine }))))
     }
@@ -186,18 +188,22 @@ impl Log {
     /// rank 0 replaces the file after it has taken the lock, which may take long. So the lock
     /// belongs to another job if it is held at two checks with the same file between them, and does
     /// not name this job.
-    fn starting(&mut self) -> Option<String> {
+    fn starting(&mut self) -> Option<LockHolder> {
         if self.ownership.is_some() || self.rival.as_ref().is_some_and(|(looked, _)| looked.elapsed() < LOCK_PAUSE) {
             return None;
         }
         let lock = sys::open_own(OpenOptions::new().read(true), &self.lock_path()).ok();
         // Read after the check: the rank 0 that takes the lock then writes its job's name.
         let locked = lock.filter(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)));
-        let other = locked.and_then(|file| names_another(&file, &self.job));
+        let other = locked.and_then(|file| other_holder(&file, &self.job));
         let held = other.is_some().then(|| self.view.header.clone());
         let (_, before) = self.rival.replace((Instant::now(), held.clone())).unwrap_or((Instant::now(), None));
         // On some systems, the lock keeps readers out. Then only the job of the file is known.
-        other.filter(|_| held == before).map(|name| if name.is_empty() { self.view.job.clone() } else { name })
+        let mut other = other.filter(|_| held == before)?;
+        if other.job.is_empty() {
+            other.job.clone_from(&self.view.job);
+        }
+        Some(other)
     }
 
     /// Returns the value of a key.
@@ -263,22 +269,44 @@ fn open(options: &mut OpenOptions, path: &Path) -> Result<Option<File>, StoreErr
     }
 }
 
-/// Writes the name of the job that holds the lock. Network file systems write it back when a
-/// descriptor is closed.
+/// What the rank 0 that holds the lock writes to it.
+#[derive(Default)]
+struct LockHolder {
+    job: String,
+    /// Empty if it is not known.
+    process: String,
+}
+
+/// Between the name of the job and that of the process.
+const SEPARATOR: char = '\0';
+
+impl LockHolder {
+    /// Returns what a lock holds; `None` if it cannot be read.
+    fn of(mut lock: &File) -> Option<LockHolder> {
+        let mut text = Vec::new();
+        lock.seek(SeekFrom::Start(0)).ok()?;
+        lock.take(LONGEST_NAME).read_to_end(&mut text).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        let (job, process) = text.split_once(SEPARATOR).unwrap_or((&text, ""));
+        Some(LockHolder { job: job.to_owned(), process: process.to_owned() })
+    }
+}
+
+/// Writes the name of the job that holds the lock, and this process. Network file systems write it
+/// back when a descriptor is closed.
 fn write_name(mut lock: &File, job: &str) -> io::Result<()> {
     lock.set_len(0)?;
-    lock.write_all(job.as_bytes())?;
+    write!(lock, "{job}{SEPARATOR}process {} on {}", std::process::id(), sys::hostname())?;
     sys::close(lock.try_clone()?)
 }
 
-/// Returns the job that a lock names, if it is not `job`; empty if it cannot be read. A lock that
-/// names no job has just been taken, or was left by a run that crashed.
-fn names_another(lock: &File, job: &str) -> Option<String> {
-    let mut name = Vec::new();
-    match lock.take(LONGEST_NAME).read_to_end(&mut name) {
-        Ok(_) if name.is_empty() || name == job.as_bytes() => None,
-        Ok(_) => Some(String::from_utf8_lossy(&name).into_owned()),
-        Err(_) => Some(String::new()),
+/// Returns the holder that a lock names, if it is not of `job`; without a name if it cannot be
+/// read. A lock that names no job has just been taken, or was left by a run that crashed.
+fn other_holder(lock: &File, job: &str) -> Option<LockHolder> {
+    match LockHolder::of(lock) {
+        Some(holder) if holder.job.is_empty() || holder.job == job => None,
+        Some(holder) => Some(holder),
+        None => Some(LockHolder::default()),
     }
 }
 

@@ -58,7 +58,7 @@ fn the_job_that_starts_is_named_and_not_the_one_before() {
     let began = Instant::now();
     loop {
         match other.value("key") {
-            Err(StoreError::InUse { theirs, mine }) => break assert_eq!([theirs, mine], ["third", "second"]),
+            Err(StoreError::InUse { theirs, mine, .. }) => break assert_eq!([theirs, mine], ["third", "second"]),
             Ok(Look::NotYet(Some(StoreError::OtherJob { .. }))) => {}
             found => panic!("{:?}", found.err()),
         }

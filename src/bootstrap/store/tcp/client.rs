@@ -82,7 +82,12 @@ impl TcpStore {
             _ => address,
         };
         let stream = connect(reachable, identity, deadline).map_err(|problem| match problem {
-            ConnectError::Transient(error) => StoreError::io("reaching its own server")(error).at(server.url()),
+            ConnectError::Transient(error) => {
+                // A connection has two ends in this process, and the server stays silent if it has no
+                // descriptor for its end.
+                let error = sys::shortage_of(2).unwrap_or(error);
+                StoreError::io("reaching its own server")(error).at(server.url())
+            }
             ConnectError::Permanent(problem) => problem.at(server.url()),
         })?;
         Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), deadline, _server: Some(server) })
@@ -146,8 +151,9 @@ impl TcpStore {
         let mut until = Until { stream: &stream, deadline: self.deadline.max(Instant::now() + timeout + GRACE) };
         let lost = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => StoreError::io(
-                "its server closed the connection; rank 0 may have ended, or belong to another job that started with it",
-            )(error),
+                "its server closed the connection before this rank had joined; rank 0 may have ended, all ranks may have started \
+                 without this process because its rank was started twice, or rank 0 may belong to another job",
+            )(io::ErrorKind::UnexpectedEof.into()),
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 StoreError::io("asking its server, which does not answer; is rank 0 paused?")(io::ErrorKind::TimedOut.into())
             }
@@ -188,10 +194,24 @@ fn serve_at(host: &str, port: u16, identity: &Identity, deadline: Instant) -> Re
     match error.kind() {
         // If the port serves a store of another job, that says more than the port.
         io::ErrorKind::AddrInUse => {
-            let problem = port_problem(address, error);
-            match connect(address, identity, deadline.min(Instant::now() + Duration::from_secs(1))) {
-                Err(ConnectError::Permanent(found @ StoreError::OtherJob { .. })) => Err(found),
-                _ => Err(problem),
+            let found = connect(address, identity, deadline.min(Instant::now() + Duration::from_secs(1)));
+            if let Err(ConnectError::Permanent(found @ StoreError::OtherJob { .. })) = found {
+                return Err(found);
+            }
+            let of_kolo = match found {
+                Ok(_) => Some(format!("the store of a job with the same name, {:?} (KOLO_JOB_ID)", identity.job())),
+                Err(ConnectError::Permanent(StoreError::Secret)) => Some("the store of a job with another secret".to_owned()),
+                Err(ConnectError::Permanent(StoreError::Version { theirs, .. })) => {
+                    Some(format!("the store of a job with version {theirs} of kolo's protocol"))
+                }
+                Err(_) => None,
+            };
+            match (port_problem(address, error), of_kolo) {
+                (StoreError::PortTaken { address, holder }, Some(of_kolo)) => {
+                    let process = holder.map_or_else(String::new, |holder| format!(", in {holder}"));
+                    Err(StoreError::PortTaken { address, holder: Some(of_kolo + &process) })
+                }
+                (problem, _) => Err(problem),
             }
         }
         io::ErrorKind::AddrNotAvailable => {

@@ -195,7 +195,10 @@ fn two_jobs_with_one_file_get_errors() {
     };
     let second = Identity::new("second", None);
     match problem(open(&url, true, &second, late())) {
-        StoreError::InUse { theirs, mine } => assert_eq!((&*theirs, &*mine), ("job", "second")),
+        StoreError::InUse { theirs, mine, process } => {
+            assert_eq!((&*theirs, &*mine), ("job", "second"));
+            assert!(process.starts_with(&format!("process {} on ", std::process::id())), "{process}");
+        }
         other => panic!("{other}"),
     }
     let stray = open(&url, false, &second, late()).unwrap();
@@ -208,7 +211,8 @@ fn two_jobs_with_one_file_get_errors() {
             }
             Err(problem @ StoreError::InUse { .. }) => {
                 let text = problem.to_string();
-                assert!(text.contains("job \"job\" is starting with it") && text.contains("belongs to job \"second\""), "{text}");
+                let is_named = text.contains("job \"job\" (process ") && text.contains("belongs to job \"second\"");
+                assert!(is_named, "{text}");
                 break;
             }
             other => panic!("{other:?}"),

@@ -50,8 +50,19 @@ fn a_taken_port_and_another_job_are_told_apart() {
             }
         }
     }
+    // The rank 0 of another job that has the same name, or another secret.
     let zero = open(&StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
     let url = StoreUrl::parse(&zero.url()).unwrap();
+    let others =
+        [(identity(), "the store of a job with the same name, \"job\""), (Identity::new("job", Some([1; 32])), "another secret")];
+    for (identity, what) in others {
+        match open(&url, true, &identity, late()).err() {
+            Some(Error::Store { problem: StoreError::PortTaken { holder: Some(holder), .. }, .. }) => {
+                assert!(holder.contains(what), "{holder}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
     let result = open(&url, false, &Identity::new("job", Some([1; 32])), late());
     assert!(matches!(result.err(), Some(Error::Store { problem: StoreError::Secret, .. })));
 }

@@ -1,0 +1,144 @@
+//! Finds the rank at fault when ranks have made different calls.
+//!
+//! A rank that sees another call sees two of them, and cannot tell which is wrong. So it asks the
+//! other ranks for their calls with the same sequence number: the call that most ranks made counts
+//! as right. If several calls were made by equally many ranks, the one of the lowest rank counts.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::control::{ControlChannel, PATIENCE, ask_all};
+use super::message::{Query, Reply};
+use super::report::Failure;
+use super::status::CommStatus;
+use crate::types::{Descriptor, Op, Rank};
+
+/// How long ranks that have not made the call yet may still make it, as long as no majority is
+/// known.
+const UNDECIDED: Duration = Duration::from_millis(500);
+
+/// The pause before ranks that have not made the call are asked again.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How many earlier calls are compared to find the one that was not the same.
+const EARLIER: u64 = 64;
+
+/// Returns the failure of two ranks that made different calls. Returns `None` if a report arrives
+/// meanwhile.
+pub(super) fn compare_calls(
+    status: &CommStatus,
+    control: &dyn ControlChannel,
+    ranks: [Rank; 2],
+    calls: [Descriptor; 2],
+) -> Option<Failure> {
+    let pair = Failure::Mismatch { ranks, calls, known: ranks.len() };
+    if calls.iter().any(|call| call.op.is_point_to_point() || call.op == Op::Connect) {
+        return Some(pair);
+    }
+    // A rank that skipped a call is ahead with its next ones.
+    let seq = calls[0].seq.min(calls[1].seq);
+    let mut known: BTreeMap<Rank, Descriptor> = ranks.into_iter().zip(calls).filter(|(_, call)| call.seq == seq).collect();
+    if let Some(mine) = status.recording.history.collective(seq) {
+        known.entry(status.rank).or_insert(mine);
+    }
+    let query = Query::Doing(Some(Descriptor { seq, ..calls[0] }));
+    let mut unknown: Vec<Rank> = status.others();
+    let began = Instant::now();
+    loop {
+        unknown.retain(|rank| !known.contains_key(rank) && !control.is_stopped(*rank));
+        let (made, late) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+        ask_all(control, &unknown, &query, PATIENCE, |rank, reply| {
+            if let Ok(Reply::Doing { reports, at_your_seq, .. }) = reply {
+                status.add_reports(reports);
+                match at_your_seq {
+                    Some(call) => made.lock().push((rank, call)),
+                    None => late.lock().push(rank),
+                }
+            }
+        });
+        if !status.reports().is_empty() {
+            return None;
+        }
+        known.extend(made.into_inner());
+        unknown = late.into_inner();
+        let is_decided = most_frequent(&known).is_some_and(|(_, count)| 2 * count > status.world());
+        if unknown.is_empty() || is_decided || began.elapsed() >= UNDECIDED {
+            return Some(name_culprit(&known).unwrap_or(pair));
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Returns the failure of two ranks whose calls are the same now, but were not earlier: the last
+/// ones that differ. Returns `None` if those are not recorded any more, or if a report arrives
+/// meanwhile.
+pub(super) fn compare_earlier_calls(
+    status: &CommStatus,
+    control: &dyn ControlChannel,
+    peer: Rank,
+    before: u64,
+) -> Option<Failure> {
+    for seq in (1..before).rev().take(EARLIER as usize) {
+        let mine = status.recording.history.collective(seq)?;
+        let Ok(Reply::Doing { reports, at_your_seq, .. }) = control.ask(peer, &Query::Doing(Some(mine)), PATIENCE) else {
+            return None;
+        };
+        if !reports.is_empty() {
+            status.add_reports(reports);
+            return None;
+        }
+        if let Some(theirs) = at_your_seq.filter(|theirs| *theirs != mine) {
+            return compare_calls(status, control, [status.rank, peer], [mine, theirs]);
+        }
+    }
+    None
+}
+
+/// Returns the call that most ranks made, and how many. Of several, that of the lowest rank.
+fn most_frequent(known: &BTreeMap<Rank, Descriptor>) -> Option<(Descriptor, usize)> {
+    let count = |call: &Descriptor| known.values().filter(|other| *other == call).count();
+    known.values().map(|call| (*call, count(call))).reduce(|most, next| if next.1 > most.1 { next } else { most })
+}
+
+/// Names the lowest rank whose call is not that of most ranks, and the lowest rank that made that.
+fn name_culprit(known: &BTreeMap<Rank, Descriptor>) -> Option<Failure> {
+    let (right, _) = most_frequent(known)?;
+    let (witness, _) = known.iter().find(|(_, call)| **call == right)?;
+    let (culprit, wrong) = known.iter().find(|(_, call)| **call != right)?;
+    Some(Failure::Mismatch { ranks: [*witness, *culprit], calls: [right, *wrong], known: known.len() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(counts: &[u64]) -> Option<([Rank; 2], [u64; 2])> {
+        let call = |&count: &u64| Descriptor { op: Op::AllReduce, count, seq: 1, ..Descriptor::nothing() };
+        match name_culprit(&counts.iter().map(call).enumerate().collect()) {
+            Some(Failure::Mismatch { ranks, calls, known }) => {
+                assert_eq!(known, counts.len());
+                Some((ranks, calls.map(|call| call.count)))
+            }
+            other => {
+                assert_eq!(other, None);
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn the_rank_that_differs_from_most_is_named() {
+        assert_eq!(named(&[4, 4, 4, 4, 4, 5, 4, 4]), Some(([0, 5], [4, 5])));
+        assert_eq!(named(&[5, 4, 4]), Some(([1, 0], [4, 5])));
+        // Of two ranks that differ, the lower one.
+        assert_eq!(named(&[4, 6, 4, 5]), Some(([0, 1], [4, 6])));
+        // No majority: the call of the lowest rank counts.
+        assert_eq!(named(&[4, 5]), Some(([0, 1], [4, 5])));
+        assert_eq!(named(&[4, 5, 5, 4]), Some(([0, 1], [4, 5])));
+        assert_eq!(named(&[4, 4]), None);
+        assert_eq!(named(&[]), None);
+    }
+}
