@@ -264,6 +264,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce(Tensors& tensors, const c1
   }
   check_writable(tensor, name);
   const auto reduction = reduced(tensor.scalar_type(), opts.reduceOp, name);
+  premultiply(tensors, opts.reduceOp);
   Launch launch(*this, {OpType::ALLREDUCE, name, "kolo:all_reduce", opts.asyncOp, opts.timeout}, tensor);
   launch.by_segments(tensor, true, true, [&](void* memory, size_t count) {
     launch.run(
@@ -281,6 +282,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_coalesced(Tensors& tensors
     TORCH_CHECK_VALUE(tensor.device() == tensors.front().device(), name, ": tensors are on different devices");
     reduced(tensor.scalar_type(), opts.reduceOp, name);
   }
+  premultiply(tensors, opts.reduceOp);
   Launch launch(*this, {OpType::ALLREDUCE_COALESCED, name, "kolo:all_reduce_coalesced", opts.asyncOp, opts.timeout}, tensors.front());
   for (const auto& tensor : tensors) {
     const auto reduction = reduced(tensor.scalar_type(), opts.reduceOp, name);
@@ -295,10 +297,13 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_coalesced(Tensors& tensors
 
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   constexpr const char* name = "reduce";
-  const at::Tensor& tensor = only(tensors, name);
   const bool is_root = opts.rootRank == rank_;
-  is_root ? check_writable(tensor, name) : check_dense(tensor, name);
-  const auto reduction = reduced(tensor.scalar_type(), opts.reduceOp, name);
+  is_root ? check_writable(only(tensors, name), name) : check_dense(only(tensors, name), name);
+  const auto reduction = reduced(tensors.front().scalar_type(), opts.reduceOp, name);
+  if (is_root) {
+    premultiply(tensors, opts.reduceOp);
+  }
+  const at::Tensor tensor = is_root ? tensors.front() : premultiplied(tensors, opts.reduceOp).front();
   Launch launch(*this, {OpType::REDUCE, name, "kolo:reduce", opts.asyncOp, opts.timeout}, tensor);
   launch.by_segments(tensor, true, is_root, [&](void* memory, size_t count) {
     launch.run(
@@ -543,7 +548,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce_scatter(Tensors& outputs, Lis
   const auto reduction = reduced(output.scalar_type(), opts.reduceOp, name);
   const auto counts = counts_of(list, reduction.elements.factor);
   Launch launch(*this, {OpType::REDUCE_SCATTER, name, "kolo:reduce_scatter", opts.asyncOp, opts.timeout}, output);
-  const at::Tensor from = launch.in(list);
+  const at::Tensor from = launch.in(premultiplied(list, opts.reduceOp));
   const at::Tensor to = launch.out_apart(output, from);
   if (are_even(list)) {
     launch.run(
@@ -587,10 +592,11 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::scatter_tensors(
     check_count(inputs[i].numel(), outputs[i].numel() * size_, "the input", call.name);
     reduced(inputs[i].scalar_type(), op, call.name);
   }
+  const Tensors multiplied = premultiplied(inputs, op);
   Launch launch(*this, call, inputs.front());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto reduction = reduced(inputs[i].scalar_type(), op, call.name);
-    const at::Tensor from = launch.in(inputs[i]);
+    const at::Tensor from = launch.in(multiplied[i]);
     const at::Tensor to = launch.out_apart(outputs[i], from);
     launch.run(
         kolo_reduce_scatter, kolo_start_reduce_scatter, from.const_data_ptr(), to.data_ptr(),

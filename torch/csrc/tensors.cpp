@@ -1,5 +1,7 @@
 #include "tensors.hpp"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+
 #include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
 
@@ -50,6 +52,8 @@ const char* name_of(c10d::ReduceOp::RedOpType op) {
 std::optional<kolo_redop_t> redop_of(c10d::ReduceOp::RedOpType op) {
   switch (op) {
     case c10d::ReduceOp::SUM:
+    // The elements are multiplied first: see `premultiply`.
+    case c10d::ReduceOp::PREMUL_SUM:
       return KOLO_SUM;
     case c10d::ReduceOp::AVG:
       return KOLO_AVG;
@@ -86,13 +90,17 @@ Reduction reduced(at::ScalarType type, const c10d::ReduceOp& op, const char* cal
   TORCH_CHECK_VALUE(redop.has_value(), call, ": the kolo backend has no ReduceOp.", name_of(which));
   if (c10::isComplexType(type)) {
     TORCH_CHECK_VALUE(
-        which == Op::SUM || which == Op::AVG, call, ": there is no ReduceOp.", name_of(which), " of complex numbers, only SUM and AVG");
+        which == Op::SUM || which == Op::AVG || which == Op::PREMUL_SUM, call, ": there is no ReduceOp.", name_of(which),
+        " of complex numbers, only SUM, AVG and PREMUL_SUM");
     return {{*dtype_of(c10::toRealValueType(type)), 2}, *redop};
   }
   const auto dtype = dtype_of(type);
   TORCH_CHECK_VALUE(
       dtype.has_value(), call, ": the kolo backend does not reduce tensors of ", type,
       "; convert them first, or move them with a collective that does not reduce");
+  TORCH_CHECK_VALUE(
+      c10::isFloatingType(type) || which != Op::PREMUL_SUM, call,
+      ": ReduceOp.PREMUL_SUM is for floating point and complex numbers, and this is a tensor of ", type);
   if (type == at::kBool) {
     TORCH_CHECK_VALUE(which != Op::AVG, call, ": there is no ReduceOp.AVG of bool");
     return {{KOLO_BOOL, 1}, which == Op::SUM ? KOLO_BOR : which == Op::PRODUCT ? KOLO_BAND : *redop};
@@ -105,6 +113,34 @@ Reduction reduced(at::ScalarType type, const c10d::ReduceOp& op, const char* cal
   TORCH_CHECK_VALUE(
       !is_float || !is_bitwise, call, ": ReduceOp.", name_of(which), " is for integers and bool, and this is a tensor of ", type);
   return {{*dtype, 1}, *redop};
+}
+
+void premultiply(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) {
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto& supplement = static_cast<const c10d::NCCLPreMulSumSupplement&>(*op.supplement_);
+  for (at::Tensor tensor : tensors) {
+    if (supplement.tensor_factor.defined()) {
+      // Without a dimension, the factor changes neither the shape nor the type of the product.
+      tensor.mul_(supplement.tensor_factor.reshape({}));
+    } else {
+      tensor.mul_(supplement.double_factor);
+    }
+  }
+}
+
+std::vector<at::Tensor> premultiplied(std::vector<at::Tensor> tensors, const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) {
+    return tensors;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  for (auto& tensor : tensors) {
+    tensor = tensor.clone();
+  }
+  premultiply(tensors, op);
+  return tensors;
 }
 
 void check_dense(const at::Tensor& tensor, const char* call) {

@@ -25,6 +25,11 @@ struct Reduction {
 };
 Reduction reduced(at::ScalarType type, const c10d::ReduceOp& op, const char* call);
 
+// Multiplies tensors by the factor of a PREMUL_SUM, in place. Other reductions have none.
+void premultiply(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op);
+// Returns the tensors, or for a PREMUL_SUM their products with its factor.
+std::vector<at::Tensor> premultiplied(std::vector<at::Tensor> tensors, const c10d::ReduceOp& op);
+
 // Whether the elements are in memory in their order, without gaps or lazy conversions.
 inline bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();

@@ -104,6 +104,39 @@ def all_reduce_of_every_type_and_op(group):
 
 
 @check
+def sums_of_products_with_a_factor(group):
+    """PREMUL_SUM, by which FSDP2 divides gradients."""
+    rank, world = of(group)
+    total = world * (world + 1) / 2
+    for dtype in [*FLOATS, *COMPLEX]:
+        for factor in (0.5, torch.tensor([0.5])):
+            op = dist._make_nccl_premul_sum(factor)
+            for shape in ((), (3,), (2, 4)):
+                tensor = torch.full(shape, rank + 1, dtype=dtype)
+                dist.all_reduce(tensor, op, group)
+                same(tensor, torch.full(shape, total / 2, dtype=dtype), (dtype, factor))
+            tensors = [torch.full((count,), rank + 1.0, dtype=dtype) for count in (2, 5)]
+            dist.all_reduce_coalesced(tensors, op, group)
+            for tensor in tensors:
+                same(tensor, torch.full_like(tensor, total / 2), (dtype, factor))
+            mine = torch.full((4,), rank + 1, dtype=dtype)
+            before = mine.clone()
+            dist.reduce(mine, group_dst=0, op=op, group=group)
+            same(mine, torch.full_like(mine, total / 2) if rank == 0 else before, (dtype, factor))
+            whole = torch.full((3 * world,), rank + 1, dtype=dtype)
+            before, part = whole.clone(), torch.empty(3, dtype=dtype)
+            dist.reduce_scatter_tensor(part, whole, op, group)
+            same(part, torch.full_like(part, total / 2), (dtype, factor))
+            part.zero_()
+            dist.reduce_scatter(part, list(whole.chunk(world)), op, group)
+            same(part, torch.full_like(part, total / 2), (dtype, factor))
+            same(whole, before, "the input has changed")
+    gradients = torch.ones(3, requires_grad=True)
+    dist.all_reduce(gradients.detach(), dist._make_nccl_premul_sum(0.5), group)
+    same(gradients.detach(), torch.full((3,), world / 2))
+
+
+@check
 def all_reduce_of_complex_numbers(group):
     rank, world = of(group)
     for dtype in COMPLEX:
@@ -726,7 +759,7 @@ def what_cannot_be_is_refused(group):
     cases = [
         ("AVG is for floating point", lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), OPS.AVG, group)),
         ("BAND is for integers", lambda: dist.all_reduce(torch.ones(2), OPS.BAND, group)),
-        ("no ReduceOp.PREMUL_SUM", lambda: dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0), group)),
+        ("PREMUL_SUM is for", lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist._make_nccl_premul_sum(2.0), group)),
         ("does not reduce", lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e5m2), group=group)),
         ("AVG of bool", lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), OPS.AVG, group)),
         ("share memory", lambda: dist.all_reduce(torch.ones(1).expand(4), group=group)),

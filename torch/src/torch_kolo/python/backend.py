@@ -32,7 +32,7 @@ from .error import check, error_of, last_error
 from .forms import listed, nested, options
 from .launch import Call, Launch, counts_array, milliseconds
 from .store import Rendezvous
-from .tensors import check_dense, check_same_type, check_writable, moved, reduced
+from .tensors import check_dense, check_same_type, check_writable, moved, premultiplied, premultiply, reduced
 from .work import Flight, KoloWork, Waiter
 
 
@@ -358,6 +358,7 @@ class ProcessGroupKolo(Base):
             return self.allreduce_sparse(tensors, opts)
         check_writable(tensor, "all_reduce")
         dtype, factor, op = reduced(tensor.dtype, opts.reduceOp, "all_reduce")
+        premultiply(tensors, opts.reduceOp)
         with Launch(self, ALL_REDUCE, tensor, opts) as launch:
             memory = launch.in_place(tensor)
             pointer = memory.data_ptr()
@@ -374,6 +375,7 @@ class ProcessGroupKolo(Base):
             if tensor.device != tensors[0].device:
                 raise ValueError(f"{name}: tensors are on different devices")
             reduced(tensor.dtype, opts.reduceOp, name)
+        premultiply(tensors, opts.reduceOp)
         with Launch(self, ALL_REDUCE_COALESCED, tensors[0], opts) as launch:
             for tensor in tensors:
                 dtype, factor, op = reduced(tensor.dtype, opts.reduceOp, name)
@@ -388,6 +390,10 @@ class ProcessGroupKolo(Base):
         is_root = opts.rootRank == self._rank
         check_writable(tensor, "reduce") if is_root else check_dense(tensor, "reduce")
         dtype, factor, op = reduced(tensor.dtype, opts.reduceOp, "reduce")
+        if is_root:
+            premultiply(tensors, opts.reduceOp)
+        else:
+            tensor = only(premultiplied(tensors, opts.reduceOp), "reduce")
         with Launch(self, REDUCE, tensor, opts) as launch:
             memory = launch.in_place(tensor) if is_root else launch.input(tensor)
             pointer = memory.data_ptr()
@@ -563,6 +569,7 @@ class ProcessGroupKolo(Base):
         check_list(tensors, output, self._size, False, name)
         check_count(output.numel(), tensors[self._rank].numel(), "the output", name)
         dtype, factor, op = reduced(output.dtype, opts.reduceOp, name)
+        tensors = premultiplied(tensors, opts.reduceOp)
         with Launch(self, REDUCE_SCATTER, output, opts) as launch:
             source = launch.inputs(tensors)
             to = launch.output_apart(output, source)
@@ -586,6 +593,7 @@ class ProcessGroupKolo(Base):
         for output, tensor in zip(outputs, inputs):
             check_count(tensor.numel(), output.numel() * self._size, "the input", call.name)
             reduced(tensor.dtype, opts.reduceOp, call.name)
+        inputs = premultiplied(inputs, opts.reduceOp)
         with Launch(self, call, inputs[0], opts) as launch:
             for output, tensor in zip(outputs, inputs):
                 dtype, factor, op = reduced(tensor.dtype, opts.reduceOp, call.name)

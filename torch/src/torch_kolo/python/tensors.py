@@ -33,6 +33,8 @@ REDUCTIONS = {
     ReduceOp.BAND: library.BAND,
     ReduceOp.BOR: library.BOR,
     ReduceOp.BXOR: library.BXOR,
+    # The elements are multiplied first: see `premultiply`.
+    ReduceOp.RedOpType.PREMUL_SUM: library.SUM,
 }
 
 # The parts of a complex number.
@@ -58,6 +60,30 @@ def moved(dtype):
     return Elements(library.UINT8, dtype.itemsize) if code is None else Elements(code, 1)
 
 
+def premultiply(tensors, op):
+    """Multiplies tensors by the factor of a PREMUL_SUM, in place. Other reductions have none."""
+    if op.op == ReduceOp.RedOpType.PREMUL_SUM:
+        factor = factor_of(op)
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.mul_(factor)
+
+
+def premultiplied(tensors, op):
+    """The tensors, or for a PREMUL_SUM their products with its factor."""
+    if op.op != ReduceOp.RedOpType.PREMUL_SUM:
+        return tensors
+    factor = factor_of(op)
+    with torch.no_grad():
+        return [torch.mul(tensor, factor) for tensor in tensors]
+
+
+def factor_of(op):
+    _, factor = op.__getstate__()
+    # Without a dimension, it changes neither the shape nor the type of a product.
+    return factor.reshape(()) if isinstance(factor, torch.Tensor) else factor
+
+
 _reductions = {}
 
 
@@ -76,13 +102,15 @@ def _reduced(dtype, op, call):
     if code is None:
         raise ValueError(f"{call}: the kolo backend has no ReduceOp.{op.name}.")
     if dtype.is_complex:
-        if op not in (ReduceOp.SUM, ReduceOp.AVG):
-            raise ValueError(f"{call}: there is no ReduceOp.{op.name} of complex numbers, only SUM and AVG")
+        if op not in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.RedOpType.PREMUL_SUM):
+            raise ValueError(f"{call}: there is no ReduceOp.{op.name} of complex numbers, only SUM, AVG and PREMUL_SUM")
         return Reduction(TYPES[REAL[dtype]], 2, code)
     if dtype not in TYPES:
         raise ValueError(
             f"{call}: the kolo backend does not reduce tensors of {dtype}; convert them first, or move them with a collective that does not reduce"
         )
+    if op == ReduceOp.RedOpType.PREMUL_SUM and not dtype.is_floating_point:
+        raise ValueError(f"{call}: ReduceOp.PREMUL_SUM is for floating point and complex numbers, and this is a tensor of {dtype}")
     if dtype == torch.bool:
         if op == ReduceOp.AVG:
             raise ValueError(f"{call}: there is no ReduceOp.AVG of bool")
