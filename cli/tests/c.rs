@@ -70,7 +70,7 @@ fn prefix() -> &'static Path {
         let lock = File::create(folder().join("lock")).unwrap();
         lock.lock().unwrap();
         let prefix = folder().join("prefix");
-        run(Command::new(root().join("scripts/install.sh")).arg(&prefix).env("BUILT", built()));
+        run(Command::new(root().join("scripts/install.sh")).arg(&prefix).env("BUILT", built()).env("STRIP", "0"));
         prefix
     })
 }
