@@ -407,7 +407,7 @@ int main(void) {
 #define KOLO_VERSION (10000 * (KOLO_VERSION_MAJOR + 1))
 
 static void another_header(void) {
-  const char *words = "header of kolo 1.0.0";
+  const char *words = "has another ABI";
   kolo_comm_t other = NULL;
   kolo_unique_id_t id;
   OK(kolo_get_unique_id(&id));
