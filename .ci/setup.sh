@@ -5,7 +5,7 @@
 setups_first=(packages components targets)
 # These start then, and run beside the first stages. All others wait for the first stage that needs
 # them.
-setups_in_background=(miri torch nvrtc mdbook cargo_deny)
+setups_in_background=(miri torch nvrtc mdbook cargo_deny cargo_deb)
 
 # What to print where a set-up fails.
 declare -A without=(
@@ -17,6 +17,7 @@ declare -A without=(
     [nvrtc]="NVRTC cannot be installed here"
     [mdbook]="mdBook cannot be installed here"
     [cargo_deny]="cargo-deny cannot be installed here"
+    [cargo_deb]="cargo-deb cannot be installed here"
     [slurm]="SLURM does not start here"
     [redis]="Redis does not start here"
     [backend]="the PyTorch backend cannot be built here"
@@ -27,7 +28,7 @@ setup_packages() {
     as_root apt-get update -qq &&
         as_root apt-get install -y -qq --no-install-recommends \
             redis-server openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 slurm-wlm munge openssl \
-            python3-venv gcc g++ binutils pkg-config valgrind shellcheck >/dev/null
+            python3-venv gcc g++ binutils pkg-config cmake make valgrind shellcheck >/dev/null
 }
 
 setup_components() {
@@ -73,6 +74,14 @@ setup_cargo_deny() {
 }
 
 use_cargo_deny() {
+    PATH=$PATH:$PWD/target/tools/bin
+}
+
+setup_cargo_deb() {
+    install_tool cargo-deb
+}
+
+use_cargo_deb() {
     PATH=$PATH:$PWD/target/tools/bin
 }
 

@@ -55,6 +55,9 @@
 
 #define KOLO_VERSION_PATCH 0
 
+// The version as one number: `10000 * major + 100 * minor + patch`.
+#define KOLO_VERSION (((KOLO_VERSION_MAJOR * 10000) + (KOLO_VERSION_MINOR * 100)) + KOLO_VERSION_PATCH)
+
 // The version of kolo_config_t in this header.
 #define KOLO_CONFIG_VERSION 1
 
@@ -421,7 +424,8 @@ typedef struct kolo_bucket_stats_t {
 // Two processes were given the same rank.
 #define KOLO_ERR_RANK_TAKEN 13
 
-// Ranks have versions of kolo that do not understand each other.
+// Ranks have versions of kolo that do not understand each other, or the program was compiled with
+// the header of another version.
 #define KOLO_ERR_VERSION 14
 
 // The store where ranks find each other failed.
@@ -646,8 +650,16 @@ typedef struct kolo_bucket_stats_t {
 extern "C" {
 #endif // __cplusplus
 
-// Returns the version of the loaded library: `10000 * major + 100 * minor + patch`.
+// Returns the version of the loaded library, as KOLO_VERSION is that of the header.
 uint32_t kolo_version(void);
+
+// Returns KOLO_OK if a program that was compiled with the header of the version `header` can use
+// the loaded library, otherwise KOLO_ERR_VERSION: the two have different ABIs. Pass KOLO_VERSION.
+//
+// Programs in C and C++ need not call it, because the functions that make a communicator
+// (kolo_comm_init_env and the others) are also macros, which call it first. A program that loads
+// the library with dlopen, or from another language, calls it before any other function.
+kolo_result_t kolo_check_version(uint32_t header);
 
 // Copies the last error into `*error`. With a communicator, it is the last error on that
 // communicator, from any thread. If `comm` is NULL, it is the last error of this thread.
@@ -1263,5 +1275,14 @@ kolo_result_t kolo_reducer_bucket_stats(kolo_reducer_t reducer, size_t bucket, s
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
+
+// Each function that makes a communicator is also a macro, which checks the version first: it is
+// KOLO_ERR_VERSION if this header and the loaded library have different ABIs.
+#define KOLO_CHECKED(call) (kolo_check_version(KOLO_VERSION) == KOLO_OK ? (call) : KOLO_ERR_VERSION)
+#define kolo_comm_init_env(...) KOLO_CHECKED(kolo_comm_init_env(__VA_ARGS__))
+#define kolo_comm_init_rank(...) KOLO_CHECKED(kolo_comm_init_rank(__VA_ARGS__))
+#define kolo_comm_init_store(...) KOLO_CHECKED(kolo_comm_init_store(__VA_ARGS__))
+#define kolo_comm_init_callbacks(...) KOLO_CHECKED(kolo_comm_init_callbacks(__VA_ARGS__))
+#define kolo_comm_init_all(...) KOLO_CHECKED(kolo_comm_init_all(__VA_ARGS__))
 
 #endif  /* KOLO_H */

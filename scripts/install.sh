@@ -1,11 +1,15 @@
 #!/bin/sh
 # Builds the C library and installs it under a prefix: the header, the static and the shared
-# library, and kolo.pc for pkg-config. Needs cargo alone.
+# library, kolo.pc for pkg-config and a package for CMake. The prefix can be moved later. Needs
+# cargo alone.
 #
 #     scripts/install.sh PREFIX
 #
 # Variables:
-#   DESTDIR   a folder that precedes the prefix where files are written; kolo.pc does not name it
+#   DESTDIR   a folder that precedes the prefix where files are written
+#   LIBDIR    the folder of the libraries, relative to the prefix; default: lib
+#   STRIP     the program that removes debug information from the installed libraries, or 0 to keep
+#             it; default: strip
 #   PROFILE   cargo's profile; default: release
 #   FEATURES  features of the library: cuda, redis, tls; default: cuda, which needs nothing of CUDA
 #             to build or to start
@@ -20,6 +24,18 @@ case $1 in
     /*) prefix=$1 ;;
     *) prefix=$PWD/$1 ;;
 esac
+libdir=${LIBDIR:-lib}
+case /$libdir/ in
+    *//* | */./* | */../*)
+        echo "$0: LIBDIR is $libdir; give a folder below the prefix, such as lib64" >&2
+        exit 2
+        ;;
+esac
+strip=${STRIP:-strip}
+if [ "$strip" != 0 ] && ! command -v "$strip" >/dev/null; then
+    echo "$0: $strip is not installed; install binutils, or keep debug information by STRIP=0" >&2
+    exit 1
+fi
 cd "$(dirname "$0")/.."
 
 profile=${PROFILE:-release}
@@ -34,32 +50,51 @@ case $version in
     0.*) abi=${version%.*} ;;
     *) abi=${version%%.*} ;;
 esac
-
-to=${DESTDIR:-}$prefix
-mkdir -p "$to/include" "$to/lib/pkgconfig"
-install -m 644 include/kolo.h "$to/include/kolo.h"
-install -m 644 "$built/libkolo.a" "$to/lib/libkolo.a"
 case $(uname -s) in
     Darwin)
-        install -m 755 "$built/libkolo.dylib" "$to/lib/libkolo.$version.dylib"
-        ln -sf "libkolo.$version.dylib" "$to/lib/libkolo.$abi.dylib"
-        ln -sf "libkolo.$abi.dylib" "$to/lib/libkolo.dylib"
+        library=libkolo.dylib
+        shared=libkolo.$version.dylib
+        name=libkolo.$abi.dylib
+        soname=@rpath/$name
         private="-framework CoreFoundation -lobjc -liconv -lm"
+        targets="-framework CoreFoundation;objc;iconv;m"
+        debug=-S
         ;;
     *)
-        install -m 755 "$built/libkolo.so" "$to/lib/libkolo.so.$version"
-        ln -sf "libkolo.so.$version" "$to/lib/libkolo.so.$abi"
-        ln -sf "libkolo.so.$abi" "$to/lib/libkolo.so"
+        library=libkolo.so
+        shared=libkolo.so.$version
+        name=libkolo.so.$abi
+        soname=$name
         private="-lpthread -ldl -lm"
+        targets="pthread;dl;m"
+        debug=--strip-debug
         ;;
 esac
-cat >"$to/lib/pkgconfig/kolo.pc" <<END
-prefix=$prefix
-libdir=\${prefix}/lib
+
+to=${DESTDIR:-}$prefix
+lib=$to/$libdir
+mkdir -p "$to/include" "$lib/pkgconfig" "$lib/cmake/kolo"
+install -m 644 include/kolo.h "$to/include/kolo.h"
+install -m 644 "$built/libkolo.a" "$lib/libkolo.a"
+install -m 755 "$built/$library" "$lib/$shared"
+ln -sf "$shared" "$lib/$name"
+ln -sf "$name" "$lib/$library"
+[ "$strip" = 0 ] || "$strip" $debug "$lib/libkolo.a" "$lib/$shared"
+
+# From the libraries to the prefix.
+up=$(echo "$libdir" | sed 's,[^/][^/]*,..,g')
+for file in kolo-config.cmake kolo-config-version.cmake; do
+    sed -e "s|@up@|$up|g" -e "s|@shared@|$shared|g" -e "s|@soname@|$soname|g" -e "s|@libraries@|$targets|g" \
+        -e "s|@version@|$version|g" -e "s|@abi@|$abi|g" "capi/cmake/$file.in" >"$lib/cmake/kolo/$file"
+done
+cat >"$lib/pkgconfig/kolo.pc" <<END
+prefix=\${pcfiledir}/../$up
+libdir=\${prefix}/$libdir
 includedir=\${prefix}/include
 
 Name: kolo
 Description: Collective communication for processes
+URL: https://docs.rs/kolo
 Version: $version
 Libs: -L\${libdir} -lkolo
 Libs.private: $private

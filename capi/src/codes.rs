@@ -36,7 +36,8 @@ pub const KOLO_ERR_MISSING: kolo_result_t = 11;
 pub const KOLO_ERR_WORLD_SIZE: kolo_result_t = 12;
 /// Two processes were given the same rank.
 pub const KOLO_ERR_RANK_TAKEN: kolo_result_t = 13;
-/// Ranks have versions of kolo that do not understand each other.
+/// Ranks have versions of kolo that do not understand each other, or the program was compiled with
+/// the header of another version.
 pub const KOLO_ERR_VERSION: kolo_result_t = 14;
 /// The store where ranks find each other failed.
 pub const KOLO_ERR_STORE: kolo_result_t = 15;
@@ -181,7 +182,7 @@ pub(crate) fn words(result: kolo_result_t) -> &'static CStr {
         KOLO_ERR_MISSING => c"ranks did not connect before the start deadline",
         KOLO_ERR_WORLD_SIZE => c"ranks were given different numbers of ranks",
         KOLO_ERR_RANK_TAKEN => c"two processes were given the same rank",
-        KOLO_ERR_VERSION => c"ranks have versions of kolo that do not understand each other",
+        KOLO_ERR_VERSION => c"ranks, or a program and its library, have versions of kolo that do not understand each other",
         KOLO_ERR_STORE => c"the store where ranks find each other failed",
         KOLO_ERR_OS => c"a call to the operating system failed",
         KOLO_ERR_DEVICE => c"a device or its driver failed",

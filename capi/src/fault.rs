@@ -26,6 +26,11 @@ pub(crate) enum Fault {
     Unsupported { what: &'static str, why: &'static str },
     #[error("{what} in a group: {why}")]
     Group { what: &'static str, why: &'static str },
+    #[error(
+        "the program was compiled with the header of kolo {header}, and the loaded library is kolo {library}, which has another ABI; \
+         compile the program with the header of this library, or install kolo {header}"
+    )]
+    Version { header: String, library: String },
     #[error("a defect of kolo: it panicked with {0:?}; please report it")]
     Panic(String),
 }
@@ -53,6 +58,7 @@ impl Fault {
             Fault::Null { .. } | Fault::Misaligned { .. } | Fault::Long { .. } => KOLO_ERR_ARGUMENT,
             Fault::Value { .. } | Fault::Text { .. } | Fault::Group { .. } => KOLO_ERR_ARGUMENT,
             Fault::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
+            Fault::Version { .. } => KOLO_ERR_VERSION,
             Fault::Panic(_) => KOLO_ERR_INTERNAL,
         }
     }

@@ -41,6 +41,19 @@ const INITIALIZERS: &str = "
   { sizeof(kolo_error_t), 0, 0, 0, 0, 0, 0, 0, 0, { 0 }, { 0 } }
 ";
 
+/// Macros with the names of functions. They follow the declarations, which they would replace.
+/// Within its own macro, a name is that of the function.
+const CHECKS: &str = "
+// Each function that makes a communicator is also a macro, which checks the version first: it is
+// KOLO_ERR_VERSION if this header and the loaded library have different ABIs.
+#define KOLO_CHECKED(call) (kolo_check_version(KOLO_VERSION) == KOLO_OK ? (call) : KOLO_ERR_VERSION)
+#define kolo_comm_init_env(...) KOLO_CHECKED(kolo_comm_init_env(__VA_ARGS__))
+#define kolo_comm_init_rank(...) KOLO_CHECKED(kolo_comm_init_rank(__VA_ARGS__))
+#define kolo_comm_init_store(...) KOLO_CHECKED(kolo_comm_init_store(__VA_ARGS__))
+#define kolo_comm_init_callbacks(...) KOLO_CHECKED(kolo_comm_init_callbacks(__VA_ARGS__))
+#define kolo_comm_init_all(...) KOLO_CHECKED(kolo_comm_init_all(__VA_ARGS__))
+";
+
 fn generate() -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = Config {
@@ -61,7 +74,9 @@ fn generate() -> String {
     let builder = sources.fold(Builder::new().with_config(config), Builder::with_src);
     let mut header = Vec::new();
     builder.generate().expect("cbindgen reads the sources").write(&mut header);
-    String::from_utf8(header).unwrap()
+    let header = String::from_utf8(header).unwrap();
+    let (declarations, end) = header.split_at(header.rfind("\n#endif").expect("the header ends with its guard"));
+    format!("{declarations}{CHECKS}{end}")
 }
 
 #[test]
@@ -91,6 +106,8 @@ fn every_source_is_in_the_header() {
             let name = after.split("fn ").nth(1).unwrap().split('(').next().unwrap();
             assert!(name.starts_with("kolo_"), "{name} in {}", path.display());
             assert!(header.contains(&format!("{name}(")), "{name} of {} is not in the header", path.display());
+            let is_checked = header.contains(&format!("#define {name}(...) KOLO_CHECKED({name}(__VA_ARGS__))"));
+            assert_eq!(is_checked, name.starts_with("kolo_comm_init_"), "{name}: the macro that checks the version");
             exported += 1;
         }
     }

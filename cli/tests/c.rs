@@ -70,7 +70,7 @@ fn prefix() -> &'static Path {
         let lock = File::create(folder().join("lock")).unwrap();
         lock.lock().unwrap();
         let prefix = folder().join("prefix");
-        run(Command::new(root().join("scripts/install.sh")).arg(&prefix).env("BUILT", built()));
+        run(Command::new(root().join("scripts/install.sh")).arg(&prefix).env("BUILT", built()).env("STRIP", "0"));
         prefix
     })
 }
@@ -292,6 +292,9 @@ fn examples() {
     let mut seen = 0;
     for entry in fs::read_dir(root().join("examples/c")).unwrap() {
         let source = entry.unwrap().path();
+        if source.extension().is_none_or(|extension| extension != "c") {
+            continue;
+        }
         let name = source.file_stem().unwrap().to_str().unwrap().to_owned();
         // The command in its head, with all warnings, in a folder of its own.
         let text = fs::read_to_string(&source).unwrap();

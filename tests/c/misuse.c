@@ -375,10 +375,14 @@ static void wrong_starts(void) {
   still_works();
 }
 
+/* At the end, because it changes KOLO_VERSION. */
+static void another_header(void);
+
 int main(void) {
   int32_t rank, count;
   int result;
-  CHECK(kolo_version() == KOLO_VERSION_MAJOR * 10000 + KOLO_VERSION_MINOR * 100 + KOLO_VERSION_PATCH);
+  CHECK(kolo_version() == KOLO_VERSION);
+  CHECK(KOLO_VERSION == KOLO_VERSION_MAJOR * 10000 + KOLO_VERSION_MINOR * 100 + KOLO_VERSION_PATCH);
   CHECK(last_error(NULL).code == KOLO_OK);
   for (result = -2; result < 30; result++) CHECK(strlen(kolo_error_string(result)) > 5);
   OK(kolo_comm_init_env(&comm, NULL));
@@ -391,8 +395,30 @@ int main(void) {
   wrong_handles();
   wrong_groups();
   wrong_starts();
+  another_header();
   OK(kolo_comm_destroy(comm));
   REFUSED(KOLO_ERR_HANDLE, "not valid", kolo_barrier(comm, NULL));
   printf("rank %d of %d: misuse is refused\n", my_rank, world);
   return 0;
+}
+
+/* The header of the next major version. */
+#undef KOLO_VERSION
+#define KOLO_VERSION (10000 * (KOLO_VERSION_MAJOR + 1))
+
+static void another_header(void) {
+  const char *words = "has another ABI";
+  kolo_comm_t other = NULL;
+  kolo_unique_id_t id;
+  OK(kolo_get_unique_id(&id));
+  REFUSED(KOLO_ERR_VERSION, words, kolo_check_version(KOLO_VERSION));
+  REFUSED(KOLO_ERR_VERSION, words, kolo_comm_init_env(&other, NULL));
+  REFUSED(KOLO_ERR_VERSION, words, kolo_comm_init_rank(&other, 1, id, 0, NULL));
+  REFUSED(KOLO_ERR_VERSION, words, kolo_comm_init_store(&other, 1, "env://", 0, NULL));
+  REFUSED(KOLO_ERR_VERSION, words, kolo_comm_init_callbacks(&other, 1, NULL, 0, NULL));
+  REFUSED(KOLO_ERR_VERSION, words, kolo_comm_init_all(&other, 1, NULL));
+  CHECK(other == NULL);
+  /* A name without parentheses is the function. */
+  OK((kolo_comm_init_all)(&other, 1, NULL));
+  OK(kolo_comm_destroy(other));
 }
