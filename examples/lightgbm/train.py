@@ -48,7 +48,7 @@ def main():
     try:
         Rank(arguments).run()
     except (LightGBMError, KoloError, DifferentTrees) as error:
-        print(f"rank {os.environ.get('KOLO_RANK', 0)} ends: {error}", file=sys.stderr, flush=True)
+        print(f"rank {os.environ.get('KOLO_RANK', os.environ.get('RANK', '?'))} ends: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 
