@@ -66,6 +66,49 @@ def test_the_model_is_that_of_the_sockets(tmp_path, ranks):
     assert on_kolo == model_of(tmp_path, ranks, "--values", "5000", "--network", "sockets")
 
 
+# Sums the ranks' values, one block for each rank, with the function that LightGBM would call.
+REDUCE = """
+import ctypes, os, sys
+
+Doubles = ctypes.POINTER(ctypes.c_double)
+
+@ctypes.CFUNCTYPE(None, Doubles, Doubles, ctypes.c_int, ctypes.c_int32)
+def add(input, output, type_size, size):
+    for i in range(size // type_size):
+        output[i] += input[i]
+
+kolo = ctypes.CDLL(sys.argv[1])
+rank, ranks = ctypes.c_int32(), ctypes.c_int32()
+assert kolo.kolo_lightgbm_start(ctypes.byref(rank), ctypes.byref(ranks)) == 0
+n = ranks.value
+values = (ctypes.c_double * n)(*[float(sys.argv[2 + rank.value])] * n)
+sum = ctypes.c_double()
+start, length = (ctypes.c_int32 * n)(*range(0, 8 * n, 8)), (ctypes.c_int32 * n)(*[8] * n)
+kolo.kolo_lightgbm_reduce_scatter(values, 8 * n, 8, start, length, n, ctypes.byref(sum), 8, ctypes.byref(add))
+assert kolo.kolo_lightgbm_stop() == 0
+print(sum.value)
+"""
+
+
+# Large terms absorb small ones: in rank order the sums would be 1, 0 and 2.
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1e16, 1, -1e16, 1], 2),  # (0 + 2) + (1 + 3)
+        ([1, 1e16, -1e16], 1),  # 0 + (1 + 2)
+        ([1e16, 1, -1e16, 1, 1], 3),  # (0 + 2) + (1 + (3 + 4))
+    ],
+)
+def test_sums_have_the_order_of_recursive_halving(tmp_path, values, expected):
+    common = {**os.environ, "KOLO_WORLD_SIZE": str(len(values)), "KOLO_STORE": f"file://{tmp_path}/store"}
+    command = [sys.executable, "-c", REDUCE, LIBRARY, *map(str, values)]
+    ranks = [
+        subprocess.Popen(command, env={**common, "KOLO_RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(len(values))
+    ]
+    assert [float(rank.communicate(timeout=60)[0]) for rank in ranks] == [expected] * len(values)
+
+
 def test_a_comparison_prints_both_times():
     done = train(2, "--compare", "2")
     assert done.returncode == 0, done.stderr
