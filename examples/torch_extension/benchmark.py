@@ -1,6 +1,6 @@
 """Measures the fused layer beside a product followed by one all-reduce, of kolo and of Gloo.
 
-    python benchmark.py [--ranks 2] [--rounds 15] [--chunks 128,256,512] [--shapes 2048x4096x1024] [--dtype float32]
+    python benchmark.py [--ranks 2] [--rounds 31] [--chunks 128,512] [--shapes 2048x1024x1024] [--dtype float32]
 
 A shape is rows x columns of the whole x x columns of y. The variants take turns in the same
 processes, so that other load on the machine affects all. A time is that of the slowest rank. The
@@ -10,6 +10,7 @@ the rounds of the time of each variant divided by that of "whole" in the same ro
 
 import argparse
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -54,10 +55,10 @@ def rank_main(arguments):
                     variants[f"chunks of {chunk}"] = lambda chunk=chunk: row_parallel.linear(x, weight, communicator, chunk)
             times = {name: [] for name in variants}
             names = list(variants)
+            order = random.Random(0)
             for index in range(arguments.rounds + 1):
-                # Each variant is first in some rounds.
-                turn = index % len(names)
-                for name in names[turn:] + names[:turn]:
+                # The order affects the times. All ranks shuffle alike.
+                for name in order.sample(names, len(names)):
                     took = slowest(variants[name])
                     if index > 0:
                         times[name].append(took)
@@ -72,9 +73,9 @@ def rank_main(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--chunks", default="32,128,512")
-    parser.add_argument("--shapes", default="2048x1024x1024,512x4096x1024")
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--chunks", default="128,256,512,1024")
+    parser.add_argument("--shapes", default="2048x1024x1024,4096x512x1024")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

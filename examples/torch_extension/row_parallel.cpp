@@ -26,8 +26,10 @@
 
 namespace {
 
-// Chunks of this many bytes are a compromise: README.md has the measurements.
-constexpr int64_t CHUNK_BYTES = 4 << 20;
+// By default a chunk has at least this many rows and bytes. Fewer rows slow the product, fewer bytes
+// the all-reduce. benchmark.py measured it.
+constexpr int64_t CHUNK_ROWS = 512;
+constexpr int64_t CHUNK_BYTES = 2 << 20;
 
 // Returns the exception for a call of this thread that has just failed, with kolo's message.
 std::exception_ptr error_of(kolo_result_t result) {
@@ -74,9 +76,9 @@ struct Communicator {
   }
 };
 
-// The open communicators. A handle of kolo is a number that is not used again, and an integer is
-// what operators and torch.compile take best. They are never freed at exit: a process that ends
-// without close() has left without a goodbye, and the other ranks are told so.
+// The open communicators, by the numbers that kolo's handles are. Operators and torch.compile take
+// an integer as it is, and a number that was closed is an error. The table is not freed at exit: a
+// process that ends without close() did not say goodbye, and the other ranks get an error.
 struct Table {
   std::mutex mutex;
   std::unordered_map<int64_t, std::shared_ptr<Communicator>> open;
@@ -213,13 +215,17 @@ void agree(Communicator& self, const Shape& shape) {
   self.agreed = shape;
 }
 
-// The sum over all ranks of `x @ weight.T`. `chunk_rows` of 0 takes chunks of CHUNK_BYTES.
+// The sum over all ranks of `x @ weight.T`. `chunk_rows` of 0 is the default.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, int64_t handle, int64_t chunk_rows) {
   // The gradient is in row_parallel.py. The operators below compute none.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  TORCH_CHECK_VALUE(x.dim() >= 1 && weight.dim() == 2, "linear takes x of 1 dimension or more and weight of 2, not ", x.dim(), " and ", weight.dim());
-  TORCH_CHECK_VALUE(x.size(-1) == weight.size(1), "x has ", x.size(-1), " columns and weight ", weight.size(1), "; they must be equal");
-  TORCH_CHECK_VALUE(x.scalar_type() == weight.scalar_type(), "x is of ", x.scalar_type(), " and weight of ", weight.scalar_type(), "; they must be equal");
+  TORCH_CHECK_VALUE(
+      x.dim() >= 1 && weight.dim() == 2, "linear takes x of 1 dimension or more and weight of 2, not ", x.dim(), " and ", weight.dim());
+  TORCH_CHECK_VALUE(
+      x.size(-1) == weight.size(1), "x has ", x.size(-1), " columns and weight ", weight.size(1), "; they must be equal");
+  TORCH_CHECK_VALUE(
+      x.scalar_type() == weight.scalar_type(), "x is of ", x.scalar_type(), " and weight of ", weight.scalar_type(),
+      "; they must be equal");
   TORCH_CHECK_VALUE(chunk_rows >= 0, "chunk_rows is ", chunk_rows, "; it cannot be negative");
   const auto dtype = dtype_of(x.scalar_type());
   const auto self = communicator(handle);
@@ -235,7 +241,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, int64_t handle,
   const auto result = output.view({rows, columns});
   const auto row_bytes = columns * static_cast<int64_t>(x.element_size());
   if (chunk_rows == 0) {
-    chunk_rows = CHUNK_BYTES / std::max<int64_t>(row_bytes, 1);
+    chunk_rows = std::max(CHUNK_ROWS, CHUNK_BYTES / std::max<int64_t>(row_bytes, 1));
   }
   chunk_rows = std::clamp<int64_t>(chunk_rows, 1, std::max<int64_t>(rows, 1));
 
