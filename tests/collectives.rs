@@ -158,12 +158,16 @@ fn a_zero_length_operation_takes_a_sequence_number() {
             let mut word = [1u64];
             comm.all_reduce(&mut word, ReduceOp::Sum).unwrap();
             assert_eq!(word, [2]);
-            // Only one rank makes this call. The next call shows that the sequence numbers differ.
+            // Only one rank makes this call. The next call shows that the other rank's call with its
+            // sequence number is another one.
             if comm.rank() == 0 {
                 comm.broadcast::<u8>(&mut [], 0).unwrap();
             }
             match comm.all_reduce(&mut word, ReduceOp::Sum) {
-                Err(kolo::Error::Mismatch { mine, theirs, .. }) => assert_eq!(mine.seq().abs_diff(theirs.seq()), 1),
+                Err(kolo::Error::Mismatch { mine, theirs, .. }) => {
+                    assert_eq!(mine.seq(), theirs.seq());
+                    assert_ne!(mine.op(), theirs.op());
+                }
                 Err(kolo::Error::Peer { cause: kolo::Cause::Revoked, .. }) => {}
                 other => panic!("{other:?}"),
             }
