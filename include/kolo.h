@@ -692,6 +692,10 @@ kolo_result_t kolo_call_timeout(uint64_t timeout_ms);
 // The id contains the address of this host; `KOLO_INTERFACE` chooses the interface.
 kolo_result_t kolo_get_unique_id(struct kolo_unique_id_t *id);
 
+// Stops serving the store of an id that this process has made and that no communicator will use.
+// Any other id has no effect.
+kolo_result_t kolo_discard_unique_id(const struct kolo_unique_id_t *id);
+
 // Passes the value that a function of kolo_store_t found to kolo, which copies it. Only for use
 // inside that function, by the same thread.
 kolo_result_t kolo_store_reply(kolo_reply_t reply, const void *value, size_t length);

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use kolo::raw::advertised_address;
-use kolo::{Builder, Error, TcpStoreServer};
+use kolo::{Builder, Communicator, Error, TcpStoreServer};
 
 use crate::boundary::boundary;
 use crate::codes::kolo_result_t;
 use crate::fault::Fault;
-use crate::pointers::place;
+use crate::pointers::{place, pointer};
 
 /// What all ranks of kolo_comm_init_rank share. It contains the secret of the job: pass it to ranks
 /// only. It can be copied, and is valid for one communicator.
@@ -83,6 +83,19 @@ pub unsafe extern "C" fn kolo_get_unique_id(id: *mut kolo_unique_id_t) -> kolo_r
         internal[24..72].copy_from_slice(&random);
         SERVED.lock().push(Served { job, process: std::process::id(), _server: server });
         id.write(kolo_unique_id_t { internal });
+        Ok(())
+    })
+}
+
+/// Stops serving the store of an id that this process has made and that no communicator will use.
+/// Any other id has no effect.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_discard_unique_id(id: *const kolo_unique_id_t) -> kolo_result_t {
+    boundary(|| {
+        pointer(id, "id")?;
+        // SAFETY: the caller's pointer is valid, as the header says, and neither null nor misaligned.
+        let (_, held) = meeting_place(Communicator::builder(), unsafe { &*id })?;
+        drop(held);
         Ok(())
     })
 }

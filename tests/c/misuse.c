@@ -69,6 +69,7 @@ static void wrong_arguments(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "newcomm is null", kolo_comm_split(comm, 0, 0, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "ptr is null", kolo_mem_alloc(NULL, 1, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "id is null", kolo_get_unique_id(NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "id is null", kolo_discard_unique_id(NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "error is null", kolo_last_error(comm, NULL));
   /* Numbers that stand for nothing. */
   REFUSED(KOLO_ERR_ARGUMENT, "dtype is 13", kolo_all_reduce(a, b, 1, 13, KOLO_SUM, comm, NULL));
@@ -257,6 +258,7 @@ static void wrong_starts(void) {
   REFUSED(KOLO_ERR_ARGUMENT, "url is not UTF-8", kolo_comm_init_store(&other, 2, "tcp://\xff:1", 0, NULL));
   REFUSED(KOLO_ERR_STORE, "scheme", kolo_comm_init_store(&other, 2, "nowhere", 0, NULL));
   REFUSED(KOLO_ERR_SETTING, "kolo_get_unique_id", kolo_comm_init_rank(&other, 2, id, 0, NULL));
+  REFUSED(KOLO_ERR_SETTING, "kolo_get_unique_id", kolo_discard_unique_id(&id));
   REFUSED(KOLO_ERR_ARGUMENT, "comms is null", kolo_comm_init_all(NULL, 2, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "nranks is -5", kolo_comm_init_all(&other, -5, NULL));
   REFUSED(KOLO_ERR_SETTING, "at most", kolo_comm_init_all(&other, 0x7fffffff, NULL));

@@ -104,10 +104,11 @@ ProcessGroupKolo::ProcessGroupKolo(
       made_with_(options_->timeout),
       members_(std::make_shared<Members>(Members{{options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end()}})) {
   init();
+  TORCH_CHECK_VALUE(made_with_.count() > 0, "the timeout of a process group must be positive, and is ", made_with_.count(), " ms");
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
-  TORCH_CHECK_VALUE(
-      !options_->enable_reconfigure,
-      "the kolo backend has no reconfigure: make a new process group, or continue with some of the ranks with shrink_group");
+  if (options_->enable_reconfigure) {
+    return;
+  }
 #endif
   connect(store);
 }
@@ -128,10 +129,7 @@ ProcessGroupKolo::ProcessGroupKolo(
   connect_messages();
 }
 
-void ProcessGroupKolo::connect(const c10::intrusive_ptr<c10d::Store>& store) {
-  TORCH_CHECK_VALUE(made_with_.count() > 0, "the timeout of a process group must be positive, and is ", made_with_.count(), " ms");
-  Rendezvous rendezvous(store);
-  const kolo_store_t callbacks = rendezvous.callbacks();
+kolo_config_t ProcessGroupKolo::config() const {
   kolo_config_t config = KOLO_CONFIG_INITIALIZER;
   config.timeout_ms = static_cast<uint64_t>(made_with_.count());
   if (std::getenv("KOLO_START_TIMEOUT") == nullptr) {
@@ -140,6 +138,13 @@ void ProcessGroupKolo::connect(const c10::intrusive_ptr<c10d::Store>& store) {
   config.transport = options_->transport.empty() ? nullptr : options_->transport.c_str();
   config.algorithm = options_->algorithm.empty() ? nullptr : options_->algorithm.c_str();
   config.reproducible = options_->reproducible ? 1 : 0;
+  return config;
+}
+
+void ProcessGroupKolo::connect(const c10::intrusive_ptr<c10d::Store>& store) {
+  Rendezvous rendezvous(store);
+  const kolo_store_t callbacks = rendezvous.callbacks();
+  const kolo_config_t config = this->config();
   const kolo_result_t result = kolo_comm_init_callbacks(&collectives_.comm, size_, &callbacks, rank_, &config);
   if (result == KOLO_ERR_STORE && !rendezvous.problem().empty()) {
     C10_THROW_ERROR(DistBackendError, c10::str("the store of the rendezvous failed: ", rendezvous.problem()));

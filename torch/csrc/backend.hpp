@@ -132,6 +132,13 @@ class ProcessGroupKolo final : public c10d::Backend {
 
   void abort() override;
   void shutdown() override;
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  bool supportsReconfigure() const override {
+    return true;
+  }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  WorkPtr reconfigure(const c10d::ReconfigureOptions& opts) override;
+#endif
 
  private:
   friend class Launch;
@@ -166,6 +173,8 @@ class ProcessGroupKolo final : public c10d::Backend {
     bool needs_host = false;
   };
 
+  // As the options say. It refers to their strings.
+  kolo_config_t config() const;
   void connect(const c10::intrusive_ptr<c10d::Store>& store);
   void connect_messages();
   void find_devices();
@@ -184,13 +193,17 @@ class ProcessGroupKolo final : public c10d::Backend {
   const c10::intrusive_ptr<Options> options_;
   // The deadline with which the communicators were made.
   const std::chrono::milliseconds made_with_;
-  const std::shared_ptr<const Members> members_;
+  std::shared_ptr<const Members> members_;
   Channel collectives_{true};
   Channel messages_{false};
   bool has_devices_ = false;
   std::atomic<uint64_t> seq_{0};
   std::mutex coalescing_mutex_;
   std::optional<Coalescing> coalescing_;
+  // What get_reconfigure_handle has returned; empty if there has been no call since the last
+  // reconfigure.
+  mutable std::mutex handle_mutex_;
+  mutable std::string handle_;
 };
 
 } // namespace torch_kolo

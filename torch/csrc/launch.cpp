@@ -19,6 +19,11 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
       stream_(
           is_on_device(like) && group.has_devices_ && !call.needs_host ? std::optional(current_stream(like.device())) : std::nullopt),
       is_sync_(!call.is_async && (stream_ ? !group.options_->blocking_wait : !is_on_device(like))) {
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  TORCH_CHECK_VALUE(
+      group.collectives_.comm != nullptr || !group.options_->enable_reconfigure, call.name,
+      ": the process group has no members; call reconfigure first");
+#endif
   if (is_sync_) {
     if (C10_UNLIKELY(at::hasCallbacks())) {
       profile_.emplace(at::RecordScope::USER_SCOPE);

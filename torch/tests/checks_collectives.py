@@ -851,8 +851,11 @@ def timeout_of_options(group):
 
 
 @check
-def reconfigure_is_refused(group):
+def reconfigure_in_python_is_refused(group):
     import torch_kolo
+
+    if not is_in_python(group):
+        raise NotRun("a refusal of the backend in Python; test_reconfigure.py has the one in C++")
 
     options = torch_kolo.Options()
     if not hasattr(options, "enable_reconfigure"):

@@ -214,7 +214,8 @@ class ProcessGroupKolo(Base):
             raise ValueError(f"the timeout of a process group must be positive, and is {options._timeout}")
         if getattr(options, "enable_reconfigure", False):
             raise ValueError(
-                "the kolo backend has no reconfigure: make a new process group, or continue with some of the ranks with shrink_group"
+                "kolo's backend in Python has no reconfigure, because PyTorch keeps the rank and size of a backend in C++: use the "
+                "backend in C++, make a new process group, or continue with some of the ranks with shrink_group"
             )
         group = cls(rank, size, options)
         rendezvous = Rendezvous(store)
