@@ -24,13 +24,14 @@ static void ranks_disagree(void) {
   result = kolo_all_reduce(&a, &a, 1, my_rank == 0 ? KOLO_FLOAT64 : KOLO_INT64, KOLO_SUM, comm, NULL);
   CHECK(result == KOLO_ERR_MISMATCH || result == KOLO_ERR_PEER);
   error = last_error(comm);
-  CHECK(error.code == result && error.usable == 0 && error.rank == 1 - my_rank && error.op == KOLO_OP_ALL_REDUCE);
+  /* Both ranks name the same one: of two calls that are equally frequent, the one of the lower rank counts. */
+  CHECK(error.code == result && error.usable == 0 && error.rank == 1 && error.op == KOLO_OP_ALL_REDUCE);
   CHECK(error.seq == 1 && strlen(error.host) > 0);
   CHECK(a == 1);
   OK(kolo_comm_get_async_error(comm, &ended));
   CHECK(ended == result);
   REFUSED(KOLO_ERR_REVOKED, "revoked", kolo_barrier(comm, NULL));
-  CHECK(last_error(comm).rank == 1 - my_rank);
+  CHECK(last_error(comm).rank == 1);
   saw_both = result == KOLO_ERR_MISMATCH && strstr(error.message, "f64") != NULL && strstr(error.message, "i64") != NULL;
   OK(kolo_comm_destroy(comm));
   OK(kolo_all_reduce(&saw_both, &saw_both, 1, KOLO_INT32, KOLO_MAX, world, NULL));
