@@ -75,7 +75,7 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
     let mut announced: Option<Vec<u8>> = None;
     let mut state = JoinState::Nothing;
     let last_look = start.deadline - (start.left() / 4).min(LAST_LOOK);
-    let mut seen = Seen { last_look, other_job: None, zero: None, living: None };
+    let mut seen = Seen { last_look, other_job: None, zero: None, living: None, dialled: None };
     let (mut end, mut gone) = (None, None);
     loop {
         let now = Instant::now();
@@ -135,6 +135,19 @@ struct Seen {
     zero: Option<PeerInfo>,
     /// The ranks that answered, if rank 0 did not.
     living: Option<Vec<Rank>>,
+    /// When this rank last dialled an address that is not authenticated.
+    dialled: Option<Instant>,
+}
+
+impl Seen {
+    /// Returns whether this rank may dial an address that is not authenticated again.
+    fn may_dial(&mut self) -> bool {
+        let may = self.dialled.is_none_or(|at| at.elapsed() >= DIAL_PAUSE);
+        if may {
+            self.dialled = Some(Instant::now());
+        }
+        may
+    }
 }
 
 /// What a look at the store leads to.
@@ -151,9 +164,9 @@ fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_
             Advanced::Waits(learn(start, ip, waiting, seen)?, None)
         }
         JoinState::AwaitsSecret(AwaitsSecret { run, conflict: Some((ref holder, since)), .. })
-            if since.elapsed() >= CONFLICT_PATIENCE && listens(start, &run) =>
+            if since.elapsed() >= CONFLICT_PATIENCE && seen.may_dial() && listens(start, &run) =>
         {
-            return Err(Error::RankTaken { rank: start.rank, first: holder.process.clone(), second: start.process() });
+            return Err(Error::RankTaken { rank: start.rank, first: holder.shown(), second: start.process() });
         }
         JoinState::Listening { endpoint, identity, mine, conflict } => {
             if seen.zero.is_none() {
@@ -193,7 +206,7 @@ fn taken(start: &Start<'_>, state: &JoinState) -> Option<Error> {
         JoinState::Listening { mine, conflict: Some(conflict), .. } if conflict.was_alive => {
             (conflict.holder.process(), mine.process())
         }
-        JoinState::AwaitsSecret(AwaitsSecret { conflict: Some((holder, _)), .. }) => (holder.process.clone(), start.process()),
+        JoinState::AwaitsSecret(AwaitsSecret { conflict: Some((holder, _)), .. }) => (holder.shown(), start.process()),
         _ => return None,
     };
     Some(Error::RankTaken { rank: start.rank, first, second })
@@ -370,6 +383,9 @@ fn too_late(start: &Start<'_>, state: JoinState, seen: Seen, began: Instant) -> 
 /// How long a rank waits before it checks whether the process that has its rank lives: a former run
 /// may be about to end.
 const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
+
+/// The least pause between two connections to an address that any process may have written.
+const DIAL_PAUSE: Duration = Duration::from_millis(200);
 
 /// How long before the deadline a rank probes the others, if rank 0 does not live. The others still
 /// wait then.
