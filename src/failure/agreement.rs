@@ -31,8 +31,7 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: E
         Error::Peer { rank, cause: Cause::Broken(ErrorKind::OutOfMemory), .. } => {
             error = Error::os(format!("communicating with rank {rank}"))(ErrorKind::OutOfMemory.into());
         }
-        // A rank without file descriptors cannot reach its peers: it keeps them waiting, not they
-        // it.
+        // A rank without file descriptors cannot reach its peers. The peers wait for this rank.
         Error::Peer { cause: Cause::Silent { .. } | Cause::Gone | Cause::Unreachable { .. }, .. } => {
             if let Some(want) = sys::resource_shortage() {
                 error = Error::os("reaching the other ranks")(want);

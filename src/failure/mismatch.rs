@@ -72,9 +72,8 @@ pub(super) fn compare_calls(
     }
 }
 
-/// Returns the failure of two ranks whose calls are the same now, but were not earlier: the last
-/// ones that differ. Returns `None` if those are not recorded any more, or if a report arrives
-/// meanwhile.
+/// Finds the latest earlier call that differs between this rank and a peer. Returns `None` if that
+/// call is not recorded any more, or if a report arrives meanwhile.
 pub(super) fn compare_earlier_calls(
     status: &CommStatus,
     control: &dyn ControlChannel,

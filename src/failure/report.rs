@@ -50,7 +50,7 @@ pub(crate) enum Failure {
 impl FailureReport {
     /// The order in which reports count: all ranks report the least. A failure that explains others
     /// comes first: a rank that is gone or called another operation keeps others waiting, and not
-    /// the other way round. A call mismatch counts the more, the more calls are known.
+    /// the other way round. Of two mismatches, the one found among more calls counts.
     pub(crate) fn order(&self) -> (u8, Reverse<usize>, Rank, u64, Rank) {
         let (class, culprit) = match &self.what {
             Failure::Mismatch { ranks: [_, culprit], .. } => (0, *culprit),
