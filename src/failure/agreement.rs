@@ -171,7 +171,12 @@ mod tests {
         let timeout = Duration::from_secs(3600);
         let info = CommInfo { rank: 1, members, timeout, start_timeout: timeout, cancel: status.cancel.clone() };
         let odd = call(Op::Broadcast, None, Some(0), 2);
-        let what = Failure::Mismatch { ranks: [2, 0], calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)], known: 2 };
+        let what = Failure::Mismatch {
+            ranks: [2, 0],
+            calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)],
+            known: 2,
+            is_tie: false,
+        };
         status.add_reports(vec![FailureReport { origin: 2, what, during: odd, after: Duration::ZERO, completed: 1 }]);
         agree_on_report(&status, &info, seen)
     }
@@ -190,8 +195,15 @@ mod tests {
     #[test]
     fn an_error_is_of_the_operation_that_its_own_rank_called() {
         let (mine, theirs) = (call(Op::AllReduce, Some(ReduceOp::Sum), None, 5), call(Op::Broadcast, None, Some(0), 2));
-        let seen =
-            Error::Mismatch { culprit: 2, rank: 1, peer: 2, host: "here".into(), mine: Box::new(mine), theirs: Box::new(theirs) };
+        let seen = Error::Mismatch {
+            culprit: 2,
+            rank: 1,
+            peer: 2,
+            host: "here".into(),
+            mine: Box::new(mine),
+            theirs: Box::new(theirs),
+            is_tie: false,
+        };
         assert_is_of(&reported(mine, seen), mine);
     }
 

@@ -34,7 +34,7 @@ pub(super) fn compare_calls(
     ranks: [Rank; 2],
     calls: [Descriptor; 2],
 ) -> Option<Failure> {
-    let pair = Failure::Mismatch { ranks, calls, known: ranks.len() };
+    let pair = Failure::Mismatch { ranks, calls, known: ranks.len(), is_tie: false };
     if calls.iter().any(|call| call.op.is_point_to_point() || call.op == Op::Connect) {
         return Some(pair);
     }
@@ -98,28 +98,34 @@ pub(super) fn compare_earlier_calls(
 
 /// Returns the call that most ranks made, and how many. Of several, that of the lowest rank.
 fn most_frequent(known: &BTreeMap<Rank, Descriptor>) -> Option<(Descriptor, usize)> {
-    let count = |call: &Descriptor| known.values().filter(|other| *other == call).count();
-    known.values().map(|call| (*call, count(call))).reduce(|most, next| if next.1 > most.1 { next } else { most })
+    known.values().map(|call| (*call, count(known, call))).reduce(|most, next| if next.1 > most.1 { next } else { most })
+}
+
+/// Returns how many ranks made a call.
+fn count(known: &BTreeMap<Rank, Descriptor>, call: &Descriptor) -> usize {
+    known.values().filter(|other| *other == call).count()
 }
 
 /// Names the lowest rank whose call is not that of most ranks, and the lowest rank that made that.
 fn name_culprit(known: &BTreeMap<Rank, Descriptor>) -> Option<Failure> {
-    let (right, _) = most_frequent(known)?;
+    let (right, most) = most_frequent(known)?;
     let (witness, _) = known.iter().find(|(_, call)| **call == right)?;
     let (culprit, wrong) = known.iter().find(|(_, call)| **call != right)?;
-    Some(Failure::Mismatch { ranks: [*witness, *culprit], calls: [right, *wrong], known: known.len() })
+    let is_tie = count(known, wrong) == most;
+    Some(Failure::Mismatch { ranks: [*witness, *culprit], calls: [right, *wrong], known: known.len(), is_tie })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn named(counts: &[u64]) -> Option<([Rank; 2], [u64; 2])> {
+    /// Returns the ranks and their counts, and whether it is a tie.
+    fn named(counts: &[u64]) -> Option<([Rank; 2], [u64; 2], bool)> {
         let call = |&count: &u64| Descriptor { op: Op::AllReduce, count, seq: 1, ..Descriptor::nothing() };
         match name_culprit(&counts.iter().map(call).enumerate().collect()) {
-            Some(Failure::Mismatch { ranks, calls, known }) => {
+            Some(Failure::Mismatch { ranks, calls, known, is_tie }) => {
                 assert_eq!(known, counts.len());
-                Some((ranks, calls.map(|call| call.count)))
+                Some((ranks, calls.map(|call| call.count), is_tie))
             }
             other => {
                 assert_eq!(other, None);
@@ -130,13 +136,13 @@ mod tests {
 
     #[test]
     fn the_rank_that_differs_from_most_is_named() {
-        assert_eq!(named(&[4, 4, 4, 4, 4, 5, 4, 4]), Some(([0, 5], [4, 5])));
-        assert_eq!(named(&[5, 4, 4]), Some(([1, 0], [4, 5])));
+        assert_eq!(named(&[4, 4, 4, 4, 4, 5, 4, 4]), Some(([0, 5], [4, 5], false)));
+        assert_eq!(named(&[5, 4, 4]), Some(([1, 0], [4, 5], false)));
         // Of two ranks that differ, the lower one.
-        assert_eq!(named(&[4, 6, 4, 5]), Some(([0, 1], [4, 6])));
+        assert_eq!(named(&[4, 6, 4, 5]), Some(([0, 1], [4, 6], false)));
         // No majority: the call of the lowest rank counts.
-        assert_eq!(named(&[4, 5]), Some(([0, 1], [4, 5])));
-        assert_eq!(named(&[4, 5, 5, 4]), Some(([0, 1], [4, 5])));
+        assert_eq!(named(&[4, 5]), Some(([0, 1], [4, 5], true)));
+        assert_eq!(named(&[4, 5, 5, 4]), Some(([0, 1], [4, 5], true)));
         assert_eq!(named(&[4, 4]), None);
         assert_eq!(named(&[]), None);
     }
