@@ -92,7 +92,7 @@ pub enum Error {
     /// like the root of a broadcast, may notice at a later call.
     #[error(
         "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]{}; all ranks of a communicator \
-         must make the same calls in the same order", at_fault(*culprit, *peer)
+         must make the same calls in the same order", at_fault(*culprit, *peer, *is_tie)
     )]
     Mismatch {
         /// The rank at fault; it may be this one.
@@ -108,6 +108,9 @@ pub enum Error {
         mine: Box<Descriptor>,
         /// The call of the other rank.
         theirs: Box<Descriptor>,
+        /// Whether equally many ranks are known to have made each of the two calls. Then either may
+        /// be the wrong one.
+        is_tie: bool,
     },
 
     /// Two ranks gave different counts for what one sends to the other.
@@ -496,7 +499,7 @@ pub enum Cause {
     #[error("panicked; its own output says where")]
     Panicked,
     /// It made another call than a peer.
-    #[error("called [{}], rank {} called [{}]; all ranks of a communicator must make the same calls in the same order", .0.mine, .0.rank, .0.theirs)]
+    #[error("called [{}], rank {} called [{}]{}; all ranks of a communicator must make the same calls in the same order", .0.mine, .0.rank, .0.theirs, if_tie(.0.is_tie))]
     Mismatch(Box<CallMismatch>),
     /// It sent another number of bytes than a peer expected.
     #[error("sent {sent} bytes where rank {to} expected {expected}; give both the same count")]
@@ -575,6 +578,9 @@ pub struct CallMismatch {
     pub rank: Rank,
     /// The call of that rank.
     pub theirs: Descriptor,
+    /// Whether equally many ranks are known to have made each of the two calls. Then either may be
+    /// the wrong one.
+    pub is_tie: bool,
 }
 
 /// How a store failed.
@@ -886,8 +892,14 @@ fn the_survivors(survivors: &[Rank]) -> String {
 }
 
 /// The rank that all ranks report in a call mismatch, unless it is the peer that the message names.
-fn at_fault(culprit: Rank, peer: Rank) -> String {
-    if culprit == peer { String::new() } else { format!("; all ranks report rank {culprit}") }
+fn at_fault(culprit: Rank, peer: Rank, is_tie: bool) -> String {
+    let named = if culprit == peer { String::new() } else { format!("; all ranks report rank {culprit}") };
+    named + if_tie(is_tie)
+}
+
+/// Says that the rank at fault is one of several that may be.
+fn if_tie(is_tie: bool) -> &'static str {
+    if is_tie { "; equally many ranks made each of the two calls, so either may be the wrong one" } else { "" }
 }
 
 /// The other reason why a rank finds no rank 0.
@@ -945,6 +957,20 @@ mod tests {
             "all_reduce seq=812 f32 x 1048576 failed after 83.0ms: rank 3 (node7, pid 4121) closed its connection without a \
              goodbye; it crashed or was killed"
         );
+    }
+
+    /// Then the rank that is named is one of several that may be at fault.
+    #[test]
+    fn a_tie_between_two_calls_is_told() {
+        let call = Box::new(Descriptor::nothing());
+        for is_tie in [false, true] {
+            let calls = CallMismatch { mine: *call, rank: 0, theirs: *call, is_tie };
+            let (mine, theirs, host) = (call.clone(), call.clone(), "here".into());
+            let seen = Error::Mismatch { culprit: 1, rank: 0, peer: 1, host, mine, theirs, is_tie };
+            for text in [seen.to_string(), Cause::Mismatch(Box::new(calls)).to_string()] {
+                assert_eq!(text.contains("; equally many ranks made each of the two calls, so either may be"), is_tie, "{text}");
+            }
+        }
     }
 
     #[test]

@@ -87,7 +87,7 @@ fn host_connections(
         return Ok(None);
     }
     let members: Vec<Rank> = (0..start.world_size).collect();
-    let (rank, cancel, deadline) = (start.rank, Some(cancel), start.deadline);
+    let (rank, deadline) = (start.rank, start.deadline);
     let setup = HostSetup { network, comm_id: WORLD, rank, members: &members, cancel, deadline };
     setup.connect(candidates).map(Some)
 }

@@ -209,7 +209,7 @@ impl Fabric {
                     Some(connections) => connections,
                     None => {
                         let (comm_id, rank, members) = (self.comm_id, self.rank, &*self.members);
-                        let cancel = Some(&*self.status.cancel);
+                        let cancel = &*self.status.cancel;
                         HostSetup { network, comm_id, rank, members, cancel, deadline }.connect(neighbours)?
                     }
                 };
@@ -217,7 +217,7 @@ impl Fabric {
                 if connections.members() != neighbours {
                     return Ok(None);
                 }
-                connections.share(part, room, deadline)
+                connections.share(part, room, deadline, &self.status.cancel)
             }
             Backing::Process(hub, _) => {
                 let users = neighbours.len();

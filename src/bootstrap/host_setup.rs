@@ -28,8 +28,8 @@ pub(crate) struct HostSetup<'a> {
     pub(crate) rank: Rank,
     /// The communicator's ranks as ranks of the job.
     pub(crate) members: &'a [Rank],
-    /// The communicator's token, if it has one yet. When it is cancelled, the rank waits no longer.
-    pub(crate) cancel: Option<&'a CancelToken>,
+    /// The communicator's token. When it is cancelled, the rank waits no longer.
+    pub(crate) cancel: &'a CancelToken,
     pub(crate) deadline: Instant,
 }
 
@@ -71,7 +71,9 @@ impl HostSetup<'_> {
     /// Connects those of `candidates` that can reach their leader on this host. A rank that cannot
     /// is alone.
     pub(crate) fn connect(&self, candidates: &[Rank]) -> Result<HostConnections, Failed> {
-        if candidates[0] == self.rank { self.lead(&candidates[1..]) } else { self.join(candidates[0]) }
+        let result = if candidates[0] == self.rank { self.lead(&candidates[1..]) } else { self.join(candidates[0]) };
+        self.cancel.end_connecting(result.is_err());
+        result
     }
 
     /// Waits for the others, and tells them which ranks have come.
@@ -87,7 +89,10 @@ impl HostSetup<'_> {
         for &other in others {
             let to = self.members[other];
             let mailbox = &self.network.mailbox;
-            let absence = || self.absence(other).map(NoLink::Peer).or_else(|| shortage().map(NoLink::Own));
+            let absence = || {
+                self.cancel.note_connecting(other);
+                self.absence(other).map(NoLink::Peer).or_else(|| shortage().map(NoLink::Own))
+            };
             match mailbox.wait_for_host_member(self.comm_id, to, self.deadline, absence) {
                 Ok(Stream::Local(stream)) => {
                     connections.members.push(other);
@@ -128,14 +133,7 @@ impl HostSetup<'_> {
         let mut word = [0; 4];
         // The leader writes the whole list when all ranks have come. If it has failed elsewhere, it
         // writes nothing.
-        while let Err(error) = stream.until(self.deadline.min(Instant::now() + CHECK_INTERVAL)).read_exact(&mut word) {
-            if error.kind() != io::ErrorKind::TimedOut || Instant::now() >= self.deadline {
-                return Err(failed(leader, error));
-            }
-            if let Some(cause) = self.absence(leader) {
-                return Err(Failed::Peer { rank: leader, cause });
-            }
-        }
+        read(&stream, leader, &mut word, self.deadline, || self.absence(leader))?;
         let count = u32::from_le_bytes(word) as usize;
         let corrupt = Failed::Peer { rank: leader, cause: Cause::Corrupt("an impossible list of the ranks of a host") };
         if count > self.members.len() {
@@ -143,7 +141,7 @@ impl HostSetup<'_> {
         }
         let mut members = Vec::with_capacity(count);
         for _ in 0..count {
-            stream.until(self.deadline).read_exact(&mut word).map_err(|error| failed(leader, error))?;
+            read(&stream, leader, &mut word, self.deadline, || self.absence(leader))?;
             members.push(u32::from_le_bytes(word) as Rank);
         }
         match members.iter().position(|&member| member == self.rank) {
@@ -163,7 +161,7 @@ impl HostSetup<'_> {
         match self.network.visible_process(self.members[rank]) {
             Some(process) if sys::has_ended(process) => Some(Cause::Died),
             // The error of the rank that cancelled says why.
-            _ => self.cancel.filter(|cancel| cancel.is_cancelled()).map(|_| Cause::Revoked),
+            _ => self.cancel.is_cancelled().then_some(Cause::Revoked),
         }
     }
 }
@@ -176,11 +174,23 @@ impl HostConnections {
 
     /// Makes memory with a part of `part` bytes for each rank of the host, in their order, which
     /// each rank may extend to `room` bytes. Returns `None` on all ranks if one of them cannot map
-    /// or reserve it. All ranks of the host call this together.
-    pub(crate) fn share(&self, part: usize, room: usize, deadline: Instant) -> Result<Option<Arc<Region>>, Failed> {
+    /// or reserve it. All ranks of the host call this together. When the communicator's token is
+    /// cancelled, a rank waits no longer.
+    pub(crate) fn share(
+        &self,
+        part: usize,
+        room: usize,
+        deadline: Instant,
+        cancel: &CancelToken,
+    ) -> Result<Option<Arc<Region>>, Failed> {
         let len = part * self.members.len();
         let may_extend = Region::check_size(room.max(len));
-        if self.index == 0 { self.give(part, len, may_extend, deadline) } else { self.take(part, len, may_extend, deadline) }
+        let result = match self.index {
+            0 => self.give(part, len, may_extend, deadline, cancel),
+            _ => self.take(part, len, may_extend, deadline, cancel),
+        };
+        cancel.end_connecting(result.is_err());
+        result
     }
 
     /// Makes the memory, hands it to the others, and tells all whether all of them have mapped it.
@@ -190,6 +200,7 @@ impl HostConnections {
         len: usize,
         may_extend: io::Result<()>,
         deadline: Instant,
+        cancel: &CancelToken,
     ) -> Result<Option<Arc<Region>>, Failed> {
         let region = may_extend.and_then(|()| Region::create(len));
         let region = region.and_then(|region| region.reserve(0..part).map(|()| region));
@@ -198,7 +209,7 @@ impl HostConnections {
         // number in its place.
         let secrets: Vec<u64> = self.others().map(|_| random_number()).collect();
         let region = self.hand_out(region, part, &secrets, deadline)?;
-        let region = self.check_answers(region, part, &secrets, deadline)?;
+        let region = self.check_answers(region, part, &secrets, deadline, cancel)?;
         for (_, stream, member) in self.others() {
             let outcome = if region.is_some() { YES } else { NO };
             stream.until(deadline).write_all(&[outcome]).map_err(|error| failed(member, error))?;
@@ -246,10 +257,14 @@ impl HostConnections {
         part: usize,
         secrets: &[u64],
         deadline: Instant,
+        cancel: &CancelToken,
     ) -> Result<Option<Region>, Failed> {
         for ((index, stream, member), &secret) in self.others().zip(secrets) {
             let mut answer = [0; 9];
-            stream.until(deadline).read_exact(&mut answer).map_err(|error| failed(member, error))?;
+            read(stream, member, &mut answer, deadline, || {
+                cancel.note_connecting(member);
+                cancel.is_cancelled().then_some(Cause::Revoked)
+            })?;
             region = region.filter(|shared| {
                 let word = proof(shared, part, index);
                 let is_mapped =
@@ -271,12 +286,15 @@ impl HostConnections {
         len: usize,
         may_extend: io::Result<()>,
         deadline: Instant,
+        cancel: &CancelToken,
     ) -> Result<Option<Arc<Region>>, Failed> {
         let (stream, leader) = (&self.streams[0], self.members[0]);
         let lost = |error: io::Error| failed(leader, error);
         let region = match Region::take_over(stream, len, deadline).and_then(|region| may_extend.map(|()| region)) {
             Ok(region) => Some(region),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(lost(error)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::TimedOut) => {
+                return Err(lost(error));
+            }
             Err(error) => {
                 warn_of_memory(&error, len);
                 None
@@ -293,7 +311,7 @@ impl HostConnections {
         }
         stream.until(deadline).write_all(&answer).map_err(lost)?;
         let mut outcome = [NO];
-        stream.until(deadline).read_exact(&mut outcome).map_err(lost)?;
+        read(stream, leader, &mut outcome, deadline, || cancel.is_cancelled().then_some(Cause::Revoked))?;
         Ok(region.filter(|_| outcome[0] == YES).map(Arc::new))
     }
 }
@@ -310,9 +328,40 @@ fn warn_of_memory(error: &io::Error, bytes: usize) {
     tracing::warn!(%error, bytes, "cannot share memory with the ranks of this host; they use TCP");
 }
 
-fn failed(rank: Rank, error: io::Error) -> Failed {
-    match sys::is_resource_shortage(&error) {
-        true => Failed::Own { doing: format!("sharing memory with rank {rank}"), error },
-        false => Failed::Peer { rank, cause: cause_of(&error) },
+/// Fills a buffer with what a peer sends, until the deadline. Asks `absence` regularly, and fails
+/// with what it says if the peer will send nothing.
+fn read(
+    stream: &LocalStream,
+    peer: Rank,
+    mut buf: &mut [u8],
+    deadline: Instant,
+    absence: impl Fn() -> Option<Cause>,
+) -> Result<(), Failed> {
+    while !buf.is_empty() {
+        match stream.until(deadline.min(Instant::now() + CHECK_INTERVAL)).read(buf) {
+            Ok(0) => return Err(failed(peer, io::ErrorKind::UnexpectedEof.into())),
+            Ok(count) => buf = &mut buf[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && Instant::now() < deadline => {
+                if let Some(cause) = absence() {
+                    return Err(Failed::Peer { rank: peer, cause });
+                }
+            }
+            Err(error) => return Err(failed(peer, error)),
+        }
     }
+    Ok(())
+}
+
+fn failed(rank: Rank, error: io::Error) -> Failed {
+    if sys::is_resource_shortage(&error) {
+        return Failed::Own { doing: format!("sharing memory with rank {rank}"), error };
+    }
+    // Connections inside a host time out at this rank's deadline only. The peer may wait for
+    // another rank, so this is no failure of the connection.
+    let cause = match error.kind() {
+        io::ErrorKind::TimedOut => Cause::Silent { deadline: Duration::ZERO },
+        _ => cause_of(&error),
+    };
+    Failed::Peer { rank, cause }
 }

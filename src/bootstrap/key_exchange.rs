@@ -47,7 +47,16 @@ pub(super) struct KeyShare {
     pub(super) process: String,
 }
 
+/// The most characters of a process's name that an error shows.
+const MOST_SHOWN: usize = 100;
+
 impl KeyShare {
+    /// Returns the process for an error message: quoted, escaped and cut, because any process may
+    /// have written it.
+    pub(super) fn shown(&self) -> String {
+        format!("{:?}", self.process.chars().take(MOST_SHOWN).collect::<String>())
+    }
+
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.bytes(&self.public).text(&self.process);
@@ -154,6 +163,15 @@ mod tests {
             changed[at] ^= 1;
             assert_eq!(exchange.unwrap(&one, &changed), None, "changed at {at}");
         }
+    }
+
+    /// Any process may have written the name.
+    #[test]
+    fn the_process_of_a_public_key_is_shown_as_one_short_line() {
+        let shown = |process: &str| KeyShare { public: [1; 32], process: process.to_owned() }.shown();
+        assert_eq!(shown("process 7 on here"), "\"process 7 on here\"");
+        assert_eq!(shown("a\n\u{1b}[2J"), "\"a\\n\\u{1b}[2J\"");
+        assert_eq!(shown(&"x".repeat(1 << 16)).len(), MOST_SHOWN + 2);
     }
 
     /// With points of small order, every process knows the key.

@@ -31,8 +31,7 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: E
         Error::Peer { rank, cause: Cause::Broken(ErrorKind::OutOfMemory), .. } => {
             error = Error::os(format!("communicating with rank {rank}"))(ErrorKind::OutOfMemory.into());
         }
-        // A rank without file descriptors cannot reach its peers: it keeps them waiting, not they
-        // it.
+        // A rank without file descriptors cannot reach its peers. The peers wait for this rank.
         Error::Peer { cause: Cause::Silent { .. } | Cause::Gone | Cause::Unreachable { .. }, .. } => {
             if let Some(want) = sys::resource_shortage() {
                 error = Error::os("reaching the other ranks")(want);
@@ -172,7 +171,12 @@ mod tests {
         let timeout = Duration::from_secs(3600);
         let info = CommInfo { rank: 1, members, timeout, start_timeout: timeout, cancel: status.cancel.clone() };
         let odd = call(Op::Broadcast, None, Some(0), 2);
-        let what = Failure::Mismatch { ranks: [2, 0], calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)], known: 2 };
+        let what = Failure::Mismatch {
+            ranks: [2, 0],
+            calls: [odd, call(Op::AllReduce, Some(ReduceOp::Sum), None, 2)],
+            known: 2,
+            is_tie: false,
+        };
         status.add_reports(vec![FailureReport { origin: 2, what, during: odd, after: Duration::ZERO, completed: 1 }]);
         agree_on_report(&status, &info, seen)
     }
@@ -191,8 +195,15 @@ mod tests {
     #[test]
     fn an_error_is_of_the_operation_that_its_own_rank_called() {
         let (mine, theirs) = (call(Op::AllReduce, Some(ReduceOp::Sum), None, 5), call(Op::Broadcast, None, Some(0), 2));
-        let seen =
-            Error::Mismatch { culprit: 2, rank: 1, peer: 2, host: "here".into(), mine: Box::new(mine), theirs: Box::new(theirs) };
+        let seen = Error::Mismatch {
+            culprit: 2,
+            rank: 1,
+            peer: 2,
+            host: "here".into(),
+            mine: Box::new(mine),
+            theirs: Box::new(theirs),
+            is_tie: false,
+        };
         assert_is_of(&reported(mine, seen), mine);
     }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::error::Cause;
-use crate::types::{Descriptor, Rank};
+use crate::types::{Descriptor, Op, Rank};
 
 /// Cancels the operations of a communicator: those in progress stop, and no other begins.
 ///
@@ -83,6 +83,9 @@ const SPARE: Duration = Duration::from_millis(250);
 /// How old the last sign of a wait may be. A waiting operation renews it at each nap of the engine
 /// and of shared memory; this is twice the nap, for slow hosts.
 const FRESH: Duration = Duration::from_millis(1000);
+
+/// The operation of ranks that connect. It is that of the first barrier, too.
+const CONNECTING: Descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
 
 impl CancelToken {
     pub(crate) fn cancel(&self) {
@@ -178,6 +181,20 @@ impl CancelToken {
             waits.retain(|wait| wait.words != words);
             self.any_waits.store(!waits.is_empty(), Ordering::Relaxed);
         }
+    }
+
+    /// Notes that this rank waits for `peer` to connect.
+    pub(crate) fn note_connecting(&self, peer: Rank) {
+        self.wait_for(Awaited::One(peer), CONNECTING.encode(), false);
+    }
+
+    /// Notes that this rank waits for no peer to connect any longer. If that has failed, peers learn
+    /// that the failure is being diagnosed.
+    pub(crate) fn end_connecting(&self, has_failed: bool) {
+        if has_failed {
+            self.set_diagnosing(Some(Diagnosing { about: None }));
+        }
+        self.rest(CONNECTING.encode());
     }
 
     /// Notes that a rank is gone for which a receive from any rank waited.

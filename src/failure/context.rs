@@ -207,6 +207,7 @@ impl<'a> OpContext<'a> {
             host: self.info.members[peer].host.clone(),
             mine: Box::new(mine),
             theirs: Box::new(theirs),
+            is_tie: false,
         }
     }
 

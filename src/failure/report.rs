@@ -33,11 +33,13 @@ pub(crate) enum Failure {
         cause: Cause,
     },
     /// Ranks called different operations: one that made the right call, and the rank at fault. They
-    /// were found among the calls of `known` ranks.
+    /// were found among the calls of `known` ranks. In a tie, as many of these made the one call as
+    /// the other.
     Mismatch {
         ranks: [Rank; 2],
         calls: [Descriptor; 2],
         known: usize,
+        is_tie: bool,
     },
     Counts {
         from: Rank,
@@ -50,7 +52,7 @@ pub(crate) enum Failure {
 impl FailureReport {
     /// The order in which reports count: all ranks report the least. A failure that explains others
     /// comes first: a rank that is gone or called another operation keeps others waiting, and not
-    /// the other way round. A call mismatch counts the more, the more calls are known.
+    /// the other way round. Of two mismatches, the one found among more calls counts.
     pub(crate) fn order(&self) -> (u8, Reverse<usize>, Rank, u64, Rank) {
         let (class, culprit) = match &self.what {
             Failure::Mismatch { ranks: [_, culprit], .. } => (0, *culprit),
@@ -93,8 +95,9 @@ impl FailureReport {
                     completed,
                 }
             }
-            Error::Mismatch { rank, peer, mine, theirs, .. } => {
-                let what = Failure::Mismatch { ranks: [*rank, *peer], calls: [**mine, **theirs], known: 2 };
+            Error::Mismatch { rank, peer, mine, theirs, is_tie, .. } => {
+                let (ranks, calls, is_tie) = ([*rank, *peer], [**mine, **theirs], *is_tie);
+                let what = Failure::Mismatch { ranks, calls, known: 2, is_tie };
                 FailureReport { origin, what, during: **mine, after: Duration::ZERO, completed }
             }
             Error::Counts { rank, peer, op, seq, sent, expected, .. } => {
@@ -128,8 +131,8 @@ impl FailureReport {
                 Error::Aborted { op, seq }
             }
             Failure::Failed { culprit, cause } => peer(*culprit, cause.clone()),
-            Failure::Mismatch { ranks: [witness, culprit], calls: [right, wrong], .. } => {
-                let (witness, culprit, right, wrong) = (*witness, *culprit, *right, *wrong);
+            Failure::Mismatch { ranks: [witness, culprit], calls: [right, wrong], is_tie, .. } => {
+                let (witness, culprit, right, wrong, is_tie) = (*witness, *culprit, *right, *wrong, *is_tie);
                 let is_collective = [right, wrong].iter().all(|call| !call.op.is_point_to_point() && call.op != Op::Connect);
                 let is_message = during.is_some_and(|(during, _)| during.op.is_point_to_point());
                 let mine = match me {
@@ -146,6 +149,8 @@ impl FailureReport {
                     host: host(peer),
                     mine: Box::new(mine),
                     theirs: Box::new(theirs),
+                    // This rank may have made a third call.
+                    is_tie: is_tie && [right, wrong].contains(&mine),
                 };
                 match mine {
                     // This rank made the wrong call too.
@@ -153,7 +158,7 @@ impl FailureReport {
                     Some(mine) => shown(mine, culprit, wrong),
                     // This rank has not made the call.
                     None => {
-                        let calls = CallMismatch { mine: wrong, rank: witness, theirs: right };
+                        let calls = CallMismatch { mine: wrong, rank: witness, theirs: right, is_tie };
                         peer(culprit, Cause::Mismatch(Box::new(calls)))
                     }
                 }
@@ -188,8 +193,8 @@ impl FailureReport {
         write_call(writer, &self.during);
         match &self.what {
             Failure::Failed { culprit, cause } => write_cause(writer.number(0).number(*culprit as u64), cause),
-            Failure::Mismatch { ranks, calls, known } => {
-                writer.number(1).number(ranks[0] as u64).number(ranks[1] as u64).number(*known as u64);
+            Failure::Mismatch { ranks, calls, known, is_tie } => {
+                writer.number(1).number(ranks[0] as u64).number(ranks[1] as u64).number(*known as u64).number((*is_tie).into());
                 calls.iter().for_each(|call| write_call(writer, call));
             }
             Failure::Counts { from, to, sent, expected } => {
@@ -205,8 +210,8 @@ impl FailureReport {
         let what = match reader.number()? {
             0 => Failure::Failed { culprit: reader.size()?, cause: read_cause(reader)? },
             1 => {
-                let (ranks, known) = ([reader.size()?, reader.size()?], reader.size()?);
-                Failure::Mismatch { ranks, calls: [read_call(reader)?, read_call(reader)?], known }
+                let (ranks, known, is_tie) = ([reader.size()?, reader.size()?], reader.size()?, reader.number()? != 0);
+                Failure::Mismatch { ranks, calls: [read_call(reader)?, read_call(reader)?], known, is_tie }
             }
             2 => Failure::Counts { from: reader.size()?, to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
             _ => return None,
@@ -259,7 +264,7 @@ fn write_cause(writer: &mut Writer, cause: &Cause) {
         Cause::Mismatch(differs) => {
             write_call(writer.number(15).number(differs.rank as u64), &differs.mine);
             write_call(writer, &differs.theirs);
-            writer
+            writer.number(differs.is_tie.into())
         }
         Cause::Counts { to, sent, expected } => writer.number(16).number(*to as u64).number(*sent).number(*expected),
         Cause::Tls(why) => writer.number(17).text(why),
@@ -296,7 +301,8 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
         14 => Cause::Aborted,
         15 => {
             let rank = reader.size()?;
-            Cause::Mismatch(Box::new(CallMismatch { mine: read_call(reader)?, rank, theirs: read_call(reader)? }))
+            let (mine, theirs, is_tie) = (read_call(reader)?, read_call(reader)?, reader.number()? != 0);
+            Cause::Mismatch(Box::new(CallMismatch { mine, rank, theirs, is_tie }))
         }
         16 => Cause::Counts { to: reader.size()?, sent: reader.number()?, expected: reader.number()? },
         17 => Cause::Tls(reader.text()?),
@@ -333,7 +339,7 @@ mod tests {
             Cause::Unresponsive { deadline },
             Cause::Gone,
             Cause::Aborted,
-            Cause::Mismatch(Box::new(CallMismatch { mine: during, rank: 1, theirs: Descriptor::nothing() })),
+            Cause::Mismatch(Box::new(CallMismatch { mine: during, rank: 1, theirs: Descriptor::nothing(), is_tie: true })),
             Cause::Counts { to: 1, sent: 4, expected: 8 },
             Cause::Tls("unknown issuer".to_owned()),
             Cause::Panicked,
@@ -341,7 +347,7 @@ mod tests {
         ];
         let failed = causes.map(|cause| Failure::Failed { culprit: 2, cause });
         let pairs = [
-            Failure::Mismatch { ranks: [0, 3], calls: [during, Descriptor::nothing()], known: 4 },
+            Failure::Mismatch { ranks: [0, 3], calls: [during, Descriptor::nothing()], known: 4, is_tie: true },
             Failure::Counts { from: 2, to: 0, sent: 1, expected: 9 },
         ];
         for what in failed.into_iter().chain(pairs) {

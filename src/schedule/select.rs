@@ -156,7 +156,8 @@ fn bytes_of_a_round(op: Op, algorithm: Algorithm, world: usize, segment: usize) 
         (Algorithm::Direct, Op::AllReduce | Op::ReduceScatter | Op::ReduceScatterV) => world,
         _ => return None,
     };
-    Some((parts * segment) as u64)
+    // With a large world, the product exceeds 32 bits.
+    Some(parts as u64 * segment as u64)
 }
 
 /// Counts the bytes and messages that one rank sends, step by step.
@@ -264,6 +265,12 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The number may be larger than an address.
+    #[test]
+    fn rounds_of_large_worlds_are_counted_in_64_bits() {
+        assert_eq!(bytes_of_a_round(Op::AllReduce, Algorithm::Direct, 1 << 20, 1 << 20), Some(1 << 40));
     }
 
     /// It would take hours to count the segments of the largest size one by one.

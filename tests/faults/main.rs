@@ -39,6 +39,7 @@ const TESTS: &[runner::Test] = &[
     ("row_02_stopped", processes::stopped),
     ("row_02_stopped_without_a_link", processes::stopped_without_a_link),
     ("row_02_stopped_in_a_part", processes::stopped_in_a_part),
+    ("row_02_stopped_at_the_start", starts::stopped_at_the_start),
     ("row_03_left_early", processes::left_early),
     ("row_03_left_in_good_order", processes::left_in_good_order),
     ("row_04_partition", network::partition),

@@ -192,7 +192,7 @@ pub(crate) fn rank_twice_at_the_end_of_the_start() -> Outcome {
         let refused = refused.expect("neither rank is rejected");
         let text = job.hear(refused, "refused");
         let is_taken = text.starts_with("RankTaken: rank 1 was started twice: as ");
-        let has_hint = text.contains("started twice");
+        let has_hint = text.contains("started twice") || text.contains("was started once");
         assert!(is_taken || has_hint, "{store}: {text}");
         taken += u32::from(is_taken);
         // The other two work.
@@ -214,6 +214,34 @@ pub(crate) fn missing_rank() -> Outcome {
     }
     for text in job.all_say("refused") {
         assert!(text.starts_with("Missing: 3 of 5 ranks") && text.contains("missing 1, 3, 4"), "{text}");
+    }
+    Passed(String::new())
+}
+
+/// Rank 2 is stopped while the ranks connect. Rank 0 waits for it, and ranks 1 and 3 wait for rank
+/// 0. The deadline of rank 0 comes last, and then first.
+pub(crate) fn stopped_at_the_start() -> Outcome {
+    for of_rank_0 in ["7s", "5s"] {
+        let (store, name) = fresh();
+        let path = store.strip_prefix("file://").unwrap();
+        let mut job = Job::empty();
+        let add = |job: &mut Job, number: usize| {
+            let mut command = rank("once", number, 4, &store, &name);
+            command.env("KOLO_START_TIMEOUT", if number == 0 { of_rank_0 } else { "6s" });
+            job.add(command);
+        };
+        (0..3).for_each(|number| add(&mut job, number));
+        let has_joined = || std::fs::read(path).unwrap_or_default().windows(7).any(|part| part == b"/rank/2");
+        wait_until("rank 2 does not join", has_joined);
+        job.signal(2, libc::SIGSTOP);
+        // The ranks connect when the last one has joined.
+        add(&mut job, 3);
+        for number in [0, 1, 3] {
+            let text = job.hear(number, "refused");
+            let about = format!("rank 0 has {of_rank_0}, rank {number}: {text}");
+            assert!(text.starts_with("Peer: ") && text.contains("rank 2 (") && text.contains("is stopped"), "{about}");
+            assert!(!text.contains("rank 0 ("), "{about}");
+        }
     }
     Passed(String::new())
 }

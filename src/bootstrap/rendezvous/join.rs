@@ -2,7 +2,11 @@
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::store_keys::{TABLE, key_share_of, peer_info_of, secret_for, standby_of};
 use super::timing::{GRACE, PAUSE, POLL_INTERVAL};
@@ -71,7 +75,7 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
     let mut announced: Option<Vec<u8>> = None;
     let mut state = JoinState::Nothing;
     let last_look = start.deadline - (start.left() / 4).min(LAST_LOOK);
-    let mut seen = Seen { last_look, other_job: None, zero: None, living: None };
+    let mut seen = Seen { last_look, other_job: None, zero: None, living: None, dialled: None };
     let (mut end, mut gone) = (None, None);
     loop {
         let now = Instant::now();
@@ -131,6 +135,19 @@ struct Seen {
     zero: Option<PeerInfo>,
     /// The ranks that answered, if rank 0 did not.
     living: Option<Vec<Rank>>,
+    /// When this rank last dialled an address that is not authenticated.
+    dialled: Option<Instant>,
+}
+
+impl Seen {
+    /// Returns whether this rank may dial an address that is not authenticated again.
+    fn may_dial(&mut self) -> bool {
+        let may = self.dialled.is_none_or(|at| at.elapsed() >= DIAL_PAUSE);
+        if may {
+            self.dialled = Some(Instant::now());
+        }
+        may
+    }
 }
 
 /// What a look at the store leads to.
@@ -147,9 +164,9 @@ fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_
             Advanced::Waits(learn(start, ip, waiting, seen)?, None)
         }
         JoinState::AwaitsSecret(AwaitsSecret { run, conflict: Some((ref holder, since)), .. })
-            if since.elapsed() >= CONFLICT_PATIENCE && listens(start, &run) =>
+            if since.elapsed() >= CONFLICT_PATIENCE && seen.may_dial() && listens(start, &run) =>
         {
-            return Err(Error::RankTaken { rank: start.rank, first: holder.process.clone(), second: start.process() });
+            return Err(Error::RankTaken { rank: start.rank, first: holder.shown(), second: start.process() });
         }
         JoinState::Listening { endpoint, identity, mine, conflict } => {
             if seen.zero.is_none() {
@@ -189,7 +206,7 @@ fn taken(start: &Start<'_>, state: &JoinState) -> Option<Error> {
         JoinState::Listening { mine, conflict: Some(conflict), .. } if conflict.was_alive => {
             (conflict.holder.process(), mine.process())
         }
-        JoinState::AwaitsSecret(AwaitsSecret { conflict: Some((holder, _)), .. }) => (holder.process.clone(), start.process()),
+        JoinState::AwaitsSecret(AwaitsSecret { conflict: Some((holder, _)), .. }) => (holder.shown(), start.process()),
         _ => return None,
     };
     Some(Error::RankTaken { rank: start.rank, first, second })
@@ -367,12 +384,18 @@ fn too_late(start: &Start<'_>, state: JoinState, seen: Seen, began: Instant) -> 
 /// may be about to end.
 const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
 
-/// How long before the deadline a rank looks which others live, if rank 0 does not. The others
-/// still wait then.
+/// The least pause between two connections to an address that any process may have written.
+const DIAL_PAUSE: Duration = Duration::from_millis(200);
+
+/// How long before the deadline a rank probes the others, if rank 0 does not live. The others still
+/// wait then.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
-/// The most ranks of which a rank other than 0 looks whether they are missing.
+/// The most ranks that a rank other than 0 checks for.
 const MOST_NAMED: usize = 1024;
+
+/// The most ranks that are probed at once. A probe of an unreachable rank takes [`POLL_INTERVAL`].
+const PROBES_AT_ONCE: usize = 64;
 
 /// Returns whether the process that wrote a peer info lives: its listener admits ranks of this run,
 /// or refuses them for their version. Only a process with the secret gives either answer.
@@ -401,12 +424,30 @@ fn lives(start: &Start<'_>, identity: &Identity, rank: Rank) -> bool {
 }
 
 /// Returns the other ranks that live, or all of them if rank 0 does: then its table names those
-/// that do not.
+/// that do not. Ranks that are not probed by the deadline count as living.
 fn living_ranks(start: &Start<'_>, identity: &Identity) -> Vec<Rank> {
-    let ranks = 0..start.world_size.min(MOST_NAMED);
-    let is_known = lives(start, identity, 0);
-    let until = start.deadline;
-    ranks.filter(|&rank| rank != start.rank && (is_known || Instant::now() >= until || lives(start, identity, rank))).collect()
+    let others: Vec<Rank> = (0..start.world_size.min(MOST_NAMED)).filter(|&rank| rank != start.rank).collect();
+    if lives(start, identity, 0) {
+        return others;
+    }
+    let (next, living) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let probe = || {
+        while let Some(&rank) = others.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if Instant::now() >= start.deadline || rank != 0 && lives(start, identity, rank) {
+                living.lock().push(rank);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..others.len().min(PROBES_AT_ONCE) {
+            // If no thread can start, this one probes the remaining ranks.
+            if thread::Builder::new().name("kolo-probe".to_owned()).spawn_scoped(scope, probe).is_err() {
+                break;
+            }
+        }
+        probe();
+    });
+    living.into_inner()
 }
 
 /// Returns the other ranks that have no peer info in the store, or were not among the `living`, as
@@ -452,6 +493,27 @@ mod tests {
             });
             answers(&start, &start.identity, &holder, Duration::from_secs(20))
         })
+    }
+
+    /// Each probe takes as long as possible, and there is no time for one after the other.
+    #[test]
+    fn ranks_that_do_not_answer_are_not_living() {
+        const WORLD: usize = 16;
+        let deadline = Instant::now() + POLL_INTERVAL * (WORLD as u32 / 2);
+        let identity = Identity::new("job", Some([7; 32]));
+        let store = store::open(&StoreUrl::Hash("silent".to_owned()), true, &identity, deadline).unwrap();
+        let settings = Settings::default();
+        let start =
+            Start { rank: 1, world_size: WORLD, identity, store: &*store, store_url: None, settings: &settings, deadline };
+        // The system accepts connections, and no program answers.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let signed = SignedStore::new(start.store, &start.identity);
+        for rank in 0..WORLD {
+            let silent = PeerInfo { address: listener.local_addr().unwrap(), ..peer_info::sample(rank) };
+            signed.set(&peer_info_of(rank), rank, &silent.encode(), Duration::from_secs(1)).unwrap();
+        }
+        let living = living_ranks(&start, &start.identity);
+        assert!(living.is_empty(), "{living:?}");
     }
 
     /// Otherwise a rank of another version waits until its deadline and reports missing ranks.

@@ -151,8 +151,8 @@ impl TcpStore {
         let mut until = Until { stream: &stream, deadline: self.deadline.max(Instant::now() + timeout + GRACE) };
         let lost = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => StoreError::io(
-                "its server closed the connection before this rank had joined; rank 0 may have ended, all ranks may have started \
-                 without this process because its rank was started twice, or rank 0 may belong to another job",
+                "its server closed the connection before this rank joined; check that rank 0 runs, that this rank was started \
+                 once, and that both have the same job name (KOLO_JOB_ID)",
             )(io::ErrorKind::UnexpectedEof.into()),
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 StoreError::io("asking its server, which does not answer; is rank 0 paused?")(io::ErrorKind::TimedOut.into())
