@@ -35,20 +35,73 @@ impl Drop for EndsAfter {
     }
 }
 
+fn connect() -> Communicator {
+    Communicator::builder().timeout(PATIENCE).start_timeout(PATIENCE).connect().unwrap()
+}
+
+/// Returns the communicator with which a job continues after rank 0 has aborted the first one;
+/// `None` for a rank that leaves the job.
+fn recovered(comm: Communicator, task: &str) -> Option<Communicator> {
+    if comm.rank() == 0 {
+        comm.abort();
+    } else {
+        assert_eq!(comm.barrier().unwrap_err().culprit(), Some(0));
+        if task == "shrinks" {
+            return Some(comm.shrink().unwrap());
+        }
+    }
+    drop(comm);
+    (task == "reconnects").then(connect)
+}
+
+/// Runs three ranks in processes that inherit the variables of this rank.
+fn run_an_inner_job() {
+    let folder = Folder::new("inside");
+    let ranks = [0, 1, 2].map(|rank| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, "inside").env("KOLO_RANK", rank.to_string());
+        command.env("KOLO_STORE", format!("file://{}", folder.0.join("store").display())).env_remove("KOLO_STORE_SERVED");
+        command.stdin(Stdio::null()).spawn().unwrap()
+    });
+    for mut rank in ranks {
+        assert!(rank.wait().unwrap().success());
+    }
+}
+
+fn be_a_rank_of_an_inner_job(comm: &Communicator) {
+    if comm.rank() != 2 {
+        assert_eq!(comm.barrier().unwrap_err().culprit(), Some(2));
+    }
+}
+
 #[test]
 fn be_a_rank() {
     let Ok(task) = std::env::var(TASK) else { return };
     // Dropped after the communicator: the other ranks fail and end before this one ends.
     let mut end = EndsAfter::default();
-    let comm = Communicator::builder().timeout(PATIENCE).start_timeout(PATIENCE).connect().unwrap();
+    let mut comm = connect();
+    if task == "inside" {
+        return be_a_rank_of_an_inner_job(&comm);
+    }
+    if matches!(&*task, "reconnects" | "shrinks") {
+        let Some(next) = recovered(comm, &task) else { return };
+        comm = next;
+    }
+    let culprit = if task == "shrinks" { CULPRIT - 1 } else { CULPRIT };
     let mut pids = vec![0; comm.world_size()];
     comm.all_gather(&[std::process::id()], &mut pids).unwrap();
-    if comm.rank() == CULPRIT {
-        pids.remove(CULPRIT);
+    if comm.rank() == culprit {
+        pids.remove(culprit);
         end.0 = pids;
         match &*task {
+            "holds-a-job" => {
+                run_an_inner_job();
+                drop(comm);
+                drop(end);
+                std::process::exit(3);
+            }
             "panics" => panic!("the data of this rank is wrong"),
-            "fails" => {
+            "fails" | "reconnects" | "shrinks" => {
                 drop(comm);
                 drop(end);
                 std::process::exit(3);
@@ -58,7 +111,7 @@ fn be_a_rank() {
         }
     }
     let error = comm.barrier().unwrap_err();
-    assert_eq!(error.culprit(), Some(CULPRIT));
+    assert_eq!(error.culprit(), Some(culprit));
     // As a program whose `main` returns the error, or as one that unwraps it.
     if task == "fails" {
         panic!("{error}");
@@ -128,4 +181,35 @@ fn a_rank_that_fails_because_another_has_left_names_it() {
         text(&output.stderr)
     );
     assert_eq!(output.status.code(), Some(1));
+}
+
+/// Rank 0 aborts the first communicator, so the error of rank 1 names rank 0. In the second one, the
+/// error of rank 0 names rank 1.
+#[test]
+fn an_error_from_before_a_reconnection_does_not_count() {
+    let (output, last) = job("reconnects");
+    let err = text(&output.stderr);
+    assert!(last.starts_with("kolo run: rank 1 (pid ") && last.contains("exited with status 3"), "{err}");
+    assert!(!last.contains("its error names"), "{last}");
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn an_error_from_before_a_shrink_does_not_count() {
+    let (output, last) = job("shrinks");
+    let err = text(&output.stderr);
+    assert!(last.starts_with("kolo run: rank 1 (pid ") && last.contains("exited with status 3"), "{err}");
+    assert!(!last.contains("its error names"), "{last}");
+    assert_eq!(output.status.code(), Some(3));
+}
+
+/// The error of rank 1 of the inner job names rank 2, and the error of rank 2 of the launcher's job
+/// names rank 1.
+#[test]
+fn a_job_inside_a_rank_names_no_rank_of_the_launcher() {
+    let (output, last) = job("holds-a-job");
+    let err = text(&output.stderr);
+    assert!(last.starts_with("kolo run: rank 1 (pid ") && last.contains("exited with status 3"), "{err}");
+    assert!(!last.contains("its error names"), "{last}");
+    assert_eq!(output.status.code(), Some(3));
 }

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 
 use clap::Args as ClapArgs;
 
-use super::FailureFolder;
+use super::failures::FailureFolder;
 use super::process::{Signal, become_independent, send};
 
 /// Arguments of the guard.
