@@ -404,6 +404,50 @@ mod run {
         pids.iter().for_each(|pid| ends(pid));
     }
 
+    /// A folder for the temporary files of a job. It is removed when it is dropped.
+    #[cfg(target_os = "linux")]
+    struct Folder(std::path::PathBuf);
+
+    #[cfg(target_os = "linux")]
+    impl Folder {
+        fn new(test: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("kolo-program-test-{test}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Folder(path)
+        }
+
+        /// Waits until the folder of the job has been removed.
+        fn becomes_empty(&self) {
+            let deadline = Instant::now() + Duration::from_secs(240);
+            while std::fs::read_dir(&self.0).unwrap().next().is_some() {
+                assert!(Instant::now() < deadline, "{}", self.0.display());
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Rank 9 kills the launcher, which is still starting ranks.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn nothing_outlives_a_launcher_that_is_killed_while_it_starts_ranks() {
+        let (folder, started) = (Folder::new("starts"), Folder::new("started"));
+        let script = "cd \"$1\"; [ $KOLO_RANK = 0 ] && { sleep 600 & echo $! > new; mv new pid; }; \
+                      [ $KOLO_RANK = 9 ] && { until [ -e pid ]; do :; done; kill -KILL $PPID; }; exec sleep 600";
+        let mut command = program();
+        command.args(["run", "-n", "400", "--", "sh", "-c", script, "sh"]).arg(&started.0).env("TMPDIR", &folder.0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        assert!(!command.status().unwrap().success());
+        ends(std::fs::read_to_string(started.0.join("pid")).unwrap().trim());
+        folder.becomes_empty();
+    }
+
     /// A running command.
     fn start(arguments: &[&str]) -> Child {
         let mut command = program();

@@ -99,8 +99,10 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     process::watch_signals(&events).map_err(|error| failed(format!("cannot watch for signals: {error}")))?;
 
     let palette = Palette::new(args.ranks as usize, !args.no_prefix);
+    // The guard comes first: the launcher may be killed while it starts ranks.
+    let guard = Guard::start(&job);
     let failures = FailureFolder::new(&job);
-    let mut ranks = Ranks { processes: Vec::new(), began: Instant::now(), grace: args.grace, failures, guard: None };
+    let mut ranks = Ranks { processes: Vec::new(), began: Instant::now(), grace: args.grace, failures, guard };
     // Nothing is sent. The channel closes when all output of the ranks has been forwarded.
     let (unread, all_read) = bounded(0);
     for rank in 0..args.ranks as usize {
@@ -120,7 +122,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
             Some(folder) => command.env("KOLO_FAILURE_FILE", folder.file(rank)),
             None => command.env_remove("KOLO_FAILURE_FILE"),
         };
-        match start(&mut command, rank, &palette, &events, &unread) {
+        match start(&mut command, rank, &palette, &events, &unread, &mut ranks.guard) {
             Ok(process) => ranks.processes.push(Some(process)),
             Err(error) => {
                 ranks.stop_all(&event);
@@ -130,7 +132,6 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         }
     }
     drop(unread);
-    ranks.start_guard(&job);
     let mut failure = ranks.wait(&event);
     drop(server);
     // The ranks' output is written before the report of their end, however slow its reader is.
@@ -209,12 +210,14 @@ fn start(
     palette: &Palette,
     events: &Sender<Event>,
     unread: &Sender<()>,
+    guard: &mut Guard,
 ) -> std::io::Result<Process> {
     process::prepare(command);
     let (rank_of_errors, runs) = std::io::pipe()?;
     let rank_of_output = rank_of_errors.try_clone()?;
     let mut child = command.spawn()?;
     let process = Process::new(&child);
+    guard.add(process.pid());
     let unread = Some(unread.clone());
     if let Some(pipe) = child.stdout.take() {
         forward(RankOutput { pipe, rank: rank_of_output, unread: unread.clone() }, palette, rank, false);
@@ -252,7 +255,7 @@ struct Ranks {
     began: Instant,
     grace: Duration,
     failures: Option<FailureFolder>,
-    guard: Option<Guard>,
+    guard: Guard,
 }
 
 /// How urgently the ranks are asked to end.
@@ -293,13 +296,6 @@ impl Ranks {
         self.processes.iter().flatten().for_each(|process| process.signal(signal));
     }
 
-    /// Starts the process that ends the ranks if this one is killed.
-    fn start_guard(&mut self, job: &str) {
-        let mut guard = Guard::start(job);
-        self.processes.iter().flatten().for_each(|process| guard.add(process.pid()));
-        self.guard = Some(guard);
-    }
-
     /// Waits until all ranks have ended. Returns why the job failed, if it did.
     fn wait(&mut self, events: &Receiver<Event>) -> Option<Failure> {
         let mut end = End { failed: Vec::new(), stopped: None, urgency: Urgency::Running, deadline: None };
@@ -327,9 +323,7 @@ impl Ranks {
             // Processes that the rank has started do not outlive the job.
             process.signal(Signal::KILL);
         }
-        if let Some(guard) = &mut self.guard {
-            guard.remove(process.pid());
-        }
+        self.guard.remove(process.pid());
         // A rank that was told to end has not failed by itself.
         if !status.success() && end.urgency <= Urgency::Reporting {
             end.failed.push(FailedRank { rank, pid: process.pid(), status, after: self.began.elapsed() });
