@@ -404,6 +404,48 @@ mod run {
         pids.iter().for_each(|pid| ends(pid));
     }
 
+    /// Returns the guard of a launcher, once it ignores signals.
+    #[cfg(target_os = "linux")]
+    fn guard_of(launcher: u32) -> String {
+        let is_guard = |pid: &String| {
+            let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            let status = text(&read("status"));
+            let field = |name: &str| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+            // The signals with handlers.
+            let caught = field("SigCgt:").and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or_default();
+            let all = [1, 2, 3, 15].iter().all(|signal| caught >> (signal - 1) & 1 == 1);
+            all && field("PPid:") == Some(launcher.to_string()) && text(&read("cmdline")).contains("\0guard\0")
+        };
+        let deadline = Instant::now() + Duration::from_secs(240);
+        loop {
+            let processes = std::fs::read_dir("/proc").unwrap();
+            let mut pids = processes.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+            if let Some(guard) = pids.find(is_guard) {
+                return guard;
+            }
+            assert!(Instant::now() < deadline, "no guard");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn signals_do_not_end_the_guard() {
+        let folder = Folder::new("guard");
+        let mut command = program();
+        command.args(["run", "-n", "1", "--no-prefix", "--", "sh", "-c", "sleep 600 & echo $!; wait"]);
+        command.env("TMPDIR", &folder.0).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let pid = lines(child.stdout.take().unwrap()).next().unwrap();
+        let guard = guard_of(child.id());
+        for signal in ["-HUP", "-INT", "-QUIT", "-TERM"] {
+            assert!(Command::new("kill").args([signal, &guard]).status().unwrap().success());
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        ends(&pid);
+        folder.becomes_empty();
+    }
+
     /// A folder for the temporary files of a job. It is removed when it is dropped.
     #[cfg(target_os = "linux")]
     struct Folder(std::path::PathBuf);
