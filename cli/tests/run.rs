@@ -4,7 +4,9 @@
 //! nothing otherwise.
 #![cfg(unix)]
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -77,6 +79,7 @@ fn be_a_rank_of_an_inner_job(comm: &Communicator) {
 #[test]
 fn be_a_rank() {
     let Ok(task) = std::env::var(TASK) else { return };
+    std::env::set_current_dir("/").unwrap();
     // Dropped after the communicator: the other ranks fail and end before this one ends.
     let mut end = EndsAfter::default();
     let mut comm = connect();
@@ -144,12 +147,17 @@ impl Drop for Folder {
 /// Runs three ranks, and returns what the launcher prints last.
 fn job(task: &str) -> (Output, String) {
     let folder = Folder::new(task);
+    job_in(&folder.0, folder.0.as_os_str(), task)
+}
+
+/// Runs three ranks in a working directory, with a folder for temporary files.
+fn job_in(directory: &Path, temporary: &OsStr, task: &str) -> (Output, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.args(["run", "-n", "3", "--grace", "240s", "--"]).arg(std::env::current_exe().unwrap());
-    command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env("TMPDIR", &folder.0);
+    command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env("TMPDIR", temporary).current_dir(directory);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let last = text(&output.stderr).lines().last().unwrap_or_default().to_owned();
-    let left = std::fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let left = std::fs::read_dir(directory.join(temporary)).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     assert!(left.is_empty(), "{left:?}");
     (output, last)
 }
@@ -212,4 +220,18 @@ fn a_job_inside_a_rank_names_no_rank_of_the_launcher() {
     assert!(last.starts_with("kolo run: rank 1 (pid ") && last.contains("exited with status 3"), "{err}");
     assert!(!last.contains("its error names"), "{last}");
     assert_eq!(output.status.code(), Some(3));
+}
+
+/// The ranks change their working directory.
+#[test]
+fn ranks_find_the_folder_for_temporary_files() {
+    let folder = Folder::new("temporary");
+    for temporary in [&b""[..], b"relative", b"no-utf-8-\xff"].map(OsStr::from_bytes) {
+        let absolute = folder.0.join(temporary);
+        std::fs::create_dir_all(&absolute).unwrap();
+        let temporary = if temporary.as_bytes().contains(&0xff) { absolute.as_os_str() } else { temporary };
+        let (output, last) = job_in(&folder.0, temporary, "fails");
+        assert!(last.starts_with("kolo run: rank 1 (pid "), "{temporary:?}: {}", text(&output.stderr));
+        assert_eq!(output.status.code(), Some(3), "{temporary:?}");
+    }
 }

@@ -6,7 +6,8 @@
 //! files of several ranks. A job inside one rank has lines in the file of that rank only.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::process;
@@ -42,22 +43,26 @@ impl Entry {
 
 impl FailureFolder {
     /// Returns the folder that a launcher has made for a job.
-    pub(super) fn of(job: &str) -> FailureFolder {
-        FailureFolder(FailureFolder::path(job))
+    pub(super) fn of(job: &str) -> io::Result<FailureFolder> {
+        FailureFolder::path(job).map(FailureFolder)
     }
 
-    fn path(job: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("kolo-run-{job}"))
+    /// Returns an absolute path, because ranks may change their working directory.
+    fn path(job: &str) -> io::Result<PathBuf> {
+        let given = std::env::temp_dir();
+        // An empty TMPDIR counts as not set.
+        let folder = if given.as_os_str().is_empty() { Path::new("/tmp") } else { &given };
+        Ok(std::path::absolute(folder)?.join(format!("kolo-run-{job}")))
     }
 
     /// Makes the folder. Without it, the rank that ends first counts as the cause of a failure.
     pub(super) fn new(job: &str) -> Option<FailureFolder> {
-        let path = FailureFolder::path(job);
-        let made = process::make_private_folder(&path);
+        let made = FailureFolder::path(job).and_then(|path| process::make_private_folder(&path).map(|()| path));
         if let Err(error) = &made {
-            tracing::info!(%error, path = %path.display(), "ranks cannot report which rank their failures name");
+            let folder = std::env::temp_dir();
+            tracing::info!(%error, folder = %folder.display(), "ranks cannot report which rank their failures name");
         }
-        made.ok().map(|()| FailureFolder(path))
+        made.ok().map(FailureFolder)
     }
 
     /// Returns the file of a rank.
