@@ -67,7 +67,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_COPY_MODE",
     "KOLO_DEVICES",
     "KOLO_DEVICE_PATH",
-    "KOLO_FAILURE_DIR",
+    "KOLO_FAILURE_FILE",
     "KOLO_HOST",
     "KOLO_INSECURE",
     "KOLO_INTERFACE",
@@ -107,6 +107,11 @@ pub(crate) fn process_env(name: &str) -> Option<String> {
     Some(value).filter(|value| may_be_empty || !value.is_empty())
 }
 
+/// Reads a path from the process's environment as it is: a path need not be UTF-8.
+fn path_of_environment(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) shared: SharedSettings,
@@ -119,7 +124,7 @@ pub(crate) struct Settings {
     pub(crate) trace_dir: Option<PathBuf>,
     pub(crate) trace_signal: bool,
     /// Where a rank writes which rank its failure names, for `kolo run`.
-    pub(crate) failure_dir: Option<PathBuf>,
+    pub(crate) failure_file: Option<PathBuf>,
     /// The files for encrypting links in the network, if they are encrypted.
     pub(crate) tls: Option<TlsFiles>,
 }
@@ -168,7 +173,7 @@ impl Default for Settings {
             insecure: false,
             trace_dir: None,
             trace_signal: false,
-            failure_dir: None,
+            failure_file: None,
             tls: None,
         }
     }
@@ -195,7 +200,7 @@ impl Settings {
         settings.insecure = insecure(env)?.unwrap_or(settings.insecure);
         settings.host = env("KOLO_HOST");
         settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
-        settings.failure_dir = env("KOLO_FAILURE_DIR").map(PathBuf::from);
+        settings.failure_file = path_of_environment("KOLO_FAILURE_FILE");
         settings.trace_signal = parse(env, "KOLO_TRACE_SIGNAL", "0 or 1", flag)?.unwrap_or(settings.trace_signal);
         settings.interface = ["KOLO_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"].into_iter().find_map(env);
         settings.tls = tls(env)?;

@@ -404,6 +404,92 @@ mod run {
         pids.iter().for_each(|pid| ends(pid));
     }
 
+    /// Returns the guard of a launcher, once it ignores signals.
+    #[cfg(target_os = "linux")]
+    fn guard_of(launcher: u32) -> String {
+        let is_guard = |pid: &String| {
+            let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            let status = text(&read("status"));
+            let field = |name: &str| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+            // The signals with handlers.
+            let caught = field("SigCgt:").and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or_default();
+            let all = [1, 2, 3, 15].iter().all(|signal| caught >> (signal - 1) & 1 == 1);
+            all && field("PPid:") == Some(launcher.to_string()) && text(&read("cmdline")).contains("\0guard\0")
+        };
+        let deadline = Instant::now() + Duration::from_secs(240);
+        loop {
+            let processes = std::fs::read_dir("/proc").unwrap();
+            let mut pids = processes.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+            if let Some(guard) = pids.find(is_guard) {
+                return guard;
+            }
+            assert!(Instant::now() < deadline, "no guard");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn signals_do_not_end_the_guard() {
+        let folder = Folder::new("guard");
+        let mut command = program();
+        command.args(["run", "-n", "1", "--no-prefix", "--", "sh", "-c", "sleep 600 & echo $!; wait"]);
+        command.env("TMPDIR", &folder.0).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let pid = lines(child.stdout.take().unwrap()).next().unwrap();
+        let guard = guard_of(child.id());
+        for signal in ["-HUP", "-INT", "-QUIT", "-TERM"] {
+            assert!(Command::new("kill").args([signal, &guard]).status().unwrap().success());
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        ends(&pid);
+        folder.becomes_empty();
+    }
+
+    /// A folder for the temporary files of a job. It is removed when it is dropped.
+    #[cfg(target_os = "linux")]
+    struct Folder(std::path::PathBuf);
+
+    #[cfg(target_os = "linux")]
+    impl Folder {
+        fn new(test: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("kolo-program-test-{test}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Folder(path)
+        }
+
+        /// Waits until the folder of the job has been removed.
+        fn becomes_empty(&self) {
+            let deadline = Instant::now() + Duration::from_secs(240);
+            while std::fs::read_dir(&self.0).unwrap().next().is_some() {
+                assert!(Instant::now() < deadline, "{}", self.0.display());
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Rank 9 kills the launcher, which is still starting ranks.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn nothing_outlives_a_launcher_that_is_killed_while_it_starts_ranks() {
+        let (folder, started) = (Folder::new("starts"), Folder::new("started"));
+        let script = "cd \"$1\"; [ $KOLO_RANK = 0 ] && { sleep 600 & echo $! > new; mv new pid; }; \
+                      [ $KOLO_RANK = 9 ] && { until [ -e pid ]; do :; done; kill -KILL $PPID; }; exec sleep 600";
+        let mut command = program();
+        command.args(["run", "-n", "400", "--", "sh", "-c", script, "sh"]).arg(&started.0).env("TMPDIR", &folder.0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        assert!(!command.status().unwrap().success());
+        ends(std::fs::read_to_string(started.0.join("pid")).unwrap().trim());
+        folder.becomes_empty();
+    }
+
     /// A running command.
     fn start(arguments: &[&str]) -> Child {
         let mut command = program();

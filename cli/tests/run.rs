@@ -4,7 +4,9 @@
 //! nothing otherwise.
 #![cfg(unix)]
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -35,20 +37,74 @@ impl Drop for EndsAfter {
     }
 }
 
+fn connect() -> Communicator {
+    Communicator::builder().timeout(PATIENCE).start_timeout(PATIENCE).connect().unwrap()
+}
+
+/// Returns the communicator with which a job continues after rank 0 has aborted the first one;
+/// `None` for a rank that leaves the job.
+fn recovered(comm: Communicator, task: &str) -> Option<Communicator> {
+    if comm.rank() == 0 {
+        comm.abort();
+    } else {
+        assert_eq!(comm.barrier().unwrap_err().culprit(), Some(0));
+        if task == "shrinks" {
+            return Some(comm.shrink().unwrap());
+        }
+    }
+    drop(comm);
+    (task == "reconnects").then(connect)
+}
+
+/// Runs three ranks in processes that inherit the variables of this rank.
+fn run_an_inner_job() {
+    let folder = Folder::new("inside");
+    let ranks = [0, 1, 2].map(|rank| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, "inside").env("KOLO_RANK", rank.to_string());
+        command.env("KOLO_STORE", format!("file://{}", folder.0.join("store").display())).env_remove("KOLO_STORE_SERVED");
+        command.stdin(Stdio::null()).spawn().unwrap()
+    });
+    for mut rank in ranks {
+        assert!(rank.wait().unwrap().success());
+    }
+}
+
+fn be_a_rank_of_an_inner_job(comm: &Communicator) {
+    if comm.rank() != 2 {
+        assert_eq!(comm.barrier().unwrap_err().culprit(), Some(2));
+    }
+}
+
 #[test]
 fn be_a_rank() {
     let Ok(task) = std::env::var(TASK) else { return };
+    std::env::set_current_dir("/").unwrap();
     // Dropped after the communicator: the other ranks fail and end before this one ends.
     let mut end = EndsAfter::default();
-    let comm = Communicator::builder().timeout(PATIENCE).start_timeout(PATIENCE).connect().unwrap();
+    let mut comm = connect();
+    if task == "inside" {
+        return be_a_rank_of_an_inner_job(&comm);
+    }
+    if matches!(&*task, "reconnects" | "shrinks") {
+        let Some(next) = recovered(comm, &task) else { return };
+        comm = next;
+    }
+    let culprit = if task == "shrinks" { CULPRIT - 1 } else { CULPRIT };
     let mut pids = vec![0; comm.world_size()];
     comm.all_gather(&[std::process::id()], &mut pids).unwrap();
-    if comm.rank() == CULPRIT {
-        pids.remove(CULPRIT);
+    if comm.rank() == culprit {
+        pids.remove(culprit);
         end.0 = pids;
         match &*task {
+            "holds-a-job" => {
+                run_an_inner_job();
+                drop(comm);
+                drop(end);
+                std::process::exit(3);
+            }
             "panics" => panic!("the data of this rank is wrong"),
-            "fails" => {
+            "fails" | "reconnects" | "shrinks" => {
                 drop(comm);
                 drop(end);
                 std::process::exit(3);
@@ -58,7 +114,7 @@ fn be_a_rank() {
         }
     }
     let error = comm.barrier().unwrap_err();
-    assert_eq!(error.culprit(), Some(CULPRIT));
+    assert_eq!(error.culprit(), Some(culprit));
     // As a program whose `main` returns the error, or as one that unwraps it.
     if task == "fails" {
         panic!("{error}");
@@ -91,12 +147,17 @@ impl Drop for Folder {
 /// Runs three ranks, and returns what the launcher prints last.
 fn job(task: &str) -> (Output, String) {
     let folder = Folder::new(task);
+    job_in(&folder.0, folder.0.as_os_str(), task)
+}
+
+/// Runs three ranks in a working directory, with a folder for temporary files.
+fn job_in(directory: &Path, temporary: &OsStr, task: &str) -> (Output, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.args(["run", "-n", "3", "--grace", "240s", "--"]).arg(std::env::current_exe().unwrap());
-    command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env("TMPDIR", &folder.0);
+    command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env("TMPDIR", temporary).current_dir(directory);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let last = text(&output.stderr).lines().last().unwrap_or_default().to_owned();
-    let left = std::fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let left = std::fs::read_dir(directory.join(temporary)).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     assert!(left.is_empty(), "{left:?}");
     (output, last)
 }
@@ -128,4 +189,49 @@ fn a_rank_that_fails_because_another_has_left_names_it() {
         text(&output.stderr)
     );
     assert_eq!(output.status.code(), Some(1));
+}
+
+/// Rank 0 aborts the first communicator, so the error of rank 1 names rank 0. In the second one, the
+/// error of rank 0 names rank 1.
+#[test]
+fn an_error_from_before_a_reconnection_does_not_count() {
+    let (output, last) = job("reconnects");
+    let err = text(&output.stderr);
+    assert!(last.starts_with("kolo run: rank 1 (pid ") && last.contains("exited with status 3"), "{err}");
+    assert!(!last.contains("its error names"), "{last}");
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn an_error_from_before_a_shrink_does_not_count() {
+    let (output, last) = job("shrinks");
+    let err = text(&output.stderr);
+    assert!(last.starts_with("kolo run: rank 1 (pid ") && last.contains("exited with status 3"), "{err}");
+    assert!(!last.contains("its error names"), "{last}");
+    assert_eq!(output.status.code(), Some(3));
+}
+
+/// The error of rank 1 of the inner job names rank 2, and the error of rank 2 of the launcher's job
+/// names rank 1.
+#[test]
+fn a_job_inside_a_rank_names_no_rank_of_the_launcher() {
+    let (output, last) = job("holds-a-job");
+    let err = text(&output.stderr);
+    assert!(last.starts_with("kolo run: rank 1 (pid ") && last.contains("exited with status 3"), "{err}");
+    assert!(!last.contains("its error names"), "{last}");
+    assert_eq!(output.status.code(), Some(3));
+}
+
+/// The ranks change their working directory.
+#[test]
+fn ranks_find_the_folder_for_temporary_files() {
+    let folder = Folder::new("temporary");
+    for temporary in [&b""[..], b"relative", b"no-utf-8-\xff"].map(OsStr::from_bytes) {
+        let absolute = folder.0.join(temporary);
+        std::fs::create_dir_all(&absolute).unwrap();
+        let temporary = if temporary.as_bytes().contains(&0xff) { absolute.as_os_str() } else { temporary };
+        let (output, last) = job_in(&folder.0, temporary, "fails");
+        assert!(last.starts_with("kolo run: rank 1 (pid "), "{temporary:?}: {}", text(&output.stderr));
+        assert_eq!(output.status.code(), Some(3), "{temporary:?}");
+    }
 }

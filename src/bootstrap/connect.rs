@@ -44,7 +44,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let links = LinkSettings { sockets: settings.sockets, tls };
     let rank = start.rank;
     let network = Arc::new(Network { _listener: listener, mailbox, board, identity: identity.clone(), peers, rank, links });
-    let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), start.settings.failure_dir.clone());
+    let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), start.settings.failure_file.clone());
     let mut fabric = Fabric::of_network(network.clone(), WORLD, recorder);
 
     let connections = host_connections(start, &network, &candidates, &fabric.status().cancel).map_err(|failed| {

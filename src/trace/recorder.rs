@@ -3,6 +3,7 @@
 //! The recorder is always on: every communicator has an [`OpLog`]. [`super::dump`] writes the
 //! files.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
@@ -36,8 +37,9 @@ impl Recording {
     pub(crate) fn failed(&self, error: &Error) {
         if self.failure.set((error.to_string(), error.culprit())).is_ok() {
             self.recorder.leave("error");
+            // The abort of a communicator, which names no rank, may follow the failure of another.
             if let Some(&culprit) = error.culprit().and_then(|culprit| self.members.get(culprit)) {
-                self.recorder.name_culprit(culprit);
+                self.recorder.tell_launcher(Some(culprit).filter(|&culprit| culprit != self.recorder.who.rank));
             }
         }
     }
@@ -70,13 +72,16 @@ pub(crate) struct RankOfJob {
     pub(crate) members: Vec<Member>,
 }
 
+/// What the launcher knows of a rank: the other rank that its last failure names, if any.
+type Told = Option<Rank>;
+
 /// The recordings of one rank: those of its first communicator and of all that were made from it.
 pub(crate) struct Recorder {
     pub(super) who: RankOfJob,
     /// The folder for files that are written when an operation fails, or at a signal.
     pub(super) folder: Option<PathBuf>,
-    /// The launcher's folder, where each rank writes which rank its failure names.
-    failures: Option<PathBuf>,
+    /// The launcher's file for this process, and what the recorder has added to it last.
+    failures: Option<(PathBuf, Mutex<Option<Told>>)>,
     recordings: Mutex<Vec<Weak<Recording>>>,
     /// Held while a file is written.
     pub(super) writing: Mutex<()>,
@@ -88,6 +93,7 @@ static RECORDERS: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
 impl Recorder {
     pub(crate) fn new(who: RankOfJob, folder: Option<PathBuf>, failures: Option<PathBuf>) -> Arc<Recorder> {
         Timeline::begin();
+        let failures = failures.map(|file| (file, Mutex::default()));
         let recorder = Arc::new(Recorder { who, folder, failures, recordings: Mutex::default(), writing: Mutex::default() });
         let mut recorders = RECORDERS.lock();
         recorders.retain(|other| other.strong_count() > 0);
@@ -95,13 +101,16 @@ impl Recorder {
         recorder
     }
 
-    /// Starts the recording of one communicator.
+    /// Starts the recording of one communicator. A rank that opens one has recovered from its last
+    /// failure.
     pub(crate) fn open(self: &Arc<Self>, comm_id: u64, rank: Rank, members: Arc<[Rank]>) -> Arc<Recording> {
         let (history, failure) = (OpLog::default(), OnceLock::new());
         let recording = Arc::new(Recording { comm_id, rank, members, history, failure, recorder: self.clone() });
         let mut recordings = self.recordings.lock();
         recordings.retain(|other| other.strong_count() > 0);
         recordings.push(Arc::downgrade(&recording));
+        drop(recordings);
+        self.tell_launcher(None);
         recording
     }
 
@@ -110,12 +119,22 @@ impl Recorder {
         self.recordings.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Tells the launcher which rank of the job a failure names, if the launcher wants to know.
-    fn name_culprit(&self, culprit: Rank) {
-        if let Some(folder) = self.failures.as_ref().filter(|_| culprit != self.who.rank)
-            && let Err(error) = std::fs::write(folder.join(self.who.rank.to_string()), culprit.to_string())
-        {
-            tracing::info!(%error, path = %folder.display(), "cannot tell the launcher which rank the failure names");
+    /// Adds a line to the launcher's file, if there is one and it does not end with that line: the
+    /// run, this rank, and the rank that a failure names. By the run and the ranks, the launcher
+    /// knows which of its own ranks they are.
+    fn tell_launcher(&self, culprit: Told) {
+        let Some((file, told)) = &self.failures else { return };
+        let mut told = told.lock();
+        if *told == Some(culprit) {
+            return;
+        }
+        *told = Some(culprit);
+        let RankOfJob { run, rank, .. } = &self.who;
+        let line = culprit.map_or_else(|| format!("{run:x} {rank}\n"), |culprit| format!("{run:x} {rank} {culprit}\n"));
+        // One call for the line, because other processes may write to the file.
+        let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+        if let Err(error) = opened.and_then(|mut opened| opened.write_all(line.as_bytes())) {
+            tracing::info!(%error, path = %file.display(), "cannot tell the launcher which rank the failure names");
         }
     }
 

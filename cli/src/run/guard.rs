@@ -2,8 +2,8 @@
 //!
 //! A launcher that is killed cannot end its ranks. On Linux the system ends its children, but not
 //! the programs that these have started, as `sh -c` does. So a second process reads from a pipe
-//! which ranks run. The launcher holds the other end: it closes when the launcher ends, however that
-//! happens. Then the guard kills the process groups of the ranks that have not ended.
+//! which ranks run. The launcher holds the other end. The pipe closes when the launcher exits or is
+//! killed. Then the guard kills the process groups of the ranks that have not ended.
 
 use std::collections::HashSet;
 use std::io::{BufRead, Write};
@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 
 use clap::Args as ClapArgs;
 
-use super::FailureFolder;
-use super::process::{Signal, become_independent, send};
+use super::failures::FailureFolder;
+use super::process::{Signal, become_independent, ignore_signals, send};
 
 /// Arguments of the guard.
 #[derive(ClapArgs)]
@@ -51,7 +51,7 @@ impl Guard {
     }
 
     fn write(&mut self, line: &str) {
-        // A guard that is gone ends no rank.
+        // If the guard has exited, the job continues without it.
         let pipe = self.0.as_mut().and_then(|child| child.stdin.as_mut());
         let _ = pipe.map(|pipe| pipe.write_all(line.as_bytes()));
     }
@@ -59,6 +59,8 @@ impl Guard {
 
 /// Runs as the guard.
 pub(crate) fn guard(args: &Args) {
+    // A signal that ends the launcher ends the guard when the pipe closes.
+    let _ = ignore_signals();
     let mut ranks = HashSet::new();
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match line.split_at_checked(1).map(|(sign, pid)| (sign, pid.parse::<u32>())) {

@@ -4,13 +4,13 @@
 //! that jobs on one machine stay apart. The launcher forwards signals, and ends all ranks when one
 //! fails.
 
+mod failures;
 mod guard;
 mod output;
 pub(crate) mod process;
 
-use std::collections::HashSet;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use kolo::TcpStoreServer;
 use crate::complain;
 use crate::random::{hexadecimal, random};
 use crate::units::duration;
+use failures::{FailureFolder, Name, Names};
 use guard::Guard;
 use output::{Palette, forward};
 use process::{Event, OUTPUT_PATIENCE, Process, RankOutput, Signal};
@@ -98,9 +99,10 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     process::watch_signals(&events).map_err(|error| failed(format!("cannot watch for signals: {error}")))?;
 
     let palette = Palette::new(args.ranks as usize, !args.no_prefix);
+    // The guard comes first: the launcher may be killed while it starts ranks.
+    let guard = Guard::start(&job);
     let failures = FailureFolder::new(&job);
-    let path = failures.as_ref().map(|folder| folder.0.clone());
-    let mut ranks = Ranks { processes: Vec::new(), began: Instant::now(), grace: args.grace, failures, guard: None };
+    let mut ranks = Ranks { processes: Vec::new(), began: Instant::now(), grace: args.grace, failures, guard };
     // Nothing is sent. The channel closes when all output of the ranks has been forwarded.
     let (unread, all_read) = bounded(0);
     for rank in 0..args.ranks as usize {
@@ -116,11 +118,11 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         if given.is_none() {
             command.env("KOLO_SECRET", hexadecimal(&secret));
         }
-        match &path {
-            Some(path) => command.env("KOLO_FAILURE_DIR", path),
-            None => command.env_remove("KOLO_FAILURE_DIR"),
+        match &ranks.failures {
+            Some(folder) => command.env("KOLO_FAILURE_FILE", folder.file(rank)),
+            None => command.env_remove("KOLO_FAILURE_FILE"),
         };
-        match start(&mut command, rank, &palette, &events, &unread) {
+        match start(&mut command, rank, &palette, &events, &unread, &mut ranks.guard) {
             Ok(process) => ranks.processes.push(Some(process)),
             Err(error) => {
                 ranks.stop_all(&event);
@@ -130,7 +132,6 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         }
     }
     drop(unread);
-    ranks.start_guard(&job);
     let mut failure = ranks.wait(&event);
     drop(server);
     // The ranks' output is written before the report of their end, however slow its reader is.
@@ -209,12 +210,14 @@ fn start(
     palette: &Palette,
     events: &Sender<Event>,
     unread: &Sender<()>,
+    guard: &mut Guard,
 ) -> std::io::Result<Process> {
     process::prepare(command);
     let (rank_of_errors, runs) = std::io::pipe()?;
     let rank_of_output = rank_of_errors.try_clone()?;
     let mut child = command.spawn()?;
     let process = Process::new(&child);
+    guard.add(process.pid());
     let unread = Some(unread.clone());
     if let Some(pipe) = child.stdout.take() {
         forward(RankOutput { pipe, rank: rank_of_output, unread: unread.clone() }, palette, rank, false);
@@ -252,42 +255,7 @@ struct Ranks {
     began: Instant,
     grace: Duration,
     failures: Option<FailureFolder>,
-    guard: Option<Guard>,
-}
-
-/// The folder where each rank writes which rank its failure names. It is removed when it is dropped.
-struct FailureFolder(PathBuf);
-
-impl FailureFolder {
-    /// Returns the folder that a launcher has made for a job.
-    fn of(job: &str) -> FailureFolder {
-        FailureFolder(FailureFolder::path(job))
-    }
-
-    fn path(job: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("kolo-run-{job}"))
-    }
-
-    /// Makes the folder. Without it, the rank that ends first counts as the cause of a failure.
-    fn new(job: &str) -> Option<FailureFolder> {
-        let path = FailureFolder::path(job);
-        let made = process::make_private_folder(&path);
-        if let Err(error) = &made {
-            tracing::info!(%error, path = %path.display(), "ranks cannot report which rank their failures name");
-        }
-        made.ok().map(|()| FailureFolder(path))
-    }
-
-    /// Returns the rank that the last failure of a rank names.
-    fn named_by(&self, rank: usize) -> Option<usize> {
-        std::fs::read_to_string(self.0.join(rank.to_string())).ok()?.parse().ok()
-    }
-}
-
-impl Drop for FailureFolder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    guard: Guard,
 }
 
 /// How urgently the ranks are asked to end.
@@ -328,13 +296,6 @@ impl Ranks {
         self.processes.iter().flatten().for_each(|process| process.signal(signal));
     }
 
-    /// Starts the process that ends the ranks if this one is killed.
-    fn start_guard(&mut self, job: &str) {
-        let mut guard = Guard::start(job);
-        self.processes.iter().flatten().for_each(|process| guard.add(process.pid()));
-        self.guard = Some(guard);
-    }
-
     /// Waits until all ranks have ended. Returns why the job failed, if it did.
     fn wait(&mut self, events: &Receiver<Event>) -> Option<Failure> {
         let mut end = End { failed: Vec::new(), stopped: None, urgency: Urgency::Running, deadline: None };
@@ -350,20 +311,8 @@ impl Ranks {
             }
         }
         let stopped = end.stopped.map(Failure::Stopped);
-        stopped.or_else(|| self.cause(&end.failed).map(Failure::Rank))
-    }
-
-    /// Returns the rank that caused a failure. It may be reported after ranks that failed because
-    /// of it: such a rank names another one that failed, too. Of several, one that was killed comes
-    /// first, since no rank kills another, and then the one that ended first.
-    fn cause(&self, failed: &[FailedRank]) -> Option<Cause> {
-        let named_by = |failed: &FailedRank| self.failures.as_ref()?.named_by(failed.rank);
-        let ranks: HashSet<usize> = failed.iter().map(|failed| failed.rank).collect();
-        let is_cause = |failed: &&FailedRank| named_by(failed).is_none_or(|other| !ranks.contains(&other));
-        let was_killed = |failed: &&FailedRank| process::was_killed(failed.status);
-        let causes: Vec<&FailedRank> = failed.iter().filter(is_cause).collect();
-        let rank = causes.iter().copied().find(was_killed).or(causes.first().copied()).or(failed.first())?;
-        Some(Cause { rank: *rank, names: named_by(rank) })
+        let names = self.failures.as_ref().map(|folder| folder.names(self.processes.len())).unwrap_or_default();
+        stopped.or_else(|| cause(&end.failed, &names).map(Failure::Rank))
     }
 
     /// Notes the end of a rank. After the first failure, the other ranks get time to report.
@@ -374,9 +323,7 @@ impl Ranks {
             // Processes that the rank has started do not outlive the job.
             process.signal(Signal::KILL);
         }
-        if let Some(guard) = &mut self.guard {
-            guard.remove(process.pid());
-        }
+        self.guard.remove(process.pid());
         // A rank that was told to end has not failed by itself.
         if !status.success() && end.urgency <= Urgency::Reporting {
             end.failed.push(FailedRank { rank, pid: process.pid(), status, after: self.began.elapsed() });
@@ -414,5 +361,42 @@ impl Ranks {
     fn stop_all(&mut self, events: &Receiver<Event>) {
         self.signal(Signal::KILL);
         self.wait(events);
+    }
+}
+
+/// Returns the rank that caused a failure. Ranks that failed because of it may end first. Their
+/// error names another failed rank. Of several causes, a rank that was killed comes first, since no
+/// rank kills another, and then the one that ended first. If the errors name each other, the latest
+/// one counts.
+fn cause(failed: &[FailedRank], names: &Names) -> Option<Cause> {
+    let named = |name: &Name| failed.iter().find(|failed| failed.rank == name.rank);
+    let is_cause = |failed: &&FailedRank| names.get(&failed.rank).and_then(named).is_none();
+    let was_killed = |failed: &&FailedRank| process::was_killed(failed.status);
+    let causes: Vec<&FailedRank> = failed.iter().filter(is_cause).collect();
+    let latest = failed.iter().filter_map(|failed| names.get(&failed.rank)).max_by_key(|name| name.written);
+    let rank = causes.iter().copied().find(was_killed).or(causes.first().copied()).or(latest.and_then(named))?;
+    let name = names.get(&rank.rank).filter(|name| named(name).is_none());
+    Some(Cause { rank: *rank, names: name.map(|name| name.rank) })
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn the_latest_error_counts_if_errors_name_each_other() {
+        let status = ExitStatus::from_raw(1 << 8);
+        let failed = [1, 0, 2].map(|rank| FailedRank { rank, pid: 1, status, after: Duration::ZERO });
+        let cause_of = |names: &[(usize, usize, u64)]| {
+            let name = |&(by, rank, at)| (by, Name { rank, written: SystemTime::UNIX_EPOCH + Duration::from_secs(at) });
+            cause(&failed, &names.iter().map(name).collect()).map(|cause| (cause.rank.rank, cause.names)).unwrap()
+        };
+        assert_eq!(cause_of(&[(0, 2, 2), (1, 2, 3), (2, 0, 1)]), (2, None));
+        assert_eq!(cause_of(&[(0, 2, 2), (1, 2, 3), (2, 0, 4)]), (0, None));
+        assert_eq!(cause_of(&[(0, 2, 2), (1, 2, 3)]), (2, None));
+        assert_eq!(cause_of(&[(0, 1, 2), (1, 3, 3), (2, 1, 4)]), (1, Some(3)));
     }
 }

@@ -83,6 +83,15 @@ mod platform {
         command.process_group(0);
     }
 
+    /// Has this process ignore the signals that ask a job to end.
+    pub(crate) fn ignore_signals() -> io::Result<()> {
+        // Reads that a handler interrupts are repeated.
+        [SIGHUP, SIGINT, SIGQUIT, SIGTERM].into_iter().try_for_each(|signal| {
+            signal_hook::flag::register(signal, Arc::default())?;
+            Ok(())
+        })
+    }
+
     /// The output of a rank. A program that the rank has started may keep the pipe open after the
     /// rank has ended. So the output is also complete when the rank has ended and the pipe is
     /// empty.
@@ -200,6 +209,10 @@ mod platform {
 
     pub(crate) fn become_independent(_: &mut Command) {}
 
+    pub(crate) fn ignore_signals() -> io::Result<()> {
+        Ok(())
+    }
+
     /// The output of a rank.
     pub(crate) struct RankOutput<P> {
         pub(crate) pipe: P,
@@ -244,7 +257,8 @@ use std::process::{Child, ExitStatus};
 
 pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
 pub(crate) use platform::{
-    Signal, become_independent, describe, exit_code, make_private_folder, prepare, send, was_killed, watch_signals,
+    Signal, become_independent, describe, exit_code, ignore_signals, make_private_folder, prepare, send, was_killed,
+    watch_signals,
 };
 
 /// What the launcher waits for.

@@ -1,0 +1,132 @@
+//! What the ranks of a job report of their failures, in files of the launcher.
+//!
+//! The launcher names a file for each rank. There every kolo job of the rank's process, and of the
+//! processes that it starts, adds a line when it opens a communicator and when one fails: the run,
+//! its rank, and the rank that the failure names. A job of the launcher's ranks has lines in the
+//! files of several ranks. A job inside one rank has lines in the file of that rank only.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::process;
+
+/// The folder with the file of each rank. It is removed when it is dropped.
+pub(super) struct FailureFolder(PathBuf);
+
+/// Which other rank the last failure of a rank names, by the rank that failed.
+pub(super) type Names = HashMap<usize, Name>;
+
+/// The rank that a failure names.
+pub(super) struct Name {
+    pub(super) rank: usize,
+    pub(super) written: SystemTime,
+}
+
+/// One line of a file. The ranks are those of the run.
+struct Entry {
+    run: u64,
+    rank: usize,
+    culprit: Option<usize>,
+}
+
+impl Entry {
+    fn parse(line: &str) -> Option<Entry> {
+        let mut words = line.split(' ');
+        let run = u64::from_str_radix(words.next()?, 16).ok()?;
+        let rank = words.next()?.parse().ok()?;
+        let culprit = words.next().map(str::parse).transpose().ok()?;
+        Some(Entry { run, rank, culprit })
+    }
+}
+
+impl FailureFolder {
+    /// Returns the folder that a launcher has made for a job.
+    pub(super) fn of(job: &str) -> io::Result<FailureFolder> {
+        FailureFolder::path(job).map(FailureFolder)
+    }
+
+    /// Returns an absolute path, because ranks may change their working directory.
+    fn path(job: &str) -> io::Result<PathBuf> {
+        let given = std::env::temp_dir();
+        // An empty TMPDIR counts as not set.
+        let folder = if given.as_os_str().is_empty() { Path::new("/tmp") } else { &given };
+        Ok(std::path::absolute(folder)?.join(format!("kolo-run-{job}")))
+    }
+
+    /// Makes the folder. Without it, the rank that ends first counts as the cause of a failure.
+    pub(super) fn new(job: &str) -> Option<FailureFolder> {
+        let made = FailureFolder::path(job).and_then(|path| process::make_private_folder(&path).map(|()| path));
+        if let Err(error) = &made {
+            let folder = std::env::temp_dir();
+            tracing::info!(%error, folder = %folder.display(), "ranks cannot report which rank their failures name");
+        }
+        made.ok().map(FailureFolder)
+    }
+
+    /// Returns the file of a rank.
+    pub(super) fn file(&self, rank: usize) -> PathBuf {
+        self.0.join(rank.to_string())
+    }
+
+    /// Reads the files of all ranks. The last line of a file counts.
+    pub(super) fn names(&self, ranks: usize) -> Names {
+        let mut last = Vec::new();
+        let mut launched = HashMap::new();
+        for rank in 0..ranks {
+            let Ok(text) = std::fs::read_to_string(self.file(rank)) else { continue };
+            let entries: Vec<Entry> = text.lines().filter_map(Entry::parse).collect();
+            launched.extend(entries.iter().map(|entry| ((entry.run, entry.rank), rank)));
+            last.extend(entries.into_iter().last().map(|entry| (rank, entry)));
+        }
+        let name = |(by, entry): (usize, Entry)| {
+            let rank = *launched.get(&(entry.run, entry.culprit?))?;
+            let written = std::fs::metadata(self.file(by)).and_then(|file| file.modified()).ok()?;
+            (rank != by).then_some((by, Name { rank, written }))
+        };
+        last.into_iter().filter_map(name).collect()
+    }
+}
+
+impl Drop for FailureFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the rank that each rank names, by the contents of the files.
+    fn names<const RANKS: usize>(test: &str, files: [&str; RANKS]) -> [Option<usize>; RANKS] {
+        let folder = FailureFolder::new(&format!("test-{test}-{}", std::process::id())).unwrap();
+        files.iter().enumerate().for_each(|(rank, text)| std::fs::write(folder.file(rank), text).unwrap());
+        let names = folder.names(RANKS);
+        std::array::from_fn(|rank| names.get(&rank).map(|name| name.rank))
+    }
+
+    #[test]
+    fn the_last_line_counts() {
+        let files = ["a 0\na 0 1\na 0\na 0 2\n", "a 1\na 1 2\na 1\n", "a 2\n", ""];
+        assert_eq!(names("last", files), [Some(2), None, None, None]);
+    }
+
+    #[test]
+    fn ranks_of_another_run_are_those_of_the_launcher() {
+        let files = ["a 0\nb 2\nb 2 1\n", "a 1\n", "a 2\nb 1\n"];
+        assert_eq!(names("other", files), [Some(2), None, None]);
+    }
+
+    #[test]
+    fn a_job_inside_a_rank_names_no_rank_of_the_launcher() {
+        let files = ["a 0\nc 0\nc 1\nc 2\nc 0 2\nc 1 2\n", "a 1\n", "a 2\na 2 0\n"];
+        assert_eq!(names("inside", files), [None, None, Some(0)]);
+    }
+
+    #[test]
+    fn other_text_is_no_entry() {
+        assert_eq!(names("text", ["a 0\na 0 1\nx y\n\n7\na 0 -1\n", "a 1\n"]), [Some(1), None]);
+    }
+}
