@@ -178,7 +178,8 @@ pub(crate) fn resource_shortage() -> Option<io::Error> {
     shortage_of(1)
 }
 
-/// Returns the error if this process or machine lacks the resources for so many more sockets.
+/// Returns the error if this process cannot open `sockets` more sockets because it, or the machine,
+/// lacks a resource.
 pub(crate) fn shortage_of(sockets: usize) -> Option<io::Error> {
     let opened: io::Result<Vec<UdpSocket>> = (0..sockets).map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))).collect();
     opened.err().filter(is_resource_shortage)

@@ -1,4 +1,4 @@
-"""vLLM: the same tokens of a small Llama with tensor parallelism, whoever carries its messages.
+"""vLLM: a small Llama with tensor parallelism. Its tokens must not depend on the backend.
 
     python vllm_tensor_parallel.py RANKS
 """
