@@ -93,6 +93,35 @@ __device__ inline u16 narrow_bf16(float value) {
     return u16((value != value ? bits | 0x00400000 : rounded) >> 16);
 }
 
+// Floats of eight bits. As src/float8.rs, and PyTorch: what rounds to more than the largest number
+// becomes that number in E4M3, which has no infinities, and an infinity in E5M2. GPUs before sm_89
+// lack the instructions, which have no infinities in either.
+template <u32 MANTISSA, u32 BIAS, u32 TOO_LARGE, u32 OVERFLOW> __device__ inline u8 narrow_f8(float value) {
+    constexpr u32 DROPPED = 23 - MANTISSA;
+    // The bits of the number whose unit in the last place, in f32, is that of the least number here.
+    // Adding it rounds to that unit.
+    constexpr u32 UNIT = (127 + 23 + 1 - BIAS - MANTISSA) << 23;
+    u32 bits = bits_of(value), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
+    u32 denormal = bits_of(float_of(magnitude) + float_of(UNIT)) - UNIT;
+    // As above. Everything is computed, because branches would take more code.
+    u32 rounded = magnitude + (1u << (DROPPED - 1)) - 1 + (magnitude >> DROPPED & 1);
+    u32 normal = (rounded - ((127 - BIAS) << 23)) >> DROPPED;
+    u32 finite = magnitude < (127 + 1 - BIAS) << 23 ? denormal : normal;
+    u32 large = magnitude > 0x7f800000 ? 0x7f : OVERFLOW;
+    return u8(sign | (magnitude < TOO_LARGE ? finite : large));
+}
+
+__device__ inline float widen_f8e4m3(u8 byte) {
+    u32 sign = u32(byte & 0x80) << 24, magnitude = byte & 0x7f;
+    // The bits at the place of those of an f32, with an exponent that is too small by 120. The
+    // product is exact, and a denormal of f32 becomes a normal number.
+    float scaled = float_of(magnitude << 20) * float_of((120u + 127) << 23);
+    return float_of(sign | (magnitude == 0x7f ? 0x7fc00000 : bits_of(scaled)));
+}
+
+// It is the upper half of an f16.
+__device__ inline float widen_f8e5m2(u8 byte) { return widen_f16(u16(byte << 8)); }
+
 // ---- Elements ----
 
 // `Memory` is the element in memory, `Sum` its accumulator. Sums of integers use `Wrapping`, whose
@@ -119,6 +148,22 @@ struct BF16 {
     using Wrapping = float;
     __device__ static Sum widen(Memory element) { return widen_bf16(element); }
     __device__ static Memory narrow(Sum sum) { return narrow_bf16(sum); }
+};
+
+struct F8E4M3 {
+    using Memory = u8;
+    using Sum = float;
+    using Wrapping = float;
+    __device__ static Sum widen(Memory element) { return widen_f8e4m3(element); }
+    __device__ static Memory narrow(Sum sum) { return narrow_f8<3, 7, 0x43e80000, 0x7e>(sum); }
+};
+
+struct F8E5M2 {
+    using Memory = u8;
+    using Sum = float;
+    using Wrapping = float;
+    __device__ static Sum widen(Memory element) { return widen_f8e5m2(element); }
+    __device__ static Memory narrow(Sum sum) { return narrow_f8<2, 15, 0x47800000, 0x7c>(sum); }
 };
 
 // Any byte but zero is true, as in C. The kernels write 0 or 1.

@@ -406,7 +406,7 @@ pub(crate) fn secret_in(setting: &'static str, path: &Path, deadline: Instant) -
 /// protection.
 fn empty(setting: &str, expected: &str, what: &str) -> Error {
     let way_out = match setting.starts_with("KOLO_") {
-        true => format!("remove the variable (`unset {setting}`, or `env -u {setting}` before one command)"),
+        true => format!("remove the variable ({})", sys::how_to_remove(setting)),
         false => "leave the option out (NULL in C)".to_owned(),
     };
     Error::setting(setting, "", format!("it is set but empty; give {expected}, or, for a job without {what}, {way_out}"))
@@ -558,7 +558,7 @@ mod tests {
         for name in ["KOLO_SECRET", "KOLO_SECRET_FILE"] {
             let refused = set(&[(name, "")]).unwrap_err();
             assert!(refused.starts_with(&format!("{name}=\"\": it is set but empty; give ")), "{refused}");
-            assert!(refused.contains(&format!("`unset {name}`")), "{refused}");
+            assert!(refused.contains(&sys::how_to_remove(name)), "{refused}");
         }
         // KOLO_SECRET takes precedence, even if it is wrong.
         assert!(set(&[("KOLO_SECRET", ""), ("KOLO_SECRET_FILE", "/secret")]).unwrap_err().starts_with("KOLO_SECRET="));

@@ -35,7 +35,7 @@
 //!   calls on borrowed buffers; [`split`](Communicator::split) for groups of ranks; and
 //!   [`alloc`](Communicator::alloc) for registered buffers, which the ranks of a host share.
 //! - Elements are those of [`DType`], reductions those of [`ReduceOp`]. Counts may be zero, and
-//!   need not be divisible by the world size. f16 and bf16 accumulate in f32, and round once
+//!   need not be divisible by the world size. Types of 16 and 8 bits accumulate in f32, and round once
 //!   for each local reduction; integers wrap; minimum and maximum propagate NaN. All
 //!   ranks get the same bits.
 //! - Every wait has a deadline. An [`Error`] names what happened, the rank at fault, and what to
@@ -61,7 +61,7 @@
 //! | what the paths use | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks find each other | `bootstrap`, with its `listener`, `store` and `host_group` |
 //! | deadlines and failures | `failure`; `trace` records the last operations of each rank |
-//! | the base | `sys` (the operating system), `wire`, `config`, `types`, `error` |
+//! | the base | `sys` (the operating system), `wire`, `config`, `types`, `float8`, `error` |
 //!
 //! # Features
 //!
@@ -84,6 +84,7 @@ mod engine;
 mod error;
 mod exec;
 mod failure;
+mod float8;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -102,7 +103,7 @@ mod wire;
 pub use bootstrap::listener::stranger;
 
 pub use bootstrap::store::{Store, TcpStoreServer};
-pub use communicator::{Builder, Communicator, Registered, Scope};
+pub use communicator::{Builder, Communicator, Pooled, Registered, Scope};
 #[cfg(feature = "cuda")]
 pub use communicator::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 pub use config::{CopyMode, DevicePath, Transport};
@@ -110,6 +111,7 @@ pub use config::{CopyMode, DevicePath, Transport};
 pub use cudarc;
 pub use error::{ArgumentError, CallMismatch, Cause, Elsewhere, Error, ReducerError, Result, StoreError};
 pub use exec::work::{Waited, Work, WorkError};
+pub use float8::{f8e4m3, f8e5m2};
 pub use half::{bf16, f16};
 // For the benchmark of the reduction kernels.
 #[doc(hidden)]

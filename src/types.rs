@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
+use crate::float8::{f8e4m3, f8e5m2};
+
 /// The number of a process (or thread) within a communicator, from 0 to the world size less one.
 pub type Rank = usize;
 
@@ -102,6 +104,10 @@ numbered! {
         U16 = 11, "u16";
         /// A byte that is 0 or 1. Bytes from a peer are normalised before they reach a `bool`.
         Bool = 12, "bool";
+        /// [`f8e4m3`](crate::f8e4m3). Reductions accumulate in `f32`.
+        F8E4M3 = 13, "f8e4m3";
+        /// [`f8e5m2`](crate::f8e5m2). Reductions accumulate in `f32`.
+        F8E5M2 = 14, "f8e5m2";
     }
 }
 
@@ -110,7 +116,7 @@ impl DType {
     pub const fn size(self) -> usize {
         // As a power of two, by which the compiler divides without a division.
         1 << match self {
-            DType::I8 | DType::U8 | DType::Bool => 0,
+            DType::I8 | DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => 0,
             DType::I16 | DType::U16 | DType::F16 | DType::BF16 => 1,
             DType::I32 | DType::U32 | DType::F32 => 2,
             DType::I64 | DType::U64 | DType::F64 => 3,
@@ -119,7 +125,7 @@ impl DType {
 
     /// Whether elements are floating-point numbers.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64 | DType::F8E4M3 | DType::F8E5M2)
     }
 }
 
@@ -215,7 +221,7 @@ impl Op {
 }
 
 /// The types whose buffers kolo moves and reduces: `f32 f64 f16 bf16 i8 u8 i16 u16 i32 u32 i64 u64
-/// bool`. The trait is sealed: no other type can implement it.
+/// bool f8e4m3 f8e5m2`. The trait is sealed: no other type can implement it.
 ///
 /// # Safety
 ///
@@ -247,7 +253,7 @@ macro_rules! elements {
 
 elements! {
     f32 => F32, f64 => F64, f16 => F16, bf16 => BF16, i8 => I8, u8 => U8, i16 => I16, u16 => U16,
-    i32 => I32, u32 => U32, i64 => I64, u64 => U64, bool => Bool
+    i32 => I32, u32 => U32, i64 => I64, u64 => U64, bool => Bool, f8e4m3 => F8E4M3, f8e5m2 => F8E5M2
 }
 
 /// What all ranks must agree on in one call. An [`Error`](crate::Error) about calls that do not

@@ -22,6 +22,7 @@ fn threads_may_share_public_types() {
     shared::<Builder>();
     shared::<Scope<'_, '_>>();
     shared::<Registered<f32>>();
+    shared::<Pooled<f32>>();
     shared::<Work<Vec<f32>>>();
     shared::<Waited<Vec<f32>>>();
     shared::<WorkError<Vec<f32>>>();

@@ -32,6 +32,14 @@ pub const KOLO_INT16: kolo_dtype_t = 10;
 pub const KOLO_UINT16: kolo_dtype_t = 11;
 /// A byte that is 0 or 1. Any other byte arrives as 1.
 pub const KOLO_BOOL: kolo_dtype_t = 12;
+/// Four bits of exponent, three of mantissa, no infinities: PyTorch's float8_e4m3fn, NCCL's
+/// ncclFloat8e4m3. Sums accumulate as those of KOLO_FLOAT16. What rounds to more than 448, the
+/// largest number, becomes 448.
+pub const KOLO_FLOAT8_E4M3: kolo_dtype_t = 13;
+/// Five bits of exponent, two of mantissa: PyTorch's float8_e5m2, NCCL's ncclFloat8e5m2. Sums
+/// accumulate as those of KOLO_FLOAT16. What rounds to more than 57344, the largest number, is an
+/// infinity.
+pub const KOLO_FLOAT8_E5M2: kolo_dtype_t = 14;
 
 /// Writes the bytes of an element of a type to `*size`.
 #[unsafe(no_mangle)]
@@ -79,6 +87,8 @@ const _: () = {
         (KOLO_INT16, DType::I16 as u8),
         (KOLO_UINT16, DType::U16 as u8),
         (KOLO_BOOL, DType::Bool as u8),
+        (KOLO_FLOAT8_E4M3, DType::F8E4M3 as u8),
+        (KOLO_FLOAT8_E5M2, DType::F8E5M2 as u8),
     ];
     let redops = [
         (KOLO_SUM, ReduceOp::Sum as u8),

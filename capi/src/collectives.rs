@@ -33,7 +33,7 @@ unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) ->
 
 /// Reduces the `send` buffers of all ranks element by element, and writes the result to `recv` on
 /// all ranks. Each buffer has `count` elements. All ranks get the same bits. In place if `send ==
-/// recv`. Inside a host, peers read and write memory of kolo_mem_alloc in place.
+/// recv`. Inside a host, peers read and write registered buffers in place: see kolo_mem_alloc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_all_reduce(
     send: *const c_void,

@@ -6,6 +6,7 @@ use super::agree::{agree_on_options, agree_on_success};
 use super::buckets::{Buckets, DeviceMemory};
 use super::builder::ReducerBuilder;
 use super::core::Core;
+use super::float::is_of_gradients;
 use super::layout::Layout;
 use super::on_device::{Chosen, OnDevice};
 use super::parameter::Parameter;
@@ -58,7 +59,7 @@ fn check_parameters(parameters: &[Parameter], buffers: &[Parameter]) -> Result<(
     if parameters.is_empty() {
         return refuse("parameters", "none".to_owned(), "at least one");
     }
-    if let Some(whole) = parameters.iter().find(|parameter| !parameter.dtype.is_float()) {
+    if let Some(whole) = parameters.iter().find(|parameter| !is_of_gradients(parameter.dtype)) {
         return refuse(&whole.name, whole.dtype.to_string(), "gradients are of f16, bf16, f32 or f64");
     }
     let bytes = |all: &[Parameter]| all.iter().try_fold(0usize, |sum, one| sum.checked_add(one.checked_bytes()?));

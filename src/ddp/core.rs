@@ -140,6 +140,10 @@ impl Core {
                 state.mark(index, Gradient::Unused).map_err(|error| self.fail_with(&mut state, error))?;
             }
         }
+        if self.unused == Unused::Error {
+            // The ranks with input have a gradient for each parameter.
+            state.used.fill(true);
+        }
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::buckets::Buckets;
-use super::float::scale;
+use super::float::{is_of_gradients, scale};
 use super::hook::with_float;
 use super::layout::BucketLayout;
 use super::on_device::OnDevice;
@@ -100,7 +100,7 @@ unsafe fn exchange_on_host(
         }
     }
     match how {
-        Exchange::Average if place.dtype.is_float() => average(comm, place.dtype, bytes, contributors)?,
+        Exchange::Average if is_of_gradients(place.dtype) => average(comm, place.dtype, bytes, contributors)?,
         Exchange::Average => broadcast(comm, place.dtype, bytes, contributors.lowest)?,
         Exchange::Broadcast(root) => broadcast(comm, place.dtype, bytes, root)?,
     }
@@ -174,7 +174,7 @@ unsafe fn exchange_on_device(
         }
         on.catch_up(comm)?;
         match how {
-            Exchange::Average if place.dtype.is_float() => {
+            Exchange::Average if is_of_gradients(place.dtype) => {
                 let (redop, factor) = contributors.average(comm.world_size());
                 on.all_reduce(comm, (place.dtype, redop), at, count)?;
                 if let Some(factor) = factor {

@@ -2,7 +2,12 @@
 
 use half::{bf16, f16};
 
-use crate::types::Element;
+use crate::types::{DType, Element};
+
+/// Whether gradients can have this type. Floats of eight bits are too coarse to be accumulated.
+pub(super) const fn is_of_gradients(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+}
 
 /// An element type that gradients can have.
 pub(super) trait Float: Element {

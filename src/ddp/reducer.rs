@@ -215,6 +215,7 @@ impl Reducer {
     ///     }
     ///     // The optimiser steps here, too, so that this rank's parameters stay equal.
     ///     let joined = reducer.join(|reducer| {
+    ///         assert!(reducer.is_used(0));
     ///         assert_eq!(reducer.gradient::<f32>(0)?, [1.0]);
     ///         Ok(())
     ///     })?;
@@ -367,7 +368,8 @@ impl Reducer {
 
     /// Returns whether a parameter got a gradient in the last step on any rank, or on this one with
     /// [`Unused::Error`](super::Unused). Optimisers skip parameters without one, and their
-    /// momentum. Returns false if there is no such parameter.
+    /// momentum. In [`Reducer::join`] with `Unused::Error`, all parameters got one. Returns false if
+    /// there is no such parameter.
     pub fn is_used(&self, parameter: usize) -> bool {
         self.core.is_used(parameter)
     }

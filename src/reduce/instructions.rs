@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::arithmetic::{Combine, Number};
+use crate::float8::{f8e4m3, f8e5m2};
 
 /// Elements of a chunk. The accumulators of a chunk of the widest elements just fit the registers
 /// of AVX-512.
@@ -113,3 +114,27 @@ halves! {
     f16, widen_f16, narrow_f16;
     bf16, widen_bf16, narrow_bf16;
 }
+
+macro_rules! bytes {
+    ($($type:ty),*) => {$(
+        impl Lane for $type {
+            type Sum = f32;
+            const ZERO: Self = <$type>::ZERO;
+
+            #[inline(always)]
+            fn to_sum(self) -> f32 { self.to_f32() }
+
+            #[inline(always)]
+            fn from_sum(sum: f32) -> Self { <$type>::from_f32(sum) }
+
+            // Without branches, so that the compiler makes vectors of it.
+            #[inline(always)]
+            fn widen<I: Instructions>(chunk: &[Self; CHUNK]) -> [f32; CHUNK] { chunk.map(<$type>::to_f32) }
+
+            #[inline(always)]
+            fn narrow<I: Instructions>(sums: &[f32; CHUNK]) -> [Self; CHUNK] { sums.map(<$type>::from_f32) }
+        }
+    )*};
+}
+
+bytes!(f8e4m3, f8e5m2);

@@ -25,7 +25,7 @@ impl Kernel {
     }
 
     /// Computes `dst[i] = parts[0][i] op parts[1][i] op ...` for `count` elements, in the order of
-    /// the parts. Elements of 16 bits are accumulated in `f32` and rounded once. `finish` is the
+    /// the parts. Elements of 16 bits and floats of 8 are accumulated in `f32` and rounded once. `finish` is the
     /// number of ranks whose parts are in the result, by which an average is divided; `None` for a
     /// partial result.
     ///

@@ -9,6 +9,7 @@ use super::instructions::{Fold, Instructions, Lane};
 use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512};
+use crate::float8::{f8e4m3, f8e5m2};
 use crate::types::{DType, ReduceOp};
 
 /// The sets of instructions that have kernels, from the slowest to the fastest.
@@ -73,6 +74,8 @@ fn kernel<I: Instructions>(dtype: DType, redop: ReduceOp) -> Fold {
     match dtype {
         DType::F16 => float::<I, f16>(redop),
         DType::BF16 => float::<I, bf16>(redop),
+        DType::F8E4M3 => float::<I, f8e4m3>(redop),
+        DType::F8E5M2 => float::<I, f8e5m2>(redop),
         DType::F32 => float::<I, f32>(redop),
         DType::F64 => float::<I, f64>(redop),
         DType::I8 => integer::<I, i8>(redop),

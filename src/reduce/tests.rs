@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::level::Level;
 use super::{Kernel, normalise_bools, reduce_local};
 use crate::error::{ArgumentError, Error};
+use crate::float8::{f8e4m3, f8e5m2};
 use crate::types::{DType, Element, ReduceOp};
 
 /// One element of the result, in the obvious arithmetic.
@@ -77,6 +78,31 @@ obvious_floats! {
     bf16, u16, f32, bf16::to_f32, bf16::from_f32;
 }
 
+macro_rules! obvious_bytes {
+    ($($type:ty),*) => {$(
+        impl Obvious for $type {
+            // Every value is among them, NaN and infinities as well.
+            fn from_bits(bits: u64) -> Self { <$type>::from_bits(bits as u8) }
+            fn bits(self) -> u64 { if self.is_nan() { u64::MAX } else { self.to_bits().into() } }
+            fn fold(parts: &[Self], redop: ReduceOp) -> Self {
+                let numbers = parts.iter().map(|part| part.to_f32());
+                let result = match redop {
+                    ReduceOp::Sum => numbers.reduce(|a, b| a + b),
+                    ReduceOp::Average => numbers.reduce(|a, b| a + b).map(|sum| sum / parts.len() as f32),
+                    ReduceOp::Product => numbers.reduce(|a, b| a * b),
+                    ReduceOp::Max | ReduceOp::Min if parts.iter().any(|part| part.is_nan()) => Some(f32::NAN),
+                    ReduceOp::Max => numbers.reduce(|a, b| if a > b { a } else { b }),
+                    ReduceOp::Min => numbers.reduce(|a, b| if a < b { a } else { b }),
+                    _ => unreachable!(),
+                };
+                Self::from_f32(result.unwrap())
+            }
+        }
+    )*};
+}
+
+obvious_bytes!(f8e4m3, f8e5m2);
+
 fn compare<T: Obvious>(seed: u64, parts: usize, count: usize, in_place: Option<usize>) {
     let word = |part: usize, i: usize| crate::types::mix(crate::types::mix(seed, part as u64), i as u64);
     let inputs: Vec<Vec<T>> = (0..parts).map(|part| (0..count).map(|i| T::from_bits(word(part, i))).collect()).collect();
@@ -127,6 +153,8 @@ proptest! {
         compare::<u64>(seed, parts, count, in_place);
         compare::<f16>(seed, parts, count, in_place);
         compare::<bf16>(seed, parts, count, in_place);
+        compare::<f8e4m3>(seed, parts, count, in_place);
+        compare::<f8e5m2>(seed, parts, count, in_place);
         compare::<f32>(seed, parts, count, in_place);
         compare::<f64>(seed, parts, count, in_place);
     }
@@ -166,6 +194,38 @@ fn halves_of_every_value() {
     let others = [0.0, 6e-8, -6e-8, 3e-5, 1e-3, 0.1, -0.3, 1.0, 1.001, 77.0, -4096.0, 65504.0, 3e38, f64::INFINITY, f64::NAN];
     check(&(0..=u16::MAX).map(f16::from_bits).collect::<Vec<_>>(), &others, f16::from_f64);
     check(&(0..=u16::MAX).map(bf16::from_bits).collect::<Vec<_>>(), &others, bf16::from_f64);
+}
+
+/// Every pair of numbers of eight bits, in every reduction of every kernel.
+#[test]
+#[cfg_attr(miri, ignore = "too many numbers")]
+fn bytes_of_every_value() {
+    fn check<T: Obvious>() {
+        let every: Vec<T> = (0..=255).map(T::from_bits).collect();
+        for &redop in ReduceOp::ALL.iter().filter(|redop| redop.applies_to(T::DTYPE)) {
+            for level in Level::available() {
+                let kernel = Kernel::of_level(level, T::DTYPE, redop).unwrap();
+                for &other in &every {
+                    let (others, mut results) = (vec![other; every.len()], vec![other; every.len()]);
+                    let parts = [every.as_ptr().cast(), others.as_ptr().cast()];
+                    // SAFETY: all are as long as `every`.
+                    unsafe { kernel.fold(&parts, results.as_mut_ptr().cast(), every.len(), Some(2)) };
+                    for (&one, result) in every.iter().zip(results) {
+                        let expected = T::fold(&[one, other], redop);
+                        assert_eq!(
+                            result.bits(),
+                            expected.bits(),
+                            "{level:?}: {redop} of {:#x} and {:#x}",
+                            one.bits(),
+                            other.bits()
+                        );
+                    }
+                }
+            }
+        }
+    }
+    check::<f8e4m3>();
+    check::<f8e5m2>();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What every collective should compute: the reference, computed sequentially from the inputs of
 //! all ranks.
 
-use kolo::{Communicator, DType, Op, ReduceOp, Result, bf16, f16};
+use kolo::{Communicator, DType, Op, ReduceOp, Result, bf16, f8e4m3, f8e5m2, f16};
 
 use super::random;
 use super::value::Value;
@@ -73,6 +73,8 @@ pub(crate) fn check(comm: &Communicator, case: Case) -> Result<()> {
         DType::F32 => check_typed::<f32>(comm, case),
         DType::F64 => check_typed::<f64>(comm, case),
         DType::Bool => check_typed::<bool>(comm, case),
+        DType::F8E4M3 => check_typed::<f8e4m3>(comm, case),
+        DType::F8E5M2 => check_typed::<f8e5m2>(comm, case),
         other => unreachable!("{other} is not checked"),
     }
 }

@@ -1,6 +1,6 @@
 //! Element types and their reductions, computed sequentially.
 
-use kolo::{Element, ReduceOp, bf16, f16};
+use kolo::{Element, ReduceOp, bf16, f8e4m3, f8e5m2, f16};
 
 /// An element type as the reference computes with it.
 pub(crate) trait Value: Element + PartialEq + std::fmt::Debug {
@@ -72,6 +72,8 @@ floats! {
     f64, f64::EPSILON, |x: f64| x, |x: f64| x;
     f16, f16::EPSILON.to_f64(), f16::to_f64, f16::from_f64;
     bf16, bf16::EPSILON.to_f64(), bf16::to_f64, bf16::from_f64;
+    f8e4m3, 0.125, f8e4m3::to_f64, f8e4m3::from_f64;
+    f8e5m2, 0.25, f8e5m2::to_f64, f8e5m2::from_f64;
 }
 
 impl Value for bool {

@@ -83,7 +83,7 @@ pub(crate) fn soak(args: &Args) -> ExitCode {
         }
         Err(End::Stopped(signal)) => {
             complain(&format!("kolo soak: stopped by {signal}"));
-            ExitCode::from(signal.exit_code())
+            process::exit(signal.exit_code())
         }
     }
 }

@@ -361,7 +361,8 @@ impl Call {
     }
 
     fn of(op: Operation, bytes: u64, dice: &mut Dice) -> Call {
-        let dtypes: Vec<DType> = DType::ALL.iter().copied().filter(|dtype| *dtype != DType::Bool).collect();
+        let dtypes: Vec<DType> =
+            DType::ALL.iter().copied().filter(|dtype| !matches!(dtype, DType::Bool | DType::F8E4M3 | DType::F8E5M2)).collect();
         let dtype = dice.one_of(&dtypes);
         let redops: Vec<ReduceOp> = ReduceOp::ALL.iter().copied().filter(|redop| redop.applies_to(dtype)).collect();
         let redop = dice.one_of(&redops);

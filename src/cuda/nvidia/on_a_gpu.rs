@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 
+use crate::float8::{f8e4m3, f8e5m2};
+
 use super::super::device::{Event, MOST_PARTS, Memory, Pinned, Stream};
 use super::*;
 use crate::reduce::Kernel;
@@ -68,6 +70,8 @@ fn elements(dtype: DType, count: usize, seed: u64) -> Vec<u8> {
             DType::Bool => word & 1,
             DType::F16 => f16::from_f64(number).to_bits().into(),
             DType::BF16 => bf16::from_f64(number).to_bits().into(),
+            DType::F8E4M3 => f8e4m3::from_f64(number).to_bits().into(),
+            DType::F8E5M2 => f8e5m2::from_f64(number).to_bits().into(),
             DType::F32 => (number as f32).to_bits().into(),
             DType::F64 => number.to_bits(),
             _ => word,

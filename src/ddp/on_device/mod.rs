@@ -7,6 +7,7 @@ mod tests;
 
 use std::sync::Arc;
 
+use super::float::is_of_gradients;
 use crate::communicator::Communicator;
 use crate::cuda::device::{Address, Device, Event, Memory, Reduction, Stream, StreamId};
 use crate::error::{Error, ReducerError, Result};
@@ -36,7 +37,7 @@ impl OnDevice {
     pub(super) fn new(comm: &Communicator, chosen: Chosen, dtypes: impl IntoIterator<Item = DType>) -> Result<OnDevice> {
         let device = comm.exec.device(chosen.ordinal)?;
         // Prepares the kernels now, because that may wait for all work of the device.
-        for dtype in dtypes.into_iter().filter(|dtype| dtype.is_float()) {
+        for dtype in dtypes.into_iter().filter(|&dtype| is_of_gradients(dtype)) {
             if let Err(error) = device.prepare(dtype, Some(ReduceOp::Sum)) {
                 tracing::warn!(%error, "cannot prepare kernels: buckets are copied through the host, and gradients cannot be accumulated");
                 break;

@@ -22,7 +22,7 @@ fn reductions_that_do_not_apply_have_no_entry() {
     assert_eq!(entry(DType::BF16, ReduceOp::Average).as_deref(), Some("kolo_reduce_average_bf16"));
     assert_eq!(entry(DType::I32, ReduceOp::Average), None);
     assert_eq!(entry(DType::F32, ReduceOp::BitXor), None);
-    assert_eq!(entries().len(), 8 * 7 + 4 * 5 + 5);
+    assert_eq!(entries().len(), 8 * 7 + 6 * 5 + 5);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn the_prebuilt_code_is_that_of_the_source() {
     assert!(ptx.contains("\n.version 8.1\n.target sm_80\n"));
     let names = ptx.match_indices(".entry ").map(|(at, word)| ptx[at + word.len()..].split('(').next().unwrap().to_owned());
     assert_eq!(names.collect::<BTreeSet<_>>(), entries());
-    assert!(ptx.len() < 1_500_000);
+    assert!(ptx.len() < 1_600_000);
     // The arithmetic is that of the host: no fused multiply-add, no flushed denormals, nothing
     // approximate, and no instruction that chooses the other of two zeros. Memory moves in lines.
     for wrong in ["fma.rn", ".ftz", ".approx", "div.full", "max.f", "min.f", "max.NaN", "min.NaN", ".local"] {

@@ -13,6 +13,7 @@ use half::{bf16, f16};
 
 use super::image::SOURCE;
 use super::{LINE, MOST, Reduction, entry};
+use crate::float8::{f8e4m3, f8e5m2};
 use crate::reduce::Kernel;
 use crate::types::{DType, ReduceOp, mix};
 
@@ -194,6 +195,8 @@ impl Buffer {
                 let is_nan = match dtype {
                     DType::F16 => f16::from_bits(bits as u16).is_nan(),
                     DType::BF16 => bf16::from_bits(bits as u16).is_nan(),
+                    DType::F8E4M3 => f8e4m3::from_bits(bits as u8).is_nan(),
+                    DType::F8E5M2 => f8e5m2::from_bits(bits as u8).is_nan(),
                     DType::F32 => f32::from_bits(bits as u32).is_nan(),
                     _ => f64::from_bits(bits).is_nan(),
                 };
@@ -326,6 +329,8 @@ fn wrong_kernels_are_noticed() {
         ("0xfff + (magnitude >> 13 & 1)", "0x1000", DType::F16, ReduceOp::Sum),
         ("r.divisor > 1", "r.divisor > 3", DType::F64, ReduceOp::Average),
         ("bits + 0x7fff + (bits >> 16 & 1)", "bits + 0x8000", DType::BF16, ReduceOp::Product),
+        ("(1u << (DROPPED - 1)) - 1 + (magnitude >> DROPPED & 1)", "(1u << (DROPPED - 1))", DType::F8E4M3, ReduceOp::Sum),
+        ("float_of((120u + 127) << 23)", "float_of((121u + 127) << 23)", DType::F8E4M3, ReduceOp::Product),
         ("return a ^ b;", "return a ^ b ^ (threads() > 1);", DType::U16, ReduceOp::BitXor),
     ];
     let mutant = mutations.iter().fold(SOURCE.to_owned(), |source, (right, wrong, ..)| {
