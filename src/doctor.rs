@@ -13,7 +13,7 @@ use crate::bootstrap::store::StoreUrl;
 use crate::config::{self, Settings, process_env};
 use crate::error::{Error, Result};
 use crate::reduce;
-use crate::sys::{self, Cuda, LocalListener, Region};
+use crate::sys::{self, Cuda, LocalListener, Process, Region};
 use crate::transport::tls::Tls;
 
 /// How severe a finding is, the more severe the greater.
@@ -256,11 +256,9 @@ fn local_connections() -> Finding {
     const SUBJECT: &str = "local connections";
     match LocalListener::bind(&crate::bootstrap::listener::random_name()) {
         Ok(_) => Finding::fine(SUBJECT, "processes of this machine can share memory"),
-        Err(error) => Finding::warning(
-            SUBJECT,
-            format!("processes of this machine cannot share memory: {error}"),
-            "ranks of one machine use TCP; on Linux, allow abstract Unix sockets",
-        ),
+        Err(error) => {
+            Finding::warning(SUBJECT, format!("processes of this machine cannot share memory: {error}"), sys::LOCAL_CONNECTIONS)
+        }
     }
 }
 
@@ -307,11 +305,7 @@ fn shared_memory() -> Finding {
         format!("{} MiB for each rank, and {} KiB for each rank of a further communicator,", (KEPT * STAGE) >> 20, AREA >> 10);
     match made {
         Ok(()) => Finding::fine(SUBJECT, format!("{available}; {per_rank} are needed")),
-        Err(error) => Finding::warning(
-            SUBJECT,
-            format!("none: {error}; {available}; {per_rank} are needed"),
-            "ranks of one machine use TCP, which is slower; raise the memory limit of the container or of `ulimit -v` (Linux only)",
-        ),
+        Err(error) => Finding::warning(SUBJECT, format!("none: {error}; {available}; {per_rank} are needed"), sys::MORE_MEMORY),
     }
 }
 
@@ -406,7 +400,7 @@ fn cuda() -> Finding {
 pub fn read_word(pid: u32, address: u64) -> Result<u64> {
     let mut word = 0u64;
     // SAFETY: `word` has the length that is read, and no other thread accesses it.
-    let read = unsafe { sys::read_process(pid, address, (&raw mut word).cast(), size_of::<u64>()) };
+    let read = unsafe { sys::read_process(Process::with_id(pid), address, (&raw mut word).cast(), size_of::<u64>()) };
     read.map(|()| word).map_err(Error::os(format!("reading process {pid}")))
 }
 
@@ -415,12 +409,11 @@ pub fn read_word(pid: u32, address: u64) -> Result<u64> {
 pub fn of_reading(outcome: &std::result::Result<(), String>) -> Finding {
     const SUBJECT: &str = "reading processes";
     match outcome {
-        Ok(()) => Finding::fine(SUBJECT, "ranks of one machine can read each other's memory (process_vm_readv)"),
+        Ok(()) => Finding::fine(SUBJECT, format!("ranks of one machine can read each other's memory ({})", sys::READING_CALL)),
         Err(why) => {
             let policy = sys::reading_policy().map_or_else(String::new, |policy| format!("; {policy}"));
-            let advice = "large private buffers pass through shared memory instead, which may be slower; set \
-                 kernel.yama.ptrace_scope=0, or give the container CAP_SYS_PTRACE";
-            Finding::warning(SUBJECT, format!("ranks of one machine cannot read each other's memory: {why}{policy}"), advice)
+            let what = format!("ranks of one machine cannot read each other's memory: {why}{policy}");
+            Finding::warning(SUBJECT, what, sys::READING)
         }
     }
 }

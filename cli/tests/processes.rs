@@ -24,7 +24,7 @@ const WORKER: &str = "KOLO_TEST_WORKER";
 /// The folder where ranks tell each other their progress without kolo.
 const FOLDER: &str = "KOLO_TEST_FOLDER";
 
-const TESTS: [Test; 15] = [
+const TESTS: [Test; 18] = [
     ("every_collective_in_shared_memory", || collectives("auto")),
     ("every_collective_over_links_of_shared_memory", || collectives("links")),
     ("every_collective_over_tcp", || collectives("tcp")),
@@ -40,6 +40,9 @@ const TESTS: [Test; 15] = [
     ("with_plain_variables", plain_variables),
     ("a_second_job_at_the_same_time", two_jobs),
     ("nobody_writes_into_registered_memory_after_a_failure", late_rank),
+    ("survivors_name_a_rank_that_was_killed", killed),
+    ("a_store_is_where_every_spelling_of_its_path_says", spellings),
+    ("a_run_replaces_the_store_of_a_run_that_was_killed", after_a_killed_run),
 ];
 
 fn main() -> ExitCode {
@@ -69,6 +72,7 @@ fn work(task: &str) {
         "collectives" => all_collectives(&comm),
         "huge" => all_reduce_huge(&comm),
         "registered" => come_late(&comm),
+        "endless" => return work_until_a_failure(&comm),
         other => panic!("unknown task {other}"),
     }
     println!("rank {} of {} on {} hosts over {}: done", comm.rank(), comm.world_size(), comm.host_count(), comm.transport_name());
@@ -141,6 +145,19 @@ fn come_late(comm: &Communicator) {
     }
 }
 
+/// Works until a rank fails, and prints the error.
+fn work_until_a_failure(comm: &Communicator) {
+    let mut buf = vec![1.0f32; 1000];
+    for round in 0.. {
+        if let Err(error) = comm.all_reduce(&mut buf, ReduceOp::Max) {
+            return println!("failed: {error}");
+        }
+        if round == 100 {
+            println!("works");
+        }
+    }
+}
+
 // ---- Launchers ----
 
 fn kolo() -> PathBuf {
@@ -168,9 +185,14 @@ fn kolo_run(ranks: usize, task: &str) -> String {
     output(Command::new(kolo()).args(["run", "-n", &ranks.to_string(), "--"]).arg(this()).env(WORKER, task))
 }
 
+/// Whether processes of this system share memory.
+fn shares_memory() -> bool {
+    cfg!(any(target_os = "linux", windows))
+}
+
 fn collectives(path: &str) -> Outcome {
-    if !cfg!(target_os = "linux") && path != "tcp" && path != "sockets" {
-        return NotRun("shared memory between processes is built for Linux only so far".to_owned());
+    if !shares_memory() && path != "tcp" && path != "sockets" {
+        return NotRun("kolo has no shared memory between processes on this system".to_owned());
     }
     let worlds = if all() { &[1, 2, 3, 4, 5, 8][..] } else { &[1, 2, 5] };
     for &ranks in worlds {
@@ -231,8 +253,8 @@ fn launched(launcher: &str, options: &[&str]) -> Outcome {
 }
 
 fn late_rank() -> Outcome {
-    if !cfg!(target_os = "linux") {
-        return NotRun("shared memory between processes is built for Linux only so far".to_owned());
+    if !shares_memory() {
+        return NotRun("kolo has no shared memory between processes on this system".to_owned());
     }
     let folder = std::env::temp_dir().join(format!("kolo-late-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -284,6 +306,103 @@ fn plain_variables() -> Outcome {
 fn two_jobs() -> Outcome {
     let jobs = [by_hand(2, free_port(), "first"), by_hand(3, free_port(), "second")];
     jobs.into_iter().for_each(wait);
+    Passed(String::new())
+}
+
+/// Returns a new file for a store, with slashes and with the separators of this system.
+fn store_file(test: &str) -> [String; 2] {
+    let path = std::env::temp_dir().join(format!("kolo-{test}-{}", std::process::id()));
+    let path = path.to_str().unwrap().to_owned();
+    [path.replace('\\', "/"), path]
+}
+
+/// Starts ranks with a task. `store` returns the store of each.
+fn start_with(ranks: usize, task: &str, transport: &str, store: impl Fn(usize) -> String) -> Vec<std::process::Child> {
+    let start = |rank: usize| {
+        patient(&mut Command::new(this()))
+            .env(WORKER, task)
+            .env("KOLO_RANK", rank.to_string())
+            .env("KOLO_WORLD_SIZE", ranks.to_string())
+            .env("KOLO_STORE", store(rank))
+            .env("KOLO_JOB_ID", format!("job-{}", std::process::id()))
+            .env("KOLO_TRANSPORT", transport)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap()
+    };
+    (0..ranks).map(start).collect()
+}
+
+/// Waits until ranks work, and returns what they still write.
+fn working(children: &mut [std::process::Child]) -> Vec<impl std::io::BufRead + use<>> {
+    use std::io::BufRead;
+    let output = |child: &mut std::process::Child| {
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line.trim_end(), "works");
+        output
+    };
+    children.iter_mut().map(output).collect()
+}
+
+fn url_of(path: &str) -> String {
+    if path.starts_with('/') { format!("file://{path}") } else { format!("file:///{path}") }
+}
+
+/// On every transport, all survivors name the rank that was killed and its process.
+fn killed() -> Outcome {
+    let mut measured = Vec::new();
+    for transport in ["auto", "tcp"] {
+        let [path, _] = store_file("killed");
+        let mut children = start_with(3, "endless", transport, |_| url_of(&path));
+        let mut outputs = working(&mut children);
+        let pid = children[1].id();
+        children[1].kill().unwrap();
+        let began = Instant::now();
+        for rank in [0, 2] {
+            let mut text = String::new();
+            std::io::Read::read_to_string(&mut outputs[rank], &mut text).unwrap();
+            assert!(text.starts_with("failed: all_reduce"), "{transport}, rank {rank}: {text}");
+            assert!(text.contains("rank 1 (") && text.contains(&format!("pid {pid})")), "{transport}, rank {rank}: {text}");
+            assert!(children[rank].wait().unwrap().success());
+        }
+        measured.push(format!("{transport}: {:.0?}", began.elapsed()));
+        children[1].wait().unwrap();
+    }
+    Passed(measured.join(", "))
+}
+
+/// Each rank spells the path of the store in another way.
+fn spellings() -> Outcome {
+    let [slashes, native] = store_file("spellings");
+    let mut spellings = vec![url_of(&slashes), slashes.clone(), native.clone()];
+    if cfg!(windows) {
+        spellings.extend([url_of(&native), format!("file://{slashes}"), format!("file://{native}")]);
+    }
+    let children = start_with(spellings.len(), "collectives auto", "auto", |rank| spellings[rank].clone());
+    wait(children);
+    assert!(!PathBuf::from(native).exists(), "rank 0 removes the file");
+    Passed(format!("{} spellings", spellings.len()))
+}
+
+/// A run is killed while its ranks connect, and the next run starts with the file that it leaves.
+fn after_a_killed_run() -> Outcome {
+    let [path, native] = store_file("left-behind");
+    // A second rank never comes, so rank 0 waits with its file.
+    let mut alone = Command::new(this());
+    alone.env(WORKER, "collectives auto").env("KOLO_RANK", "0").env("KOLO_WORLD_SIZE", "2").env("KOLO_STORE", url_of(&path));
+    let mut alone = patient(&mut alone).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while std::fs::metadata(&native).map_or(0, |file| file.len()) == 0 {
+        assert!(Instant::now() < deadline, "rank 0 makes no file");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    alone.kill().unwrap();
+    alone.wait().unwrap();
+    assert!(PathBuf::from(&native).exists(), "a run that is killed leaves its file");
+    wait(start_with(3, "collectives auto", "auto", |_| url_of(&path)));
     Passed(String::new())
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 use if_addrs::Interface;
 
 use crate::bootstrap::store::StoreUrl;
-use crate::config::{Settings, process_env};
+use crate::config::{Env, Settings, process_env};
 use crate::error::{Error, Result};
 use crate::sys;
 
@@ -46,6 +46,15 @@ pub(crate) fn choose(store: Option<&StoreUrl>, filter: Option<&str>, deadline: I
         }
         None => Chosen { ip: Ipv4Addr::LOCALHOST.into(), why: "the only interface is loopback".to_owned() },
     })
+}
+
+/// Returns loopback if the launcher says that all ranks are on this machine, on systems that ask
+/// the user about a program that listens elsewhere.
+pub(crate) fn of_one_machine(world_size: usize, filter: Option<&str>, env: Env<'_>) -> Option<Chosen> {
+    let local = ["KOLO_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE"].into_iter().find_map(env)?;
+    let is_one = filter.is_none() && local.trim().parse() == Ok(world_size);
+    let why = || "the launcher started all ranks on this machine".to_owned();
+    (is_one && sys::asks_about_listeners()).then(|| Chosen { ip: Ipv4Addr::LOCALHOST.into(), why: why() })
 }
 
 /// Returns the address from which this machine reaches a store.
@@ -175,6 +184,16 @@ mod tests {
         }
         let error = filtered("ib", &there).unwrap_err().to_string();
         assert!(error.contains("eth0 (10.1.2.3)"), "{error}");
+    }
+
+    #[test]
+    fn ranks_of_one_machine_listen_on_loopback_where_the_system_asks_about_others() {
+        let env = |size: &'static str| move |name: &str| (name == "LOCAL_WORLD_SIZE").then(|| size.to_owned());
+        let chosen = of_one_machine(4, None, &env("4")).map(|chosen| chosen.ip.is_loopback());
+        assert_eq!(chosen, sys::asks_about_listeners().then_some(true));
+        assert_eq!(of_one_machine(4, None, &env("2")), None);
+        assert_eq!(of_one_machine(4, Some("eth"), &env("4")), None);
+        assert_eq!(of_one_machine(4, None, &|_| None), None);
     }
 
     #[test]

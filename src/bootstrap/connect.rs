@@ -11,7 +11,7 @@ use super::network::{LinkSettings, Network};
 use super::peer_info::PeerInfo;
 use super::rendezvous::{self, Membership};
 use super::start::Start;
-use crate::config::{SharedSettings, TlsFiles, Transport};
+use crate::config::{SharedSettings, TlsFiles, Transport, process_env};
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CancelToken, CommInfo, agree_on_report};
 use crate::sys;
@@ -32,7 +32,11 @@ pub(crate) struct Connected {
 /// Connects this rank with the others.
 pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let began = Instant::now();
-    let chosen = address::choose(start.store_url.as_ref(), start.settings.interface.as_deref(), start.deadline)?;
+    let filter = start.settings.interface.as_deref();
+    let chosen = match address::of_one_machine(start.world_size, filter, &process_env) {
+        Some(chosen) => chosen,
+        None => address::choose(start.store_url.as_ref(), filter, start.deadline)?,
+    };
     tracing::info!(address = %chosen.ip, why = chosen.why, "chose the advertised address");
     let tls = start.settings.tls.clone().map(|files| load_tls(start, files)).transpose()?;
     let Membership { endpoint: Endpoint { listener, mailbox, board }, identity, peers, settings } =

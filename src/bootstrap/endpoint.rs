@@ -1,6 +1,6 @@
 //! Where a rank listens to the others, and what it publishes about that.
 
-use std::net::{IpAddr, TcpListener};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::identity::{Identity, random_number};
@@ -11,7 +11,7 @@ use super::start::Start;
 use super::store::StoreUrl;
 use crate::error::{Error, Result};
 use crate::failure::StatusBoard;
-use crate::sys::{self, LocalListener};
+use crate::sys::{self, LocalListener, Process};
 
 /// A rank's sockets for one run, the connections that came in through them, and what peers may
 /// learn of the rank there.
@@ -28,7 +28,7 @@ impl Endpoint {
         // If only this machine can reach the store, all ranks are on it.
         let is_store_local = matches!(start.store_url, Some(StoreUrl::Tcp { .. })) && !start.identity.may_listen();
         let ip = if is_store_local { sys::own_loopback(ip) } else { ip };
-        let tcp = TcpListener::bind((ip, 0)).map_err(Error::os(format!("listening at {ip}")))?;
+        let tcp = sys::listen_anywhere(ip).map_err(Error::os(format!("listening at {ip}")))?;
         let name = listener::random_name();
         let local = match LocalListener::bind(&name) {
             Ok(listener) => Some((name, listener)),
@@ -51,6 +51,7 @@ impl Endpoint {
             address.ok_or_else(|| Error::Unsupported { what: "a network", why: "the listener has no address".to_owned() })?;
         let local_name = self.listener.name().unwrap_or_default().to_owned();
         let machine = sys::boot_identity().filter(|_| !local_name.is_empty());
+        let Process { id, created } = Process::own();
         let declared = start.settings.host.as_deref().unwrap_or_default();
         Ok(PeerInfo {
             version: peer_info::version(),
@@ -58,7 +59,8 @@ impl Endpoint {
             world_size: start.world_size,
             instance: random_number(),
             host: start.host(),
-            pid: std::process::id(),
+            pid: id,
+            created,
             pid_namespace: sys::process_namespace().unwrap_or(0),
             machine: machine.map_or_else(String::new, |identity| format!("{identity} {declared}")),
             address,

@@ -184,9 +184,10 @@ impl HostConnections {
         cancel: &CancelToken,
     ) -> Result<Option<Arc<Region>>, Failed> {
         let len = part * self.members.len();
-        let may_extend = Region::check_size(room.max(len));
+        let room = room.max(len);
+        let may_extend = Region::check_size(room);
         let result = match self.index {
-            0 => self.give(part, len, may_extend, deadline, cancel),
+            0 => self.give(part, len, room, may_extend, deadline, cancel),
             _ => self.take(part, len, may_extend, deadline, cancel),
         };
         cancel.end_connecting(result.is_err());
@@ -198,11 +199,12 @@ impl HostConnections {
         &self,
         part: usize,
         len: usize,
+        room: usize,
         may_extend: io::Result<()>,
         deadline: Instant,
         cancel: &CancelToken,
     ) -> Result<Option<Arc<Region>>, Failed> {
-        let region = may_extend.and_then(|()| Region::create(len));
+        let region = may_extend.and_then(|()| Region::create_extensible(len, room));
         let region = region.and_then(|region| region.reserve(0..part).map(|()| region));
         let region = region.inspect_err(|error| warn_of_memory(error, len)).ok();
         // Each rank finds a number in its part that it can learn only there, and puts another

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::host_group::Lender;
 use crate::failure::{ControlChannel, Query, QueryError, Reply, StatusBoard};
-use crate::sys::Region;
+use crate::sys::{Process, Region};
 use crate::transport::memory::Hub;
 use crate::types::Rank;
 
@@ -45,7 +45,7 @@ impl Lender for ProcessLender {
         self.hub.lent((owner, id)).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn process(&self, _: Rank) -> Option<u32> {
+    fn process(&self, _: Rank) -> Option<Process> {
         None
     }
 }

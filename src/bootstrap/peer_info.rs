@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::bootstrap::listener::handshake::VERSION;
 use crate::error::Error;
+use crate::sys::Process;
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
@@ -17,6 +18,8 @@ pub(crate) struct PeerInfo {
     pub(crate) instance: u64,
     pub(crate) host: String,
     pub(crate) pid: u32,
+    /// When the process was created; see [`Process`].
+    pub(crate) created: u64,
     /// The namespace of `pid`; 0 if unknown.
     pub(crate) pid_namespace: u64,
     /// Ranks with equal machines may be able to share memory. Empty if this rank cannot share any.
@@ -32,8 +35,8 @@ impl PeerInfo {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.number(self.version.into()).number(self.rank as u64).number(self.world_size as u64).number(self.instance);
-        writer.text(&self.host).number(self.pid.into()).number(self.pid_namespace).text(&self.machine);
-        writer.text(&self.address.ip().to_string()).number(self.address.port().into()).text(&self.local_name);
+        writer.text(&self.host).number(self.pid.into()).number(self.created).number(self.pid_namespace);
+        writer.text(&self.machine).text(&self.address.ip().to_string()).number(self.address.port().into()).text(&self.local_name);
         writer.number(self.encrypts.into());
         writer.0
     }
@@ -50,6 +53,7 @@ impl PeerInfo {
             instance: reader.number()?,
             host: reader.text()?,
             pid: reader.number()?.try_into().ok()?,
+            created: reader.number()?,
             pid_namespace: reader.number()?,
             machine: reader.text()?,
             address: SocketAddr::new(reader.text()?.parse::<IpAddr>().ok()?, reader.number()?.try_into().ok()?),
@@ -70,10 +74,10 @@ impl PeerInfo {
     }
 
     /// Returns the other rank's process, if this one can see it. The declared hosts do not matter.
-    pub(crate) fn sees(&self, other: &PeerInfo) -> Option<u32> {
+    pub(crate) fn sees(&self, other: &PeerInfo) -> Option<Process> {
         let is_same_machine = self.machine().is_some() && self.machine() == other.machine();
         let is_seen = self.pid_namespace != 0 && self.pid_namespace == other.pid_namespace;
-        (is_same_machine && is_seen).then_some(other.pid)
+        (is_same_machine && is_seen).then_some(Process { id: other.pid, created: other.created })
     }
 
     /// Returns why the two ranks cannot be in one job, if they cannot.
@@ -117,6 +121,7 @@ pub(crate) fn sample(rank: Rank) -> PeerInfo {
         instance: 99,
         host: "node7".to_owned(),
         pid: 4121,
+        created: 0,
         pid_namespace: 7,
         machine: "here".to_owned(),
         address: "[fd00::2]:4000".parse().expect("an address"),

@@ -1,6 +1,6 @@
 //! Files that only this user can have written.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::path::Path;
 
@@ -107,11 +107,21 @@ pub(crate) fn is_open_to_others(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Returns whether a read failed because another process has locked the file. Only locks on Windows
-/// keep readers out.
-pub(crate) fn is_locked_out(error: &io::Error) -> bool {
-    const ERROR_LOCK_VIOLATION: i32 = 33;
-    cfg!(windows) && error.raw_os_error() == Some(ERROR_LOCK_VIOLATION)
+/// Locks a file, so that only this process has a lock on it, until it is closed. Other processes
+/// can read and write it meanwhile.
+pub(crate) fn try_lock(file: &File) -> Result<(), TryLockError> {
+    #[cfg(not(all(windows, not(miri))))]
+    return file.try_lock();
+    #[cfg(all(windows, not(miri)))]
+    super::windows::lock(file, true)
+}
+
+/// As [`try_lock`], for any number of processes at once, if none has locked the file alone.
+pub(crate) fn try_lock_shared(file: &File) -> Result<(), TryLockError> {
+    #[cfg(not(all(windows, not(miri))))]
+    return file.try_lock_shared();
+    #[cfg(all(windows, not(miri)))]
+    super::windows::lock(file, false)
 }
 
 /// Returns whether an open file is still at a path, and was not removed or replaced.
@@ -122,12 +132,34 @@ pub(crate) fn is_still_at(file: &File, path: &Path) -> bool {
         let id = |metadata: &Metadata| (metadata.dev(), metadata.ino());
         matches!((file.metadata(), path.symlink_metadata()), (Ok(file), Ok(path)) if id(&file) == id(&path))
     }
-    // On other systems, an open file cannot be removed.
-    #[cfg(not(unix))]
+    #[cfg(all(windows, not(miri)))]
+    {
+        let there = File::open(path).and_then(|file| super::windows::file_id(&file));
+        matches!((super::windows::file_id(file), there), (Ok(file), Ok(path)) if file == path)
+    }
+    #[cfg(not(any(unix, all(windows, not(miri)))))]
     {
         let _ = (file, path);
         true
     }
+}
+
+/// Removes a file. Another one can be created in its place at once, even if a process still has it
+/// open.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    #[cfg(all(windows, not(miri)))]
+    {
+        // Some versions of Windows keep the name until the last process closes the file, and let no
+        // process use the name meanwhile.
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|_| io::Error::other("the system has no random numbers"))?;
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(format!(".{:016x}", u64::from_le_bytes(random)));
+        std::fs::rename(path, &aside)?;
+        std::fs::remove_file(&aside)
+    }
+    #[cfg(not(all(windows, not(miri))))]
+    std::fs::remove_file(path)
 }
 
 /// Closes a file. Network file systems then write the file back, and report errors of that here.

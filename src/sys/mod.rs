@@ -1,14 +1,16 @@
 //! All calls to the operating system: shared memory, waiting on it, handing it over, raw socket
 //! I/O, files, processes, and what distinguishes hosts and processes.
 //!
-//! `linux` has shared memory. `portable` stands in on other platforms: every call returns
-//! `Unsupported`, and kolo uses TCP.
+//! `linux` and `windows` have shared memory, with the same items. `portable` stands in on other
+//! platforms: every call returns `Unsupported`, and kolo uses TCP.
 
+mod advice;
 mod clock;
 mod facts;
 mod file;
 mod fork;
 mod helper;
+mod process;
 mod region;
 mod secret;
 mod signal;
@@ -20,16 +22,21 @@ mod wait;
 mod linux;
 #[cfg(all(target_os = "linux", not(miri)))]
 use linux as platform;
-#[cfg(any(not(target_os = "linux"), miri))]
+#[cfg(all(windows, not(miri)))]
+mod windows;
+#[cfg(all(windows, not(miri)))]
+use windows as platform;
+#[cfg(any(not(any(target_os = "linux", windows)), miri))]
 mod portable;
-#[cfg(any(not(target_os = "linux"), miri))]
+#[cfg(any(not(any(target_os = "linux", windows)), miri))]
 use portable as platform;
 
+pub(crate) use advice::{LOCAL_CONNECTIONS, MORE_MEMORY, READING, READING_CALL, how_to_remove};
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
 pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, may_have_devices, probe_cuda, reading_policy};
 pub(crate) use file::{
-    NotOpened, check_folder, close, has_drive_letters, has_file_permissions, is_locked_out, is_open_to_others, is_still_at,
-    open_own,
+    NotOpened, check_folder, close, has_drive_letters, has_file_permissions, is_open_to_others, is_still_at, open_own, remove,
+    try_lock, try_lock_shared,
 };
 pub(crate) use fork::{between_forks, count_forks, forks, forks_seen};
 pub(crate) use helper::{Helper, by_deadline, resolve};
@@ -37,20 +44,29 @@ pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_no_process, is_stopped, port_holder,
     process_namespace, read_process, sleep_on, wake_all,
 };
+pub(crate) use process::Process;
 pub(crate) use region::{PageSize, Region};
 pub(crate) use secret::read_secret_file;
 pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{
-    PARTS, is_resource_shortage, listen, own_loopback, receive, resource_shortage, send, send_unpaced, shortage_of,
+    PARTS, asks_about_listeners, is_resource_shortage, listen, listen_anywhere, own_loopback, receive, resource_shortage, send,
+    send_unpaced, shortage_of,
 };
 pub(crate) use wait::{Patience, Waiting};
 
 /// The advice for a file that is not read or written in time.
 pub(crate) const SILENT_FILE: &str = "its file system did not answer in time; check the mount and the server behind it";
 
+impl Process {
+    /// Returns this process.
+    pub(crate) fn own() -> Process {
+        Process { id: std::process::id(), created: platform::own_creation() }
+    }
+}
+
 /// Returns whether a process that this one sees is known to have ended.
-pub(crate) fn has_ended(pid: u32) -> bool {
-    match ProcessWatch::open(pid) {
+pub(crate) fn has_ended(process: Process) -> bool {
+    match ProcessWatch::open(process) {
         Ok(None) => true,
         Ok(Some(watch)) => watch.has_ended(),
         Err(_) => false,

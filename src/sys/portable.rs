@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use mio::{Interest, Registry, Token};
 
+use super::Process;
+
 fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "kolo has no shared memory between processes on this platform"))
 }
@@ -22,7 +24,7 @@ pub(super) fn check_file_size(_: usize) -> io::Result<()> {
 pub(super) struct Mapping(Infallible);
 
 impl Mapping {
-    pub(super) fn create(_: usize) -> io::Result<Mapping> {
+    pub(super) fn create(_: usize, _: usize) -> io::Result<Mapping> {
         unsupported()
     }
 
@@ -166,7 +168,7 @@ impl LocalListener {
 pub(crate) struct ProcessWatch(Infallible);
 
 impl ProcessWatch {
-    pub(crate) fn open(_: u32) -> io::Result<Option<ProcessWatch>> {
+    pub(crate) fn open(_: Process) -> io::Result<Option<ProcessWatch>> {
         unsupported()
     }
 
@@ -175,11 +177,15 @@ impl ProcessWatch {
     }
 }
 
-pub(crate) fn is_stopped(_: u32) -> bool {
+pub(super) fn own_creation() -> u64 {
+    0
+}
+
+pub(crate) fn is_stopped(_: Process) -> bool {
     false
 }
 
-pub(crate) unsafe fn read_process(_: u32, _: u64, _: *mut u8, _: usize) -> io::Result<()> {
+pub(crate) unsafe fn read_process(_: Process, _: u64, _: *mut u8, _: usize) -> io::Result<()> {
     unsupported()
 }
 

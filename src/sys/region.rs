@@ -89,7 +89,12 @@ impl Region {
     /// Creates memory that [`Region::hand_over`] gives to other processes. It has no name and
     /// leaves nothing behind.
     pub(crate) fn create(len: usize) -> io::Result<Region> {
-        let mapping = Mapping::create(len)?;
+        Region::create_extensible(len, len)
+    }
+
+    /// As [`Region::create`], for memory that will be extended, to about `room` bytes.
+    pub(crate) fn create_extensible(len: usize, room: usize) -> io::Result<Region> {
+        let mapping = Mapping::create(len, room)?;
         Ok(Region { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
     }
 
@@ -107,7 +112,7 @@ impl Region {
         }
     }
 
-    /// Sends the memory's descriptor to the process at the other end of a connection.
+    /// Hands the memory over to the process at the other end of a connection.
     pub(crate) fn hand_over(&self, to: &LocalStream) -> io::Result<()> {
         match &self.kind {
             Kind::Mapped(mapping) => mapping.hand_over(to),
@@ -115,7 +120,7 @@ impl Region {
         }
     }
 
-    /// Maps the memory whose descriptor the other end hands over. It must be of this length.
+    /// Maps the memory that the other end hands over. It must be of this length.
     pub(crate) fn take_over(from: &LocalStream, len: usize, deadline: Instant) -> io::Result<Region> {
         let mapping = Mapping::take_over(from, len, deadline)?;
         Ok(Region { base: mapping.base(), len, kind: Kind::Mapped(mapping) })
@@ -196,7 +201,7 @@ impl Region {
     /// Returns a second mapping of the same memory, as another process has; `None` where memory is
     /// not mapped.
     #[cfg(test)]
-    #[cfg_attr(any(miri, not(target_os = "linux")), expect(dead_code, reason = "these platforms map no memory"))]
+    #[cfg_attr(any(miri, not(target_os = "linux")), expect(dead_code, reason = "only tests on Linux map memory again"))]
     pub(crate) fn mapped_again(&self) -> Option<Region> {
         let Kind::Mapped(mapping) = &self.kind else { return None };
         let again = mapping.again().expect("the address space has room for a second mapping");

@@ -9,12 +9,37 @@ use crate::buffer::{RawSlice, RawSliceMut};
 /// does.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
-    // On Windows the same option would let two servers share the port.
     #[cfg(unix)]
     socket.set_reuse_address(true)?;
+    #[cfg(windows)]
+    keep_to_this_process(&socket)?;
     socket.bind(&address.into())?;
     socket.listen(4096)?;
     Ok(socket.into())
+}
+
+/// Keeps other processes from listening at the address of a socket. Windows lets them, if they ask
+/// for it, unless the socket that was first forbids it.
+#[cfg(windows)]
+fn keep_to_this_process(socket: &socket2::Socket) -> io::Result<()> {
+    use std::os::windows::io::AsRawSocket;
+    use windows_sys::Win32::Networking::WinSock::{SO_EXCLUSIVEADDRUSE, SOL_SOCKET, setsockopt};
+    let (socket, yes) = (socket.as_raw_socket() as usize, 1u32);
+    // SAFETY: the socket is open, and the system reads the four bytes of a number.
+    match unsafe { setsockopt(socket, SOL_SOCKET, SO_EXCLUSIVEADDRUSE, (&raw const yes).cast(), 4) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Listens at a port of the system's choice.
+pub(crate) fn listen_anywhere(ip: IpAddr) -> io::Result<TcpListener> {
+    if cfg!(windows) { listen((ip, 0).into()) } else { TcpListener::bind((ip, 0)) }
+}
+
+/// Returns whether the system asks its user about each program that listens to other machines.
+pub(crate) fn asks_about_listeners() -> bool {
+    cfg!(windows)
 }
 
 /// Returns this machine's loopback address if `ip` is one of its own addresses; otherwise `ip`.
@@ -141,17 +166,12 @@ fn call(socket: impl std::os::fd::AsFd, mut call: impl FnMut(i32) -> isize) -> i
 ///
 /// The parts are readable until this returns.
 #[cfg(windows)]
-pub(crate) unsafe fn send(mut socket: impl io::Write, parts: &[RawSlice]) -> io::Result<usize> {
-    let mut room = MOST;
-    let slice = |part: &RawSlice| {
-        let len = part.len.min(room);
-        room -= len;
-        // SAFETY: the caller vouches for the memory, and without shared memory on this platform no
-        // other process writes it.
-        io::IoSlice::new(unsafe { std::slice::from_raw_parts(part.ptr, len) })
-    };
-    let slices: Vec<io::IoSlice<'_>> = parts.iter().map(slice).collect();
-    socket.write_vectored(&slices)
+pub(crate) unsafe fn send(socket: impl std::os::windows::io::AsSocket, parts: &[RawSlice]) -> io::Result<usize> {
+    use windows_sys::Win32::Networking::WinSock::WSASend;
+    let buffers = vector(parts.iter().map(|part| (part.ptr.cast_mut(), part.len)));
+    // SAFETY: the buffers are valid, and the caller vouches for the memory behind them. Without an
+    // OVERLAPPED the system does not use them after the call.
+    call(socket, |socket, count| unsafe { WSASend(socket, buffers.as_ptr(), PARTS as u32, count, 0, std::ptr::null_mut(), None) })
 }
 
 /// Receives bytes as on Unix.
@@ -160,17 +180,41 @@ pub(crate) unsafe fn send(mut socket: impl io::Write, parts: &[RawSlice]) -> io:
 ///
 /// The parts are writable until this returns, and no other thread accesses them.
 #[cfg(windows)]
-pub(crate) unsafe fn receive(mut socket: impl io::Read, parts: &[RawSliceMut]) -> io::Result<usize> {
+pub(crate) unsafe fn receive(socket: impl std::os::windows::io::AsSocket, parts: &[RawSliceMut]) -> io::Result<usize> {
+    use windows_sys::Win32::Networking::WinSock::WSARecv;
+    let buffers = vector(parts.iter().map(|part| (part.ptr, part.len)));
+    let mut flags = 0;
+    // SAFETY: as for `send`.
+    call(socket, |socket, count| unsafe {
+        WSARecv(socket, buffers.as_ptr(), PARTS as u32, count, &mut flags, std::ptr::null_mut(), None)
+    })
+}
+
+#[cfg(windows)]
+fn vector(parts: impl Iterator<Item = (*mut u8, usize)>) -> [windows_sys::Win32::Networking::WinSock::WSABUF; PARTS] {
+    use windows_sys::Win32::Networking::WinSock::WSABUF;
+    let mut buffers = [WSABUF { len: 0, buf: std::ptr::null_mut() }; PARTS];
     let mut room = MOST;
-    let slice = |part: &RawSliceMut| {
-        let len = part.len.min(room);
+    for (slot, (ptr, len)) in buffers.iter_mut().zip(parts) {
+        let len = len.min(room);
         room -= len;
-        // SAFETY: the caller vouches for the memory, and without shared memory on this platform no
-        // other process touches it.
-        io::IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(part.ptr, len) })
-    };
-    let mut slices: Vec<io::IoSliceMut<'_>> = parts.iter().map(slice).collect();
-    socket.read_vectored(&mut slices)
+        *slot = WSABUF { len: len as u32, buf: ptr };
+    }
+    buffers
+}
+
+/// Makes a call that writes how many bytes it has moved.
+#[cfg(windows)]
+fn call(
+    socket: impl std::os::windows::io::AsSocket,
+    call: impl FnOnce(windows_sys::Win32::Networking::WinSock::SOCKET, *mut u32) -> i32,
+) -> io::Result<usize> {
+    use std::os::windows::io::AsRawSocket;
+    let mut count = 0;
+    match call(socket.as_socket().as_raw_socket() as usize, &mut count) {
+        0 => Ok(count as usize),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Returns the error if this process or machine lacks the resources for another socket.

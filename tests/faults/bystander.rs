@@ -1,6 +1,7 @@
 //! Row 51: an operation uses a part of registered memory and other threads use the rest, when a
 //! peer that writes there fails.
 
+use std::ops::DerefMut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kolo::{Communicator, Error, ReduceOp};
@@ -12,13 +13,21 @@ use crate::runner::Outcome::{self, Passed};
 /// The variable with the signal that a rank sends to itself.
 const SIGNAL: &str = "KOLO_TEST_SIGNAL";
 
+/// Set if each rank takes its buffers alone.
+const POOLED: &str = "KOLO_TEST_POOLED";
+
 /// Registered memory that the failed operation did not use belongs to other threads all the time.
 /// The memory that it used belongs to the caller alone after the failure, even if the rank at fault
 /// continues later.
 pub(crate) fn registered_memory() -> Outcome {
     for (signal, deadline) in [(libc::SIGKILL, 600_000), (libc::SIGSTOP, 3000)] {
-        for _ in 0..3 {
-            let mut job = Job::start("bystander", 3, deadline, |_, command| _ = command.env(SIGNAL, signal.to_string()));
+        for pooled in [false, true, false, true] {
+            let mut job = Job::start("bystander", 3, deadline, |_, command| {
+                command.env(SIGNAL, signal.to_string());
+                if pooled {
+                    command.env(POOLED, "1");
+                }
+            });
             for rank in [0, 1] {
                 assert_eq!(job.hear(rank, "given back"), "2");
             }
@@ -40,8 +49,10 @@ pub(crate) fn registered_memory() -> Outcome {
 pub(crate) fn beside_an_operation(comm: &Communicator) -> Error {
     const USED: usize = 4_000_001;
     // The part does not end at a page boundary.
-    let mut buffer = comm.alloc::<u64>(USED + 100_000).unwrap();
-    let mut apart = comm.alloc::<u64>(100_000).unwrap();
+    let [mut buffer, mut apart] = [USED + 100_000, 100_000].map(|len| -> Box<dyn Buffer> {
+        let pooled = std::env::var_os(POOLED).is_some();
+        if pooled { Box::new(comm.alloc_pooled(len).unwrap()) } else { Box::new(comm.alloc(len).unwrap()) }
+    });
     let is_over = AtomicBool::new(false);
     let (used, rest) = buffer.split_at_mut(USED);
     if comm.rank() == 2 {
@@ -85,6 +96,9 @@ pub(crate) fn beside_an_operation(comm: &Communicator) -> Error {
         unreachable!("rank 2 ends the loop")
     })
 }
+
+trait Buffer: DerefMut<Target = [u64]> + Send {}
+impl<B: DerefMut<Target = [u64]> + Send> Buffer for B {}
 
 /// Writes memory and counts the words that have changed afterwards.
 fn wrong_words(memory: &mut [u64]) -> usize {

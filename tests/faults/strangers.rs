@@ -20,7 +20,7 @@ use crate::runner::Outcome::{self, NotRun, Passed};
 
 /// The version of the protocol, the length of a listener's reply to a hello, and the kinds of
 /// refusals.
-const VERSION: u16 = 8;
+const VERSION: u16 = 9;
 const REPLY: usize = 84;
 const REFUSES: u8 = 1;
 const REFUSES_VERSION: u8 = 2;

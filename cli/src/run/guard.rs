@@ -3,7 +3,8 @@
 //! A launcher that is killed cannot end its ranks. On Linux the system ends its children, but not
 //! the programs that these have started, as `sh -c` does. So a second process reads from a pipe
 //! which ranks run. The launcher holds the other end. The pipe closes when the launcher exits or is
-//! killed. Then the guard kills the process groups of the ranks that have not ended.
+//! killed. Then the guard kills the process groups of the ranks that have not ended. (On Windows the
+//! system ends all of them, and the guard removes the files.)
 
 use std::collections::HashSet;
 use std::io::{BufRead, Write};
@@ -12,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use clap::Args as ClapArgs;
 
 use super::failures::FailureFolder;
-use super::process::{Signal, become_independent, ignore_signals, send};
+use super::process::{Signal, Tie, become_independent, ignore_signals, send};
 
 /// Arguments of the guard.
 #[derive(ClapArgs)]
@@ -22,7 +23,10 @@ pub(crate) struct Args {
 }
 
 /// The launcher's end of the pipe.
-pub(super) struct Guard(Option<Child>);
+pub(super) struct Guard {
+    process: Option<Child>,
+    _tie: Tie,
+}
 
 impl Guard {
     /// Starts the process. Without it the job runs all the same.
@@ -37,7 +41,8 @@ impl Guard {
         if let Err(error) = &started {
             tracing::warn!(%error, "programs that the ranks start may outlive this launcher if it is killed");
         }
-        Guard(started.ok())
+        // The guard itself is not tied.
+        Guard { process: started.ok(), _tie: Tie::new() }
     }
 
     /// Reports that a rank runs.
@@ -52,7 +57,7 @@ impl Guard {
 
     fn write(&mut self, line: &str) {
         // If the guard has exited, the job continues without it.
-        let pipe = self.0.as_mut().and_then(|child| child.stdin.as_mut());
+        let pipe = self.process.as_mut().and_then(|child| child.stdin.as_mut());
         let _ = pipe.map(|pipe| pipe.write_all(line.as_bytes()));
     }
 }

@@ -147,10 +147,13 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
         None => ExitCode::SUCCESS,
         Some(failure) => {
             complain(&format!("kolo run: {}", describe(&failure, args.ranks)));
-            ExitCode::from(match failure {
+            let code = match failure {
                 Failure::Rank(cause) => process::exit_code(cause.rank.status),
                 Failure::Stopped(signal) => signal.exit_code(),
-            })
+            };
+            // Some systems exit at once.
+            drop(ranks);
+            process::exit(code)
         }
     })
 }

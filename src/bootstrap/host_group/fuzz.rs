@@ -8,7 +8,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::{HOME, HostGroup, Lender};
-use crate::sys::Region;
+use crate::sys::{Process, Region};
 use crate::types::Rank;
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl Lender for Thread {
         self.0.0.lock().get(&(owner, id)).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn process(&self, _: Rank) -> Option<u32> {
+    fn process(&self, _: Rank) -> Option<Process> {
         None
     }
 }

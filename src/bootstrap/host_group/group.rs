@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::area::{AREA, Area, Offer, Slabs};
 use super::lender::Lender;
 use super::stage::{FIRST, HOME, Holder, KEPT, STAGE, Stage, Stages};
-use crate::sys::{ProcessWatch, Region};
+use crate::sys::{Process, ProcessWatch, Region};
 use crate::types::Rank;
 
 /// Asks whether a stage's last readers have finished.
@@ -32,7 +32,7 @@ pub(crate) struct HostGroup {
     stages: Mutex<Stages<Readers>>,
     /// Stages of other ranks, by owner and number.
     mapped: Mutex<HashMap<(Rank, u32), Arc<Region>>>,
-    watches: Mutex<HashMap<u32, Arc<Watch>>>,
+    watches: Mutex<HashMap<Process, Arc<Watch>>>,
     /// What ranks have measured together, encoded by the module that measures.
     tuning: Mutex<HashMap<Box<[Rank]>, u64>>,
 }
@@ -111,8 +111,8 @@ impl HostGroup {
 
     /// Returns whether a process of this host has ended. All communicators share one descriptor for
     /// each process.
-    pub(crate) fn process_has_ended(&self, process: u32) -> bool {
-        if process == std::process::id() {
+    pub(crate) fn process_has_ended(&self, process: Process) -> bool {
+        if process.id == std::process::id() {
             return false;
         }
         let watch = self.watches.lock().entry(process).or_insert_with(|| Arc::new(Watch::open(process))).clone();
@@ -260,12 +260,12 @@ impl HostGroup {
 }
 
 impl Watch {
-    fn open(process: u32) -> Watch {
+    fn open(process: Process) -> Watch {
         match ProcessWatch::open(process) {
             Ok(Some(watch)) => Watch::Open(watch),
             Ok(None) => Watch::Ended,
             Err(error) => {
-                tracing::debug!(%error, process, "cannot watch a process of this host");
+                tracing::debug!(%error, process = process.id, "cannot watch a process of this host");
                 Watch::Blind
             }
         }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::sys::Region;
+use crate::sys::{Process, Region};
 use crate::types::Rank;
 
 /// Lends regions to the other ranks of this host, and maps theirs. Ranks are those of the job.
@@ -19,5 +19,5 @@ pub(crate) trait Lender: Send + Sync {
     fn fetch(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Region>>;
 
     /// Returns the process of a rank, if this process can watch it.
-    fn process(&self, rank: Rank) -> Option<u32>;
+    fn process(&self, rank: Rank) -> Option<Process>;
 }

@@ -28,7 +28,7 @@ use crate::bootstrap::identity::{Identity, Key, MAC, Medium, random};
 use crate::types::Rank;
 
 /// Changes with every change of what goes over sockets or through shared memory.
-pub(crate) const VERSION: u16 = 8 + cfg!(kolo_next_version) as u16;
+pub(crate) const VERSION: u16 = 9 + cfg!(kolo_next_version) as u16;
 
 const MAGIC: [u8; 4] = *b"kolo";
 pub(super) const NONCE: usize = 16;
@@ -495,11 +495,12 @@ mod tests {
         let identity = Identity::new("job", SECRET);
         let initiator = Initiator::new(&identity, Medium::Network, &hello());
         let mut bytes = initiator.hello;
-        bytes[4] = 9;
+        let other = VERSION + 1;
+        bytes[4] = other as u8;
         let signature = initiator.key.sign(&[b"hello", &bytes[..CLAIMS]]);
         bytes[CLAIMS..].copy_from_slice(&signature);
         let answer = Acceptor::new(Medium::Network).receive(&identity, &bytes);
-        assert_eq!(answer.outcome, Some(Err(Refusal::Version { theirs: 9 })));
+        assert_eq!(answer.outcome, Some(Err(Refusal::Version { theirs: other })));
         let mut initiator = Initiator { hello: bytes, ..initiator };
         let Step::Done(outcome) = initiator.receive(&answer.reply.unwrap()) else { panic!("the answer is not understood") };
         assert_eq!(outcome, Err(Refusal::Version { theirs: VERSION }));

@@ -10,7 +10,7 @@ use crate::bootstrap::listener::handshake::Purpose;
 use crate::bootstrap::listener::{self, DialError};
 use crate::bootstrap::peer_info::PeerInfo;
 use crate::failure::{ControlChannel, Query, QueryError, Reply};
-use crate::sys;
+use crate::sys::{self, Process};
 use crate::transport::is_end_of_peer;
 use crate::types::Rank;
 
@@ -23,7 +23,7 @@ pub(crate) struct NetworkControl {
 }
 
 impl NetworkControl {
-    fn visible_process(&self, peer: Rank) -> Option<u32> {
+    fn visible_process(&self, peer: Rank) -> Option<Process> {
         self.network.visible_process(self.members[peer])
     }
 

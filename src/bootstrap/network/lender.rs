@@ -9,7 +9,7 @@ use super::process::Network;
 use crate::bootstrap::host_group::Lender;
 use crate::bootstrap::listener::handshake::Purpose;
 use crate::bootstrap::listener::{self, DialError};
-use crate::sys::Region;
+use crate::sys::{Process, Region};
 use crate::types::Rank;
 
 /// The pause before an attempt whose predecessor was cut short.
@@ -64,7 +64,7 @@ impl Lender for NetworkLender {
         }
     }
 
-    fn process(&self, rank: Rank) -> Option<u32> {
+    fn process(&self, rank: Rank) -> Option<Process> {
         self.network.visible_process(rank)
     }
 }

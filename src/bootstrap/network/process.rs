@@ -15,7 +15,7 @@ use crate::bootstrap::listener::{Connector, DialError, Listener, Stream, Target}
 use crate::bootstrap::peer_info::PeerInfo;
 use crate::error::Cause;
 use crate::failure::StatusBoard;
-use crate::sys::{self, LocalStream};
+use crate::sys::{self, LocalStream, Process};
 use crate::transport::tls::{End, Tls};
 use crate::transport::{Link, NoLink, tcp};
 use crate::types::Rank;
@@ -64,7 +64,7 @@ impl Network {
     }
 
     /// Returns the process of a rank of the job, if this process can see it.
-    pub(crate) fn visible_process(&self, rank: Rank) -> Option<u32> {
+    pub(crate) fn visible_process(&self, rank: Rank) -> Option<Process> {
         self.peers[self.rank].sees(&self.peers[rank])
     }
 

@@ -2,7 +2,7 @@
 //!
 //! | URL | store |
 //! |---|---|
-//! | `file:///path` | a file that all ranks reach, local or shared; `file:///D:/path` on Windows |
+//! | `file:///path`, `/path` | a file that all ranks reach, local or shared; on Windows `file:///D:/path`, also with two slashes or with backslashes, and `D:\path` |
 //! | `tcp://host:port` | rank 0 serves it from its own process; port 0 picks a port and logs it |
 //! | `env://` | `tcp://` at `MASTER_ADDR` and `MASTER_PORT` |
 //! | `redis://host:port`, `rediss://host:port` | a Redis server (feature `redis`), `rediss` with TLS |

@@ -35,7 +35,7 @@ impl fmt::Debug for RedisUrl {
 /// Returns a URL without its user, password and parameters. The path of a file is not changed.
 pub(crate) fn masked(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (&url[..scheme.len() + 3], rest));
-    if scheme == "file://" {
+    if scheme == "file://" || is_path(url) {
         return url.to_owned();
     }
     let (rest, parameters) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?***"));
@@ -49,6 +49,9 @@ impl StoreUrl {
     }
 
     fn try_parse(url: &str) -> Result<StoreUrl, String> {
+        if is_path(url) {
+            return file_path(url).map(StoreUrl::File);
+        }
         let (scheme, rest) = url.split_once("://").ok_or_else(|| "it has no scheme".to_owned())?;
         match scheme {
             "file" => file_path(rest).map(StoreUrl::File),
@@ -85,16 +88,30 @@ fn split_port(text: &str) -> Result<(String, u16), String> {
     Ok((host.to_owned(), port))
 }
 
+/// Returns whether a text is a path that begins with a drive, on systems that have drives.
+fn has_drive(path: &str) -> bool {
+    let mut letters = path.chars();
+    let has_letter = letters.next().is_some_and(|letter| letter.is_ascii_alphabetic()) && letters.next() == Some(':');
+    sys::has_drive_letters() && has_letter
+}
+
+/// Returns whether a text is the absolute path of a file instead of a URL.
+fn is_path(text: &str) -> bool {
+    text.starts_with('/') || (has_drive(text) && text[2..].starts_with(['/', '\\']) && !text[2..].starts_with("//"))
+}
+
 /// Returns the path in `file://<rest>`.
 fn file_path(rest: &str) -> Result<PathBuf, String> {
     let path = rest.strip_prefix("localhost").unwrap_or(rest);
-    if !path.starts_with('/') {
+    let path = path.strip_prefix('/').filter(|path| has_drive(path)).unwrap_or(path);
+    if !path.starts_with('/') && !has_drive(path) {
         return Err("a file's URL has three slashes: file:///path".to_owned());
     }
-    let mut letters = path[1..].chars();
-    let has_drive = letters.next().is_some_and(|letter| letter.is_ascii_alphabetic()) && letters.next() == Some(':');
-    let path = if has_drive && sys::has_drive_letters() { &path[1..] } else { path };
-    if path.ends_with('/') {
+    // "D:pg" would be in whichever folder of the drive the rank is.
+    if has_drive(path) && !path[2..].starts_with(['/', '\\']) {
+        return Err("a slash must follow the drive: file:///D:/path".to_owned());
+    }
+    if path.ends_with('/') || (sys::has_drive_letters() && path.ends_with('\\')) {
         return Err("it names a folder, not a file".to_owned());
     }
     Ok(PathBuf::from(path))

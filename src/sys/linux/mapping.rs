@@ -36,7 +36,8 @@ pub(in crate::sys) struct Mapping {
 }
 
 impl Mapping {
-    pub(in crate::sys) fn create(len: usize) -> io::Result<Mapping> {
+    /// The file can be extended without end, so the room for that is not needed.
+    pub(in crate::sys) fn create(len: usize, _: usize) -> io::Result<Mapping> {
         check_memory(len)?;
         check_file_size(len)?;
         let file = memfd_create("kolo", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;

@@ -15,4 +15,5 @@ pub(crate) use local_socket::{LocalListener, LocalStream};
 pub(super) use mapping::Mapping;
 pub(crate) use memory::available_memory;
 pub(super) use memory::{check_file_size, page_size};
+pub(super) use process::own_creation;
 pub(crate) use process::{ProcessWatch, is_no_process, is_stopped, process_namespace, read_process};

@@ -9,13 +9,20 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::sys::Process;
+
+/// Returns 0: an id is given to another process only after all others have been given.
+pub(in crate::sys) fn own_creation() -> u64 {
+    0
+}
+
 /// Detects the end of another process.
 pub(crate) struct ProcessWatch(OwnedFd);
 
 impl ProcessWatch {
     /// Begins to watch a process; `None` if it has ended.
-    pub(crate) fn open(pid: u32) -> io::Result<Option<ProcessWatch>> {
-        let pid = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput)?;
+    pub(crate) fn open(process: Process) -> io::Result<Option<ProcessWatch>> {
+        let pid = Pid::from_raw(process.id as i32).ok_or(io::ErrorKind::InvalidInput)?;
         match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(file) => Ok(Some(ProcessWatch(file))),
             Err(Errno::SRCH) => Ok(None),
@@ -30,7 +37,8 @@ impl ProcessWatch {
 }
 
 /// Returns whether a process that this one sees is stopped, by a signal or a debugger.
-pub(crate) fn is_stopped(pid: u32) -> bool {
+pub(crate) fn is_stopped(process: Process) -> bool {
+    let pid = process.id;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name, in parentheses, may contain any characters.
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
@@ -44,14 +52,14 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
 /// # Safety
 ///
 /// `to` is writable for `len` bytes, and no other thread accesses it meanwhile.
-pub(crate) unsafe fn read_process(pid: u32, address: u64, to: *mut u8, len: usize) -> io::Result<()> {
+pub(crate) unsafe fn read_process(process: Process, address: u64, to: *mut u8, len: usize) -> io::Result<()> {
     let mut done = 0;
     while done < len {
         let local = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: len - done };
         let remote = libc::iovec { iov_base: (address as usize).wrapping_add(done) as *mut _, iov_len: len - done };
         // SAFETY: each vector has one element. The caller vouches for `to`, and the system checks
         // the address in the other process.
-        match unsafe { libc::process_vm_readv(pid as i32, &local, 1, &remote, 1, 0) } {
+        match unsafe { libc::process_vm_readv(process.id as i32, &local, 1, &remote, 1, 0) } {
             count @ 1.. => done += count as usize,
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             _ => return Err(io::Error::last_os_error()),

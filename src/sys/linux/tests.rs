@@ -14,7 +14,7 @@ use super::{LocalListener, LocalStream};
 
 /// Returns two mappings of the same memory, as two processes have them.
 fn twice(len: usize) -> [Mapping; 2] {
-    let one = Mapping::create(len).unwrap();
+    let one = Mapping::create(len, len).unwrap();
     let other = one.again().unwrap();
     [one, other]
 }
@@ -164,7 +164,7 @@ fn memory_is_handed_over_while_it_is_reserved() {
     // SAFETY: the test calls only methods that touch no memory, and `Region` shares mappings in the
     // same way.
     unsafe impl Sync for Shared {}
-    let shared = Shared(Mapping::create(LEN).unwrap());
+    let shared = Shared(Mapping::create(LEN, LEN).unwrap());
     let (shared, mapping) = (&shared, &shared.0);
     let reserved = || fstat(mapping.file().unwrap()).unwrap().st_blocks as usize * 512;
     // On a busy machine, this thread may not run before the memory is reserved.
@@ -223,7 +223,7 @@ fn only_the_process_that_mapped_memory_gives_it_back() {
 #[test]
 fn more_memory_than_there_is_is_refused() {
     assert!(available_memory().unwrap() > 1 << 20);
-    let error = Mapping::create(1 << 50).err().expect("no machine has a pebibyte");
+    let error = Mapping::create(1 << 50, 1 << 50).err().expect("no machine has a pebibyte");
     assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
     let page = page_size();
     assert!(twice(page)[0].reserve(0..page, Instant::now()).is_ok());

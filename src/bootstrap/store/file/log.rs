@@ -76,7 +76,7 @@ impl Log {
         let mut former = View::default();
         former.read(&mut file)?;
         tracing::info!(path = %self.path.display(), job = former.job, "replacing the store's file of a former run");
-        std::fs::remove_file(&self.path).map_err(StoreError::io("removing the file of a former run"))
+        sys::remove(&self.path).map_err(StoreError::io("removing the file of a former run"))
     }
 
     /// Creates a file that other users cannot read.
@@ -87,7 +87,7 @@ impl Log {
             Ok(file) if is_private => Ok(file),
             Err(why @ NotOpened::System(_)) => Err(not_opened("creating it")(why)),
             _ => {
-                _ = std::fs::remove_file(&self.path);
+                _ = sys::remove(&self.path);
                 let why = "its file system does not keep permissions, so other users could read the secret of the job";
                 Err(StoreError::Untrusted(why.to_owned()))
             }
@@ -101,7 +101,7 @@ impl Log {
         loop {
             let file = sys::open_own(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path);
             let file = file.map_err(not_opened("creating its lock"))?;
-            match file.try_lock() {
+            match sys::try_lock(&file) {
                 // The rank 0 that held the lock may have removed its file meanwhile. Then this lock
                 // protects nothing.
                 Ok(()) if sys::is_still_at(&file, &path) => {
@@ -118,7 +118,7 @@ impl Log {
     /// Returns why rank 0 cannot take the lock: another rank 0 has it, or other ranks check it,
     /// each for a moment.
     fn why_locked(&mut self, lock: &File) -> Result<Look<Ownership>, StoreError> {
-        match lock.try_lock_shared() {
+        match sys::try_lock_shared(lock) {
             Ok(()) => {
                 let doing = "waiting for its lock, which other ranks check; is a rank stopped?";
                 Ok(Look::NotYet(Some(StoreError::io(doing)(io::ErrorKind::TimedOut.into()))))
@@ -152,11 +152,7 @@ impl Log {
     /// systems ask their server.
     fn look(&mut self) -> Result<(), StoreError> {
         match open(OpenOptions::new().read(true), &self.path)? {
-            Some(mut file) => match self.view.read(&mut file) {
-                // On some systems, the lock of a writer keeps readers out for a moment.
-                Err(StoreError::Io { source, .. }) if sys::is_locked_out(&source) => Ok(()),
-                result => result,
-            },
+            Some(mut file) => self.view.read(&mut file),
             None => {
                 self.view = View::default();
                 self.check_folder()
@@ -194,11 +190,11 @@ impl Log {
         }
         let lock = sys::open_own(OpenOptions::new().read(true), &self.lock_path()).ok();
         // Read after the check: the rank 0 that takes the lock then writes its job's name.
-        let locked = lock.filter(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)));
+        let locked = lock.filter(|file| matches!(sys::try_lock_shared(file), Err(TryLockError::WouldBlock)));
         let other = locked.and_then(|file| other_holder(&file, &self.job));
         let held = other.is_some().then(|| self.view.header.clone());
         let (_, before) = self.rival.replace((Instant::now(), held.clone())).unwrap_or((Instant::now(), None));
-        // On some systems, the lock keeps readers out. Then only the job of the file is known.
+        // If the lock could not be read, only the job of the file is known.
         let mut other = other.filter(|_| held == before)?;
         if other.job.is_empty() {
             other.job.clone_from(&self.view.job);
@@ -226,7 +222,7 @@ impl Log {
         if let Some(not_ours) = self.not_ours()? {
             return Ok(not_ours);
         }
-        match file.try_lock() {
+        match sys::try_lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let doing = "waiting for its lock, which another process holds; is a rank stopped?";
@@ -252,7 +248,7 @@ impl Log {
     pub(super) fn finish(&mut self) {
         let Some(ownership) = self.ownership.take() else { return };
         for path in [&self.path, &ownership.path].into_iter().skip(usize::from(!ownership.has_started)) {
-            if let Err(error) = std::fs::remove_file(path) {
+            if let Err(error) = sys::remove(path) {
                 tracing::debug!(%error, path = %path.display(), "cannot remove a file of the store");
             }
         }

@@ -81,6 +81,7 @@ fn no_password_is_shown() {
         ("tcp://me:open-sesame@host", "tcp://***@host"),
         ("me:open-sesame@host", "***@host"),
         ("file:///home/me@here", "file:///home/me@here"),
+        ("/home/me@here", "/home/me@here"),
         ("tcp://10.0.0.1:29500", "tcp://10.0.0.1:29500"),
     ] {
         assert_eq!(masked(url), shown);
@@ -101,9 +102,22 @@ fn urls() {
         ("hash://a", StoreUrl::Hash("a".to_owned())),
         ("redis://localhost:6379/1", StoreUrl::Redis(RedisUrl("redis://localhost:6379/1".to_owned()))),
         ("file:///tmp/pg", StoreUrl::File("/tmp/pg".into())),
+        ("/tmp/pg", StoreUrl::File("/tmp/pg".into())),
         ("file:///D:/pg", StoreUrl::File(if sys::has_drive_letters() { "D:/pg" } else { "/D:/pg" }.into())),
     ] {
         assert_eq!(StoreUrl::parse(url).unwrap(), parsed, "{url}");
+    }
+    // The spellings that programs for Windows use.
+    for (url, path) in [
+        ("file:///D:\\a\\pg", "D:\\a\\pg"),
+        ("file://D:/a/pg", "D:/a/pg"),
+        ("file://D:\\a\\pg", "D:\\a\\pg"),
+        ("file://localhost/D:/a/pg", "D:/a/pg"),
+        ("D:\\a\\pg", "D:\\a\\pg"),
+        ("d:/a/pg", "d:/a/pg"),
+    ] {
+        let found = StoreUrl::parse(url).ok().filter(|_| sys::has_drive_letters());
+        assert_eq!(found, sys::has_drive_letters().then(|| StoreUrl::File(path.into())), "{url}");
     }
     for url in [
         "",
@@ -120,6 +134,9 @@ fn urls() {
         "hash://",
         "redis://",
         "file:///x/",
+        "D:pg",
+        "file://D:pg",
+        "x://y",
     ] {
         let error = StoreUrl::parse(url).unwrap_err().to_string();
         assert!(error.contains("file:///path"), "{url}: {error}");

@@ -1,0 +1,44 @@
+//! Processes and signals, where systems differ.
+
+#[cfg(unix)]
+mod unix;
+#[cfg(unix)]
+use unix as platform;
+#[cfg(windows)]
+mod windows;
+#[cfg(windows)]
+use windows as platform;
+
+use std::process::{Child, ExitStatus};
+
+pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
+pub(crate) use platform::{
+    Signal, Tie, become_independent, describe, exit, exit_code, ignore_signals, make_private_folder, prepare, send, was_killed,
+    watch_signals,
+};
+
+/// What the launcher waits for.
+pub(crate) enum Event {
+    Ended(usize, ExitStatus),
+    Signalled(Signal),
+}
+
+/// The process of a rank whose end has not been reported.
+pub(crate) struct Process {
+    pid: u32,
+    group: platform::Group,
+}
+
+impl Process {
+    pub(crate) fn new(child: &Child) -> Process {
+        Process { pid: child.id(), group: platform::Group::of(child) }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.group.send(signal);
+    }
+}

@@ -1,0 +1,185 @@
+//! Processes and signals of Unix.
+
+use std::fmt;
+use std::io::{self, PipeReader, Read};
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, Signal as Number, kill_process_group};
+use signal_hook::consts::{SIGABRT, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+
+use crate::run::process::Event;
+
+/// A signal that the launcher forwards.
+#[derive(Clone, Copy)]
+pub(crate) struct Signal(i32);
+
+impl Signal {
+    pub(crate) const TERMINATE: Signal = Signal(SIGTERM);
+    pub(crate) const KILL: Signal = Signal(signal_hook::consts::SIGKILL);
+
+    /// Returns whether the signal asks the job to end.
+    pub(crate) fn ends(self) -> bool {
+        matches!(self.0, SIGINT | SIGTERM | SIGHUP | SIGQUIT)
+    }
+
+    /// Returns the exit status of a job that the signal ended, by the convention of shells.
+    pub(crate) fn exit_code(self) -> i32 {
+        128 + self.0
+    }
+}
+
+impl fmt::Display for Signal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match signal_hook::low_level::signal_name(self.0) {
+            Some(name) => f.write_str(name),
+            None => write!(f, "signal {}", self.0),
+        }
+    }
+}
+
+/// Sends a signal to the process group of a rank: the rank and the processes that it has
+/// started.
+pub(crate) fn send(pid: u32, signal: Signal) {
+    if let (Some(pid), Some(number)) = (Pid::from_raw(pid as i32), Number::from_named_raw(signal.0)) {
+        // The whole group may have ended. A stopped process ends only when it continues.
+        let _ = kill_process_group(pid, number);
+        if signal.ends() {
+            let _ = kill_process_group(pid, Number::CONT);
+        }
+    }
+}
+
+/// The processes of a rank: the rank, and those that it starts.
+pub(crate) struct Group(u32);
+
+impl Group {
+    pub(crate) fn of(child: &Child) -> Group {
+        Group(child.id())
+    }
+
+    pub(crate) fn send(&self, signal: Signal) {
+        send(self.0, signal);
+    }
+}
+
+/// Ties the ranks to the life of this launcher. Here they are tied when they start.
+pub(crate) struct Tie;
+
+impl Tie {
+    pub(crate) fn new() -> Tie {
+        Tie
+    }
+}
+
+/// Prepares the start of a rank, so that it gets signals from the launcher only and does not
+/// outlive it.
+pub(crate) fn prepare(command: &mut Command) {
+    command.process_group(0);
+    #[cfg(target_os = "linux")]
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed; this is one
+    // system call.
+    unsafe {
+        command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Number::KILL))?));
+    }
+}
+
+/// Makes a folder that only its user can open.
+pub(crate) fn make_private_folder(path: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().mode(0o700).create(path)
+}
+
+/// Prepares the start of a process that gets no signal that is meant for the launcher, and
+/// outlives it.
+pub(crate) fn become_independent(command: &mut Command) {
+    command.process_group(0);
+}
+
+/// Has this process ignore the signals that ask a job to end.
+pub(crate) fn ignore_signals() -> io::Result<()> {
+    // Reads that a handler interrupts are repeated.
+    [SIGHUP, SIGINT, SIGQUIT, SIGTERM].into_iter().try_for_each(|signal| {
+        signal_hook::flag::register(signal, Arc::default())?;
+        Ok(())
+    })
+}
+
+/// The output of a rank. A program that the rank has started may keep the pipe open after the
+/// rank has ended. So the output is also complete when the rank has ended and the pipe is
+/// empty.
+pub(crate) struct RankOutput<P> {
+    pub(crate) pipe: P,
+    /// A pipe that closes when the rank ends.
+    pub(crate) rank: PipeReader,
+    /// Dropped when all output of the rank has been read.
+    pub(crate) unread: Option<Sender<()>>,
+}
+
+impl<P: Read + AsFd> Read for RankOutput<P> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if self.unread.is_some() {
+            let mut either = [PollFd::new(&self.pipe, PollFlags::IN), PollFd::new(&self.rank, PollFlags::IN)];
+            retry_on_intr(|| poll(&mut either, None))?;
+            let has_ended = !either[1].revents().is_empty();
+            // Look for remaining output after the end only: the rank may write just before it
+            // ends.
+            if has_ended && retry_on_intr(|| poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&NOW)))? == 0 {
+                self.unread = None;
+            }
+        }
+        self.pipe.read(into)
+    }
+}
+
+/// How long to wait until all output of a rank has been read. `None`: this system reports the
+/// end.
+pub(crate) const OUTPUT_PATIENCE: Option<std::time::Duration> = None;
+
+/// Sends signals to the receiver of events, from a thread of its own.
+pub(crate) fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
+    // The parent of the launcher may have set SIGCHLD to be ignored. Then the end of a child
+    // would not be reported.
+    signal_hook::flag::register(SIGCHLD, Arc::default())?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])?;
+    let events = events.clone();
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for signal in signals.forever() {
+            if events.send(Event::Signalled(Signal(signal))).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+pub(crate) fn exit_code(status: ExitStatus) -> i32 {
+    // By the convention of shells.
+    status.code().unwrap_or_else(|| Signal(status.signal().unwrap_or(0)).exit_code())
+}
+
+/// Ends the program with a status of a rank or of a signal.
+pub(crate) fn exit(code: i32) -> ExitCode {
+    ExitCode::from(code as u8)
+}
+
+/// Returns whether a signal ended the process from outside. A process that aborts ends itself.
+pub(crate) fn was_killed(status: ExitStatus) -> bool {
+    status.signal().is_some_and(|signal| signal != SIGABRT)
+}
+
+pub(crate) fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with status {code}"),
+        (None, Some(signal)) => format!("was ended by {}", Signal(signal)),
+        (None, None) => format!("ended: {status}"),
+    }
+}
