@@ -583,6 +583,16 @@ typedef struct kolo_bucket_stats_t {
 // A byte that is 0 or 1. Any other byte arrives as 1.
 #define KOLO_BOOL 12
 
+// Four bits of exponent, three of mantissa, no infinities: PyTorch's float8_e4m3fn, NCCL's
+// ncclFloat8e4m3. Sums accumulate as those of KOLO_FLOAT16. What rounds to more than 448, the
+// largest number, becomes 448.
+#define KOLO_FLOAT8_E4M3 13
+
+// Five bits of exponent, two of mantissa: PyTorch's float8_e5m2, NCCL's ncclFloat8e5m2. Sums
+// accumulate as those of KOLO_FLOAT16. What rounds to more than 57344, the largest number, is an
+// infinity.
+#define KOLO_FLOAT8_E5M2 14
+
 // The sum; integers wrap around. Not for KOLO_BOOL.
 #define KOLO_SUM 0
 
@@ -804,7 +814,7 @@ kolo_result_t kolo_comm_get_async_error(kolo_comm_t comm, kolo_result_t *result)
 
 // Reduces the `send` buffers of all ranks element by element, and writes the result to `recv` on
 // all ranks. Each buffer has `count` elements. All ranks get the same bits. In place if `send ==
-// recv`. Inside a host, peers read and write memory of kolo_mem_alloc in place.
+// recv`. Inside a host, peers read and write registered buffers in place: see kolo_mem_alloc.
 kolo_result_t kolo_all_reduce(const void *send,
                               void *recv,
                               size_t count,
@@ -993,6 +1003,12 @@ kolo_result_t kolo_work_wait_on(kolo_work_t work, kolo_stream_t stream);
 // operation or this call failed. Does not wait.
 kolo_result_t kolo_work_test(kolo_work_t work, int32_t *done);
 
+// Writes how many nanoseconds an operation took to `*nanoseconds`: from its beginning, after the
+// operations that were started before it, to its end. This includes the time in which this rank
+// waited for the other ranks. KOLO_IN_PROGRESS if the operation has not ended; 0 ns if it failed
+// before it began. Returns KOLO_OK also for an operation that failed.
+kolo_result_t kolo_work_duration(kolo_work_t work, uint64_t *nanoseconds);
+
 // Cancels an operation, unless it has ended. The other ranks wait for it, so this ends the
 // communicator, as kolo_comm_abort does. Returns at once; kolo_work_wait tells when the buffers
 // belong to the caller again.
@@ -1162,14 +1178,24 @@ kolo_result_t kolo_group_start(void);
 kolo_result_t kolo_group_end(void);
 
 // Allocates a registered buffer: `bytes` of zeroed memory, aligned to a page, that the ranks of
-// this host share. kolo_all_reduce reads and writes such buffers in place, without copies. Where
-// ranks cannot share memory, it is ordinary memory with the same use.
+// this host share. Collectives read and write such buffers in place, without a copy in between.
+// Where ranks cannot share memory, it is ordinary memory with the same use.
 //
 // A collective call of all ranks of `comm`, with the same number of bytes. The caller passes
 // `*ptr` to kolo_mem_free; it is NULL if this fails.
 kolo_result_t kolo_mem_alloc(void **ptr, size_t bytes, kolo_comm_t comm);
 
-// Frees memory of kolo_mem_alloc; NULL has no effect. Not a collective call; the communicator may
+// Takes a registered buffer from the pool of `comm`: as kolo_mem_alloc, but this rank takes it
+// alone. It is not a collective call. The bytes are zeros or what earlier holders have left.
+//
+// Freed buffers stay in the pool for later ones. The pool ends with the communicator and its last
+// buffer. The other ranks learn of new memory in a large collective of `comm`; until another one
+// has followed, operations copy it as they copy ordinary memory.
+//
+// The caller passes `*ptr` to kolo_mem_free; it is NULL if this fails.
+kolo_result_t kolo_mem_alloc_pooled(void **ptr, size_t bytes, kolo_comm_t comm);
+
+// Frees memory of kolo_mem_alloc or kolo_mem_alloc_pooled; NULL has no effect. Not a collective call; the communicator may
 // be destroyed before. Operations on the memory must have ended. In a forked child it does not
 // change the memory, which belongs to the parent.
 kolo_result_t kolo_mem_free(void *ptr);

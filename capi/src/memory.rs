@@ -5,8 +5,8 @@ use std::ffi::c_void;
 
 use parking_lot::Mutex;
 
-use kolo::Registered;
-use kolo::raw::between_forks;
+use kolo::raw::{alloc_uncleared, between_forks};
+use kolo::{Pooled, Registered};
 
 use crate::boundary::boundary;
 use crate::codes::kolo_result_t;
@@ -15,7 +15,13 @@ use crate::fault::Fault;
 use crate::held;
 use crate::pointers::place;
 
-type Allocated = BTreeMap<usize, Registered<u8>>;
+/// Memory that belongs to the caller.
+enum Memory {
+    Registered { _memory: Registered<u8> },
+    Pooled { _memory: Pooled<u8> },
+}
+
+type Allocated = BTreeMap<usize, Memory>;
 
 /// The memory that was allocated and not freed, by address; see [`allocated`].
 static ALLOCATED: Mutex<Allocated> = Mutex::new(BTreeMap::new());
@@ -27,8 +33,8 @@ fn allocated<T>(f: impl FnOnce(&mut Allocated) -> T) -> T {
 }
 
 /// Allocates a registered buffer: `bytes` of zeroed memory, aligned to a page, that the ranks of
-/// this host share. kolo_all_reduce reads and writes such buffers in place, without copies. Where
-/// ranks cannot share memory, it is ordinary memory with the same use.
+/// this host share. Collectives read and write such buffers in place, without a copy in between.
+/// Where ranks cannot share memory, it is ordinary memory with the same use.
 ///
 /// A collective call of all ranks of `comm`, with the same number of bytes. The caller passes
 /// `*ptr` to kolo_mem_free; it is NULL if this fails.
@@ -42,13 +48,36 @@ pub unsafe extern "C" fn kolo_mem_alloc(ptr: *mut *mut c_void, bytes: usize, com
         // A buffer of 0 bytes gets 1, so that it has an address of its own.
         let mut memory = this.comm.alloc::<u8>(bytes.max(1))?;
         let start = memory.as_mut_ptr();
-        allocated(|all| all.insert(start.addr(), memory));
+        allocated(|all| all.insert(start.addr(), Memory::Registered { _memory: memory }));
         ptr.write(start.cast());
         Ok(())
     })
 }
 
-/// Frees memory of kolo_mem_alloc; NULL has no effect. Not a collective call; the communicator may
+/// Takes a registered buffer from the pool of `comm`: as kolo_mem_alloc, but this rank takes it
+/// alone. It is not a collective call. The bytes are zeros or what earlier holders have left.
+///
+/// Freed buffers stay in the pool for later ones. The pool ends with the communicator and its last
+/// buffer. The other ranks learn of new memory in a large collective of `comm`; until another one
+/// has followed, operations copy it as they copy ordinary memory.
+///
+/// The caller passes `*ptr` to kolo_mem_free; it is NULL if this fails.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_mem_alloc_pooled(ptr: *mut *mut c_void, bytes: usize, comm: kolo_comm_t) -> kolo_result_t {
+    on(comm, |this| {
+        // SAFETY: the caller's pointer is null or valid, as the header says.
+        let ptr = unsafe { place(ptr, "ptr")? };
+        ptr.write(std::ptr::null_mut());
+        // A buffer of 0 bytes gets 1, so that it has an address of its own.
+        let mut memory = alloc_uncleared(&this.comm, bytes.max(1))?;
+        let start = memory.as_mut_ptr();
+        allocated(|all| all.insert(start.addr(), Memory::Pooled { _memory: memory }));
+        ptr.write(start.cast());
+        Ok(())
+    })
+}
+
+/// Frees memory of kolo_mem_alloc or kolo_mem_alloc_pooled; NULL has no effect. Not a collective call; the communicator may
 /// be destroyed before. Operations on the memory must have ended. In a forked child it does not
 /// change the memory, which belongs to the parent.
 #[unsafe(no_mangle)]
@@ -79,7 +108,7 @@ mod tests {
         let comms = Communicator::in_process(1).unwrap();
         let memory = comms[0].alloc::<u8>(1).unwrap();
         let address = memory.as_ptr().addr();
-        allocated(|all| all.insert(address, memory));
+        allocated(|all| all.insert(address, Memory::Registered { _memory: memory }));
         let is_over = AtomicBool::new(false);
         let failed = std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -191,6 +191,25 @@ pub unsafe extern "C" fn kolo_work_test(work: kolo_work_t, done: *mut i32) -> ko
     })
 }
 
+/// Writes how many nanoseconds an operation took to `*nanoseconds`: from its beginning, after the
+/// operations that were started before it, to its end. This includes the time in which this rank
+/// waited for the other ranks. KOLO_IN_PROGRESS if the operation has not ended; 0 ns if it failed
+/// before it began. Returns KOLO_OK also for an operation that failed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_work_duration(work: kolo_work_t, nanoseconds: *mut u64) -> kolo_result_t {
+    boundary_of(|| {
+        // SAFETY: the caller's pointer is null or valid, as the header says.
+        let nanoseconds = unsafe { place(nanoseconds, "nanoseconds")? };
+        Ok(match find(work)?.work.duration() {
+            None => KOLO_IN_PROGRESS,
+            Some(duration) => {
+                nanoseconds.write(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
+                KOLO_OK
+            }
+        })
+    })
+}
+
 /// Cancels an operation, unless it has ended. The other ranks wait for it, so this ends the
 /// communicator, as kolo_comm_abort does. Returns at once; kolo_work_wait tells when the buffers
 /// belong to the caller again.

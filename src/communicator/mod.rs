@@ -5,6 +5,7 @@ mod builder;
 mod calls;
 mod nonblocking;
 mod operations;
+mod pooled;
 mod registered;
 mod scope;
 mod shrink;
@@ -24,6 +25,7 @@ use crate::shm::MOST_RANKS;
 use crate::types::{Op, Rank};
 
 pub use builder::Builder;
+pub use pooled::Pooled;
 pub use registered::Registered;
 pub use scope::Scope;
 #[cfg(feature = "cuda")]

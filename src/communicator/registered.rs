@@ -23,9 +23,10 @@ pub struct Registered<T: Element> {
 }
 
 impl Communicator {
-    /// Allocates `len` elements of zeros in memory that the ranks of this host share. An all-reduce
-    /// on such buffers reads and writes them in place, without staging. Where ranks cannot share
-    /// memory it is ordinary memory, and operations stage it.
+    /// Allocates `len` elements of zeros in memory that the ranks of this host share.
+    /// Collectives read and write such buffers in place, without staging; only `reduce`, `gather` and
+    /// an `all_to_all` in place do not. Where ranks cannot share memory it is ordinary memory, and
+    /// operations stage it. [`Communicator::alloc_pooled`] is for a rank alone.
     ///
     /// This is a collective call: all ranks allocate the same length. Each rank may drop its buffer
     /// at any time. A forked child shares the memory with its parent, and frees nothing when it

@@ -46,6 +46,12 @@ struct Task {
 }
 
 impl Task {
+    fn begin(&self) {
+        if let Some(completion) = &self.completion {
+            completion.begin();
+        }
+    }
+
     fn complete(mut self, result: Result<()>) {
         self.end(result);
     }
@@ -159,6 +165,7 @@ impl Worker {
                 if op.is_point_to_point() {
                     self.run_messages(&mut core, task);
                 } else {
+                    task.begin();
                     // SAFETY: the caller that queued the call keeps its buffers until it completes.
                     let result = unsafe { shared.dispatch(&mut core, &task.call) };
                     task.complete(result);
@@ -192,6 +199,7 @@ impl Worker {
         self.ahead = Some(first);
         let next = || loop {
             let task = self.next_message(in_flight.borrow().is_empty())?;
+            task.begin();
             let mut call = task.call.clone();
             // SAFETY: the caller that queued the call keeps its buffers until it completes.
             match unsafe { Staged::begin(&shared, &mut call) } {

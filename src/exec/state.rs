@@ -15,6 +15,7 @@ use crate::cuda::device::Driver;
 use crate::error::{Error, Result};
 use crate::failure::{self, CommInfo, CommStatus};
 use crate::schedule::select::Layout;
+use crate::shm::Pool;
 use crate::sys;
 use crate::trace::Recording;
 use crate::types::{Descriptor, Op};
@@ -32,6 +33,8 @@ pub(crate) struct CommState {
     /// The host group, and how many ranks of this communicator are on this host; `None` if they do
     /// not share memory.
     pub(crate) host: Option<(Arc<HostGroup>, usize)>,
+    /// The memory that this rank takes alone; `None` if ranks do not share memory.
+    pub(crate) pool: Option<Arc<Pool>>,
     /// The devices of this process, once they have been looked for.
     pub(crate) driver: OnceLock<Option<Arc<dyn Driver>>>,
     /// The kinds of calls on devices that have been made.
@@ -41,7 +44,8 @@ pub(crate) struct CommState {
 }
 
 impl CommState {
-    pub(crate) fn new(core: Core, info: CommInfo) -> Arc<CommState> {
+    pub(crate) fn new(mut core: Core, info: CommInfo) -> Arc<CommState> {
+        let pool = core.window().map(|window| window.pool());
         let (layout, settings, recording) = (core.layout(), core.settings(), core.recording().clone());
         sys::count_forks();
         let failure = OnceLock::new();
@@ -56,6 +60,7 @@ impl CommState {
             recording,
             status,
             host,
+            pool,
             driver: OnceLock::new(),
             kinds: Mutex::default(),
             forks: sys::forks(),

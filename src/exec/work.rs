@@ -217,6 +217,18 @@ impl<B> Work<B> {
         is_pending
     }
 
+    /// Returns how long the operation took: from its beginning on the progress thread, after the
+    /// operations before it, to its end. Zero if it failed before it began; `None` if it has not
+    /// ended.
+    pub(crate) fn duration(&self) -> Option<Duration> {
+        // In a forked child, a thread that is gone may hold the lock.
+        if self.shared.check_process().is_err() {
+            return None;
+        }
+        let state = self.shared.state.lock();
+        state.outcome.as_ref().map(|_| state.duration)
+    }
+
     /// Whether the operation has ended, so that [`Work::wait`] returns at once.
     pub fn is_finished(&self) -> bool {
         self.shared.has_ended.load(Ordering::Acquire)
@@ -291,6 +303,8 @@ pub(crate) struct WorkState<B> {
     state: Mutex<Progress>,
     ended: Condvar,
     has_ended: AtomicBool,
+    /// When the progress thread began the operation.
+    began: OnceLock<Instant>,
     op: OnceLock<Op>,
     /// Forks that led to the process that started the operation: another number in a forked child.
     forks: u32,
@@ -331,6 +345,8 @@ impl<B> WorkState<B> {
 struct Progress {
     /// How the operation ended.
     outcome: Option<Result<()>>,
+    /// How long it took, once it has ended.
+    duration: Duration,
     /// The handle was dropped before that.
     is_abandoned: bool,
     /// The task that polled last.
@@ -350,13 +366,22 @@ unsafe impl<B: Send> Sync for WorkState<B> {}
 
 /// What the progress thread sees of a handle.
 pub(crate) trait Completion: Send + Sync {
+    /// The operation begins, after those that were queued before it.
+    fn begin(&self);
+
     /// The operation has ended: it does not touch the buffers any more.
     fn complete(&self, outcome: Result<()>);
 }
 
 impl<B: Send + 'static> Completion for WorkState<B> {
+    fn begin(&self) {
+        _ = self.began.set(Instant::now());
+    }
+
     fn complete(&self, outcome: Result<()>) {
+        let duration = self.began.get().map_or(Duration::ZERO, Instant::elapsed);
         let mut state = self.state.lock();
+        state.duration = duration;
         state.outcome = Some(outcome.clone());
         self.has_ended.store(true, Ordering::Release);
         self.ended.notify_all();
@@ -405,6 +430,7 @@ pub(crate) fn begin<B: Send + 'static>(
         state: Mutex::default(),
         ended: Condvar::new(),
         has_ended: AtomicBool::new(false),
+        began: OnceLock::new(),
         op: OnceLock::new(),
         forks: sys::forks(),
     });

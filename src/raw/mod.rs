@@ -10,6 +10,7 @@
 //! - [`RawWork`] is an operation in flight, whose buffers belong to the caller.
 //! - [`RawReducer`] is a [`ddp::Reducer`](crate::ddp::Reducer) without guards: gradients are
 //!   addresses.
+//! - [`alloc_uncleared`] takes shared memory without the time to clear it.
 //! - [`forks`] and [`between_forks`] keep the binding's own tables usable in a forked child.
 //!
 //! What no check finds is the caller's duty: that a pointer is valid for its elements, and for how
@@ -40,6 +41,7 @@
 mod address;
 mod call;
 mod fork;
+mod memory;
 mod reducer;
 mod work;
 
@@ -47,5 +49,6 @@ pub use crate::ddp::raw::Stopper;
 pub use address::advertised_address;
 pub use call::{PreparedCall, RawCall, run_together};
 pub use fork::{between_forks, forks};
+pub use memory::alloc_uncleared;
 pub use reducer::{RawReducer, bucket_address, on_device, tensor};
 pub use work::RawWork;

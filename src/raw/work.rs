@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::exec::Lent;
@@ -32,6 +32,14 @@ impl RawWork {
     /// be called again, and by several threads.
     pub fn outcome(&self, deadline: Option<Instant>) -> Option<Result<()>> {
         self.work.outcome(deadline)
+    }
+
+    /// Returns how long the operation took: from its beginning, after the operations that were
+    /// started before it, to its end. It contains the time in which this rank waited for others.
+    /// Zero if the operation failed before it began; `None` if it has not ended, and in a forked
+    /// child.
+    pub fn duration(&self) -> Option<Duration> {
+        self.work.duration()
     }
 
     /// Waits until one of several operations has ended, and returns its place in the list; `None` if

@@ -4,51 +4,18 @@
 use super::autotune;
 use super::call::Memory;
 use super::cma;
-use super::flags::{WORDS, Words};
-use super::pipeline::Collective;
-use super::registered::Location;
+use super::registered::Loan;
 use super::tuning::Traffic;
 use super::two_shot::TwoShot;
 use super::wait::Sources;
 use super::window::Window;
 use crate::config::CopyMode;
-use crate::error::{Cause, Result};
+use crate::error::Result;
 use crate::failure::OpContext;
 use crate::schedule::chunk;
 
 /// Bytes that are reduced at once: they stay in the cache while they are stored to every rank.
 const BLOCK: usize = 32 << 10;
-
-/// Where a rank's input and output are registered.
-#[derive(Clone, Copy)]
-struct Buffers {
-    input: Location,
-    output: Location,
-}
-
-const REGISTERED: u64 = 1;
-
-impl Buffers {
-    /// The words for the first phase of an all-reduce. All zeros say that the buffers are not
-    /// registered.
-    fn words(buffers: Option<Buffers>) -> Words {
-        buffers.map_or([0; WORDS], |Buffers { input, output }| {
-            [REGISTERED, input.allocation.into(), input.offset, output.allocation.into(), output.offset, 0]
-        })
-    }
-
-    fn from_words([kind, input, input_at, output, output_at, _]: Words) -> Option<Buffers> {
-        let location = |number: u64, offset| Some(Location { allocation: number.try_into().ok()?, offset });
-        (kind == REGISTERED)
-            .then(|| Some(Buffers { input: location(input, input_at)?, output: location(output, output_at)? }))
-            .flatten()
-    }
-
-    /// What a rank said in the first phase of an all-reduce.
-    fn of(window: &Window, rank: usize, phase: u32, mine: Option<Buffers>) -> Option<Buffers> {
-        if rank == window.rank { mine } else { Buffers::from_words(window.phases.line(rank, phase).words()) }
-    }
-}
 
 /// Runs an all-reduce whose buffers may be registered.
 ///
@@ -59,14 +26,13 @@ impl Buffers {
 pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot: &mut TwoShot<'_>) -> Result<()> {
     let memory = two_shot.memory;
     let bytes = memory.call.count * memory.call.element;
-    let lent = window.lend_memory(context, memory.call.input, memory.call.output);
-    let mine = lent.map(|[input, output]| Buffers { input, output });
+    let mine = window.lend_memory(context, memory.call.input, Some(memory.call.output));
     let copy_mode = window.autotune.known(Traffic::Reduced, bytes);
     let stages = matches!(copy_mode, Some(CopyMode::Staged | CopyMode::Streamed));
     two_shot.streams = copy_mode == Some(CopyMode::Streamed);
 
-    let phase = first_phase(window, context, two_shot, mine, stages)?;
-    let registered = (0..memory.ranks).filter(|&rank| Buffers::of(window, rank, phase, mine).is_some()).count();
+    let phase = window.first_phase(context, Sources::All, two_shot, mine, stages, true)?;
+    let registered = (0..memory.ranks).filter(|&rank| window.loan_of(rank, phase, mine).is_some()).count();
     if registered == memory.ranks {
         return reduce_registered(window, context, two_shot, phase, mine);
     }
@@ -85,28 +51,6 @@ pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot:
     window.pipeline(context, Sources::All, 0, two_shot)
 }
 
-/// Tells the peers whether this rank's buffers are registered, and stages the first segment if they
-/// are not and `stages`. Waits for the peers and returns the number of the phase.
-fn first_phase(
-    window: &mut Window,
-    context: &OpContext<'_>,
-    two_shot: &mut TwoShot<'_>,
-    mine: Option<Buffers>,
-    stages: bool,
-) -> Result<u32> {
-    if mine.is_none() && stages {
-        window.hold_stage(context)?;
-    }
-    let phase = window.phases.next();
-    window.begin_phase(context, Buffers::words(mine))?;
-    if mine.is_none() && stages {
-        two_shot.stage(0, window.slots(phase).of(window.rank));
-    }
-    window.phases.publish();
-    window.wait_for(context, Sources::All, phase)?;
-    Ok(phase)
-}
-
 /// Reduces this rank's chunk where it lies in all ranks' inputs, and writes the result to all
 /// ranks' outputs.
 fn reduce_registered(
@@ -114,23 +58,28 @@ fn reduce_registered(
     context: &OpContext<'_>,
     two_shot: &mut TwoShot<'_>,
     phase: u32,
-    mine: Option<Buffers>,
+    mine: Option<Loan>,
 ) -> Result<()> {
     let memory = two_shot.memory;
-    let bytes = memory.call.count * memory.call.element;
     let chunk = chunk(memory.call.count, memory.ranks, memory.rank);
     let at = chunk.start * memory.call.element;
     let mut outputs = Vec::with_capacity(memory.ranks);
     two_shot.parts.clear();
     for rank in 0..memory.ranks {
-        let lent = Buffers::of(window, rank, phase, mine)
-            .and_then(|buffers| window.lent_by(rank, [buffers.input, buffers.output], bytes));
-        let aligned = |ptr: *mut u8| ptr.addr().is_multiple_of(memory.call.element);
-        let Some([input, output]) = lent.filter(|lent| lent.iter().all(|&ptr| aligned(ptr))) else {
-            return Err(context.failed(window.members[rank], Cause::Corrupt("a registered buffer that does not exist")));
-        };
-        two_shot.parts.push(input.wrapping_add(at));
-        outputs.push(output.wrapping_add(at));
+        let lent = window.loan_of(rank, phase, mine);
+        let input = lent.and_then(|loan| window.lent_input(rank, loan, memory.call.count, memory.call.element));
+        let output = lent.and_then(|loan| window.lent_output(rank, loan, memory.call.count, memory.call.element));
+        match (input, output) {
+            (Some(input), Some(output)) => {
+                two_shot.parts.push(input.wrapping_add(at));
+                outputs.push(output.wrapping_add(at));
+            }
+            _ => return Err(window.no_such_buffer(context, rank)),
+        }
+    }
+    #[cfg(test)]
+    {
+        window.loans += 1;
     }
     let borrowed = window.borrow_memory(context)?;
     // SAFETY: all addresses lie in registered memory that was resolved for the whole buffer. This

@@ -72,6 +72,13 @@ impl Memory<'_> {
         }
     }
 
+    /// Whether this rank's output replaces input that its peers read in the same operation.
+    pub(super) fn overwrites_what_peers_read(&self) -> bool {
+        let (input, output) = (self.call.input, self.call.output);
+        let (from, to) = (input.ptr.addr(), output.ptr.addr());
+        self.call.op == Op::AllToAll && from < to + output.len && to < from + input.len
+    }
+
     /// Whether an address in the output is best written past the caches. In place it was just read,
     /// so the caches hold it.
     pub(super) fn streams(&self, to: *const u8) -> bool {

@@ -12,16 +12,14 @@ use crate::buffer::RawSlice;
 use crate::error::{Cause, Result};
 use crate::failure::OpContext;
 use crate::schedule::chunk;
-use crate::sys;
+use crate::sys::{self, Process};
 use crate::types::Op;
 
 /// Runs an all-gather or an all-to-all. Returns false on all ranks, and has done nothing, if a
 /// rank's input would be overwritten while peers read it, or if the system cannot read it.
 pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
     let Memory { call, rank, ranks } = memory;
-    let (input, output) = (call.input.ptr.addr(), call.output.ptr.addr());
-    let overlap = input < output + call.output.len && output < input + call.input.len;
-    let cannot_lend = (call.op == Op::AllToAll && overlap) || !is_readable(call.input);
+    let cannot_lend = memory.overwrites_what_peers_read() || !is_readable(call.input);
     let mut words = [0; WORDS];
     (words[0], words[1]) = (call.input.ptr.expose_provenance() as u64, cannot_lend.into());
     let phase = window.exchange(context, words)?;
@@ -73,7 +71,7 @@ fn is_readable(memory: RawSlice) -> bool {
         let address = memory.skip(at).ptr.expose_provenance() as u64;
         let mut byte = 0u8;
         // SAFETY: `byte` has room for one byte.
-        unsafe { sys::read_process(std::process::id(), address, &mut byte, 1) }.is_ok()
+        unsafe { sys::read_process(Process::own(), address, &mut byte, 1) }.is_ok()
     })
 }
 
@@ -163,7 +161,7 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
     {
         window.reads += 1;
     }
-    let process = window.process(peer).unwrap_or(u32::MAX);
+    let process = window.process(peer).unwrap_or(Process::with_id(u32::MAX));
     for at in (0..len).step_by(MOST_READ) {
         context.patience_with(window.members[peer])?;
         // SAFETY: the range is within what the caller vouches for. If the peer has ended, its
@@ -198,7 +196,8 @@ pub(super) fn is_allowed(window: &mut Window, context: &OpContext<'_>) -> Result
         let words = window.phases.line(peer, phase).words();
         let mut seen = [0u64; 3];
         // SAFETY: `seen` has 24 bytes.
-        let read = window.process(peer).map(|pid| unsafe { sys::read_process(pid, words[0], seen.as_mut_ptr().cast(), 24) });
+        let read =
+            window.process(peer).map(|process| unsafe { sys::read_process(process, words[0], seen.as_mut_ptr().cast(), 24) });
         matches!(read, Some(Ok(()))) && seen[..] == words[1..=3]
     };
     let all = window.peers().all(can_read);

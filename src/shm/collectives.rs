@@ -11,6 +11,7 @@
 //! | [`cma`], all-reduce: read the inputs for its chunk, then the other chunks | (5 - 3/N) S | 3 |
 //! | [`cma`], all-gather and all-to-all: read the peers' blocks | 2 S | 2 |
 //! | [`all_reduce`], registered: reduce its chunk where it lies, write it to all | 2 S | 2 |
+//! | [`pull`], registered: read the peers' inputs where they lie | 2 S | 2 |
 //! | [`Spread`], [`Collect`], [`Exchange`]: stage, read | at most 4 S | 1 |
 //!
 //! In place is no special case: a segment is staged before it is overwritten.
@@ -18,16 +19,14 @@
 use super::all_reduce::all_reduce;
 use super::autotune;
 use super::call::{Memory, WindowCall};
-use super::cma;
 use super::exchange::Exchange;
 use super::flags::{WORDS, Words};
 use super::one_shot::{ONE_SHOT, OneShot};
+use super::pull::pull;
 use super::rooted::{Collect, Spread};
-use super::tuning::{LARGE, Traffic};
 use super::two_shot::TwoShot;
 use super::wait::Sources;
 use super::window::Window;
-use crate::config::CopyMode;
 use crate::error::Result;
 use crate::failure::OpContext;
 use crate::types::{Descriptor, Op};
@@ -77,9 +76,6 @@ unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &WindowCall<'_
         }
         _ => {}
     }
-    if copy_by_cma(window, context, memory)? {
-        return Ok(());
-    }
     // Bytes over all ranks up to which every rank reduces everything.
     let one_shot = match call.op {
         Op::AllReduce | Op::Reduce if ONE_SHOT.contains(&(bytes * ranks)) => autotune::one_shot(window, context)?,
@@ -109,31 +105,16 @@ fn run_in_segments(window: &mut Window, context: &OpContext<'_>, memory: Memory<
             let mut two_shot = TwoShot { memory, root: Some(call.root), streams: false, parts };
             window.pipeline(context, Sources::All, 0, &mut two_shot)
         }
-        Op::Broadcast => window.pipeline(context, from_root, 0, &mut Spread { memory, blocks: false }),
-        Op::Scatter => window.pipeline(context, from_root, 0, &mut Spread { memory, blocks: true }),
+        Op::Broadcast => pull(window, context, memory, from_root, &mut Spread { memory, blocks: false }),
+        Op::Scatter => pull(window, context, memory, from_root, &mut Spread { memory, blocks: true }),
         Op::Gather => window.pipeline(context, to_root, 0, &mut Collect { memory, takes: is_root }),
-        Op::AllGather | Op::AllGatherV => window.pipeline(context, Sources::All, 0, &mut Collect { memory, takes: true }),
+        Op::AllGather | Op::AllGatherV => pull(window, context, memory, Sources::All, &mut Collect { memory, takes: true }),
         Op::ReduceScatter | Op::ReduceScatterV => {
-            window.pipeline(context, Sources::All, 0, &mut Exchange { memory, reduces: true, parts })
+            pull(window, context, memory, Sources::All, &mut Exchange { memory, reduces: true, parts })
         }
-        Op::AllToAll => window.pipeline(context, Sources::All, 0, &mut Exchange { memory, reduces: false, parts }),
+        Op::AllToAll => pull(window, context, memory, Sources::All, &mut Exchange { memory, reduces: false, parts }),
         op => unreachable!("{op} does not run in a window"),
     }
-}
-
-/// Runs an all-gather or an all-to-all by reading the peers' memory. Returns false, and has done
-/// nothing, for any other operation, and if staging is faster. (Where one rank has what the others
-/// want, staging is faster: the root helps them copy.)
-fn copy_by_cma(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
-    let call = memory.call;
-    if !matches!(call.op, Op::AllGather | Op::AllGatherV | Op::AllToAll) {
-        return Ok(false);
-    }
-    let bytes = call.blocks.range(memory.ranks - 1).end * call.element;
-    if bytes < LARGE || autotune::copy_mode(window, context, Traffic::Copied, bytes)? != CopyMode::Cma {
-        return Ok(false);
-    }
-    cma::copy(window, context, memory)
 }
 
 /// Reduces buffers that fit the flag lines, which the ranks read anyway: one cache line from each

@@ -19,6 +19,8 @@ pub(super) struct RankState {
     /// [`ABSENT`], [`PRESENT`], [`LEFT`] or [`REVOKED`].
     pub(super) state: AtomicU32,
     pub(super) pid: AtomicU32,
+    /// When the process was created; see [`crate::sys::Process`].
+    pub(super) created: AtomicU64,
     /// The namespace of `pid`; 0 if unknown.
     pub(super) namespace: AtomicU64,
     /// The sequence number of the last operation of a rank that has left.

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::flag_area::RankState;
-use super::registered::Location;
+use super::flags::Words;
+use super::pool::MOST_EXTENTS;
+use super::registered::{Announced, Loan, Location, Told};
 use super::window::Window;
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::error::Result;
+use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
 use crate::sync::Ordering;
 use crate::sys::Region;
@@ -56,31 +58,91 @@ impl Window {
         Ok(found)
     }
 
-    /// Lends the buffers of an operation to the peers, if both are registered, and returns their
-    /// locations.
-    pub(super) fn lend_memory(&mut self, context: &OpContext<'_>, input: RawSlice, output: RawSliceMut) -> Option<[Location; 2]> {
-        let locations = self.heap.lend(context.descriptor.seq, input, output)?;
+    /// Lends the input of an operation to the peers, and the output that they write, if there is
+    /// one. `None` if these are not registered.
+    pub(super) fn lend_memory(&mut self, context: &OpContext<'_>, input: RawSlice, output: Option<RawSliceMut>) -> Option<Loan> {
+        let loan = self.heap.lend(context.descriptor.seq, input, output)?;
         // The phase in which the peers read the locations publishes these stores.
         let lent = &self.phases.lines.rank_state(self.rank).lent;
         lent[0].store(input.ptr.cast_mut(), Ordering::Relaxed);
-        lent[1].store(output.ptr, Ordering::Relaxed);
-        Some(locations)
+        lent[1].store(output.map_or(input.ptr.cast_mut(), |output| output.ptr), Ordering::Relaxed);
+        Some(loan)
     }
 
-    /// Returns the addresses in this process of a rank's input and output of `len` bytes. Returns
-    /// `None` if no such memory is registered: locations come from peers and are not trusted.
-    ///
+    /// The words for the first phase of an operation, in which all ranks see the words of all, or
+    /// not.
+    pub(super) fn words_of(&mut self, mine: Option<Loan>, all_see: bool) -> Words {
+        let host = &self.host;
+        self.heap.tell(mine, all_see, |region| host.lend(region)).words()
+    }
+
+    /// What a rank has lent in a phase. `mine` is what this one has.
+    pub(super) fn loan_of(&self, rank: usize, phase: u32, mine: Option<Loan>) -> Option<Loan> {
+        if rank == self.rank { mine } else { Told::from_words(self.phases.line(rank, phase).words()).loan }
+    }
+
+    /// What a rank has told in a phase. `words` are those of this rank.
+    fn told(&self, rank: usize, phase: u32, words: Words) -> Told {
+        Told::from_words(if rank == self.rank { words } else { self.phases.line(rank, phase).words() })
+    }
+
+    /// Maps the extents that ranks have announced in a phase in which all see the words of all.
+    /// `words` are those of this rank.
+    pub(super) fn map_announced(&mut self, context: &OpContext<'_>, phase: u32, words: Words) -> Result<()> {
+        let ranks = 0..self.members.len();
+        let mapped = ranks.clone().map(|rank| self.told(rank, phase, words).mapped).min().unwrap_or(0);
+        for id in self.heap.hear(mapped as usize) {
+            self.host.withdraw(id);
+        }
+        for rank in ranks {
+            let told = self.told(rank, phase, words);
+            let Some(Announced { id, len }) = told.announced else { continue };
+            let region = if rank == self.rank {
+                Some(self.heap.last_announced())
+            } else if self.heap.extents() >= MOST_EXTENTS * self.members.len() {
+                None
+            } else {
+                let found = self.fetch(context, rank, id)?;
+                let found = found.inspect_err(|error| tracing::warn!(%error, "cannot map memory that a peer shares"));
+                found.ok().filter(|region| region.len() as u64 == len)
+            };
+            if rank != self.rank
+                && let Some(region) = &region
+            {
+                // Only its owner reserves it or makes it private.
+                region.close();
+            }
+            self.heap.add_extent(rank, region);
+        }
+        Ok(())
+    }
+
+    /// Returns the address in this process of the input that a rank lends: `count` elements of
+    /// `element` bytes. Returns `None` if no such memory is registered, or if it is not aligned:
+    /// locations come from peers and are not trusted.
+    pub(super) fn lent_input(&self, rank: usize, loan: Loan, count: usize, element: usize) -> Option<*const u8> {
+        self.lent_by(rank, loan.input, 0, count, element).map(<*mut u8>::cast_const)
+    }
+
+    /// As [`Window::lent_input`], for the output.
+    pub(super) fn lent_output(&self, rank: usize, loan: Loan, count: usize, element: usize) -> Option<*mut u8> {
+        self.lent_by(rank, loan.output, 1, count, element)
+    }
+
     /// A rank that is a thread of this process borrows its buffers from its caller during the call.
     /// Only pointers derived from that borrow may be used, so such a rank leaves them in its state.
     /// The pointers of another process mean something here only if they equal the addresses at
     /// which its memory is mapped here.
-    pub(super) fn lent_by(&self, rank: usize, locations: [Location; 2], len: usize) -> Option<[*mut u8; 2]> {
-        let mut found = [std::ptr::null_mut(); 2];
-        for ((found, location), lent) in found.iter_mut().zip(locations).zip(&self.phases.lines.rank_state(rank).lent) {
-            let (here, lent) = (self.heap.resolve(rank, location, len)?, lent.load(Ordering::Relaxed));
-            *found = if lent.addr() == here.addr() { lent } else { here };
-        }
-        Some(found)
+    fn lent_by(&self, rank: usize, location: Location, which: usize, count: usize, element: usize) -> Option<*mut u8> {
+        let here = self.heap.resolve(rank, location, count * element)?;
+        let lent = self.phases.lines.rank_state(rank).lent[which].load(Ordering::Relaxed);
+        here.addr().is_multiple_of(element).then_some(if lent.addr() == here.addr() { lent } else { here })
+    }
+
+    /// The error for a peer that lends what does not exist.
+    #[cold]
+    pub(super) fn no_such_buffer(&self, context: &OpContext<'_>, rank: usize) -> Error {
+        context.failed(self.members[rank], Cause::Corrupt("a registered buffer that does not exist"))
     }
 
     /// Declares that this rank uses registered buffers of its peers from now on. Returns an error

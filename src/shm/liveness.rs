@@ -5,6 +5,7 @@ use super::window::Window;
 use crate::error::{Cause, Result};
 use crate::failure::OpContext;
 use crate::sync::Ordering;
+use crate::sys::Process;
 
 impl Window {
     /// Returns an error if a rank of this host has failed.
@@ -53,12 +54,14 @@ impl Window {
         }
     }
 
-    /// Returns the process id of a rank that has written its state, if it means something in this
+    /// Returns the process of a rank that has written its state, if its id means something in this
     /// process's namespace.
-    pub(super) fn process(&self, peer: usize) -> Option<u32> {
+    pub(super) fn process(&self, peer: usize) -> Option<Process> {
         let rank_state = self.phases.lines.rank_state(peer);
         let namespace = rank_state.namespace.load(Ordering::Relaxed);
-        (namespace != 0 && namespace == self.namespace).then(|| rank_state.pid.load(Ordering::Relaxed))
+        let process =
+            || Process { id: rank_state.pid.load(Ordering::Relaxed), created: rank_state.created.load(Ordering::Relaxed) };
+        (namespace != 0 && namespace == self.namespace).then(process)
     }
 
     /// Whether the process of a rank is known to have ended.

@@ -23,6 +23,8 @@ mod lend;
 mod liveness;
 mod one_shot;
 mod pipeline;
+mod pool;
+mod pull;
 pub(crate) mod registered;
 mod rooted;
 mod slots;
@@ -35,6 +37,7 @@ mod wait;
 mod window;
 
 pub(crate) use call::WindowCall;
+pub(crate) use pool::{Block, Pool};
 pub(crate) use slots::MOST_RANKS;
 pub(crate) use tuning::Autotune;
 pub(crate) use window::Window;

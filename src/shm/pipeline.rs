@@ -2,6 +2,7 @@
 //! and takes the result.
 
 use super::flags::WORDS;
+use super::registered::Loan;
 use super::slots::Slots;
 use super::wait::Sources;
 use super::window::Window;
@@ -38,6 +39,37 @@ pub(crate) trait Collective {
 }
 
 impl Window {
+    /// Runs the first phase of an operation whose buffers may be registered, and returns its number.
+    /// Tells the peers what this rank lends. If it lends nothing and `stages`, this is also the
+    /// first phase of [`Window::pipeline`], which goes on with `from` 1. Ranks announce extents of
+    /// their pools if `all_see` the words of all, which is the same on all ranks.
+    pub(super) fn first_phase<D: Collective>(
+        &mut self,
+        context: &OpContext<'_>,
+        sources: Sources,
+        direct: &mut D,
+        mine: Option<Loan>,
+        stages: bool,
+        all_see: bool,
+    ) -> Result<u32> {
+        let stages = stages && mine.is_none() && direct.stages();
+        if stages {
+            self.hold_stage(context)?;
+        }
+        let phase = self.phases.next();
+        let words = self.words_of(mine, all_see);
+        self.begin_phase(context, words)?;
+        if stages {
+            direct.stage(0, self.slots(phase).of(self.rank));
+        }
+        self.phases.publish();
+        self.wait_for(context, sources, phase)?;
+        if all_see {
+            self.map_announced(context, phase, words)?;
+        }
+        Ok(phase)
+    }
+
     /// Runs the phases of one operation.
     ///
     /// In iteration i a rank stages segment i, combines segment i-1 and takes the segment that is

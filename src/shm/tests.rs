@@ -108,6 +108,13 @@ impl RankWindow {
 
     /// Runs one operation on random words and checks the result.
     fn check(&mut self, op: Op, count: usize, root: usize, in_place: bool, seed: u64) {
+        let mut memory = vec![u64::MAX; 2 * self.info.members.len() * (count + 2)];
+        self.check_in(RawSliceMut::of(&mut memory), op, count, root, in_place, seed);
+    }
+
+    /// As [`RankWindow::check`], with buffers in `memory`, which has room for a block more than
+    /// twice the blocks of all ranks.
+    fn check_in(&mut self, memory: RawSliceMut, op: Op, count: usize, root: usize, in_place: bool, seed: u64) {
         let (rank, ranks) = (self.info.rank, self.info.members.len());
         let word = |rank: usize, i: usize| mix(mix(seed, rank as u64), i as u64);
         let sum = |i: usize| (0..ranks).fold(0u64, |sum, rank| sum.wrapping_add(word(rank, i)));
@@ -131,11 +138,13 @@ impl RankWindow {
             _ => (count, count, 0, 0),
         };
         let (input_at, output_at) = if in_place { (input_at, output_at) } else { (0, inputs) };
-        let mut memory = vec![u64::MAX; (input_at + inputs).max(output_at + outputs)];
+        assert!((input_at + inputs).max(output_at + outputs) * 8 <= memory.len);
+        let at_word = |i: usize| memory.ptr.cast::<u64>().wrapping_add(i);
         for i in 0..inputs {
-            memory[input_at + i] = word(rank, i);
+            // SAFETY: the word is within the memory, which belongs to this rank.
+            unsafe { at_word(input_at + i).write(word(rank, i)) };
         }
-        let whole = RawSliceMut::of(&mut memory);
+        let whole = memory;
         let input = whole.as_const().skip(8 * input_at).take(8 * inputs);
         let output = whole.skip(8 * output_at).take(8 * outputs);
         let listed = (op == Op::AllGatherV).then_some(&offsets[..]);
@@ -152,7 +161,8 @@ impl RankWindow {
                 _ => unreachable!(),
             };
             assert_eq!(
-                memory[output_at + i],
+                // SAFETY: as above.
+                unsafe { at_word(output_at + i).read() },
                 expected,
                 "rank {rank}, {op} x {count}, root {root}, in place {in_place}, word {i}"
             );
@@ -192,6 +202,11 @@ fn many_operations_in_a_row() {
     });
 }
 
+/// Whether the system reads memory of other processes. A process may always read its own.
+fn reads_processes() -> bool {
+    cfg!(all(any(target_os = "linux", windows), not(miri)))
+}
+
 /// Large buffers in every copy mode, and in the one that autotune measures as the fastest.
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
@@ -207,7 +222,7 @@ fn large_buffers() {
                     }
                 }
                 match copy_mode {
-                    CopyMode::Cma if cfg!(target_os = "linux") => assert!(rank_window.window.reads > 0),
+                    CopyMode::Cma if reads_processes() => assert!(rank_window.window.reads > 0),
                     CopyMode::Auto => {}
                     _ => assert_eq!(rank_window.window.reads, 0),
                 }
@@ -215,8 +230,7 @@ fn large_buffers() {
                     let taken = rank_window.window.autotune.known(traffic, LARGE);
                     match copy_mode {
                         CopyMode::Auto => assert!(taken.is_some_and(|taken| taken != CopyMode::Auto)),
-                        // On Linux this succeeds: a process may always read its own memory.
-                        CopyMode::Cma if !cfg!(target_os = "linux") => assert_eq!(taken, Some(CopyMode::Staged)),
+                        CopyMode::Cma if !reads_processes() => assert_eq!(taken, Some(CopyMode::Staged)),
                         copy_mode => assert_eq!(taken, Some(copy_mode)),
                     }
                 }
@@ -226,32 +240,62 @@ fn large_buffers() {
 }
 
 /// The results are the same if the buffers of all ranks are registered, of none, or only of some.
+/// If those that matter are registered, they are used.
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn registered_buffers() {
     for ranks in [2, 3, 5] {
-        let count = 40_001usize;
-        let part = (16 * count + 64).next_multiple_of(PageSize::system().bytes());
+        let count = 10_001usize;
+        let part = (16 * ranks * (count + 2) + 64).next_multiple_of(PageSize::system().bytes());
         let registered = Arc::new(Allocation { region: Arc::new(Region::heap(ranks * part)), part });
         on_ranks(ranks, LATE, |rank_window, rank| {
             rank_window.window.heap().add(registered.clone());
-            for round in 0..9 {
-                let word = |rank: usize, i: usize| mix(mix(round, rank as u64), i as u64);
-                let mut private = vec![0u64; 2 * count];
-                let mine = RawSliceMut { ptr: registered.at(rank, 64), len: 16 * count };
-                let uses_registered = round % 3 == 0 || (round % 3 == 1 && rank % 2 == 0);
-                let memory = if uses_registered { mine } else { RawSliceMut::of(&mut private) };
-                // SAFETY: this is the rank's part or its vector, with room for twice the count.
-                let words = unsafe { std::slice::from_raw_parts_mut(memory.ptr.cast::<u64>(), 2 * count) };
-                words.iter_mut().enumerate().for_each(|(i, to)| *to = word(rank, i));
-                let output = if round % 2 == 0 { memory.take(8 * count) } else { memory.skip(8 * count) };
-                rank_window.run(Op::AllReduce, count, None, 0, memory.as_const().take(8 * count), output).unwrap();
-                for i in 0..count {
-                    let expected = (0..ranks).fold(0u64, |sum, rank| sum.wrapping_add(word(rank, i)));
-                    // SAFETY: the word is within the output, which no rank writes now.
-                    assert_eq!(unsafe { output.ptr.cast::<u64>().add(i).read() }, expected, "round {round}, word {i}");
+            for (round, op) in OPS.into_iter().cycle().take(6 * OPS.len()).enumerate() {
+                let (kind, in_place, root) = (round / OPS.len() % 3, round >= 3 * OPS.len(), round % ranks);
+                let mut private = vec![u64::MAX; 2 * ranks * (count + 2)];
+                let whole = RawSliceMut { ptr: registered.at(rank, 64), len: 8 * private.len() };
+                let uses_registered = |rank: usize| kind == 0 || (kind == 1 && rank.is_multiple_of(2));
+                let memory = if uses_registered(rank) { whole } else { RawSliceMut::of(&mut private) };
+                let before = rank_window.window.loans;
+                rank_window.check_in(memory, op, count, root, in_place, round as u64);
+                let all = (0..ranks).all(uses_registered);
+                let expected = match op {
+                    Op::Barrier | Op::Reduce | Op::Gather => false,
+                    Op::Broadcast | Op::Scatter => uses_registered(root),
+                    Op::AllToAll => all && !in_place,
+                    _ => all,
+                };
+                let used = rank_window.window.loans - before;
+                assert_eq!(used, u64::from(expected), "{op}, registered: {kind}, in place: {in_place}");
+            }
+        });
+    }
+}
+
+/// Ranks use memory that each takes alone, where it lies: not in the first operation, which tells
+/// the peers of it, nor in the second, which says that they have mapped it, but in those after it.
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn pooled_buffers() {
+    for ranks in [2, 3] {
+        let count = 10_001usize;
+        on_ranks(ranks, LATE, |rank_window, rank| {
+            let pool = rank_window.window.pool();
+            // Ranks take different blocks, and give some back.
+            let others: Vec<_> = (0..rank).map(|_| pool.take(5000).unwrap()).collect();
+            let len = 16 * ranks * (count + 2);
+            let mut block = pool.take(len).unwrap();
+            drop(others);
+            for (round, op) in OPS.into_iter().cycle().take(3 * OPS.len()).enumerate() {
+                if round % 4 == 3 {
+                    block = pool.take(len).unwrap();
                 }
-                rank_window.check(Op::Barrier, 0, 0, false, 0);
+                let before = rank_window.window.loans;
+                let memory = RawSliceMut { ptr: block.start(), len };
+                rank_window.check_in(memory, op, count, round % ranks, false, round as u64);
+                let used = rank_window.window.loans - before == 1;
+                let expected = round >= OPS.len() && !matches!(op, Op::Barrier | Op::Reduce | Op::Gather);
+                assert!(used == expected || round < OPS.len(), "round {round}, {op}: {used}");
             }
         });
     }
@@ -341,6 +385,7 @@ fn a_measurement_ends_long_before_the_deadline() {
 mod taken_back {
     use super::*;
     use crate::shm::flag_area::PRESENT;
+    use crate::shm::pool::Pool;
     use crate::shm::registered::Heap;
     use crate::sync::Ordering;
 
@@ -356,7 +401,7 @@ mod taken_back {
         if peer_has_ended {
             // The process remains as a zombie until it is waited for.
             let end = std::time::Instant::now() + LATE;
-            while !crate::sys::has_ended(peer.id()) {
+            while !crate::sys::has_ended(crate::sys::Process::with_id(peer.id())) {
                 assert!(std::time::Instant::now() < end);
                 std::thread::yield_now();
             }
@@ -365,7 +410,7 @@ mod taken_back {
         let (members, host) = (Arc::<[usize]>::from([0, 1]), host_group::fuzz::of_threads(2).remove(0));
         let mut window =
             Window::new(area, members.clone(), members, host, Arc::new(Patience::new(2)), Autotune::new(CopyMode::Staged));
-        window.heap = Heap::new(0, page);
+        window.heap = Heap::new(0, page, Pool::new(window.host.clone()));
         let part = 4 * page.bytes();
         let [lent, other] = [(); 2].map(|()| Arc::new(Allocation { region: Region::create(2 * part).unwrap().into(), part }));
         for allocation in [&lent, &other] {
@@ -383,11 +428,11 @@ mod taken_back {
         // The output is in the middle of the third page, the input in the first.
         let input = RawSlice { ptr: lent.at(0, 8), len: 800 };
         let output = RawSliceMut { ptr: lent.at(0, 2 * page.bytes() + 8), len: 800 };
-        assert!(window.lend_memory(&context, input, output).is_some());
-        assert!(window.lend_memory(&context, input, output).is_none(), "the buffers were lent twice");
+        assert!(window.lend_memory(&context, input, Some(output)).is_some());
+        assert!(window.lend_memory(&context, input, Some(output)).is_none(), "the buffers were lent twice");
 
         window.part(1, true);
-        assert!(window.lend_memory(&context, input, output).is_none(), "the buffers were lent after they were revoked");
+        assert!(window.lend_memory(&context, input, Some(output)).is_none(), "the buffers were lent after they were revoked");
         let pages =
             [(&lent, 2), (&lent, 0), (&other, 2)].map(|(allocation, n)| (allocation, n * page.bytes()..(n + 1) * page.bytes()));
         let seen = pages.map(|(allocation, bytes)| {

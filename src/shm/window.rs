@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use super::flag_area::{FlagArea, LEFT, PRESENT, REVOKED};
 use super::flags::{FlagLines, Phases, SLOTS, WORDS, Words};
+use super::pool::Pool;
 use super::registered::Heap;
 use super::slots::StageAt;
 use super::tuning::Autotune;
@@ -15,7 +16,7 @@ use crate::bootstrap::host_group::HostGroup;
 use crate::bootstrap::host_group::area::Area;
 use crate::bootstrap::host_group::stage::{Holder, Stage};
 use crate::sync::Ordering;
-use crate::sys::{self, PageSize, Patience};
+use crate::sys::{self, PageSize, Patience, Process};
 use crate::types::Rank;
 
 /// A cache line of scratch memory, aligned for every element type.
@@ -63,6 +64,9 @@ pub(crate) struct Window {
     /// How often this rank has read memory of another process.
     #[cfg(test)]
     pub(super) reads: u64,
+    /// In how many operations this rank has used registered buffers of its peers.
+    #[cfg(test)]
+    pub(super) loans: u64,
 }
 
 // SAFETY: `parts` is used only within a call, and `slots` holds addresses in memory that the host
@@ -85,7 +89,9 @@ impl Window {
         area.enter();
         let flags = FlagArea { parts: area.parts().clone() };
         let rank_state = flags.rank_state(rank);
-        rank_state.pid.store(std::process::id(), Ordering::Relaxed);
+        let Process { id, created } = Process::own();
+        rank_state.pid.store(id, Ordering::Relaxed);
+        rank_state.created.store(created, Ordering::Relaxed);
         let namespace = sys::process_namespace().unwrap_or(0);
         rank_state.namespace.store(namespace, Ordering::Relaxed);
         rank_state.state.store(PRESENT, Ordering::Release);
@@ -96,13 +102,13 @@ impl Window {
             members,
             jobs,
             patience,
+            heap: Heap::new(rank, PageSize::system(), Pool::new(host.clone())),
             host,
             area: Some(area),
             stage: None,
             staged: 0,
             slots: vec![StageAt { stage: 0, base: std::ptr::null_mut() }; ranks],
             holder: Weak::<NoHolder>::new(),
-            heap: Heap::new(rank, PageSize::system()),
             chain: 0,
             autotune,
             parts: Vec::with_capacity(ranks),
@@ -111,11 +117,18 @@ impl Window {
             scratch: Vec::new(),
             #[cfg(test)]
             reads: 0,
+            #[cfg(test)]
+            loans: 0,
         }
     }
 
     pub(crate) fn heap(&mut self) -> &mut Heap {
         &mut self.heap
+    }
+
+    /// The memory that this rank takes alone, and its peers read and write in place.
+    pub(crate) fn pool(&self) -> Arc<Pool> {
+        self.heap.pool().clone()
     }
 
     /// This rank's number among those of the host.

@@ -10,14 +10,16 @@ enum { BLOCKING, STARTED, GROUPED, MODES };
 static kolo_comm_t comm;
 static int world;
 
-static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 2, 2, 1};
-enum { DTYPES = 13 };
+static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 2, 2, 1, 1, 1};
+enum { DTYPES = 15 };
 
 static int is_float(int dtype) {
-  return dtype == KOLO_FLOAT16 || dtype == KOLO_FLOAT32 || dtype == KOLO_FLOAT64 || dtype == KOLO_BFLOAT16;
+  return dtype == KOLO_FLOAT16 || dtype == KOLO_FLOAT32 || dtype == KOLO_FLOAT64 || dtype == KOLO_BFLOAT16 ||
+         dtype >= KOLO_FLOAT8_E4M3;
 }
 
-/* Numbers up to 255 and their quarters are exact in all floating-point types. */
+/* Numbers up to 255 and their quarters are exact in floating-point types of 16 bits and more, products of up to 4 of the
+ * values below in those of 8. */
 static void put(void *buffer, size_t i, int dtype, double value) {
   float single = (float)value;
   uint32_t bits;
@@ -35,6 +37,12 @@ static void put(void *buffer, size_t i, int dtype, double value) {
   case KOLO_FLOAT32: ((float *)buffer)[i] = single; break;
   case KOLO_FLOAT64: ((double *)buffer)[i] = value; break;
   case KOLO_BFLOAT16: ((uint16_t *)buffer)[i] = (uint16_t)(bits >> 16); break;
+  case KOLO_FLOAT8_E4M3:
+    ((uint8_t *)buffer)[i] = value == 0 ? 0 : (uint8_t)(((bits >> 23) - 127 + 7) << 3 | (bits >> 20 & 7));
+    break;
+  case KOLO_FLOAT8_E5M2:
+    ((uint8_t *)buffer)[i] = value == 0 ? 0 : (uint8_t)(((bits >> 23) - 127 + 15) << 2 | (bits >> 21 & 3));
+    break;
   default: /* KOLO_FLOAT16: another bias and fewer bits */
     half = value == 0 ? 0 : (uint16_t)(((bits >> 23) - 127 + 15) << 10 | (bits >> 13 & 0x3ff));
     ((uint16_t *)buffer)[i] = half;
@@ -56,6 +64,14 @@ static double get(const void *buffer, size_t i, int dtype) {
   case KOLO_FLOAT32: return ((const float *)buffer)[i];
   case KOLO_FLOAT64: return ((const double *)buffer)[i];
   case KOLO_BFLOAT16: bits = (uint32_t)((const uint16_t *)buffer)[i] << 16; break;
+  case KOLO_FLOAT8_E4M3:
+    half = ((const uint8_t *)buffer)[i];
+    bits = half == 0 ? 0 : ((half >> 3) + 127 - 7) << 23 | (half & 7) << 20;
+    break;
+  case KOLO_FLOAT8_E5M2:
+    half = ((const uint8_t *)buffer)[i];
+    bits = half == 0 ? 0 : ((half >> 2) + 127 - 15) << 23 | (half & 3) << 21;
+    break;
   default:
     half = ((const uint16_t *)buffer)[i];
     bits = half == 0 ? 0 : ((half >> 10) + 127 - 15) << 23 | (half & 0x3ff) << 13;
@@ -66,6 +82,7 @@ static double get(const void *buffer, size_t i, int dtype) {
 
 /* What a rank gives at a place: small, so that sums and products of 4 ranks fit. */
 static double value(int rank, size_t i, int dtype) {
+  if (dtype == KOLO_FLOAT8_E5M2) return (double)((rank + (int)(i % 5)) % 2 + 1);
   return dtype == KOLO_BOOL ? (double)((rank + (int)(i % 5)) % 2) : (double)((rank * 2 + (int)(i % 7)) % 3 + 1);
 }
 
@@ -89,19 +106,23 @@ static double reduced(size_t i, int dtype, int op) {
 }
 
 static int applies(int op, int dtype) {
-  if (op == KOLO_AVG) return is_float(dtype);
+  /* Averages of the values above are not exact in KOLO_FLOAT8_E5M2. */
+  if (op == KOLO_AVG) return is_float(dtype) && dtype != KOLO_FLOAT8_E5M2;
   if (op >= KOLO_BAND) return !is_float(dtype);
   return dtype != KOLO_BOOL || op == KOLO_MAX || op == KOLO_MIN;
 }
 
 static void finish(kolo_work_t work) {
   int32_t done = -1;
+  uint64_t nanoseconds = 0;
   kolo_result_t result = kolo_work_wait_timeout(work, 0);
   CHECK(result == KOLO_OK || result == KOLO_IN_PROGRESS);
   OK(kolo_work_wait(work));
   OK(kolo_work_wait_timeout(work, 0));
   OK(kolo_work_test(work, &done));
   CHECK(done == 1);
+  OK(kolo_work_duration(work, &nanoseconds));
+  CHECK(nanoseconds > 0 && nanoseconds < 1000000000000u);
   OK(kolo_work_cancel(work)); /* it has ended: nothing happens */
   OK(kolo_work_destroy(work));
 }
@@ -404,6 +425,30 @@ static void registered(size_t count) {
   OK(kolo_mem_free(memory));
 }
 
+/* Each rank takes and frees memory alone, and the others reduce it in place from the third operation on. */
+static void pooled(size_t count) {
+  void *memory, *before = NULL, *other;
+  float *floats;
+  size_t i;
+  int round;
+  for (round = 0; round < 4; round++) {
+    if (my_rank == 0) OK(kolo_mem_alloc_pooled(&other, 0, comm));
+    OK(kolo_mem_alloc_pooled(&memory, count * sizeof(float), comm));
+    if (my_rank == 0) {
+      CHECK(other != NULL && other != memory);
+      OK(kolo_mem_free(other));
+    } else {
+      CHECK(before == NULL || memory == before);
+    }
+    before = memory;
+    floats = (float *)memory;
+    for (i = 0; i < count; i++) floats[i] = (float)value(my_rank, i, KOLO_FLOAT32);
+    OK(kolo_all_reduce(memory, memory, count, KOLO_FLOAT32, KOLO_SUM, comm, NULL));
+    for (i = 0; i < count; i++) CHECK(floats[i] == (float)reduced(i, KOLO_FLOAT32, KOLO_SUM));
+    OK(kolo_mem_free(memory));
+  }
+}
+
 /* What kolo_work_on_done tells. */
 struct done {
   int32_t calls;
@@ -424,9 +469,10 @@ static void await_done(struct done *done) {
   CHECK(done->calls == 1 && done->result == KOLO_OK);
 }
 
-/* Rank 0 has two operations in flight, and is told when each has ended. */
+/* Rank 0 has three operations in flight, and is told when each has ended. */
 static void told_of_the_end(void) {
-  kolo_work_t works[2];
+  kolo_work_t works[3];
+  uint64_t nanoseconds = 7;
   kolo_result_t result;
   size_t index = 7;
   int32_t mine = my_rank, theirs = -1;
@@ -438,11 +484,15 @@ static void told_of_the_end(void) {
   }
   if (my_rank == 1) {
     OK(kolo_barrier(comm, NULL));
+    OK(kolo_recv(&theirs, 1, KOLO_INT32, 0, comm, NULL));
     OK(kolo_send(&mine, 1, KOLO_INT32, 0, comm, NULL));
     return;
   }
   OK(kolo_start_barrier(comm, NULL, &works[1]));
   OK(kolo_start_recv(&theirs, 1, KOLO_INT32, 1, comm, NULL, &works[0]));
+  /* Rank 1 sends after it has received. */
+  CHECK(kolo_work_duration(works[0], &nanoseconds) == KOLO_IN_PROGRESS && nanoseconds == 7);
+  OK(kolo_start_send(&mine, 1, KOLO_INT32, 1, comm, NULL, &works[2]));
   OK(kolo_work_on_done(works[0], note_done, &early));
   while ((result = kolo_work_wait_any(works, 2, &index, 20)) == KOLO_IN_PROGRESS) {
   }
@@ -451,6 +501,7 @@ static void told_of_the_end(void) {
   CHECK(index == 0);
   OK(kolo_work_wait_any(&works[0], 1, &index, 1000000));
   OK(kolo_work_on_done(works[0], note_done, &late));
+  finish(works[2]);
   OK(kolo_work_destroy(works[0]));
   OK(kolo_work_destroy(works[1]));
   await_done(&early);
@@ -488,6 +539,7 @@ int main(int argc, char **argv) {
   told_of_the_end();
   groups_of_ranks();
   registered(most);
+  pooled(most);
   OK(kolo_comm_get_async_error(comm, &count));
   CHECK(count == KOLO_OK && last_error(comm).code == KOLO_OK && last_error(NULL).code == KOLO_OK);
   OK(kolo_comm_destroy(comm));

@@ -68,11 +68,12 @@ static void wrong_arguments(void) {
   REFUSED(KOLO_ERR_SETTING, "/no/such/folder", kolo_comm_dump_trace(comm, "/no/such/folder/x"));
   REFUSED(KOLO_ERR_ARGUMENT, "newcomm is null", kolo_comm_split(comm, 0, 0, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "ptr is null", kolo_mem_alloc(NULL, 1, comm));
+  REFUSED(KOLO_ERR_ARGUMENT, "ptr is null", kolo_mem_alloc_pooled(NULL, 1, comm));
   REFUSED(KOLO_ERR_ARGUMENT, "id is null", kolo_get_unique_id(NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "id is null", kolo_discard_unique_id(NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "error is null", kolo_last_error(comm, NULL));
   /* Numbers that stand for nothing. */
-  REFUSED(KOLO_ERR_ARGUMENT, "dtype is 13", kolo_all_reduce(a, b, 1, 13, KOLO_SUM, comm, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "dtype is 15", kolo_all_reduce(a, b, 1, 15, KOLO_SUM, comm, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "dtype is -1", kolo_all_reduce(a, b, 1, -1, KOLO_SUM, comm, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "dtype is 263", kolo_all_reduce(a, b, 1, 256 + KOLO_FLOAT32, KOLO_SUM, comm, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "op is 8", kolo_all_reduce(a, b, 1, KOLO_FLOAT32, 8, comm, NULL));
@@ -102,6 +103,7 @@ static void wrong_arguments(void) {
   {
     void *memory = a;
     REFUSED(KOLO_ERR_ARGUMENT, "more than memory can hold", kolo_mem_alloc(&memory, (size_t)-1, comm));
+    REFUSED(KOLO_ERR_ARGUMENT, "more than memory can hold", kolo_mem_alloc_pooled(&memory, (size_t)-1, comm));
     CHECK(memory == NULL);
   }
   /* Streams are of a GPU. */
@@ -121,6 +123,7 @@ static void wrong_handles(void) {
   float a[2] = {0};
   int local = 0, done;
   int32_t number;
+  uint64_t nanoseconds;
   void *memory;
   kolo_comm_t part, copy;
   kolo_work_t work, dead;
@@ -138,6 +141,7 @@ static void wrong_handles(void) {
     REFUSED(KOLO_ERR_HANDLE, words, kolo_comm_rank(foreign[i], &number));
     REFUSED(KOLO_ERR_HANDLE, words, kolo_comm_split(foreign[i], 0, 0, &part));
     REFUSED(KOLO_ERR_HANDLE, words, kolo_mem_alloc(&memory, 1, foreign[i]));
+    REFUSED(KOLO_ERR_HANDLE, words, kolo_mem_alloc_pooled(&memory, 1, foreign[i]));
     REFUSED(KOLO_ERR_HANDLE, words, kolo_comm_abort(foreign[i]));
     REFUSED(KOLO_ERR_HANDLE, words, kolo_comm_destroy(foreign[i]));
   }
@@ -151,11 +155,13 @@ static void wrong_handles(void) {
   REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_test(dead, &done));
   REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_wait_any(&dead, 1, &index, 1));
   REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_on_done(dead, never_told, NULL));
+  REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_duration(dead, &nanoseconds));
+  REFUSED(KOLO_ERR_ARGUMENT, "nanoseconds is null", kolo_work_duration(work, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "works is null", kolo_work_wait_any(NULL, 1, &index, 1));
   REFUSED(KOLO_ERR_ARGUMENT, "n is 0", kolo_work_wait_any(&work, 0, &index, 1));
   REFUSED(KOLO_ERR_ARGUMENT, "index is null", kolo_work_wait_any(&work, 1, NULL, 1));
   REFUSED(KOLO_ERR_ARGUMENT, "function is null", kolo_work_on_done(work, NULL, NULL));
-  REFUSED(KOLO_ERR_ARGUMENT, "dtype is 13", kolo_dtype_size(13, &index));
+  REFUSED(KOLO_ERR_ARGUMENT, "dtype is 15", kolo_dtype_size(15, &index));
   REFUSED(KOLO_ERR_ARGUMENT, "size is null", kolo_dtype_size(KOLO_INT8, NULL));
   REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_cancel(dead));
   REFUSED(KOLO_ERR_HANDLE, "work handle is not valid", kolo_work_destroy(dead));
@@ -178,6 +184,9 @@ static void wrong_handles(void) {
   OK(kolo_mem_alloc(&memory, 100, comm));
   REFUSED(KOLO_ERR_HANDLE, "memory handle is not valid", kolo_mem_free((char *)memory + 1));
   OK(kolo_mem_free(memory));
+  OK(kolo_mem_alloc_pooled(&memory, 100, comm));
+  OK(kolo_mem_free(memory));
+  REFUSED(KOLO_ERR_HANDLE, "memory handle is not valid", kolo_mem_free(memory));
   REFUSED(KOLO_ERR_HANDLE, "memory handle is not valid", kolo_mem_free(memory));
   still_works();
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use source::{ModulePath, Source, Sources};
 
 /// The floors of the library, from the top down. A module may import those below its own line.
-const FLOORS: [&[&str]; 16] = [
+const FLOORS: [&[&str]; 17] = [
     &["raw", "fuzzing", "doctor"],
     &["ddp"],
     &["communicator"],
@@ -27,10 +27,12 @@ const FLOORS: [&[&str]; 16] = [
     &["buffer"],
     &["error"],
     &["types"],
+    &["float8"],
 ];
 
 /// A folder of sources, with the number of files below which the tests look in the wrong place.
-const CRATES: [(&str, usize); 4] = [("src", 150), ("capi/src", 10), ("cli/src", 20), ("examples/resnet/src", 10)];
+const CRATES: [(&str, usize); 5] =
+    [("src", 150), ("burn/src", 6), ("capi/src", 10), ("cli/src", 20), ("examples/resnet/src", 10)];
 
 /// What only `sys` says, in code without spaces.
 const OS_WORDS: [&str; 10] = [

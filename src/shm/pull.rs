@@ -1,0 +1,181 @@
+//! Collectives that read their peers' registered inputs: each rank takes what it needs from where
+//! it lies. Every byte is read once and written once.
+//!
+//! Only inputs need to be registered. A rank that has failed waits until no peer reads its input,
+//! as it does where peers write its output: see [`super::lend`].
+
+use std::ops::Range;
+
+use super::autotune;
+use super::call::Memory;
+use super::cma;
+use super::pipeline::Collective;
+use super::registered::Loan;
+use super::tuning::{LARGE, Traffic};
+use super::wait::Sources;
+use super::window::Window;
+use crate::config::CopyMode;
+use crate::error::Result;
+use crate::failure::OpContext;
+use crate::schedule::chunk;
+use crate::types::Op;
+
+/// From this many bytes on in all blocks, or in the buffer if it has no blocks, ranks tell each
+/// other what is registered. Smaller buffers are staged, in one phase instead of two.
+const PULLED: usize = 64 << 10;
+
+/// Runs an operation whose inputs may be registered: all ranks' inputs, or the root's alone if only
+/// the root has one.
+///
+/// In the first phase these ranks say whether their inputs are registered. The others stage their
+/// first segment in the same phase, if it is known already that inputs are staged. If all are
+/// registered, nothing is staged. If none is, the first phase was that of the first segment. If some
+/// are, the first phase is wasted.
+pub(super) fn pull<D: Collective>(
+    window: &mut Window,
+    context: &OpContext<'_>,
+    memory: Memory<'_>,
+    sources: Sources,
+    direct: &mut D,
+) -> Result<()> {
+    if bytes(memory) < PULLED {
+        return window.pipeline(context, sources, 0, direct);
+    }
+    let Memory { call, rank, ranks } = memory;
+    let lenders = if has_root(call.op) { call.root..call.root + 1 } else { 0..ranks };
+    let may_read = matches!(call.op, Op::AllGather | Op::AllGatherV | Op::AllToAll) && bytes(memory) >= LARGE;
+    let stages = !may_read || window.autotune.known(Traffic::Copied, bytes(memory)) == Some(CopyMode::Staged);
+
+    let lends = lenders.contains(&rank) && !memory.overwrites_what_peers_read();
+    let mine = if lends {
+        window.lend_memory(context, call.input, None)
+    } else if call.op == Op::Broadcast {
+        window.lend_memory(context, call.output.as_const(), Some(call.output))
+    } else {
+        None
+    };
+    // The root looks where its peers want the broadcast.
+    let sources = if lends && mine.is_some() && call.op == Op::Broadcast { Sources::All } else { sources };
+    let phase = window.first_phase(context, sources, direct, mine, stages, !has_root(call.op))?;
+    let registered = lenders.clone().filter(|&rank| window.loan_of(rank, phase, mine).is_some()).count();
+    if registered == lenders.len() {
+        return read(window, context, memory, lenders, phase, mine);
+    }
+    // All ranks come here, so no peer uses what this rank has lent.
+    window.heap.give_back();
+    if registered == 0 && stages {
+        return window.pipeline(context, sources, 1, direct);
+    }
+    let reads = registered == 0 && autotune::copy_mode(window, context, Traffic::Copied, bytes(memory))? == CopyMode::Cma;
+    if reads && cma::copy(window, context, memory)? {
+        return Ok(());
+    }
+    window.pipeline(context, sources, 0, direct)
+}
+
+fn has_root(op: Op) -> bool {
+    matches!(op, Op::Broadcast | Op::Scatter)
+}
+
+/// The bytes of all blocks, or of the buffer if it has no blocks.
+fn bytes(memory: Memory<'_>) -> usize {
+    let Memory { call, ranks, .. } = memory;
+    let elements = if call.op == Op::Broadcast { call.count } else { call.blocks.range(ranks - 1).end };
+    elements * call.element
+}
+
+/// The first elements of a broadcast, which the root writes to the ranks whose outputs are
+/// registered while they read the others. So all ranks copy the same number of bytes.
+fn given(memory: Memory<'_>) -> Range<usize> {
+    chunk(memory.call.count, memory.ranks, 0)
+}
+
+/// What this rank takes of a peer's input, and where its output has it, in elements. `mine` is what
+/// this rank has lent.
+fn taken(memory: Memory<'_>, peer: usize, mine: Option<Loan>) -> (Range<usize>, Range<usize>) {
+    let Memory { call, rank, .. } = memory;
+    let (own, theirs) = (|| call.blocks.range(rank), || call.blocks.range(peer));
+    match call.op {
+        Op::Broadcast => {
+            let start = if rank != call.root && mine.is_some() { given(memory).end } else { 0 };
+            (start..call.count, start..call.count)
+        }
+        Op::Scatter | Op::ReduceScatter | Op::ReduceScatterV => (own(), 0..own().len()),
+        Op::AllToAll => (own(), theirs()),
+        _ => (0..theirs().len(), theirs()),
+    }
+}
+
+/// Reads from the inputs of the ranks that lend theirs.
+fn read(
+    window: &mut Window,
+    context: &OpContext<'_>,
+    memory: Memory<'_>,
+    lenders: Range<usize>,
+    phase: u32,
+    mine: Option<Loan>,
+) -> Result<()> {
+    let Memory { call, rank, .. } = memory;
+    let mut inputs = Vec::with_capacity(lenders.len());
+    for peer in lenders.clone() {
+        let (from, _) = taken(memory, peer, mine);
+        let input = if peer == rank {
+            Some(memory.input(&from))
+        } else {
+            let loan = window.loan_of(peer, phase, mine);
+            let lent = loan.and_then(|loan| window.lent_input(peer, loan, from.end, call.element));
+            lent.map(|lent| lent.wrapping_add(from.start * call.element))
+        };
+        inputs.push(input.ok_or_else(|| window.no_such_buffer(context, peer))?);
+    }
+
+    let outputs = outputs(window, context, memory, phase)?;
+
+    #[cfg(test)]
+    {
+        window.loans += 1;
+    }
+    let borrowed = window.borrow_memory(context)?;
+    if call.op.reduces() {
+        let (_, to) = taken(memory, rank, mine);
+        // SAFETY: every input is this rank's, or lies in registered memory that was resolved for
+        // these elements and that its rank lends until the next phase. In place, the output is this
+        // rank's own block, which no peer reads. The caller of `run` vouches for the output.
+        unsafe { memory.fold(&inputs, memory.output(&to), to.len()) };
+    } else {
+        // Each rank begins at its own number, so that not all read from the same rank.
+        for step in 0..inputs.len() {
+            let peer = (rank + step) % inputs.len();
+            let (_, to) = taken(memory, lenders.start + peer, mine);
+            // SAFETY: as above. In place, peers read only this rank's own block of the output,
+            // which is not copied.
+            unsafe { memory.copy_out(inputs[peer], memory.output(&to), to.len()) };
+        }
+    }
+    let given = given(memory);
+    for output in outputs {
+        // SAFETY: the address lies in registered memory that was resolved for the whole buffer. Its
+        // rank does not touch these elements until the next phase.
+        unsafe { memory.copy(memory.input(&given), output, given.len()) };
+    }
+    drop(borrowed);
+    // No rank returns before all have read.
+    window.barrier(context)?;
+    window.heap.give_back();
+    Ok(())
+}
+
+/// Where the root of a broadcast writes to its peers. Empty on other ranks, and in other operations.
+fn outputs(window: &Window, context: &OpContext<'_>, memory: Memory<'_>, phase: u32) -> Result<Vec<*mut u8>> {
+    let Memory { call, rank, .. } = memory;
+    let mut outputs = Vec::new();
+    if call.op != Op::Broadcast || rank != call.root {
+        return Ok(outputs);
+    }
+    for peer in window.peers() {
+        let Some(loan) = window.loan_of(peer, phase, None) else { continue };
+        let lent = window.lent_output(peer, loan, call.count, call.element);
+        outputs.push(lent.ok_or_else(|| window.no_such_buffer(context, peer))?);
+    }
+    Ok(outputs)
+}
