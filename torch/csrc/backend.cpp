@@ -180,12 +180,14 @@ void ProcessGroupKolo::close() {
   if (Py_IsInitialized() && PyGILState_Check()) {
     released.emplace();
   }
+  hooks_->mute();
   for (Channel* channel : {&messages_, &collectives_}) {
     if (const kolo_comm_t comm = std::exchange(channel->comm, nullptr)) {
       kolo_comm_destroy(comm);
     }
     channel->waiter->close(options_->timeout);
   }
+  hooks_->close();
 }
 
 void ProcessGroupKolo::shutdown() {
@@ -193,6 +195,7 @@ void ProcessGroupKolo::shutdown() {
 }
 
 void ProcessGroupKolo::abort() {
+  hooks_->mute();
   for (const Channel* channel : {&collectives_, &messages_}) {
     if (channel->comm != nullptr) {
       kolo_comm_abort(channel->comm);
@@ -684,7 +687,9 @@ void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool w
     }
   } catch (const c10::DistBackendError& failed) {
     kolo_error_t error = KOLO_ERROR_INITIALIZER;
-    if (kolo_last_error(nullptr, &error) != KOLO_OK || error.rank < 0) {
+    const bool is_told = kolo_last_error(nullptr, &error) == KOLO_OK && error.rank >= 0;
+    hooks_->failed();
+    if (!is_told) {
       throw;
     }
     C10_THROW_ERROR(
@@ -692,6 +697,7 @@ void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool w
         c10::str(gloo_s_words(rank_, c10::str("Rank ", error.rank), timeout), ": ", failed.what_without_backtrace()));
   }
   if (!missing.empty()) {
+    hooks_->failed();
     report_absent(missing, timeout);
   }
 }
@@ -770,7 +776,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::recvAnysource(Tensors& tensors, int 
 void ProcessGroupKolo::startCoalescing() {
   std::lock_guard<std::mutex> lock(coalescing_mutex_);
   TORCH_CHECK_VALUE(!coalescing_, "calls are being coalesced already: groups of calls cannot be nested; _end_coalescing ends one");
-  coalescing_.emplace(Coalescing{std::this_thread::get_id(), std::make_shared<Flight>(members_), {}, false});
+  coalescing_.emplace(Coalescing{std::this_thread::get_id(), std::make_shared<Flight>(members_, hooks_, CallRecord{}), {}, false});
 }
 
 bool ProcessGroupKolo::collect(const std::shared_ptr<Flight>& flight, const Tensors& outputs, bool is_message) {
@@ -792,7 +798,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::endCoalescing() {
   coalescing_.reset();
   lock.unlock();
   const auto& waiter = done.has_messages ? messages_.waiter : collectives_.waiter;
-  const KoloWork::Call call{rank_, OpType::COALESCED, "kolo:coalesced", seq_, options_->timeout};
+  const KoloWork::Call call{rank_, "kolo:coalesced", options_->timeout, {next_call_key(), OpType::COALESCED, seq_}};
   auto work = c10::make_intrusive<KoloWork>(call, std::move(done.outputs), std::move(done.flight), waiter);
   if (options_->blocking_wait) {
     work->block_host();
@@ -815,7 +821,7 @@ at::Tensor ProcessGroupKolo::allocateTensor(long size, at::TensorOptions options
   TORCH_CHECK_VALUE(size >= 0, "allocateTensor: the size is ", size);
   void* memory = nullptr;
   const size_t bytes = static_cast<size_t>(size) * options.dtype().itemsize();
-  check(kolo_mem_alloc(&memory, bytes, collectives_.comm), *members_);
+  check(kolo_mem_alloc_pooled(&memory, bytes, collectives_.comm), *members_);
   return at::from_blob(memory, {size}, [](void* freed) { kolo_mem_free(freed); }, options);
 }
 

@@ -5,6 +5,7 @@
 #include <kolo.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/version.h>
 
 #include <atomic>
 #include <memory>
@@ -14,7 +15,13 @@
 #include <vector>
 
 #include "error.hpp"
+#include "hooks.hpp"
 #include "work.hpp"
+
+// PyTorch has abort hooks since 2.14, and completion hooks since 2.15.
+#if defined(C10D_BACKEND_HAS_HOOKS) && (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
+#define TORCH_KOLO_HAS_COMPLETION_HOOKS
+#endif
 
 namespace torch_kolo {
 
@@ -132,6 +139,25 @@ class ProcessGroupKolo final : public c10d::Backend {
 
   void abort() override;
   void shutdown() override;
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override;
+  // Every call is timed.
+  void enableCollectivesTiming() override {}
+#ifdef C10D_BACKEND_HAS_HOOKS
+  // Not marked as an override: PyTorch 2.14 does not have it.
+  virtual bool supportsAbortHooks() const {
+    return true;
+  }
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(int64_t id) override;
+#endif
+#ifdef TORCH_KOLO_HAS_COMPLETION_HOOKS
+  bool supportsCompletionHooks() const override {
+    return true;
+  }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(int64_t id) override;
+#endif
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   bool supportsReconfigure() const override {
     return true;
@@ -194,6 +220,7 @@ class ProcessGroupKolo final : public c10d::Backend {
   // The deadline with which the communicators were made.
   const std::chrono::milliseconds made_with_;
   std::shared_ptr<const Members> members_;
+  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>(options_->timeout);
   Channel collectives_{true};
   Channel messages_{false};
   bool has_devices_ = false;

@@ -4,6 +4,16 @@
 
 namespace torch_kolo {
 
+namespace {
+
+// Whether the deadline has passed.
+bool is_timeout(const kolo_error_t& error) {
+  return error.cause == KOLO_CAUSE_SILENT || error.cause == KOLO_CAUSE_ABSENT || error.cause == KOLO_CAUSE_STOPPED ||
+      error.cause == KOLO_CAUSE_UNRESPONSIVE;
+}
+
+} // namespace
+
 std::exception_ptr error_of(kolo_result_t result, const Members& members) {
   kolo_error_t error{};
   error.size = sizeof error;
@@ -13,8 +23,7 @@ std::exception_ptr error_of(kolo_result_t result, const Members& members) {
   if (is_told && error.rank >= 0 && error.rank < static_cast<int64_t>(ranks.size()) && ranks[error.rank] != error.rank) {
     text += c10::str(" (Ranks are those of the process group; its rank ", error.rank, " is rank ", ranks[error.rank], " of the job.)");
   }
-  if (is_told && (error.cause == KOLO_CAUSE_SILENT || error.cause == KOLO_CAUSE_ABSENT || error.cause == KOLO_CAUSE_STOPPED ||
-                  error.cause == KOLO_CAUSE_UNRESPONSIVE)) {
+  if (is_told && is_timeout(error)) {
     // Programs look for these words, which are Gloo's.
     text += c10::str(". Timed out waiting ", error.after_us / 1000, "ms for the operation to complete");
   }
@@ -30,6 +39,32 @@ std::exception_ptr error_of(kolo_result_t result, const Members& members) {
     default:
       return std::make_exception_ptr(c10::DistBackendError(here, std::move(text)));
   }
+}
+
+bool ends_group(kolo_result_t result) {
+  switch (result) {
+    case KOLO_OK:
+    case KOLO_IN_PROGRESS:
+    case KOLO_ERR_ARGUMENT:
+    case KOLO_ERR_HANDLE:
+    case KOLO_ERR_SETTING:
+    case KOLO_ERR_UNSUPPORTED:
+    case KOLO_ERR_ABORTED:
+    case KOLO_ERR_FORKED:
+      return false;
+    default:
+      return true;
+  }
+}
+
+c10d::WorkResult work_result_of(kolo_result_t result) {
+  if (result == KOLO_OK) {
+    return c10d::WorkResult::SUCCESS;
+  }
+  kolo_error_t error{};
+  error.size = sizeof error;
+  const bool is_told = kolo_last_error(nullptr, &error) == KOLO_OK && error.code == result;
+  return is_told && is_timeout(error) ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
 }
 
 std::string gloo_s_words(int rank, const std::string& who, std::chrono::milliseconds timeout) {

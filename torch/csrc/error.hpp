@@ -4,6 +4,7 @@
 
 #include <kolo.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
 #include <exception>
@@ -20,6 +21,13 @@ struct Members {
 // Throws the error of this thread's last call, with kolo's message: a ValueError for wrong
 // arguments, otherwise a DistBackendError.
 std::exception_ptr error_of(kolo_result_t result, const Members& members);
+
+// Returns whether a result is the failure of the whole group, after which no rank can use it.
+// `KOLO_ERR_ABORTED` is not: this rank has ended its group.
+bool ends_group(kolo_result_t result);
+
+// Returns the result of this thread's last call in PyTorch's words.
+c10d::WorkResult work_result_of(kolo_result_t result);
 
 // Throws unless this thread's last call succeeded.
 inline void check(kolo_result_t result, const Members& members) {

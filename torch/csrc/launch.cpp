@@ -15,7 +15,7 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
       call_(call),
       channel_(call.is_message ? group.messages_ : group.collectives_),
       timeout_(call.timeout.count() > 0 ? call.timeout : group.options_->timeout),
-      seq_(call.is_message ? group.seq_.load() : ++group.seq_),
+      record_{next_call_key(), call.type, call.is_message ? group.seq_.load() : ++group.seq_},
       stream_(
           is_on_device(like) && group.has_devices_ && !call.needs_host ? std::optional(current_stream(like.device())) : std::nullopt),
       is_sync_(!call.is_async && (stream_ ? !group.options_->blocking_wait : !is_on_device(like))) {
@@ -33,7 +33,7 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
     }
     return;
   }
-  flight_ = std::make_shared<Flight>(group.members_);
+  flight_ = std::make_shared<Flight>(group.members_, group.hooks_, record_);
   if (is_on_device(like) && !stream_) {
     flight_->after_current_stream(like.device());
   }
@@ -41,8 +41,16 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
 
 Launch::~Launch() {
   if (!is_done_ && flight_ && !flight_->settle(0)) {
-    hand_over(*channel_.waiter, seq_, flight_);
+    hand_over(*channel_.waiter, record_.seq, flight_);
   }
+}
+
+void Launch::fail(kolo_result_t result) {
+  const auto error = error_of(result, *group_.members_);
+  if (ends_group(result)) {
+    group_.hooks_->failed();
+  }
+  std::rethrow_exception(error);
 }
 
 at::Tensor Launch::memory_for(at::IntArrayRef sizes, const at::Tensor& like) const {
@@ -207,13 +215,16 @@ void Launch::then(std::function<void()> check) {
 
 c10::intrusive_ptr<c10d::Work> Launch::done(std::vector<at::Tensor> outputs, const at::Tensor& source) {
   is_done_ = true;
-  const KoloWork::Call call{group_.getRank(), call_.type, call_.title, seq_, timeout_};
+  KoloWork::Call call{group_.getRank(), call_.title, timeout_, record_};
   if (is_sync_) {
     for (const auto& copy : copies_) {
       copy.to.copy_(copy.from);
     }
+    call.milliseconds = std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - record_.began).count();
+    group_.hooks_->completed(record_, call.milliseconds);
     return c10::make_intrusive<KoloWork>(call, std::move(outputs), nullptr, nullptr);
   }
+  group_.hooks_->watch(flight_);
   const bool is_collected = group_.collect(flight_, outputs, call_.is_message);
   auto work = c10::make_intrusive<KoloWork>(call, std::move(outputs), std::move(flight_), channel_.waiter);
   if (is_collected) {

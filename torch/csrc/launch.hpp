@@ -63,6 +63,13 @@ class Launch {
   }
   at::Tensor memory_for(at::IntArrayRef sizes, const at::Tensor& like) const;
   void copy_back(const at::Tensor& to, const at::Tensor& from);
+  // Throws unless the call succeeded. If the group has failed, abort hooks run first.
+  void check_call(kolo_result_t result) {
+    if (C10_UNLIKELY(result != KOLO_OK)) {
+      fail(result);
+    }
+  }
+  [[noreturn]] void fail(kolo_result_t result);
   // The copies to the host are complete when the current stream has reached this point.
   void arrives_from(c10::Device device);
 
@@ -73,7 +80,7 @@ class Launch {
   const Call call_;
   ProcessGroupKolo::Channel& channel_;
   const std::chrono::milliseconds timeout_;
-  uint64_t seq_;
+  const CallRecord record_;
   // The caller's stream, in whose order the call runs, if kolo accepts the memory of its device.
   const std::optional<c10::Stream> stream_;
   // Whether the call ends before it returns or, on a stream, before later work of the caller's
@@ -114,11 +121,11 @@ void Launch::run(Now now, Start start, Args... args) {
   const Deadline deadline(timeout_, group_.made_with_);
   const kolo_stream_t stream = stream_ ? stream_->native_handle() : nullptr;
   if (is_sync_) {
-    check(now(args..., channel_.comm, stream), *group_.members_);
+    check_call(now(args..., channel_.comm, stream));
     return;
   }
   Step step;
-  check(start(args..., channel_.comm, stream, &step.work), *group_.members_);
+  check_call(start(args..., channel_.comm, stream, &step.work));
   if (stream_) {
     step.device = stream_->device();
   }

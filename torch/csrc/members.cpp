@@ -108,10 +108,12 @@ std::vector<int> ProcessGroupKolo::roll_call(std::chrono::milliseconds timeout) 
         }
       }
     } catch (...) {
+      hooks_->failed();
       abort();
       throw;
     }
     if (std::find(is_present.begin(), is_present.end(), 0) != is_present.end()) {
+      hooks_->failed();
       abort();
     }
   }

@@ -92,6 +92,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::reconfigure(const c10d::ReconfigureO
   options_->global_ranks_in_group.assign(ranks.begin(), ranks.end());
   collectives_.waiter = std::make_shared<Waiter>(true);
   messages_.waiter = std::make_shared<Waiter>(false);
+  hooks_->reopen();
   seq_ = 0;
 
   kolo_config_t config = this->config();
@@ -102,7 +103,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::reconfigure(const c10d::ReconfigureO
   check(kolo_comm_init_rank(&collectives_.comm, size_, id_of(handles.front()), rank_, &config), *members_);
   find_devices();
   connect_messages();
-  const KoloWork::Call call{rank_, c10d::OpType::UNKNOWN, "kolo:reconfigure", 0, options_->timeout};
+  const KoloWork::Call call{rank_, "kolo:reconfigure", options_->timeout, {}};
   return c10::make_intrusive<KoloWork>(call, Tensors{}, nullptr, nullptr);
 }
 

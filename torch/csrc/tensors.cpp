@@ -39,6 +39,10 @@ std::optional<kolo_dtype_t> dtype_of(at::ScalarType type) {
       return KOLO_FLOAT64;
     case at::kBool:
       return KOLO_BOOL;
+    case at::kFloat8_e4m3fn:
+      return KOLO_FLOAT8_E4M3;
+    case at::kFloat8_e5m2:
+      return KOLO_FLOAT8_E5M2;
     default:
       return std::nullopt;
   }
@@ -101,6 +105,9 @@ Reduction reduced(at::ScalarType type, const c10d::ReduceOp& op, const char* cal
   TORCH_CHECK_VALUE(
       c10::isFloatingType(type) || which != Op::PREMUL_SUM, call,
       ": ReduceOp.PREMUL_SUM is for floating point and complex numbers, and this is a tensor of ", type);
+  TORCH_CHECK_VALUE(
+      !c10::isFloat8Type(type) || which != Op::PREMUL_SUM, call, ": PyTorch cannot multiply tensors of ", type,
+      ", which ReduceOp.PREMUL_SUM needs; convert them first");
   if (type == at::kBool) {
     TORCH_CHECK_VALUE(which != Op::AVG, call, ": there is no ReduceOp.AVG of bool");
     return {{KOLO_BOOL, 1}, which == Op::SUM ? KOLO_BOR : which == Op::PRODUCT ? KOLO_BAND : *redop};

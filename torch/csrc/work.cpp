@@ -10,6 +10,7 @@
 #include <set>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace torch_kolo {
 
@@ -91,14 +92,41 @@ bool Flight::settle(uint64_t timeout_ms) {
       return false;
     }
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!is_over()) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (is_over()) {
+      return true;
+    }
     for (auto& part : parts_) {
-      failure_ = failure_ ? failure_ : part->failure();
+      if (!failure_ && part->failure()) {
+        failure_ = part->failure();
+        result_ = part->result();
+        ends_group_ = part->ends_group_;
+      }
     }
     is_over_.store(true, std::memory_order_release);
   }
+  // Without the lock, because hooks may wait for this call. One thread gets here.
+  if (failure_) {
+    await_hooks();
+  } else {
+    hooks_->completed(record_, milliseconds());
+  }
   return true;
+}
+
+void Flight::await_hooks() {
+  if (ends_group_) {
+    hooks_->failed();
+  }
+}
+
+float Flight::milliseconds() const {
+  float sum = static_cast<float>(nanoseconds_) / 1e6F;
+  for (const auto& part : parts_) {
+    sum += part->milliseconds();
+  }
+  return sum;
 }
 
 void Flight::finish(Step& step, kolo_result_t result) {
@@ -107,8 +135,12 @@ void Flight::finish(Step& step, kolo_result_t result) {
     return;
   }
   step.is_over = true;
+  const c10d::WorkResult of_step = work_result_of(result);
   try {
     check(result, *members_);
+    uint64_t nanoseconds = 0;
+    kolo_work_duration(step.work, &nanoseconds);
+    nanoseconds_ += nanoseconds;
     if (step.check) {
       step.check();
     }
@@ -118,6 +150,9 @@ void Flight::finish(Step& step, kolo_result_t result) {
   } catch (...) {
     if (!failure_) {
       failure_ = std::current_exception();
+      // A check or a copy may have failed after the operation.
+      result_ = result == KOLO_OK ? c10d::WorkResult::COMM_ERROR : of_step;
+      ends_group_ = ends_group(result);
     }
   }
   step.copies.clear();
@@ -185,24 +220,49 @@ void Flight::cancel() {
   }
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Flight::future(const std::vector<at::Tensor>& outputs, bool& is_new) {
+Flight::FuturePtr Flight::future(const std::vector<at::Tensor>& outputs, bool& is_new) {
   std::lock_guard<std::mutex> lock(mutex_);
   is_new = !is_over() && !future_;
   if (is_new) {
     future_ = future_of(outputs);
     outputs_ = outputs;
+    due_.push_back(future_);
   }
   return future_;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Flight::future() {
+Flight::FuturePtr Flight::result_future(bool& is_new) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  is_new = !is_over() && !result_future_;
+  if (is_new) {
+    result_future_ = future_of_result();
+    due_.push_back(result_future_);
+  }
+  return result_future_;
+}
+
+Flight::FuturePtr Flight::future() {
   std::lock_guard<std::mutex> lock(mutex_);
   return future_;
 }
 
+Flight::FuturePtr Flight::result_future() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return result_future_;
+}
+
 void Flight::complete_future() {
-  const auto future = this->future();
-  if (!future) {
+  FuturePtr future;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (due_.empty()) {
+      return;
+    }
+    future = std::move(due_.back());
+    due_.pop_back();
+  }
+  if (future == result_future()) {
+    future->markCompleted(c10::IValue(static_cast<int64_t>(result_)));
     return;
   }
   if (failure_) {
@@ -342,7 +402,7 @@ void Waiter::run(const std::shared_ptr<State>& state, std::list<std::thread>::it
       state->flights.emplace(++state->last_number, std::move(flight));
       continue;
     }
-    if (flight->future()) {
+    if (flight->future() || flight->result_future()) {
       State::provide_thread(state);
     }
     lock.unlock();
@@ -370,9 +430,10 @@ void hand_over(Waiter& waiter, uint64_t number, const std::shared_ptr<Flight>& f
 }
 
 KoloWork::KoloWork(const Call& call, std::vector<at::Tensor> outputs, std::shared_ptr<Flight> flight, std::shared_ptr<Waiter> waiter)
-    : Work(call.rank, call.type, flight && at::hasCallbacks() ? call.title : nullptr),
-      seq_(call.seq),
+    : Work(call.rank, call.record.type, flight && at::hasCallbacks() ? call.title : nullptr),
+      record_(call.record),
       timeout_(call.timeout),
+      milliseconds_(call.milliseconds),
       outputs_(std::move(outputs)),
       flight_(std::move(flight)),
       waiter_(std::move(waiter)) {}
@@ -382,7 +443,7 @@ KoloWork::~KoloWork() {
   // After the end of the process group all operations have ended. Leave no work to a thread that is
   // never joined.
   if (flight_ && !is_left_ && !flight_->settle(0)) {
-    hand_over(*waiter_, seq_, flight_);
+    hand_over(*waiter_, record_.seq, flight_);
   }
 }
 
@@ -418,15 +479,18 @@ bool KoloWork::wait(std::chrono::milliseconds timeout) {
     C10_THROW_ERROR(
         DistBackendError,
         c10::str(
-            c10d::opTypeToString(opType_), " seq=", seq_, " has not ended after ", timeout.count(),
+            c10d::opTypeToString(opType_), " seq=", record_.seq, " has not ended after ", timeout.count(),
             " ms, the timeout of wait(). It continues: wait again, or abort the process group."));
   }
-  // After wait(), the future is completed, even if its callbacks still run.
-  if (const auto future = flight_->future()) {
-    future->wait();
+  // After wait(), the futures are completed, even if their callbacks still run.
+  for (const auto& future : {flight_->result_future(), flight_->future()}) {
+    if (future) {
+      future->wait();
+    }
   }
   end_profile();
   if (flight_->failure()) {
+    flight_->await_hooks();
     std::rethrow_exception(flight_->failure());
   }
   flight_->order_streams();
@@ -444,12 +508,7 @@ c10::intrusive_ptr<c10::ivalue::Future> KoloWork::getFuture() {
     bool is_new = false;
     if (auto future = flight_->future(outputs_, is_new)) {
       if (is_new) {
-        try {
-          waiter_->push(seq_, flight_);
-          is_left_ = true;
-        } catch (const std::exception&) {
-          future->setError(std::current_exception());
-        }
+        leave_to_waiter(future);
       }
       return future;
     }
@@ -466,6 +525,38 @@ c10::intrusive_ptr<c10::ivalue::Future> KoloWork::getFuture() {
   return future;
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> KoloWork::getFutureResult() {
+  if (flight_) {
+    bool is_new = false;
+    if (auto future = flight_->result_future(is_new)) {
+      if (is_new) {
+        leave_to_waiter(future);
+      }
+      return future;
+    }
+  }
+  auto future = future_of_result();
+  future->markCompleted(c10::IValue(static_cast<int64_t>(flight_ ? flight_->result() : c10d::WorkResult::SUCCESS)));
+  return future;
+}
+
+void KoloWork::leave_to_waiter(const Flight::FuturePtr& future) {
+  try {
+    waiter_->push(record_.seq, flight_);
+    is_left_ = true;
+  } catch (const std::exception&) {
+    future->setError(std::current_exception());
+  }
+}
+
+float KoloWork::getDuration() const {
+  if (!flight_) {
+    return milliseconds_;
+  }
+  TORCH_CHECK(flight_->is_over(), "the duration of an operation is known after its end: call wait() or is_completed() first");
+  return flight_->milliseconds();
+}
+
 void KoloWork::end_profile() {
   std::function<void()> end;
   {
@@ -479,6 +570,10 @@ void KoloWork::end_profile() {
 
 c10::intrusive_ptr<c10::ivalue::Future> future_of(const std::vector<at::Tensor>& outputs) {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices_of(outputs));
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> future_of_result() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
 }
 
 } // namespace torch_kolo

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "error.hpp"
+#include "hooks.hpp"
 
 namespace torch_kolo {
 
@@ -49,7 +50,8 @@ struct Step {
 // a Work that was not waited for, because kolo uses the tensors until the operations have ended.
 class Flight {
  public:
-  explicit Flight(std::shared_ptr<const Members> members) : members_(std::move(members)) {}
+  Flight(std::shared_ptr<const Members> members, std::shared_ptr<Hooks> hooks, const CallRecord& record)
+      : members_(std::move(members)), hooks_(std::move(hooks)), record_(record) {}
   ~Flight();
   Flight(const Flight&) = delete;
   Flight& operator=(const Flight&) = delete;
@@ -84,25 +86,39 @@ class Flight {
   const std::exception_ptr& failure() const {
     return failure_;
   }
+  c10d::WorkResult result() const {
+    return result_;
+  }
+  // The time of the operations, one after the other.
+  float milliseconds() const;
+  // Returns when the abort hooks have run, if the failure is that of the group.
+  void await_hooks();
   // Makes the current streams of the calling thread wait for the copies to devices.
   void order_streams();
   // Makes them wait for the end in place of the host. Returns false if the host has work before.
   bool await_on_streams();
   void cancel();
 
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
   // Returns a future, which a Waiter completes. If `is_new`, the caller pushes this flight to a
   // Waiter. Returns none if the flight has ended without a future.
-  c10::intrusive_ptr<c10::ivalue::Future> future(const std::vector<at::Tensor>& outputs, bool& is_new);
-  // Returns the future if there is one.
-  c10::intrusive_ptr<c10::ivalue::Future> future();
-  // After the end: completes the future. This runs the callbacks, which may take any time.
+  FuturePtr future(const std::vector<at::Tensor>& outputs, bool& is_new);
+  // The same for the future of the result, a number of c10d::WorkResult.
+  FuturePtr result_future(bool& is_new);
+  // Returns the futures that there are.
+  FuturePtr future();
+  FuturePtr result_future();
+  // After the end: completes one of the futures that are not complete. This runs its callbacks,
+  // which may take any time, and may wait for the other future.
   void complete_future();
 
  private:
   void finish(Step& step, kolo_result_t result);
   void copy(const Copy& copy);
 
-  std::shared_ptr<const Members> members_;
+  const std::shared_ptr<const Members> members_;
+  const std::shared_ptr<Hooks> hooks_;
+  const CallRecord record_;
   c10::SmallVector<Step, 1> steps_;
   std::vector<std::shared_ptr<Flight>> parts_;
   std::vector<at::Tensor> tensors_;
@@ -115,8 +131,15 @@ class Flight {
 
   std::mutex mutex_;
   std::exception_ptr failure_;
+  c10d::WorkResult result_ = c10d::WorkResult::SUCCESS;
+  // Whether the failure is that of the group.
+  bool ends_group_ = false;
+  uint64_t nanoseconds_ = 0;
   std::atomic<bool> is_over_{false};
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  FuturePtr future_;
+  FuturePtr result_future_;
+  // The futures that are not complete. A Waiter has this flight once for each.
+  std::vector<FuturePtr> due_;
   std::vector<at::Tensor> outputs_;
 };
 
@@ -157,10 +180,11 @@ class KoloWork final : public c10d::Work {
  public:
   struct Call {
     int rank;
-    c10d::OpType type;
     const char* title;
-    uint64_t seq;
     std::chrono::milliseconds timeout;
+    CallRecord record;
+    // Of a call without a flight.
+    float milliseconds = 0;
   };
   KoloWork(const Call& call, std::vector<at::Tensor> outputs, std::shared_ptr<Flight> flight, std::shared_ptr<Waiter> waiter);
   ~KoloWork() override;
@@ -177,16 +201,22 @@ class KoloWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  // In milliseconds. Every call is timed.
+  float getDuration() const override;
   uint64_t getSequencenumber() const override {
-    return seq_;
+    return record_.seq;
   }
   // The flight of a group of coalesced calls keeps this flight until its end.
   void leave_flight() {
     is_left_ = true;
   }
-  // Not marked as an override: older versions of PyTorch do not have it.
+  // Not marked as overrides: older versions of PyTorch do not have them.
   virtual std::chrono::milliseconds getTimeout() const {
     return timeout_;
+  }
+  virtual uint64_t getCompletionKey() const {
+    return record_.key;
   }
   // The source of a message, after the end.
   int sourceRank() const override {
@@ -204,8 +234,12 @@ class KoloWork final : public c10d::Work {
  private:
   void end_profile();
 
-  const uint64_t seq_;
+  // Leaves the flight to the Waiter, which completes its futures.
+  void leave_to_waiter(const Flight::FuturePtr& future);
+
+  const CallRecord record_;
   const std::chrono::milliseconds timeout_;
+  const float milliseconds_;
   std::vector<at::Tensor> outputs_;
   // The sender's rank, if the message might come from any rank.
   at::Tensor source_;
@@ -219,5 +253,7 @@ class KoloWork final : public c10d::Work {
 // Makes a future of these tensors with their devices. Without the devices, its callbacks would not
 // wait for streams.
 c10::intrusive_ptr<c10::ivalue::Future> future_of(const std::vector<at::Tensor>& outputs);
+// Makes a future of a number of c10d::WorkResult.
+c10::intrusive_ptr<c10::ivalue::Future> future_of_result();
 
 } // namespace torch_kolo

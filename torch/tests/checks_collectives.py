@@ -157,6 +157,73 @@ def all_reduce_of_complex_numbers(group):
 
 
 @check
+def reductions_of_float8(group):
+    """As computed in float32 and rounded by PyTorch, each number with each, also for what is too large."""
+    rank, world = of(group)
+    every = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+    for dtype in EIGHTS:
+        for op in (OPS.SUM, OPS.AVG, OPS.PRODUCT, OPS.MIN, OPS.MAX):
+            if world == 2:
+                # Each number with each, NaN and infinities as well.
+                inputs = [every.repeat(256).view(dtype), every.repeat_interleave(256).view(dtype)]
+            else:
+                # Numbers with which no intermediate result is rounded, however the ranks share the work.
+                inputs = [((torch.arange(4096) + other) % 3).to(dtype) for other in range(world)]
+            inputs = [tensor[: tensor.numel() // world * world] for tensor in inputs]
+            expected = reduce_locally_in_float32(op, inputs)
+
+            def check_result(got, place=slice(None)):
+                # Zeros of both signs are equal: either may be the minimum.
+                torch.testing.assert_close(got.float(), expected[place].float(), rtol=0, atol=0, equal_nan=True)
+
+            for is_async in (False, True):
+                tensor = inputs[rank].clone()
+                work = dist.all_reduce(tensor, op, group, async_op=is_async)
+                if is_async:
+                    work.wait()
+                check_result(tensor)
+            tensor = inputs[rank].clone()
+            dist.reduce(tensor, group_dst=world - 1, op=op, group=group)
+            if rank == world - 1:
+                check_result(tensor)
+            count = len(expected) // world
+            part = torch.zeros(count, dtype=dtype)
+            dist.reduce_scatter_tensor(part, inputs[rank].clone(), op, group)
+            check_result(part, slice(rank * count, (rank + 1) * count))
+    # What is too large for a type, and the average of what is too large before it is divided.
+    for dtype, largest, overflow in ((torch.float8_e4m3fn, 448.0, 448.0), (torch.float8_e5m2, 57344.0, float("inf"))):
+        tensor = torch.tensor([largest, -largest]).to(dtype)
+        dist.all_reduce(tensor, group=group)
+        assert torch.equal(tensor.float(), torch.tensor([overflow, -overflow])), tensor
+        if world == 2:
+            tensor = torch.full((3,), largest).to(dtype)
+            dist.all_reduce(tensor, OPS.AVG, group)
+            assert (tensor.float() == largest).all(), tensor
+    try:
+        dist.all_reduce(torch.ones(2).to(torch.float8_e5m2), dist._make_nccl_premul_sum(0.5), group)
+    except ValueError as error:
+        assert "cannot multiply" in str(error), error
+    else:
+        raise AssertionError("PREMUL_SUM of float8 is not refused")
+
+
+def reduce_locally_in_float32(op, tensors):
+    stack = torch.stack([tensor.float() for tensor in tensors])
+    result = {
+        OPS.SUM: lambda: stack.sum(0),
+        OPS.AVG: lambda: stack.sum(0) / len(tensors),
+        OPS.PRODUCT: lambda: stack.prod(0),
+        OPS.MIN: lambda: stack.amin(0),
+        OPS.MAX: lambda: stack.amax(0),
+    }
+    result = result[op]()
+    if tensors[0].dtype == torch.float8_e4m3fn:
+        # Before 2.13, PyTorch made NaN of what is too large.
+        result = result.clamp(-448, 448)
+    return result.to(tensors[0].dtype)
+
+
+@check
 def reduce_to_every_root(group):
     rank, world = of(group)
     for root, (dtype, op) in enumerate(reductions()):
@@ -760,7 +827,7 @@ def what_cannot_be_is_refused(group):
         ("AVG is for floating point", lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), OPS.AVG, group)),
         ("BAND is for integers", lambda: dist.all_reduce(torch.ones(2), OPS.BAND, group)),
         ("PREMUL_SUM is for", lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist._make_nccl_premul_sum(2.0), group)),
-        ("does not reduce", lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e5m2), group=group)),
+        ("does not reduce", lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e5m2fnuz), group=group)),
         ("AVG of bool", lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), OPS.AVG, group)),
         ("share memory", lambda: dist.all_reduce(torch.ones(1).expand(4), group=group)),
         ("is on meta|does not support tensors on meta", lambda: backend.allreduce([torch.ones(2, device="meta")])),

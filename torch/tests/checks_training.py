@@ -79,10 +79,31 @@ def memory_of_kolo(group):
     backend = group._get_backend(CPU)
     assert backend.supports_tensor_alloc(CPU)
     tensor = backend.allocate_tensor(100_000, dtype=torch.float32, device=CPU)
-    assert tensor.shape == (100_000,) and not tensor.any()
+    assert tensor.shape == (100_000,)
     tensor.fill_(1)
     dist.all_reduce(tensor, group=group)
     assert (tensor == dist.get_world_size(group)).all()
+
+
+@check
+def fsdp2_in_memory_of_kolo(group):
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    def sharded(chosen=None):
+        module = model()
+        fully_shard(module, mesh=DeviceMesh.from_group(group, "cpu"))
+        if chosen is not None:
+            module.set_allocate_memory_from_process_group_for_comm(chosen)
+        module(torch.ones(2, next(module.parameters()).shape[-1])).sum().backward()
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        return type(groups[0]._all_gather_comm).__name__
+
+    if not hasattr(FSDPModule, "set_allocate_memory_from_process_group_for_comm"):
+        raise NotRun("this PyTorch lets no process group allocate for FSDP2")
+    assert sharded() == "ProcessGroupAllocAllGather"
+    assert sharded(chosen=False) == "DefaultAllGather"
 
 
 @check

@@ -47,13 +47,19 @@ def _why_not_cpp():
 
 
 def _create(options, backend_options):
+    import torch
     from torch.distributed.constants import default_pg_timeout
+
+    from ._shared_memory import use_shared_memory
 
     if backend_options is not None:
         of_options = backend_options._timeout
         if default_pg_timeout not in (of_options, options.timeout) and of_options != options.timeout:
             warnings.warn(f"torch_kolo.Options has a timeout of {of_options}, and the argument has one of {options.timeout}, which wins")
-    return _load().create(options, backend_options)
+    backend = _load().create(options, backend_options)
+    if backend.supports_tensor_alloc(torch.device("cpu")):
+        use_shared_memory()
+    return backend
 
 
 def _create_for(store, rank, size, timeout):

@@ -1,8 +1,10 @@
 """Ray Train: its TorchTrainer starts the workers and the process group, and prepares model and data."""
 
+import json
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 import ray
 import ray.train
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def train_on_worker(_):
+def train_on_worker(config):
     context = ray.train.get_context()
     torch.manual_seed(5)
     inputs = torch.randn(64, 16)
@@ -33,7 +35,9 @@ def train_on_worker(_):
             optimizer.step()
             losses.append(loss.item())
         ray.train.report({"loss": losses[-1]})
-    tell(context.get_world_rank(), by=backend_of(), world=context.get_world_size(), losses=losses)
+    # Ray may end before it has passed on what workers print.
+    outcome = {"by": backend_of(), "world": context.get_world_size(), "losses": losses}
+    Path(config["folder"], f"{context.get_world_rank()}.json").write_text(json.dumps(outcome))
 
 
 def main(ranks):
@@ -43,11 +47,14 @@ def main(ranks):
     with tempfile.TemporaryDirectory() as folder:
         trainer = ray.train.torch.TorchTrainer(
             train_on_worker,
+            train_loop_config={"folder": folder},
             scaling_config=ray.train.ScalingConfig(num_workers=ranks, use_gpu=False),
             run_config=ray.train.RunConfig(storage_path=folder),
         )
         result = trainer.fit()
         assert result.error is None, result.error
+        for rank in range(ranks):
+            tell(rank, **json.loads(Path(folder, f"{rank}.json").read_text()))
     ray.shutdown()
 
 

@@ -64,6 +64,8 @@ def main(ranks):
 
 if __name__ == "__main__":
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    # By default, vLLM binds the threads of each rank to a NUMA node of its own.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     # For collective_rpc with a function of this file.
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     main(int(sys.argv[1]))

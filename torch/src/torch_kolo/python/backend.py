@@ -30,6 +30,7 @@ from . import library, members
 from .base import Base
 from .error import check, error_of, last_error
 from .forms import listed, nested, options
+from .hooks import Hooks
 from .launch import Call, Launch, counts_array, milliseconds
 from .store import Rendezvous
 from .tensors import check_dense, check_same_type, check_writable, moved, premultiplied, premultiply, reduced
@@ -75,9 +76,9 @@ class Coalescing:
     end_coalescing.
     """
 
-    def __init__(self, group_members):
+    def __init__(self, group_members, hooks):
         self.thread = threading.get_ident()
-        self.flight = Flight(group_members)
+        self.flight = Flight(group_members, hooks)
         self.outputs = []
         self.has_messages = False
 
@@ -195,6 +196,7 @@ class ProcessGroupKolo(Base):
         self.timeout = options._timeout
         self.timeout_ms = self.made_with
         self.members = list(options.global_ranks_in_group)
+        self.hooks = Hooks(self.made_with / 1000, self.members[rank] if rank < len(self.members) else rank)
         self.collectives = Channel(in_order=True)
         self.messages = Channel(in_order=False)
         self.has_devices = False
@@ -203,7 +205,7 @@ class ProcessGroupKolo(Base):
         self._coalescing = None
         # PyTorch keeps the default group until the interpreter ends, so this closes the group there,
         # too. It does not wait for callbacks of futures.
-        weakref.finalize(self, close, self.collectives, self.messages, 0)
+        weakref.finalize(self, close, self.collectives, self.messages, self.hooks, 0)
 
     # ---- Beginning and end ----
 
@@ -251,9 +253,10 @@ class ProcessGroupKolo(Base):
 
     def shutdown(self):
         WRAPPED.discard(self)
-        close(self.collectives, self.messages, self.timeout_ms)
+        close(self.collectives, self.messages, self.hooks, self.timeout_ms)
 
     def abort(self):
+        self.hooks.mute()
         for channel in (self.collectives, self.messages):
             if channel.comm:
                 library.comm_abort(channel.comm)
@@ -287,6 +290,34 @@ class ProcessGroupKolo(Base):
             mine.group_name = given.group_name
             mine.global_ranks_in_group = given.global_ranks_in_group
         return mine
+
+    # ---- Hooks ----
+
+    @property
+    def supports_abort_hooks(self):
+        return True
+
+    def register_abort_hook(self, hook_id, hook):
+        self.hooks.add(hook_id, hook)
+
+    def unregister_abort_hook(self, hook_id):
+        self.hooks.remove(hook_id)
+
+    # PyTorch's C++ asks by its own names.
+    registerAbortHook = register_abort_hook
+    unregisterAbortHook = unregister_abort_hook
+
+    def _register_on_completion_hook(self, _hook):
+        raise ValueError(
+            "kolo's backend in Python has no completion hooks, because PyTorch lets no Python make the WorkInfo that they get: use the "
+            "backend in C++, or a callback of work.get_future()"
+        )
+
+    def _wait_for_pending_works(self):
+        self.hooks.await_calls()
+
+    def _enable_collectives_timing(self):
+        """Every call is timed."""
 
     # ---- What PyTorch asks ----
 
@@ -681,10 +712,12 @@ class ProcessGroupKolo(Base):
                     launch.done([])
         except dist.DistBackendError as failed:
             error = last_error()
+            self.hooks.failed()
             if error is None or error.rank < 0:
                 raise
             raise dist.DistBackendError(f"{members.gloo_s_words(self, f'Rank {error.rank}', timeout_ms)}: {failed}") from None
         if missing:
+            self.hooks.failed()
             raise members.absent(self, missing, timeout_ms)
 
     def send(self, tensors, to, tag=0):
@@ -743,7 +776,7 @@ class ProcessGroupKolo(Base):
         with self._coalescing_lock:
             if self._coalescing:
                 raise ValueError("calls are being coalesced already: groups of calls cannot be nested; _end_coalescing ends one")
-            self._coalescing = Coalescing(self.members)
+            self._coalescing = Coalescing(self.members, self.hooks)
 
     def collect(self, flight, outputs, is_message):
         """Adds a call to the Work of end_coalescing. Returns False if this thread is not
@@ -787,7 +820,7 @@ class ProcessGroupKolo(Base):
             raise ValueError(f"allocateTensor: the size is {size}")
         pointer = library.Memory()
         length = size * dtype.itemsize
-        check(library.mem_alloc(pointer, length, self.collectives.comm), self.members)
+        check(library.mem_alloc_pooled(pointer, length, self.collectives.comm), self.members)
         memory = (ctypes.c_char * length).from_address(pointer.value)
         weakref.finalize(memory, library.mem_free, pointer.value)
         return torch.frombuffer(memory, dtype=dtype, count=size)
@@ -807,14 +840,16 @@ def take_tagged(tagged, memory, tag, sender):
     ctypes.memmove(memory.data_ptr(), tagged.data_ptr(), memory.nbytes)
 
 
-def close(collectives, messages, patience_ms):
+def close(collectives, messages, hooks, patience_ms):
     """Destroys the communicators, and waits for the callbacks of their calls."""
+    hooks.mute()
     for channel in (messages, collectives):
         comm, channel.comm = channel.comm, None
         if comm:
             library.comm_destroy(comm)
     for channel in (messages, collectives):
         channel.waiter.close(patience_ms / 1000)
+    hooks.close(patience_ms / 1000)
 
 
 def create(dist_options, given):

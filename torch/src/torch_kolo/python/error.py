@@ -6,6 +6,9 @@ import torch.distributed as dist
 
 from . import library
 
+# PyTorch's WorkResult, as futures have it.
+SUCCESS, TIMEOUT, COMM_ERROR = range(3)
+
 
 def last_error():
     error = library.Error(size=ctypes.sizeof(library.Error))
@@ -31,6 +34,22 @@ def error_of(result, members):
     if result == library.ERR_HANDLE:
         text = "this process group has been shut down"
     return dist.DistBackendError(text)
+
+
+def ends_group(result):
+    """Whether a result is the failure of the whole group, after which no rank can use it.
+    ERR_ABORTED is not: this rank has ended its group.
+    """
+    return result not in library.GROUP_GOES_ON
+
+
+def work_result_of(result):
+    """The result of this thread's last call in PyTorch's words."""
+    if result == library.OK:
+        return SUCCESS
+    error = last_error()
+    is_told = error is not None and error.code == result
+    return TIMEOUT if is_told and error.cause in library.CAUSES_OF_TIMEOUT else COMM_ERROR
 
 
 def check(result, members):

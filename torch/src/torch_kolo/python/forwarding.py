@@ -14,7 +14,17 @@ from .work import ASKING
 # The operation type of a Work that PyTorch makes for a backend in Python.
 UNKNOWN = 100
 
-OF_WORK = ("is_completed", "is_success", "exception", "result", "source_rank", "_source_rank", "_get_sequence_number")
+OF_WORK = (
+    "is_completed",
+    "is_success",
+    "exception",
+    "result",
+    "get_future_result",
+    "source_rank",
+    "_source_rank",
+    "_get_sequence_number",
+    "_get_duration",
+)
 
 
 def behind(work):

@@ -4,12 +4,13 @@ the Work.
 
 import contextlib
 import ctypes
+import time
 from typing import NamedTuple
 
 import torch
 
 from . import library
-from .error import check
+from .error import ends_group, error_of
 from .tensors import is_plain, overlap
 from .work import Copy, Flight, KoloWork, Profile, Step, copy, hand_over
 
@@ -58,6 +59,7 @@ class Launch:
         if not call.is_message:
             group.seq += 1
         self._seq = group.seq
+        self._began = time.monotonic()
         self._on_device = like is not None and not like.is_cpu
         # The device on whose current stream the call runs, if kolo accepts its memory.
         self._device = like.device if self._on_device and group.has_devices and not needs_host else None
@@ -70,7 +72,7 @@ class Launch:
         self._flight = None
         self._is_done = False
         if not self._is_sync:
-            self._flight = Flight(group.members)
+            self._flight = Flight(group.members, group.hooks)
             if self._on_device and not self._device:
                 self._flight.after_current_stream(like.device)
 
@@ -197,14 +199,22 @@ class Launch:
         group = self._group
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device else None
         if self._is_sync:
-            check(operation.now(*arguments, self._channel.comm, stream), group.members)
+            self._check_call(operation.now(*arguments, self._channel.comm, stream))
             return
         work = library.Handle()
-        check(operation.start(*arguments, self._channel.comm, stream, work), group.members)
+        self._check_call(operation.start(*arguments, self._channel.comm, stream, work))
         if self._copies or self._check:
             self._flight.needs_host = True
         self._flight.add(Step(work.value, self._device, self._check, self._copies))
         self._copies, self._check = [], None
+
+    def _check_call(self, result):
+        """Raises unless the call succeeded. If the group has failed, abort hooks run first."""
+        if result:
+            error = error_of(result, self._group.members)
+            if ends_group(result):
+                self._group.hooks.failed()
+            raise error
 
     def done(self, outputs, source=None):
         """`source`: kolo writes the sender's rank to it if the message may come from any rank."""
@@ -214,7 +224,8 @@ class Launch:
                 copy(to, memory)
             if self._profile:
                 self._profile.end()
-            return KoloWork(self._seq, self._timeout, outputs)
+            return KoloWork(self._seq, self._timeout, outputs, milliseconds=(time.monotonic() - self._began) * 1000)
+        self._group.hooks.watch(self._flight)
         is_collected = self._group.collect(self._flight, outputs, self._call.is_message)
         work = KoloWork(self._seq, self._timeout, outputs, self._flight, self._channel.waiter, self._profile)
         work.is_left = is_collected

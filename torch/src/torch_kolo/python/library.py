@@ -11,14 +11,19 @@ ERR_ARGUMENT = 1
 ERR_HANDLE = 2
 ERR_UNSUPPORTED = 3
 ERR_PEER = 4
+ERR_ABORTED = 8
 ERR_SETTING = 9
 ERR_STORE = 15
 IN_PROGRESS = 18
+ERR_FORKED = 21
+
+# Results that are no failure of the group. This rank has ended it itself if it is aborted.
+GROUP_GOES_ON = (OK, IN_PROGRESS, ERR_ARGUMENT, ERR_HANDLE, ERR_SETTING, ERR_UNSUPPORTED, ERR_ABORTED, ERR_FORKED)
 
 # Silent, absent, stopped, unresponsive: the deadline has passed.
 CAUSES_OF_TIMEOUT = (4, 11, 12, 13)
 
-INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, INT16, UINT16, BOOL = range(13)
+INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, INT16, UINT16, BOOL, FLOAT8_E4M3, FLOAT8_E5M2 = range(15)
 SUM, PROD, MAX, MIN, AVG, BAND, BOR, BXOR = range(8)
 
 # The version of kolo.h that this file describes.
@@ -167,8 +172,9 @@ work_wait = _function("work_wait", Handle)
 work_wait_timeout = _function("work_wait_timeout", Handle, c_uint64)
 work_wait_on = _function("work_wait_on", Handle, Stream)
 work_test = _function("work_test", Handle, POINTER(c_int32))
+work_duration = _function("work_duration", Handle, POINTER(c_uint64))
 work_cancel = _function("work_cancel", Handle)
 work_destroy = _function("work_destroy", Handle)
 
-mem_alloc = _function("mem_alloc", POINTER(Memory), c_size_t, Handle)
+mem_alloc_pooled = _function("mem_alloc_pooled", POINTER(Memory), c_size_t, Handle)
 mem_free = _function("mem_free", Memory)

@@ -113,8 +113,10 @@ def _call(group, is_present, timeout_ms):
             # A rank that is gone by now has been told, or has failed for another reason.
             leaving.wait_until(rank, until)
         if len(present) + 1 < size:
+            group.hooks.failed()
             group.abort()
     except BaseException:
+        group.hooks.failed()
         group.abort()
         raise
     finally:

@@ -18,6 +18,8 @@ TYPES = {
     torch.float32: library.FLOAT32,
     torch.float64: library.FLOAT64,
     torch.bool: library.BOOL,
+    torch.float8_e4m3fn: library.FLOAT8_E4M3,
+    torch.float8_e5m2: library.FLOAT8_E5M2,
 }
 for _name, _code in (("uint16", library.UINT16), ("uint32", library.UINT32), ("uint64", library.UINT64)):
     # PyTorch has them since 2.3.
@@ -111,6 +113,8 @@ def _reduced(dtype, op, call):
         )
     if op == ReduceOp.RedOpType.PREMUL_SUM and not dtype.is_floating_point:
         raise ValueError(f"{call}: ReduceOp.PREMUL_SUM is for floating point and complex numbers, and this is a tensor of {dtype}")
+    if op == ReduceOp.RedOpType.PREMUL_SUM and dtype.itemsize == 1:
+        raise ValueError(f"{call}: PyTorch cannot multiply tensors of {dtype}, which ReduceOp.PREMUL_SUM needs; convert them first")
     if dtype == torch.bool:
         if op == ReduceOp.AVG:
             raise ValueError(f"{call}: there is no ReduceOp.AVG of bool")

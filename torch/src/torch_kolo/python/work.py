@@ -2,6 +2,7 @@
 
 import bisect
 import contextlib
+import ctypes
 import threading
 import time
 import warnings
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from . import library
-from .error import error_of
+from .error import COMM_ERROR, SUCCESS, ends_group, error_of, work_result_of
 
 
 class Copy(NamedTuple):
@@ -50,8 +51,9 @@ class Flight:
     operations have ended.
     """
 
-    def __init__(self, members):
+    def __init__(self, members, hooks):
         self._members = members
+        self._hooks = hooks
         self._steps = []
         self._parts = []
         self._tensors = []
@@ -65,10 +67,18 @@ class Flight:
         self._lock = threading.Lock()
         self.is_over = False
         self.failure = None
+        # A number of PyTorch's WorkResult.
+        self.result = SUCCESS
+        # Whether the failure is that of the group.
+        self._ends_group = False
+        self._nanoseconds = 0
         # The future, and what completes it.
         self._future = None
         self._done = None
         self._devices = []
+        self._result_future = None
+        # What completes the futures that are not complete. A Waiter has this flight once for each.
+        self._due = []
 
     # The launching thread calls these.
 
@@ -106,14 +116,30 @@ class Flight:
             if not part.settle(None if until is None else max(0.0, until - time.monotonic())):
                 return False
         with self._lock:
-            if not self.is_over:
-                for part in self._parts:
-                    self.failure = self.failure or part.failure
-                self.is_over = True
+            if self.is_over:
+                return True
+            for part in self._parts:
+                if part.failure and not self.failure:
+                    self.failure, self.result, self._ends_group = part.failure, part.result, part._ends_group
+            self.is_over = True
+        # Without the lock, because hooks may wait for this call. One thread gets here.
+        if self.failure:
+            self.await_hooks()
         return True
+
+    def await_hooks(self):
+        """Returns when the abort hooks have run, if the failure is that of the group."""
+        if self._ends_group:
+            self._hooks.failed()
+
+    def milliseconds(self):
+        """The time of the operations, one after the other, after the end."""
+        return self._nanoseconds / 1e6 + sum(part.milliseconds() for part in self._parts)
 
     def _finish(self, step, result):
         failure = error_of(result, self._members) if result else None
+        # A check or a copy may fail after the operation.
+        work_result = work_result_of(result) if result else COMM_ERROR
         with self._lock:
             if step.is_over:
                 return
@@ -121,12 +147,14 @@ class Flight:
             try:
                 if failure:
                     raise failure
+                self._nanoseconds += duration_of(step.work)
                 if step.check:
                     step.check()
                 for to, source in step.copies:
                     self._copy(to, source)
             except BaseException as error:
-                self.failure = self.failure or error
+                if not self.failure:
+                    self.failure, self.result, self._ends_group = error, work_result, ends_group(result)
             step.copies = ()
             step.check = None
 
@@ -184,7 +212,17 @@ class Flight:
                 # PyTorch can only complete a future with a value. An exception that leaves a
                 # callback makes the next future fail, also for callers in C++.
                 self._future = self._done.then(lambda _: self._outcome(outputs))
+                self._due.append(self._complete)
             return self._future, is_new
+
+    def result_future(self):
+        """The same for the future of the result, a number of PyTorch's WorkResult."""
+        with self._lock:
+            is_new = not self.is_over and self._result_future is None
+            if is_new:
+                self._result_future = torch.futures.Future()
+                self._due.append(lambda: self._result_future.set_result(self.result))
+            return self._result_future, is_new
 
     def _outcome(self, outputs):
         if self.failure:
@@ -193,32 +231,44 @@ class Flight:
 
     def has_future(self):
         with self._lock:
-            return self._future is not None
+            return bool(self._future or self._result_future)
 
-    def await_future(self):
-        """Returns once the future is completed, even if its callbacks still run."""
+    def await_futures(self):
+        """Returns once the futures are completed, even if their callbacks still run."""
         with self._lock:
-            future = self._future
-        if future:
+            futures = [future for future in (self._result_future, self._future) if future]
+        for future in futures:
             with contextlib.suppress(Exception):
                 future.wait()
 
     def complete_future(self):
-        """After the end: completes the future. This runs the callbacks, which may take any time."""
+        """After the end: completes one of the futures that are not complete. This runs its
+        callbacks, which may take any time, and may wait for the other future.
+        """
         with self._lock:
-            done = self._done
-        if done is None:
+            complete = self._due.pop() if self._due else None
+        if complete is None:
             return
         try:
-            # The future records its events on the current streams. Use streams of our own, because
-            # the caller's may have unrelated work.
-            with contextlib.ExitStack() as streams:
-                for device in self._devices:
-                    streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
-                self.order_streams()
-                done.set_result(None)
+            complete()
         except BaseException as error:
             warnings.warn(f"a callback of a future failed: {error}")
+
+    def _complete(self):
+        # The future records its events on the current streams. Use streams of our own, because the
+        # caller's may have unrelated work.
+        with contextlib.ExitStack() as streams:
+            for device in self._devices:
+                streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
+            self.order_streams()
+            self._done.set_result(None)
+
+
+def duration_of(work):
+    """In nanoseconds."""
+    nanoseconds = ctypes.c_uint64()
+    library.work_duration(work, nanoseconds)
+    return nanoseconds.value
 
 
 def copy(to, source):
@@ -391,7 +441,7 @@ ASKING = Asking()
 class KoloWork(dist._Work if hasattr(dist, "_Work") else dist.Work):
     """The result of a call. Without a flight, the call has succeeded."""
 
-    def __init__(self, seq=0, timeout=None, outputs=(), flight=None, waiter=None, profile=None):
+    def __init__(self, seq=0, timeout=None, outputs=(), flight=None, waiter=None, profile=None, milliseconds=0.0):
         super().__init__()
         self._seq = seq
         self._timeout = timeout
@@ -399,6 +449,8 @@ class KoloWork(dist._Work if hasattr(dist, "_Work") else dist.Work):
         self._flight = flight
         self._waiter = waiter
         self._profile = profile
+        # Of a call without a flight.
+        self._milliseconds = milliseconds
         # The sender's rank, if the message might come from any rank.
         self.source = None
         # For the option blocking_wait: wait() returns after the end, also on devices.
@@ -443,9 +495,10 @@ class KoloWork(dist._Work if hasattr(dist, "_Work") else dist.Work):
                 f"the operation with seq={self._seq} has not ended after {seconds * 1000:.0f} ms, the timeout of wait(). It continues: "
                 "wait again, or abort the process group."
             )
-        flight.await_future()
+        flight.await_futures()
         self._end_profile()
         if flight.failure:
+            flight.await_hooks()
             raise flight.failure.with_traceback(None)
         flight.order_streams()
         return True
@@ -481,6 +534,27 @@ class KoloWork(dist._Work if hasattr(dist, "_Work") else dist.Work):
             flight.order_streams()
         future.set_result(list(self._outputs))
         return future
+
+    def get_future_result(self):
+        flight = self._flight
+        if flight:
+            future, is_new = flight.result_future()
+            if is_new:
+                self._waiter.push(self._seq, flight)
+                self.is_left = True
+            if future:
+                return future
+        future = torch.futures.Future()
+        future.set_result(flight.result if flight else SUCCESS)
+        return future
+
+    def _get_duration(self):
+        """In milliseconds. Every call is timed."""
+        if self._flight is None:
+            return self._milliseconds
+        if not self._flight.is_over:
+            raise RuntimeError("the duration of an operation is known after its end: call wait() or is_completed() first")
+        return self._flight.milliseconds()
 
     def source_rank(self):
         if self.source is None:
