@@ -2,7 +2,7 @@
 # or "uses:", and use_NAME where the stages' environment changes. runner.sh sources this file.
 
 # These run before any stage, one after the other.
-setups_first=(packages components targets)
+setups_first=(packages components targets wine)
 # These start then, and run beside the first stages. All others wait for the first stage that needs
 # them.
 setups_in_background=(miri torch nvrtc mdbook cargo_deny cargo_deb)
@@ -12,6 +12,7 @@ declare -A without=(
     [packages]="Debian's packages cannot be installed here"
     [components]="rustfmt and clippy cannot be installed here"
     [targets]="the toolchains of other systems cannot be installed here"
+    [wine]="Wine and mingw-w64 cannot be installed here"
     [miri]="the nightly toolchain with Miri cannot be installed here"
     [torch]="PyTorch cannot be installed here"
     [nvrtc]="NVRTC cannot be installed here"
@@ -21,6 +22,7 @@ declare -A without=(
     [slurm]="SLURM does not start here"
     [redis]="Redis does not start here"
     [backend]="the PyTorch backend cannot be built here"
+    [emulation]="QEMU or an aarch64 Python cannot be installed here"
 )
 
 setup_packages() {
@@ -38,6 +40,13 @@ setup_components() {
 # .ci/stages/targets has the same list.
 setup_targets() {
     rustup target add x86_64-pc-windows-gnu x86_64-apple-darwin aarch64-unknown-linux-gnu
+}
+
+# Wine runs programs for Windows, and mingw-w64 links them.
+setup_wine() {
+    export DEBIAN_FRONTEND=noninteractive
+    as_root apt-get update -qq &&
+        as_root apt-get install -y -qq --no-install-recommends wine64 gcc-mingw-w64-x86-64 >/dev/null
 }
 
 setup_miri() {
@@ -149,6 +158,43 @@ setup_redis() {
 # torch_kolo with the backends in Python and in C++, in the PyTorch of setup_torch.
 setup_backend() {
     ready torch && KOLO_TORCH_CPP=1 pip install --no-deps --no-build-isolation --force-reinstall ./torch
+}
+
+# target/aarch64/bin/python, which runs Debian's Python for aarch64 in QEMU. apt has a state of its
+# own for this, so the machine's packages and architectures stay as they are; it takes the packages of
+# Debian 12 from where the machine takes its own. What is installed into
+# target/aarch64/site can be imported.
+setup_emulation() {
+    local folder=$PWD/target/aarch64 qemu
+    local root=$folder/root site=$folder/site python=$folder/bin/python
+    if ! command -v qemu-aarch64-static >/dev/null; then
+        as_root apt-get install -y -qq --no-install-recommends qemu-user-static >/dev/null || return
+    fi
+    qemu=$(command -v qemu-aarch64-static) || return
+    rm -rf "$folder" &&
+        mkdir -p "$folder/bin" "$site" "$root"/{etc/apt/preferences.d,var/lib/dpkg} \
+            "$root"/var/{lib/apt/lists,cache/apt/archives}/partial &&
+        touch "$root/var/lib/dpkg/status" || return
+    cat >"$folder/apt.conf" <<END
+Dir "$root";
+Dir::Etc::main "/etc/apt/apt.conf";
+Dir::Etc::parts "/etc/apt/apt.conf.d";
+Dir::Etc::sourcelist "/etc/apt/sources.list";
+Dir::Etc::sourceparts "/etc/apt/sources.list.d";
+Dir::Etc::trustedparts "/etc/apt/trusted.gpg.d";
+APT::Architecture "arm64";
+APT::Architectures { "arm64"; };
+APT::Sandbox::User "root";
+END
+    APT_CONFIG=$folder/apt.conf apt-get update -qq &&
+        APT_CONFIG=$folder/apt.conf apt-get install -y -qq --no-install-recommends --download-only \
+            python3.11 libgomp1 libstdc++6 >/dev/null &&
+        find "$root/var/cache/apt/archives" -name '*.deb' -exec dpkg-deb --extract {} "$root" \; || return
+    cat >"$python" <<END
+#!/bin/sh
+PYTHONHOME=$root/usr PYTHONPATH=$site exec $qemu -0 $python -L $root $root/usr/bin/python3.11 "\$@"
+END
+    chmod +x "$python" && "$python" -c 'import platform; assert platform.machine() == "aarch64"'
 }
 
 as_root() {

@@ -12,9 +12,10 @@ const LONGEST: usize = 100;
 const README_WORDS: usize = 900;
 
 /// Folders of the repository whose paths pages name in backticks.
-const FOLDERS: [&str; 13] = [
+const FOLDERS: [&str; 14] = [
     ".ci/",
     "benches/",
+    "burn/",
     "capi/",
     "cli/",
     "cuda-kernels/",
@@ -32,9 +33,10 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The README, that of the PyTorch backend, and all pages of docs/, relative to the repository.
+/// The README, those of the PyTorch backend and of kolo-burn, and all pages of docs/, relative to the
+/// repository.
 fn pages() -> Vec<PathBuf> {
-    let mut found = vec!["README.md".into(), "torch/README.md".into()];
+    let mut found = vec!["README.md".into(), "burn/README.md".into(), "torch/README.md".into()];
     let docs = files(&root().join("docs"), "md");
     found.extend(docs.iter().map(|page| page.strip_prefix(root()).unwrap().to_owned()));
     found.sort();
