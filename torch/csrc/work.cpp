@@ -35,6 +35,16 @@ std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
   return devices;
 }
 
+// A future records its events on the current streams. These streams, one for each device, are ours,
+// because the caller's may have unrelated work.
+std::vector<c10::Stream> streams_for(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::Stream> streams;
+  for (const auto device : devices_of(tensors)) {
+    streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+  }
+  return streams;
+}
+
 } // namespace
 
 // ---- Flight ----
@@ -231,6 +241,17 @@ Flight::FuturePtr Flight::future(const std::vector<at::Tensor>& outputs, bool& i
   return future_;
 }
 
+Flight::FuturePtr Flight::future_on_streams(const std::vector<at::Tensor>& outputs) {
+  const auto streams = streams_for(outputs);
+  const c10::MultiStreamGuard on_streams(streams);
+  if (streams.empty() || !await_on_streams()) {
+    return {};
+  }
+  auto future = future_of(outputs);
+  future->markCompleted(c10::IValue(outputs));
+  return future;
+}
+
 Flight::FuturePtr Flight::result_future(bool& is_new) {
   std::lock_guard<std::mutex> lock(mutex_);
   is_new = !is_over() && !result_future_;
@@ -270,13 +291,7 @@ void Flight::complete_future() {
     return;
   }
   try {
-    // The future records its events on the current streams. Use streams of our own, because the
-    // caller's may have unrelated work.
-    std::vector<c10::Stream> streams;
-    for (const auto device : devices_of(outputs_)) {
-      streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
-    }
-    const c10::MultiStreamGuard on_streams(streams);
+    const c10::MultiStreamGuard on_streams(streams_for(outputs_));
     order_streams();
     future->markCompleted(c10::IValue(outputs_));
   } catch (...) {
@@ -505,6 +520,11 @@ void KoloWork::abort() {
 
 c10::intrusive_ptr<c10::ivalue::Future> KoloWork::getFuture() {
   if (flight_) {
+    if (!blocks_host_ && !flight_->is_over()) {
+      if (auto future = flight_->future_on_streams(outputs_)) {
+        return future;
+      }
+    }
     bool is_new = false;
     if (auto future = flight_->future(outputs_, is_new)) {
       if (is_new) {

@@ -103,7 +103,10 @@ class Flight {
   // Returns a future, which a Waiter completes. If `is_new`, the caller pushes this flight to a
   // Waiter. Returns none if the flight has ended without a future.
   FuturePtr future(const std::vector<at::Tensor>& outputs, bool& is_new);
-  // The same for the future of the result, a number of c10d::WorkResult.
+  // Returns a completed future, whose users' streams wait for the end. Returns none if the host has
+  // work before.
+  FuturePtr future_on_streams(const std::vector<at::Tensor>& outputs);
+  // As `future`, for the result, a number of c10d::WorkResult.
   FuturePtr result_future(bool& is_new);
   // Returns the futures that there are.
   FuturePtr future();

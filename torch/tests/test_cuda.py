@@ -332,6 +332,26 @@ def futures(rank, world, device):
         assert doubled.device == device and (doubled == 2 * total(world)).all()
 
 
+def futures_in_the_order_of_streams(rank, world, device):
+    """The future is complete at once, and its callback only gives work to streams."""
+    import torch.distributed as dist
+
+    if not has_devices(device):
+        raise NotRun("a future in the order of streams: torch_kolo's own copies need the host")
+    # The first call compiles the kernels and opens the memory of peers.
+    dist.all_reduce(torch.ones(MANY, device=device))
+    torch.cuda.synchronize()
+    tensor = torch.full((MANY,), rank + 1.0, device=device)
+    torch.cuda._sleep(2_000_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    assert future.done()
+    doubled = future.then(lambda done: done.value()[0] * 2).wait()
+    assert not busy.query(), "the host waited for the stream"
+    assert (doubled == 2 * total(world)).all()
+
+
 def mixed_devices_of_one_group(rank, world, device):
     import torch.distributed as dist
 
@@ -482,6 +502,7 @@ PROGRAMS = {
         the_host_goes_on,
         barriers,
         futures,
+        futures_in_the_order_of_streams,
         mixed_devices_of_one_group,
         a_graph_is_refused,
         ddp_equals_cpu,

@@ -215,8 +215,20 @@ class Flight:
                 self._due.append(self._complete)
             return self._future, is_new
 
+    def future_on_streams(self, outputs):
+        """A completed future, whose users' streams wait for the end; None if the host has work
+        before.
+        """
+        devices = devices_of(outputs)
+        with streams_for(devices):
+            if not devices or not self.await_on_streams():
+                return None
+            future = torch.futures.Future(devices=devices)
+            future.set_result(list(outputs))
+            return future
+
     def result_future(self):
-        """The same for the future of the result, a number of PyTorch's WorkResult."""
+        """As `future`, for the result, a number of PyTorch's WorkResult."""
         with self._lock:
             is_new = not self.is_over and self._result_future is None
             if is_new:
@@ -255,13 +267,20 @@ class Flight:
             warnings.warn(f"a callback of a future failed: {error}")
 
     def _complete(self):
-        # The future records its events on the current streams. Use streams of our own, because the
-        # caller's may have unrelated work.
-        with contextlib.ExitStack() as streams:
-            for device in self._devices:
-                streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
+        with streams_for(self._devices):
             self.order_streams()
             self._done.set_result(None)
+
+
+@contextlib.contextmanager
+def streams_for(devices):
+    """Makes a stream of our own the current one of each device. A future records its events on the
+    current streams, and the caller's may have unrelated work.
+    """
+    with contextlib.ExitStack() as streams:
+        for device in devices:
+            streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
+        yield
 
 
 def duration_of(work):
@@ -519,6 +538,8 @@ class KoloWork(dist._Work if hasattr(dist, "_Work") else dist.Work):
             return torch.futures.Future()
         flight = self._flight
         if flight:
+            if not self.blocks_host and not flight.is_over and (future := flight.future_on_streams(self._outputs)):
+                return future
             future, is_new = flight.future(self._outputs)
             if is_new:
                 self._waiter.push(self._seq, flight)
