@@ -41,6 +41,8 @@ struct Progress {
     /// The last phase of the last operation in which the rank read slots of its peers. It no longer
     /// reads those of earlier phases.
     finished: AtomicU32,
+    /// The processor on which the rank yielded last, and the phase then, as the lower half.
+    place: AtomicU64,
 }
 
 /// The rank has not written its state yet.
@@ -66,6 +68,19 @@ impl FlagArea {
     }
 }
 
+impl FlagArea {
+    /// Where a rank yielded last.
+    pub(super) fn place(&self, rank: usize) -> &AtomicU64 {
+        &self.progress(rank).place
+    }
+
+    #[inline]
+    fn progress(&self, rank: usize) -> &Progress {
+        // SAFETY: as for `rank_state`, which the progress follows.
+        unsafe { &*self.parts.at(rank).add(size_of::<RankState>()).cast::<Progress>() }
+    }
+}
+
 impl FlagLines for FlagArea {
     #[inline]
     fn line(&self, rank: usize, slot: usize) -> &FlagLine {
@@ -77,8 +92,7 @@ impl FlagLines for FlagArea {
 
     #[inline]
     fn finished(&self, rank: usize) -> &AtomicU32 {
-        // SAFETY: as for `rank_state`, which the progress follows.
-        unsafe { &(*self.parts.at(rank).add(size_of::<RankState>()).cast::<Progress>()).finished }
+        &self.progress(rank).finished
     }
 
     fn sleep(&self, word: &AtomicU32, value: u32, nap: Duration) {

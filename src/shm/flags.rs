@@ -92,7 +92,7 @@ impl FlagLine {
 }
 
 /// Whether a rank at phase `now` has published `phase`.
-fn is_reached(now: u32, phase: u32) -> bool {
+pub(super) fn is_reached(now: u32, phase: u32) -> bool {
     now.wrapping_sub(phase) as i32 >= 0
 }
 

@@ -23,6 +23,7 @@ mod lend;
 mod liveness;
 mod one_shot;
 mod pipeline;
+mod placement;
 mod pool;
 mod pull;
 pub(crate) mod registered;

@@ -139,7 +139,9 @@ impl Window {
         if waiting.is_long() {
             context.waits();
         }
-        self.patience.done(waiting);
+        if self.patience.done(waiting) {
+            self.placement.yielded(&self.phases, self.rank, self.members.len());
+        }
         Ok(())
     }
 }

@@ -1,13 +1,14 @@
 //! The memory that the ranks of one host share, seen from one of them.
 //!
 //! This file has what a window consists of, and how it begins and ends. [`super::wait`],
-//! [`super::liveness`], [`super::staging`], [`super::lend`] and [`super::pipeline`] have what it
-//! does.
+//! [`super::placement`], [`super::liveness`], [`super::staging`], [`super::lend`] and
+//! [`super::pipeline`] have what it does.
 
 use std::sync::{Arc, Weak};
 
 use super::flag_area::{FlagArea, LEFT, PRESENT, REVOKED};
 use super::flags::{FlagLines, Phases, SLOTS, WORDS, Words};
+use super::placement::Placement;
 use super::pool::Pool;
 use super::registered::Heap;
 use super::slots::StageAt;
@@ -36,6 +37,7 @@ pub(crate) struct Window {
     /// The same ranks as ranks of the job.
     pub(super) jobs: Arc<[Rank]>,
     pub(super) patience: Arc<Patience>,
+    pub(super) placement: Placement,
     pub(super) host: Arc<HostGroup>,
     /// `None` once it belongs to a stage that peers still read.
     pub(super) area: Option<Area>,
@@ -102,6 +104,7 @@ impl Window {
             members,
             jobs,
             patience,
+            placement: Placement::new(),
             heap: Heap::new(rank, PageSize::system(), Pool::new(host.clone())),
             host,
             area: Some(area),

@@ -11,6 +11,7 @@ mod file;
 mod fork;
 mod helper;
 mod process;
+mod processor;
 mod region;
 mod secret;
 mod signal;
@@ -45,6 +46,7 @@ pub(crate) use platform::{
     process_namespace, read_process, sleep_on, wake_all,
 };
 pub(crate) use process::Process;
+pub(crate) use processor::{move_thread, processor};
 pub(crate) use region::{PageSize, Region};
 pub(crate) use secret::read_secret_file;
 pub(crate) use signal::on_user_signal;

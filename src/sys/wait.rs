@@ -29,6 +29,8 @@ pub(crate) struct Patience {
 pub(crate) struct Waiting {
     checks: u32,
     yields: u32,
+    /// Whether yielding returned at once: no other thread wants this processor.
+    is_alone: bool,
     slept: bool,
     spinning_since: Option<Instant>,
     yielding_since: Option<Instant>,
@@ -57,6 +59,8 @@ const YIELDS: u32 = 16;
 /// If a wait's yields took this long, another process computed meanwhile: other ranks take about
 /// ten microseconds each.
 const TAKEN: Duration = Duration::from_millis(1);
+/// If a yield took less time, no other thread got the processor.
+const ALONE: Duration = Duration::from_micros(1);
 /// After this many waits, more yields are tried again.
 const RETRY: u32 = 256;
 /// Checks before the clock is read for the first time, and between readings.
@@ -73,17 +77,26 @@ impl Patience {
     /// sleep, and from then on.
     #[inline]
     pub(crate) fn pause(&self, waiting: &mut Waiting) -> bool {
-        if self.most_spin > 0 && waiting.yields == 0 {
+        if self.most_spin > 0 && (waiting.yields == 0 || waiting.is_alone) {
             waiting.checks += 1;
             if !waiting.checks.is_multiple_of(CHECKS) || self.still_spins(waiting) {
                 hint::spin_loop();
                 return false;
             }
         }
-        if !waiting.slept && waiting.yields < self.yields.load(Ordering::Relaxed) {
+        if !waiting.slept && !waiting.is_alone && waiting.yields < self.yields.load(Ordering::Relaxed) {
             waiting.yielding_since.get_or_insert_with(Instant::now);
             waiting.yields += 1;
             thread::yield_now();
+            return false;
+        }
+        // A rank that has learnt to spin little, because it shared its processor, would sleep too
+        // soon when it no longer does.
+        if self.most_spin > 0
+            && !waiting.is_alone
+            && waiting.yielding_since.is_some_and(|since| since.elapsed() < ALONE * waiting.yields)
+        {
+            waiting.is_alone = true;
             return false;
         }
         if !waiting.slept {
@@ -98,26 +111,29 @@ impl Patience {
     #[cold]
     fn still_spins(&self, waiting: &mut Waiting) -> bool {
         let since = *waiting.spinning_since.get_or_insert_with(Instant::now);
-        since.elapsed() < Duration::from_micros(self.spin.load(Ordering::Relaxed).into())
+        let spin = if waiting.is_alone { self.most_spin } else { self.spin.load(Ordering::Relaxed) };
+        since.elapsed() < Duration::from_micros(spin.into())
     }
 
-    /// Ends a wait, because the condition holds, and learns from its time.
+    /// Ends a wait, because the condition holds, and learns from its time. Returns whether the
+    /// condition held as soon as this thread yielded.
     #[inline]
-    pub(crate) fn done(&self, waiting: Waiting) {
+    pub(crate) fn done(&self, waiting: Waiting) -> bool {
+        let is_helped_by_yielding = waiting.yields > 0 && !waiting.is_alone && !waiting.slept;
         if waiting.slept {
             self.slept();
         }
         if let Some(since) = waiting.yielding_since {
             self.yielded(since);
         }
-        let Some(since) = waiting.spinning_since else { return };
-        // If the condition held as soon as this thread yielded, its spinning had prevented it.
-        let is_helped_by_yielding = waiting.yields > 0 && !waiting.slept;
+        let Some(since) = waiting.spinning_since else { return is_helped_by_yielding };
+        // If yielding helped, this thread's spinning had prevented what it waits for.
         if is_helped_by_yielding || (waiting.slept && since.elapsed() >= Duration::from_micros(IN_VAIN.into())) {
             self.spun_in_vain();
         } else {
             self.spun_enough();
         }
+        is_helped_by_yielding
     }
 
     /// Notes that a wait was short enough for spinning.
