@@ -86,7 +86,6 @@ def steps_of(models, loss_of, groups, rounds):
 
 
 def in_ddp(make, groups):
-    # Buckets are in kolo's shared memory with PyTorch's DDP_DISABLE_COMM_MEM=0, which `main` sets.
     ddp = torch.nn.parallel.DistributedDataParallel
     models = {name: ddp(make(), process_group=groups[name], gradient_as_bucket_view=True) for name in BACKENDS}
     return {**models, ALONE: make()}
@@ -164,7 +163,6 @@ def main():
     options = parser.parse_args()
     options.sizes = [bytes_of(size) for size in options.sizes.split(",")]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     for world in options.ranks.split(","):
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(rank_of, (int(world), os.path.join(folder, "store"), options), nprocs=int(world))

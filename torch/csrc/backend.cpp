@@ -821,7 +821,14 @@ at::Tensor ProcessGroupKolo::allocateTensor(long size, at::TensorOptions options
   TORCH_CHECK_VALUE(size >= 0, "allocateTensor: the size is ", size);
   void* memory = nullptr;
   const size_t bytes = static_cast<size_t>(size) * options.dtype().itemsize();
-  check(kolo_mem_alloc_pooled(&memory, bytes, collectives_.comm), *members_);
+  try {
+    check(kolo_mem_alloc_pooled(&memory, bytes, collectives_.comm), *members_);
+  } catch (const c10::Error& error) {
+    // PyTorch asks without being told to, and any memory will do. If the group has failed, the next
+    // call says so.
+    TORCH_WARN_ONCE(error.what_without_backtrace(), ". Tensors that PyTorch communicates are in ordinary memory, which takes longer.");
+    return at::empty({size}, options);
+  }
   return at::from_blob(memory, {size}, [](void* freed) { kolo_mem_free(freed); }, options);
 }
 

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import resource
 import tempfile
 from unittest import mock
 
@@ -65,7 +66,7 @@ def ddp_with_its_buckets_in_kolo_s_memory(group):
     def windows():
         return sum("memfd:kolo" in line for line in open("/proc/self/maps"))
 
-    with mock.patch.dict(os.environ, {"DDP_DISABLE_COMM_MEM": "0"}):
+    with mock.patch.dict(os.environ, {"DDP_DISABLE_COMM_MEM": "0"} if torch.cuda.is_available() else {}):
         before = windows()
         module = DistributedDataParallel(model(), process_group=group)
         assert windows() > before, "PyTorch did not ask the backend for memory"
@@ -83,6 +84,16 @@ def memory_of_kolo(group):
     tensor.fill_(1)
     dist.all_reduce(tensor, group=group)
     assert (tensor == dist.get_world_size(group)).all()
+    # Without room for more, the memory is ordinary.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        ordinary = backend.allocate_tensor(100_000_000, dtype=torch.float32, device=CPU)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    ordinary = ordinary[:1000].fill_(1)
+    dist.all_reduce(ordinary, group=group)
+    assert (ordinary == dist.get_world_size(group)).all()
 
 
 @check

@@ -1,12 +1,13 @@
-"""FSDP2 keeps what it communicates in memory of kolo, which the ranks of a host share. kolo reads and
-writes it in place.
+"""DDP and FSDP2 keep what they communicate in memory of kolo, which the ranks of a host share. kolo
+reads and writes it in place.
 
-PyTorch does so only if it is told to, by a call on each module.
+PyTorch does so only if it is told to: DDP by a variable, FSDP2 by a call on each module.
 """
 
 import functools
 import importlib.abc
 import importlib.util
+import os
 import sys
 
 FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -14,7 +15,11 @@ FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 @functools.cache
 def use_shared_memory():
-    """Has FSDP2 ask kolo for memory from now on."""
+    """Has DDP and FSDP2 ask kolo for memory from now on."""
+    # DDP reads the variable when it makes its buckets. It is for all backends of the process: with
+    # a GPU, it would also change what NCCL does.
+    if not os.path.exists("/dev/nvidiactl"):
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     if FSDP2 in sys.modules:
         _change(sys.modules[FSDP2])
     else:

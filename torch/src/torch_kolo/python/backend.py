@@ -5,6 +5,7 @@ import datetime
 import os
 import struct
 import threading
+import warnings
 import weakref
 
 import torch
@@ -820,7 +821,12 @@ class ProcessGroupKolo(Base):
             raise ValueError(f"allocateTensor: the size is {size}")
         pointer = library.Memory()
         length = size * dtype.itemsize
-        check(library.mem_alloc_pooled(pointer, length, self.collectives.comm), self.members)
+        if result := library.mem_alloc_pooled(pointer, length, self.collectives.comm):
+            # PyTorch asks without being told to, and any memory will do. If the group has failed,
+            # the next call says so.
+            failure = error_of(result, self.members)
+            warnings.warn(f"{failure}. Tensors that PyTorch communicates are in ordinary memory, which takes longer.")
+            return torch.empty(size, dtype=dtype)
         memory = (ctypes.c_char * length).from_address(pointer.value)
         weakref.finalize(memory, library.mem_free, pointer.value)
         return torch.frombuffer(memory, dtype=dtype, count=size)
