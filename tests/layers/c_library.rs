@@ -100,11 +100,11 @@ fn variants<'a>(source: &'a str, name: &str) -> Vec<&'a str> {
 /// In another crate, a match over an enum that may grow needs an arm for the rest.
 #[test]
 fn every_error_and_cause_has_a_number_in_c() {
-    let kolo = fs::read_to_string(root().join("src/error.rs")).unwrap();
     let capi = fs::read_to_string(root().join("capi/src/error.rs")).unwrap();
-    for (name, least) in [("Error", 15), ("Cause", 15)] {
+    for (name, file) in [("Error", "mod.rs"), ("Cause", "cause.rs")] {
+        let kolo = fs::read_to_string(root().join("src/error").join(file)).unwrap();
         let variants = variants(&kolo, name);
-        assert!(variants.len() > least, "only {variants:?} were found: the test looks in the wrong place");
+        assert!(variants.len() > 15, "only {variants:?} were found: the test looks in the wrong place");
         for variant in variants {
             let is_there = [" ", "(", " {"].iter().any(|end| capi.contains(&format!("{name}::{variant}{end}")));
             assert!(is_there, "capi/src/error.rs has no number for {name}::{variant}");

@@ -1,0 +1,160 @@
+//! How a peer failed.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use crate::types::{Descriptor, Rank};
+
+/// How a peer failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Its connection ended without a goodbye: it crashed or was killed.
+    #[error("closed its connection without a goodbye; it crashed or was killed")]
+    Closed,
+    /// Its process has ended.
+    #[error("has died; its process is gone")]
+    Died,
+    /// It dropped its communicator, or exited, without a failure.
+    #[error("has left; its last operation was seq {last_seq}")]
+    Left {
+        /// The last operation that it completed.
+        last_seq: u64,
+    },
+    /// It did not take part before the deadline.
+    #[error("did not take part within the deadline of {deadline:.1?}; it may be stopped, stuck, or not have made this call")]
+    Silent {
+        /// The deadline of one operation.
+        deadline: Duration,
+    },
+    /// Its process runs, but did not make this call before the deadline.
+    #[error("is alive, but did not make this call within the deadline of {deadline:.1?}; {}{}", did(*last_seq), waits(elsewhere))]
+    Absent {
+        /// The deadline of one operation.
+        deadline: Duration,
+        /// The last collective that it completed; 0 if none.
+        last_seq: u64,
+        /// The rank that it waits for in another communicator, if it does.
+        elsewhere: Option<Box<Elsewhere>>,
+    },
+    /// Its process is stopped, by SIGSTOP or a debugger.
+    #[error("is stopped, by a signal or a debugger; the deadline of {deadline:.1?} is over")]
+    Stopped {
+        /// The deadline of one operation.
+        deadline: Duration,
+    },
+    /// Its machine accepts connections, but its process does not answer.
+    #[error(
+        "did not take part within the deadline of {deadline:.1?} and does not answer; its process is stopped, or its machine hangs"
+    )]
+    Unresponsive {
+        /// The deadline of one operation.
+        deadline: Duration,
+    },
+    /// Its address no longer accepts connections.
+    #[error("is gone: its process has ended, or has dropped all its communicators")]
+    Gone,
+    /// It aborted the communicator.
+    #[error("aborted the communicator")]
+    Aborted,
+    /// A thread of it panicked, which dropped the communicator.
+    #[error("panicked; its own output says where")]
+    Panicked,
+    /// It made another call than a peer.
+    #[error("called [{}], rank {} called [{}]{}; all ranks of a communicator must make the same calls in the same order", .0.mine, .0.rank, .0.theirs, if_tie(.0.is_tie))]
+    Mismatch(Box<CallMismatch>),
+    /// It sent another number of bytes than a peer expected.
+    #[error("sent {sent} bytes where rank {to} expected {expected}; give both the same count")]
+    Counts {
+        /// The rank that expected them.
+        to: Rank,
+        /// Bytes that were sent.
+        sent: u64,
+        /// Bytes that were expected.
+        expected: u64,
+    },
+    /// Its connection broke.
+    #[error("lost its connection: {0}")]
+    Broken(io::ErrorKind),
+    /// No connection to it could be made.
+    #[error("cannot be reached at {address}: {kind}")]
+    Unreachable {
+        /// Its address.
+        address: String,
+        /// The system's error.
+        kind: io::ErrorKind,
+    },
+    /// It has another secret.
+    #[error("has another secret; give all ranks the same KOLO_SECRET")]
+    Secret,
+    /// The TLS handshake failed: one of the two does not trust the other's certificate.
+    #[error("did not pass TLS: {0}; both need certificates for the name kolo that the authority in KOLO_TLS_CA has signed")]
+    Tls(String),
+    /// An operation failed on it, and it told its peers. Its own error names the cause.
+    #[error("has revoked the communicator after a failure; its own error says what happened")]
+    Revoked,
+    /// A system call failed on it. Holds its own error.
+    #[error("failed: {0}")]
+    Failed(String),
+    /// It made other calls than this rank earlier; the calls now are the same.
+    #[error("made another call earlier; all ranks of a communicator must make the same calls in the same order")]
+    Diverged,
+    /// It sent bytes that are not of kolo's protocol.
+    #[error("violated kolo's protocol: {0}")]
+    Corrupt(&'static str),
+}
+
+/// The rank that a peer waits for in another communicator than that of the failed operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Elsewhere {
+    /// The rank that it waits for, as a rank of the job at its start.
+    pub job_rank: Rank,
+    /// The same rank in the communicator of the failed operation, if it is a member.
+    pub rank: Option<Rank>,
+    /// The call with which it waits, if that has not ended since.
+    pub call: Option<Descriptor>,
+}
+
+/// Prints `rank 3 in another communicator (barrier seq=7)`.
+impl fmt::Display for Elsewhere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rank {
+            Some(rank) => write!(f, "rank {rank} in another communicator")?,
+            None => write!(f, "rank {} of the job in another communicator", self.job_rank)?,
+        }
+        match &self.call {
+            Some(call) => write!(f, " ({call})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Two calls that should have been the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct CallMismatch {
+    /// The call of the rank at fault.
+    pub mine: Descriptor,
+    /// The rank that made another call.
+    pub rank: Rank,
+    /// The call of that rank.
+    pub theirs: Descriptor,
+    /// Whether equally many ranks are known to have made each of the two calls. Then either may be
+    /// the wrong one.
+    pub is_tie: bool,
+}
+
+fn did(last_seq: u64) -> String {
+    if last_seq == 0 { "it has completed none so far".to_owned() } else { format!("its last completed seq is {last_seq}") }
+}
+
+fn waits(elsewhere: &Option<Box<Elsewhere>>) -> String {
+    elsewhere.as_ref().map_or_else(String::new, |elsewhere| format!("; it waits for {elsewhere}"))
+}
+
+/// Says that the rank at fault is one of several that may be.
+pub(super) fn if_tie(is_tie: bool) -> &'static str {
+    if is_tie { "; equally many ranks made each of the two calls, so either may be the wrong one" } else { "" }
+}
