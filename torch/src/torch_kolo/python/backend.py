@@ -35,7 +35,7 @@ from .hooks import Hooks
 from .launch import Call, Launch, counts_array, milliseconds
 from .store import Rendezvous
 from .tensors import check_dense, check_same_type, check_writable, moved, premultiplied, premultiply, reduced
-from .work import Flight, KoloWork, Waiter
+from .work import Flight, PendingWork, Waiter
 
 
 class Options(Backend.Options):
@@ -390,8 +390,9 @@ class ProcessGroupKolo(Base):
         if tensor.is_sparse:
             return self.allreduce_sparse(tensors, opts)
         check_writable(tensor, "all_reduce")
-        dtype, factor, op = reduced(tensor.dtype, opts.reduceOp, "all_reduce")
-        premultiply(tensors, opts.reduceOp)
+        dtype, factor, op, premultiplies = reduced(tensor.dtype, opts.reduceOp, "all_reduce")
+        if premultiplies:
+            premultiply(tensors, opts.reduceOp)
         with Launch(self, ALL_REDUCE, tensor, opts) as launch:
             memory = launch.in_place(tensor)
             pointer = memory.data_ptr()
@@ -411,7 +412,7 @@ class ProcessGroupKolo(Base):
         premultiply(tensors, opts.reduceOp)
         with Launch(self, ALL_REDUCE_COALESCED, tensors[0], opts) as launch:
             for tensor in tensors:
-                dtype, factor, op = reduced(tensor.dtype, opts.reduceOp, name)
+                dtype, factor, op, _ = reduced(tensor.dtype, opts.reduceOp, name)
                 memory = launch.in_place(tensor)
                 pointer = memory.data_ptr()
                 launch.run(library.all_reduce, pointer, pointer, memory.numel() * factor, dtype, op)
@@ -422,7 +423,7 @@ class ProcessGroupKolo(Base):
         tensor = only(tensors, "reduce")
         is_root = opts.rootRank == self._rank
         check_writable(tensor, "reduce") if is_root else check_dense(tensor, "reduce")
-        dtype, factor, op = reduced(tensor.dtype, opts.reduceOp, "reduce")
+        dtype, factor, op, _ = reduced(tensor.dtype, opts.reduceOp, "reduce")
         if is_root:
             premultiply(tensors, opts.reduceOp)
         else:
@@ -601,7 +602,7 @@ class ProcessGroupKolo(Base):
         check_writable(output, name)
         check_list(tensors, output, self._size, False, name)
         check_count(output.numel(), tensors[self._rank].numel(), "the output", name)
-        dtype, factor, op = reduced(output.dtype, opts.reduceOp, name)
+        dtype, factor, op, _ = reduced(output.dtype, opts.reduceOp, name)
         tensors = premultiplied(tensors, opts.reduceOp)
         with Launch(self, REDUCE_SCATTER, output, opts) as launch:
             source = launch.inputs(tensors)
@@ -629,7 +630,7 @@ class ProcessGroupKolo(Base):
         inputs = premultiplied(inputs, opts.reduceOp)
         with Launch(self, call, inputs[0], opts) as launch:
             for output, tensor in zip(outputs, inputs):
-                dtype, factor, op = reduced(tensor.dtype, opts.reduceOp, call.name)
+                dtype, factor, op, _ = reduced(tensor.dtype, opts.reduceOp, call.name)
                 source = launch.input(tensor)
                 to = launch.output_apart(output, source)
                 launch.run(library.reduce_scatter, source.data_ptr(), to.data_ptr(), to.numel() * factor, dtype, op)
@@ -801,7 +802,7 @@ class ProcessGroupKolo(Base):
         if done is None:
             raise ValueError("no calls are being coalesced")
         waiter = (self.messages if done.has_messages else self.collectives).waiter
-        work = KoloWork(self.seq, self._options._timeout, done.outputs, done.flight, waiter)
+        work = PendingWork(self.seq, self._options._timeout, done.outputs, done.flight, waiter)
         work.blocks_host = self._options.blocking_wait
         return work
 

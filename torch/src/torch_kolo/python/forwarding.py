@@ -1,6 +1,6 @@
 """What PyTorch does not ask a backend in Python for.
 
-PyTorch wraps each KoloWork in a Work of its own, which passes on `wait` and `get_future` only: it
+PyTorch wraps each Work of kolo in a Work of its own, which passes on `wait` and `get_future` only: it
 would never be completed, and would have no exception and no source. And it does not know that a
 backend in Python can gather into one tensor.
 """
@@ -28,7 +28,7 @@ OF_WORK = (
 
 
 def behind(work):
-    """The KoloWork behind a Work of PyTorch, or None if it is another backend's."""
+    """kolo's Work behind a Work of PyTorch, or None if it is another backend's."""
     if work._get_op_type() != UNKNOWN:
         return None
     ASKING.is_on, ASKING.answer = True, None

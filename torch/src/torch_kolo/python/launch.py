@@ -12,7 +12,7 @@ import torch
 from . import library
 from .error import ends_group, error_of
 from .tensors import is_plain, overlap
-from .work import Copy, Flight, KoloWork, Profile, Step, copy, hand_over
+from .work import Copy, EndedWork, Flight, PendingWork, Profile, Step, copy, hand_over
 
 
 class Call(NamedTuple):
@@ -37,6 +37,11 @@ def deadline(milliseconds, usual):
 
 
 class Launch:
+    # What most calls do not have.
+    _profile = _check = _flight = None
+    _copies = ()
+    _is_done = False
+
     def __init__(self, group, call, like=None, opts=None, *, is_async=None, timeout=None, needs_host=False):
         """`like`: a tensor of the call, whose device all tensors share; None if the call has none.
 
@@ -66,11 +71,8 @@ class Launch:
         # Whether the call ends before it returns or, on a stream, before later work of the
         # caller's stream.
         self._is_sync = is_async is False and (not group.options.blocking_wait if self._device else not self._on_device)
-        self._profile = Profile(call.title) if torch.autograd._profiler_enabled() else None
-        self._copies = []
-        self._check = None
-        self._flight = None
-        self._is_done = False
+        if torch.autograd._profiler_enabled():
+            self._profile = Profile(call.title)
         if not self._is_sync:
             self._flight = Flight(group.members, group.hooks)
             if self._on_device and not self._device:
@@ -110,7 +112,7 @@ class Launch:
     def _copy_back(self, to, source):
         if self._flight and self._device and not self._copies:
             self._flight.after_current_stream(self._device)
-        self._copies.append(Copy(to, source))
+        self._copies = (*self._copies, Copy(to, source))
 
     # The elements of a tensor in contiguous memory that kolo can use: the tensor itself if
     # possible, otherwise a copy. `output` and `in_place` copy back when the next operation has
@@ -196,25 +198,25 @@ class Launch:
             self._run(operation, *arguments)
 
     def _run(self, operation, *arguments):
-        group = self._group
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device else None
         if self._is_sync:
-            self._check_call(operation.now(*arguments, self._channel.comm, stream))
+            if result := operation.now(*arguments, self._channel.comm, stream):
+                raise self._failure(result)
             return
         work = library.Handle()
-        self._check_call(operation.start(*arguments, self._channel.comm, stream, work))
+        if result := operation.start(*arguments, self._channel.comm, stream, work):
+            raise self._failure(result)
         if self._copies or self._check:
             self._flight.needs_host = True
         self._flight.add(Step(work.value, self._device, self._check, self._copies))
-        self._copies, self._check = [], None
+        self._copies, self._check = (), None
 
-    def _check_call(self, result):
-        """Raises unless the call succeeded. If the group has failed, abort hooks run first."""
-        if result:
-            error = error_of(result, self._group.members)
-            if ends_group(result):
-                self._group.hooks.failed()
-            raise error
+    def _failure(self, result):
+        """The error of a call. If the group has failed, abort hooks run before this returns."""
+        error = error_of(result, self._group.members)
+        if ends_group(result):
+            self._group.hooks.failed()
+        return error
 
     def done(self, outputs, source=None):
         """`source`: kolo writes the sender's rank to it if the message may come from any rank."""
@@ -224,13 +226,13 @@ class Launch:
                 copy(to, memory)
             if self._profile:
                 self._profile.end()
-            return KoloWork(self._seq, self._timeout, outputs, milliseconds=(time.monotonic() - self._began) * 1000)
+            return EndedWork(self._seq, self._timeout, outputs, (time.monotonic() - self._began) * 1000)
         self._group.hooks.watch(self._flight)
         is_collected = self._group.collect(self._flight, outputs, self._call.is_message)
-        work = KoloWork(self._seq, self._timeout, outputs, self._flight, self._channel.waiter, self._profile)
+        work = PendingWork(self._seq, self._timeout, outputs, self._flight, self._channel.waiter, self._profile)
         work.is_left = is_collected
         work.source = source
-        work.blocks_host = source is not None or self._group.options.blocking_wait
+        work.blocks_host = source is not None or self._group._options.blocking_wait
         return work
 
 

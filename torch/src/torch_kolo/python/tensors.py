@@ -54,6 +54,8 @@ class Reduction(NamedTuple):
     type: int
     factor: int
     op: int
+    # Whether `premultiply` comes first.
+    premultiplies: bool
 
 
 def moved(dtype):
@@ -93,9 +95,11 @@ def reduced(dtype, op, call):
     """The type for a reduction. Raises a ValueError if kolo does not have this reduction of the
     type.
     """
-    found = _reductions.get((dtype, op.op))
+    # As a number, because PyTorch's own compare slowly.
+    kind = int(op.op)
+    found = _reductions.get((dtype, kind))
     if found is None:
-        found = _reductions[dtype, op.op] = _reduced(dtype, op.op, call)
+        found = _reductions[dtype, kind] = Reduction(*_reduced(dtype, op.op, call), op.op == ReduceOp.RedOpType.PREMUL_SUM)
     return found
 
 
@@ -106,7 +110,7 @@ def _reduced(dtype, op, call):
     if dtype.is_complex:
         if op not in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.RedOpType.PREMUL_SUM):
             raise ValueError(f"{call}: there is no ReduceOp.{op.name} of complex numbers, only SUM, AVG and PREMUL_SUM")
-        return Reduction(TYPES[REAL[dtype]], 2, code)
+        return TYPES[REAL[dtype]], 2, code
     if dtype not in TYPES:
         raise ValueError(
             f"{call}: the kolo backend does not reduce tensors of {dtype}; convert them first, or move them with a collective that does not reduce"
@@ -118,14 +122,14 @@ def _reduced(dtype, op, call):
     if dtype == torch.bool:
         if op == ReduceOp.AVG:
             raise ValueError(f"{call}: there is no ReduceOp.AVG of bool")
-        return Reduction(library.BOOL, 1, {ReduceOp.SUM: library.BOR, ReduceOp.PRODUCT: library.BAND}.get(op, code))
+        return library.BOOL, 1, {ReduceOp.SUM: library.BOR, ReduceOp.PRODUCT: library.BAND}.get(op, code)
     if op == ReduceOp.AVG and not dtype.is_floating_point:
         raise ValueError(
             f"{call}: ReduceOp.AVG is for floating point, and this is a tensor of {dtype}; use SUM and divide with the rounding that you want"
         )
     if op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR) and dtype.is_floating_point:
         raise ValueError(f"{call}: ReduceOp.{op.name} is for integers and bool, and this is a tensor of {dtype}")
-    return Reduction(TYPES[dtype], 1, code)
+    return TYPES[dtype], 1, code
 
 
 def is_plain(tensor):

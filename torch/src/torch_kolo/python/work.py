@@ -446,7 +446,7 @@ class Profile:
 
 
 class Asking(threading.local):
-    """Whether this thread asks a Work of PyTorch for the KoloWork behind it, and the answer. See
+    """Whether this thread asks a Work of PyTorch for the one of kolo behind it, and the answer. See
     forwarding.py.
     """
 
@@ -457,53 +457,112 @@ class Asking(threading.local):
 ASKING = Asking()
 
 
-class KoloWork(dist._Work if hasattr(dist, "_Work") else dist.Work):
-    """The result of a call. Without a flight, the call has succeeded."""
+class EndedWork(dist._Work if hasattr(dist, "_Work") else dist.Work):
+    """The result of a call that succeeded before it returned."""
 
-    def __init__(self, seq=0, timeout=None, outputs=(), flight=None, waiter=None, profile=None, milliseconds=0.0):
+    # The sender's rank, if the message might come from any rank.
+    source = None
+
+    def __init__(self, seq, timeout, outputs, milliseconds=0.0):
         super().__init__()
         self._seq = seq
         self._timeout = timeout
         self._outputs = outputs
+        self._milliseconds = milliseconds
+
+    def is_completed(self):
+        return True
+
+    def is_success(self):
+        return True
+
+    def exception(self):
+        return None
+
+    def result(self):
+        return list(self._outputs)
+
+    def wait(self, timeout=None):
+        return True
+
+    def synchronize(self):
+        self.wait()
+
+    def block_current_stream(self):
+        self.wait()
+
+    def abort(self):
+        pass
+
+    def get_future(self):
+        if ASKING.is_on:
+            ASKING.answer = self
+            return torch.futures.Future()
+        return self._future()
+
+    def _future(self):
+        future = torch.futures.Future(devices=devices_of(self._outputs))
+        future.set_result(list(self._outputs))
+        return future
+
+    def get_future_result(self):
+        future = torch.futures.Future()
+        future.set_result(SUCCESS)
+        return future
+
+    def _get_duration(self):
+        """In milliseconds. Every call is timed."""
+        return self._milliseconds
+
+    def source_rank(self):
+        if self.source is None:
+            raise RuntimeError("only a message that was received from any rank has a source")
+        return self.source.value
+
+    _source_rank = source_rank
+
+    def _get_sequence_number(self):
+        return self._seq
+
+    @property
+    def timeout(self):
+        return self._timeout
+
+
+class PendingWork(EndedWork):
+    """The result of a call whose operations may be in flight."""
+
+    # For the option blocking_wait: wait() returns after the end, also on devices.
+    blocks_host = False
+    # Another flight or the Waiter keeps the flight until its end.
+    is_left = False
+
+    def __init__(self, seq, timeout, outputs, flight, waiter, profile=None):
+        super().__init__(seq, timeout, outputs)
         self._flight = flight
         self._waiter = waiter
         self._profile = profile
-        # Of a call without a flight.
-        self._milliseconds = milliseconds
-        # The sender's rank, if the message might come from any rank.
-        self.source = None
-        # For the option blocking_wait: wait() returns after the end, also on devices.
-        self.blocks_host = False
-        # Another flight or the Waiter keeps the flight until its end.
-        self.is_left = False
 
     def __del__(self):
         # After the end of the process group all operations have ended. Leave no work to a thread
         # that is never joined.
-        if self._flight and not self.is_left and not self._flight.settle(0):
+        if not self.is_left and not self._flight.settle(0):
             hand_over(self._waiter, self._seq, self._flight)
 
     def is_completed(self):
-        if self._flight is None:
-            return True
         is_over = self._flight.settle(0)
         if is_over:
             self._end_profile()
         return is_over
 
     def is_success(self):
-        return self._flight is None or (self._flight.is_over and self._flight.failure is None)
+        return self._flight.is_over and self._flight.failure is None
 
     def exception(self):
-        return self._flight.failure if self._flight and self._flight.is_over else None
-
-    def result(self):
-        return list(self._outputs)
+        return self._flight.failure if self._flight.is_over else None
 
     def wait(self, timeout=None):
         flight = self._flight
-        if flight is None:
-            return True
         seconds = timeout.total_seconds() if timeout else 0
         is_limited = seconds > 0
         if not is_limited and not self.blocks_host and not flight.is_over and flight.await_on_streams():
@@ -522,74 +581,45 @@ class KoloWork(dist._Work if hasattr(dist, "_Work") else dist.Work):
         flight.order_streams()
         return True
 
-    def synchronize(self):
-        self.wait()
-
-    def block_current_stream(self):
-        self.wait()
-
     def abort(self):
-        if self._flight:
-            self._flight.cancel()
+        self._flight.cancel()
 
-    def get_future(self):
-        if ASKING.is_on:
-            ASKING.answer = self
-            return torch.futures.Future()
+    def _future(self):
         flight = self._flight
-        if flight:
-            if not self.blocks_host and not flight.is_over and (future := flight.future_on_streams(self._outputs)):
-                return future
-            future, is_new = flight.future(self._outputs)
-            if is_new:
-                self._waiter.push(self._seq, flight)
-                self.is_left = True
-            if future:
-                return future
-        future = torch.futures.Future(devices=devices_of(self._outputs))
-        if flight and flight.failure:
+        if not self.blocks_host and not flight.is_over and (future := flight.future_on_streams(self._outputs)):
+            return future
+        future, is_new = flight.future(self._outputs)
+        if is_new:
+            self._leave()
+        if future:
+            return future
+        if flight.failure:
+            future = torch.futures.Future(devices=devices_of(self._outputs))
             failed = future.then(lambda _: flight._outcome(None))
             future.set_result(None)
             return failed
-        if flight:
-            flight.order_streams()
-        future.set_result(list(self._outputs))
-        return future
+        flight.order_streams()
+        return super()._future()
 
     def get_future_result(self):
-        flight = self._flight
-        if flight:
-            future, is_new = flight.result_future()
-            if is_new:
-                self._waiter.push(self._seq, flight)
-                self.is_left = True
-            if future:
-                return future
+        future, is_new = self._flight.result_future()
+        if is_new:
+            self._leave()
+        if future:
+            return future
         future = torch.futures.Future()
-        future.set_result(flight.result if flight else SUCCESS)
+        future.set_result(self._flight.result)
         return future
 
+    def _leave(self):
+        """Leaves the flight, which now has a future, to the Waiter."""
+        self._waiter.push(self._seq, self._flight)
+        self.is_left = True
+
     def _get_duration(self):
-        """In milliseconds. Every call is timed."""
-        if self._flight is None:
-            return self._milliseconds
         if not self._flight.is_over:
             raise RuntimeError("the duration of an operation is known after its end: call wait() or is_completed() first")
         return self._flight.milliseconds()
-
-    def source_rank(self):
-        if self.source is None:
-            raise RuntimeError("only a message that was received from any rank has a source")
-        return self.source.value
-
-    _source_rank = source_rank
-
-    def _get_sequence_number(self):
-        return self._seq
-
-    @property
-    def timeout(self):
-        return self._timeout
 
     def _end_profile(self):
         if self._profile:
