@@ -64,12 +64,13 @@ def every_call(rank, world, is_async):
 
     group = dist.group.WORLD
     tensor, large = torch.ones(1000), torch.ones(1000 * world)
-    reduced, gathered = AllreduceOptions(), AllgatherOptions()
-    reduced.asyncOp = gathered.asyncOp = is_async
+    reduced, gathered, barrier = AllreduceOptions(), AllgatherOptions(), BarrierOptions()
+    for options in (reduced, gathered, barrier):
+        # Older versions of PyTorch do not tell a backend.
+        if hasattr(options, "asyncOp"):
+            options.asyncOp = is_async
     yield late("all_reduce", lambda: group.allreduce([tensor], reduced))
     yield late("all_gather", lambda: group.allgather([list(large.chunk(world))], [tensor], gathered))
-    barrier = BarrierOptions()
-    barrier.asyncOp = is_async
     yield late("barrier", lambda: group.barrier(barrier))
     if is_async:
         yield late("message", lambda: dist.irecv(tensor, 1) if rank == 0 else dist.isend(tensor, 0))
