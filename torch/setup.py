@@ -148,6 +148,8 @@ def with_cpp():
             package = HERE / "src" / "torch_kolo" if self.editable_mode else Path(self.build_lib) / "torch_kolo"
             package.mkdir(parents=True, exist_ok=True)
             (package / "_build.py").write_text(f'"""Written by setup.py."""\n\ntorch_version = "{torch.__version__}"\n')
+            # What is in build/ may be for another PyTorch.
+            self.force = True
             super().run()
 
     extension = CppExtension(

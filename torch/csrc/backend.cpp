@@ -829,7 +829,10 @@ at::Tensor ProcessGroupKolo::allocateTensor(long size, at::TensorOptions options
     TORCH_WARN_ONCE(error.what_without_backtrace(), ". Tensors that PyTorch communicates are in ordinary memory, which takes longer.");
     return at::empty({size}, options);
   }
-  return at::from_blob(memory, {size}, [](void* freed) { kolo_mem_free(freed); }, options);
+  // Resizable as other tensors, because hooks of DDP may resize its buckets.
+  c10::DataPtr pointer(memory, memory, [](void* freed) { kolo_mem_free(freed); }, at::kCPU);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(pointer), c10::GetAllocator(at::kCPU), /*resizable=*/true);
+  return at::empty({0}, options).set_(std::move(storage), 0, {size});
 }
 
 } // namespace torch_kolo

@@ -36,6 +36,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("kolo_version") = kolo_version();
   py::class_<ProcessGroupKolo, c10::intrusive_ptr<ProcessGroupKolo>, c10d::Backend> group(module, "ProcessGroupKolo");
   group.def_property_readonly("has_devices", &ProcessGroupKolo::has_devices);
+  // Older versions of PyTorch have this for their own backends only.
+  group.def_property_readonly("options", &ProcessGroupKolo::getBackendOptions);
   // Ranks outside a new group take no part, because kolo's groups find each other at the store.
   group.def("perform_nocolor_split", [](ProcessGroupKolo&, const py::object&) {});
   using Options = ProcessGroupKolo::Options;

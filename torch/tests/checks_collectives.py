@@ -6,7 +6,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from harness import NotRun, check, is_in_python, needs_pytorch
+from harness import NotRun, check, is_in_python, needs_gathers_of_several, needs_pytorch
 
 # Import it before making a group, as programs do.
 from torch.distributed import _coalescing_manager
@@ -388,6 +388,7 @@ def all_to_all_with_splits(group):
 
 @check
 def coalesced_forms(group):
+    needs_gathers_of_several()
     rank, world = of(group)
     device = torch.device("cpu")
     tensors = [torch.full((size,), float(rank + 1)) for size in (1, 5, 4096)]

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from harness import NotRun, check, is_in_python, needs_pytorch
+from harness import NotRun, check, is_in_python, needs_gathers_of_several, needs_pytorch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -187,6 +187,7 @@ def train_with_fsdp(group, mixed=False):
 
 @check
 def fsdp_equals_gloo(group):
+    needs_gathers_of_several()
     needs_pytorch(2, 11, "Gloo sums where ReduceOp.AVG is asked for")
     torch.testing.assert_close(train_with_fsdp(group), train_with_fsdp(gloo()), rtol=1e-5, atol=1e-6)
 

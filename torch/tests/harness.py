@@ -124,6 +124,14 @@ def needs_pytorch(major, minor, why):
         raise NotRun(f"{why}, before PyTorch {major}.{minor}")
 
 
+def needs_gathers_of_several():
+    """Raises NotRun where the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL cannot gather into several tensors."""
+    import torch.distributed as dist
+
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        needs_pytorch(2, 15, "gathers into several tensors with TORCH_DISTRIBUTED_DEBUG=DETAIL")
+
+
 def run_checks(rank, world, names, method):
     """Runs checks in order, each in a group of its own. Returns by name the failure, or why it did not run."""
     import torch.distributed as dist
