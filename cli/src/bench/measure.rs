@@ -1,9 +1,9 @@
 //! Times of one operation at one size.
 //!
-//! Each sample starts with rewritten buffers, so that it does not find its data in the cache where
-//! the last one left it. A sample of a small operation is the mean of several calls, each on
-//! buffers of its own: a single call takes less time than the clock and the barrier before it. The
-//! time of a sample is that of the slowest rank.
+//! As in nccl-tests, a sample is a loop of bare calls on the same buffers after a barrier, and its
+//! time the mean of the calls on the slowest rank. Nothing but the calls is in the loop: with more
+//! ranks than processors, whatever a rank does between two calls delays the others. Results are
+//! checked in calls of their own.
 
 use std::time::Instant;
 
@@ -14,10 +14,13 @@ use super::device::{OnDevice, Place};
 use super::operation::Operation;
 use super::pattern::{Pattern, STALE, is_right, reduced, small};
 
-/// A sample has as many calls as fit into this many bytes.
-const SAMPLE: usize = 64 << 10;
-/// The most calls of one sample.
-const CALLS: usize = 64;
+/// A sample has as many calls as move this many bytes, within these limits. The fewest still
+/// outweigh the time in which the ranks leave the barrier.
+const SAMPLE: usize = 16 << 20;
+const FEWEST: usize = 4;
+const MOST: usize = 200;
+/// How many calls are checked. The second would find what the first has left.
+const CHECKED: u32 = 2;
 
 /// The measurement of one size.
 #[derive(Clone, Debug)]
@@ -37,7 +40,7 @@ impl Plan {
         let elements = args.op.elements(bytes, size_of::<T>(), ranks);
         let (send, recv) = args.op.shares(elements, ranks);
         let whole = elements * size_of::<T>();
-        let calls = SAMPLE.checked_div(whole).unwrap_or(CALLS).clamp(1, CALLS);
+        let calls = SAMPLE.checked_div(whole).unwrap_or(MOST).clamp(FEWEST, MOST);
         Plan { bytes: whole as u64, elements, send, recv, calls }
     }
 
@@ -135,7 +138,7 @@ pub(crate) struct Memory<T: Pattern> {
 
 impl<T: Pattern> Memory<T> {
     pub(crate) fn new(comm: &Communicator, plans: &[Plan], args: &Args) -> Result<Memory<T>> {
-        let most = |of: fn(&Plan) -> usize| plans.iter().map(|plan| plan.calls * of(plan)).max().unwrap_or(0);
+        let most = |of: fn(&Plan) -> usize| plans.iter().map(of).max().unwrap_or(0);
         // In place, the receive buffer holds the whole buffer.
         let (sends, recvs) = (most(|plan| plan.send), most(|plan| plan.elements));
         if args.device == Place::Cuda {
@@ -144,6 +147,47 @@ impl<T: Pattern> Memory<T> {
         }
         let send = Buffer::new(comm, sends, args.registered)?;
         Ok(Memory { send, recv: Buffer::new(comm, recvs, args.registered)?, device: None })
+    }
+
+    /// Writes this rank's numbers, by position, into the buffer that one call sends, and `rest`
+    /// into the other one. Without a buffer to send, the call is in place.
+    fn fill(&mut self, lens: (usize, usize), number: impl Fn(usize) -> u32, rest: u32) -> Result<()> {
+        let (send, recv) = (self.send.slice(lens.0), self.recv.slice(lens.1));
+        let filled = if send.is_empty() {
+            &mut *recv
+        } else {
+            recv.fill(T::from_small(rest));
+            &mut *send
+        };
+        for (place, element) in filled.iter_mut().enumerate() {
+            *element = T::from_small(number(place));
+        }
+        self.device.as_mut().map_or(Ok(()), |device| device.take(send, recv))
+    }
+
+    /// Calls the operation several times on the same buffers.
+    fn call(&mut self, comm: &Communicator, args: &Args, lens: (usize, usize), in_place: bool, calls: usize) -> Result<()> {
+        let how = (args.redop, args.root);
+        if let Some(device) = &mut self.device {
+            for _ in 0..calls {
+                device.call(args.op, comm, how, 0..lens.0, 0..lens.1, in_place)?;
+            }
+            return device.finish();
+        }
+        let (send, recv) = (self.send.slice(lens.0), self.recv.slice(lens.1));
+        for _ in 0..calls {
+            args.op.call(comm, how, send, recv, in_place)?;
+        }
+        Ok(())
+    }
+
+    /// Returns what the last call has received.
+    fn result(&mut self, len: usize) -> Result<&[T]> {
+        let recv = self.recv.slice(len);
+        if let Some(device) = &self.device {
+            device.give(recv)?;
+        }
+        Ok(recv)
     }
 }
 
@@ -156,89 +200,44 @@ pub(crate) fn measure<T: Pattern>(
     in_place: bool,
 ) -> Result<Measured> {
     let lens = if in_place { (0, plan.elements) } else { (plan.send, plan.recv) };
+    // However often zeros are reduced in place, they stay zeros.
+    memory.fill(lens, |_| 0, 0)?;
     let mut samples = Vec::with_capacity(args.iters as usize);
-    let mut wrong = None;
-    for iteration in 0..args.warmup + args.iters {
-        fill(comm, args, plan, memory, iteration, in_place, lens)?;
+    for sample in 0..args.warmup + args.iters {
         comm.barrier()?;
         let began = Instant::now();
-        call(comm, args, plan.calls, memory, in_place, lens)?;
-        let seconds = began.elapsed().as_secs_f64() / plan.calls as f64;
-        if iteration >= args.warmup {
-            samples.push(seconds);
-        }
-        let recv = memory.recv.slice(plan.calls * lens.1);
-        if let Some(device) = &memory.device
-            && args.check
-        {
-            device.give(recv)?;
-        }
-        if args.check && iteration + 1 == args.warmup + args.iters {
-            let redop = args.op.reduces().then_some(args.redop);
-            let mut count = [0u64];
-            for call in 0..plan.calls {
-                let got = &recv[call * lens.1..(call + 1) * lens.1];
-                count[0] += count_wrong(args.op, redop, comm, got, plan, call, iteration, in_place, args.root);
-            }
-            comm.all_reduce(&mut count, ReduceOp::Sum)?;
-            wrong = Some(count[0]);
+        memory.call(comm, args, lens, in_place, plan.calls)?;
+        if sample >= args.warmup {
+            samples.push(began.elapsed().as_secs_f64() / plan.calls as f64);
         }
     }
     comm.all_reduce(&mut samples, ReduceOp::Max)?;
     samples.sort_by(f64::total_cmp);
+    let wrong = if args.check { Some(check(comm, args, plan, memory, in_place, lens)?) } else { None };
     Ok(Measured { samples, wrong })
 }
 
-/// Writes this rank's numbers into the buffers of one sample. `lens` are the elements that one call
-/// sends and receives.
-fn fill<T: Pattern>(
+/// Counts the wrong elements that all ranks get. `lens` are the elements that one call sends and
+/// receives.
+fn check<T: Pattern>(
     comm: &Communicator,
     args: &Args,
     plan: &Plan,
     memory: &mut Memory<T>,
-    iteration: u32,
     in_place: bool,
     lens: (usize, usize),
-) -> Result<()> {
+) -> Result<u64> {
     let redop = args.op.reduces().then_some(args.redop);
-    let (send, recv) = (memory.send.slice(plan.calls * lens.0), memory.recv.slice(plan.calls * lens.1));
-    let filled = if in_place {
-        &mut *recv
-    } else {
-        recv.fill(T::from_small(STALE));
-        &mut *send
-    };
-    for (place, element) in filled.iter_mut().enumerate() {
-        *element = T::from_small(small(redop, comm.rank(), place, iteration, comm.world_size()));
+    let mut wrong = [0];
+    for iteration in 0..CHECKED {
+        let number = |place| small(redop, comm.rank(), place, iteration, comm.world_size());
+        memory.fill(lens, number, STALE)?;
+        memory.call(comm, args, lens, in_place, 1)?;
+        let got = memory.result(lens.1)?;
+        wrong[0] += count_wrong(args.op, redop, comm, got, plan, iteration, in_place, args.root);
     }
-    match &mut memory.device {
-        Some(device) => device.take(send, recv),
-        None => Ok(()),
-    }
-}
-
-/// Makes the calls of one sample, each on buffers of its own.
-fn call<T: Pattern>(
-    comm: &Communicator,
-    args: &Args,
-    calls: usize,
-    memory: &mut Memory<T>,
-    in_place: bool,
-    (send_len, recv_len): (usize, usize),
-) -> Result<()> {
-    let how = (args.redop, args.root);
-    let (send, recv) = (memory.send.slice(calls * send_len), memory.recv.slice(calls * recv_len));
-    for call in 0..calls {
-        let (sends, recvs) = (call * send_len..(call + 1) * send_len, call * recv_len..(call + 1) * recv_len);
-        match &mut memory.device {
-            None => args.op.call(comm, how, &send[sends], &mut recv[recvs], in_place)?,
-            Some(device) => device.call(args.op, comm, how, sends, recvs, in_place)?,
-        }
-    }
-    match &memory.device {
-        Some(device) => device.finish(),
-        None => Ok(()),
-    }
+    comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
+    Ok(wrong[0])
 }
 
 /// Counts the wrong elements in the result of one call.
@@ -249,20 +248,18 @@ pub(crate) fn count_wrong<T: Pattern>(
     comm: &Communicator,
     got: &[T],
     plan: &Plan,
-    call: usize,
     iteration: u32,
     in_place: bool,
     root: usize,
 ) -> u64 {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let is_root = rank == root;
-    let Plan { elements, send, .. } = *plan;
+    let elements = plan.elements;
     let block = elements / ranks;
+    let from = |rank: usize, place: usize| f64::from(small(redop, rank, place, iteration, ranks));
+    let sum = |place: usize| redop.map_or(0.0, |redop| reduced(redop, place, iteration, ranks));
     // In place, the number depends on the position in the whole buffer; out of place, on the
     // position in the rank's own chunk.
-    let stride = if in_place { elements } else { send };
-    let from = |rank: usize, place: usize| f64::from(small(redop, rank, call * stride + place, iteration, ranks));
-    let sum = |place: usize| redop.map_or(0.0, |redop| reduced(redop, call * stride + place, iteration, ranks));
     let of_rank = |place: usize| if in_place { place } else { place % block.max(1) };
     let (own, has_result) = match op {
         Operation::Barrier => (0..0, false),

@@ -64,7 +64,7 @@ pub(crate) struct Line {
     pub(crate) mean_us: f64,
     pub(crate) min_us: f64,
     iters: usize,
-    /// Calls of one iteration. Percentiles are of the means over these calls.
+    /// Calls of one sample. Percentiles are of the means over these calls.
     calls: usize,
     pub(crate) algbw_gbs: f64,
     pub(crate) busbw_gbs: f64,

@@ -15,8 +15,8 @@ pub(super) fn head(report: &Report, args: &Args) {
     let (ranks, hosts) = (count(*ranks, "rank"), count(*hosts, "host"));
     say(&format!("# kolo {} {}: {ranks} on {hosts} over {transport}{registered}", env!("CARGO_PKG_VERSION"), report.op));
     say(&format!(
-        "# {} warm-up and {} measured iterations, of small sizes with several calls each (--json tells); times are means, of the \
-         slowest rank",
+        "# {} warm-up and {} measured samples, each a loop of 4 to 200 calls after a barrier (--json tells); times are means, of \
+         the slowest rank",
         args.warmup, args.iters
     ));
     say("#");

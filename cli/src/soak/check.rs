@@ -41,7 +41,7 @@ fn typed<T: Pattern>(comm: &Communicator, call: &Call) -> Result<u64> {
             *element = if in_place { number(place) } else { T::from_small(STALE) };
         }
     };
-    let count = |recv: &[T]| count_wrong(op, reduces, comm, recv, &plan, 0, salt, in_place, root);
+    let count = |recv: &[T]| count_wrong(op, reduces, comm, recv, &plan, salt, in_place, root);
     if call.how == How::Registered {
         let mut recv = comm.alloc::<T>(recv_len)?;
         fill(&mut recv);
