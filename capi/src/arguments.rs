@@ -238,7 +238,7 @@ impl Arguments {
 
 pub(crate) fn dtype(number: kolo_dtype_t) -> Result<DType, Fault> {
     let known = u8::try_from(number).ok().and_then(DType::from_number);
-    known.ok_or_else(|| Fault::value("dtype", number, "it must be one of KOLO_INT8 to KOLO_BOOL, 0 to 12"))
+    known.ok_or_else(|| Fault::value("dtype", number, "it must be one of KOLO_INT8 to KOLO_FLOAT8_E5M2, 0 to 14"))
 }
 
 fn redop(number: kolo_redop_t) -> Result<ReduceOp, Fault> {

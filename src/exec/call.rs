@@ -177,13 +177,17 @@ impl Call {
         })
     }
 
-    /// Bytes that this rank needs in the send and the receive buffer.
+    /// Bytes that a rank needs in the send and the receive buffer.
     pub(crate) fn lengths(&self, rank: Rank, world: usize) -> Result<[usize; 2], ArgumentError> {
+        self.in_bytes(self.needs(rank, world)?)
+    }
+
+    #[inline]
+    fn in_bytes(&self, [send, recv]: [Option<usize>; 2]) -> Result<[usize; 2], ArgumentError> {
         let bytes = |needed: Option<usize>| {
             let count = needed.unwrap_or(0);
             count.checked_mul(self.dtype.size()).ok_or(ArgumentError::TooMany { count })
         };
-        let [send, recv] = self.needs(rank, world)?;
         Ok([bytes(send)?, bytes(recv)?])
     }
 
@@ -200,6 +204,22 @@ impl Call {
     /// As [`Call::check`].
     #[inline]
     pub(crate) fn check_in_place(&mut self, rank: Rank, world: usize) -> Result<(), ArgumentError> {
+        self.check_arguments(rank, world)?;
+        self.check_buffers(self.needs(rank, world)?, rank)
+    }
+
+    /// As [`Call::check_in_place`], for buffers without lengths: they have what this rank needs.
+    #[inline]
+    pub(crate) fn check_raw(&mut self, rank: Rank, world: usize) -> Result<(), ArgumentError> {
+        self.check_arguments(rank, world)?;
+        let needed = self.needs(rank, world)?;
+        [self.send.len, self.recv.len] = self.in_bytes(needed)?;
+        self.check_buffers(needed, rank)
+    }
+
+    /// Checks all but the buffers.
+    #[inline]
+    fn check_arguments(&self, rank: Rank, world: usize) -> Result<(), ArgumentError> {
         let Call { op, dtype, root, .. } = *self;
         if op.is_point_to_point() {
             if root >= world {
@@ -221,9 +241,13 @@ impl Call {
                 return Err(ArgumentError::Counts { given: counts.ranks(), world_size: world });
             }
         }
-        let [send, recv] = self.needs(rank, world)?;
-        self.send = check_buffer("send", self.send, send, dtype)?;
-        let recv = check_buffer("receive", self.recv.as_const(), recv, dtype)?;
+        Ok(())
+    }
+
+    #[inline]
+    fn check_buffers(&mut self, [send, recv]: [Option<usize>; 2], rank: Rank) -> Result<(), ArgumentError> {
+        self.send = check_buffer("send", self.send, send, self.dtype)?;
+        let recv = check_buffer("receive", self.recv.as_const(), recv, self.dtype)?;
         self.recv = RawSliceMut { ptr: recv.ptr.cast_mut(), len: recv.len };
         let (send, recv) = (self.send, self.recv);
         let overlap = send.len > 0

@@ -6,6 +6,7 @@ use super::call::{Call, Counts};
 use super::submit::Executor;
 use super::work::{Work, begin};
 use crate::buffer::{RawSlice, RawSliceMut, Source};
+use crate::cuda::device::StreamId;
 use crate::error::{ArgumentError, Error, Result};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
@@ -47,43 +48,66 @@ impl Raw<'_> {
             timeout: None,
         }
     }
+
+    /// The counts of what is sent and of what is received.
+    #[inline]
+    fn counts(&self) -> Result<[Option<Counts>; 2]> {
+        let refuse = || Error::Argument { op: self.op, problem: ArgumentError::TooMany { count: usize::MAX } };
+        let counts = |counts: Option<&[usize]>| counts.map(|counts| Counts::new(counts).ok_or_else(refuse)).transpose();
+        Ok([counts(self.send_counts)?, counts(self.recv_counts)?])
+    }
+
+    /// The call, whose buffers have no lengths yet. `rank`: this rank, the peer of a receive from
+    /// any rank.
+    #[inline(always)]
+    fn call(&self, rank: Rank, [send_counts, recv_counts]: [Option<Counts>; 2]) -> Call {
+        Call {
+            op: self.op,
+            on_behalf_of: None,
+            dtype: self.dtype,
+            redop: self.redop,
+            root: if self.source.is_some() { rank } else { self.root },
+            count: self.count,
+            send: RawSlice { ptr: self.send, len: 0 },
+            recv: RawSliceMut { ptr: self.recv, len: 0 },
+            send_counts,
+            recv_counts,
+            source: self.source,
+            timeout: self.timeout,
+            described: None,
+            lent: None,
+        }
+    }
 }
 
 impl Executor {
     /// Checks everything that this rank can check alone.
-    // Always inlined: out of line, the call would be copied once more.
-    #[inline(always)]
     pub(crate) fn prepare(&self, raw: &Raw<'_>) -> Result<Call> {
-        let Raw { op, dtype, redop, root, count, send, recv, source, timeout, .. } = *raw;
-        let root = if source.is_some() { self.rank() } else { root };
-        let refuse = |problem| Error::Argument { op, problem };
-        let counts = |counts: Option<&[usize]>| match counts {
-            Some(counts) => Counts::new(counts).map(Some).ok_or_else(|| refuse(ArgumentError::TooMany { count: usize::MAX })),
-            None => Ok(None),
-        };
-        let (send_counts, recv_counts) = (counts(raw.send_counts)?, counts(raw.recv_counts)?);
-        let (send, recv) = (RawSlice { ptr: send, len: 0 }, RawSliceMut { ptr: recv, len: 0 });
-        let mut call = Call {
-            op,
-            on_behalf_of: None,
-            dtype,
-            redop,
-            root,
-            count,
-            send,
-            recv,
-            send_counts,
-            recv_counts,
-            source,
-            timeout,
-            described: None,
-            lent: None,
-        };
-        let (rank, world) = (self.rank(), self.world_size());
-        [call.send.len, call.recv.len] = call.lengths(rank, world).map_err(refuse)?;
-        // In place: the call is large, and a copy would take as long as a small operation.
-        call.check_in_place(rank, world).map_err(refuse)?;
+        let mut call = raw.call(self.rank(), raw.counts()?);
+        self.check_raw(&mut call)?;
         Ok(call)
+    }
+
+    /// Prepares a call, lends it and executes it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Executor::run_prepared`].
+    #[inline]
+    pub(crate) unsafe fn run_raw(&self, raw: &Raw<'_>, stream: StreamId) -> Result<()> {
+        // The call is made where it stays: it is large, and a copy would take as long as a small
+        // operation.
+        let mut call = raw.call(self.rank(), raw.counts()?);
+        self.check_raw(&mut call)?;
+        self.lend(&mut call, stream)?;
+        // SAFETY: passed on.
+        unsafe { self.run_prepared(&call) }
+    }
+
+    #[inline]
+    fn check_raw(&self, call: &mut Call) -> Result<()> {
+        let op = call.op;
+        call.check_raw(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })
     }
 
     /// Executes a prepared call.

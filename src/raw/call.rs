@@ -131,10 +131,8 @@ impl<'a> RawCall<'a> {
     /// Those of both functions.
     // Not inlined into other crates: here the compiler sees the whole path in one crate.
     pub unsafe fn run(&self, comm: &Communicator) -> Result<()> {
-        let mut call = comm.exec.prepare(&self.raw)?;
-        comm.exec.lend(&mut call, self.stream.into())?;
         // SAFETY: passed on.
-        unsafe { comm.exec.run_prepared(&call) }
+        unsafe { comm.exec.run_raw(&self.raw, self.stream.into()) }
     }
 }
 
