@@ -816,22 +816,58 @@ bool ProcessGroupKolo::supportsTensorAlloc(c10::DeviceIndex device) {
   return kolo_comm_transport(collectives_.comm, &transport) == KOLO_OK && std::strncmp(transport, "shm", 3) == 0;
 }
 
+namespace {
+
+// The communicator's memory in shared memory. Memory may outlive this, and this the process group:
+// then it has no more memory to give.
+class PooledMemory final : public c10::Allocator {
+ public:
+  PooledMemory(kolo_comm_t comm, std::shared_ptr<const Members> members) : comm_(comm), members_(std::move(members)) {}
+
+  c10::DataPtr allocate(size_t bytes) override {
+    void* memory = nullptr;
+    check(kolo_mem_alloc_pooled(&memory, bytes, comm_), *members_);
+    return {memory, memory, &free, at::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &free;
+  }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    default_copy_data(to, from, count);
+  }
+
+ private:
+  static void free(void* memory) {
+    kolo_mem_free(memory);
+  }
+
+  const kolo_comm_t comm_;
+  const std::shared_ptr<const Members> members_;
+};
+
+} // namespace
+
+std::shared_ptr<c10::Allocator> ProcessGroupKolo::getMemAllocator() {
+  return std::make_shared<PooledMemory>(collectives_.comm, members_);
+}
+
 at::Tensor ProcessGroupKolo::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK_VALUE(options.device().is_cpu(), "allocateTensor: the kolo backend allocates memory of the host only");
   TORCH_CHECK_VALUE(size >= 0, "allocateTensor: the size is ", size);
-  void* memory = nullptr;
   const size_t bytes = static_cast<size_t>(size) * options.dtype().itemsize();
+  c10::DataPtr memory;
   try {
-    check(kolo_mem_alloc_pooled(&memory, bytes, collectives_.comm), *members_);
+    memory = PooledMemory(collectives_.comm, members_).allocate(bytes);
   } catch (const c10::Error& error) {
-    // PyTorch asks without being told to, and any memory will do. If the group has failed, the next
-    // call says so.
-    TORCH_WARN_ONCE(error.what_without_backtrace(), ". Tensors that PyTorch communicates are in ordinary memory, which takes longer.");
+    // PyTorch asks by default, and works with ordinary memory, too. If the group has failed, the
+    // next call says so.
+    TORCH_WARN_ONCE(
+        error.what_without_backtrace(),
+        ". Tensors that PyTorch communicates are in ordinary memory, which takes longer: free shared memory, or raise its limit.");
     return at::empty({size}, options);
   }
   // Resizable as other tensors, because hooks of DDP may resize its buckets.
-  c10::DataPtr pointer(memory, memory, [](void* freed) { kolo_mem_free(freed); }, at::kCPU);
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(pointer), c10::GetAllocator(at::kCPU), /*resizable=*/true);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory), c10::GetAllocator(at::kCPU), /*resizable=*/true);
   return at::empty({0}, options).set_(std::move(storage), 0, {size});
 }
 

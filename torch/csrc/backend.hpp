@@ -136,6 +136,7 @@ class ProcessGroupKolo final : public c10d::Backend {
 
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
 
   void abort() override;
   void shutdown() override;

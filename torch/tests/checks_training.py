@@ -84,6 +84,11 @@ def memory_of_kolo(group):
     tensor.fill_(1)
     dist.all_reduce(tensor, group=group)
     assert (tensor == dist.get_world_size(group)).all()
+    assert backend.allocate_tensor(0, dtype=torch.float32, device=CPU).shape == (0,)
+    if not is_in_python(group):
+        # As hooks of DDP do. What is longer is ordinary memory.
+        tensor.resize_(200_000)
+        assert (tensor[:100_000] == dist.get_world_size(group)).all()
     # Without room for more, the memory is ordinary.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))

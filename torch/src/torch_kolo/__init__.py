@@ -58,7 +58,8 @@ def _create(options, backend_options):
             warnings.warn(f"torch_kolo.Options has a timeout of {of_options}, and the argument has one of {options.timeout}, which wins")
     backend = _load().create(options, backend_options)
     if backend.supports_tensor_alloc(torch.device("cpu")):
-        use_shared_memory()
+        # DDP asks in C++, by a number, and cannot ask the backend in Python.
+        use_shared_memory(for_ddp=_load().__name__.endswith("._C"))
     return backend
 
 

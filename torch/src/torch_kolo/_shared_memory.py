@@ -14,11 +14,11 @@ FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
 @functools.cache
-def use_shared_memory():
-    """Has DDP and FSDP2 ask kolo for memory from now on."""
+def use_shared_memory(for_ddp):
+    """Has FSDP2 ask kolo for memory from now on, and DDP if `for_ddp`."""
     # DDP reads the variable when it makes its buckets. It is for all backends of the process: with
     # a GPU, it would also change what NCCL does.
-    if not os.path.exists("/dev/nvidiactl"):
+    if for_ddp and not os.path.exists("/dev/nvidiactl"):
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     if FSDP2 in sys.modules:
         _change(sys.modules[FSDP2])

@@ -820,13 +820,18 @@ class ProcessGroupKolo(Base):
             raise ValueError("allocateTensor: the kolo backend allocates memory of the host only")
         if size < 0:
             raise ValueError(f"allocateTensor: the size is {size}")
+        if size == 0:
+            return torch.empty(0, dtype=dtype)
         pointer = library.Memory()
         length = size * dtype.itemsize
         if result := library.mem_alloc_pooled(pointer, length, self.collectives.comm):
-            # PyTorch asks without being told to, and any memory will do. If the group has failed,
+            # PyTorch asks by default, and works with ordinary memory, too. If the group has failed,
             # the next call says so.
             failure = error_of(result, self.members)
-            warnings.warn(f"{failure}. Tensors that PyTorch communicates are in ordinary memory, which takes longer.")
+            warnings.warn(
+                f"{failure}. Tensors that PyTorch communicates are in ordinary memory, which takes longer: free shared memory, or raise its "
+                "limit."
+            )
             return torch.empty(size, dtype=dtype)
         memory = (ctypes.c_char * length).from_address(pointer.value)
         weakref.finalize(memory, library.mem_free, pointer.value)
