@@ -44,6 +44,21 @@ fn regions() -> BTreeMap<u64, (u64, Option<u64>)> {
     found
 }
 
+/// Ends communicators whose peers have just been told of the memory of a pool.
+fn use_pools(comm: &Communicator) {
+    let before = descriptors();
+    for _ in 0..20 {
+        let part = comm.split(0, comm.rank()).unwrap();
+        let mut data = part.alloc_pooled::<f32>(1 << 20).unwrap();
+        data.fill(1.0);
+        part.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert!(data.iter().all(|&sum| sum == RANKS as f32));
+    }
+    comm.barrier().unwrap();
+    let after = descriptors();
+    assert!(after < before + 10, "{after} descriptors, before 20 communicators with pools {before}");
+}
+
 /// Runs as one rank: creates the communicators, uses each of them, and prints what they need.
 fn be_a_rank(rank: usize) {
     let builder = Communicator::builder().rank(rank).world_size(RANKS).store(std::env::var(STORE).unwrap());
@@ -58,6 +73,7 @@ fn be_a_rank(rank: usize) {
         assert!(data.iter().all(|&sum| sum == (RANKS * (RANKS + 1) / 2) as f32));
     };
     use_it(&comm);
+    use_pools(&comm);
     let before = descriptors();
     let mut parts = Vec::new();
     for number in 0..SPLITS {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::core::Core;
 use crate::buffer::RawSliceMut;
@@ -62,7 +62,7 @@ impl Core {
             let found = match u32::try_from(id) {
                 Ok(0) | Err(_) => None,
                 Ok(_) if place == 0 => mine,
-                Ok(id) => window.fetch(&context, 0, id)?.inspect_err(no_shared_memory).ok(),
+                Ok(id) => window.fetch(&context, 0, id, Duration::MAX)?.inspect_err(no_shared_memory).ok(),
             };
             let found = found.filter(|region| region.len() == ranks * part);
             let reserved = found.map(|region| region.reserve_by(place * part..(place + 1) * part, deadline).map(|()| region));

@@ -136,6 +136,11 @@ impl Queue {
             failure::abort(&shared.status);
         }
         drop(tasks);
+        // The system had no other thread to free the buffers of an operation that nobody waited
+        // for, and one of them held the last reference to the communicator.
+        if thread.thread().id() == std::thread::current().id() {
+            return;
+        }
         // A panic there has been printed, and its operations have failed.
         let _ = thread.join();
     }

@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -196,7 +197,7 @@ impl<B> Work<B> {
             None => state.on_done.push(Box::new(function)),
             Some(outcome) => {
                 drop(state);
-                run_elsewhere("kolo-done", move || function(outcome));
+                tell(function, outcome);
             }
         }
         Ok(())
@@ -388,31 +389,52 @@ impl<B: Send + 'static> Completion for WorkState<B> {
         state.parked.drain(..).for_each(|thread| thread.unpark());
         let waker = state.waker.take();
         let on_done = std::mem::take(&mut state.on_done);
-        if state.is_abandoned && std::mem::needs_drop::<B>() {
-            // SAFETY: the operation has ended, and there is no handle any more.
-            let buffers = unsafe { (*self.buffers.get()).take() };
-            run_elsewhere("kolo-free", move || drop(buffers));
-        }
+        // SAFETY: the operation has ended, and there is no handle any more.
+        let abandoned = state.is_abandoned.then(|| unsafe { (*self.buffers.get()).take() });
         drop(state);
-        if let Some(waker) = waker {
-            run_elsewhere("kolo-wake", move || waker.wake());
+        // Both are done here if the system has no more threads: a task that is not woken would wait
+        // forever.
+        if std::mem::needs_drop::<B>()
+            && let Some(Err(free)) = abandoned.map(|buffers| run_elsewhere("kolo-free", move || drop(buffers)))
+        {
+            free();
+        }
+        if let Some(waker) = waker
+            && let Err(wake) = run_elsewhere("kolo-wake", move || waker.wake())
+        {
+            wake();
         }
         for function in on_done {
-            let outcome = outcome.clone();
-            run_elsewhere("kolo-done", move || function(outcome));
+            tell(function, outcome.clone());
         }
+    }
+}
+
+/// Tells a function of the user the outcome of an operation. Not without a thread for it: the
+/// function may wait for another operation.
+fn tell(function: impl FnOnce(Result<()>) + Send + 'static, outcome: Result<()>) {
+    if run_elsewhere("kolo-done", move || function(outcome)).is_err() {
+        tracing::error!("there is no thread for a function that is told of the end of an operation: it is not called");
     }
 }
 
 /// Runs code of the user on a thread of its own: what frees the buffers of an abandoned operation,
 /// and what wakes a task. That code may wait for the thread that ends operations, or end its
 /// communicator: a buffer or a task may hold the last reference to one, whose end waits for its
-/// progress thread. A panic of that code stays on the thread.
-fn run_elsewhere(name: &str, code: impl FnOnce() + Send + 'static) {
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(code);
-    if let Err(error) = spawned {
-        tracing::error!(%error, thread = name, "cannot start a thread that tells the owner of an operation of its end");
-    }
+/// progress thread. A panic of that code stays on the thread. Gives the code back if the system
+/// starts no thread.
+fn run_elsewhere<F: FnOnce() + Send + 'static>(name: &str, code: F) -> Result<(), impl FnOnce() + use<F>> {
+    let code = Arc::new(Mutex::new(Some(code)));
+    let theirs = code.clone();
+    let run = move |code: &Mutex<Option<F>>| {
+        let code = code.lock().take();
+        code.into_iter().for_each(|code| code());
+    };
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&theirs));
+    spawned.map(drop).map_err(|error| {
+        tracing::warn!(%error, thread = name, "cannot start a thread");
+        move || _ = catch_unwind(AssertUnwindSafe(|| run(&code)))
+    })
 }
 
 /// The handle on an operation that is about to start, its call, and how the progress thread ends

@@ -25,6 +25,10 @@ const LAST_PATIENCE_WITH_WRITERS: Duration = Duration::from_secs(10);
 /// How long a rank tries to fetch a peer's region before it checks again whether the peer is alive.
 const FETCH_INTERVAL: Duration = Duration::from_millis(500);
 
+/// How long it tries to fetch an extent of a pool. Without that, operations stage their memory; a
+/// peer that has no file descriptor left cannot hand it over at all.
+const EXTENT_PATIENCE: Duration = Duration::from_secs(2);
+
 /// While this lives, the rank uses registered buffers of its peers. Dropping it ends that, also in
 /// a panic.
 pub(super) struct Borrowed<'a>(&'a RankState);
@@ -36,10 +40,17 @@ impl Drop for Borrowed<'_> {
 }
 
 impl Window {
-    /// Fetches a region that a rank of this host lends. Asks that rank until the operation's
-    /// deadline, as long as it may still answer. The inner error says why this process cannot have
-    /// the region.
-    pub(crate) fn fetch(&mut self, context: &OpContext<'_>, peer: usize, id: u32) -> Result<io::Result<Arc<Region>>> {
+    /// Fetches a region that a rank of this host lends. Asks that rank for as long as `patience`,
+    /// and at most until the operation's deadline, while it may still answer. The inner error says
+    /// why this process cannot have the region.
+    pub(crate) fn fetch(
+        &mut self,
+        context: &OpContext<'_>,
+        peer: usize,
+        id: u32,
+        patience: Duration,
+    ) -> Result<io::Result<Arc<Region>>> {
+        let began = Instant::now();
         let found = loop {
             let until = Instant::now() + context.patience_with(self.members[peer])?.min(FETCH_INTERVAL);
             let found = self.host.fetch_once(self.jobs[peer], id, until);
@@ -49,7 +60,7 @@ impl Window {
                 return Err(context.failed(self.members[peer], cause));
             }
             match found {
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
+                Err(error) if error.kind() == io::ErrorKind::TimedOut && began.elapsed() < patience => {}
                 found => break found,
             }
         };
@@ -69,8 +80,8 @@ impl Window {
         Some(loan)
     }
 
-    /// The words for the first phase of an operation, in which all ranks see the words of all, or
-    /// not.
+    /// Returns this rank's words for the first phase of an operation. `all_see`: every rank reads
+    /// the words of every other.
     pub(super) fn words_of(&mut self, mine: Option<Loan>, all_see: bool) -> Words {
         let host = &self.host;
         self.heap.tell(mine, all_see, |region| host.lend(region)).words()
@@ -98,11 +109,11 @@ impl Window {
             let told = self.told(rank, phase, words);
             let Some(Announced { id, len }) = told.announced else { continue };
             let region = if rank == self.rank {
-                Some(self.heap.last_announced())
+                self.heap.take_announced()
             } else if self.heap.extents() >= MOST_EXTENTS * self.members.len() {
                 None
             } else {
-                let found = self.fetch(context, rank, id)?;
+                let found = self.fetch(context, rank, id, EXTENT_PATIENCE)?;
                 let found = found.inspect_err(|error| tracing::warn!(%error, "cannot map memory that a peer shares"));
                 found.ok().filter(|region| region.len() as u64 == len)
             };

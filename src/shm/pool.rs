@@ -19,14 +19,15 @@ use crate::sys::{self, PageSize, Region};
 /// takes memory.
 const EXTENT: usize = if cfg!(miri) { 64 << 10 } else { 64 << 20 };
 
-/// The most extents of one rank. Beyond them, blocks are ordinary memory.
+/// The most extents of one rank. Beyond them, [`Pool::take`] fails, and the caller takes ordinary
+/// memory.
 pub(super) const MOST_EXTENTS: usize = 1024;
 
 pub(crate) struct Pool {
     host: Arc<HostGroup>,
     page: PageSize,
     extents: Mutex<Vec<Extent>>,
-    /// How many extents there are, for those who must not wait for the lock.
+    /// The number of extents. Operations read it without the lock.
     count: AtomicUsize,
     /// Forks that led to the process that made the pool. A child may free blocks, but the pool is
     /// its parent's.
@@ -92,9 +93,10 @@ impl Pool {
         self.count.load(Ordering::Acquire)
     }
 
-    /// The region of an extent, by its number in the order in which they were made.
-    pub(super) fn region(&self, number: usize) -> Arc<Region> {
-        self.extents.lock()[number].region.clone()
+    /// The region of an extent, by its number in the order in which they were made. `None` while a
+    /// thread takes or gives back memory, which may take long.
+    pub(super) fn region(&self, number: usize) -> Option<Arc<Region>> {
+        Some(self.extents.try_lock()?[number].region.clone())
     }
 }
 
@@ -193,6 +195,17 @@ mod tests {
         for extent in pool.extents.lock().iter() {
             assert_eq!(extent.free, BTreeMap::from([(0, extent.region.len())]));
         }
+    }
+
+    /// Taking memory may take long, and operations have a deadline.
+    #[test]
+    fn an_operation_does_not_wait_for_a_thread_that_takes_memory() {
+        let pool = pool();
+        let _block = pool.take(1).unwrap();
+        let taking = pool.extents.lock();
+        assert!(pool.region(0).is_none());
+        drop(taking);
+        assert!(pool.region(0).is_some());
     }
 
     #[test]

@@ -83,6 +83,8 @@ pub(crate) struct Heap {
     extents: Vec<Option<Entry>>,
     /// The numbers under which this rank lends its extents, in the order of the pool.
     announced: Vec<u32>,
+    /// The extent that was announced last, until this rank adds it itself.
+    announcing: Option<Arc<Region>>,
     /// How many of the extents this process has mapped, from the first on. Once it cannot map one,
     /// the number stays as it is.
     mapped: usize,
@@ -162,7 +164,7 @@ impl Told {
 impl Heap {
     pub(crate) fn new(rank: usize, page: PageSize, pool: Pool) -> Heap {
         let (all, extents, announced) = (Vec::new(), Vec::new(), Vec::new());
-        Heap { rank, page, all, pool: Arc::new(pool), extents, announced, mapped: 0, usable: 0, fetched: 0 }
+        Heap { rank, page, all, pool: Arc::new(pool), extents, announced, announcing: None, mapped: 0, usable: 0, fetched: 0 }
     }
 
     /// The memory that this rank takes alone.
@@ -294,11 +296,14 @@ impl Heap {
     /// see the words of all. `lend` is how a region gets a number for peers to fetch it.
     pub(crate) fn tell(&mut self, loan: Option<Loan>, all_see: bool, lend: impl FnOnce(&Arc<Region>) -> u32) -> Told {
         let mut announced = None;
-        if all_see && self.announced.len() < self.pool.count() {
-            let region = self.pool.region(self.announced.len());
+        if all_see
+            && self.announced.len() < self.pool.count()
+            && let Some(region) = self.pool.region(self.announced.len())
+        {
             let id = lend(&region);
             self.announced.push(id);
             announced = Some(Announced { id, len: region.len() as u64 });
+            self.announcing = Some(region);
         }
         Told { loan, mapped: self.mapped as u32, announced }
     }
@@ -332,9 +337,14 @@ impl Heap {
         self.extents.push(entry);
     }
 
-    /// The region of this rank's extent that was announced last.
-    pub(crate) fn last_announced(&self) -> Arc<Region> {
-        self.pool.region(self.announced.len() - 1)
+    /// The region that [`Heap::tell`] has announced, once.
+    pub(crate) fn take_announced(&mut self) -> Option<Arc<Region>> {
+        self.announcing.take()
+    }
+
+    /// The numbers of this rank's extents that some peer may not have fetched yet.
+    pub(crate) fn not_fetched(&self) -> &[u32] {
+        &self.announced[self.fetched..]
     }
 }
 
@@ -372,13 +382,16 @@ mod tests {
         assert_eq!(heap.tell(None, false, |_| unreachable!()).announced, None, "not all ranks would see it");
         let first = heap.tell(None, true, |_| 5);
         assert_eq!(first.announced.map(|announced| announced.id), Some(5));
+        assert_eq!(heap.not_fetched(), [5]);
         assert_eq!(heap.hear(0), []);
-        heap.add_extent(0, Some(heap.last_announced()));
+        let announced = heap.take_announced();
+        heap.add_extent(0, announced);
         assert_eq!(heap.tell(None, true, |_| unreachable!()), told(1));
         assert!(!lend(&mut heap), "no peer has mapped it");
         assert_eq!(heap.hear(0), []);
         assert!(!lend(&mut heap), "one peer has not mapped it");
         assert_eq!(heap.hear(1), [5]);
+        assert!(heap.not_fetched().is_empty());
         assert!(lend(&mut heap));
         assert_eq!(heap.hear(1), [], "the number was given twice");
 

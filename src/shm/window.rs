@@ -185,6 +185,10 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         self.park_stage();
+        // Each holds a descriptor and memory. A peer that has not fetched it needs it no more.
+        for &id in self.heap.not_fetched() {
+            self.host.withdraw(id);
+        }
     }
 }
 

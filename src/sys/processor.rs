@@ -13,8 +13,8 @@ pub(crate) fn processor() -> Option<u32> {
 }
 
 /// Moves this thread to a processor of the lowest weight among those that it may use, unless that
-/// weight is above `most`. Afterwards the thread may use the same processors as before. Returns
-/// whether it was moved.
+/// weight is above `most`. Afterwards the thread may use the same processors as before, or those
+/// that another thread has chosen for it meanwhile. Returns whether it was moved.
 pub(crate) fn move_thread(most: usize, weight: impl Fn(u32) -> usize) -> bool {
     #[cfg(all(target_os = "linux", not(miri)))]
     return linux::move_thread(most, weight).unwrap_or(false);
@@ -31,12 +31,35 @@ mod linux {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
     pub(super) fn move_thread(most: usize, weight: impl Fn(u32) -> usize) -> Result<bool> {
-        let before = sched_getaffinity(None)?;
+        let mut before = sched_getaffinity(None)?;
         let Some(lightest) = lightest(&before, most, weight) else { return Ok(false) };
+        if has_no_choice_of_its_own(&before)? {
+            before = all();
+        }
         // The kernel moves the thread before this returns.
         sched_setaffinity(None, &lightest)?;
-        sched_setaffinity(None, &before)?;
+        // Another thread may have chosen other processors for this one meanwhile: then these stay.
+        if sched_getaffinity(None)? == lightest {
+            sched_setaffinity(None, &before)?;
+        }
         Ok(true)
+    }
+
+    /// Whether this thread may use all processors of its cpuset. It then follows the cpuset when
+    /// that grows, which a choice of the same processors would end.
+    fn has_no_choice_of_its_own(allowed: &CpuSet) -> Result<bool> {
+        sched_setaffinity(None, &all())?;
+        let is_all = sched_getaffinity(None)? == *allowed;
+        if !is_all {
+            sched_setaffinity(None, allowed)?;
+        }
+        Ok(is_all)
+    }
+
+    fn all() -> CpuSet {
+        let mut all = CpuSet::new();
+        (0..CpuSet::MAX_CPU).for_each(|processor| all.set(processor));
+        all
     }
 
     fn lightest(among: &CpuSet, most: usize, weight: impl Fn(u32) -> usize) -> Option<CpuSet> {
@@ -73,6 +96,16 @@ mod linux {
             }
             assert!(!move_thread(0, |_| 1).unwrap());
             assert_eq!(allowed(), before);
+        }
+
+        #[test]
+        fn a_choice_of_the_program_stays() {
+            let before = allowed();
+            let mut one = CpuSet::new();
+            one.set(before[0] as usize);
+            sched_setaffinity(None, &one).unwrap();
+            assert!(move_thread(0, |_| 0).unwrap());
+            assert_eq!(allowed(), [before[0]]);
         }
 
         #[test]

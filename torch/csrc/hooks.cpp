@@ -1,5 +1,6 @@
 #include "hooks.hpp"
 
+#include <cxxabi.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -43,13 +44,51 @@ std::shared_ptr<const Table> replace(std::shared_ptr<const Table>& table, int64_
   return std::exchange(table, std::move(changed));
 }
 
-// An exception of a hook is the hook's: the call that it is told of has its own outcome.
+// The objects whose threads run: these end before the process exits.
+class Running {
+ public:
+  void add(std::weak_ptr<Hooks> hooks) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.erase(std::remove_if(all_.begin(), all_.end(), [](const auto& each) { return each.expired(); }), all_.end());
+    all_.push_back(std::move(hooks));
+  }
+
+  std::vector<std::shared_ptr<Hooks>> take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<std::shared_ptr<Hooks>> alive;
+    for (const auto& each : std::exchange(all_, {})) {
+      if (auto hooks = each.lock()) {
+        alive.push_back(std::move(hooks));
+      }
+    }
+    return alive;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Hooks>> all_;
+};
+
+// Never destroyed: threads may outlive static objects.
+Running& running() {
+  static auto* const all = new Running;
+  return *all;
+}
+
+constexpr std::chrono::seconds kPatienceAtExit(5);
+
+// An exception of a hook does not change the outcome of the call that the hook reports.
 template <typename Hook, typename... Args>
 void call(const char* what, const Hook& hook, Args&&... args) {
   try {
     hook(std::forward<Args>(args)...);
   } catch (const std::exception& error) {
     TORCH_WARN(what, " of the kolo backend failed: ", error.what());
+#ifdef __GLIBCXX__
+  } catch (const abi::__forced_unwind&) {
+    // Python ends the thread, because the process exits.
+    throw;
+#endif
   } catch (...) {
     TORCH_WARN(what, " of the kolo backend failed");
   }
@@ -148,7 +187,9 @@ void Hooks::failed() {
   const WithoutPythonsLock released;
   std::unique_lock<std::mutex> lock(mutex_);
   if (failure_ == Failure::kIsTold && teller_ != std::this_thread::get_id()) {
-    changed_.wait_for(lock, std::min<std::chrono::milliseconds>(patience_, std::chrono::hours(24)), [&] { return failure_ != Failure::kIsTold; });
+    // A hook may end the group, and then waits for this thread.
+    const auto is_over = [&] { return failure_ != Failure::kIsTold || is_closed_; };
+    changed_.wait_for(lock, std::min<std::chrono::milliseconds>(patience_, std::chrono::hours(24)), is_over);
     return;
   }
   if (failure_ != Failure::kNone || is_muted_) {
@@ -181,6 +222,7 @@ void Hooks::provide_thread() {
   try {
     thread_ = std::thread([self = shared_from_this()] { self->run(); });
     is_running_ = true;
+    running().add(shared_from_this());
   } catch (const std::system_error& error) {
     TORCH_WARN("the kolo backend cannot start a thread for hooks, which learn later of the end of calls: ", error.what());
   }
@@ -235,7 +277,19 @@ void Hooks::await_calls() {
   }
 }
 
+void Hooks::close_all() {
+  for (const auto& hooks : running().take()) {
+    hooks->mute();
+    hooks->close(kPatienceAtExit);
+  }
+}
+
 void Hooks::close() {
+  close(patience_);
+}
+
+void Hooks::close(std::chrono::milliseconds patience) {
+  const WithoutPythonsLock released;
   std::unique_lock<std::mutex> lock(mutex_);
   is_closed_ = true;
   changed_.notify_all();
@@ -245,13 +299,13 @@ void Hooks::close() {
   }
   // A hook may hold the last reference to the process group.
   if (thread.get_id() != std::this_thread::get_id()) {
-    changed_.wait_for(lock, std::min<std::chrono::milliseconds>(patience_, std::chrono::hours(24)), [&] { return !is_running_; });
+    changed_.wait_for(lock, std::min<std::chrono::milliseconds>(patience, std::chrono::hours(24)), [&] { return !is_running_; });
     if (!is_running_) {
       lock.unlock();
       thread.join();
       return;
     }
-    TORCH_WARN("a hook has not returned ", patience_.count(), " ms after the end of its process group, which no longer waits for it");
+    TORCH_WARN("a hook has not returned ", patience.count(), " ms after the end of its process group, which no longer waits for it");
   }
   thread.detach();
 }

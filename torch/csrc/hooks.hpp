@@ -68,6 +68,9 @@ class Hooks : public std::enable_shared_from_this<Hooks> {
   void await_calls();
   // Ends the thread. The caller has ended all calls before.
   void close();
+  // Ends the threads of all objects, with a short patience for hooks that run. Before the process
+  // exits, because a hook in Python cannot go on while Python ends.
+  static void close_all();
   // Undoes `mute` and `close`.
   void reopen();
 
@@ -78,6 +81,7 @@ class Hooks : public std::enable_shared_from_this<Hooks> {
   using Table = std::map<int64_t, std::shared_ptr<const Hook>>;
   enum class Failure { kNone, kIsTold, kWasTold };
 
+  void close(std::chrono::milliseconds patience);
   // The caller holds the mutex.
   void note_interest();
   void provide_thread();

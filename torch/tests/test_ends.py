@@ -282,6 +282,71 @@ def test_abort_hooks_do_not_run_where_the_user_ends_the_group(tmp_path):
     assert found[0] == [] and len(found[1]) == 1, found
 
 
+def ends_its_group(rank, world, method):
+    """A hook ends its group, while another thread has found the failure of a second call."""
+    import torch.distributed as dist
+
+    start("kolo", method, rank, world)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    seconds = []
+
+    def hook():
+        # Longer than the other thread needs to find it.
+        time.sleep(0.5)
+        began = time.monotonic()
+        dist.destroy_process_group()
+        seconds.append(time.monotonic() - began)
+
+    dist.group.WORLD.register_abort_hook(1, hook)
+    works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(3)]
+    with pytest.raises(dist.DistBackendError):
+        works[0].wait()
+    return seconds
+
+
+@needs_abort_hooks
+def test_a_hook_may_end_its_group(tmp_path):
+    (seconds,) = Ranks(2, ends_its_group, f"file://{tmp_path}/store").results(expected=1)[0]
+    assert seconds < PATIENCE / 2, "it waited for the timeout of the group"
+
+
+HOOK_AT_EXIT = """
+import os, sys, time
+import torch, torch.distributed as dist
+rank, method = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("kolo", init_method=method, rank=rank, world_size=2)
+began = open(method.removeprefix("file://") + ".began", "a")
+def hook():
+    print("began", file=began, flush=True)
+    for _ in range(20):
+        time.sleep(0.05)
+    print("hook ends", flush=True)
+dist.group.WORLD.register_abort_hook(1, hook)
+if rank == 1:
+    os._exit(0)
+work = dist.all_reduce(torch.ones(1000), async_op=True)
+while not os.path.getsize(began.name):
+    time.sleep(0.01)
+print("main ends", flush=True)
+"""
+
+
+@needs_abort_hooks
+def test_a_program_may_end_while_a_hook_runs(tmp_path):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOOK_AT_EXIT, str(rank), f"file://{tmp_path}/store"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in range(2)
+    ]
+    output, _ = ranks[0].communicate(timeout=PATIENCE)
+    ranks[1].communicate(timeout=PATIENCE)
+    assert ranks[0].returncode == 0, output
+    assert output.index("main ends") < output.index("hook ends"), output
+
+
 # ---- Completion hooks ----
 
 

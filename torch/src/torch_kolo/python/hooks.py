@@ -2,6 +2,7 @@
 thread that finds the failure of calls that no thread waits for.
 """
 
+import atexit
 import os
 import threading
 import warnings
@@ -12,6 +13,18 @@ from torch._C import _distributed_c10d
 # How often the end of calls is looked for that no thread waits for, in seconds. NCCL's watchdog
 # takes as long.
 PERIOD = 0.1
+
+
+# The objects whose threads run. A hook in Python cannot go on while Python ends.
+RUNNING = weakref.WeakSet()
+PATIENCE_AT_EXIT = 5
+
+
+@atexit.register
+def close_all():
+    for hooks in list(RUNNING):
+        hooks.mute()
+        hooks.close(PATIENCE_AT_EXIT)
 
 
 class Hooks:
@@ -56,6 +69,7 @@ class Hooks:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kolo-hooks", daemon=True)
                 self._thread.start()
+                RUNNING.add(self)
             elif len(self._flights) == 1:
                 self._changed.notify_all()
 
@@ -68,7 +82,8 @@ class Hooks:
         with self._changed:
             if self._teller is not None:
                 if self._teller != threading.get_ident():
-                    self._changed.wait_for(lambda: self._was_told, self._patience)
+                    # A hook may end the group, and then waits for this thread.
+                    self._changed.wait_for(lambda: self._was_told or self._is_closed, self._patience)
                 return
             if self._is_muted:
                 return
@@ -131,7 +146,7 @@ def is_over(flight):
 
 
 def call(what, hook):
-    """An exception of a hook is the hook's: the call that it is told of has its own outcome."""
+    """An exception of a hook does not change the outcome of the call that the hook reports."""
     try:
         hook()
     except BaseException as error:
