@@ -7,7 +7,7 @@ use kolo::{Communicator, ReduceOp};
 
 type Point = [f64; 2];
 
-/// Around these the points are drawn.
+/// The centres around which the points are drawn.
 const TRUTH: [Point; 4] = [[0.0, 0.0], [8.0, 1.0], [3.0, 7.0], [9.0, 9.0]];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

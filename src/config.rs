@@ -59,10 +59,11 @@ numbered! {
     }
 }
 
-/// The variables that kolo and its program read or set, in alphabetical order. `docs/settings.md`
+/// The variables that kolo, its program and torch_kolo read or set, in alphabetical order. `docs/settings.md`
 /// describes them.
 pub const VARIABLES: &[&str] = &[
     "KOLO_ALGORITHM",
+    "KOLO_AS_GLOO",
     "KOLO_CACHE_DIR",
     "KOLO_COPY_MODE",
     "KOLO_DEVICES",
@@ -89,6 +90,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_TLS_CA",
     "KOLO_TLS_CERT",
     "KOLO_TLS_KEY",
+    "KOLO_TORCH_IMPL",
     "KOLO_TRACE_DIR",
     "KOLO_TRACE_SIGNAL",
     "KOLO_TRANSPORT",

@@ -8,8 +8,8 @@ installed library (scripts/install.sh).
 KOLO_FEATURES lists the features of the build; the default is "cuda", and "" means none. Without
 "cuda", tensors on GPUs are copied to the host. The backend asks the library at run time.
 
-KOLO_TORCH_CPP=1 also builds the backend in C++, for the PyTorch of this environment. It takes 2 us
-less a call. It needs a C++20 compiler, and pip install --no-build-isolation.
+KOLO_TORCH_CPP=1 also builds the backend in C++, for the PyTorch of this environment. Its calls take
+less time. It needs a C++20 compiler, and pip install --no-build-isolation.
 
 KOLO_PLATFORM names the platform of the wheel, in place of this machine's.
 """

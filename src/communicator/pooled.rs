@@ -26,7 +26,7 @@ enum Memory {
 impl Communicator {
     /// Takes `len` elements of zeros from memory that the ranks of this host share. As with
     /// [`Communicator::alloc`], collectives on such buffers read and write them in place. But this
-    /// is not a collective call: each rank takes and drops buffers when it likes. Where ranks cannot
+    /// is not a collective call: each rank takes and drops buffers at any time. Where ranks cannot
     /// share memory, it is ordinary memory.
     ///
     /// Dropped buffers stay in the pool for later ones. The pool ends with the communicator and its

@@ -1,8 +1,8 @@
 //! How ranks that share a processor, beside one that is idle, move apart.
 //!
 //! Ranks on one processor hand it to each other by yielding, which takes twenty times as long as an
-//! operation of ranks with a processor each. The scheduler may leave them there: it does not like
-//! to move a thread that ran a moment ago, because of the thread's caches. So each rank tells its
+//! operation of ranks with a processor each. The scheduler may leave them there: it
+//! avoids moving a thread that ran a moment ago, because of the thread's caches. So each rank tells its
 //! peers on which processor it waits. If a processor has two ranks more than another one that this
 //! rank may use, the highest rank there moves.
 
@@ -56,13 +56,14 @@ impl Placement {
     pub(super) fn yielded(&mut self, phases: &Phases<FlagArea>, rank: usize, ranks: usize) {
         self.waits += 1;
         if self.waits.is_multiple_of(WAITS) {
-            self.spread(phases, rank, ranks);
+            self.move_apart(phases, rank, ranks);
         }
     }
 
-    /// Tells the peers where this rank runs, and moves it if they are too many there.
+    /// Tells the peers where this rank runs, and moves it if its processor has at least two ranks
+    /// more than another one.
     #[cold]
-    fn spread(&mut self, phases: &Phases<FlagArea>, rank: usize, ranks: usize) {
+    fn move_apart(&mut self, phases: &Phases<FlagArea>, rank: usize, ranks: usize) {
         let Some(own) = sys::processor() else { return };
         let phase = phases.next();
         // 0 is a rank that has told nothing.

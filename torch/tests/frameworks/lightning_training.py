@@ -1,4 +1,4 @@
-"""Lightning's Trainer with its strategies DDP and FSDP2 ("model_parallel")."""
+"""Lightning's Trainer with DDP."""
 
 import os
 import sys
