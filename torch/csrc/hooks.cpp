@@ -75,7 +75,8 @@ Running& running() {
   return *all;
 }
 
-constexpr std::chrono::seconds kPatienceAtExit(5);
+// The dump of the flight recorder takes 4 s.
+constexpr std::chrono::seconds kPatienceAtExit(30);
 
 // An exception of a hook does not change the outcome of the call that the hook reports.
 template <typename Hook, typename... Args>

@@ -293,3 +293,93 @@ def pipelines(group):
     output = schedule.step(inputs) if rank == 0 else schedule.step()
     if rank == world - 1:
         torch.testing.assert_close(output, nn.Sequential(*layers)(inputs))
+
+
+# ---- The calls of frameworks that cannot be installed here ----
+
+
+@check
+def calls_of_megatron(group):
+    """As Megatron-LM's core makes them: `param_and_grad_buffer.py` of its distributed optimizer, the
+    vocabulary-parallel cross entropy, and the pipeline's `p2p_communication.py`.
+    """
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    # Gradients: buckets are slices of one buffer, and each rank's shard a slice of its bucket.
+    buffer = torch.arange(2 * 1000 * world, dtype=torch.bfloat16) % 7
+    buckets = buffer.clone().chunk(2)
+    shards = [bucket[1000 * rank : 1000 * (rank + 1)] for bucket in buckets]
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        for bucket, shard in zip(buckets, shards):
+            dist.reduce_scatter_tensor(shard, bucket, op=dist.ReduceOp.AVG, group=group, async_op=True)
+    manager.wait()
+    for bucket, shard in zip(buffer.chunk(2), shards):
+        assert torch.equal(shard, bucket[1000 * rank : 1000 * (rank + 1)])
+    # Parameters: each rank's shard goes to where it lies in the bucket of all.
+    for bucket, shard in zip(buckets, shards):
+        bucket.fill_(-1)
+        shard.fill_(rank)
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        for bucket, shard in zip(buckets, shards):
+            dist.all_gather_into_tensor(bucket, shard, group=group, async_op=True)
+    manager.wait()
+    for bucket in buckets:
+        assert torch.equal(bucket, torch.arange(world).repeat_interleave(1000).bfloat16())
+    # The cross entropy: the maximum of the logits, then sums of slices.
+    logits = torch.full((4, 3), float(rank)).max(dim=-1)[0]
+    dist.all_reduce(logits, op=dist.ReduceOp.MAX, group=group)
+    assert torch.equal(logits, torch.full((4,), float(world - 1)))
+    # The pipeline: activations go to the next rank, gradients to the one before, in one batch.
+    after, before = (rank + 1) % world, (rank - 1) % world
+    activations, gradients = torch.empty(2, 8), torch.empty(2, 8)
+    batch = [
+        dist.P2POp(dist.isend, torch.full((2, 8), float(rank)), group=group, group_peer=after),
+        dist.P2POp(dist.irecv, activations, group=group, group_peer=before),
+        dist.P2POp(dist.isend, torch.full((2, 8), float(-rank)), group=group, group_peer=before),
+        dist.P2POp(dist.irecv, gradients, group=group, group_peer=after),
+    ]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    # With two ranks, both messages have the same two ends, and arrive in order.
+    assert activations.eq(before).all() and gradients.eq(-after).all()
+    dist.barrier(group)
+
+
+@check
+def calls_of_sglang(group):
+    """As the GroupCoordinator of SGLang makes them on processors, in `parallel_state.py`: a group for
+    tensors, and one for objects.
+    """
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    ranks = dist.get_process_group_ranks(group)
+    for_objects = dist.new_group(ranks, backend="kolo")
+    hidden = torch.ones(3, 64, dtype=torch.bfloat16)
+    dist.all_reduce(hidden, group=group)
+    assert hidden.eq(world).all()
+    # Gathered along the last dimension.
+    gathered = torch.empty(world * 3, 4)
+    dist.all_gather_into_tensor(gathered, torch.full((3, 4), float(rank)), group=group)
+    gathered = gathered.reshape(world, 3, 4).movedim(0, 1).reshape(3, 4 * world)
+    assert torch.equal(gathered[0], torch.arange(float(world)).repeat_interleave(4))
+    gathered = [torch.empty(5) for _ in range(world)] if rank == 0 else None
+    dist.gather(torch.full((5,), float(rank)), gathered, dst=ranks[0], group=group)
+    assert rank != 0 or all(part.eq(number).all() for number, part in enumerate(gathered))
+    # A dictionary of tensors: first what they are, as an object, then each tensor.
+    told = [[("ids", torch.int64, (7,)), ("none", torch.float32, (0,)), ("logits", torch.float32, (2, 9))]] if rank == 0 else [None]
+    dist.broadcast_object_list(told, src=ranks[0], group=for_objects)
+    tensors = [torch.ones(size, dtype=dtype) if rank == 0 else torch.empty(size, dtype=dtype) for _, dtype, size in told[0]]
+    for work in [dist.broadcast(tensor, src=ranks[0], group=for_objects, async_op=True) for tensor in tensors if tensor.numel()]:
+        work.wait()
+    assert all(tensor.eq(1).all() for tensor in tensors)
+    # An object between two stages: its size, then its bytes.
+    words = torch.frombuffer(bytearray(b"to the next stage"), dtype=torch.uint8)
+    if rank == 0:
+        dist.send(torch.tensor([words.numel()]), ranks[world - 1], group=for_objects)
+        dist.send(words, ranks[world - 1], group=for_objects)
+    elif rank == world - 1:
+        size = torch.empty(1, dtype=torch.long)
+        dist.recv(size, ranks[0], group=for_objects)
+        received = torch.empty(int(size), dtype=torch.uint8)
+        dist.recv(received, ranks[0], group=for_objects)
+        assert bytes(received.tolist()) == b"to the next stage"
+    dist.barrier(group=for_objects)
+    dist.destroy_process_group(for_objects)

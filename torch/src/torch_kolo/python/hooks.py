@@ -17,7 +17,8 @@ PERIOD = 0.1
 
 # The objects whose threads run. A hook in Python cannot go on while Python ends.
 RUNNING = weakref.WeakSet()
-PATIENCE_AT_EXIT = 5
+# The dump of the flight recorder takes 4 s.
+PATIENCE_AT_EXIT = 30
 
 
 @atexit.register
