@@ -76,8 +76,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::Model`] if the model has not the parameters that it had in `new`; [`Error::Kolo`] if
-    /// a rank failed.
+    /// [`Error::Model`] if the model's parameters differ from those in `new`; [`Error::Kolo`] if a rank
+    /// failed.
     pub fn broadcast<M: Module>(&mut self, model: M) -> Result<M> {
         settle(&model);
         let mut values = Values::of(&model);
@@ -262,8 +262,7 @@ fn averages(reducer: &Reducer, parameters: &[Found]) -> Result<GradientsParams> 
     Ok(gradients)
 }
 
-/// Makes running statistics take over the batches that they have seen, so that their values are the
-/// latest.
+/// Applies the pending updates of running statistics, so that their values are the latest.
 fn settle<M: Module>(model: &M) {
     // The statistics are shared between a module and the copy for validation.
     drop(model.valid());

@@ -103,7 +103,7 @@ const char *kolo_lightgbm_error(void) { return message.c_str(); }
 void kolo_lightgbm_all_gather(char *input, int32_t input_size, const int32_t *start, const int32_t *length, int blocks,
                               char *output, int32_t) {
   const std::vector<size_t> counts = counts_of(start, length, blocks);
-  // `input` may be the begin of `output`, where kolo does not accept it.
+  // `input` may be at the start of `output`. kolo accepts it in this rank's block only.
   char *own = output + start[own_rank];
   std::memmove(own, input, input_size);
   check(kolo_all_gather_v(own, output, counts.data(), KOLO_UINT8, communicator, nullptr));

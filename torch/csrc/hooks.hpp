@@ -62,7 +62,7 @@ class Hooks : public std::enable_shared_from_this<Hooks> {
   // The group has failed. Returns when the abort hooks have run. They run once for a failure,
   // although each of its calls in flight fails: other threads wait until they have returned.
   void failed();
-  // The user ends the group: what fails from now on is no failure of it.
+  // The user ends the group: calls that fail from now on run no abort hooks.
   void mute();
   // Returns when all calls so far have ended and the hook has been told.
   void await_calls();

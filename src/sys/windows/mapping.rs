@@ -76,7 +76,7 @@ impl Mapping {
     /// Makes memory of `len` bytes that will be extended to about `room`.
     pub(in crate::sys) fn create(len: usize, room: usize) -> io::Result<Mapping> {
         check_memory(len)?;
-        // Addresses without memory need a five-hundredth of their number in the system.
+        // For reserved addresses, Windows needs memory of a five-hundredth of their size.
         let (kind, size) = if room > len { (SEC_RESERVE, HEAD + MORE * room) } else { (SEC_COMMIT, HEAD + len) };
         let size = size as u64;
         // SAFETY: the call makes a section without a name, which only this process can open.
@@ -258,8 +258,9 @@ impl Mapping {
         if handle.is_null() || handle == INVALID_HANDLE_VALUE {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // SAFETY: the process at the other end has made the handle for this value. It is a process
-        // of this user, which could do to this process whatever a wrong number does.
+        // SAFETY: the process at the other end has made this handle for this one by
+        // DuplicateHandle, so no other value owns it. It runs as this user: with a wrong number it
+        // could close another handle of this process, which it can do without kolo, too.
         let section = unsafe { OwnedHandle::from_raw_handle(handle) };
         Mapping::first(section, id, len).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }

@@ -1,4 +1,4 @@
-"""What PyTorch does not ask a backend in Python for.
+"""Replaces methods of PyTorch's Work and ProcessGroup, so that they reach those of kolo.
 
 PyTorch wraps each Work of kolo in a Work of its own, which passes on `wait` and `get_future` only: it
 would never be completed, and would have no exception and no source. And it does not know that a

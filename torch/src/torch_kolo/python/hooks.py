@@ -100,7 +100,7 @@ class Hooks:
                 self._changed.notify_all()
 
     def mute(self):
-        """The user ends the group: what fails from now on is no failure of it."""
+        """The user ends the group: calls that fail from now on run no abort hooks."""
         with self._changed:
             self._is_muted = True
 
