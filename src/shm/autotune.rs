@@ -2,11 +2,11 @@
 //! which size one phase is faster than two. The first operations measure, the later ones use the
 //! result.
 //!
-//! kolo measures, because the result depends on more than the processor. Processors that share a cache stage data in it best. For
-//! processors that do not, a cache line costs more from another processor's cache than from memory.
-//! A hypervisor changes what the system needs to find the pages of another process, and an
-//! administrator may forbid that. A phase costs 0.05 us on one machine and 0.3 us on another on
-//! which the copies take equally long.
+//! kolo measures, because the result depends on more than the processor. Processors that share a
+//! cache stage data in it best. For processors that do not, a cache line costs more from another
+//! processor's cache than from memory. A hypervisor changes what the system needs to find the pages
+//! of another process, and an administrator may forbid that. A phase costs 0.05 us on one machine
+//! and 0.3 us on another on which the copies take equally long.
 
 use std::time::{Duration, Instant};
 
