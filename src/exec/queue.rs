@@ -136,8 +136,9 @@ impl Queue {
             failure::abort(&shared.status);
         }
         drop(tasks);
-        // The system had no other thread to free the buffers of an operation that nobody waited
-        // for, and one of them held the last reference to the communicator.
+        // This is the progress thread: without another thread, it freed the buffers of an abandoned
+        // operation itself, and they held the last reference to the communicator. It ends on its
+        // own.
         if thread.thread().id() == std::thread::current().id() {
             return;
         }

@@ -1,10 +1,10 @@
 //! How ranks that share a processor, beside one that is idle, move apart.
 //!
 //! Ranks on one processor hand it to each other by yielding, which takes twenty times as long as an
-//! operation of ranks with a processor each. The scheduler may leave them there: it
-//! avoids moving a thread that ran a moment ago, because of the thread's caches. So each rank tells its
-//! peers on which processor it waits. If a processor has two ranks more than another one that this
-//! rank may use, the highest rank there moves.
+//! operation of ranks with a processor each. The scheduler may leave them there: it avoids moving a
+//! thread that ran a moment ago, because of the thread's caches. So each rank tells its peers on
+//! which processor it waits. If a processor has two ranks more than another one that this rank may
+//! use, the highest rank there moves.
 
 use std::time::{Duration, Instant};
 

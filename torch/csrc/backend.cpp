@@ -818,8 +818,8 @@ bool ProcessGroupKolo::supportsTensorAlloc(c10::DeviceIndex device) {
 
 namespace {
 
-// The communicator's memory in shared memory. Memory may outlive this, and this the process group:
-// then it has no more memory to give.
+// Allocates from the communicator's pool in shared memory. The memory may outlive the allocator. The
+// allocator may outlive the process group: then `allocate` raises an error.
 class PooledMemory final : public c10::Allocator {
  public:
   PooledMemory(kolo_comm_t comm, std::shared_ptr<const Members> members) : comm_(comm), members_(std::move(members)) {}

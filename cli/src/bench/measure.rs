@@ -19,7 +19,7 @@ use super::pattern::{Pattern, STALE, is_right, reduced, small};
 const SAMPLE: usize = 16 << 20;
 const FEWEST: usize = 4;
 const MOST: usize = 200;
-/// How many calls are checked. The second would find what the first has left.
+/// How many calls are checked: the second finds the buffers that the first has used.
 const CHECKED: u32 = 2;
 
 /// The measurement of one size.

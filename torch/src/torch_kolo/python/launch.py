@@ -232,7 +232,7 @@ class Launch:
         work = PendingWork(self._seq, self._timeout, outputs, self._flight, self._channel.waiter, self._profile)
         work.is_left = is_collected
         work.source = source
-        work.blocks_host = source is not None or self._group._options.blocking_wait
+        work.blocks_host = source is not None or self._group.options.blocking_wait
         return work
 
 
