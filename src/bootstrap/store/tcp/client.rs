@@ -150,10 +150,14 @@ impl TcpStore {
         let stream = self.stream.lock();
         let mut until = Until { stream: &stream, deadline: self.deadline.max(Instant::now() + timeout + GRACE) };
         let lost = |error: io::Error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => StoreError::io(
+            // A server that ends with a request unread resets the connection.
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe => StoreError::io(
                 "its server closed the connection before this rank joined; check that rank 0 runs, that this rank was started \
                  once, and that both have the same job name (KOLO_JOB_ID)",
-            )(io::ErrorKind::UnexpectedEof.into()),
+            )(error.kind().into()),
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 StoreError::io("asking its server, which does not answer; is rank 0 paused?")(io::ErrorKind::TimedOut.into())
             }

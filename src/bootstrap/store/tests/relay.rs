@@ -1,15 +1,18 @@
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use super::SOON;
 use crate::bootstrap::store::Store;
 
-/// Forwards a client's bytes to a server, and can hold them back as if the server were paused.
+/// Forwards a client's bytes to a server. It can hold them back as if the server were paused, and
+/// end as if the server's process ended.
 pub(super) struct Relay {
     pub(super) port: u16,
     gate: Arc<Mutex<()>>,
+    ends: Arc<AtomicBool>,
 }
 
 impl Relay {
@@ -18,19 +21,32 @@ impl Relay {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let gate = Arc::<Mutex<()>>::default();
-        let passes = gate.clone();
+        let ends = Arc::<AtomicBool>::default();
+        let (passes, must_end) = (gate.clone(), ends.clone());
         std::thread::spawn(move || {
             let (mut client, _) = listener.accept().unwrap();
             let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
             let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
-            std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
+            let answering = std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
             let mut bytes = [0; 4096];
-            while let Ok(count @ 1..) = client.read(&mut bytes) {
+            while let Ok(1..) = client.peek(&mut bytes)
+                && !must_end.load(Ordering::Relaxed)
+                && let Ok(count @ 1..) = client.read(&mut bytes)
+            {
                 drop(passes.lock().unwrap());
                 (&server).write_all(&bytes[..count]).unwrap();
             }
+            // The connection closes when the last descriptor does. If bytes of the client are unread
+            // then, the system resets it.
+            let _ = server.shutdown(Shutdown::Both);
+            answering.join().unwrap().ok();
         });
-        Relay { port, gate }
+        Relay { port, gate, ends }
+    }
+
+    /// Ends at the next request, which it does not read.
+    pub(super) fn end(&self) {
+        self.ends.store(true, Ordering::Relaxed);
     }
 
     /// Pauses the server while the store waits for a response, for longer than it would wait after

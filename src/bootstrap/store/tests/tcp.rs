@@ -22,6 +22,20 @@ fn a_server_that_pauses_is_waited_for_until_the_deadline() {
     relay.pause(&*open(&url, false, &identity(), late()).unwrap());
 }
 
+/// A second process of a rank may ask while rank 0 has started and closes its store.
+#[test]
+fn a_server_that_ends_with_a_request_unread_says_what_to_check() {
+    let server = TcpStoreServer::bind("127.0.0.1:0".parse().unwrap(), "job", None).unwrap();
+    let relay = Relay::to(server.address().port());
+    let store = open(&StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: relay.port }, false, &identity(), late()).unwrap();
+    relay.end();
+    let problem = store.get("absent", SOON).unwrap_err().to_string();
+    assert!(problem.contains("check that rank 0 runs, that this rank was started once"), "{problem}");
+    if cfg!(unix) {
+        assert!(problem.contains("reset"), "{problem}");
+    }
+}
+
 #[test]
 fn a_taken_port_and_another_job_are_told_apart() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
