@@ -15,39 +15,37 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let comm = Communicator::from_env()?;
     let points: Vec<Point> = draw(comm.rank() as u64).take(count).collect();
 
-    // Rank 0 chooses the first centres: points of its own, far from each other (Gonzalez 1985).
-    let mut centres = [0.0; 2 * TRUTH.len()];
-    if comm.rank() == 0 {
-        let mut chosen = vec![*points.first().ok_or("no points")?];
-        while chosen.len() < TRUTH.len() {
-            let far = |point: &Point| chosen.iter().map(|centre| distance(point, centre)).fold(f64::MAX, f64::min);
-            chosen.extend(points.iter().copied().max_by(|one, other| far(one).total_cmp(&far(other))));
-        }
-        centres.copy_from_slice(chosen.as_flattened());
+    // The first centres are points of rank 0, far from each other (Gonzalez 1985).
+    let mut centres = [*points.first().ok_or("no points")?; TRUTH.len()];
+    for chosen in 1..centres.len() {
+        let far = |point: &Point| distance(point, &centres[nearest(point, &centres[..chosen])]);
+        centres[chosen] = points.iter().copied().max_by(|one, other| far(one).total_cmp(&far(other))).unwrap_or_default();
     }
-    comm.broadcast(&mut centres, 0)?;
+    comm.broadcast(centres.as_flattened_mut(), 0)?;
 
-    for step in 1.. {
-        // By centre: the sum of its points on this rank, and their number; then of all ranks.
-        let mut sums = [0.0; 3 * TRUTH.len()];
+    let mut steps = 0;
+    loop {
+        // For each centre: the sums of its points' coordinates, and their number.
+        let mut sums = [[0.0; 3]; TRUTH.len()];
         for point in &points {
-            let sum = &mut sums[3 * nearest(point, centres.as_chunks().0)..][..3];
-            (sum[0], sum[1], sum[2]) = (sum[0] + point[0], sum[1] + point[1], sum[2] + 1.0);
+            let [x, y, number] = &mut sums[nearest(point, &centres)];
+            (*x, *y, *number) = (*x + point[0], *y + point[1], *number + 1.0);
         }
-        comm.all_reduce(&mut sums, ReduceOp::Sum)?;
+        comm.all_reduce(sums.as_flattened_mut(), ReduceOp::Sum)?;
         let before = centres;
-        for (centre, sum) in centres.chunks_mut(2).zip(sums.chunks(3)).filter(|(_, sum)| sum[2] > 0.0) {
-            (centre[0], centre[1]) = (sum[0] / sum[2], sum[1] / sum[2]);
+        for (centre, [x, y, number]) in centres.iter_mut().zip(sums).filter(|(_, [.., number])| *number > 0.0) {
+            *centre = [x / number, y / number];
         }
-        // All ranks have the same sums, so all of them stop at the same step.
-        if centres.iter().zip(before).all(|(now, before)| (now - before).abs() < 1e-9) {
-            if comm.rank() == 0 {
-                println!("{} points, {step} steps: {:.2?}", count * comm.world_size(), centres.as_chunks::<2>().0);
-            }
+        steps += 1;
+        // All ranks have the same sums, so they stop at the same step.
+        if centres == before {
             break;
         }
     }
-    assert!(TRUTH.iter().all(|truth| centres.as_chunks().0.iter().any(|centre| distance(truth, centre) < 0.1)));
+    if comm.rank() == 0 {
+        println!("{} points, {steps} steps: {centres:.2?}", count * comm.world_size());
+    }
+    assert!(TRUTH.iter().all(|truth| distance(truth, &centres[nearest(truth, &centres)]) < 0.1));
     Ok(())
 }
 
@@ -67,8 +65,7 @@ fn distance(one: &Point, other: &Point) -> f64 {
     (one[0] - other[0]).hypot(one[1] - other[1])
 }
 
+/// Returns the number of the nearest centre.
 fn nearest(point: &Point, centres: &[Point]) -> usize {
-    (0..centres.len())
-        .min_by(|&one, &other| distance(point, &centres[one]).total_cmp(&distance(point, &centres[other])))
-        .unwrap_or(0)
+    (0..centres.len()).min_by(|&a, &b| distance(point, &centres[a]).total_cmp(&distance(point, &centres[b]))).unwrap_or(0)
 }

@@ -65,8 +65,8 @@ def compare(world, command, **environment):
             assert found["kolo"][rank][name] == pytest.approx(of_gloo, rel=1e-3, abs=1e-5), f"{name} of rank {rank}"
 
 
-def torchrun(world, program):
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", program]
+def torchrun(world, program, *options):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", *options, program]
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -83,6 +83,11 @@ def torchrun(world, program):
 def test_under_torchrun(package, program, world):
     needs(package)
     compare(world, torchrun(world, program), DS_ACCELERATOR="cpu")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_elastic_restarts(world):
+    compare(world, torchrun(world, "elastic_restarts.py", "--max-restarts=2"))
 
 
 @pytest.mark.parametrize("world", WORLDS)
