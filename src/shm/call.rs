@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::slots::SLOT;
+use super::wait::Sources;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::reduce::{self, Kernel, copy_streaming};
 use crate::schedule::Blocks;
@@ -111,6 +112,50 @@ impl Memory<'_> {
         let kernel = self.call.kernel.expect("an operation that reduces has a kernel");
         // SAFETY: the caller keeps the same contract.
         unsafe { kernel.fold(parts, to, elements, self.call.finish) }
+    }
+
+    /// The elements of its input that this rank gives to its peers.
+    pub(super) fn given(&self) -> Range<usize> {
+        let Memory { call, rank, ranks } = *self;
+        match call.op {
+            Op::Broadcast | Op::Scatter if rank != call.root => 0..0,
+            Op::AllReduce | Op::Reduce | Op::Broadcast => 0..call.count,
+            Op::AllGather | Op::AllGatherV | Op::Gather => 0..call.blocks.range(rank).len(),
+            _ => 0..call.blocks.range(ranks - 1).end,
+        }
+    }
+
+    /// What this rank takes of a rank's input, and where its output has it, in elements.
+    pub(super) fn taken(&self, peer: usize) -> (Range<usize>, Range<usize>) {
+        let call = self.call;
+        let (own, theirs) = (|| call.blocks.range(self.rank), || call.blocks.range(peer));
+        match call.op {
+            Op::AllReduce | Op::Reduce | Op::Broadcast => (0..call.count, 0..call.count),
+            Op::Scatter | Op::ReduceScatter | Op::ReduceScatterV => (own(), 0..own().len()),
+            Op::AllToAll => (own(), theirs()),
+            _ => (0..theirs().len(), theirs()),
+        }
+    }
+
+    /// The ranks whose inputs this rank's output needs.
+    pub(super) fn inputs(&self) -> Range<usize> {
+        let Memory { call, rank, ranks } = *self;
+        match call.op {
+            Op::Broadcast | Op::Scatter => call.root..call.root + 1,
+            Op::Reduce | Op::Gather if rank != call.root => 0..0,
+            _ => 0..ranks,
+        }
+    }
+
+    /// The peers whose phases this rank waits for before it writes its output.
+    pub(super) fn sources(&self) -> Sources {
+        let inputs = self.inputs();
+        match inputs.len() {
+            0 => Sources::None,
+            1 if inputs.start == self.rank => Sources::None,
+            1 => Sources::One(inputs.start),
+            _ => Sources::All,
+        }
     }
 
     /// The number of elements that fit a slot.

@@ -5,7 +5,7 @@
 //!
 //! | form | bytes | phases |
 //! |---|---|---|
-//! | [`inline`]: up to 48 bytes in the flag line | only the line | 1 |
+//! | [`inline`](mod@inline): up to 48 bytes in the flag line | only the line | 1 |
 //! | [`OneShot`]: stage all, reduce all ranks' input | (N + 3) S | 1 |
 //! | [`TwoShot`]: stage the peers' chunks, reduce its own, read theirs | (5 - 2/N) S | 2 |
 //! | [`cma`], all-reduce: read the inputs for its chunk, then the other chunks | (5 - 3/N) S | 3 |
@@ -20,7 +20,7 @@ use super::all_reduce::all_reduce;
 use super::autotune;
 use super::call::{Memory, WindowCall};
 use super::exchange::Exchange;
-use super::flags::{WORDS, Words};
+use super::inline;
 use super::one_shot::{ONE_SHOT, OneShot};
 use super::pull::pull;
 use super::rooted::{Collect, Spread};
@@ -47,7 +47,10 @@ impl Window {
         // SAFETY: the caller keeps the same contract.
         let result = unsafe { run(self, context, call) };
         match &result {
-            Ok(()) => context.rest(),
+            Ok(()) => {
+                self.phases.finish();
+                context.rest();
+            }
             Err(_) => {
                 // Peers may read whatever has been published.
                 self.staged = self.phases.next().wrapping_sub(1);
@@ -65,16 +68,14 @@ impl Window {
 /// As for [`Window::run`].
 unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &WindowCall<'_>) -> Result<()> {
     let (rank, ranks) = (window.rank, window.members.len());
-    let is_root = rank == call.root;
     let bytes = call.count * call.element;
     let memory = Memory { call, rank, ranks };
     // The short operations come first: for them, every test counts.
-    match call.op {
-        Op::Barrier => return window.barrier(context),
-        Op::AllReduce | Op::Reduce if bytes <= size_of::<Words>() => {
-            return inline(window, context, memory, call.op == Op::AllReduce || is_root);
-        }
-        _ => {}
+    if call.op == Op::Barrier {
+        return window.barrier(context);
+    }
+    if inline::fits(memory) {
+        return inline::run(window, context, memory);
     }
     // Bytes over all ranks up to which every rank reduces everything.
     let one_shot = match call.op {
@@ -83,9 +84,8 @@ unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &WindowCall<'_
     };
     let mut parts = std::mem::take(&mut window.parts);
     let result = if bytes * ranks <= one_shot && matches!(call.op, Op::AllReduce | Op::Reduce) {
-        let takes = call.op == Op::AllReduce || is_root;
-        let sources = if takes { Sources::All } else { Sources::None };
-        window.pipeline(context, sources, 0, &mut OneShot { memory, takes, parts: &mut parts })
+        let takes = call.op == Op::AllReduce || rank == call.root;
+        window.pipeline(context, memory.sources(), 0, &mut OneShot { memory, takes, parts: &mut parts })
     } else {
         run_in_segments(window, context, memory, &mut parts)
     };
@@ -96,50 +96,18 @@ unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &WindowCall<'_
 /// Runs an operation of any size, segment by segment.
 fn run_in_segments(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
     let call = memory.call;
-    let is_root = memory.rank == call.root;
-    let from_root = if is_root { Sources::None } else { Sources::One(call.root) };
-    let to_root = if is_root { Sources::All } else { Sources::None };
     match call.op {
         Op::AllReduce => all_reduce(window, context, &mut TwoShot { memory, root: None, streams: false, parts }),
         Op::Reduce => {
             let mut two_shot = TwoShot { memory, root: Some(call.root), streams: false, parts };
             window.pipeline(context, Sources::All, 0, &mut two_shot)
         }
-        Op::Broadcast => pull(window, context, memory, from_root, &mut Spread { memory, blocks: false }),
-        Op::Scatter => pull(window, context, memory, from_root, &mut Spread { memory, blocks: true }),
-        Op::Gather => window.pipeline(context, to_root, 0, &mut Collect { memory, takes: is_root }),
-        Op::AllGather | Op::AllGatherV => pull(window, context, memory, Sources::All, &mut Collect { memory, takes: true }),
-        Op::ReduceScatter | Op::ReduceScatterV => {
-            pull(window, context, memory, Sources::All, &mut Exchange { memory, reduces: true, parts })
-        }
-        Op::AllToAll => pull(window, context, memory, Sources::All, &mut Exchange { memory, reduces: false, parts }),
+        Op::Broadcast => pull(window, context, memory, &mut Spread { memory, blocks: false }),
+        Op::Scatter => pull(window, context, memory, &mut Spread { memory, blocks: true }),
+        Op::Gather => window.pipeline(context, memory.sources(), 0, &mut Collect { memory, takes: memory.rank == call.root }),
+        Op::AllGather | Op::AllGatherV => pull(window, context, memory, &mut Collect { memory, takes: true }),
+        Op::ReduceScatter | Op::ReduceScatterV => pull(window, context, memory, &mut Exchange { memory, reduces: true, parts }),
+        Op::AllToAll => pull(window, context, memory, &mut Exchange { memory, reduces: false, parts }),
         op => unreachable!("{op} does not run in a window"),
     }
-}
-
-/// Reduces buffers that fit the flag lines, which the ranks read anyway: one cache line from each
-/// peer.
-fn inline(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, takes: bool) -> Result<()> {
-    let all = 0..memory.call.count;
-    let bytes = all.len() * memory.call.element;
-    let mut words: Words = [0; WORDS];
-    // SAFETY: `words` has room for `bytes`, and the caller of `run` vouches for the input.
-    unsafe { std::ptr::copy_nonoverlapping(memory.input(&all), words.as_mut_ptr().cast(), bytes) };
-    let phase = window.phases.next();
-    window.begin_phase(context, words)?;
-    window.phases.publish();
-    if !takes {
-        return Ok(());
-    }
-    window.wait_for(context, Sources::All, phase)?;
-    let Window { inline, phases, parts, .. } = window;
-    parts.clear();
-    for (rank, to) in inline.iter_mut().enumerate() {
-        *to = if rank == memory.rank { words } else { phases.line(rank, phase).words() };
-        parts.push(to.as_ptr().cast());
-    }
-    // SAFETY: each part is an array of words that holds `bytes`; the caller of `run` vouches for
-    // the output.
-    unsafe { memory.fold(parts, memory.output(&all), all.len()) };
-    Ok(())
 }

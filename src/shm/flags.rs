@@ -10,9 +10,10 @@
 //! - *Retired*: no rank reads the slots of a phase any more. A rank that publishes phase t promises
 //!   that it has finished reading phases up to t - [`LAG`]. So a rank that has seen all ranks
 //!   publish phase t + `LAG` may overwrite the slot of phase t in phase t + `SLOTS`.
-//! - *Finished*: at the end of an operation a rank says up to which phase it will read no slot any
-//!   more. When all readers have finished, the memory of a rank's slots may be given to another
-//!   communicator.
+//! - *Finished*: at the end of every operation a rank says up to which phase it will read no slot and
+//!   no line any more. Phases that all ranks have finished are retired, too: so a rank that waits for
+//!   no peer, such as the root of broadcasts, may be `SLOTS` phases ahead. When all readers have
+//!   finished, the memory of a rank's slots may be given to another communicator.
 //! - *Sleeping*: a rank that has waited long adds itself to `line.sleepers`, loads `line.phase`
 //!   once more, and sleeps on it. The publisher stores `line.phase` and then loads `line.sleepers`.
 //!   All four accesses are sequentially consistent, so the sleeper sees the phase or the publisher
@@ -124,11 +125,13 @@ pub(crate) struct Phases<L> {
     /// For each rank, the last phase that this rank has seen. Its own is the last that it
     /// published.
     seen: Vec<u32>,
+    /// For each rank, the last phase that this rank knows it to have finished.
+    read: Vec<u32>,
 }
 
 impl<L: FlagLines> Phases<L> {
     pub(crate) fn new(lines: L, rank: usize, ranks: usize) -> Phases<L> {
-        Phases { lines, rank, seen: vec![0; ranks] }
+        Phases { lines, rank, seen: vec![0; ranks], read: vec![0; ranks] }
     }
 
     /// The phase that this rank publishes next.
@@ -215,8 +218,24 @@ impl<L: FlagLines> Phases<L> {
         line.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Whether a rank no longer reads the slot in which this rank writes `phase` next.
+    ///
+    /// Where ranks wait for each other, this rank has seen the phase that says so. A rank that runs
+    /// ahead has not, and looks at what the peer has finished. It does so once per [`SLOTS`] phases
+    /// if the peer keeps up, because that may be far more than it needs.
+    #[inline]
+    pub(crate) fn is_retired(&mut self, rank: usize, phase: u32) -> bool {
+        let before = phase.wrapping_sub(SLOTS as u32);
+        if is_reached(self.seen[rank], Self::retires(phase)) || is_reached(self.read[rank], before) {
+            return true;
+        }
+        // Acquire: the reads of that rank are over.
+        self.read[rank] = self.lines.finished(rank).load(Ordering::Acquire);
+        is_reached(self.read[rank], before)
+    }
+
     /// The phase that all ranks must have published before this rank may write its slot for
-    /// `phase`.
+    /// `phase`, unless [`Phases::is_retired`].
     pub(crate) fn retires(phase: u32) -> u32 {
         phase.wrapping_sub(SLOTS as u32).wrapping_add(LAG)
     }
@@ -309,7 +328,9 @@ mod tests {
         /// Writes this rank's slot and publishes the phase.
         fn write(&mut self, phase: u32) {
             for other in 0..self.ranks {
-                self.wait(other, Phases::<Arc<Memory>>::retires(phase));
+                if !self.phases.is_retired(other, phase) {
+                    self.wait(other, Phases::<Arc<Memory>>::retires(phase));
+                }
             }
             self.phases.announce(phase, phase.into(), [0; 4], [self.rank as u64; WORDS]);
             let (slot, word) = (Phases::<Arc<Memory>>::slot(phase), phase.wrapping_mul(10) + self.rank as u32);
@@ -349,6 +370,18 @@ mod tests {
         }
     }
 
+    /// Rank 0 writes and runs as far ahead as it can. The other ranks finish each phase before the
+    /// next.
+    fn run_ahead_of_finished(member: &mut Member, first: u32, count: u32) {
+        for phase in (0..count).map(|i| first.wrapping_add(i)) {
+            member.write(phase);
+            if member.rank > 0 {
+                member.read(0, phase);
+            }
+            member.phases.finish();
+        }
+    }
+
     /// Rank 0 stages something, and gives its slots to another communicator when the other ranks
     /// have finished.
     fn give_up(member: &mut Member, first: u32, _: u32) {
@@ -373,9 +406,11 @@ mod tests {
             let memory = Memory::new(ranks);
             let before = first.wrapping_sub(1);
             memory.lines.iter().flatten().for_each(|line| line.phase.store(before, Ordering::Relaxed));
+            memory.finished.iter().for_each(|finished| finished.store(before, Ordering::Relaxed));
             let member = |rank| {
                 let mut phases = Phases::new(memory.clone(), rank, ranks);
                 phases.seen = vec![before; ranks];
+                phases.read = vec![before; ranks];
                 Member { memory: memory.clone(), phases, rank, ranks }
             };
             let others: Vec<_> = (1..ranks)
@@ -415,5 +450,6 @@ mod tests {
     #[test]
     fn a_rank_that_runs_ahead_does_not_overwrite_what_peers_read() {
         model(2, 1, SLOTS as u32 + 3, 1, run_ahead);
+        model(2, u32::MAX - 4, SLOTS as u32 + 3, 1, run_ahead_of_finished);
     }
 }

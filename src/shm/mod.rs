@@ -19,6 +19,7 @@ mod flag_area;
 pub(crate) mod flags;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
+mod inline;
 mod lend;
 mod liveness;
 mod one_shot;

@@ -35,9 +35,9 @@ pub(super) fn pull<D: Collective>(
     window: &mut Window,
     context: &OpContext<'_>,
     memory: Memory<'_>,
-    sources: Sources,
     direct: &mut D,
 ) -> Result<()> {
+    let sources = memory.sources();
     if bytes(memory) < PULLED {
         return window.pipeline(context, sources, 0, direct);
     }
@@ -93,17 +93,11 @@ fn given(memory: Memory<'_>) -> Range<usize> {
 /// What this rank takes of a peer's input, and where its output has it, in elements. `mine` is what
 /// this rank has lent.
 fn taken(memory: Memory<'_>, peer: usize, mine: Option<Loan>) -> (Range<usize>, Range<usize>) {
-    let Memory { call, rank, .. } = memory;
-    let (own, theirs) = (|| call.blocks.range(rank), || call.blocks.range(peer));
-    match call.op {
-        Op::Broadcast => {
-            let start = if rank != call.root && mine.is_some() { given(memory).end } else { 0 };
-            (start..call.count, start..call.count)
-        }
-        Op::Scatter | Op::ReduceScatter | Op::ReduceScatterV => (own(), 0..own().len()),
-        Op::AllToAll => (own(), theirs()),
-        _ => (0..theirs().len(), theirs()),
+    if memory.call.op == Op::Broadcast && memory.rank != memory.call.root && mine.is_some() {
+        let rest = given(memory).end..memory.call.count;
+        return (rest.clone(), rest);
     }
+    memory.taken(peer)
 }
 
 /// Reads from the inputs of the ranks that lend theirs.
