@@ -15,7 +15,7 @@ use super::cma;
 use super::flags::WORDS;
 use super::one_shot::{ONE_SHOT, OneShot};
 use super::rooted::Collect;
-use super::tuning::{MEASURED_BYTES, Traffic, size};
+use super::tuning::{SIZES, Traffic};
 use super::two_shot::TwoShot;
 use super::wait::Sources;
 use super::window::Window;
@@ -27,10 +27,10 @@ use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::types::{DType, Op, ReduceOp};
 
-/// How often each copy mode is measured, for the two sizes of [`MEASURED_BYTES`]. The fastest
+/// How often each copy mode is measured, for the sizes of [`Traffic::measured`]. The fastest
 /// repetition counts: other programs share the machine, and the first repetitions of the smaller
 /// buffer use slots that were never written, where every page costs more than the copy into it.
-const REPETITIONS: [usize; 2] = [8, 3];
+const REPETITIONS: [usize; SIZES] = [8, 3];
 
 /// The time that every rank must have left for a measurement to begin. A measurement takes about
 /// ten milliseconds, and many times that where ranks share processors. It runs inside the deadline
@@ -73,9 +73,9 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
         return Ok(if may_read { CopyMode::Cma } else { CopyMode::Staged });
     }
     let began = Instant::now();
-    let Some(copy_mode) = fastest(window, context, traffic, size(bytes))? else { return Ok(CopyMode::Staged) };
+    let Some(copy_mode) = fastest(window, context, traffic, traffic.size(bytes))? else { return Ok(CopyMode::Staged) };
     tracing::info!(?traffic, bytes, %copy_mode, took = ?began.elapsed(), "measured the copy mode for large buffers");
-    window.autotune.measured[traffic as usize][size(bytes)] = copy_mode;
+    window.autotune.measured[traffic as usize][traffic.size(bytes)] = copy_mode;
     keep_tuning(window);
     Ok(copy_mode)
 }
@@ -83,7 +83,7 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
 /// Measures the copy modes and returns the fastest; `None` if a rank's deadline leaves no time for
 /// that.
 fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size: usize) -> Result<Option<CopyMode>> {
-    let Some(mut bytes) = scratch(window, context, MEASURED_BYTES[size])? else { return Ok(None) };
+    let Some(mut bytes) = scratch(window, context, traffic.measured()[size])? else { return Ok(None) };
     let buffer = RawSliceMut::of(&mut bytes);
     let possible = MODES.map(|mode| match mode {
         CopyMode::Cma => window.autotune.may_read == Some(true),
@@ -133,20 +133,12 @@ fn scratch(window: &mut Window, context: &OpContext<'_>, bytes: usize) -> Result
     let words = bytes / size_of::<u64>();
     let mut zeros: Vec<u64> = Vec::new();
     let is_ready = context.left() >= TIME_NEEDED && zeros.try_reserve_exact(words).is_ok();
-    if !all(window, context, is_ready)? {
+    if !window.all(context, is_ready)? {
         return Ok(None);
     }
     // The system provides memory only when it is written.
     zeros.resize(words, std::hint::black_box(0));
     Ok(Some(zeros))
-}
-
-/// Whether `mine` is true on all ranks. All ranks get the same.
-fn all(window: &mut Window, context: &OpContext<'_>, mine: bool) -> Result<bool> {
-    let mut words = [0; WORDS];
-    words[0] = mine.into();
-    let phase = window.exchange(context, words)?;
-    Ok((0..window.members.len()).all(|rank| window.phases.line(rank, phase).words()[0] == 1))
 }
 
 /// Measures `N` variants of an operation. Returns the nanoseconds of each possible one: of its
@@ -161,7 +153,7 @@ pub(super) fn race<const N: usize>(
     let mut mine = [Duration::MAX; N];
     let (began, budget) = (Instant::now(), context.left() / SHARE);
     for round in 0..repetitions {
-        if round > 0 && !all(window, context, began.elapsed() < budget)? {
+        if round > 0 && !window.all(context, began.elapsed() < budget)? {
             break;
         }
         for i in (0..N).filter(|&i| possible[i]) {

@@ -13,38 +13,37 @@ use crate::error::{Cause, Result};
 use crate::failure::OpContext;
 use crate::schedule::chunk;
 use crate::sys::{self, Process};
-use crate::types::Op;
 
-/// Runs an all-gather or an all-to-all. Returns false on all ranks, and has done nothing, if a
-/// rank's input would be overwritten while peers read it, or if the system cannot read it.
+/// Runs an operation that copies blocks. Returns false on all ranks if a rank's input would be
+/// overwritten while peers read it, or if the system cannot read an input, such as memory of a
+/// device. Then outputs may have been written, but no input was.
 pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
     let Memory { call, rank, ranks } = memory;
-    let cannot_lend = memory.overwrites_what_peers_read() || !is_readable(call.input);
     let mut words = [0; WORDS];
-    (words[0], words[1]) = (call.input.ptr.expose_provenance() as u64, cannot_lend.into());
+    words[0] = call.input.ptr.expose_provenance() as u64;
+    words[1] = memory.overwrites_what_peers_read().into();
     let phase = window.exchange(context, words)?;
     keep_words(window, phase);
     if window.peer_words.iter().any(|words| words[1] != 0) {
         return Ok(false);
     }
+    let inputs = memory.inputs();
+    let mut is_read = true;
     // Each rank begins at its own number, so that not all read from the same rank.
-    for peer in (0..ranks).map(|step| (rank + step) % ranks) {
-        let to = call.blocks.range(peer);
-        // The input of an all-gather is the block itself.
-        let from = if call.op == Op::AllToAll { call.blocks.range(rank) } else { 0..to.len() };
+    for peer in (0..ranks).map(|step| (rank + step) % ranks).filter(|peer| inputs.contains(peer)) {
+        let (from, to) = memory.taken(peer);
         let to = memory.output(&to);
         if peer == rank {
             // SAFETY: the caller of `Window::run` vouches for both buffers.
             unsafe { memory.copy(memory.input(&from), to, from.len()) };
-        } else {
+        } else if is_read {
             let address = window.peer_words[peer][0] + (from.start * call.element) as u64;
             // SAFETY: the caller of `Window::run` vouches for the output. In place, peers read only
             // this rank's own block of it.
-            unsafe { read(window, context, peer, address, to, from.len() * call.element)? };
+            is_read = unsafe { read(window, context, peer, address, to, from.len() * call.element)? };
         }
     }
-    last_phase(window, context)?;
-    Ok(true)
+    last_phase(window, context, is_read)
 }
 
 /// Keeps the words of all ranks in a phase, before the flag lines are used again.
@@ -54,13 +53,13 @@ fn keep_words(window: &mut Window, phase: u32) {
     }
 }
 
-/// Runs the last phase: no rank returns before all have read. What this rank has read is valid only
-/// if no peer has failed by now: a rank that fails says so before its memory belongs to its caller
-/// again.
-fn last_phase(window: &mut Window, context: &OpContext<'_>) -> Result<()> {
+/// Runs the last phase: no rank returns before all have read. Returns whether all have read what
+/// they need, the same on all ranks. What this rank has read is valid only if no peer has failed by
+/// now: a rank that fails says so before its memory belongs to its caller again.
+fn last_phase(window: &mut Window, context: &OpContext<'_>, is_read: bool) -> Result<bool> {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     window.check_no_peer_failed(context)?;
-    window.barrier(context)
+    window.all(context, is_read)
 }
 
 /// Whether the system can read this memory of this process. Only its ends are tried. The system
@@ -112,10 +111,9 @@ pub(super) fn all_reduce(
         let from = window.peer_words[peer][1] + (theirs.start * call.element) as u64;
         // SAFETY: the caller of `Window::run` vouches for the output, of which peers read only this
         // rank's chunk.
-        unsafe { read(window, context, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
+        unsafe { read_known(window, context, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
     }
-    last_phase(window, context)?;
-    Ok(true)
+    last_phase(window, context, true)
 }
 
 /// Reduces this rank's chunk of all inputs to its output, block by block. `window.peer_words` has
@@ -140,7 +138,7 @@ fn reduce_chunk(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>
             let copy = free.next().expect("the scratch memory has room for each peer").as_mut_ptr().cast::<u8>();
             let from = window.peer_words[peer][0] + (start * call.element) as u64;
             // SAFETY: each peer's part of the scratch memory holds a block.
-            unsafe { read(window, context, peer, from, copy, bytes)? };
+            unsafe { read_known(window, context, peer, from, copy, bytes)? };
             parts.push(copy);
         }
         // SAFETY: the parts are this rank's input and copies of its peers' inputs, of `elements`
@@ -151,15 +149,39 @@ fn reduce_chunk(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>
     Ok(())
 }
 
-/// Reads memory of another rank.
+/// As [`read`], of memory that its rank has read itself: if this rank cannot, that is an error.
+///
+/// # Safety
+///
+/// As for [`read`].
+unsafe fn read_known(
+    window: &mut Window,
+    context: &OpContext<'_>,
+    peer: usize,
+    from: u64,
+    to: *mut u8,
+    len: usize,
+) -> Result<()> {
+    // SAFETY: the caller keeps the same contract.
+    match unsafe { read(window, context, peer, from, to, len)? } {
+        true => Ok(()),
+        false => Err(context.failed(window.members[peer], Cause::Corrupt("the address of a buffer that cannot be read"))),
+    }
+}
+
+/// Reads memory of another rank. Returns false if the system cannot read it, although the rank has
+/// neither ended nor failed.
 ///
 /// # Safety
 ///
 /// `to` is writable for `len` bytes, and no other thread accesses it meanwhile.
-unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: u64, to: *mut u8, len: usize) -> Result<()> {
+unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: u64, to: *mut u8, len: usize) -> Result<bool> {
     #[cfg(test)]
     {
         window.reads += 1;
+        if window.cannot_read {
+            return Ok(false);
+        }
     }
     let process = window.process(peer).unwrap_or(Process::with_id(u32::MAX));
     for at in (0..len).step_by(MOST_READ) {
@@ -178,10 +200,10 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
             window.wait(context, peer, never)?;
         }
         window.check_peers_can_reach(context, peer, never)?;
-        tracing::error!(rank = window.members[peer], %error, "cannot read memory of another process");
-        return Err(context.failed(window.members[peer], Cause::Corrupt("the address of a buffer that cannot be read")));
+        tracing::warn!(rank = window.members[peer], %error, "cannot read memory of another process");
+        return Ok(false);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Whether every rank can read the memory of every other.
@@ -200,10 +222,7 @@ pub(super) fn is_allowed(window: &mut Window, context: &OpContext<'_>) -> Result
             window.process(peer).map(|process| unsafe { sys::read_process(process, words[0], seen.as_mut_ptr().cast(), 24) });
         matches!(read, Some(Ok(()))) && seen[..] == words[1..=3]
     };
-    let all = window.peers().all(can_read);
-    let mut words = [0; WORDS];
-    words[0] = all.into();
+    let can_read_all = window.peers().all(can_read);
     // The canary stays alive until all ranks have read it.
-    let phase = window.exchange(context, words)?;
-    Ok((0..window.members.len()).all(|peer| window.phases.line(peer, phase).words()[0] != 0))
+    window.all(context, can_read_all)
 }

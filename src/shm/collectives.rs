@@ -5,11 +5,11 @@
 //!
 //! | form | bytes | phases |
 //! |---|---|---|
-//! | [`inline`](mod@inline): up to 48 bytes in the flag line | only the line | 1 |
+//! | [`inline`](mod@inline): up to 48 bytes of each rank, in the flag line | only the line | 1 |
 //! | [`OneShot`]: stage all, reduce all ranks' input | (N + 3) S | 1 |
 //! | [`TwoShot`]: stage the peers' chunks, reduce its own, read theirs | (5 - 2/N) S | 2 |
 //! | [`cma`], all-reduce: read the inputs for its chunk, then the other chunks | (5 - 3/N) S | 3 |
-//! | [`cma`], all-gather and all-to-all: read the peers' blocks | 2 S | 2 |
+//! | [`cma`], without reductions: read the peers' inputs | 2 S | 3 |
 //! | [`all_reduce`], registered: reduce its chunk where it lies, write it to all | 2 S | 2 |
 //! | [`pull`], registered: read the peers' inputs where they lie | 2 S | 2 |
 //! | [`Spread`], [`Collect`], [`Exchange`]: stage, read | at most 4 S | 1 |

@@ -11,7 +11,7 @@ use super::call::Memory;
 use super::cma;
 use super::pipeline::Collective;
 use super::registered::Loan;
-use super::tuning::{LARGE, Traffic};
+use super::tuning::Traffic;
 use super::wait::Sources;
 use super::window::Window;
 use crate::config::CopyMode;
@@ -43,7 +43,7 @@ pub(super) fn pull<D: Collective>(
     }
     let Memory { call, rank, ranks } = memory;
     let lenders = if has_root(call.op) { call.root..call.root + 1 } else { 0..ranks };
-    let may_read = matches!(call.op, Op::AllGather | Op::AllGatherV | Op::AllToAll) && bytes(memory) >= LARGE;
+    let may_read = !call.op.reduces() && bytes(memory) >= Traffic::Copied.large();
     let stages = !may_read || window.autotune.known(Traffic::Copied, bytes(memory)) == Some(CopyMode::Staged);
 
     let lends = lenders.contains(&rank) && !memory.overwrites_what_peers_read();

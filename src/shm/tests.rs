@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::autotune::{self, TIME_NEEDED};
 use super::registered::Allocation;
 use super::slots::SLOT;
-use super::tuning::{LARGE, Traffic};
+use super::tuning::Traffic;
 use super::{Autotune, Window, WindowCall};
 use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area};
@@ -19,6 +19,9 @@ use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::sys::{PageSize, Patience, Region};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp, mix};
+
+/// Bytes of buffers that are large for every kind of traffic.
+const LARGE: usize = Traffic::Reduced.large();
 
 const OPS: [Op; 10] = [
     Op::AllReduce,
@@ -337,6 +340,24 @@ fn a_rank_that_is_late_leaves_or_fails_is_named() {
             }
         });
     }
+}
+
+/// One rank cannot read an input, such as memory of a device. Then all ranks stage theirs.
+#[test]
+#[cfg_attr(miri, ignore = "Miri reads no memory of processes")]
+fn an_input_that_cannot_be_read_is_staged() {
+    const COPIES: [Op; 5] = [Op::Broadcast, Op::Scatter, Op::AllGather, Op::AllGatherV, Op::AllToAll];
+    on_ranks_with(CopyMode::Cma, 3, LATE, |rank_window, rank| {
+        rank_window.check(Op::AllGather, LARGE / 8, 0, false, 0);
+        rank_window.window.cannot_read = rank == 1;
+        let before = rank_window.window.reads;
+        for (seed, op) in (1..).zip(COPIES) {
+            for root in 0..3 {
+                rank_window.check(op, LARGE / 8, root, seed % 2 == 0, seed);
+            }
+        }
+        assert!(!reads_processes() || rank_window.window.reads > before);
+    });
 }
 
 /// Measurements may take longer than a short deadline. Then no rank measures, and no operation

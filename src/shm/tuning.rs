@@ -2,32 +2,61 @@
 
 use crate::config::CopyMode;
 
-/// From this many bytes on, a buffer is large.
-pub(super) const LARGE: usize = 1 << 20;
-
-/// From this many bytes on, a buffer does not fit the caches of most processors, and another copy
-/// mode may be faster.
-const VERY_LARGE: usize = 8 << 20;
-
-/// Bytes of the buffers with which copy modes are measured: one for large buffers, one for very
-/// large ones.
-pub(super) const MEASURED_BYTES: [usize; 2] = [LARGE, 2 * VERY_LARGE];
-
 /// What an operation does with its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Traffic {
     /// An all-reduce reduces it.
     Reduced = 0,
-    /// An all-gather or an all-to-all copies it to the peers.
+    /// A broadcast, scatter, all-gather or all-to-all copies it to the peers.
     Copied = 1,
 }
+
+/// The number of sizes for which copy modes are measured apart.
+pub(super) const SIZES: usize = 2;
+
+impl Traffic {
+    /// From this many bytes on, a buffer is large, and staging may not be the fastest copy mode.
+    pub(super) const fn large(self) -> usize {
+        match self {
+            Traffic::Reduced => 1 << 20,
+            Traffic::Copied => 64 << 10,
+        }
+    }
+
+    /// From this many bytes on, another copy mode may be the fastest: reduced data no longer fits
+    /// the caches of most processors.
+    const fn very_large(self) -> usize {
+        match self {
+            Traffic::Reduced => 8 << 20,
+            Traffic::Copied => 1 << 20,
+        }
+    }
+
+    /// Bytes of the buffers with which copy modes are measured: one for large buffers, one for very
+    /// large ones.
+    pub(super) const fn measured(self) -> [usize; SIZES] {
+        match self {
+            Traffic::Reduced => [self.large(), 2 * self.very_large()],
+            Traffic::Copied => [2 * self.large(), self.very_large()],
+        }
+    }
+
+    /// The size of a buffer of `bytes`, from 0.
+    pub(super) const fn size(self, bytes: usize) -> usize {
+        (bytes >= self.very_large()) as usize
+    }
+}
+
+/// From this many bytes on, copied data is staged: reading 64 MiB by cma takes a third longer than
+/// staging it with non-temporal copies.
+const STAGED_COPIES: usize = 8 << 20;
 
 /// The copy modes for large private buffers, as far as they are known.
 pub(crate) struct Autotune {
     /// The copy mode of the settings.
     pub(super) wanted: CopyMode,
     /// The fastest copy mode by traffic and size; `Auto` until it is measured.
-    pub(super) measured: [[CopyMode; MEASURED_BYTES.len()]; 2],
+    pub(super) measured: [[CopyMode; SIZES]; 2],
     /// Whether all ranks can read each other's memory; `None` until they have tried.
     pub(super) may_read: Option<bool>,
     /// Bytes over all ranks up to which one phase is faster than two; `None` until it is measured.
@@ -36,7 +65,7 @@ pub(crate) struct Autotune {
 
 impl Autotune {
     pub(crate) fn new(wanted: CopyMode) -> Autotune {
-        Autotune { wanted, measured: [[CopyMode::Auto; MEASURED_BYTES.len()]; 2], may_read: None, one_shot: None }
+        Autotune { wanted, measured: [[CopyMode::Auto; SIZES]; 2], may_read: None, one_shot: None }
     }
 
     /// The same, with what the same ranks have measured before, in the form of
@@ -71,19 +100,13 @@ impl Autotune {
     /// Returns the copy mode for a buffer, if it need not be measured.
     pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
         let copy_mode = match (self.wanted, self.may_read) {
-            _ if bytes < LARGE => CopyMode::Staged,
-            // Reading 64 MiB by cma takes a third longer than staging it with non-temporal copies.
-            (CopyMode::Auto, _) if traffic == Traffic::Copied && bytes >= VERY_LARGE => CopyMode::Staged,
-            (CopyMode::Auto, _) => self.measured[traffic as usize][size(bytes)],
+            _ if bytes < traffic.large() => CopyMode::Staged,
+            (CopyMode::Auto, _) if traffic == Traffic::Copied && bytes >= STAGED_COPIES => CopyMode::Staged,
+            (CopyMode::Auto, _) => self.measured[traffic as usize][traffic.size(bytes)],
             (CopyMode::Cma, None) => CopyMode::Auto,
             (CopyMode::Cma, Some(false)) => CopyMode::Staged,
             (wanted, _) => wanted,
         };
         (copy_mode != CopyMode::Auto).then_some(copy_mode)
     }
-}
-
-/// The index in [`MEASURED_BYTES`] for a buffer of `bytes`.
-pub(super) fn size(bytes: usize) -> usize {
-    usize::from(bytes >= VERY_LARGE)
 }

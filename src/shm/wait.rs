@@ -61,6 +61,14 @@ impl Window {
         Ok(phase)
     }
 
+    /// Returns whether `mine` is true on all ranks. All ranks get the same.
+    pub(super) fn all(&mut self, context: &OpContext<'_>, mine: bool) -> Result<bool> {
+        let mut words = [0; WORDS];
+        words[0] = mine.into();
+        let phase = self.exchange(context, words)?;
+        Ok((0..self.members.len()).all(|rank| self.phases.line(rank, phase).words()[0] == 1))
+    }
+
     /// Waits until this rank may write its next slot, and announces the operation that the phase
     /// belongs to.
     #[inline]

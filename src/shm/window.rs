@@ -66,6 +66,9 @@ pub(crate) struct Window {
     /// How often this rank has read memory of another process.
     #[cfg(test)]
     pub(super) reads: u64,
+    /// The system refuses this rank to read memory of its peers, although it allowed it once.
+    #[cfg(test)]
+    pub(super) cannot_read: bool,
     /// In how many operations this rank has used registered buffers of its peers.
     #[cfg(test)]
     pub(super) loans: u64,
@@ -120,6 +123,8 @@ impl Window {
             scratch: Vec::new(),
             #[cfg(test)]
             reads: 0,
+            #[cfg(test)]
+            cannot_read: false,
             #[cfg(test)]
             loans: 0,
         }
