@@ -39,12 +39,15 @@ pub(super) fn run(window: &mut Window, context: &OpContext<'_>, memory: Memory<'
 
     let inputs = memory.inputs();
     let Window { inline, phases, parts, .. } = window;
-    parts.clear();
     for input in inputs.clone() {
         inline[input] = if input == rank { words } else { phases.line(input, phase).words() };
-        let (elements, _) = memory.taken(input);
-        parts.push(inline[input].as_ptr().cast::<u8>().wrapping_add(elements.start * call.element));
     }
+    parts.clear();
+    // After the last write: a write through the vector ends the pointers taken before it.
+    parts.extend(inputs.clone().map(|input| {
+        let (elements, _) = memory.taken(input);
+        inline[input].as_ptr().cast::<u8>().wrapping_add(elements.start * call.element)
+    }));
     if call.op.reduces() {
         if !inputs.is_empty() {
             let (_, to) = memory.taken(rank);
