@@ -683,7 +683,8 @@ kolo_result_t kolo_last_error(kolo_comm_t comm, struct kolo_error_t *error);
 // it.
 const char *kolo_error_string(kolo_result_t result);
 
-// Writes the bytes of an element of a type to `*size`.
+// Writes the bytes of an element of a type to `*size`. KOLO_ERR_ARGUMENT if `of` is no type or
+// `size` is NULL; `*size` then stays as it is.
 kolo_result_t kolo_dtype_size(kolo_dtype_t of, size_t *size);
 
 // Sets the timeout, in milliseconds, of the operations that this thread calls or starts from now
@@ -981,7 +982,10 @@ kolo_result_t kolo_work_wait_timeout(kolo_work_t work, uint64_t timeout_ms);
 
 // Waits until one of `n` operations has ended, and writes its place in `works` to `*index`: the
 // lowest, if several have ended. Waits at most `timeout_ms` milliseconds; KOLO_IN_PROGRESS if none
-// has ended by then. KOLO_OK says that one has ended, and kolo_work_wait how. `n` is at least 1.
+// has ended by then. KOLO_OK says that one has ended, and kolo_work_wait how.
+//
+// KOLO_ERR_ARGUMENT if `n` is 0 or a pointer is NULL, KOLO_ERR_HANDLE if one of the handles is no
+// operation. Either leaves `*index` as it is, and the operations go on.
 kolo_result_t kolo_work_wait_any(const kolo_work_t *works, size_t n, size_t *index, uint64_t timeout_ms);
 
 // Calls `function(context, result)` once when an operation has ended, on a thread of its own; soon,
@@ -1192,12 +1196,16 @@ kolo_result_t kolo_mem_alloc(void **ptr, size_t bytes, kolo_comm_t comm);
 // buffer. The other ranks learn of new memory in a large collective of `comm`; until another one
 // has followed, operations copy it as they copy ordinary memory.
 //
+// Without shared memory (ranks alone on their host, no room, too many buffers) it is ordinary
+// memory with the same use. KOLO_ERR_ARGUMENT if there is none of that either, KOLO_ERR_HANDLE if
+// `comm` is no communicator, KOLO_ERR_FORKED in a forked child.
+//
 // The caller passes `*ptr` to kolo_mem_free; it is NULL if this fails.
 kolo_result_t kolo_mem_alloc_pooled(void **ptr, size_t bytes, kolo_comm_t comm);
 
-// Frees memory of kolo_mem_alloc or kolo_mem_alloc_pooled; NULL has no effect. Not a collective call; the communicator may
-// be destroyed before. Operations on the memory must have ended. In a forked child it does not
-// change the memory, which belongs to the parent.
+// Frees memory of kolo_mem_alloc or kolo_mem_alloc_pooled; NULL has no effect. Not a collective
+// call; the communicator may be destroyed before. Operations on the memory must have ended. In a
+// forked child it does not change the memory, which belongs to the parent.
 kolo_result_t kolo_mem_free(void *ptr);
 
 // Makes a reducer of all ranks of `comm`, for the `nparameters` parameters of a model, in the

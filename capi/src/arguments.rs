@@ -41,7 +41,8 @@ pub const KOLO_FLOAT8_E4M3: kolo_dtype_t = 13;
 /// infinity.
 pub const KOLO_FLOAT8_E5M2: kolo_dtype_t = 14;
 
-/// Writes the bytes of an element of a type to `*size`.
+/// Writes the bytes of an element of a type to `*size`. KOLO_ERR_ARGUMENT if `of` is no type or
+/// `size` is NULL; `*size` then stays as it is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_dtype_size(of: kolo_dtype_t, size: *mut usize) -> kolo_result_t {
     boundary(|| {

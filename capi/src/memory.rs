@@ -61,6 +61,10 @@ pub unsafe extern "C" fn kolo_mem_alloc(ptr: *mut *mut c_void, bytes: usize, com
 /// buffer. The other ranks learn of new memory in a large collective of `comm`; until another one
 /// has followed, operations copy it as they copy ordinary memory.
 ///
+/// Without shared memory (ranks alone on their host, no room, too many buffers) it is ordinary
+/// memory with the same use. KOLO_ERR_ARGUMENT if there is none of that either, KOLO_ERR_HANDLE if
+/// `comm` is no communicator, KOLO_ERR_FORKED in a forked child.
+///
 /// The caller passes `*ptr` to kolo_mem_free; it is NULL if this fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_mem_alloc_pooled(ptr: *mut *mut c_void, bytes: usize, comm: kolo_comm_t) -> kolo_result_t {
@@ -77,9 +81,9 @@ pub unsafe extern "C" fn kolo_mem_alloc_pooled(ptr: *mut *mut c_void, bytes: usi
     })
 }
 
-/// Frees memory of kolo_mem_alloc or kolo_mem_alloc_pooled; NULL has no effect. Not a collective call; the communicator may
-/// be destroyed before. Operations on the memory must have ended. In a forked child it does not
-/// change the memory, which belongs to the parent.
+/// Frees memory of kolo_mem_alloc or kolo_mem_alloc_pooled; NULL has no effect. Not a collective
+/// call; the communicator may be destroyed before. Operations on the memory must have ended. In a
+/// forked child it does not change the memory, which belongs to the parent.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_mem_free(ptr: *mut c_void) -> kolo_result_t {
     boundary(|| {

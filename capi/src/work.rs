@@ -83,7 +83,10 @@ pub extern "C" fn kolo_work_wait_timeout(work: kolo_work_t, timeout_ms: u64) -> 
 
 /// Waits until one of `n` operations has ended, and writes its place in `works` to `*index`: the
 /// lowest, if several have ended. Waits at most `timeout_ms` milliseconds; KOLO_IN_PROGRESS if none
-/// has ended by then. KOLO_OK says that one has ended, and kolo_work_wait how. `n` is at least 1.
+/// has ended by then. KOLO_OK says that one has ended, and kolo_work_wait how.
+///
+/// KOLO_ERR_ARGUMENT if `n` is 0 or a pointer is NULL, KOLO_ERR_HANDLE if one of the handles is no
+/// operation. Either leaves `*index` as it is, and the operations go on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_work_wait_any(
     works: *const kolo_work_t,

@@ -26,8 +26,9 @@ enum Memory {
 impl Communicator {
     /// Takes `len` elements of zeros from memory that the ranks of this host share. As with
     /// [`Communicator::alloc`], collectives on such buffers read and write them in place. But this
-    /// is not a collective call: each rank takes and drops buffers at any time. Where ranks cannot
-    /// share memory, it is ordinary memory.
+    /// is not a collective call: each rank takes and drops buffers at any time. Without shared
+    /// memory (a rank alone on its host, no room, too many buffers) it is ordinary memory with the
+    /// same use. A warning is logged if the cause is missing room.
     ///
     /// Dropped buffers stay in the pool for later ones. The pool ends with the communicator and its
     /// last buffer. Peers learn of new memory in a large collective of the communicator; until

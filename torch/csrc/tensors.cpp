@@ -109,7 +109,7 @@ Reduction reduced(at::ScalarType type, const c10d::ReduceOp& op, const char* cal
       !c10::isFloat8Type(type) || which != Op::PREMUL_SUM, call, ": PyTorch cannot multiply tensors of ", type,
       ", which ReduceOp.PREMUL_SUM needs; convert them first");
   if (type == at::kBool) {
-    TORCH_CHECK_VALUE(which != Op::AVG, call, ": there is no ReduceOp.AVG of bool");
+    TORCH_CHECK_VALUE(which != Op::AVG, call, ": there is no ReduceOp.AVG of bool; convert the tensor to floating point first");
     return {{KOLO_BOOL, 1}, which == Op::SUM ? KOLO_BOR : which == Op::PRODUCT ? KOLO_BAND : *redop};
   }
   const bool is_float = c10::isFloatingType(type);
@@ -157,7 +157,7 @@ void check_dense(const at::Tensor& tensor, const char* call) {
       "; the kolo backend takes dense tensors, and sparse COO ones for all_reduce");
   TORCH_CHECK_VALUE(
       tensor.device().is_cpu() || tensor.device().is_cuda(), call, ": the kolo backend does not support tensors on ", tensor.device());
-  TORCH_CHECK_VALUE(!tensor.is_quantized(), call, ": the kolo backend does not support quantized tensors");
+  TORCH_CHECK_VALUE(!tensor.is_quantized(), call, ": the kolo backend does not support quantized tensors; dequantize them first");
 }
 
 void check_writable(const at::Tensor& tensor, const char* call) {

@@ -121,7 +121,7 @@ def _reduced(dtype, op, call):
         raise ValueError(f"{call}: PyTorch cannot multiply tensors of {dtype}, which ReduceOp.PREMUL_SUM needs; convert them first")
     if dtype == torch.bool:
         if op == ReduceOp.AVG:
-            raise ValueError(f"{call}: there is no ReduceOp.AVG of bool")
+            raise ValueError(f"{call}: there is no ReduceOp.AVG of bool; convert the tensor to floating point first")
         return library.BOOL, 1, {ReduceOp.SUM: library.BOR, ReduceOp.PRODUCT: library.BAND}.get(op, code)
     if op == ReduceOp.AVG and not dtype.is_floating_point:
         raise ValueError(
@@ -144,7 +144,7 @@ def check_dense(tensor, call):
     if not (tensor.is_cpu or tensor.is_cuda):
         raise ValueError(f"{call}: the kolo backend does not support tensors on {tensor.device}")
     if tensor.is_quantized:
-        raise ValueError(f"{call}: the kolo backend does not support quantized tensors")
+        raise ValueError(f"{call}: the kolo backend does not support quantized tensors; dequantize them first")
 
 
 def check_writable(tensor, call):
