@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -189,11 +190,18 @@ def native_name():
         return name.read().strip()
 
 
+# As with python -W error: a hook that raises gives rise to a warning.
+WARNINGS_ARE_ERRORS = ", warnings are errors"
+
+
 def runs_abort_hooks(rank, world, method, how):
     import torch.distributed as dist
 
     start("kolo", method, rank, world)
     group, told = dist.group.WORLD, []
+    if how.endswith(WARNINGS_ARE_ERRORS):
+        how = how.removesuffix(WARNINGS_ARE_ERRORS)
+        warnings.simplefilter("error")
 
     def hook():
         # It blocks, and meanwhile other threads of Python run. It calls the group, which has failed.
@@ -269,7 +277,7 @@ def runs_abort_hooks(rank, world, method, how):
 
 
 @needs_abort_hooks
-@pytest.mark.parametrize("how", ["blocking", "barrier", "threads", "polled", "unattended", "dropped"])
+@pytest.mark.parametrize("how", ["blocking", "barrier", "threads", "polled", "unattended", "dropped", f"blocking{WARNINGS_ARE_ERRORS}", f"unattended{WARNINGS_ARE_ERRORS}"])
 def test_abort_hooks_run_once_when_the_group_fails(tmp_path, how):
     told = Ranks(2, runs_abort_hooks, f"file://{tmp_path}/store", how).results(expected=1)[0]
     assert len(told) == 1 and told[0] not in ("removed", "kolo-progress"), told

@@ -3,12 +3,15 @@ thread that finds the failure of calls that no thread waits for.
 """
 
 import atexit
+import logging
 import os
 import threading
 import warnings
 import weakref
 
 from torch._C import _distributed_c10d
+
+log = logging.getLogger("torch_kolo")
 
 # How often the end of calls is looked for that no thread waits for, in seconds. NCCL's watchdog
 # takes as long.
@@ -122,7 +125,7 @@ class Hooks:
             if self._thread in (None, threading.current_thread()):
                 return
             if not self._changed.wait_for(lambda: self._thread is None, patience) and patience > 0:
-                warnings.warn(f"a hook has not returned {patience:g} s after the end of its process group, which no longer waits for it")
+                warn(f"a hook has not returned {patience:g} s after the end of its process group, which no longer waits for it")
 
     def _run(self):
         with self._changed:
@@ -151,7 +154,17 @@ def call(what, hook):
     try:
         hook()
     except BaseException as error:
-        warnings.warn(f"{what} of the kolo backend failed: {error}")
+        warn(f"{what} of the kolo backend failed: {error}")
+
+
+def warn(text):
+    """Warns on threads and in calls that must go on: if a filter makes the warning an error, as
+    `python -W error` does, the log has it.
+    """
+    try:
+        warnings.warn(text, stacklevel=2)
+    except Warning:
+        log.warning(text)
 
 
 _dump = threading.Lock()

@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import threading
 import time
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 from . import library
 from .error import COMM_ERROR, SUCCESS, ends_group, error_of, work_result_of
+from .hooks import warn
 
 
 class Copy(NamedTuple):
@@ -264,7 +264,7 @@ class Flight:
         try:
             complete()
         except BaseException as error:
-            warnings.warn(f"a callback of a future failed: {error}")
+            warn(f"a callback of a future failed: {error}")
 
     def _complete(self):
         with streams_for(self._devices):
@@ -373,7 +373,7 @@ class Waiter:
             others = lambda: [thread for thread in self._threads if thread is not threading.current_thread()]  # noqa: E731
             self._changed.wait_for(lambda: not others(), min(seconds, 24 * 3600))
             if others() and seconds > 0:
-                warnings.warn(
+                warn(
                     f"{len(others())} callbacks of futures have not returned {seconds:g} s after the end of their process group, "
                     "which no longer waits for them"
                 )
