@@ -1,5 +1,6 @@
 """The start of a job with nothing imported but PyTorch."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import textwrap
 
 import pytest
 import torch
+import torch.distributed as dist
 from harness import Ranks, free_port
 
 PROGRAM = """
@@ -96,6 +98,29 @@ def test_one_rank_alone(tmp_path):
     program = write(tmp_path, PROGRAM, arguments=f'"kolo", init_method="file://{tmp_path}/store", rank=0, world_size=1')
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_capabilities():
+    """As the table in docs/pytorch.md says."""
+    in_cpp = importlib.import_module("torch_kolo")._load().__name__.endswith("._C")
+    expected = {
+        "supports_splitting": True,
+        "supports_coalescing": True,
+        "supports_shrinking": True,
+        "supports_reconfigure": in_cpp,
+        "supports_abort_hooks": True,
+        "supports_completion_hooks": in_cpp,
+        "_supports_time_estimate": False,
+        "supports_window": False,
+    }
+    dist.init_process_group("kolo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        # Older versions of PyTorch do not ask for each.
+        found = {name: getattr(backend, name) for name in expected if hasattr(backend, name)}
+    finally:
+        dist.destroy_process_group()
+    assert found and found == {name: expected[name] for name in found}
 
 
 def test_the_implementation_is_chosen(tmp_path):
