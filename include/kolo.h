@@ -20,8 +20,10 @@
  * call describes.
  *
  * Threads. Any thread may call any function at any time. All ranks make the same calls on a
- * communicator in the same order, so the program must order the calls of several threads on one
- * communicator; they are executed one after the other. A group belongs to its thread.
+ * communicator in the same order, so the program must order the collectives of several threads on
+ * one communicator; they are executed one after the other. Messages of several threads run side by
+ * side: while one thread waits in kolo_recv, another can send and receive. A collective waits until
+ * messages that were begun before it have ended. A group belongs to its thread.
  *
  * Signals and forks. Do not call kolo from a signal handler. A communicator is not for the child of
  * a fork.

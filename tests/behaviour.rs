@@ -818,30 +818,6 @@ fn work_that_is_dropped_goes_on() {
 }
 
 #[test]
-fn several_threads_of_a_rank_take_turns() {
-    on_every_transport(2, |comm| {
-        // All calls are the same, so the order of the threads does not matter.
-        let total = std::sync::atomic::AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for i in 0..50 {
-                        let mut word = [1u64];
-                        if i % 5 == 0 {
-                            word[0] = comm.start_all_reduce(word, ReduceOp::Sum).unwrap().wait().unwrap()[0];
-                        } else {
-                            comm.all_reduce(&mut word, ReduceOp::Sum).unwrap();
-                        }
-                        total.fetch_add(word[0], std::sync::atomic::Ordering::Relaxed);
-                    }
-                });
-            }
-        });
-        assert_eq!(total.into_inner(), 400);
-    });
-}
-
-#[test]
 fn alone_everything_works_without_a_store() {
     let comm = Communicator::builder().rank(0).world_size(1).connect().unwrap();
     assert_eq!((comm.rank(), comm.world_size(), comm.host_count(), comm.transport_name()), (0, 1, 1, "none"));

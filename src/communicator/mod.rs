@@ -37,8 +37,10 @@ pub use stream::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 
 /// A group of ranks that communicate with each other, as one of these ranks sees it.
 ///
-/// All ranks make the same calls in the same order. Calls of several threads on one communicator
-/// run one after the other. Each operation has these forms:
+/// All ranks make the same calls in the same order. Collectives of several threads on one
+/// communicator run one after the other. Messages of several threads run side by side: while one
+/// thread waits in [`recv`](Communicator::recv), another can send and receive. A collective waits
+/// until messages that were begun before it have ended. Each operation has these forms:
 ///
 /// - [`all_reduce`](Communicator::all_reduce) borrows its buffers and returns when this rank's part
 ///   is done;

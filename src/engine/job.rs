@@ -1,5 +1,7 @@
 //! A job for the engine, and how far it has come.
 
+use std::time::Instant;
+
 use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::Cause;
 use crate::failure::OpContext;
@@ -75,6 +77,24 @@ impl<'a> Active<'a> {
         }
     }
 
+    /// Stops a send or a receive. What it was sending stays with the engine.
+    pub(super) fn pause(self) -> Paused {
+        let Active { number, job, step, has_header, done, padding, forward, sender, gone, exhausted } = self;
+        debug_assert!(forward.is_none(), "only a collective forwards");
+        let (seq, started) = (job.context.descriptor.seq, job.context.started_at());
+        Paused { number, seq, started, step, has_header, done, padding, sender, gone, exhausted }
+    }
+
+    /// Continues a send or a receive. `job` is made of the same call.
+    pub(super) fn resume(paused: Paused, mut job: Job<'a>) -> Active<'a> {
+        let Paused { number, seq, started, step, has_header, done, padding, sender, gone, exhausted } = paused;
+        if step.is_some() || exhausted {
+            job.steps.next();
+        }
+        job.context.resume(seq, started);
+        Active { number, job, step, has_header, done, padding, forward: None, sender, gone, exhausted }
+    }
+
     /// Whether the job waits for a message of any rank.
     #[inline]
     pub(super) fn awaits_any(&self) -> bool {
@@ -99,4 +119,19 @@ impl<'a> Active<'a> {
             Step::Send { .. } | Step::Copy { .. } | Step::Fold { .. } => None,
         }
     }
+}
+
+/// How far a send or a receive has come that another thread will continue. It borrows nothing.
+pub(crate) struct Paused {
+    number: u64,
+    /// Its sequence number, and when it first had to wait.
+    seq: u64,
+    started: Option<Instant>,
+    step: Option<Step>,
+    has_header: bool,
+    done: usize,
+    padding: usize,
+    sender: Option<Rank>,
+    gone: Vec<(Rank, Cause)>,
+    exhausted: bool,
 }

@@ -15,7 +15,7 @@ mod state;
 mod tests;
 mod wait;
 
-pub(crate) use job::Job;
+pub(crate) use job::{Job, Paused};
 #[cfg(test)]
 pub(crate) use run::Stepped;
 pub(crate) use state::Engine;

@@ -1,7 +1,7 @@
 //! Runs jobs: takes each step as far as links and memory allow.
 
 use super::frame::{Frame, Kind};
-use super::job::{Active, Job};
+use super::job::{Active, Job, Paused};
 use super::outgoing::Outgoing;
 use super::state::Engine;
 use crate::error::{Cause, Error, Result};
@@ -20,12 +20,16 @@ impl Engine {
     pub(crate) unsafe fn run(&mut self, job: Job<'_>) -> Result<()> {
         let mut job = Some(job);
         // SAFETY: as promised by the caller.
-        unsafe { self.run_together(|| job.take(), |_| {}) }
+        unsafe { self.run_together(|| Some((job.take()?, None)), |_| {}, || false) }.map(drop)
     }
 
     /// Runs jobs concurrently: those that `next` yields, including those that it yields while
     /// others run. Calls `finished` once for each job that ends, with its index among the jobs in
     /// progress. An error ends all jobs.
+    ///
+    /// If nothing moves and `is_wanted` says that another thread wants the engine, this returns the
+    /// jobs in progress, all of which have to be sends or receives. That thread passes them to this
+    /// function again, before anything else. The result is empty if all jobs have ended.
     ///
     /// A job that uses scratch memory must be the only one.
     ///
@@ -34,24 +38,31 @@ impl Engine {
     /// As for [`Engine::run`], for each job until it has ended.
     pub(crate) unsafe fn run_together<'a>(
         &mut self,
-        mut next: impl FnMut() -> Option<Job<'a>>,
+        mut next: impl FnMut() -> Option<(Job<'a>, Option<Paused>)>,
         mut finished: impl FnMut(usize),
-    ) -> Result<()> {
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<Vec<Paused>> {
         let mut active: Vec<Active<'a>> = Vec::with_capacity(1);
         let mut waiting = Waiting::default();
         let result = loop {
-            while let Some(job) = next() {
-                self.jobs += 1;
-                active.push(Active::new(self.jobs, job));
+            while let Some((job, paused)) = next() {
+                active.push(match paused {
+                    Some(paused) => Active::resume(paused, job),
+                    None => {
+                        self.jobs += 1;
+                        Active::new(self.jobs, job)
+                    }
+                });
             }
             if active.is_empty() {
-                break Ok(());
+                break Ok(Vec::new());
             }
             match self.progress(&mut active, &mut finished) {
                 Ok(true) => {
                     self.patience.done(std::mem::take(&mut waiting));
                     continue;
                 }
+                Ok(false) if is_wanted() => break Ok(active.drain(..).map(Active::pause).collect()),
                 Ok(false) => {}
                 Err(error) => break Err(self.name_close(error)),
             }

@@ -1,8 +1,8 @@
 //! The state with which a communicator runs its operations, one at a time, on whichever thread
 //! holds it.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 use mio::Waker;
 
@@ -28,6 +28,8 @@ pub(crate) struct Core {
     pub(super) patience: Arc<Patience>,
     /// Made when the first message is needed.
     pub(super) engine: Option<Engine>,
+    /// Wakes the thread that sleeps on links; set when the engine is made.
+    pub(super) links: Arc<OnceLock<Arc<Waker>>>,
     /// The memory that the ranks of this host share, if they can.
     pub(super) window: Option<Window>,
     /// The sequence number of the last collective.
@@ -62,6 +64,7 @@ impl Core {
             layout,
             patience,
             engine: None,
+            links: Arc::default(),
             window: None,
             seq: 0,
             sent: vec![0; world],
@@ -139,6 +142,9 @@ impl Core {
                 let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
                 let engine = Engine::new(mesh, self.layout.ranks, self.patience.clone());
                 let waker = engine.waker();
+                _ = self.links.set(waker.clone());
+                // See `Queue::push`.
+                fence(Ordering::SeqCst);
                 self.fabric.status().cancel.attach(move || {
                     if let Err(error) = waker.wake() {
                         tracing::warn!(%error, "the thread that waits for links was not woken; it sees the cancellation later");
@@ -148,11 +154,6 @@ impl Core {
             }
         };
         Ok(self.engine.insert(engine))
-    }
-
-    /// Wakes the thread that runs an operation and sleeps on links.
-    pub(crate) fn waker(&mut self) -> Result<Arc<Waker>> {
-        self.engine().map(|engine| engine.waker())
     }
 
     /// Drops all messages that refer to buffers: a call has panicked, and its caller may free them.
@@ -175,6 +176,10 @@ impl Core {
         // yet.
         let (seq, engine) = (self.seq, if callers.is_empty() { self.engine.as_mut() } else { self.engine().ok() });
         if let Some(engine) = engine {
+            if failed {
+                // Of messages that were interrupted.
+                engine.forget_messages();
+            }
             engine.part(seq, failed, &callers);
         }
         if let Some(window) = &mut self.window {

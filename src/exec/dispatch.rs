@@ -1,10 +1,14 @@
 //! From a submitted call to the path on which it runs: shared memory, messages, both
 //! ("hierarchical"), or devices.
 
+use std::cell::RefCell;
+
+use smallvec::SmallVec;
+
 use super::call::Call;
 use super::core::Core;
 use super::device::OnDevices;
-use super::messages::kernel;
+use super::messages::{Interrupted, Message, kernel};
 use super::state::CommState;
 use crate::error::Result;
 use crate::failure::{CommInfo, OpContext};
@@ -26,7 +30,7 @@ impl CommState {
     pub(super) unsafe fn dispatch(&self, core: &mut Core, call: &Call) -> Result<()> {
         if call.op.is_point_to_point() {
             // SAFETY: passed on.
-            return unsafe { self.dispatch_together(core, vec![call.clone()]) };
+            return unsafe { self.dispatch_together(core, vec![call.clone()], || false) }.map(drop);
         }
         self.check_not_revoked(core, call)?;
         let run = |core: &mut Core| {
@@ -43,22 +47,40 @@ impl CommState {
     }
 
     /// Runs sends and receives side by side on this thread, as [`CommState::dispatch`] runs a
-    /// collective.
+    /// collective. Returns those that have not ended when `is_wanted` says that another thread has a
+    /// call: see [`Core::run_point_to_point`].
     ///
     /// # Safety
     ///
-    /// As for [`CommState::dispatch`], for all calls.
-    pub(super) unsafe fn dispatch_together(&self, core: &mut Core, calls: Vec<Call>) -> Result<()> {
-        let Some(first) = calls.first() else { return Ok(()) };
+    /// As for [`CommState::dispatch`], for all calls. The buffers of those that are returned are
+    /// valid until they have ended.
+    pub(super) unsafe fn dispatch_together(
+        &self,
+        core: &mut Core,
+        calls: Vec<Call>,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<Vec<(Call, Interrupted)>> {
+        let Some(first) = calls.first() else { return Ok(Vec::new()) };
         let op = first.op;
         self.check_not_revoked(core, first)?;
-        let mut calls = calls.into_iter();
+        let mut indices = 0..calls.len();
+        let in_flight: RefCell<SmallVec<[usize; 2]>> = RefCell::default();
+        let next = || {
+            let index = indices.next()?;
+            in_flight.borrow_mut().push(index);
+            Some(Message { call: calls[index].clone(), interrupted: None })
+        };
+        let finished = |index: usize| _ = in_flight.borrow_mut().remove(index);
         let run = |core: &mut Core| {
             // SAFETY: passed on.
-            unsafe { core.run_point_to_point(&self.info, || calls.next(), |_| {}) }
+            unsafe { core.run_point_to_point(&self.info, next, finished, is_wanted) }
         };
-        let result = self.unless_it_panics(core, op, run);
-        result.map_err(|error| self.fail(core, error))
+        match self.unless_it_panics(core, op, run) {
+            Ok(interrupted) => {
+                Ok(in_flight.into_inner().into_iter().map(|index| calls[index].clone()).zip(interrupted).collect())
+            }
+            Err(error) => Err(self.fail(core, error)),
+        }
     }
 }
 

@@ -104,9 +104,7 @@ impl Executor {
         let mut call = self.prepare(raw)?;
         self.lend(&mut call, stream)?;
         self.state.check_process(call.op)?;
-        if self.queue.is_idle()
-            && let Some(mut core) = self.state.core.try_lock()
-        {
+        if let Some(mut core) = self.claim() {
             // SAFETY: passed on.
             return unsafe { self.state.dispatch(&mut core, &call) };
         }

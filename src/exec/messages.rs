@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::call::{Call, Counts};
 use super::core::Core;
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::engine::Job;
+use crate::engine::{Job, Paused};
 use crate::error::Result;
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::{Kernel, normalise_bools};
@@ -40,6 +40,26 @@ impl Messages<'_> {
         let (input, output) = (memory.as_const(), memory);
         Messages { op, algorithm, ranks: None, root: 0, count, sends: none, recvs: none, input, output, element, kernel }
     }
+}
+
+/// A send or a receive.
+pub(super) struct Message {
+    pub(super) call: Call,
+    /// How far it has come on another thread.
+    pub(super) interrupted: Option<Interrupted>,
+}
+
+/// A send or a receive that another thread continues.
+pub(super) struct Interrupted {
+    progress: Paused,
+    recorded: Recorded,
+}
+
+/// What a message in flight needs at its end: its entry in the recording, and the buffer in which it
+/// receives bools.
+struct Recorded {
+    entry: trace::EntryId,
+    bools: Option<RawSliceMut>,
 }
 
 impl Core {
@@ -95,25 +115,34 @@ impl Core {
     /// Runs sends and receives side by side: those that `next` yields, also while others are in
     /// flight. `finished` is called for each that ends, with its index among those in flight.
     ///
+    /// If they all wait for peers and `is_wanted` says that another thread has a call, this returns
+    /// those that have not ended, in their order. The communicator's next operation continues them.
+    ///
     /// # Safety
     ///
     /// Each call was checked. Its buffers are valid until it has ended, and nothing else uses them.
     pub(super) unsafe fn run_point_to_point(
         &mut self,
         info: &CommInfo,
-        mut next: impl FnMut() -> Option<Call>,
+        mut next: impl FnMut() -> Option<Message>,
         mut finished: impl FnMut(usize),
-    ) -> Result<()> {
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<Vec<Interrupted>> {
         self.engine()?;
         let Core { engine: Some(engine), recording, sent, fabric, layout, .. } = self else {
             unreachable!("the engine was just made")
         };
-        // For each call in flight, its entry in the recording, and the buffer in which it receives
-        // bools.
-        let in_flight: RefCell<Vec<(trace::EntryId, Option<RawSliceMut>)>> = RefCell::default();
+        let in_flight: RefCell<Vec<Recorded>> = RefCell::default();
         let next = || {
-            let call = next()?;
+            let Message { call, interrupted } = next()?;
             let Call { op, root, send, recv, source, dtype, timeout, .. } = call;
+            let (rank, world) = (fabric.rank(), layout.ranks);
+            if let Some(Interrupted { progress, recorded }) = interrupted {
+                in_flight.borrow_mut().push(recorded);
+                // Its progress has its number.
+                let context = OpContext::new(call.descriptor(0), info).within(timeout);
+                return Some((job(&call, context, rank, world), Some(progress)));
+            }
             // A receive gets its number when its message arrives.
             sent[root] += u64::from(op == Op::Send);
             let seq = if op == Op::Send { sent[root] } else { 0 };
@@ -121,29 +150,38 @@ impl Core {
             let peer = source.is_none().then_some(root as u32);
             let with_peer = Descriptor { op, root: peer, ..context.descriptor };
             let entry = recording.history.begin(with_peer.encode(), (send.len + recv.len) as u64, 0);
-            in_flight.borrow_mut().push((entry, (dtype == DType::Bool && op == Op::Recv).then_some(recv)));
-            Some(message(&call, context, fabric.rank(), layout.ranks))
+            in_flight.borrow_mut().push(Recorded { entry, bools: (dtype == DType::Bool && op == Op::Recv).then_some(recv) });
+            Some((job(&call, context, rank, world), None))
         };
         let ended = |index: usize| {
-            let (entry, bools) = in_flight.borrow_mut().remove(index);
+            let Recorded { entry, bools } = in_flight.borrow_mut().remove(index);
             recording.history.end(entry, true);
             // SAFETY: the call has ended but its buffer has not been given back yet.
             unsafe { normalise_received(bools) };
             finished(index);
         };
         // SAFETY: passed on.
-        let result = unsafe { engine.run_together(next, ended) };
-        for (entry, bools) in in_flight.into_inner() {
-            recording.history.end(entry, false);
-            // SAFETY: the call failed, and its buffer has not been given back yet.
-            unsafe { normalise_received(bools) };
+        let result = unsafe { engine.run_together(next, ended, is_wanted) };
+        let in_flight = in_flight.into_inner();
+        match result {
+            Ok(paused) => {
+                debug_assert_eq!(paused.len(), in_flight.len());
+                Ok(paused.into_iter().zip(in_flight).map(|(progress, recorded)| Interrupted { progress, recorded }).collect())
+            }
+            Err(error) => {
+                for Recorded { entry, bools } in in_flight {
+                    recording.history.end(entry, false);
+                    // SAFETY: the call failed, and its buffer has not been given back yet.
+                    unsafe { normalise_received(bools) };
+                }
+                Err(error)
+            }
         }
-        result
     }
 }
 
 /// The job of one send or receive.
-fn message<'c>(call: &Call, context: OpContext<'c>, rank: Rank, world: usize) -> Job<'c> {
+fn job<'c>(call: &Call, context: OpContext<'c>, rank: Rank, world: usize) -> Job<'c> {
     let Call { op, root, count, send, recv, source, dtype, .. } = *call;
     let none = Blocks::Even(0);
     let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1 };

@@ -4,19 +4,19 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use mio::Waker;
 use parking_lot::Mutex;
 
 use super::call::Call;
 use super::core::Core;
 use super::device::Staged;
+use super::messages::{Interrupted, Message};
 use super::state::CommState;
-use super::work::Completion;
+use super::work::{Completion, Work, begin};
 use crate::error::{Error, Result};
 use crate::failure;
 
@@ -26,14 +26,16 @@ pub(crate) struct Queue {
     pending: Arc<AtomicUsize>,
     /// Those of them that only a stream waits for.
     unattended: Arc<AtomicUsize>,
+    /// Sends and receives that another thread began. The progress thread continues them before
+    /// anything else.
+    interrupted: Arc<Mutex<VecDeque<(Task, Interrupted)>>>,
     thread: Mutex<Option<Progress>>,
 }
 
 struct Progress {
-    tasks: Sender<Task>,
+    /// `None` tells the thread to look at what is interrupted.
+    tasks: Sender<Option<Task>>,
     thread: JoinHandle<()>,
-    /// Wakes the thread where it sleeps on links; set when it first uses links.
-    waker: Arc<Mutex<Option<Arc<Waker>>>>,
 }
 
 /// An operation that has been queued. It completes in any case: if it is dropped, as aborted.
@@ -79,7 +81,7 @@ impl Drop for Task {
 
 impl Queue {
     pub(crate) fn new() -> Queue {
-        Queue { pending: Arc::default(), unattended: Arc::default(), thread: Mutex::new(None) }
+        Queue { pending: Arc::default(), unattended: Arc::default(), interrupted: Arc::default(), thread: Mutex::new(None) }
     }
 
     /// Whether all operations that were queued have ended.
@@ -108,26 +110,57 @@ impl Queue {
             None => thread.insert(self.start(shared.clone())?),
         };
         // If the thread has ended, the task is returned here, and completes by being dropped.
-        let _ = progress.tasks.send(task);
-        if let Some(Err(error)) = progress.waker.lock().as_ref().map(|waker| waker.wake()) {
-            // The task is queued, and starts a little later.
-            tracing::warn!(%error, "the progress thread could not be woken");
-        }
+        let _ = progress.tasks.send(Some(task));
+        // After the task counts as pending, and in `Core::engine` before a thread looks whether one
+        // is: either that thread sees it, or this one its waker.
+        fence(Ordering::SeqCst);
+        shared.wake_on_links();
         Ok(())
+    }
+
+    /// Passes sends and receives that have not ended on to the progress thread, which runs. The
+    /// caller holds the core, and keeps the buffers valid until they have ended.
+    pub(super) fn pass_on(&self, messages: Vec<(Call, Interrupted)>) -> Vec<Work<()>> {
+        let mut works = Vec::with_capacity(messages.len());
+        let mut interrupted = self.interrupted.lock();
+        for (call, progress) in messages {
+            let Ok((work, call, completion)) = begin((), |()| Ok(call)) else { unreachable!("the call is there") };
+            completion.begin();
+            self.pending.fetch_add(1, Ordering::AcqRel);
+            let task = Task { call, completion: Some(completion), pending: self.pending.clone(), unattended: None };
+            interrupted.push_back((task, progress));
+            works.push(work);
+        }
+        drop(interrupted);
+        if let Some(progress) = &*self.thread.lock() {
+            let _ = progress.tasks.send(None);
+        }
+        works
+    }
+
+    /// Starts the progress thread if it does not run. Returns whether it runs.
+    pub(super) fn has_thread(&self, shared: &Arc<CommState>) -> bool {
+        let mut thread = self.thread.lock();
+        if thread.is_none() {
+            match self.start(shared.clone()) {
+                Ok(progress) => *thread = Some(progress),
+                Err(error) => tracing::warn!(%error, "a call of another thread waits for the end of this one"),
+            }
+        }
+        thread.is_some()
     }
 
     fn start(&self, shared: Arc<CommState>) -> Result<Progress> {
         let (sender, receiver) = unbounded();
-        let waker: Arc<Mutex<Option<Arc<Waker>>>> = Arc::default();
-        let worker = Worker { shared, tasks: receiver, waker: waker.clone(), ahead: None };
+        let worker = Worker { shared, tasks: receiver, interrupted: self.interrupted.clone(), ahead: None };
         let thread = std::thread::Builder::new().name("kolo-progress".to_owned()).spawn(move || worker.work());
         let thread = thread.map_err(Error::os("starting the progress thread"))?;
-        Ok(Progress { tasks: sender, thread, waker })
+        Ok(Progress { tasks: sender, thread })
     }
 
     /// Aborts what has not ended, and ends the thread.
     pub(crate) fn close(&self, shared: &CommState) {
-        let Some(Progress { tasks, thread, .. }) = self.thread.lock().take() else { return };
+        let Some(Progress { tasks, thread }) = self.thread.lock().take() else { return };
         // Their callers have continued already; each ends by its deadline.
         while self.unattended.load(Ordering::Acquire) > 0 && !shared.info.cancel.is_cancelled() {
             std::thread::sleep(CLOSING);
@@ -153,8 +186,8 @@ const CLOSING: Duration = Duration::from_micros(200);
 /// The progress thread.
 struct Worker {
     shared: Arc<CommState>,
-    tasks: Receiver<Task>,
-    waker: Arc<Mutex<Option<Arc<Waker>>>>,
+    tasks: Receiver<Option<Task>>,
+    interrupted: Arc<Mutex<VecDeque<(Task, Interrupted)>>>,
     /// A task that was taken from the queue too early: a collective after messages, or a message
     /// that its stream has not reached.
     ahead: Option<Task>,
@@ -163,19 +196,30 @@ struct Worker {
 impl Worker {
     /// Runs tasks in order until the queue is closed and empty.
     fn work(mut self) {
-        while let Some(task) = self.ahead.take().or_else(|| self.tasks.recv().ok()) {
+        while let Some(task) = self.ahead.take().map(Some).or_else(|| self.tasks.recv().ok()) {
             let shared = self.shared.clone();
             let mut core = shared.core.lock();
-            let op = task.call.op;
-            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| {
-                if op.is_point_to_point() {
-                    self.run_messages(&mut core, task);
-                } else {
-                    task.begin();
-                    // SAFETY: the caller that queued the call keeps its buffers until it completes.
-                    let result = unsafe { shared.dispatch(&mut core, &task.call) };
-                    task.complete(result);
+            let interrupted = std::mem::take(&mut *self.interrupted.lock());
+            let mut first: VecDeque<_> = interrupted.into_iter().map(|(task, progress)| (task, Some(progress))).collect();
+            let collective = match task {
+                Some(task) if first.is_empty() && task.call.op.is_point_to_point() => {
+                    first.push_back((task, None));
+                    None
                 }
+                Some(task) if first.is_empty() => Some(task),
+                task => {
+                    self.ahead = task;
+                    None
+                }
+            };
+            // None if what was interrupted has been continued with a task before this one.
+            let Some(op) = first.front().map(|(task, _)| task).or(collective.as_ref()).map(|task| task.call.op) else { continue };
+            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                let Some(task) = collective else { return self.run_messages(&mut core, first) };
+                task.begin();
+                // SAFETY: the caller that queued the call keeps its buffers until it completes.
+                let result = unsafe { shared.dispatch(&mut core, &task.call) };
+                task.complete(result);
             }));
             if ran.is_err() {
                 // A defect of this library. The operations in flight have been aborted, and nothing
@@ -186,15 +230,12 @@ impl Worker {
     }
 
     /// Runs sends and receives side by side, so that none waits for one that was queued before it:
-    /// this task and those after it up to the next collective, also those that are queued
-    /// meanwhile.
-    fn run_messages(&mut self, core: &mut Core, first: Task) {
+    /// `first`, and the tasks up to the next collective, also those that are queued meanwhile.
+    fn run_messages(&mut self, core: &mut Core, mut first: VecDeque<(Task, Option<Interrupted>)>) {
         let shared = self.shared.clone();
-        let op = first.call.op;
-        match shared.check_not_revoked(core, &first.call).and_then(|()| core.waker()) {
-            // From now on, a thread that queues a task wakes this one where it sleeps on links.
-            Ok(waker) => *self.waker.lock() = Some(waker),
-            Err(error) => return first.complete(Err(error)),
+        let Some(call) = first.front().map(|(task, _)| task.call.clone()) else { return };
+        if let Err(error) = shared.check_not_revoked(core, &call).and_then(|()| core.engine().map(drop)) {
+            return first.into_iter().for_each(|(task, _)| task.complete(Err(error.clone())));
         }
         let in_flight: RefCell<VecDeque<(Task, Option<Staged>)>> = RefCell::default();
         let fail = |task: Task, error| {
@@ -202,20 +243,28 @@ impl Worker {
             // The peer waits for this message.
             failure::abort(&shared.status);
         };
-        self.ahead = Some(first);
         let next = || loop {
-            let task = self.next_message(in_flight.borrow().is_empty())?;
-            task.begin();
+            let (task, interrupted) = match first.pop_front() {
+                Some(first) => first,
+                None => (self.next_message(in_flight.borrow().is_empty())?, None),
+            };
             let mut call = task.call.clone();
-            // SAFETY: the caller that queued the call keeps its buffers until it completes.
-            match unsafe { Staged::begin(&shared, &mut call) } {
+            let staged = if interrupted.is_some() {
+                // It has begun where it was called, on memory of the host.
+                Ok(None)
+            } else {
+                task.begin();
+                // SAFETY: the caller that queued the call keeps its buffers until it completes.
+                unsafe { Staged::begin(&shared, &mut call) }
+            };
+            match staged {
                 Ok(staged) => in_flight.borrow_mut().push_back((task, staged)),
                 Err(error) => {
                     fail(task, error);
                     continue;
                 }
             }
-            return Some(call);
+            return Some(Message { call, interrupted });
         };
         let finished = |index: usize| {
             let Some((task, staged)) = in_flight.borrow_mut().remove(index) else { return };
@@ -227,9 +276,9 @@ impl Worker {
         };
         let run = |core: &mut Core| {
             // SAFETY: the caller that queued the calls keeps their buffers until they complete.
-            unsafe { core.run_point_to_point(&shared.info, next, finished) }
+            unsafe { core.run_point_to_point(&shared.info, next, finished, || false) }
         };
-        let result = shared.unless_it_panics(core, op, run);
+        let result = shared.unless_it_panics(core, call.op, run);
         if let Err(error) = result {
             let error = shared.fail(core, error);
             for (task, _) in in_flight.into_inner() {
@@ -240,7 +289,15 @@ impl Worker {
 
     /// The next task, if it is a message that can start now.
     fn next_message(&mut self, is_alone: bool) -> Option<Task> {
-        let task = self.ahead.take().or_else(|| self.tasks.try_recv().ok())?;
+        let task = match self.ahead.take() {
+            Some(task) => task,
+            // What was interrupted came before the core was taken, so there is no more of it.
+            None => loop {
+                if let Some(task) = self.tasks.try_recv().ok()? {
+                    break task;
+                }
+            },
+        };
         let Call { op, lent, .. } = &task.call;
         if !op.is_point_to_point() {
             self.ahead = Some(task);
@@ -250,9 +307,7 @@ impl Worker {
         if !is_alone && lent.as_ref().is_some_and(|lent| !lent.is_ready()) {
             self.ahead = Some(task);
             // The stream is looked at again at once, instead of when a link is ready.
-            if let Some(Err(error)) = self.waker.lock().as_ref().map(|waker| waker.wake()) {
-                tracing::debug!(%error, "a message starts a little later");
-            }
+            self.shared.wake_on_links();
             return None;
         }
         Some(task)

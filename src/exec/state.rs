@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock, Weak};
 
+use mio::Waker;
 use parking_lot::Mutex;
 
 use super::call::Call;
@@ -23,6 +24,8 @@ use crate::types::{Descriptor, Op};
 /// What the threads that call a communicator share with its progress thread.
 pub(crate) struct CommState {
     pub(crate) core: Mutex<Core>,
+    /// Wakes the thread that holds the core where it sleeps on links; set when links are first used.
+    pub(super) links: Arc<OnceLock<Arc<Waker>>>,
     pub(crate) info: CommInfo,
     /// The failure that revoked the communicator.
     pub(crate) failure: OnceLock<Arc<Error>>,
@@ -48,11 +51,12 @@ impl CommState {
         let pool = core.window().map(|window| window.pool());
         let (layout, settings, recording) = (core.layout(), core.settings(), core.recording().clone());
         sys::count_forks();
-        let failure = OnceLock::new();
+        let (failure, links) = (OnceLock::new(), core.links.clone());
         let status = core.fabric().status().clone();
         let host = core.fabric().host().filter(|_| layout.windows).map(|host| (host.clone(), core.fabric().neighbours().len()));
         let state = Arc::new(CommState {
             core: Mutex::new(core),
+            links,
             info,
             failure,
             layout,
@@ -92,6 +96,14 @@ impl CommState {
     #[inline]
     pub(crate) fn check_process(&self, op: Op) -> Result<()> {
         if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op }) }
+    }
+
+    /// Wakes the thread that holds the core, if it sleeps on links.
+    pub(super) fn wake_on_links(&self) {
+        if let Some(Err(error)) = self.links.get().map(|waker| waker.wake()) {
+            // It wakes by itself a little later.
+            tracing::warn!(%error, "the thread that waits for links was not woken");
+        }
     }
 
     /// Waits until no operation is in flight, and ends the communicator if it has not failed

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::MutexGuard;
+
 use super::call::Call;
 use super::core::Core;
 use super::device::SHORT;
@@ -91,13 +93,23 @@ impl Executor {
         if call.lent.is_some() {
             return self.submit_lent(call.clone());
         }
-        if self.queue.is_idle()
-            && let Some(mut core) = self.state.core.try_lock()
-        {
+        if call.op.is_point_to_point() {
+            // SAFETY: passed on.
+            return unsafe { self.submit_together_checked(vec![call.clone()]) };
+        }
+        if let Some(mut core) = self.claim() {
             // SAFETY: passed on.
             return unsafe { self.state.dispatch(&mut core, call) };
         }
         Ok(self.queue_call(call.clone())?.wait()?)
+    }
+
+    /// The core, if no call holds it and none is queued.
+    #[inline]
+    pub(super) fn claim(&self) -> Option<MutexGuard<'_, Core>> {
+        // In this order: a call that is interrupted is queued before it gives the core up.
+        let core = self.state.core.try_lock()?;
+        self.queue.is_idle().then_some(core)
     }
 
     /// Queues a call that was checked. The caller keeps its buffers until the call has ended.
@@ -135,11 +147,10 @@ impl Executor {
     pub(crate) unsafe fn submit_together_checked(&self, checked: Vec<Call>) -> Result<()> {
         self.state.check_process(Op::Send)?;
         if checked.iter().all(|call| call.lent.is_none())
-            && self.queue.is_idle()
-            && let Some(mut core) = self.state.core.try_lock()
+            && let Some(core) = self.claim()
         {
             // SAFETY: passed on.
-            return unsafe { self.state.dispatch_together(&mut core, checked) };
+            return unsafe { self.run_messages(core, checked) };
         }
         let mut works = Vec::with_capacity(checked.len());
         let mut result = Ok(());
@@ -157,6 +168,24 @@ impl Executor {
         }
         // All calls end before the caller gets its buffers back.
         works.into_iter().map(|work| Ok(work.wait()?)).fold(result, Result::and)
+    }
+
+    /// Runs sends and receives side by side on this thread. If another thread calls meanwhile, they
+    /// go on beside its call, on the progress thread: the peer may wait for that call.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Executor::submit`], for all calls.
+    unsafe fn run_messages(&self, mut core: MutexGuard<'_, Core>, calls: Vec<Call>) -> Result<()> {
+        let is_wanted = || !self.queue.is_idle() && self.queue.has_thread(&self.state);
+        // SAFETY: passed on: this waits for those that are returned.
+        let interrupted = unsafe { self.state.dispatch_together(&mut core, calls, is_wanted)? };
+        if interrupted.is_empty() {
+            return Ok(());
+        }
+        let works = self.queue.pass_on(interrupted);
+        drop(core);
+        works.into_iter().map(|work| Ok(work.wait()?)).fold(Ok(()), Result::and)
     }
 
     /// Reports the failure of an earlier call, which may have had no caller that waited for it.

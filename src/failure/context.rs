@@ -96,6 +96,17 @@ impl<'a> OpContext<'a> {
         self.fingerprint = Descriptor::fingerprint(self.words);
     }
 
+    /// When the operation first had to wait, if it has.
+    pub(crate) fn started_at(&self) -> Option<Instant> {
+        self.started.get()
+    }
+
+    /// Continues an operation that had this number and that clock in another context.
+    pub(crate) fn resume(&mut self, seq: u64, started: Option<Instant>) {
+        self.number(seq);
+        self.started.set(started);
+    }
+
     /// Records the operation, if that has not been done. Called before it waits, and after its
     /// peers know of it.
     #[inline]
