@@ -124,8 +124,9 @@ impl Fabric {
         (0..self.world()).filter(|&rank| self.hosts[rank] == self.hosts[self.rank]).collect()
     }
 
-    /// Returns what opens links to the others; `None` for a rank without peers.
-    pub(crate) fn opener(&self) -> Option<Box<dyn Opener>> {
+    /// Returns what opens links to the others; `None` for a rank without peers. `reads_memory`: the
+    /// system may copy from the memory of processes of this host; the same on all ranks.
+    pub(crate) fn opener(&self, reads_memory: bool) -> Option<Box<dyn Opener>> {
         match &self.backing {
             Backing::Network(network) => Some(Box::new(NetworkOpener::new(
                 network.clone(),
@@ -133,6 +134,7 @@ impl Fabric {
                 self.rank,
                 self.members.clone(),
                 self.hosts.clone(),
+                reads_memory,
             ))),
             Backing::Process(hub, _) => Some(Box::new(MemoryOpener { hub: hub.clone(), comm_id: self.comm_id, rank: self.rank })),
             Backing::Nothing => None,

@@ -7,7 +7,7 @@ use super::state::Engine;
 use crate::error::{Cause, Error, Result};
 use crate::schedule::{BufferRef, Span, Step};
 use crate::sys::Waiting;
-use crate::types::Rank;
+use crate::types::{Op, Rank};
 
 impl Engine {
     /// Runs one job.
@@ -178,7 +178,9 @@ impl Engine {
         let (to, ready) = (job.rank_of(to), ready * job.element);
         self.messages += 1;
         let header = frame.encode();
-        self.outgoing.push(Outgoing { message: self.messages, job: active.number, to, header, payload, ready, sent: 0 });
+        // Collectives forward segments, for which a rank should not wait.
+        let lends = job.context.descriptor.op == Op::Send;
+        self.outgoing.push(Outgoing { message: self.messages, job: active.number, to, header, payload, ready, lends, sent: 0 });
         active.forward = (ready < payload.len).then_some(self.messages);
     }
 

@@ -108,9 +108,15 @@ impl Engine {
             if rest.iter().all(|part| part.len == 0) {
                 continue;
             }
-            // SAFETY: the message owns its header, and the payload is lent until its job ends,
-            // which removes the message.
-            let count = unsafe { link.send(&rest) }.map_err(|cause| fail(link, cause))?;
+            // SAFETY: the message owns its header, and the payload is lent until its job ends. That
+            // removes the message; if it has begun, it closes the link.
+            let lent = if out.lends { unsafe { link.lend(rest[0], rest[1]) } } else { Ok(None) };
+            let count = match lent {
+                // SAFETY: as above.
+                Ok(None) => unsafe { link.send(&rest) },
+                lent => lent.map(Option::unwrap_or_default),
+            };
+            let count = count.map_err(|cause| fail(link, cause))?;
             out.sent += count;
             moved |= count > 0;
         }

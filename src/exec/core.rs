@@ -9,7 +9,7 @@ use mio::Waker;
 use super::call::Call;
 use super::device_state::Devices;
 use crate::bootstrap::fabric::Fabric;
-use crate::config::{SharedSettings, Transport};
+use crate::config::{CopyMode, SharedSettings, Transport};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
@@ -136,7 +136,8 @@ impl Core {
         let engine = match self.engine.take() {
             Some(engine) => engine,
             None => {
-                let Some(opener) = self.fabric.opener() else {
+                let reads_memory = matches!(self.settings.copy_mode, CopyMode::Auto | CopyMode::Cma);
+                let Some(opener) = self.fabric.opener(reads_memory) else {
                     return Err(Error::Unsupported { what: "sending messages", why: "the world size is 1".to_owned() });
                 };
                 let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;

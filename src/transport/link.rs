@@ -13,7 +13,7 @@ pub(crate) const ALIGN: usize = 16;
 
 /// One end of a stream of bytes to a peer, and of one from it.
 ///
-/// Links keep no address of memory that is passed to them. The caller offers a stream's bytes in
+/// Except for [`Link::lend`], links keep no address of memory that is passed to them. The caller offers a stream's bytes in
 /// order: bytes that a call did not take come first in the next call.
 pub(crate) trait Link: Send {
     /// Sends bytes from the front of `parts`, laid end to end; returns how many. 0 means none now.
@@ -22,6 +22,18 @@ pub(crate) trait Link: Send {
     ///
     /// The parts are readable until this returns.
     unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause>;
+
+    /// As [`Link::send`] of these two parts, but may have the peer read the second where it is.
+    /// `None` if this link does not, or not now: then call [`Link::send`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Link::send`]. And `memory` stays readable, and is not written, until the link has
+    /// taken it or is dropped. Until then, the next call for this stream is this one with what is
+    /// left of it, unless it returns `None`.
+    unsafe fn lend(&mut self, _before: RawSlice, _memory: RawSlice) -> Result<Option<usize>, Cause> {
+        Ok(None)
+    }
 
     /// Sends a last message, after all others, as [`Link::send`] does. A link with its own buffer
     /// always has room for it.
@@ -34,8 +46,8 @@ pub(crate) trait Link: Send {
         unsafe { self.send(&[message]) }
     }
 
-    /// Returns whether bytes that [`Link::send`] did not take may have been sent all the same, so
-    /// that no other bytes can follow.
+    /// Returns whether bytes that the link did not take may have been sent all the same, so that no
+    /// other bytes can follow.
     fn has_begun(&self) -> bool {
         false
     }

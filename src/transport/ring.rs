@@ -9,12 +9,22 @@
 //! other side writes its counter, and then reads the flag. All four accesses are sequentially
 //! consistent, so at least one side sees the other's write, and no wake is lost.
 //!
+//! # Loans
+//!
+//! A producer may lend a stretch of the stream instead of copying it to the buffer: it writes the
+//! address, and the consumer has the system copy the bytes from the producer's memory. The
+//! consumer's `tail` passes over the stretch as it is read, and that is how the producer learns
+//! that the memory is its caller's again. A consumer that cannot read the memory refuses, and then
+//! the producer copies. A producer that takes the memory back earlier closes the ring first; a
+//! consumer looks at that after each copy, and does not use what it copied too late.
+//!
 //! The peer's counter is untrusted, and is checked before it is used.
 
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
+use super::ALIGN;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -23,6 +33,16 @@ use crate::sys::Region;
 /// Bytes of a ring that only [`Producer::push_last`] uses, so that a rank that leaves can always
 /// tell its peer.
 pub(super) const FOR_THE_LAST: usize = 64;
+
+/// Bytes that one side copies before it tells the other, so that both copy at the same time.
+pub(super) const PORTION: usize = 16 << 10;
+
+/// Fewer bytes are copied: a system call would take longer.
+const LEAST_LOAN: usize = 16 << 10;
+
+/// How often a producer looks whether the consumer waits for memory that would fit in the ring,
+/// before it copies: for about as long as the copy takes.
+const CHANCES: u32 = 64;
 
 /// The words through which the two sides synchronise. They start as zeros.
 #[repr(C)]
@@ -37,6 +57,27 @@ struct Control {
     consumer_sleeps: CachePadded<AtomicU32>,
     /// Set by a producer that writes no more.
     closed: AtomicU32,
+    /// Written by the producer, `start` last.
+    loan: CachePadded<LoanWords>,
+    /// Written by the consumer.
+    consumer: CachePadded<ConsumerWords>,
+}
+
+#[repr(C)]
+struct LoanWords {
+    /// The stream position of the newest loan, plus one; 0 if there was none.
+    start: AtomicU64,
+    /// The address in the producer's process.
+    address: AtomicU64,
+    len: AtomicU64,
+}
+
+#[repr(C)]
+struct ConsumerWords {
+    /// Whether the consumer has looked for bytes since it read the last ones.
+    waits: AtomicU32,
+    /// Whether it cannot read the producer's memory.
+    refuses: AtomicU32,
 }
 
 /// The memory of a ring: its control block, then its bytes.
@@ -56,7 +97,8 @@ impl RingMemory {
         unsafe { &*self.region.at(self.offset).cast::<Control>() }
     }
 
-    /// Returns the bytes from a stream position to the end of the buffer, at most `len`.
+    /// Returns the bytes from a position in the buffer to its end, at most `len`. The position
+    /// counts the bytes that went through the buffer.
     fn stretch(&self, position: u64, len: usize) -> RawSliceMut {
         let at = position as usize % self.capacity;
         let start = self.offset + size_of::<Control>() + at;
@@ -69,13 +111,34 @@ pub(super) struct Producer {
     head: u64,
     /// The consumer's counter as last seen.
     tail: u64,
+    /// Bytes of the stream that were lent.
+    skipped: u64,
+    /// The end of the stretch that is lent, if one is. It starts at `head`.
+    lent_to: Option<u64>,
+    /// Whether the consumer may be able to read this process's memory.
+    lends: bool,
+    /// How often the consumer did not wait for this memory, which would fit in the ring.
+    asked: u32,
 }
 
 pub(super) struct Consumer {
     memory: RingMemory,
     tail: u64,
-    /// The producer's counter as last seen.
+    /// The producer's counter as last seen, or the end of what was read of a loan.
     head: u64,
+    /// Bytes of the stream that were lent.
+    skipped: u64,
+    /// Where the last loan started: until the producer has seen its end, its counter is still
+    /// there.
+    loan_start: u64,
+    waits: bool,
+    refuses: bool,
+}
+
+/// Memory of the producer's process that is the next stretch of the stream.
+pub(super) struct Loan {
+    pub(super) address: u64,
+    pub(super) len: usize,
 }
 
 /// Returns the bytes of a region for two rings of `capacity` bytes each.
@@ -89,20 +152,24 @@ pub(super) fn pair(region: Arc<Region>, side: usize) -> (Producer, Consumer) {
     let capacity = region.len() / 2 - size_of::<Control>();
     assert!(capacity > FOR_THE_LAST && capacity.is_multiple_of(128), "a region of {} bytes", region.len());
     let memory = |ring: usize| RingMemory { region: region.clone(), offset: ring * (size_of::<Control>() + capacity), capacity };
-    (Producer { memory: memory(side), head: 0, tail: 0 }, Consumer { memory: memory(1 - side), tail: 0, head: 0 })
+    let producer = Producer { memory: memory(side), head: 0, tail: 0, skipped: 0, lent_to: None, lends: true, asked: 0 };
+    let memory = memory(1 - side);
+    let consumer = Consumer { memory, tail: 0, head: 0, skipped: 0, loan_start: 0, waits: false, refuses: false };
+    (producer, consumer)
 }
 
 impl Producer {
     /// Takes bytes from the front of `parts` while there is room. Returns how many, and whether to
     /// wake the consumer.
     pub(super) fn push(&mut self, parts: &[RawSlice]) -> Result<(usize, bool), Cause> {
+        self.asked = 0;
         self.push_up_to(parts, FOR_THE_LAST)
     }
 
     /// Takes the last bytes of the stream, at most [`FOR_THE_LAST`], for which there is always
     /// room. Returns whether to wake the consumer.
     pub(super) fn push_last(&mut self, part: RawSlice) -> Result<bool, Cause> {
-        debug_assert!(part.len <= FOR_THE_LAST);
+        debug_assert!(part.len <= FOR_THE_LAST && self.lent_to.is_none());
         self.push_up_to(&[part], 0).map(|(_, wake)| wake)
     }
 
@@ -114,25 +181,107 @@ impl Producer {
         }
         let mut room = self.room().saturating_sub(kept).min(wanted);
         let taken = room;
+        let mut wake = false;
+        let mut published = self.head;
         for part in parts {
             let mut rest = part.take(room);
             room -= rest.len;
             while rest.len > 0 {
-                let to = self.memory.stretch(self.head, rest.len);
+                let to = self.memory.stretch(self.head - self.skipped, rest.len.min(PORTION));
                 // SAFETY: the consumer has read these bytes of the ring, so only this side uses
                 // them. The caller vouches for the part.
                 unsafe { std::ptr::copy_nonoverlapping(rest.ptr, to.ptr, to.len) };
                 self.head += to.len as u64;
                 rest = rest.skip(to.len);
+                if self.head - published >= PORTION as u64 {
+                    wake |= self.publish();
+                    published = self.head;
+                }
             }
         }
-        if taken == 0 {
-            return Ok((0, false));
+        if self.head > published {
+            wake |= self.publish();
         }
+        Ok((taken, wake))
+    }
+
+    /// Shows the consumer what has been written. Returns whether to wake it.
+    fn publish(&mut self) -> bool {
         let control = self.memory.control();
         // This releases the bytes. It is sequentially consistent because of the flag.
         control.head.store(self.head, Ordering::SeqCst);
-        Ok((taken, claim(&control.consumer_sleeps)))
+        claim(&control.consumer_sleeps)
+    }
+
+    /// Lends the memory after `before` to the consumer, if that takes less time than copying it:
+    /// the consumer waits for it, or it does not fit in the ring. Returns how many bytes the stream
+    /// has taken of both, and whether to wake the consumer; `None` if it does not lend.
+    ///
+    /// The memory stays readable until the stream has taken it or the ring is closed.
+    pub(super) fn lend(&mut self, before: RawSlice, memory: RawSlice) -> Result<Option<(usize, bool)>, Cause> {
+        if self.lent_to.is_some() {
+            return self.settle();
+        }
+        // Whole units, so that the stream stays aligned.
+        let len = memory.len - memory.len % ALIGN;
+        if !self.lends || len < LEAST_LOAN {
+            return Ok(None);
+        }
+        let control = self.memory.control();
+        let is_awaited = control.consumer.waits.load(Ordering::Relaxed) != 0;
+        if !is_awaited && len + before.len + FOR_THE_LAST <= self.memory.capacity {
+            // The consumer may come while this side would copy.
+            self.asked += 1;
+            return Ok((self.asked < CHANCES).then_some((0, false)));
+        }
+        self.asked = 0;
+        let (taken, wake) = self.push(&[before])?;
+        if taken < before.len {
+            return Ok(Some((taken, wake)));
+        }
+        let control = self.memory.control();
+        control.loan.address.store(memory.ptr.expose_provenance() as u64, Ordering::Relaxed);
+        control.loan.len.store(len as u64, Ordering::Relaxed);
+        // This releases the two. It is sequentially consistent because of the flag.
+        control.loan.start.store(self.head + 1, Ordering::SeqCst);
+        self.lent_to = Some(self.head + len as u64);
+        Ok(Some((taken, wake | claim(&control.consumer_sleeps))))
+    }
+
+    /// Returns how many bytes more the consumer has read of what is lent; `None` if it refuses.
+    fn settle(&mut self) -> Result<Option<(usize, bool)>, Cause> {
+        let Some(end) = self.lent_to else { return Ok(None) };
+        let control = self.memory.control();
+        // Acquires the reads of the memory, which the caller may then change.
+        let tail = control.tail.load(Ordering::Acquire);
+        if tail < self.tail || tail > end {
+            return Err(Cause::Corrupt("a ring's tail is not within its bytes"));
+        }
+        self.tail = tail;
+        if tail <= self.head {
+            if control.consumer.refuses.load(Ordering::Acquire) == 0 {
+                return Ok(Some((0, false)));
+            }
+            (self.lent_to, self.lends) = (None, false);
+            return Ok(None);
+        }
+        let read = tail - self.head;
+        (self.head, self.skipped) = (tail, self.skipped + read);
+        if tail == end {
+            self.lent_to = None;
+            control.head.store(tail, Ordering::Release);
+        }
+        Ok(Some((read as usize, false)))
+    }
+
+    /// Whether a stretch is lent.
+    pub(super) fn has_lent(&self) -> bool {
+        self.lent_to.is_some()
+    }
+
+    /// Lends no more: the consumer cannot read this process's memory.
+    pub(super) fn never_lend(&mut self) {
+        self.lends = false;
     }
 
     fn room(&self) -> usize {
@@ -151,7 +300,12 @@ impl Producer {
 
     /// Announces a sleep; returns false if there is room.
     pub(super) fn arm(&mut self) -> bool {
-        self.memory.control().producer_sleeps.store(1, Ordering::SeqCst);
+        let control = self.memory.control();
+        control.producer_sleeps.store(1, Ordering::SeqCst);
+        if self.lent_to.is_some() {
+            let is_refused = control.consumer.refuses.load(Ordering::SeqCst) != 0;
+            return !is_refused && control.tail.load(Ordering::SeqCst) <= self.head;
+        }
         // A corrupt counter is reported by the next push.
         self.look(Ordering::SeqCst).is_ok() && self.room() <= FOR_THE_LAST
     }
@@ -173,7 +327,42 @@ impl Consumer {
             self.look(Ordering::Acquire)?;
         }
         let len = want.min((self.head - self.tail) as usize);
-        Ok(self.memory.stretch(self.tail, len).as_const())
+        if self.waits != (len == 0) {
+            self.waits = len == 0;
+            self.memory.control().consumer.waits.store(self.waits.into(), Ordering::Relaxed);
+        }
+        Ok(self.memory.stretch(self.tail - self.skipped, len).as_const())
+    }
+
+    /// Returns the rest of a loan, if the next byte of the stream is lent.
+    pub(super) fn loan(&self) -> Option<Loan> {
+        let loan = &self.memory.control().loan;
+        // Acquires the other two.
+        let start = loan.start.load(Ordering::Acquire).checked_sub(1)?;
+        let (address, len) = (loan.address.load(Ordering::Relaxed), loan.len.load(Ordering::Relaxed));
+        let read = self.tail.checked_sub(start).filter(|&read| read < len)?;
+        let is_next = self.tail == self.head && !self.refuses;
+        is_next.then(|| Loan { address: address.wrapping_add(read), len: (len - read) as usize })
+    }
+
+    /// Notes that bytes of the loan have been read. Returns whether to wake the producer.
+    pub(super) fn read_of_loan(&mut self, count: usize) -> bool {
+        if self.waits {
+            self.waits = false;
+            self.memory.control().consumer.waits.store(0, Ordering::Relaxed);
+        }
+        self.loan_start = self.memory.control().loan.start.load(Ordering::Relaxed).wrapping_sub(1);
+        self.head += count as u64;
+        self.skipped += count as u64;
+        self.consume(count)
+    }
+
+    /// Refuses the loan and all later ones. Returns whether to wake the producer, which copies now.
+    pub(super) fn refuse(&mut self) -> bool {
+        self.refuses = true;
+        let control = self.memory.control();
+        control.consumer.refuses.store(1, Ordering::SeqCst);
+        claim(&control.producer_sleeps)
     }
 
     /// Gives bytes back to the producer. Returns whether to wake it.
@@ -189,6 +378,9 @@ impl Consumer {
     /// Reads the producer's counter, and acquires the bytes that it wrote.
     fn look(&mut self, order: Ordering) -> Result<(), Cause> {
         let head = self.memory.control().head.load(order);
+        if head < self.head && head == self.loan_start {
+            return Ok(());
+        }
         if head < self.head || head - self.tail > self.memory.capacity as u64 {
             return Err(Cause::Corrupt("a ring's head is not within its bytes"));
         }
@@ -199,7 +391,9 @@ impl Consumer {
     /// Announces a sleep; returns false if there are bytes, or the stream has ended.
     pub(super) fn arm(&mut self) -> bool {
         self.memory.control().consumer_sleeps.store(1, Ordering::SeqCst);
-        !self.is_closed() && self.look(Ordering::SeqCst).is_ok() && self.head == self.tail
+        // The loan is looked at with the flag set: see `Producer::lend`.
+        let is_lent = self.memory.control().loan.start.load(Ordering::SeqCst) > self.tail && self.loan().is_some();
+        !is_lent && !self.is_closed() && self.look(Ordering::SeqCst).is_ok() && self.head == self.tail
     }
 
     pub(super) fn disarm(&mut self) {

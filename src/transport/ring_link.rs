@@ -6,10 +6,15 @@ use std::sync::Arc;
 use mio::{Registry, Token};
 
 use super::Link;
-use super::ring::{self, Consumer, Producer};
+use super::ring::{self, Consumer, PORTION, Producer};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
-use crate::sys::Region;
+use crate::sys::{self, Process, Region};
+use std::sync::atomic::{Ordering, fence};
+
+/// Bytes of a loan that are read before the producer is told. It sees them move within the time for
+/// which it spins, so it does not sleep.
+const MOST_READ: usize = 256 << 10;
 
 /// How the two ends of a pair of rings wake each other.
 pub(super) trait PeerWaker: Send {
@@ -21,6 +26,11 @@ pub(super) trait PeerWaker: Send {
 
     /// Returns whether the peer's process has ended.
     fn is_gone(&self) -> bool;
+
+    /// The peer's process, if the system may copy from its memory.
+    fn process(&self) -> Option<Process> {
+        None
+    }
 
     /// Registers with the mesh that the peer wakes.
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()>;
@@ -36,8 +46,43 @@ pub(super) struct RingLink<W: PeerWaker> {
 impl<W: PeerWaker> RingLink<W> {
     /// Makes side 0 or 1 of the link over the rings in this region.
     pub(super) fn new(region: Arc<Region>, side: usize, waker: W) -> RingLink<W> {
-        let (producer, consumer) = ring::pair(region, side);
+        let (mut producer, consumer) = ring::pair(region, side);
+        if waker.process().is_none() {
+            producer.never_lend();
+        }
         RingLink { producer, consumer, waker }
+    }
+
+    /// Reads what comes next in the stream, if it is lent. Returns how many bytes.
+    ///
+    /// # Safety
+    ///
+    /// `into` is writable until this returns, and no other thread accesses it.
+    unsafe fn read_loan(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
+        let (Some(loan), Some(process)) = (self.consumer.loan(), self.waker.process()) else { return Ok(0) };
+        let count = into.len.min(loan.len).min(MOST_READ);
+        // SAFETY: the caller vouches for `into`.
+        let read = unsafe { sys::read_process(process, loan.address, into.ptr, count) };
+        if count == loan.len {
+            // All of it was the message if the producer has not taken its memory back, and if the
+            // process is the peer's: another one may have the id of a process that has ended.
+            fence(Ordering::SeqCst);
+            self.waker.drain();
+            if self.peer_has_ended() {
+                return Err(Cause::Closed);
+            }
+        }
+        let (count, wake) = match read {
+            Ok(()) => (count, self.consumer.read_of_loan(count)),
+            Err(error) => {
+                tracing::debug!(%error, "cannot read the memory of a peer, which copies its messages instead");
+                (0, self.consumer.refuse())
+            }
+        };
+        if wake {
+            self.waker.wake();
+        }
+        Ok(count)
     }
 
     fn peer_has_ended(&self) -> bool {
@@ -55,6 +100,21 @@ impl<W: PeerWaker> Link for RingLink<W> {
             return Err(Cause::Closed);
         }
         Ok(taken)
+    }
+
+    unsafe fn lend(&mut self, before: RawSlice, memory: RawSlice) -> Result<Option<usize>, Cause> {
+        let Some((taken, wake)) = self.producer.lend(before, memory)? else { return Ok(None) };
+        if wake {
+            self.waker.wake();
+        }
+        if taken == 0 && self.peer_has_ended() {
+            return Err(Cause::Closed);
+        }
+        Ok(Some(taken))
+    }
+
+    fn has_begun(&self) -> bool {
+        self.producer.has_lent()
     }
 
     unsafe fn send_last(&mut self, message: RawSlice) -> Result<usize, Cause> {
@@ -83,9 +143,16 @@ impl<W: PeerWaker> Link for RingLink<W> {
     unsafe fn receive(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
         let mut rest = into;
         while rest.len > 0 {
-            let part = if rest.len == into.len { self.peek(rest.len)? } else { self.consumer.peek(rest.len)? };
+            let want = rest.len.min(PORTION);
+            let part = if rest.len == into.len { self.peek(want)? } else { self.consumer.peek(want)? };
             if part.len == 0 {
-                break;
+                // SAFETY: the caller vouches for `into`.
+                let count = unsafe { self.read_loan(rest)? };
+                if count == 0 {
+                    break;
+                }
+                rest = rest.skip(count);
+                continue;
             }
             // SAFETY: the ring holds these bytes until they are consumed, and the caller vouches
             // for `into`.

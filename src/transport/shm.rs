@@ -10,19 +10,20 @@ use mio::{Interest, Registry, Token};
 use super::Link;
 use super::ring;
 use super::ring_link::{PeerWaker, RingLink};
-use crate::sys::{LocalStream, Region};
+use crate::sys::{LocalStream, Process, Region};
 
 /// Bytes of one ring. It is large enough that neither side of a stream waits for each step of the
 /// other, and small enough for the caches and for many links.
 const CAPACITY: usize = 128 << 10;
 
 /// Makes a link, and hands its memory to the peer at the other end of `stream`.
-pub(crate) fn offer(stream: LocalStream) -> io::Result<Box<dyn Link>> {
+/// `process` is the peer's, if each may copy from the other's memory.
+pub(crate) fn offer(stream: LocalStream, process: Option<Process>) -> io::Result<Box<dyn Link>> {
     let region = Region::create(ring::pair_size(CAPACITY))?;
     region.reserve(0..region.len())?;
     region.hand_over(&stream)?;
     region.close();
-    Ok(link(region, 0, stream))
+    Ok(link(region, 0, stream, process))
 }
 
 /// Returns the memory that the peer at the other end of `stream` offers, once it has come. Does not
@@ -35,19 +36,20 @@ pub(crate) fn offered(stream: &LocalStream) -> io::Result<Option<Region>> {
 }
 
 /// Makes the link of the peer that received the memory of [`offer`].
-pub(crate) fn accept(stream: LocalStream, region: Region) -> Box<dyn Link> {
+pub(crate) fn accept(stream: LocalStream, region: Region, process: Option<Process>) -> Box<dyn Link> {
     region.close();
-    link(region, 1, stream)
+    link(region, 1, stream, process)
 }
 
-fn link(region: Region, side: usize, stream: LocalStream) -> Box<dyn Link> {
-    Box::new(RingLink::new(Arc::new(region), side, Socket { stream, gone: false }))
+fn link(region: Region, side: usize, stream: LocalStream, process: Option<Process>) -> Box<dyn Link> {
+    Box::new(RingLink::new(Arc::new(region), side, Socket { stream, process, gone: false }))
 }
 
 /// Wakes the peer through a socket. Each byte is one wake, and the end of the stream is the end of
 /// the peer.
 struct Socket {
     stream: LocalStream,
+    process: Option<Process>,
     gone: bool,
 }
 
@@ -74,6 +76,10 @@ impl PeerWaker for Socket {
 
     fn is_gone(&self) -> bool {
         self.gone
+    }
+
+    fn process(&self) -> Option<Process> {
+        self.process
     }
 
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {

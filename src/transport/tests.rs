@@ -33,16 +33,15 @@ fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]
-fn shm_pair() -> [Box<dyn Link>; 2] {
+fn shm_pair(process: Option<crate::sys::Process>) -> [Box<dyn Link>; 2] {
     use crate::sys::{LocalListener, LocalStream};
     let name = format!("kolo-test-{}-{:?}", std::process::id(), std::thread::current().id());
     let listener = LocalListener::bind(&name).unwrap();
-    let offered =
-        super::shm::offer(LocalStream::connect(&name, std::time::Instant::now() + std::time::Duration::from_secs(60)).unwrap())
-            .unwrap();
+    let stream = LocalStream::connect(&name, std::time::Instant::now() + Duration::from_secs(60)).unwrap();
+    let offered = super::shm::offer(stream, process).unwrap();
     let accepted = listener.accept().unwrap();
     let region = super::shm::offered(&accepted).unwrap().expect("the memory was handed over before");
-    [offered, super::shm::accept(accepted, region)]
+    [offered, super::shm::accept(accepted, region, process)]
 }
 
 /// Returns the length of a message, and whether it is read in place.
@@ -74,8 +73,14 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
             }
             let rest = RawSlice::of(&out[offered..]);
             let cut = mix(offered as u64, sending) as usize % (rest.len + 1);
+            let lent = if mix(send_seed, sending) & 4 == 0 {
+                // SAFETY: `out` stays as it is until the link has taken all of it.
+                unsafe { link.lend(rest.take(cut), rest.skip(cut)) }.unwrap()
+            } else {
+                None
+            };
             // SAFETY: `out` is borrowed for the call.
-            offered += unsafe { link.send(&[rest.take(cut), rest.skip(cut)]) }.unwrap();
+            offered += lent.unwrap_or_else(|| unsafe { link.send(&[rest.take(cut), rest.skip(cut)]) }.unwrap());
             if offered == out.len() {
                 sent_bytes += out.len() as u64;
                 (sending, offered) = (sending + 1, 0);
@@ -85,8 +90,8 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
         if receiving < messages {
             let (len, in_place) = message(receive_seed, receiving);
             into.resize(padded(len), 0);
-            if in_place {
-                let part = link.peek(into.len() - filled).unwrap();
+            let part = if in_place { link.peek(into.len() - filled).unwrap() } else { RawSlice::of::<u8>(&[]) };
+            if part.len > 0 {
                 assert_eq!(part.ptr as usize % ALIGN, (received_bytes as usize + filled) % ALIGN);
                 let used = part.len - mix(part.len as u64, filled as u64) as usize % (part.len + 1) / 2;
                 // SAFETY: the `part.len` bytes are valid until they are consumed.
@@ -94,6 +99,7 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
                 link.consume(used);
                 filled += used;
             } else {
+                // Also what is lent, of which nothing is in place.
                 // SAFETY: `into` is borrowed for the call.
                 filled += unsafe { link.receive(RawSliceMut::of(&mut into[filled..])) }.unwrap();
             }
@@ -169,8 +175,34 @@ fn striped_links() {
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
 fn shm_links() {
-    both_ways(shm_pair());
-    ends(shm_pair());
+    use crate::sys::Process;
+    // The system copies from the memory of this process. It cannot copy from that of a process that
+    // does not exist.
+    for process in [None, Some(Process::own()), Some(Process::with_id(u32::MAX))] {
+        both_ways(shm_pair(process));
+        ends(shm_pair(process));
+    }
+}
+
+/// What a sender lends is its caller's again when its link is dropped.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn a_loan_ends_with_its_link() {
+    let [mut a, mut b] = shm_pair(Some(crate::sys::Process::own()));
+    let (header, memory, mut into) = ([1u8; 16], vec![2u8; 1 << 20], vec![0u8; 1 << 20]);
+    let (before, lent) = (RawSlice::of(&header), RawSlice::of(&memory));
+    // SAFETY: both live until the end of the test.
+    let mut lend = |before, rest| unsafe { a.lend(before, rest) }.unwrap();
+    assert_eq!(lend(before, lent), Some(16));
+    // SAFETY: `into` is borrowed for the calls.
+    let mut receive = |len: usize| unsafe { b.receive(RawSliceMut::of(&mut into[..len])) };
+    assert_eq!(receive(16), Ok(16));
+    assert_eq!(receive(1000), Ok(1000));
+    assert_eq!(lend(before.take(0), lent), Some(1000));
+    assert!(a.has_begun());
+    drop(a);
+    let end = (0..2000).find_map(|_| receive(1000).err());
+    assert_eq!(end, Some(Cause::Closed), "the rest of a message that its sender took back");
 }
 
 /// A mesh of two ranks in which one sleeps until the other sends.

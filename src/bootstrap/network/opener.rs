@@ -11,7 +11,7 @@ use super::process::{Network, cannot_connect};
 use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Connector, DialError, Stream};
 use crate::error::Cause;
-use crate::sys::{self, LocalStream};
+use crate::sys::{self, LocalStream, Process};
 use crate::transport::tls::End;
 use crate::transport::{Link, NoLink, Opener, is_end_of_peer, shm};
 use crate::types::Rank;
@@ -26,6 +26,8 @@ pub(crate) struct NetworkOpener {
     members: Arc<[Rank]>,
     /// The host of each.
     hosts: Arc<[usize]>,
+    /// Whether the system may copy from the memory of peers.
+    reads_memory: bool,
     /// The links that this rank is opening.
     opening: HashMap<Rank, Opening>,
     /// Connections of peers that are about to hand over the memory of a link.
@@ -54,8 +56,13 @@ impl NetworkOpener {
         rank: Rank,
         members: Arc<[Rank]>,
         hosts: Arc<[usize]>,
+        reads_memory: bool,
     ) -> NetworkOpener {
-        NetworkOpener { network, comm_id, rank, members, hosts, opening: HashMap::new(), offering: HashMap::new() }
+        NetworkOpener { network, comm_id, rank, members, hosts, reads_memory, opening: HashMap::new(), offering: HashMap::new() }
+    }
+
+    fn readable_process(&self, peer: Rank) -> Option<Process> {
+        self.network.visible_process(self.members[peer]).filter(|_| self.reads_memory)
     }
 
     /// Returns a connector to a peer of this host, or through the network for one lane of a link.
@@ -78,7 +85,7 @@ impl NetworkOpener {
                     self.opening.insert(peer, opening);
                     return Ok(None);
                 }
-                Ok(Some(Stream::Local(stream))) => match shm::offer(stream) {
+                Ok(Some(Stream::Local(stream))) => match shm::offer(stream, self.readable_process(peer)) {
                     Ok(link) => return Ok(Some(link)),
                     // The peer sees the connection end before any memory came, and waits for the
                     // next connection.
@@ -141,7 +148,7 @@ impl NetworkOpener {
                 }
                 Ok(Some(region)) => {
                     registry.deregister(&mut stream).map_err(NoLink::Own)?;
-                    return Ok(Some(shm::accept(stream, region)));
+                    return Ok(Some(shm::accept(stream, region, self.readable_process(peer))));
                 }
                 // The peer has no memory for a link, and connects through the network next.
                 Err(error) if is_end_of_peer(&error) => {}
