@@ -16,6 +16,7 @@ mod tests;
 mod wait;
 
 pub(crate) use job::{Job, Paused};
+pub(crate) use receive::Now;
 #[cfg(test)]
 pub(crate) use run::Stepped;
 pub(crate) use state::Engine;

@@ -83,6 +83,37 @@ impl Engine {
         Ok(has_ended)
     }
 
+    /// Receives the next message of a peer if all of it has arrived, and lies in one piece. Otherwise
+    /// it does nothing.
+    ///
+    /// # Safety
+    ///
+    /// `into` is writable until this returns, and nothing else accesses it.
+    pub(crate) unsafe fn receive_now(&mut self, context: &mut OpContext<'_>, peer: Rank, into: RawSliceMut) -> Now {
+        let Ok(Some(link)) = self.mesh.link(peer) else { return Now::Never };
+        let inbox = &mut self.inboxes[peer];
+        let header = match inbox.header(link, &mut false) {
+            Ok(Some(header)) => header,
+            Ok(None) => return Now::NotYet,
+            Err(_) => return Now::Never,
+        };
+        context.number(self.received[peer] + 1);
+        let padded = into.len.next_multiple_of(ALIGN);
+        let (Ok(()), Ok(arrived)) = (check(header, context, peer, into.len as u64), link.peek(padded)) else { return Now::Never };
+        if arrived.len < padded {
+            return Now::Never;
+        }
+        // SAFETY: the link shows these bytes until they are consumed. The caller vouches for `into`.
+        unsafe { std::ptr::copy_nonoverlapping(arrived.ptr, into.ptr, into.len) };
+        if padded > 0 {
+            link.consume(padded);
+        }
+        inbox.end();
+        self.heard[peer] = true;
+        self.received[peer] += 1;
+        Now::Received
+    }
+
     /// Returns a rank from which the header of a point-to-point message has arrived. Adds the ranks
     /// that will send none to `gone`, and fails when all are gone.
     pub(super) fn find_sender(
@@ -141,6 +172,15 @@ impl Engine {
             Some((Kind::Revoked, _)) => Err(fail(Cause::Revoked)),
         }
     }
+}
+
+/// What [`Engine::receive_now`] found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Now {
+    Received,
+    NotYet,
+    /// [`Engine::run_together`] receives the message, or finds out why it does not come.
+    Never,
 }
 
 /// What comes next from a peer, for a receive from any rank.

@@ -4,9 +4,12 @@ use super::frame::{Frame, Kind};
 use super::job::{Active, Job, Paused};
 use super::outgoing::Outgoing;
 use super::state::Engine;
+use crate::buffer::RawSlice;
 use crate::error::{Cause, Error, Result};
+use crate::failure::OpContext;
 use crate::schedule::{BufferRef, Span, Step};
 use crate::sys::Waiting;
+use crate::transport::ALIGN;
 use crate::types::{Op, Rank};
 
 impl Engine {
@@ -159,6 +162,25 @@ impl Engine {
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Sends a whole message, and returns true, if nothing is on its way and the link has room.
+    /// Otherwise it does nothing: [`Engine::run_together`] sends the message, or finds out why it
+    /// cannot.
+    ///
+    /// # Safety
+    ///
+    /// `payload` is readable until this returns.
+    pub(crate) unsafe fn send_now(&mut self, context: &OpContext<'_>, to: Rank, payload: RawSlice) -> bool {
+        let Ok(Some(link)) = self.mesh.link(to) else { return false };
+        if !self.outgoing.is_empty() {
+            return false;
+        }
+        let header = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: context.words }.encode();
+        let padding = payload.len.next_multiple_of(ALIGN) - payload.len;
+        let zeros = [0u8; ALIGN];
+        // SAFETY: the caller vouches for the payload; the others are borrowed for the call.
+        unsafe { link.send_whole(&[RawSlice::of(&header), payload, RawSlice::of(&zeros[..padding])]) }.unwrap_or(false)
     }
 
     /// Queues the message of a step, and resets the state of the message that it receives.

@@ -30,7 +30,7 @@ impl CommState {
     pub(super) unsafe fn dispatch(&self, core: &mut Core, call: &Call) -> Result<()> {
         if call.op.is_point_to_point() {
             // SAFETY: passed on.
-            return unsafe { self.dispatch_together(core, vec![call.clone()], || false) }.map(drop);
+            return unsafe { self.dispatch_together(core, std::slice::from_ref(call), || false) }.map(drop);
         }
         self.check_not_revoked(core, call)?;
         let run = |core: &mut Core| {
@@ -57,12 +57,19 @@ impl CommState {
     pub(super) unsafe fn dispatch_together(
         &self,
         core: &mut Core,
-        calls: Vec<Call>,
+        calls: &[Call],
         is_wanted: impl Fn() -> bool,
     ) -> Result<Vec<(Call, Interrupted)>> {
         let Some(first) = calls.first() else { return Ok(Vec::new()) };
         let op = first.op;
         self.check_not_revoked(core, first)?;
+        if let [call] = calls {
+            // SAFETY: passed on.
+            let run = |core: &mut Core| unsafe { core.run_message_now(&self.info, call, &is_wanted) };
+            if self.unless_it_panics(core, op, run) {
+                return Ok(Vec::new());
+            }
+        }
         let mut indices = 0..calls.len();
         let in_flight: RefCell<SmallVec<[usize; 2]>> = RefCell::default();
         let next = || {

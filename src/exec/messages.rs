@@ -5,12 +5,13 @@ use std::cell::RefCell;
 use super::call::{Call, Counts};
 use super::core::Core;
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::engine::{Job, Paused};
+use crate::engine::{Job, Now, Paused};
 use crate::error::Result;
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::segment_bytes;
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
+use crate::sys::Waiting;
 use crate::trace;
 use crate::types::{DType, Descriptor, Op, Rank};
 
@@ -177,6 +178,50 @@ impl Core {
                 Err(error)
             }
         }
+    }
+}
+
+/// Bytes of the messages for which it pays to try [`Core::run_message_now`].
+const SHORT: usize = 8 << 10;
+
+impl Core {
+    /// Runs one send or receive, and returns true, if it can end within the time for which a wait
+    /// spins. Otherwise nothing has happened.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_point_to_point`].
+    pub(super) unsafe fn run_message_now(&mut self, info: &CommInfo, call: &Call, is_wanted: impl Fn() -> bool) -> bool {
+        let Call { op, root, send, recv, dtype, timeout, .. } = *call;
+        let Some(engine) = &mut self.engine else { return false };
+        if send.len + recv.len > SHORT || call.source.is_some() || (dtype == DType::Bool && op == Op::Recv) {
+            return false;
+        }
+        let seq = if op == Op::Send { self.sent[root] + 1 } else { 0 };
+        let mut context = OpContext::new(call.descriptor(seq), info).within(timeout);
+        if op == Op::Send {
+            // SAFETY: passed on.
+            if !unsafe { engine.send_now(&context, root, send) } {
+                return false;
+            }
+            self.sent[root] = seq;
+        } else {
+            let mut waiting = Waiting::default();
+            loop {
+                // SAFETY: passed on.
+                match unsafe { engine.receive_now(&mut context, root, recv) } {
+                    Now::Received => break,
+                    Now::NotYet if !is_wanted() && !self.patience.pause(&mut waiting) => {}
+                    Now::NotYet | Now::Never => return false,
+                }
+            }
+            self.patience.done(waiting);
+        }
+        let with_peer = Descriptor { op, root: Some(root as u32), ..context.descriptor };
+        let entry = self.recording.history.begin(with_peer.encode(), (send.len + recv.len) as u64, 0);
+        self.recording.history.end(entry, true);
+        context.rest();
+        true
     }
 }
 

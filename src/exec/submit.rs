@@ -93,13 +93,14 @@ impl Executor {
         if call.lent.is_some() {
             return self.submit_lent(call.clone());
         }
-        if call.op.is_point_to_point() {
-            // SAFETY: passed on.
-            return unsafe { self.submit_together_checked(vec![call.clone()]) };
-        }
         if let Some(mut core) = self.claim() {
             // SAFETY: passed on.
-            return unsafe { self.state.dispatch(&mut core, call) };
+            return unsafe {
+                match call.op.is_point_to_point() {
+                    true => self.run_messages(core, std::slice::from_ref(call)),
+                    false => self.state.dispatch(&mut core, call),
+                }
+            };
         }
         Ok(self.queue_call(call.clone())?.wait()?)
     }
@@ -150,7 +151,7 @@ impl Executor {
             && let Some(core) = self.claim()
         {
             // SAFETY: passed on.
-            return unsafe { self.run_messages(core, checked) };
+            return unsafe { self.run_messages(core, &checked) };
         }
         let mut works = Vec::with_capacity(checked.len());
         let mut result = Ok(());
@@ -176,7 +177,7 @@ impl Executor {
     /// # Safety
     ///
     /// As for [`Executor::submit`], for all calls.
-    unsafe fn run_messages(&self, mut core: MutexGuard<'_, Core>, calls: Vec<Call>) -> Result<()> {
+    unsafe fn run_messages(&self, mut core: MutexGuard<'_, Core>, calls: &[Call]) -> Result<()> {
         let is_wanted = || !self.queue.is_idle() && self.queue.has_thread(&self.state);
         // SAFETY: passed on: this waits for those that are returned.
         let interrupted = unsafe { self.state.dispatch_together(&mut core, calls, is_wanted)? };

@@ -23,6 +23,16 @@ pub(crate) trait Link: Send {
     /// The parts are readable until this returns.
     unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause>;
 
+    /// As [`Link::send`], but takes all bytes or none; returns whether it took them. A link may refuse
+    /// although it has room.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Link::send`].
+    unsafe fn send_whole(&mut self, _parts: &[RawSlice]) -> Result<bool, Cause> {
+        Ok(false)
+    }
+
     /// As [`Link::send`] of these two parts, but may have the peer read the second where it is.
     /// `None` if this link does not, or not now: then call [`Link::send`].
     ///

@@ -166,6 +166,19 @@ impl Producer {
         self.push_up_to(parts, FOR_THE_LAST)
     }
 
+    /// Takes all of `parts` if there is room. Returns whether to wake the consumer; `None` if there is
+    /// no room.
+    pub(super) fn push_whole(&mut self, parts: &[RawSlice]) -> Result<Option<bool>, Cause> {
+        let wanted: usize = parts.iter().map(|part| part.len).sum();
+        if self.room() < wanted + FOR_THE_LAST {
+            self.look(Ordering::Acquire)?;
+        }
+        if self.room() < wanted + FOR_THE_LAST {
+            return Ok(None);
+        }
+        self.push(parts).map(|(_, wake)| Some(wake))
+    }
+
     /// Takes the last bytes of the stream, at most [`FOR_THE_LAST`], for which there is always
     /// room. Returns whether to wake the consumer.
     pub(super) fn push_last(&mut self, part: RawSlice) -> Result<bool, Cause> {

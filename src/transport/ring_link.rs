@@ -102,6 +102,14 @@ impl<W: PeerWaker> Link for RingLink<W> {
         Ok(taken)
     }
 
+    unsafe fn send_whole(&mut self, parts: &[RawSlice]) -> Result<bool, Cause> {
+        let Some(wake) = self.producer.push_whole(parts)? else { return Ok(false) };
+        if wake {
+            self.waker.wake();
+        }
+        Ok(true)
+    }
+
     unsafe fn lend(&mut self, before: RawSlice, memory: RawSlice) -> Result<Option<usize>, Cause> {
         let Some((taken, wake)) = self.producer.lend(before, memory)? else { return Ok(None) };
         if wake {
