@@ -131,6 +131,9 @@ pub(super) struct Consumer {
     /// Where the last loan started: until the producer has seen its end, its counter is still
     /// there.
     loan_start: u64,
+    /// Where it ends, and the address of what has not been read of it.
+    loan_end: u64,
+    loan_address: u64,
     waits: bool,
     refuses: bool,
 }
@@ -154,7 +157,17 @@ pub(super) fn pair(region: Arc<Region>, side: usize) -> (Producer, Consumer) {
     let memory = |ring: usize| RingMemory { region: region.clone(), offset: ring * (size_of::<Control>() + capacity), capacity };
     let producer = Producer { memory: memory(side), head: 0, tail: 0, skipped: 0, lent_to: None, lends: true, asked: 0 };
     let memory = memory(1 - side);
-    let consumer = Consumer { memory, tail: 0, head: 0, skipped: 0, loan_start: 0, waits: false, refuses: false };
+    let consumer = Consumer {
+        memory,
+        tail: 0,
+        head: 0,
+        skipped: 0,
+        loan_start: 0,
+        loan_end: 0,
+        loan_address: 0,
+        waits: false,
+        refuses: false,
+    };
     (producer, consumer)
 }
 
@@ -348,14 +361,21 @@ impl Consumer {
     }
 
     /// Returns the rest of a loan, if the next byte of the stream is lent.
-    pub(super) fn loan(&self) -> Option<Loan> {
+    pub(super) fn loan(&mut self) -> Option<Loan> {
+        if self.tail < self.loan_end {
+            return Some(Loan { address: self.loan_address, len: (self.loan_end - self.tail) as usize });
+        }
         let loan = &self.memory.control().loan;
-        // Acquires the other two.
-        let start = loan.start.load(Ordering::Acquire).checked_sub(1)?;
-        let (address, len) = (loan.address.load(Ordering::Relaxed), loan.len.load(Ordering::Relaxed));
-        let read = self.tail.checked_sub(start).filter(|&read| read < len)?;
-        let is_next = self.tail == self.head && !self.refuses;
-        is_next.then(|| Loan { address: address.wrapping_add(read), len: (len - read) as usize })
+        // Acquires the other two. A loan that starts here has not been read, so the producer does
+        // not change them; those of any other loan may change while they are read.
+        if self.refuses || self.tail != self.head || loan.start.load(Ordering::SeqCst) != self.tail + 1 {
+            return None;
+        }
+        self.loan_address = loan.address.load(Ordering::Relaxed);
+        let len = loan.len.load(Ordering::Relaxed);
+        self.loan_start = self.tail;
+        self.loan_end = self.tail.checked_add(len)?;
+        Some(Loan { address: self.loan_address, len: len as usize })
     }
 
     /// Notes that bytes of the loan have been read. Returns whether to wake the producer.
@@ -364,7 +384,7 @@ impl Consumer {
             self.waits = false;
             self.memory.control().consumer.waits.store(0, Ordering::Relaxed);
         }
-        self.loan_start = self.memory.control().loan.start.load(Ordering::Relaxed).wrapping_sub(1);
+        self.loan_address = self.loan_address.wrapping_add(count as u64);
         self.head += count as u64;
         self.skipped += count as u64;
         self.consume(count)
@@ -373,6 +393,7 @@ impl Consumer {
     /// Refuses the loan and all later ones. Returns whether to wake the producer, which copies now.
     pub(super) fn refuse(&mut self) -> bool {
         self.refuses = true;
+        self.loan_end = self.tail;
         let control = self.memory.control();
         control.consumer.refuses.store(1, Ordering::SeqCst);
         claim(&control.producer_sleeps)
@@ -404,9 +425,8 @@ impl Consumer {
     /// Announces a sleep; returns false if there are bytes, or the stream has ended.
     pub(super) fn arm(&mut self) -> bool {
         self.memory.control().consumer_sleeps.store(1, Ordering::SeqCst);
-        // The loan is looked at with the flag set: see `Producer::lend`.
-        let is_lent = self.memory.control().loan.start.load(Ordering::SeqCst) > self.tail && self.loan().is_some();
-        !is_lent && !self.is_closed() && self.look(Ordering::SeqCst).is_ok() && self.head == self.tail
+        // All of these with the flag set.
+        self.loan().is_none() && !self.is_closed() && self.look(Ordering::SeqCst).is_ok() && self.head == self.tail
     }
 
     pub(super) fn disarm(&mut self) {
