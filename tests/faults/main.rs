@@ -86,6 +86,7 @@ const TESTS: &[runner::Test] = &[
     ("root_paused_at_the_start", starts::paused_root),
     ("row_51_registered_memory", bystander::registered_memory),
     ("row_53_no_memory_in_time", processes::no_memory_in_time),
+    ("row_61_ended_in_a_message", processes::ended_in_a_message),
     ("survivors_go_on", processes::survivors_go_on),
     ("killed_while_splitting", processes::killed_while_splitting),
     ("two_killed_at_once", processes::two_killed),

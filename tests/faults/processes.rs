@@ -58,6 +58,34 @@ pub(crate) fn stopped() -> Outcome {
     Passed(format!("deadline 3 s; {}", measured.join(", ")))
 }
 
+/// A rank is killed, or its peer's deadline passes, while the system copies a message from one to the
+/// other.
+pub(crate) fn ended_in_a_message() -> Outcome {
+    for (culprit, other) in [(0, 1), (1, 0)] {
+        for _ in 0..5 {
+            let mut job = Job::start("messages", 2, 600_000, |_, _| {});
+            job.all_work();
+            let since = now();
+            job.signal(culprit, libc::SIGKILL);
+            let told = job.all_name(&[other], culprit, &GONE, since);
+            in_time("the other rank knows", told.after, AT_ONCE);
+        }
+    }
+    for _ in 0..3 {
+        let mut job = Job::start("messages", 2, 1_000, |_, _| {});
+        job.all_work();
+        job.signal(0, libc::SIGSTOP);
+        let since = now();
+        job.all_name(&[1], 0, &["Stopped"], since);
+        // Rank 1 has changed its buffer. Rank 0 must not take that for the message.
+        job.signal(0, libc::SIGCONT);
+        let failure = job.failure(0);
+        assert_eq!(failure.culprit, Some(1), "{}", failure.text);
+        job.lives_on(0);
+    }
+    Passed(String::new())
+}
+
 /// Checks that something happened at the deadline of an operation that may have begun a little
 /// before the fault.
 fn is_at_deadline(name: &str, after: Duration, deadline: Duration) {

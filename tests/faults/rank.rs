@@ -102,6 +102,7 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
         "registered" => registered(comm),
         "split" => split(comm),
         "last words" => last_words(comm),
+        "messages" => messages(comm),
         "slow memory" => slow_memory(comm),
         "parts" => {
             let part = comm.split([0, 1, 1, 2][rank], 0)?;
@@ -248,6 +249,25 @@ fn last_words(comm: &Communicator) -> Task {
         let mut words = vec![if comm.rank() == 0 { number } else { 0 }; 8_000];
         Calls::of(part).call(Op::Broadcast, |part| part.broadcast(&mut words, 0))?;
         assert!(words.iter().all(|&word| word == number), "part {number}: {:?}", &words[..9]);
+    }
+    Ok(())
+}
+
+/// Rank 1 sends messages that no link can hold to rank 0, which checks them. Rank 1 changes its
+/// buffer as soon as a call returns.
+fn messages(comm: &Communicator) -> Task {
+    let mut words = vec![0u64; 4 << 20];
+    for number in 1.. {
+        if comm.rank() == 1 {
+            words.fill(number);
+            let sent = comm.send(&words, 0);
+            words.fill(u64::MAX);
+            sent?;
+        } else {
+            comm.recv(&mut words, 1)?;
+            assert!(words.iter().all(|&word| word == number), "message {number} has changed on its way");
+        }
+        say("ready");
     }
     Ok(())
 }
