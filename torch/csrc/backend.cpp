@@ -694,7 +694,7 @@ void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool w
     }
     C10_THROW_ERROR(
         DistBackendError,
-        c10::str(gloo_s_words(rank_, c10::str("Rank ", error.rank), timeout), ": ", failed.what_without_backtrace()));
+        c10::str(gloo_text(rank_, c10::str("Rank ", error.rank), timeout), ": ", failed.what_without_backtrace()));
   }
   if (!missing.empty()) {
     hooks_->failed();

@@ -67,7 +67,7 @@ c10d::WorkResult work_result_of(kolo_result_t result) {
   return is_told && is_timeout(error) ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
 }
 
-std::string gloo_s_words(int rank, const std::string& who, std::chrono::milliseconds timeout) {
+std::string gloo_text(int rank, const std::string& who, std::chrono::milliseconds timeout) {
   return c10::str("[Rank ", rank, "]: ", who, " failed to pass monitoredBarrier in ", timeout.count(), " ms");
 }
 

@@ -38,6 +38,6 @@ inline void check(kolo_result_t result, const Members& members) {
 
 // The beginning of an error of monitored_barrier: programs look for these words, which are Gloo's.
 // `who`: "Rank 1", or "Ranks 1, 2" where all are named.
-std::string gloo_s_words(int rank, const std::string& who, std::chrono::milliseconds timeout);
+std::string gloo_text(int rank, const std::string& who, std::chrono::milliseconds timeout);
 
 } // namespace torch_kolo

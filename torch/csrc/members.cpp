@@ -130,7 +130,7 @@ void ProcessGroupKolo::report_absent(const std::vector<int>& missing, std::chron
   C10_THROW_ERROR(
       DistBackendError,
       c10::str(
-          gloo_s_words(rank_, c10::str("Ranks ", c10::Join(", ", missing)), timeout), ": ", named(missing, *members_),
+          gloo_text(rank_, c10::str("Ranks ", c10::Join(", ", missing)), timeout), ": ", named(missing, *members_),
           " did not call monitored_barrier before its deadline of ", timeout.count() / 1000, ".", timeout.count() % 1000 / 100,
           "s. The process group has ended."));
 }
