@@ -112,6 +112,12 @@ impl Inbox {
         Ok(Some(&self.header))
     }
 
+    /// Whether nothing of a message has been received yet.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Assigns the message to an operation: the link continues with its payload, until
     /// [`Inbox::end`].
     pub(super) fn take(&mut self) {

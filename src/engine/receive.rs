@@ -91,24 +91,27 @@ impl Engine {
     /// `into` is writable until this returns, and nothing else accesses it.
     pub(crate) unsafe fn receive_now(&mut self, context: &mut OpContext<'_>, peer: Rank, into: RawSliceMut) -> Now {
         let Ok(Some(link)) = self.mesh.link(peer) else { return Now::Never };
-        let inbox = &mut self.inboxes[peer];
-        let header = match inbox.header(link, &mut false) {
-            Ok(Some(header)) => header,
-            Ok(None) => return Now::NotYet,
-            Err(_) => return Now::Never,
+        let whole = HEADER + into.len.next_multiple_of(ALIGN);
+        let arrived = match link.peek(whole) {
+            Ok(arrived) if self.inboxes[peer].is_empty() => arrived,
+            _ => return Now::Never,
         };
-        context.number(self.received[peer] + 1);
-        let padded = into.len.next_multiple_of(ALIGN);
-        let (Ok(()), Ok(arrived)) = (check(header, context, peer, into.len as u64), link.peek(padded)) else { return Now::Never };
-        if arrived.len < padded {
+        if arrived.len == 0 {
+            return Now::NotYet;
+        }
+        if arrived.len < whole {
             return Now::Never;
         }
-        // SAFETY: the link shows these bytes until they are consumed. The caller vouches for `into`.
-        unsafe { std::ptr::copy_nonoverlapping(arrived.ptr, into.ptr, into.len) };
-        if padded > 0 {
-            link.consume(padded);
+        context.number(self.received[peer] + 1);
+        // SAFETY: the link shows these bytes until they are consumed. A copy, because a peer could
+        // change them.
+        let header = unsafe { arrived.ptr.cast::<[u8; HEADER]>().read() };
+        if check(&header, context, peer, into.len as u64).is_err() {
+            return Now::Never;
         }
-        inbox.end();
+        // SAFETY: as above. The caller vouches for `into`.
+        unsafe { std::ptr::copy_nonoverlapping(arrived.skip(HEADER).ptr, into.ptr, into.len) };
+        link.consume(whole);
         self.heard[peer] = true;
         self.received[peer] += 1;
         Now::Received
