@@ -63,6 +63,7 @@ const TESTS: &[runner::Test] = &[
     ("row_27_signals", processes::signals),
     ("row_28_no_descriptors", processes::no_descriptors),
     ("row_28_few_descriptors_at_the_start", processes::few_descriptors),
+    ("row_28_no_descriptors_for_the_store", processes::no_descriptors_for_the_store),
     ("row_29_no_shared_memory", processes::no_shared_memory),
     ("row_30_nothing_left_over", processes::nothing_left_over),
     ("row_31_other_version", strangers::other_version),

@@ -1,8 +1,10 @@
 //! Faults of processes: rows 1 to 3, 13 to 15, 24 to 30, 40.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::net::TcpStream;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 use crate::job::{ASKED, AT_ONCE, Job, Told, at_most, fresh, in_time, rank, wait_until};
@@ -341,6 +343,45 @@ pub(crate) fn few_descriptors() -> Outcome {
     }
     assert!(own > 4, "the descriptors ran out {own} times");
     Passed(format!("the descriptors ran out {own} times"))
+}
+
+/// Rank 0 serves the store, and has no descriptor for the connections of the others.
+pub(crate) fn no_descriptors_for_the_store() -> Outcome {
+    let port = free_port();
+    let (store, (_, name)) = (format!("tcp://127.0.0.1:{port}"), fresh());
+    let of = |number| {
+        let mut command = rank("once", number, 3, &store, &name);
+        // The others cannot know that rank 0 has given up.
+        command.env("KOLO_START_TIMEOUT", if number == 0 { "120s" } else { "10s" });
+        command
+    };
+    let mut job = Job::empty();
+    job.add(of(0));
+    wait_until("rank 0 does not serve the store", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    // When their number does not change any more, rank 0 has what it needs for itself. If it is
+    // interrupted before that, it fails with the same error in another place.
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", job.pid(0))).map_or(0, Iterator::count);
+    let (last, since) = (Cell::new(0), Cell::new(Instant::now()));
+    wait_until("rank 0 opens more and more", || {
+        if last.replace(descriptors()) != last.get() {
+            since.set(Instant::now());
+        }
+        since.get().elapsed() > Duration::from_millis(500)
+    });
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit is valid during the call.
+    assert_eq!(unsafe { libc::prlimit(job.pid(0) as i32, libc::RLIMIT_NOFILE, &none, std::ptr::null_mut()) }, 0);
+    let began = Instant::now();
+    (1..3).for_each(|number| job.add(of(number)));
+    let text = job.hear(0, "refused");
+    assert!(text.starts_with("Store: ") && text.contains("accepting the connections of the other ranks"), "{text}");
+    assert!(text.contains("Too many open files"), "{text}");
+    in_time("rank 0 knows before the deadline of the start", began.elapsed(), Duration::from_secs(6));
+    for number in 1..3 {
+        let text = job.hear(number, "refused");
+        assert!(text.starts_with("Store: "), "{text}");
+    }
+    Passed(String::new())
 }
 
 /// Ranks that cannot have shared memory use TCP, and log that.

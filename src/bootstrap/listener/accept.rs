@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token, Waker};
+use parking_lot::Mutex;
 
 use super::handshake::{Acceptor, Hello, LONGEST, NONCE, Purpose};
 use super::query;
@@ -76,8 +77,15 @@ pub(crate) struct Listener {
     address: Option<SocketAddr>,
     name: Option<String>,
     stop: Arc<AtomicBool>,
+    shortage: Arc<Mutex<Option<Shortage>>>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
+}
+
+/// The process cannot accept connections, for want of descriptors for example.
+struct Shortage {
+    since: Instant,
+    last: io::Error,
 }
 
 impl Listener {
@@ -102,6 +110,7 @@ impl Listener {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
+        let shortage = Arc::new(Mutex::new(None));
         let mut server = Server {
             poll,
             tcp,
@@ -112,6 +121,7 @@ impl Listener {
             next: 0,
             backlog: Backlog::Empty,
             is_locals_turn: false,
+            shortage: shortage.clone(),
             logged: None,
             handler,
         };
@@ -120,7 +130,7 @@ impl Listener {
                 tracing::error!(%error, "the listener failed: this process accepts no more connections");
             }
         })?;
-        Ok(Listener { address, name, stop, waker, thread: Some(thread) })
+        Ok(Listener { address, name, stop, shortage, waker, thread: Some(thread) })
     }
 
     /// Returns the listener's address in the network.
@@ -131,6 +141,14 @@ impl Listener {
     /// Returns the listener's name on this host.
     pub(crate) fn name(&self) -> Option<&str> {
         self.name.as_deref()
+    }
+
+    /// Returns the system's error if this process has not been able to accept a connection for so
+    /// long.
+    pub(crate) fn shortage(&self, long: Duration) -> Option<io::Error> {
+        let shortage = self.shortage.lock();
+        let Shortage { last, .. } = shortage.as_ref().filter(|shortage| shortage.since.elapsed() >= long)?;
+        Some(last.raw_os_error().map_or_else(|| last.kind().into(), io::Error::from_raw_os_error))
     }
 }
 
@@ -168,6 +186,8 @@ struct Server<H> {
     /// Whether the local socket or the network is accepted from first. They alternate, so that
     /// neither keeps the other out.
     is_locals_turn: bool,
+    /// Set while connections cannot be accepted.
+    shortage: Arc<Mutex<Option<Shortage>>>,
     /// When a failure to accept was last logged.
     logged: Option<Instant>,
     handler: H,
@@ -305,7 +325,11 @@ impl<H: Handler> Server<H> {
     /// Accepts some of the connections that have come; returns whether there may be more.
     fn accept_some(&mut self) -> Backlog {
         for _ in 0..AT_ONCE {
-            let stream = match self.accept() {
+            let accepted = self.accept();
+            if !matches!(accepted, Some(Err(_))) {
+                *self.shortage.lock() = None;
+            }
+            let stream = match accepted {
                 None => return Backlog::Empty,
                 Some(Ok(stream)) => stream,
                 // The peer has closed the connection again.
@@ -315,6 +339,9 @@ impl<H: Handler> Server<H> {
                     if is_due(&mut self.logged, Instant::now()) {
                         tracing::warn!(%error, "cannot accept connections at the moment; trying again every {RETRY:?}");
                     }
+                    let mut shortage = self.shortage.lock();
+                    let since = shortage.as_ref().map_or_else(Instant::now, |shortage| shortage.since);
+                    *shortage = Some(Shortage { since, last: error });
                     return Backlog::Blocked;
                 }
             };

@@ -18,6 +18,9 @@ use crate::sys;
 /// How much longer than the timeout of a request its response may take.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How long rank 0's process may be without a descriptor for another rank's connection.
+const SHORTAGE: Duration = Duration::from_secs(5);
+
 /// A rank's connection to the server.
 pub(crate) struct TcpStore {
     stream: Mutex<TcpStream>,
@@ -26,7 +29,7 @@ pub(crate) struct TcpStore {
     /// paused.
     deadline: Instant,
     // Rank 0 serves the others.
-    _server: Option<TcpStoreServer>,
+    server: Option<TcpStoreServer>,
 }
 
 impl TcpStore {
@@ -54,7 +57,7 @@ impl TcpStore {
                 "rank 0 has picked the port of the store; give this URL to the other ranks"
             );
         }
-        TcpStore::of_server(server, identity, deadline)
+        TcpStore::ofserver(server, identity, deadline)
     }
 
     /// Opens the store on the first of these ports that rank 0 can serve, or that serves this job.
@@ -67,14 +70,14 @@ impl TcpStore {
         let mut last = None;
         for &port in ports {
             match serve_at(host, port, identity, deadline) {
-                Ok(server) => return TcpStore::of_server(server, identity, deadline),
+                Ok(server) => return TcpStore::ofserver(server, identity, deadline),
                 Err(problem) => last = Some(problem),
             }
         }
         Err(last.unwrap_or_else(|| StoreError::Url("it has no port".to_owned())).at(url))
     }
 
-    fn of_server(server: TcpStoreServer, identity: &Identity, deadline: Instant) -> Result<TcpStore> {
+    fn ofserver(server: TcpStoreServer, identity: &Identity, deadline: Instant) -> Result<TcpStore> {
         let address = server.address();
         let reachable = match address.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(IpAddr::from([127, 0, 0, 1]), address.port()),
@@ -90,7 +93,7 @@ impl TcpStore {
             }
             ConnectError::Permanent(problem) => problem.at(server.url()),
         })?;
-        Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), deadline, _server: Some(server) })
+        Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), deadline, server: Some(server) })
     }
 
     /// Connects as soon as one of the ports serves this job.
@@ -132,7 +135,7 @@ impl TcpStore {
                 match connect(address, identity, deadline) {
                     Ok(stream) => {
                         let url = format!("tcp://{address}");
-                        return Ok(Ok(TcpStore { stream: Mutex::new(stream), url, deadline, _server: None }));
+                        return Ok(Ok(TcpStore { stream: Mutex::new(stream), url, deadline, server: None }));
                     }
                     Err(ConnectError::Transient(error)) => last = format!("{address}: {error}"),
                     // Another program may listen at one of several ports.
@@ -236,7 +239,12 @@ impl Store for TcpStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
-        self.ask(GET, key, &[], timeout)
+        let found = self.ask(GET, key, &[], timeout)?;
+        // The ranks that could set the key may not reach the server.
+        match self.server.as_ref().filter(|_| found.is_none()).and_then(|server| server.shortage(SHORTAGE)) {
+            Some(error) => Err(StoreError::io("accepting the connections of the other ranks")(error)),
+            None => Ok(found),
+        }
     }
 
     fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, BytesMut};
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -84,6 +84,11 @@ impl TcpStoreServer {
     /// Returns the address where the store is served.
     pub fn address(&self) -> SocketAddr {
         self.listener.address().expect("a listener on TCP has an address")
+    }
+
+    /// Returns the system's error if the server has not been able to accept a client for so long.
+    pub(super) fn shortage(&self, long: Duration) -> Option<io::Error> {
+        self.listener.shortage(long)
     }
 
     /// Returns the URL for the ranks.
