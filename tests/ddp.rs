@@ -233,7 +233,7 @@ fn the_first_difference_between_ranks_is_named_on_every_rank() {
         });
         for refused in &problems {
             assert_eq!(*refused, problems[0]);
-            let ReducerError::Differs { what: at, first: has, rank, other } = refused else { panic!("{refused:?}") };
+            let ReducerError::Mismatch { what: at, first: has, rank, other } = refused else { panic!("{refused:?}") };
             assert!(at == what && has.contains(first) && other.contains(theirs) && *rank == 1, "{refused}");
         }
     }

@@ -29,7 +29,7 @@ impl DataParallel {
     /// # Errors
     ///
     /// [`Error::NoGradients`] if no parameter requires a gradient; [`Error::Elements`] if a tensor
-    /// is quantized; [`Error::Kolo`] with [`kolo::ReducerError::Differs`] if the ranks' models
+    /// is quantized; [`Error::Kolo`] with [`kolo::ReducerError::Mismatch`] if the ranks' models
     /// differ, and if a rank failed.
     pub fn new<M: Module>(comm: &Communicator, model: M) -> Result<(DataParallel, M)> {
         DataParallel::with(Reducer::builder(), comm, model)

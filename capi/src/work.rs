@@ -1,4 +1,4 @@
-//! Handles on operations in flight.
+//! Handles on operations in entry.
 
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
@@ -13,27 +13,27 @@ use crate::fault::Fault;
 use crate::pointers::{place, slice_of};
 use crate::registry::{Guard, Kind, Registry};
 
-/// An operation in flight. It is a handle, which the caller passes to kolo_work_destroy.
+/// An operation in entry. It is a handle, which the caller passes to kolo_work_destroy.
 pub struct kolo_work {
     _opaque: [u8; 0],
 }
 pub type kolo_work_t = *mut kolo_work;
 
 /// What a handle stands for.
-struct Flight {
+struct Entry {
     work: RawWork,
     /// The handle of the communicator, which may be invalid by now.
     comm: usize,
 }
 
-static WORKS: Registry<Flight> = Registry::new(Kind::Work);
+static WORKS: Registry<Entry> = Registry::new(Kind::Work);
 
 pub(crate) fn register(work: RawWork, comm: kolo_comm_t) -> Result<kolo_work_t, RawWork> {
-    let handle = WORKS.insert(Flight { work, comm: comm.addr() }).map_err(|flight| flight.work)?;
+    let handle = WORKS.insert(Entry { work, comm: comm.addr() }).map_err(|entry| entry.work)?;
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
-fn find(work: kolo_work_t) -> Result<Guard<'static, Flight>, Fault> {
+fn find(work: kolo_work_t) -> Result<Guard<'static, Entry>, Fault> {
     WORKS.get(work.addr()).ok_or_else(|| unknown(work))
 }
 
@@ -41,7 +41,7 @@ fn unknown(work: kolo_work_t) -> Fault {
     Fault::Handle { what: "work", is_null: work.is_null() }
 }
 
-impl Flight {
+impl Entry {
     fn comm(&self) -> kolo_comm_t {
         std::ptr::without_provenance_mut(self.comm)
     }
@@ -75,9 +75,9 @@ pub extern "C" fn kolo_work_wait(work: kolo_work_t) -> kolo_result_t {
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_wait_timeout(work: kolo_work_t, timeout_ms: u64) -> kolo_result_t {
     boundary_of(|| {
-        let flight = find(work)?;
+        let entry = find(work)?;
         // A timeout beyond the range of the clock is none.
-        flight.outcome(Instant::now().checked_add(Duration::from_millis(timeout_ms)))
+        entry.outcome(Instant::now().checked_add(Duration::from_millis(timeout_ms)))
     })
 }
 
@@ -97,13 +97,13 @@ pub unsafe extern "C" fn kolo_work_wait_any(
     boundary_of(|| {
         // SAFETY: the caller's pointers are null or valid, as the header says.
         let (works, index) = unsafe { (slice_of(works, n, "works")?, place(index, "index")?) };
-        let flights = works.iter().map(|&work| find(work)).collect::<Result<Vec<_>, _>>()?;
-        let flying: Vec<&RawWork> = flights.iter().map(|flight| &flight.work).collect();
-        if flying.is_empty() {
+        let entries = works.iter().map(|&work| find(work)).collect::<Result<Vec<_>, _>>()?;
+        let in_flight: Vec<&RawWork> = entries.iter().map(|entry| &entry.work).collect();
+        if in_flight.is_empty() {
             return Err(Fault::value("n", 0, "it must be at least 1"));
         }
         // A timeout beyond the range of the clock is none.
-        match RawWork::wait_any(&flying, Instant::now().checked_add(Duration::from_millis(timeout_ms))) {
+        match RawWork::wait_any(&in_flight, Instant::now().checked_add(Duration::from_millis(timeout_ms))) {
             None => Ok(KOLO_IN_PROGRESS),
             Some(found) => {
                 index.write(found);
@@ -165,14 +165,14 @@ unsafe impl Send for Context {}
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_work_wait_on(work: kolo_work_t, stream: kolo_stream_t) -> kolo_result_t {
     boundary_of(|| {
-        let flight = find(work)?;
-        if flight.work.is_finished() {
-            return flight.outcome(None);
+        let entry = find(work)?;
+        if entry.work.is_finished() {
+            return entry.outcome(None);
         }
         // SAFETY: the caller's stream is null or lives, as the header says.
-        match unsafe { flight.work.hold_stream(stream)? } {
+        match unsafe { entry.work.hold_stream(stream)? } {
             true => Ok(KOLO_OK),
-            false => flight.outcome(None),
+            false => entry.outcome(None),
         }
     })
 }
@@ -184,13 +184,13 @@ pub unsafe extern "C" fn kolo_work_test(work: kolo_work_t, done: *mut i32) -> ko
     boundary_of(|| {
         // SAFETY: the caller's pointer is null or valid, as the header says.
         let done = unsafe { place(done, "done")? };
-        let flight = find(work)?;
-        if !flight.work.is_finished() {
+        let entry = find(work)?;
+        if !entry.work.is_finished() {
             done.write(0);
             return Ok(KOLO_OK);
         }
         done.write(1);
-        flight.outcome(None)
+        entry.outcome(None)
     })
 }
 
@@ -219,9 +219,9 @@ pub unsafe extern "C" fn kolo_work_duration(work: kolo_work_t, nanoseconds: *mut
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_cancel(work: kolo_work_t) -> kolo_result_t {
     boundary(|| {
-        let flight = find(work)?;
-        if !flight.work.is_finished()
-            && let Ok(comm) = enter(flight.comm())
+        let entry = find(work)?;
+        if !entry.work.is_finished()
+            && let Ok(comm) = enter(entry.comm())
         {
             comm.comm.abort();
         }

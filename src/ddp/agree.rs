@@ -75,7 +75,7 @@ pub(super) fn agree_on_options(comm: &Communicator, builder: &ReducerBuilder) ->
     let text = |listing: &Listing| listing.get(&key).map_or_else(|| "nothing".to_owned(), |text| format!("`{text}`"));
     let other = broadcast(comm, text(&mine).into_bytes(), rank)?;
     let other = String::from_utf8_lossy(&other).into_owned();
-    Err(ReducerError::Differs { what: label(key), first: text(&first), rank, other }.into())
+    Err(ReducerError::Mismatch { what: label(key), first: text(&first), rank, other }.into())
 }
 
 /// Succeeds if all ranks succeeded. Otherwise every rank learns which rank failed first, and why. A

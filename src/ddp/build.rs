@@ -25,7 +25,7 @@ impl ReducerBuilder {
     ///
     /// # Errors
     ///
-    /// - [`ReducerError::Differs`](crate::ReducerError::Differs) on every rank if the ranks'
+    /// - [`ReducerError::Mismatch`](crate::ReducerError::Mismatch) on every rank if the ranks'
     ///   options differ; it names the first difference.
     /// - [`ReducerError::Refused`](crate::ReducerError::Refused) if another rank failed to
     ///   prepare its device.

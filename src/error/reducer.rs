@@ -13,7 +13,7 @@ pub enum ReducerError {
         "ranks differ at {what}: rank 0 has {first}, rank {rank} has {other}; all ranks must give the same parameters in the same \
          order, and the same options"
     )]
-    Differs {
+    Mismatch {
         /// The parameter, buffer or option.
         what: String,
         /// What rank 0 has.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::flag_area::RankState;
 use super::flags::Words;
 use super::pool::MOST_EXTENTS;
-use super::registered::{Announced, Loan, Location, Told};
+use super::registered::{Announced, Loan, Location, Notice};
 use super::window::Window;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Error, Result};
@@ -84,30 +84,30 @@ impl Window {
     /// the words of every other.
     pub(super) fn words_of(&mut self, mine: Option<Loan>, all_see: bool) -> Words {
         let host = &self.host;
-        self.heap.tell(mine, all_see, |region| host.lend(region)).words()
+        self.heap.notice(mine, all_see, |region| host.lend(region)).words()
     }
 
     /// What a rank has lent in a phase. `mine` is what this one has.
     pub(super) fn loan_of(&self, rank: usize, phase: u32, mine: Option<Loan>) -> Option<Loan> {
-        if rank == self.rank { mine } else { Told::from_words(self.phases.line(rank, phase).words()).loan }
+        if rank == self.rank { mine } else { Notice::from_words(self.phases.line(rank, phase).words()).loan }
     }
 
-    /// What a rank has told in a phase. `words` are those of this rank.
-    fn told(&self, rank: usize, phase: u32, words: Words) -> Told {
-        Told::from_words(if rank == self.rank { words } else { self.phases.line(rank, phase).words() })
+    /// What a rank has said in a phase. `words` are those of this rank.
+    fn notice(&self, rank: usize, phase: u32, words: Words) -> Notice {
+        Notice::from_words(if rank == self.rank { words } else { self.phases.line(rank, phase).words() })
     }
 
     /// Maps the extents that ranks have announced in a phase in which all see the words of all.
     /// `words` are those of this rank.
     pub(super) fn map_announced(&mut self, context: &OpContext<'_>, phase: u32, words: Words) -> Result<()> {
         let ranks = 0..self.members.len();
-        let mapped = ranks.clone().map(|rank| self.told(rank, phase, words).mapped).min().unwrap_or(0);
-        for id in self.heap.hear(mapped as usize) {
+        let mapped = ranks.clone().map(|rank| self.notice(rank, phase, words).mapped).min().unwrap_or(0);
+        for id in self.heap.mapped_by_all(mapped as usize) {
             self.host.withdraw(id);
         }
         for rank in ranks {
-            let told = self.told(rank, phase, words);
-            let Some(Announced { id, len }) = told.announced else { continue };
+            let notice = self.notice(rank, phase, words);
+            let Some(Announced { id, len }) = notice.announced else { continue };
             let region = if rank == self.rank {
                 self.heap.take_announced()
             } else if self.heap.extents() >= MOST_EXTENTS * self.members.len() {

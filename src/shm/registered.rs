@@ -113,9 +113,9 @@ pub(crate) struct Announced {
     pub(crate) len: u64,
 }
 
-/// What a rank tells in the first phase of an operation whose buffers may be registered.
+/// What each rank says in the first phase of an operation whose buffers may be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct Notice {
     pub(crate) loan: Option<Loan>,
     /// How many of the announced extents the rank has mapped.
     pub(crate) mapped: u32,
@@ -133,7 +133,7 @@ pub(crate) struct Loan {
 /// In the first word, says that the next three describe a [`Loan`].
 const LENT: u64 = 1;
 
-impl Told {
+impl Notice {
     pub(crate) fn words(self) -> Words {
         let mut words = [u64::from(self.mapped) << 32, 0, 0, 0, 0, 0];
         if let Some(Loan { input, output }) = self.loan {
@@ -147,13 +147,13 @@ impl Told {
         words
     }
 
-    pub(crate) fn from_words([first, allocations, input, output, id, len]: Words) -> Told {
+    pub(crate) fn from_words([first, allocations, input, output, id, len]: Words) -> Notice {
         let (low, high) = (|word: u64| word as u32, |word: u64| (word >> 32) as u32);
         let loan = Loan {
             input: Location { allocation: low(allocations), offset: input },
             output: Location { allocation: high(allocations), offset: output },
         };
-        Told {
+        Notice {
             loan: (first & LENT != 0).then_some(loan),
             mapped: high(first),
             announced: (id != 0).then_some(Announced { id: low(id), len }),
@@ -292,9 +292,9 @@ impl Heap {
 
 /// Extents.
 impl Heap {
-    /// What this rank tells its peers, with this loan. Announces an extent that is new, if all ranks
+    /// What this rank says to its peers, with this loan. Announces an extent that is new, if all ranks
     /// see the words of all. `lend` is how a region gets a number for peers to fetch it.
-    pub(crate) fn tell(&mut self, loan: Option<Loan>, all_see: bool, lend: impl FnOnce(&Arc<Region>) -> u32) -> Told {
+    pub(crate) fn notice(&mut self, loan: Option<Loan>, all_see: bool, lend: impl FnOnce(&Arc<Region>) -> u32) -> Notice {
         let mut announced = None;
         if all_see
             && self.announced.len() < self.pool.count()
@@ -305,12 +305,12 @@ impl Heap {
             announced = Some(Announced { id, len: region.len() as u64 });
             self.announcing = Some(region);
         }
-        Told { loan, mapped: self.mapped as u32, announced }
+        Notice { loan, mapped: self.mapped as u32, announced }
     }
 
     /// Takes note that all ranks have mapped this many extents. Returns the numbers of this rank's
     /// extents that no peer needs to fetch any more.
-    pub(crate) fn hear(&mut self, mapped: usize) -> Vec<u32> {
+    pub(crate) fn mapped_by_all(&mut self, mapped: usize) -> Vec<u32> {
         // What peers say is not trusted.
         self.usable = mapped.min(self.mapped);
         let of_this_rank = |entry: &&Option<Entry>| entry.as_ref().is_some_and(|entry| entry.owner == Some(self.rank));
@@ -337,7 +337,7 @@ impl Heap {
         self.extents.push(entry);
     }
 
-    /// The region that [`Heap::tell`] has announced, once.
+    /// The region that [`Heap::notice`] has announced, once.
     pub(crate) fn take_announced(&mut self) -> Option<Arc<Region>> {
         self.announcing.take()
     }
@@ -353,21 +353,21 @@ mod tests {
     use super::*;
     use crate::bootstrap::host_group;
 
-    fn told(mapped: u32) -> Told {
-        Told { loan: None, mapped, announced: None }
+    fn notice(mapped: u32) -> Notice {
+        Notice { loan: None, mapped, announced: None }
     }
 
     #[test]
-    fn words_say_what_a_rank_tells() {
+    fn words_hold_a_notice() {
         let at = |allocation, offset| Location { allocation, offset };
         let loan = Loan { input: at(EXTENT | 3, 1 << 40), output: at(2, 64) };
         for loan in [None, Some(loan)] {
             for announced in [None, Some(Announced { id: 7, len: 1 << 35 })] {
-                let told = Told { loan, mapped: 5, announced };
-                assert_eq!(Told::from_words(told.words()), told);
+                let notice = Notice { loan, mapped: 5, announced };
+                assert_eq!(Notice::from_words(notice.words()), notice);
             }
         }
-        assert_eq!(Told::from_words([0; 6]), told(0));
+        assert_eq!(Notice::from_words([0; 6]), notice(0));
     }
 
     /// Peers must have an extent before they are told that a buffer lies in it.
@@ -379,27 +379,27 @@ mod tests {
         let memory = RawSlice { ptr: block.start(), len: 1000 };
         let lend = |heap: &mut Heap| heap.lend(1, memory, None).inspect(|_| heap.give_back()).is_some();
 
-        assert_eq!(heap.tell(None, false, |_| unreachable!()).announced, None, "not all ranks would see it");
-        let first = heap.tell(None, true, |_| 5);
+        assert_eq!(heap.notice(None, false, |_| unreachable!()).announced, None, "not all ranks would see it");
+        let first = heap.notice(None, true, |_| 5);
         assert_eq!(first.announced.map(|announced| announced.id), Some(5));
         assert_eq!(heap.not_fetched(), [5]);
-        assert_eq!(heap.hear(0), []);
+        assert_eq!(heap.mapped_by_all(0), []);
         let announced = heap.take_announced();
         heap.add_extent(0, announced);
-        assert_eq!(heap.tell(None, true, |_| unreachable!()), told(1));
+        assert_eq!(heap.notice(None, true, |_| unreachable!()), notice(1));
         assert!(!lend(&mut heap), "no peer has mapped it");
-        assert_eq!(heap.hear(0), []);
+        assert_eq!(heap.mapped_by_all(0), []);
         assert!(!lend(&mut heap), "one peer has not mapped it");
-        assert_eq!(heap.hear(1), [5]);
+        assert_eq!(heap.mapped_by_all(1), [5]);
         assert!(heap.not_fetched().is_empty());
         assert!(lend(&mut heap));
-        assert_eq!(heap.hear(1), [], "the number was given twice");
+        assert_eq!(heap.mapped_by_all(1), [], "the number was given twice");
 
         // This process cannot map an extent of a peer: nothing from there on is used.
         heap.add_extent(1, None);
         heap.add_extent(1, Some(Arc::new(Region::heap(100))));
-        assert_eq!(heap.tell(None, true, |_| unreachable!()), told(1));
-        heap.hear(9);
+        assert_eq!(heap.notice(None, true, |_| unreachable!()), notice(1));
+        heap.mapped_by_all(9);
         assert!(lend(&mut heap));
         assert_eq!(heap.usable, 1, "a peer's word counts more than what this process has mapped");
     }

@@ -687,9 +687,9 @@ void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool w
     }
   } catch (const c10::DistBackendError& failed) {
     kolo_error_t error = KOLO_ERROR_INITIALIZER;
-    const bool is_told = kolo_last_error(nullptr, &error) == KOLO_OK && error.rank >= 0;
+    const bool has_details = kolo_last_error(nullptr, &error) == KOLO_OK && error.rank >= 0;
     hooks_->failed();
-    if (!is_told) {
+    if (!has_details) {
       throw;
     }
     C10_THROW_ERROR(

@@ -17,13 +17,13 @@ bool is_timeout(const kolo_error_t& error) {
 std::exception_ptr error_of(kolo_result_t result, const Members& members) {
   kolo_error_t error{};
   error.size = sizeof error;
-  const bool is_told = kolo_last_error(nullptr, &error) == KOLO_OK && error.code == result;
-  std::string text = is_told ? error.message : kolo_error_string(result);
+  const bool has_details = kolo_last_error(nullptr, &error) == KOLO_OK && error.code == result;
+  std::string text = has_details ? error.message : kolo_error_string(result);
   const auto& ranks = members.global_ranks;
-  if (is_told && error.rank >= 0 && error.rank < static_cast<int64_t>(ranks.size()) && ranks[error.rank] != error.rank) {
+  if (has_details && error.rank >= 0 && error.rank < static_cast<int64_t>(ranks.size()) && ranks[error.rank] != error.rank) {
     text += c10::str(" (Ranks are those of the process group; its rank ", error.rank, " is rank ", ranks[error.rank], " of the job.)");
   }
-  if (is_told && is_timeout(error)) {
+  if (has_details && is_timeout(error)) {
     // Programs look for these words, which are Gloo's.
     text += c10::str(". Timed out waiting ", error.after_us / 1000, "ms for the operation to complete");
   }
@@ -63,8 +63,8 @@ c10d::WorkResult work_result_of(kolo_result_t result) {
   }
   kolo_error_t error{};
   error.size = sizeof error;
-  const bool is_told = kolo_last_error(nullptr, &error) == KOLO_OK && error.code == result;
-  return is_told && is_timeout(error) ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
+  const bool has_details = kolo_last_error(nullptr, &error) == KOLO_OK && error.code == result;
+  return has_details && is_timeout(error) ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
 }
 
 std::string gloo_text(int rank, const std::string& who, std::chrono::milliseconds timeout) {

@@ -187,24 +187,24 @@ void Hooks::failed() {
   }
   const WithoutPythonsLock released;
   std::unique_lock<std::mutex> lock(mutex_);
-  if (failure_ == Failure::kIsTold && teller_ != std::this_thread::get_id()) {
+  if (failure_ == Failure::kHooksRun && hook_thread_ != std::this_thread::get_id()) {
     // A hook may end the group, and then waits for this thread.
-    const auto is_over = [&] { return failure_ != Failure::kIsTold || is_closed_; };
+    const auto is_over = [&] { return failure_ != Failure::kHooksRun || is_closed_; };
     changed_.wait_for(lock, std::min<std::chrono::milliseconds>(patience_, std::chrono::hours(24)), is_over);
     return;
   }
   if (failure_ != Failure::kNone || is_muted_) {
     return;
   }
-  failure_ = Failure::kIsTold;
-  teller_ = std::this_thread::get_id();
+  failure_ = Failure::kHooksRun;
+  hook_thread_ = std::this_thread::get_id();
   const auto hooks = abort_hooks_;
   lock.unlock();
   for (const auto& [id, hook] : *hooks) {
     call("an abort hook", *hook);
   }
   lock.lock();
-  failure_ = Failure::kWasTold;
+  failure_ = Failure::kHooksHaveRun;
   changed_.notify_all();
 }
 

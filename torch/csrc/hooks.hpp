@@ -79,7 +79,7 @@ class Hooks : public std::enable_shared_from_this<Hooks> {
   // which no thread may wait while it holds the mutex.
   template <typename Hook>
   using Table = std::map<int64_t, std::shared_ptr<const Hook>>;
-  enum class Failure { kNone, kIsTold, kWasTold };
+  enum class Failure { kNone, kHooksRun, kHooksHaveRun };
 
   void close(std::chrono::milliseconds patience);
   // The caller holds the mutex.
@@ -99,7 +99,7 @@ class Hooks : public std::enable_shared_from_this<Hooks> {
   std::shared_ptr<const Table<CompletionHook>> completion_hooks_ = std::make_shared<const Table<CompletionHook>>();
   std::shared_ptr<const InfoHook> info_hook_;
   Failure failure_ = Failure::kNone;
-  std::thread::id teller_;
+  std::thread::id hook_thread_;
   bool is_muted_ = false;
 
   // Calls whose end may not have been found. The Work or a Waiter keeps them.

@@ -22,11 +22,11 @@ def error_of(result, members):
     `members`: the ranks of the group as ranks of the job, which errors also name.
     """
     error = last_error()
-    is_told = error is not None and error.code == result
-    text = (error.message if is_told else library.error_string(result)).decode(errors="replace")
-    if is_told and 0 <= error.rank < len(members) and members[error.rank] != error.rank:
+    has_details = error is not None and error.code == result
+    text = (error.message if has_details else library.error_string(result)).decode(errors="replace")
+    if has_details and 0 <= error.rank < len(members) and members[error.rank] != error.rank:
         text += f" (Ranks are those of the process group; its rank {error.rank} is rank {members[error.rank]} of the job.)"
-    if is_told and error.cause in library.CAUSES_OF_TIMEOUT:
+    if has_details and error.cause in library.CAUSES_OF_TIMEOUT:
         # Programs look for these words, which are Gloo's.
         text += f". Timed out waiting {error.after_us // 1000}ms for the operation to complete"
     if result in (library.ERR_ARGUMENT, library.ERR_SETTING, library.ERR_UNSUPPORTED):
@@ -48,8 +48,8 @@ def work_result_of(result):
     if result == library.OK:
         return SUCCESS
     error = last_error()
-    is_told = error is not None and error.code == result
-    return TIMEOUT if is_told and error.cause in library.CAUSES_OF_TIMEOUT else COMM_ERROR
+    has_details = error is not None and error.code == result
+    return TIMEOUT if has_details and error.cause in library.CAUSES_OF_TIMEOUT else COMM_ERROR
 
 
 def check(result, members):

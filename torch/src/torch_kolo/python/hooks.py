@@ -46,8 +46,8 @@ class Hooks:
         self._changed = threading.Condition()
         self._abort_hooks = {}
         # The thread that runs the hooks, and whether they have run.
-        self._teller = None
-        self._was_told = False
+        self._hook_thread = None
+        self._hooks_have_run = False
         self._is_muted = False
         # Calls whose end may not have been found. The Work or a Waiter keeps them.
         self._flights = []
@@ -84,14 +84,14 @@ class Hooks:
         until they have returned.
         """
         with self._changed:
-            if self._teller is not None:
-                if self._teller != threading.get_ident():
+            if self._hook_thread is not None:
+                if self._hook_thread != threading.get_ident():
                     # A hook may end the group, and then waits for this thread.
-                    self._changed.wait_for(lambda: self._was_told or self._is_closed, self._patience)
+                    self._changed.wait_for(lambda: self._hooks_have_run or self._is_closed, self._patience)
                 return
             if self._is_muted:
                 return
-            self._teller = threading.get_ident()
+            self._hook_thread = threading.get_ident()
             hooks = list(self._abort_hooks.values())
         try:
             dump_flight_recorder(self._rank_of_job)
@@ -99,7 +99,7 @@ class Hooks:
                 call("an abort hook", hook)
         finally:
             with self._changed:
-                self._was_told = True
+                self._hooks_have_run = True
                 self._changed.notify_all()
 
     def mute(self):
