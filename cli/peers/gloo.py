@@ -11,6 +11,10 @@ import time
 import torch
 import torch.distributed as dist
 
+IN_FLIGHT, MESSAGES = 10, 64
+# How many operations a call consists of, if not one.
+OPERATIONS = {"in_flight": IN_FLIGHT, "ping_pong": 2, "bandwidth": MESSAGES}
+
 
 def start(name):
     """Makes the process group. Returns a function that reduces a tensor in place, and a barrier."""
@@ -32,6 +36,37 @@ def start(name):
     all_reduce, one = torch.ops.deepspeed.inference_all_reduce_, torch.zeros(1)
     # DeepSpeed has no barrier, and ranks leave Gloo's barrier at times that differ too much.
     return all_reduce, lambda: all_reduce(one)
+
+
+def compute(steps):
+    """Computes for a time in proportion to `steps`."""
+    x = torch.ones(16)
+    for _ in range(steps):
+        x.mul_(0.5).add_(1.0)
+
+
+def ping_pong(rank, send, recv):
+    if rank == 0:
+        dist.send(send, 1)
+    dist.recv(recv, 1 - rank)
+    if rank == 1:
+        dist.send(send, 0)
+
+
+def bandwidth(rank, send, recv):
+    start = (lambda: dist.isend(send, 1)) if rank == 0 else (lambda: dist.irecv(recv, 0))
+    for work in [start() for _ in range(MESSAGES)]:
+        work.wait()
+    answer = torch.zeros(1)
+    dist.recv(answer, 1) if rank == 0 else dist.send(answer, 0)
+
+
+def nonblocking(tensors, steps):
+    """Reduces all tensors at once, and computes meanwhile."""
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    compute(steps)
+    for work in works:
+        work.wait()
 
 
 def main():
@@ -60,6 +95,8 @@ def main():
         send, recv = room("send", count), room("recv", count)
         parts = list(recv.chunk(ranks)) if count >= ranks else [recv] * ranks
         block = send[: count // ranks]
+        many = [room(f"many {i}", count) for i in range(IN_FLIGHT)] if op == "in_flight" else []
+        steps = 0
         operation = {
             "all_reduce": lambda: all_reduce(recv),
             "barrier": barrier,
@@ -67,18 +104,36 @@ def main():
             "all_gather": lambda: dist.all_gather(parts, block),
             "reduce_scatter": lambda: dist.reduce_scatter_tensor(recv[: count // ranks], send),
             "all_to_all": lambda: dist.all_to_all_single(recv, send),
+            "in_flight": lambda: nonblocking(many, 0),
+            "overlap": lambda: nonblocking([recv], steps),
+            "ping_pong": lambda: ping_pong(rank, send, recv),
+            "bandwidth": lambda: bandwidth(rank, send, recv),
         }[op]
-        # However often zeros are reduced in place, they stay zeros.
-        send.zero_()
-        recv.zero_()
-        times = []
-        for i in range(warmup + iters):
+
+        def time_of(calls, call):
+            """Returns how many nanoseconds these calls take, after a barrier."""
             barrier()
             began = time.perf_counter_ns()
             for _ in range(calls):
-                operation()
+                call()
+            return time.perf_counter_ns() - began
+
+        # However often zeros are reduced in place, they stay zeros.
+        for tensor in (send, recv, *many):
+            tensor.zero_()
+        alone = 0
+        if op == "overlap":
+            # As many steps as take as long as an operation on the slowest rank.
+            time_of(warmup * calls, operation)
+            wanted = torch.tensor(time_of(calls, operation) / calls / (time_of(1, lambda: compute(1000)) / 1000))
+            dist.all_reduce(wanted, dist.ReduceOp.MAX)
+            steps = int(wanted)
+            alone = time_of(calls, lambda: compute(steps))
+        times = []
+        for i in range(warmup + iters):
+            took = time_of(calls, operation)
             if i >= warmup:
-                times.append((time.perf_counter_ns() - began) // calls)
+                times.append(max(took - alone, 0) // calls // OPERATIONS.get(op, 1))
         lines.write(" ".join(map(str, times)) + "\n")
         lines.flush()
 

@@ -153,6 +153,23 @@ mod compare {
     }
 
     #[test]
+    fn messages_and_nonblocking_calls_are_compared() {
+        for (what, with) in
+            [("in_flight", "kolo-tcp,copy"), ("overlap", "kolo-tcp"), ("ping_pong", "kolo-tcp"), ("bandwidth", "kolo-tcp")]
+        {
+            let out = said(&["compare", what, "--rounds", "2", "--sizes", "8,64K", "--with", with]);
+            let rows: Vec<&str> = out.lines().filter(|line| line.contains("kolo ") || line.contains("kolo-tcp")).collect();
+            assert!(rows.len() == 4 && out.starts_with(&format!("# {what} of f32, 2 ranks")), "{out}");
+        }
+        for what in ["ping_pong", "bandwidth"] {
+            let (_, err) = failed(&["compare", what, "-n", "3"]);
+            assert!(err.contains(&format!("{what} is between 2 ranks")), "{err}");
+        }
+        let (_, err) = failed(&["compare", "overlap", "--with", "copy"]);
+        assert!(err.contains("copy computes nothing beside it"), "{err}");
+    }
+
+    #[test]
     fn a_start_is_compared() {
         for tcp in [&[][..], &["--tcp"]] {
             let out = said(&[&["compare", "start", "-n", "3", "--rounds", "2", "--with", "bounds"], tcp].concat());

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use super::arguments::Subject;
 use super::contestant::Contestant;
-use crate::bench::operation::Operation;
 use crate::random::{hexadecimal, random};
 
 /// How long a contestant may take to start. PyTorch is slow to start.
@@ -19,17 +19,17 @@ const ANSWER: Duration = Duration::from_secs(120);
 /// One question to all ranks of a contestant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question {
-    op: Operation,
+    subject: Subject,
     bytes: usize,
     warmup: u32,
     iters: u32,
-    /// Calls of one iteration. The time of the iteration is their mean.
+    /// Calls of one iteration. The time of the iteration is the mean of their operations.
     calls: u32,
 }
 
 impl Question {
-    /// Returns a question that takes some tens of milliseconds if a call takes `last` seconds.
-    pub(super) fn new(op: Operation, bytes: usize, last: Option<f64>) -> Question {
+    /// Returns a question that takes some tens of milliseconds if an operation takes `last` seconds.
+    pub(super) fn new(subject: Subject, bytes: usize, last: Option<f64>) -> Question {
         // Ranks that were asleep may wake on one processor, and the system needs milliseconds to
         // move one away.
         const WARMUP: f64 = 0.01;
@@ -37,12 +37,13 @@ impl Question {
         // The calls of an iteration take much longer than the ranks need to leave the barrier
         // before them, also where ranks share processors.
         const ITERATION: f64 = 0.002;
-        let Some(last) = last else { return Question { op, bytes, warmup: 2, iters: 2, calls: 4 } };
+        let Some(last) = last else { return Question { subject, bytes, warmup: 2, iters: 2, calls: 4 } };
+        let last = (last * f64::from(subject.operations())).max(1e-9);
         let calls = (ITERATION / last).clamp(4.0, 1000.0) as u32;
         let iteration = (last * f64::from(calls)).max(1e-6);
         let iters = (BUDGET / iteration).clamp(2.0, 50.0) as u32;
         let warmup = (WARMUP / iteration).clamp(1.0, 1000.0) as u32;
-        Question { op, bytes, warmup, iters, calls }
+        Question { subject, bytes, warmup, iters, calls }
     }
 }
 
@@ -122,8 +123,8 @@ impl Arena {
     /// Returns the times of the iterations in seconds. Each is the time of the slowest rank.
     pub(super) fn ask(&mut self, place: usize, question: Question) -> Result<Vec<f64>, String> {
         let Entered { contestant, ranks, .. } = &mut self.entered[place];
-        let Question { op, bytes, warmup, iters, calls } = question;
-        let line = format!("{} {bytes} {warmup} {iters} {calls}\n", op.name());
+        let Question { subject, bytes, warmup, iters, calls } = question;
+        let line = format!("{} {bytes} {warmup} {iters} {calls}\n", subject.name());
         let failed = |error: std::io::Error| format!("{} does not answer: {error}", contestant.name());
         for rank in ranks.iter_mut() {
             rank.get_mut().write_all(line.as_bytes()).map_err(failed)?;

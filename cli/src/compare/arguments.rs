@@ -12,8 +12,10 @@ use crate::units::bytes;
 #[derive(ClapArgs)]
 pub(crate) struct Args {
     /// What to compare: all_reduce, broadcast, barrier, all_gather, reduce_scatter or all_to_all,
-    /// of f32, summed; or start: from the start of the launcher to the end of the last rank, with
-    /// one barrier
+    /// of f32, summed; in_flight: ten nonblocking all-reduces at once; overlap: what a computation
+    /// does not hide of a nonblocking all-reduce; ping_pong: half of a round trip of two messages;
+    /// bandwidth: one of 64 messages in a row; start: from the start of the launcher to the end of
+    /// the last rank, with one barrier
     #[arg(default_value = "all_reduce", value_parser = task, value_name = "OP")]
     pub(super) task: Task,
     /// How many ranks of each contestant
@@ -45,26 +47,100 @@ pub(crate) struct Args {
 pub(super) enum Task {
     /// From the start of the launcher to the end of the last rank, with one barrier.
     Start,
+    Question(Subject),
+}
+
+/// What the ranks are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
     Operation(Operation),
+    /// Nonblocking all-reduces, [`IN_FLIGHT`] at once.
+    InFlight,
+    /// A nonblocking all-reduce, and a computation that takes as long.
+    Overlap,
+    /// A message and its answer.
+    PingPong,
+    /// Messages in one direction, [`MESSAGES`] before an answer.
+    Bandwidth,
+}
+
+/// How many nonblocking all-reduces `in_flight` starts before it waits for the first.
+pub(super) const IN_FLIGHT: u32 = 10;
+/// How many messages `bandwidth` sends before it waits for an answer, as `osu_bw` does.
+pub(super) const MESSAGES: u32 = 64;
+
+use Subject::{Bandwidth, InFlight, Overlap, PingPong};
+
+/// All of them: other operations cannot be compared.
+const SUBJECTS: [Subject; 10] = [
+    Subject::Operation(Operation::AllReduce),
+    Subject::Operation(Operation::Broadcast),
+    Subject::Operation(Operation::Barrier),
+    Subject::Operation(Operation::AllGather),
+    Subject::Operation(Operation::ReduceScatter),
+    Subject::Operation(Operation::AllToAll),
+    InFlight,
+    Overlap,
+    PingPong,
+    Bandwidth,
+];
+
+impl Subject {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Subject::Operation(op) => op.name(),
+            InFlight => "in_flight",
+            Overlap => "overlap",
+            PingPong => "ping_pong",
+            Bandwidth => "bandwidth",
+        }
+    }
+
+    pub(super) fn from_name(name: &str) -> Option<Subject> {
+        SUBJECTS.into_iter().find(|subject| subject.name() == name)
+    }
+
+    /// How many operations one call consists of. Times are those of one operation.
+    pub(super) fn operations(self) -> u32 {
+        match self {
+            Subject::Operation(_) | Overlap => 1,
+            InFlight => IN_FLIGHT,
+            PingPong => 2,
+            Bandwidth => MESSAGES,
+        }
+    }
+
+    /// Returns whether only two ranks take part.
+    pub(super) fn is_messages(self) -> bool {
+        matches!(self, PingPong | Bandwidth)
+    }
+
+    /// The bytes that are measured for a size, as in `kolo bench`.
+    pub(super) fn bytes(self, size: u64, ranks: usize) -> usize {
+        let op = match self {
+            Subject::Operation(op) => op,
+            InFlight | Overlap => Operation::AllReduce,
+            PingPong | Bandwidth => Operation::SendRecv,
+        };
+        op.elements(size, size_of::<f32>(), ranks) * size_of::<f32>()
+    }
 }
 
 impl Task {
     pub(super) fn name(self) -> &'static str {
         match self {
             Task::Start => "start",
-            Task::Operation(op) => op.name(),
+            Task::Question(subject) => subject.name(),
         }
     }
 
     pub(super) fn has_sizes(self) -> bool {
-        !matches!(self, Task::Start | Task::Operation(Operation::Barrier))
+        !matches!(self, Task::Start | Task::Question(Subject::Operation(Operation::Barrier)))
     }
 }
 
 fn task(text: &str) -> Result<Task, String> {
-    use Operation::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, ReduceScatter};
-    let operations = [AllReduce, Broadcast, Barrier, AllGather, ReduceScatter, AllToAll].map(Task::Operation);
-    let known = || operations.into_iter().chain([Task::Start]);
+    let known = || SUBJECTS.into_iter().map(Task::Question).chain([Task::Start]);
     known().find(|task| task.name() == text).ok_or_else(|| {
         let names: Vec<_> = known().map(Task::name).collect();
         format!("{text} cannot be compared; these can: {}", names.join(", "))

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::arguments::Task;
+use super::arguments::{Subject, Task};
 use crate::bench::operation::Operation;
 
 /// A library or a bound that takes part in a comparison.
@@ -56,6 +56,9 @@ const ALL: [Contestant; 16] = [
     Futex,
 ];
 
+const ALL_REDUCE: Task = Task::Question(Subject::Operation(Operation::AllReduce));
+const BARRIER: Task = Task::Question(Subject::Operation(Operation::Barrier));
+
 impl Contestant {
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -87,10 +90,10 @@ impl Contestant {
         let contestants = match (name, task) {
             ("openmpi", _) if tcp => vec![OpenMpiTcp],
             ("mpich", _) if tcp => vec![MpichTcp],
-            ("bounds", Task::Start) => vec![],
+            ("bounds", Task::Start | Task::Question(Subject::Overlap)) => vec![],
             ("bounds", _) if tcp => vec![Exchange],
-            ("bounds", Task::Operation(Operation::Barrier)) => vec![RoundTrip, Futex],
-            ("bounds", Task::Operation(Operation::AllReduce)) => vec![KoloRegistered, KoloBf16, Copy, Stream, Scale, RoundTrip],
+            ("bounds", BARRIER) => vec![RoundTrip, Futex],
+            ("bounds", ALL_REDUCE) => vec![KoloRegistered, KoloBf16, Copy, Stream, Scale, RoundTrip],
             ("bounds", _) => vec![Copy, Stream],
             _ => vec![Contestant::from_name(name).ok_or_else(|| {
                 let names: Vec<_> = ALL.iter().map(|contestant| contestant.name()).collect();
@@ -107,9 +110,12 @@ impl Contestant {
     fn check(self, tcp: bool, task: Task) -> Result<(), String> {
         let why = match self {
             KoloRegistered | KoloBf16 | DeepSpeed if tcp => "is measured in shared memory only",
-            KoloRegistered | KoloBf16 | DeepSpeed if task != Task::Operation(Operation::AllReduce) => "is for all_reduce only",
+            KoloRegistered | KoloBf16 | DeepSpeed if task != ALL_REDUCE => "is for all_reduce only",
             Copy | Stream | Scale | Exchange | RoundTrip | Futex if task == Task::Start => "is a bound of operations",
-            Futex if task != Task::Operation(Operation::Barrier) => "is a barrier",
+            Copy | Stream | Scale | Exchange | RoundTrip if task == Task::Question(Subject::Overlap) => {
+                "computes nothing beside it"
+            }
+            Futex if task != BARRIER => "is a barrier",
             _ => return Ok(()),
         };
         Err(format!("{} {why}; it is no contestant in {}{}", self.name(), task.name(), if tcp { " --tcp" } else { "" }))

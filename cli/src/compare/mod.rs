@@ -16,7 +16,7 @@ use crate::bench::operation::Operation;
 use crate::units::count;
 use crate::{files, say};
 use arena::{Arena, Question, turns};
-use arguments::Task;
+use arguments::{Subject, Task};
 use contestant::Contestant;
 use report::{Report, Samples};
 
@@ -31,6 +31,9 @@ pub(crate) fn compare(args: &Args) -> Result<(), String> {
     if !args.task.has_sizes() && !args.sizes.is_empty() {
         return Err(format!("{} has no sizes", args.task.name()));
     }
+    if matches!(args.task, Task::Question(subject) if subject.is_messages()) && args.ranks != 2 {
+        return Err(format!("{} is between 2 ranks", args.task.name()));
+    }
     let mut contestants = vec![if args.tcp { Contestant::KoloTcp } else { Contestant::Kolo }];
     for name in &args.with {
         for contestant in Contestant::named(name, args.tcp, args.task)? {
@@ -41,7 +44,7 @@ pub(crate) fn compare(args: &Args) -> Result<(), String> {
     }
     let report = match args.task {
         Task::Start => start::compare(args, contestants)?,
-        Task::Operation(op) => operate(args, op, contestants)?,
+        Task::Question(subject) => operate(args, subject, contestants)?,
     };
     report.print();
     if let Some(file) = &args.json {
@@ -53,10 +56,10 @@ pub(crate) fn compare(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-fn operate(args: &Args, op: Operation, contestants: Vec<Contestant>) -> Result<Report, String> {
+fn operate(args: &Args, subject: Subject, contestants: Vec<Contestant>) -> Result<Report, String> {
     let ranks = args.ranks as usize;
     let mut arena = Arena::new(ranks)?;
-    say(&format!("# {} of f32, {ranks} ranks on this machine, {}", op.name(), count(args.rounds as usize, "round")));
+    say(&format!("# {} of f32, {ranks} ranks on this machine, {}", subject.name(), count(args.rounds as usize, "round")));
     for contestant in contestants {
         if let Err(why) = arena.enter(contestant) {
             if contestant.is_kolo() && arena.is_empty() {
@@ -65,25 +68,24 @@ fn operate(args: &Args, op: Operation, contestants: Vec<Contestant>) -> Result<R
             say(&format!("# NOT RUN: {}: {why}", contestant.name()));
         }
     }
-    let sizes = match op {
-        Operation::Barrier => &[0][..],
+    let sizes = match subject {
+        Subject::Operation(Operation::Barrier) => &[0][..],
         _ if args.sizes.is_empty() => &SIZES,
         _ => &args.sizes,
     };
-    // The bytes that are measured for each size, as in `kolo bench`.
-    let sizes: Vec<usize> = sizes.iter().map(|&bytes| op.elements(bytes, size_of::<f32>(), ranks) * size_of::<f32>()).collect();
+    let sizes: Vec<usize> = sizes.iter().map(|&size| subject.bytes(size, ranks)).collect();
     let contestants = arena.contestants();
     let mut samples: Vec<Vec<Samples>> = Vec::new();
     samples.resize_with(sizes.len(), || contestants.iter().map(|_| Samples::default()).collect());
     for round in 0..args.rounds as usize {
         for (&bytes, samples) in sizes.iter().zip(&mut samples) {
             for place in turns(round, contestants.len()) {
-                let question = Question::new(op, bytes, samples[place].last());
+                let question = Question::new(subject, bytes, samples[place].last());
                 samples[place].add(arena.ask(place, question)?);
             }
         }
     }
-    let mut report = Report::new(op.name(), ranks, args.tcp, args.rounds);
+    let mut report = Report::new(subject.name(), ranks, args.tcp, args.rounds);
     for (&bytes, samples) in sizes.iter().zip(&samples) {
         report.add(bytes as u64, &contestants, samples);
     }

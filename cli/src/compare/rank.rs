@@ -4,13 +4,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 use kolo::{Communicator, ReduceOp, Registered, Transport, bf16};
 
+use super::arguments::{IN_FLIGHT, MESSAGES, Subject};
 use super::bounds::{Result, SharedLine, exchange, pair, stream_copy};
 use super::contestant::Contestant;
+use crate::bench::operation::Operation;
 
 /// Arguments of a rank that `kolo compare` starts.
 #[derive(ClapArgs)]
@@ -40,6 +42,8 @@ struct Rank {
     send: Vec<f32>,
     recv: Vec<f32>,
     registered: Option<Registered<f32>>,
+    /// The buffers of operations that are in flight at once.
+    many: Vec<Vec<f32>>,
     /// The buffer of `kolo-bf16`, with as many bytes as the others have.
     bf16: Vec<bf16>,
     contestant: Contestant,
@@ -57,7 +61,17 @@ impl Rank {
             Contestant::Futex => Some(SharedLine::open(socket, contestant.name())?),
             _ => None,
         };
-        Ok(Rank { comm, send: Vec::new(), recv: Vec::new(), registered: None, bf16: Vec::new(), contestant, stream, line })
+        Ok(Rank {
+            comm,
+            send: Vec::new(),
+            recv: Vec::new(),
+            registered: None,
+            many: Vec::new(),
+            bf16: Vec::new(),
+            contestant,
+            stream,
+            line,
+        })
     }
 
     fn answer(&mut self, socket: &Path, name: &str) -> Result<()> {
@@ -68,15 +82,16 @@ impl Rank {
             let words: Vec<&str> = line.split(' ').collect();
             let &[op, bytes, warmup, iters, calls] = &words[..] else { return Err(format!("{line:?} is no question").into()) };
             let (count, warmup, iters) = (bytes.parse::<usize>()? / 4, warmup.parse::<u32>()?, iters.parse::<u32>()?);
-            let times = self.measure(op, count, warmup, iters, calls.parse()?)?;
+            let subject = Subject::from_name(op).ok_or_else(|| format!("{op} is unknown"))?;
+            let times = self.measure(subject, count, warmup, iters, calls.parse()?)?;
             let times: Vec<String> = times.iter().map(u128::to_string).collect();
             writeln!(stream, "{}", times.join(" "))?;
         }
         Ok(())
     }
 
-    /// Returns the nanoseconds of one call, for each iteration.
-    fn measure(&mut self, op: &str, count: usize, warmup: u32, iters: u32, calls: u32) -> Result<Vec<u128>> {
+    /// Returns the nanoseconds of one operation, for each iteration.
+    fn measure(&mut self, subject: Subject, count: usize, warmup: u32, iters: u32, calls: u32) -> Result<Vec<u128>> {
         if self.contestant == Contestant::KoloRegistered && self.registered.as_ref().is_none_or(|memory| memory.len() < count) {
             self.registered = Some(self.comm.alloc(count)?);
         }
@@ -95,22 +110,57 @@ impl Rank {
                 self.recv[..count].fill(0.0);
             }
         }
+        let many = if subject == Subject::InFlight { IN_FLIGHT as usize } else { 1 };
+        self.many.resize_with(many, Vec::new);
+        self.many.iter_mut().for_each(|buffer| {
+            buffer.clear();
+            buffer.resize(count, 0.0);
+        });
+        let steps = if subject == Subject::Overlap { self.steps_as_long_as_a_call(count, warmup, calls)? } else { 0 };
+        let alone = if subject == Subject::Overlap { self.time_of_steps(calls, steps)? } else { Duration::ZERO };
+        let operations = if self.contestant.is_kolo() { subject.operations() } else { 1 };
         let mut times = Vec::with_capacity(iters as usize);
         for iteration in 0..warmup + iters {
-            self.comm.barrier()?;
-            let began = Instant::now();
-            for _ in 0..calls {
-                self.call(op, count)?;
-            }
+            let took = self.time(calls, |rank| rank.call(subject, count, steps))?;
             if iteration >= warmup {
-                times.push(began.elapsed().as_nanos() / u128::from(calls));
+                times.push(took.saturating_sub(alone).as_nanos() / u128::from(calls * operations));
             }
         }
         Ok(times)
     }
 
-    fn call(&mut self, op: &str, count: usize) -> Result<()> {
-        let Rank { comm, send, recv, registered, bf16, contestant, stream, line } = self;
+    /// Returns how long these calls take, after a barrier.
+    fn time(&mut self, calls: u32, mut call: impl FnMut(&mut Rank) -> Result<()>) -> Result<Duration> {
+        self.comm.barrier()?;
+        let began = Instant::now();
+        for _ in 0..calls {
+            call(self)?;
+        }
+        Ok(began.elapsed())
+    }
+
+    /// Returns how long these computations take, after a barrier.
+    fn time_of_steps(&mut self, calls: u32, steps: u64) -> Result<Duration> {
+        self.time(calls, |_| {
+            compute(steps);
+            Ok(())
+        })
+    }
+
+    /// Returns the steps of a computation that takes as long as a nonblocking all-reduce on the
+    /// slowest rank.
+    fn steps_as_long_as_a_call(&mut self, count: usize, warmup: u32, calls: u32) -> Result<u64> {
+        const STEPS: u64 = 1 << 16;
+        self.time(calls * warmup, |rank| rank.call(Subject::Overlap, count, 0))?;
+        let call = self.time(calls, |rank| rank.call(Subject::Overlap, count, 0))?.as_secs_f64() / f64::from(calls);
+        let step = self.time_of_steps(4, STEPS)?.as_secs_f64() / (4 * STEPS) as f64;
+        let mut steps = [(call / step) as u64];
+        self.comm.all_reduce(&mut steps, ReduceOp::Max)?;
+        Ok(steps[0])
+    }
+
+    fn call(&mut self, subject: Subject, count: usize, steps: u64) -> Result<()> {
+        let Rank { comm, send, recv, registered, many, bf16, contestant, stream, line } = self;
         let (send, recv) = (&mut send[..count], &mut recv[..count]);
         let block = count / comm.world_size();
         match contestant {
@@ -133,19 +183,57 @@ impl Rank {
                 }
             }
             Contestant::KoloBf16 => comm.all_reduce(&mut bf16[..2 * count], ReduceOp::Sum)?,
-            _ => match (op, registered) {
-                ("all_reduce", Some(memory)) => comm.all_reduce(&mut memory[..count], ReduceOp::Sum)?,
-                ("all_reduce", None) => comm.all_reduce(recv, ReduceOp::Sum)?,
-                ("barrier", _) => comm.barrier()?,
-                ("broadcast", _) => comm.broadcast(send, 0)?,
-                ("all_gather", _) => comm.all_gather(&send[..block], recv)?,
-                ("reduce_scatter", _) => comm.reduce_scatter(send, &mut recv[..block], ReduceOp::Sum)?,
-                ("all_to_all", _) => comm.all_to_all(send, recv)?,
-                (op, _) => return Err(format!("{op} is unknown").into()),
+            _ => match subject {
+                Subject::Operation(Operation::AllReduce) => match registered {
+                    Some(memory) => comm.all_reduce(&mut memory[..count], ReduceOp::Sum)?,
+                    None => comm.all_reduce(recv, ReduceOp::Sum)?,
+                },
+                Subject::Operation(Operation::Barrier) => comm.barrier()?,
+                Subject::Operation(Operation::Broadcast) => comm.broadcast(send, 0)?,
+                Subject::Operation(Operation::AllGather) => comm.all_gather(&send[..block], recv)?,
+                Subject::Operation(Operation::ReduceScatter) => comm.reduce_scatter(send, &mut recv[..block], ReduceOp::Sum)?,
+                Subject::Operation(Operation::AllToAll) => comm.all_to_all(send, recv)?,
+                Subject::Operation(op) => return Err(format!("{} is not compared", op.name()).into()),
+                Subject::InFlight | Subject::Overlap => {
+                    let start = |buffer| comm.start_all_reduce(buffer, ReduceOp::Sum).map_err(kolo::Error::from);
+                    let works = many.drain(..).map(start).collect::<kolo::Result<Vec<_>>>()?;
+                    compute(steps);
+                    for work in works {
+                        many.push(work.wait().map_err(kolo::Error::from)?);
+                    }
+                }
+                Subject::PingPong if comm.rank() == 0 => {
+                    comm.send(send, 1)?;
+                    comm.recv(recv, 1)?;
+                }
+                Subject::PingPong => {
+                    comm.recv(recv, 0)?;
+                    comm.send(send, 0)?;
+                }
+                Subject::Bandwidth if comm.rank() == 0 => {
+                    for _ in 0..MESSAGES {
+                        comm.send(send, 1)?;
+                    }
+                    comm.recv(&mut [0.0f32], 1)?;
+                }
+                Subject::Bandwidth => {
+                    for _ in 0..MESSAGES {
+                        comm.recv(recv, 0)?;
+                    }
+                    comm.send(&[0.0f32], 0)?;
+                }
             },
         }
         std::hint::black_box(recv);
         Ok(())
+    }
+}
+
+/// Computes for a time in proportion to `steps`: each needs the result of the one before.
+fn compute(steps: u64) {
+    let mut x = 1.0f32;
+    for _ in 0..steps {
+        x = std::hint::black_box(x.mul_add(0.5, 1.0));
     }
 }
 
