@@ -85,7 +85,7 @@ pub(crate) struct Listener {
 /// The process cannot accept connections, for want of descriptors for example.
 struct Shortage {
     since: Instant,
-    last: io::Error,
+    last: Arc<io::Error>,
 }
 
 impl Listener {
@@ -148,7 +148,7 @@ impl Listener {
     pub(crate) fn shortage(&self, long: Duration) -> Option<io::Error> {
         let shortage = self.shortage.lock();
         let Shortage { last, .. } = shortage.as_ref().filter(|shortage| shortage.since.elapsed() >= long)?;
-        Some(last.raw_os_error().map_or_else(|| last.kind().into(), io::Error::from_raw_os_error))
+        Some(io::Error::new(last.kind(), last.clone()))
     }
 }
 
@@ -341,7 +341,7 @@ impl<H: Handler> Server<H> {
                     }
                     let mut shortage = self.shortage.lock();
                     let since = shortage.as_ref().map_or_else(Instant::now, |shortage| shortage.since);
-                    *shortage = Some(Shortage { since, last: error });
+                    *shortage = Some(Shortage { since, last: Arc::new(error) });
                     return Backlog::Blocked;
                 }
             };
