@@ -1,4 +1,4 @@
-//! Handles on operations in entry.
+//! Handles on operations in flight.
 
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::fault::Fault;
 use crate::pointers::{place, slice_of};
 use crate::registry::{Guard, Kind, Registry};
 
-/// An operation in entry. It is a handle, which the caller passes to kolo_work_destroy.
+/// An operation in flight. It is a handle, which the caller passes to kolo_work_destroy.
 pub struct kolo_work {
     _opaque: [u8; 0],
 }

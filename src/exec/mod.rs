@@ -1,7 +1,8 @@
 //! From a call to its result: `submit` -> `dispatch` -> one of the paths.
 //!
 //! - [`call`] is a call without types, and [`raw`] one with the pointers of C.
-//! - [`submit`] checks it and chooses its thread: the caller's, or that of the [`queue`].
+//! - [`submit`] checks it and chooses its thread: the caller's, or through the [`queue`] and its
+//!   [`tasks`] the one that the [`runner`] is on.
 //! - [`dispatch`] chooses its path: shared memory ([`crate::shm`]), [`messages`] (the
 //!   [`crate::engine`] executes a schedule), [`hierarchical`] (both), or [`device`].
 //! - [`core`] is what a communicator runs operations with, and [`device_state`] what it keeps for
@@ -24,10 +25,12 @@ mod lent;
 mod messages;
 mod queue;
 mod raw;
+mod runner;
 #[cfg(test)]
 mod simulation;
 mod state;
 mod submit;
+mod tasks;
 mod unwinding;
 pub(crate) mod work;
 

@@ -138,8 +138,8 @@ impl Executor {
     /// What the call reads and writes stays valid until the operation has ended, and nothing else
     /// uses it until then.
     pub(crate) unsafe fn start_prepared(&self, call: Call) -> Result<Work<()>> {
-        let (work, call, completion) = begin((), |()| Ok(call))?;
-        self.queue.push(&self.state, call, completion)?;
+        let (work, call, completion) = begin((), self.queue.helper(), |()| Ok(call))?;
+        self.queue.push(call, completion)?;
         Ok(work)
     }
 

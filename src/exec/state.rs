@@ -36,6 +36,8 @@ pub(crate) struct CommState {
     /// The host group, and how many ranks of this communicator are on this host; `None` if they do
     /// not share memory.
     pub(crate) host: Option<(Arc<HostGroup>, usize)>,
+    /// How many ranks of this communicator are on this host.
+    pub(super) neighbours: usize,
     /// The memory that this rank takes alone; `None` if ranks do not share memory.
     pub(crate) pool: Option<Arc<Pool>>,
     /// The devices of this process, once they have been looked for.
@@ -53,7 +55,8 @@ impl CommState {
         sys::count_forks();
         let (failure, links) = (OnceLock::new(), core.links.clone());
         let status = core.fabric().status().clone();
-        let host = core.fabric().host().filter(|_| layout.windows).map(|host| (host.clone(), core.fabric().neighbours().len()));
+        let neighbours = core.fabric().neighbours().len();
+        let host = core.fabric().host().filter(|_| layout.windows).map(|host| (host.clone(), neighbours));
         let state = Arc::new(CommState {
             core: Mutex::new(core),
             links,
@@ -64,6 +67,7 @@ impl CommState {
             recording,
             status,
             host,
+            neighbours,
             pool,
             driver: OnceLock::new(),
             kinds: Mutex::default(),

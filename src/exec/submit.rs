@@ -27,7 +27,8 @@ const MOMENT: Duration = Duration::from_millis(20);
 
 impl Executor {
     pub(crate) fn new(core: Core, info: CommInfo) -> Executor {
-        Executor { queue: Queue::new(), state: CommState::new(core, info) }
+        let state = CommState::new(core, info);
+        Executor { queue: Queue::new(&state), state }
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -46,8 +47,9 @@ impl Executor {
         buffers: B,
         call: impl FnOnce(&mut B) -> Result<Call>,
     ) -> Result<Work<B>, WorkError<B>> {
-        let (work, call, completion) = begin(buffers, |buffers| call(buffers)?.check(self.rank(), self.world_size()))?;
-        match self.queue.push(&self.state, call, completion) {
+        let (work, call, completion) =
+            begin(buffers, self.queue.helper(), |buffers| call(buffers)?.check(self.rank(), self.world_size()))?;
+        match self.queue.push(call, completion) {
             Ok(()) => Ok(work),
             Err(error) => Err(work.refused(error)),
         }
@@ -115,8 +117,8 @@ impl Executor {
 
     /// Queues a call that was checked. The caller keeps its buffers until the call has ended.
     pub(super) fn queue_call(&self, call: Call) -> Result<Work<()>> {
-        let (work, call, completion) = begin((), |()| Ok(call))?;
-        self.queue.push(&self.state, call, completion)?;
+        let (work, call, completion) = begin((), self.queue.helper(), |()| Ok(call))?;
+        self.queue.push(call, completion)?;
         Ok(work)
     }
 
@@ -161,8 +163,8 @@ impl Executor {
         }
         let gated = checked.iter().map(|call| self.close_gate(call)).collect::<Result<Vec<_>>>()?;
         for (call, is_gated) in checked.into_iter().zip(gated) {
-            let (work, call, completion) = begin((), |()| Ok(call))?;
-            result = result.and(self.queue.push(&self.state, call, completion));
+            let (work, call, completion) = begin((), self.queue.helper(), |()| Ok(call))?;
+            result = result.and(self.queue.push(call, completion));
             if !is_gated {
                 works.push(work);
             }
@@ -178,7 +180,7 @@ impl Executor {
     ///
     /// As for [`Executor::submit`], for all calls.
     unsafe fn run_messages(&self, mut core: MutexGuard<'_, Core>, calls: &[Call]) -> Result<()> {
-        let is_wanted = || !self.queue.is_idle() && self.queue.has_thread(&self.state);
+        let is_wanted = || !self.queue.is_idle() && self.queue.has_thread();
         // SAFETY: passed on: this waits for those that are returned.
         let interrupted = unsafe { self.state.dispatch_together(&mut core, calls, is_wanted)? };
         if interrupted.is_empty() {
@@ -224,7 +226,7 @@ impl Drop for Executor {
         if panics {
             failure::end_by_panic(&self.state.status);
         }
-        self.queue.close(&self.state);
+        self.queue.close();
         // Nothing else holds the lock now: calls borrow the communicator, and the progress thread
         // has ended.
         let mut core = self.state.core.lock();

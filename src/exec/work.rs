@@ -1,11 +1,12 @@
-//! Handles on operations that run on a communicator's progress thread.
+//! Handles on operations that run on a communicator's progress thread, or on a thread that waits
+//! for them.
 
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::call::Call;
 use crate::error::{Error, Result};
-use crate::sys;
+use crate::sys::{self, Waiting};
 use crate::types::Op;
 
 /// An operation in flight, which owns its buffers. [`Work::wait`] returns them when the operation
@@ -130,7 +131,9 @@ impl<B> std::error::Error for WorkError<B> {
 
 impl<B> Work<B> {
     /// Waits until the operation has ended and returns its buffers. Every operation has a deadline,
-    /// so the wait ends.
+    /// so the wait ends. Collectives on host memory that the progress thread has not begun run on
+    /// this thread: short ones end sooner than with [`Work::wait_timeout`], which leaves them to the
+    /// progress thread.
     ///
     /// # Errors
     ///
@@ -177,6 +180,9 @@ impl<B> Work<B> {
         if let Err(forked) = self.shared.check_process() {
             return Some(Err(forked));
         }
+        // Not kept while this thread sleeps: the communicator may end meanwhile.
+        let helper = || self.shared.helper.upgrade().filter(|_| deadline.is_none());
+        let waiting = helper().map(|helper| helper.help(&|| self.is_finished()));
         let mut state = self.shared.state.lock();
         while state.outcome.is_none() {
             match deadline {
@@ -185,7 +191,12 @@ impl<B> Work<B> {
                 None => self.shared.ended.wait(&mut state),
             }
         }
-        state.outcome.clone()
+        let outcome = state.outcome.clone();
+        drop(state);
+        if let (Some(helper), Some(waiting)) = (helper(), waiting) {
+            helper.has_waited(waiting);
+        }
+        outcome
     }
 
     /// Calls a function once when the operation has ended, on a thread of its own. It may wait for
@@ -309,6 +320,8 @@ pub(crate) struct WorkState<B> {
     op: OnceLock<Op>,
     /// Forks that led to the process that started the operation: another number in a forked child.
     forks: u32,
+    /// What runs the operation, while the communicator exists.
+    helper: Weak<dyn Helper>,
 }
 
 impl<B> WorkState<B> {
@@ -372,6 +385,17 @@ pub(crate) trait Completion: Send + Sync {
 
     /// The operation has ended: it does not touch the buffers any more.
     fn complete(&self, outcome: Result<()>);
+}
+
+/// How a thread that waits for an operation shortens the wait.
+pub(super) trait Helper: Send + Sync {
+    /// Runs operations of the queue on this thread, which waits for one of them without a deadline:
+    /// until `has_ended` says that it has ended, or until it is time to sleep. The thread is awake,
+    /// and the progress thread may take several microseconds to wake: longer than a short operation.
+    fn help(&self, has_ended: &dyn Fn() -> bool) -> Waiting;
+
+    /// The operation has ended for which this thread has waited since [`Helper::help`].
+    fn has_waited(&self, waiting: Waiting);
 }
 
 impl<B: Send + 'static> Completion for WorkState<B> {
@@ -443,8 +467,9 @@ pub(crate) type Begun<B> = (Work<B>, Call, Arc<dyn Completion>);
 
 /// Makes a handle on an operation that is about to start. `describe` is shown the buffers where
 /// they stay until it has ended. If it fails, the error has the buffers.
-pub(crate) fn begin<B: Send + 'static>(
+pub(super) fn begin<B: Send + 'static>(
     buffers: B,
+    helper: Weak<dyn Helper>,
     describe: impl FnOnce(&mut B) -> Result<Call>,
 ) -> Result<Begun<B>, WorkError<B>> {
     let shared = Arc::new(WorkState {
@@ -455,6 +480,7 @@ pub(crate) fn begin<B: Send + 'static>(
         began: OnceLock::new(),
         op: OnceLock::new(),
         forks: sys::forks(),
+        helper,
     });
     // SAFETY: nothing else has access to the cell yet.
     let buffers = unsafe { &mut *shared.buffers.get() };
