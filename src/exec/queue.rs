@@ -48,7 +48,9 @@ impl Queue {
     pub(crate) fn push(&self, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
         let shared = &self.runner.shared;
         let forked = shared.check_process(call.op).err();
-        let mut task = self.tasks().task(call, completion);
+        // Messages run side by side, and a thread that ran them would have to wait for all of them.
+        let is_for_any_thread = !call.op.is_point_to_point() && !shared.concerns_devices(&call);
+        let mut task = self.tasks().task(call, completion, is_for_any_thread);
         if let Some(forked) = forked {
             task.end(Err(forked.clone()));
             return Err(forked);
@@ -68,7 +70,7 @@ impl Queue {
         let pass = |(call, progress)| {
             let Ok((work, call, completion)) = begin((), self.helper(), |()| Ok(call)) else { unreachable!("the call is there") };
             completion.begin();
-            (work, (self.tasks().task(call, completion), progress))
+            (work, (self.tasks().task(call, completion, false), progress))
         };
         let (works, interrupted): (Vec<_>, Vec<_>) = messages.into_iter().map(pass).unzip();
         self.tasks().push_interrupted(interrupted);

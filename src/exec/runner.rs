@@ -47,12 +47,6 @@ impl Runner {
         }
     }
 
-    /// Whether a call can run on a thread that waits for another: a collective on host memory.
-    /// Messages run side by side, and the thread would have to wait for all of them.
-    fn is_for_any_thread(&self, call: &Call) -> bool {
-        !call.op.is_point_to_point() && !self.shared.concerns_devices(call)
-    }
-
     /// Runs what is next: a collective, or messages side by side.
     fn run_next(&self, turn: Turn<'_>) {
         let shared = &self.shared;
@@ -161,7 +155,7 @@ impl Helper for Runner {
     fn help(&self, has_ended: &dyn Fn() -> bool) -> Waiting {
         let mut waiting = Waiting::default();
         while !has_ended() {
-            if let Some(turn) = self.tasks.try_turn(|first| self.is_for_any_thread(first)) {
+            if let Some(turn) = self.tasks.try_turn() {
                 self.run_next(turn);
                 #[cfg(test)]
                 self.helped.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -32,6 +33,11 @@ struct State {
     /// Whether a thread runs operations of the queue: one at a time does, so that they keep their
     /// order.
     is_running: bool,
+    /// A thread that waited has taken a turn, which the progress thread has not noticed yet.
+    was_taken: bool,
+    /// The progress thread looks for operations by itself soon. It need not be woken for one that
+    /// any thread can run.
+    is_napping: bool,
     is_closed: bool,
 }
 
@@ -39,6 +45,8 @@ struct State {
 pub(super) struct Task {
     pub(super) call: Call,
     completion: Option<Arc<dyn Completion>>,
+    /// Whether a thread that waits for another operation can run this one.
+    is_for_any_thread: bool,
     pending: Arc<AtomicUsize>,
     /// The counter that includes it, if only a stream waits for it.
     unattended: Option<Arc<AtomicUsize>>,
@@ -77,6 +85,10 @@ impl Drop for Task {
     }
 }
 
+/// How long the progress thread naps, and how often before it sleeps until it is woken.
+const NAP: Duration = Duration::from_micros(100);
+const NAPS: u32 = 20;
+
 impl State {
     fn is_empty(&self) -> bool {
         self.queued.is_empty() && self.interrupted.is_empty()
@@ -96,20 +108,27 @@ impl Tasks {
     }
 
     /// Makes an operation, which counts as pending until it has ended.
-    pub(super) fn task(&self, call: Call, completion: Arc<dyn Completion>) -> Task {
+    pub(super) fn task(&self, call: Call, completion: Arc<dyn Completion>, is_for_any_thread: bool) -> Task {
         self.pending.fetch_add(1, Ordering::AcqRel);
         let unattended = call.lent.as_ref().is_some_and(|lent| lent.is_closed()).then(|| self.unattended.clone());
         if let Some(unattended) = &unattended {
             unattended.fetch_add(1, Ordering::AcqRel);
         }
-        Task { call, completion: Some(completion), pending: self.pending.clone(), unattended }
+        Task { call, completion: Some(completion), is_for_any_thread, pending: self.pending.clone(), unattended }
     }
 
     /// Queues an operation.
     pub(super) fn push(&self, task: Task) {
         let mut state = self.state.lock();
         state.queued.push_back(task);
-        if !state.is_running {
+        self.notify(&state);
+    }
+
+    /// Wakes the progress thread if it has to run what is next.
+    fn notify(&self, state: &State) {
+        let is_for_any_thread = state.interrupted.is_empty() && state.queued.front().is_some_and(|task| task.is_for_any_thread);
+        let comes_by_itself = state.is_napping && is_for_any_thread;
+        if !state.is_running && !comes_by_itself {
             self.wanted.notify_one();
         }
     }
@@ -126,28 +145,45 @@ impl Tasks {
         self.wanted.notify_one();
     }
 
-    /// Waits until there is an operation, and takes the turn to run it. Returns `None` when the queue
-    /// is closed and empty.
+    /// Waits until there is an operation, and takes the turn to run it: what the progress thread
+    /// does. Returns `None` when the queue is closed and empty.
+    ///
+    /// To wake this thread costs its waker a microsecond or two, and another thread its processor.
+    /// If threads that wait took their turns before it was awake, they probably do so again: then it
+    /// naps, and nobody wakes it.
     pub(super) fn await_turn(&self) -> Option<Turn<'_>> {
         let mut state = self.state.lock();
+        let mut naps = 0;
         loop {
             match (state.is_running, state.is_empty()) {
                 (false, false) => break,
                 (false, true) if state.is_closed => return None,
-                _ => self.wanted.wait(&mut state),
+                _ => {}
             }
+            if std::mem::take(&mut state.was_taken) {
+                naps = NAPS;
+            }
+            if naps == 0 {
+                self.wanted.wait(&mut state);
+                continue;
+            }
+            naps -= 1;
+            state.is_napping = true;
+            _ = self.wanted.wait_for(&mut state, NAP);
+            state.is_napping = false;
         }
         state.is_running = true;
         Some(Turn { tasks: self })
     }
 
-    /// Takes the turn if no other thread has it, and if it begins with an operation that has not
-    /// begun, and that `suits`.
-    pub(super) fn try_turn(&self, suits: impl Fn(&Call) -> bool) -> Option<Turn<'_>> {
+    /// Takes the turn if no other thread has it, and if it begins with an operation that any thread
+    /// can run.
+    pub(super) fn try_turn(&self) -> Option<Turn<'_>> {
         let mut state = self.state.try_lock()?;
         let is_free = !state.is_running && state.interrupted.is_empty();
-        state.queued.front().filter(|first| is_free && suits(&first.call))?;
+        state.queued.front().filter(|first| is_free && first.is_for_any_thread)?;
         state.is_running = true;
+        state.was_taken = true;
         Some(Turn { tasks: self })
     }
 }
@@ -179,7 +215,7 @@ impl Drop for Turn<'_> {
         let mut state = self.tasks.state.lock();
         state.is_running = false;
         if !state.is_empty() || state.is_closed {
-            self.tasks.wanted.notify_one();
+            self.tasks.notify(&state);
         }
     }
 }
