@@ -46,6 +46,25 @@ impl RawSlice {
     }
 }
 
+impl RawSlice {
+    /// Reads a byte of each page, before another process reads the memory. If the program or a file
+    /// system that has to provide a page does not, this thread waits for it, and the peers see whom
+    /// they wait for. The system's copy would wait for it in the peer, where nothing can end the wait.
+    ///
+    /// # Safety
+    ///
+    /// The memory is readable until this returns.
+    pub(crate) unsafe fn fault_in(self) {
+        // The smallest page that systems use.
+        const PAGE: usize = 4096;
+        let ends = self.len.checked_sub(1);
+        for at in (0..self.len).step_by(PAGE).chain(ends) {
+            // SAFETY: `at` is within the memory. Volatile, so that the read is not left out.
+            unsafe { self.ptr.add(at).read_volatile() };
+        }
+    }
+}
+
 impl RawSliceMut {
     pub(crate) const EMPTY: RawSliceMut = RawSliceMut { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
 

@@ -129,6 +129,36 @@ fn a_collective_waits_for_a_message_of_another_thread() {
     });
 }
 
+/// Calls of several operations: no message of another thread comes between these.
+#[test]
+fn an_allocation_and_a_split_are_one_call() {
+    type Call = fn(&Communicator) -> kolo::Result<()>;
+    let calls: [Call; 2] = [|comm| comm.alloc::<u8>(1 << 20).map(drop), |comm| comm.split(0, 0).map(drop)];
+    on_every_transport(2, |comm| {
+        for call in calls {
+            let receive = || {
+                let mut received = [0u8];
+                comm.recv(&mut received, 1).map(|()| received[0])
+            };
+            if comm.rank() == 0 {
+                // A message comes after the call; then one comes before it, and one after it.
+                let results = one_after_the_other(|| call(&comm), receive);
+                assert!(matches!(results, (Ok(()), Ok(1))), "{results:?}");
+                let results = one_after_the_other(receive, || one_after_the_other(|| call(&comm), receive));
+                assert!(matches!(results, (Ok(2), (Ok(()), Ok(3)))), "{results:?}");
+            } else {
+                std::thread::sleep(2 * A_MOMENT);
+                call(&comm).unwrap();
+                comm.send(&[1u8], 0).unwrap();
+                std::thread::sleep(3 * A_MOMENT);
+                comm.send(&[2u8], 0).unwrap();
+                call(&comm).unwrap();
+                comm.send(&[3u8], 0).unwrap();
+            }
+        }
+    });
+}
+
 /// Each rank has two threads for each peer: one sends, and one receives. Other calls of the rank
 /// begin and end meanwhile.
 #[test]

@@ -125,7 +125,7 @@ impl Communicator {
     /// Returns the algorithm of a collective of `bytes` bytes: of the buffer, or of all blocks
     /// together.
     pub fn algorithm(&self, op: Op, bytes: u64) -> Choice {
-        self.exec.state.core.lock().choose(op, bytes)
+        self.exec.state.choose(op, bytes)
     }
 
     /// Returns the failure that ended the communicator, or `None` if it still works. Does not wait.

@@ -59,11 +59,12 @@ impl Communicator {
         let bytes = bytes.filter(|_| whole.is_some_and(|whole| whole <= isize::MAX as usize)).ok_or_else(too_many)?;
         // All ranks compare their lengths, after the operations that they started before.
         let barrier = Call { on_behalf_of: Some(Op::Alloc), count: len, ..Call::new::<T>(Op::Barrier) };
-        // SAFETY: a barrier touches no buffer.
-        unsafe { self.exec.submit(barrier)? };
-        let mut core = self.exec.state.core.lock();
-        let memory = core.allocate(&self.exec.state.info, bytes).map_err(|error| self.exec.state.fail(&mut core, error))?;
-        let (place, _) = core.place_on_host();
+        let (memory, place) = self.exec.exclusively(barrier.clone(), |core| {
+            // SAFETY: a barrier touches no buffer.
+            unsafe { self.exec.run_on(core, barrier)? };
+            let memory = core.allocate(&self.exec.state.info, bytes).map_err(|error| self.exec.state.fail(core, error))?;
+            Ok((memory, core.place_on_host().0))
+        })?;
         let (memory, place) = match memory {
             Some(memory) => (memory, place),
             None => {

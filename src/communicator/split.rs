@@ -110,24 +110,28 @@ impl Communicator {
         let offered = host.map(|(host, ranks)| Offered { host: host.clone(), offer: host.offer(*ranks), ranks: *ranks });
         let offer = offered.as_ref().map_or(Offer::NONE, |offered| offered.offer);
         let mine = [u64::from(color.is_some()), color.unwrap_or(0) as u64, key as u64, nonce, offer.encode()];
-        let all = self.gather_words(&mine)?;
-        let words = |rank: Rank| &all[WORDS * rank..WORDS * (rank + 1)];
-        let in_part = |&rank: &Rank| color.is_some() && words(rank)[..2] == mine[..2];
-        let mut ranks: Vec<Rank> = (0..self.world_size()).filter(in_part).collect();
-        ranks.sort_by_key(|&rank| (words(rank)[2], rank));
+        // It stands for all of the operations.
+        let call = Call { on_behalf_of: Some(Op::Split), ..Call::new::<u64>(Op::AllGather) };
+        let (part, ranks, began, agreed) = self.exec.exclusively(call, |core| {
+            let all = self.gather_words(core, &mine)?;
+            let words = |rank: Rank| &all[WORDS * rank..WORDS * (rank + 1)];
+            let in_part = |&rank: &Rank| color.is_some() && words(rank)[..2] == mine[..2];
+            let mut ranks: Vec<Rank> = (0..self.world_size()).filter(in_part).collect();
+            ranks.sort_by_key(|&rank| (words(rank)[2], rank));
 
-        let began = Instant::now();
-        let part = color.map(|_| {
-            let core = self.exec.state.core.lock();
-            let comm_id = mix(mix(core.fabric().comm_id(), words(ranks[0])[3]), mine[1]);
-            (core.fabric().divide(comm_id, &ranks), core.settings())
-        });
-        let agreed = match self.exec.state.layout.windows {
-            true => Some(self.agree_on_memory(part.as_ref().map(|(fabric, _)| fabric), &ranks, offered, |rank| {
-                Offer::decode(words(rank)[WORDS - 1])
-            })?),
-            false => None,
-        };
+            let began = Instant::now();
+            let part = color.map(|_| {
+                let comm_id = mix(mix(core.fabric().comm_id(), words(ranks[0])[3]), mine[1]);
+                (core.fabric().divide(comm_id, &ranks), core.settings())
+            });
+            let offers = |rank| Offer::decode(words(rank)[WORDS - 1]);
+            let fabric = part.as_ref().map(|(fabric, _)| fabric);
+            let agreed = match self.exec.state.layout.windows {
+                true => Some(self.agree_on_memory(core, fabric, &ranks, offered, offers)?),
+                false => None,
+            };
+            Ok((part, ranks, began, agreed))
+        })?;
         let Some((fabric, settings)) = part else { return Ok(None) };
         let members = ranks.iter().map(|&rank| self.exec.state.info.members[rank].clone()).collect();
         let info = self.exec.state.info.of(fabric.rank(), members, fabric.status().cancel.clone());
@@ -143,21 +147,21 @@ impl Communicator {
                 core.part(true);
                 drop(core);
                 let given_up = Error::Aborted { op: Op::Connect, seq: 0 };
-                Err(self.exec.state.fail(&mut self.exec.state.core.lock(), given_up))
+                Err(self.exec.fail(given_up))
             }
             Ok(core) => Ok(Some(self.of_same_process(core, info))),
             // Other ranks may have got their part, and would wait for this one in their next call.
-            Err(error) => Err(self.exec.state.fail(&mut self.exec.state.core.lock(), of_the_whole(error, &ranks))),
+            Err(error) => Err(self.exec.fail(of_the_whole(error, &ranks))),
         }
     }
 
     /// Gathers the words of all ranks.
-    fn gather_words(&self, mine: &[u64]) -> Result<Vec<u64>> {
+    fn gather_words(&self, core: &mut Core, mine: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0; mine.len() * self.world_size()];
         let call =
             Call { on_behalf_of: Some(Op::Split), ..calls::all_gather::<u64>(RawSlice::of(mine), RawSliceMut::of(&mut all)) };
         // SAFETY: both buffers are borrowed until this returns.
-        unsafe { self.exec.submit(call)? };
+        unsafe { self.exec.run_on(core, call)? };
         Ok(all)
     }
 
@@ -165,6 +169,7 @@ impl Communicator {
     /// those of no part.
     fn agree_on_memory(
         &self,
+        core: &mut Core,
         part: Option<&Fabric>,
         ranks: &[Rank],
         offered: Option<Offered>,
@@ -183,7 +188,7 @@ impl Communicator {
         };
         let can_share = !matches!(area, Some(None));
         let tuning = self.exec.state.host.as_ref().and_then(|(host, _)| host.tuning(&jobs)).unwrap_or(0);
-        let answers = self.gather_words(&[can_share.into(), tuning]);
+        let answers = self.gather_words(core, &[can_share.into(), tuning]);
         let all_can = answers.as_ref().is_ok_and(|all| ranks.iter().all(|rank| all[ANSWERS * rank] != 0));
         if let Some(offered) = offered {
             // A failure on this rank need not be one on the others.

@@ -135,3 +135,10 @@ pub(crate) struct Paused {
     gone: Vec<(Rank, Cause)>,
     exhausted: bool,
 }
+
+impl Paused {
+    /// The message's sequence number; 0 for a receive that has no message yet.
+    pub(crate) fn seq(&self) -> u64 {
+        self.seq
+    }
+}

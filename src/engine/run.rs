@@ -12,6 +12,13 @@ use crate::sys::Waiting;
 use crate::transport::ALIGN;
 use crate::types::{Op, Rank};
 
+/// How often something moves before the engine checks deadlines and cancellation again. Each time
+/// moves some hundred KiB at most, or [`MOST_STEPS`] steps of less.
+const BUSY_ROUNDS: u32 = 16;
+
+/// Steps of a job that the engine takes before it looks after the others.
+const MOST_STEPS: usize = 64;
+
 impl Engine {
     /// Runs one job.
     ///
@@ -47,6 +54,7 @@ impl Engine {
     ) -> Result<Vec<Paused>> {
         let mut active: Vec<Active<'a>> = Vec::with_capacity(1);
         let mut waiting = Waiting::default();
+        let mut rounds = 0u32;
         let result = loop {
             while let Some((job, paused)) = next() {
                 active.push(match paused {
@@ -63,6 +71,13 @@ impl Engine {
             match self.progress(&mut active, &mut finished) {
                 Ok(true) => {
                     self.patience.done(std::mem::take(&mut waiting));
+                    rounds += 1;
+                    // One message may move all the time while another one waits.
+                    if rounds.is_multiple_of(BUSY_ROUNDS)
+                        && let Err(error) = self.look_after(&active)
+                    {
+                        break Err(error);
+                    }
                     continue;
                 }
                 Ok(false) if is_wanted() => break Ok(active.drain(..).map(Active::pause).collect()),
@@ -124,7 +139,10 @@ impl Engine {
     /// the messages of a peer only if `is_next`.
     fn advance(&mut self, active: &mut Active<'_>, is_next: impl Fn(Rank) -> bool) -> Result<bool> {
         let mut moved = false;
-        while !active.exhausted {
+        for _ in 0..MOST_STEPS {
+            if active.exhausted {
+                break;
+            }
             let Some(step) = active.step else {
                 active.step = active.job.steps.next();
                 match active.step {

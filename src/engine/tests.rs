@@ -1,7 +1,10 @@
 //! Tests of an engine whose peer does not do its part.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+
+use mio::{Registry, Token, Waker};
 
 use super::frame::{Frame, HEADER, Kind};
 use super::{Engine, Job};
@@ -11,8 +14,8 @@ use crate::failure::{CommInfo, OpContext};
 use crate::schedule::{Algorithm, Blocks, Problem, steps};
 use crate::sys::Patience;
 use crate::transport::memory::{Hub, MemoryOpener};
-use crate::transport::{Link, Mesh};
-use crate::types::{DType, Descriptor, Member, Op};
+use crate::transport::{Link, Mesh, NoLink, Opener};
+use crate::types::{DType, Descriptor, Member, Op, Rank};
 
 fn info(rank: usize, timeout: Duration) -> CommInfo {
     let members = vec![Member { host: "here".into(), pid: 1 }; 2];
@@ -298,4 +301,59 @@ fn a_goodbye_in_two_parts_is_read_by_whoever_receives_or_sends() {
     farewells(|engine, info| unsafe { engine.run(receives(info, &mut [0; 4], Some(source))) });
     // SAFETY: the buffer is borrowed for the call.
     farewells(|engine, info| unsafe { engine.run(sends(info, 1, &[1; 4 << 10])) });
+}
+
+/// A link from which more of a message can be received whenever the engine looks.
+struct Busy(Vec<u8>);
+
+impl Link for Busy {
+    unsafe fn send(&mut self, _: &[RawSlice]) -> Result<usize, Cause> {
+        Ok(0)
+    }
+
+    fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
+        Ok(RawSlice::of(&self.0).take(want))
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.0.drain(..count);
+    }
+
+    unsafe fn receive(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
+        let count = self.0.len().min(into.len);
+        if count == 0 {
+            return Ok(into.len.min(1000));
+        }
+        // SAFETY: the caller vouches for the memory.
+        unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr(), into.ptr, count) };
+        self.consume(count);
+        Ok(count)
+    }
+
+    fn register(&mut self, _: &Registry, _: Token) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Opener for Busy {
+    fn open(&mut self, _: Rank, _: &Registry, _: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
+        Ok(Some(Box::new(Busy(self.0.clone()))))
+    }
+
+    fn attach(&mut self, _: Arc<Waker>) {}
+}
+
+/// It never has to wait, and the deadline holds all the same.
+#[test]
+fn a_message_that_moves_all_the_time_has_a_deadline() {
+    const LEN: usize = 1 << 50;
+    let message = descriptor(LEN as u64);
+    let header = Frame { kind: Kind::Data, len: LEN as u64, descriptor: message.encode() }.encode();
+    let mut engine = Engine::new(Mesh::new(2, Box::new(Busy(header.to_vec()))).unwrap(), 2, Arc::new(Patience::new(1)));
+    let info = info(0, SOON);
+    let output = RawSliceMut { ptr: RawSliceMut::EMPTY.ptr, len: LEN };
+    let job = job(&info, Descriptor { seq: 0, ..message }, Op::Recv, RawSlice::EMPTY, output, None);
+    // SAFETY: the link writes nothing but the header, which the engine receives into its own memory.
+    let error = unsafe { engine.run(job) }.unwrap_err();
+    assert!(matches!(error, Error::Peer { rank: 1, cause: Cause::Silent { .. }, .. }), "{error:?}");
 }

@@ -17,6 +17,19 @@ type Waits = Vec<(Rank, bool, bool)>;
 impl Engine {
     /// Sleeps until something can move, or it is time to check whether to go on.
     pub(super) fn sleep(&mut self, active: &[Active<'_>]) -> Result<()> {
+        let nap = self.look_after(active)?;
+        let mut waits = std::mem::take(&mut self.waits);
+        // A message whose next bytes are not ready waits for these bytes, not for its link.
+        let ready = self.outgoing.iter().filter(|out| out.rest().iter().any(|part| part.len > 0));
+        waits.extend(ready.map(|out| (out.to, true, false)));
+        let result = self.mesh.sleep(waits.iter().copied(), nap).map_err(Error::os("waiting for peers"));
+        self.waits = waits;
+        result
+    }
+
+    /// Fails if a job has to end: at its deadline, or because the communicator is cancelled. Returns
+    /// how long to sleep at most, and leaves the links from which jobs receive in `self.waits`.
+    pub(super) fn look_after(&mut self, active: &[Active<'_>]) -> Result<Duration> {
         let mut waits = std::mem::take(&mut self.waits);
         waits.clear();
         let mut nap = NAP;
@@ -34,12 +47,8 @@ impl Engine {
                 nap = nap.min(job.job.context.patience_with(peer)?);
             }
         }
-        // A message whose next bytes are not ready waits for these bytes, not for its link.
-        let ready = self.outgoing.iter().filter(|out| out.rest().iter().any(|part| part.len > 0));
-        waits.extend(ready.map(|out| (out.to, true, false)));
-        let result = self.mesh.sleep(waits.iter().copied(), nap).map_err(Error::os("waiting for peers"));
         self.waits = waits;
-        result
+        Ok(nap)
     }
 
     /// Adds the links on which a job waits for the message of any rank. `gone` are the ranks that

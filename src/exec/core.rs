@@ -120,15 +120,7 @@ impl Core {
     /// Returns the path and the algorithm of a collective of `bytes` bytes.
     #[inline]
     pub(crate) fn choose(&self, op: Op, bytes: u64) -> Choice {
-        let SharedSettings { algorithm: forced, reproducible, .. } = self.settings;
-        let one_window = self.layout.windows && self.layout.hosts == 1;
-        // On one host shared memory is always the fastest: its cost need not be computed.
-        if one_window && has_window(op) && (forced.is_none() || reproducible) {
-            return Choice { algorithm: Algorithm::Window, between: None };
-        }
-        // These two reduce in the order of ranks.
-        let forced = if reproducible && op.reduces() { Some(Algorithm::Direct) } else { forced };
-        select(op, bytes, self.layout, &self.settings.model, forced)
+        choose(&self.settings, self.layout, op, bytes)
     }
 
     /// The engine, made with its first use.
@@ -187,4 +179,18 @@ impl Core {
             window.part(self.seq, failed);
         }
     }
+}
+
+/// As [`Core::choose`], without the core.
+#[inline]
+pub(super) fn choose(settings: &SharedSettings, layout: Layout, op: Op, bytes: u64) -> Choice {
+    let SharedSettings { algorithm: forced, reproducible, .. } = *settings;
+    let one_window = layout.windows && layout.hosts == 1;
+    // On one host shared memory is always the fastest: its cost need not be computed.
+    if one_window && has_window(op) && (forced.is_none() || reproducible) {
+        return Choice { algorithm: Algorithm::Window, between: None };
+    }
+    // These two reduce in the order of ranks.
+    let forced = if reproducible && op.reduces() { Some(Algorithm::Direct) } else { forced };
+    select(op, bytes, layout, &settings.model, forced)
 }

@@ -117,7 +117,7 @@ impl Executor {
     pub(crate) fn until_done(&self, event: &Event) -> Result<()> {
         let result = self.state.until(event, self.state.info.timeout, Op::AllReduce, None);
         result.map_err(|error| match error {
-            Error::Aborted { .. } => self.state.fail(&mut self.state.core.lock(), error),
+            Error::Aborted { .. } => self.fail(error),
             error => error,
         })
     }

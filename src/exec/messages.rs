@@ -6,7 +6,7 @@ use super::call::{Call, Counts};
 use super::core::Core;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::engine::{Job, Now, Paused};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::segment_bytes;
@@ -63,7 +63,29 @@ struct Recorded {
     bools: Option<RawSliceMut>,
 }
 
+impl Recorded {
+    /// Ends the record of a message, before its buffer is given back.
+    fn end(self, history: &trace::OpLog, succeeded: bool) {
+        history.end(self.entry, succeeded);
+        // SAFETY: the buffer has not been given back yet, and the message has ended.
+        unsafe { normalise_received(self.bools) };
+    }
+}
+
 impl Core {
+    /// Ends a send or a receive that nothing continues: the communicator is refused for the reason
+    /// `refused`. Returns the call's error. It was in flight when the communicator failed, so it has
+    /// failed itself.
+    pub(super) fn give_up(&self, call: &Call, interrupted: Interrupted, refused: &Error) -> Error {
+        let Interrupted { progress, recorded } = interrupted;
+        recorded.end(&self.recording.history, false);
+        let failure = if let Error::Revoked { first } = refused { first } else { refused };
+        match failure {
+            Error::Aborted { .. } => Error::Aborted { op: call.op, seq: progress.seq() },
+            failure => failure.clone(),
+        }
+    }
+
     /// Runs a collective of all ranks by messages.
     ///
     /// # Safety
@@ -155,10 +177,8 @@ impl Core {
             Some((job(&call, context, rank, world), None))
         };
         let ended = |index: usize| {
-            let Recorded { entry, bools } = in_flight.borrow_mut().remove(index);
-            recording.history.end(entry, true);
-            // SAFETY: the call has ended but its buffer has not been given back yet.
-            unsafe { normalise_received(bools) };
+            let recorded = in_flight.borrow_mut().remove(index);
+            recorded.end(&recording.history, true);
             finished(index);
         };
         // SAFETY: passed on.
@@ -170,11 +190,7 @@ impl Core {
                 Ok(paused.into_iter().zip(in_flight).map(|(progress, recorded)| Interrupted { progress, recorded }).collect())
             }
             Err(error) => {
-                for Recorded { entry, bools } in in_flight {
-                    recording.history.end(entry, false);
-                    // SAFETY: the call failed, and its buffer has not been given back yet.
-                    unsafe { normalise_received(bools) };
-                }
+                in_flight.into_iter().for_each(|recorded| recorded.end(&recording.history, false));
                 Err(error)
             }
         }

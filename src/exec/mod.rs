@@ -2,7 +2,7 @@
 //!
 //! - [`call`] is a call without types, and [`raw`] one with the pointers of C.
 //! - [`submit`] checks it and chooses its thread: the caller's, or through the [`queue`] and its
-//!   [`tasks`] the one that the [`runner`] is on.
+//!   [`tasks`] the one that the [`runner`] is on. [`exclusive`] keeps several operations together.
 //! - [`dispatch`] chooses its path: shared memory ([`crate::shm`]), [`messages`] (the
 //!   [`crate::engine`] executes a schedule), [`hierarchical`] (both), or [`device`].
 //! - [`core`] is what a communicator runs operations with, and [`device_state`] what it keeps for
@@ -19,6 +19,7 @@ mod core;
 mod device;
 mod device_state;
 mod dispatch;
+mod exclusive;
 mod hierarchical;
 mod lend;
 mod lent;

@@ -8,10 +8,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::call::Call;
+use super::exclusive::Handover;
 use super::messages::Interrupted;
 use super::runner::Runner;
 use super::state::CommState;
-use super::tasks::Tasks;
+use super::tasks::{Task, Tasks};
 use super::work::{Completion, Helper, Work, begin};
 use crate::error::{Error, Result};
 use crate::failure;
@@ -46,12 +47,21 @@ impl Queue {
     /// Queues a call that has been checked. The owner of the buffers keeps them valid until the
     /// completion, which comes in any case. If this fails, it has come when this returns.
     pub(crate) fn push(&self, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
-        let shared = &self.runner.shared;
-        let forked = shared.check_process(call.op).err();
         // Messages run side by side, and a thread that ran them would have to wait for all of them.
-        let is_for_any_thread = !call.op.is_point_to_point() && !shared.concerns_devices(&call);
-        let mut task = self.tasks().task(call, completion, is_for_any_thread);
-        if let Some(forked) = forked {
+        let is_for_any_thread = !call.op.is_point_to_point() && !self.runner.shared.concerns_devices(&call);
+        self.push_task(self.tasks().task(call, completion, is_for_any_thread))
+    }
+
+    /// As [`Queue::push`], for a call that its caller runs in its turn.
+    pub(super) fn push_handover(&self, call: Call, completion: Arc<dyn Completion>, handover: Handover) -> Result<()> {
+        let mut task = self.tasks().task(call, completion, false);
+        task.handover = Some(handover);
+        self.push_task(task)
+    }
+
+    fn push_task(&self, mut task: Task) -> Result<()> {
+        let shared = &self.runner.shared;
+        if let Err(forked) = shared.check_process(task.call.op) {
             task.end(Err(forked.clone()));
             return Err(forked);
         }

@@ -63,8 +63,15 @@ impl Runner {
             }
             return;
         }
-        let Some(task) = turn.take_next() else { return };
+        let Some(mut task) = turn.take_next() else { return };
         task.begin();
+        if let Some(handover) = task.handover.take() {
+            drop(core);
+            handover.give();
+            drop(turn);
+            task.complete(Ok(()));
+            return;
+        }
         // SAFETY: the caller that queued the call keeps its buffers until it completes.
         let ran = catch_unwind(AssertUnwindSafe(|| unsafe { shared.dispatch(&mut core, &task.call) }));
         let result = ran.unwrap_or_else(|_| Err(shared.fail(&mut core, panicked)));
@@ -82,9 +89,12 @@ impl Runner {
         let first = interrupted.front().map(|(task, _)| task.call.clone()).or_else(|| turn.peek(Call::clone));
         let Some(first) = first else { return };
         if let Err(error) = shared.check_not_revoked(core, &first).and_then(|()| core.engine().map(drop)) {
-            match interrupted.is_empty() {
-                true => turn.take_next().into_iter().for_each(|task| task.complete(Err(error.clone()))),
-                false => interrupted.into_iter().for_each(|(task, _)| task.complete(Err(error.clone()))),
+            if interrupted.is_empty() {
+                turn.take_next().into_iter().for_each(|task| task.complete(Err(error.clone())));
+            }
+            for (task, interrupted) in interrupted {
+                let error = core.give_up(&task.call, interrupted, &error);
+                task.complete(Err(error));
             }
             return;
         }
@@ -173,10 +183,49 @@ impl Helper for Runner {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::Ordering;
+    use std::time::Duration;
 
     use crate::communicator::Communicator;
-    use crate::types::ReduceOp;
+    use crate::error::{Error, Result};
+    use crate::raw::RawCall;
+    use crate::sys::Timeline;
+    use crate::types::{DType, Op, ReduceOp};
+
+    /// Receives bools from rank 1.
+    fn receive(comm: &Communicator, into: &mut [u8], timeout: Duration) -> Result<()> {
+        let call = RawCall::new(Op::Recv, DType::Bool).peer(1).timeout(timeout);
+        // SAFETY: `into` is borrowed until the call has ended.
+        unsafe { call.buffers(std::ptr::null(), into.as_mut_ptr(), into.len()).run(comm) }
+    }
+
+    /// The call of the thread that was interrupted fails as if nothing had interrupted it.
+    #[test]
+    fn a_receive_that_is_interrupted_when_the_communicator_ends_is_ended_in_full() {
+        let ranks = Communicator::in_process(2).unwrap();
+        let comm = &ranks[0];
+        std::thread::scope(|scope| {
+            let interrupted = scope.spawn(|| {
+                let mut bools = [7u8; 100];
+                (receive(comm, &mut bools, Duration::from_secs(100)), bools)
+            });
+            while comm.exec.state.core.try_lock().is_some() {
+                std::thread::yield_now();
+            }
+            // As if another thread had aborted it while no thread held the core.
+            let aborted = Error::Aborted { op: Op::Connect, seq: 0 };
+            comm.exec.state.failure.set(Arc::new(aborted)).unwrap();
+            let refused = receive(comm, &mut [0], Duration::from_secs(100));
+            assert!(matches!(refused, Err(Error::Revoked { .. })), "{refused:?}");
+            let (result, bools) = interrupted.join().unwrap();
+            assert!(matches!(result, Err(Error::Aborted { op: Op::Recv, seq: 1 })), "{result:?}");
+            assert!(bools.iter().all(|&byte| byte <= 1), "{bools:?}");
+        });
+        let recorded = comm.exec.state.recording.history.operations(&Timeline::up_to_now());
+        assert!(recorded.last().is_some_and(|last| last.descriptor.op == Op::Recv && last.failed), "{recorded:?}");
+        assert!(recorded.iter().all(|operation| operation.end.is_some()), "{recorded:?}");
+    }
 
     /// Whichever thread runs an operation, all take effect in the order of the calls.
     #[test]

@@ -7,7 +7,7 @@ use mio::Waker;
 use parking_lot::Mutex;
 
 use super::call::Call;
-use super::core::Core;
+use super::core::{self, Core};
 use super::device_state::Kind;
 use crate::bootstrap::host_group::HostGroup;
 use crate::bootstrap::host_group::stage::{Holder, Stage};
@@ -15,7 +15,7 @@ use crate::config::SharedSettings;
 use crate::cuda::device::Driver;
 use crate::error::{Error, Result};
 use crate::failure::{self, CommInfo, CommStatus};
-use crate::schedule::select::Layout;
+use crate::schedule::select::{Choice, Layout};
 use crate::shm::Pool;
 use crate::sys;
 use crate::trace::Recording;
@@ -100,6 +100,11 @@ impl CommState {
     #[inline]
     pub(crate) fn check_process(&self, op: Op) -> Result<()> {
         if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op }) }
+    }
+
+    /// Returns the path and the algorithm of a collective of `bytes` bytes.
+    pub(crate) fn choose(&self, op: Op, bytes: u64) -> Choice {
+        core::choose(&self.settings, self.layout, op, bytes)
     }
 
     /// Wakes the thread that holds the core, if it sleeps on links.

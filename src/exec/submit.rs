@@ -68,6 +68,16 @@ impl Executor {
         }
     }
 
+    /// Ends the communicator because of an error between operations. Does not wait for another
+    /// thread's call, which it ends.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        let mut core = self.state.core.try_lock_for(MOMENT).unwrap_or_else(|| {
+            failure::abort(&self.state.status);
+            self.state.core.lock()
+        });
+        self.state.fail(&mut core, error)
+    }
+
     /// Checks a call and runs it: on this thread if no other call is queued, otherwise on the
     /// progress thread, in its turn.
     ///
@@ -76,11 +86,16 @@ impl Executor {
     /// The call's buffers are valid until this returns, and nothing else uses them.
     #[inline]
     pub(crate) unsafe fn submit(&self, mut call: Call) -> Result<()> {
-        // In place: a call is large, and small operations would notice a copy.
-        let op = call.op;
-        call.check_in_place(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })?;
+        self.check(&mut call)?;
         // SAFETY: passed on.
         unsafe { self.submit_checked(&call) }
+    }
+
+    /// Checks a call in place: it is large, and small operations would notice a copy.
+    #[inline]
+    pub(super) fn check(&self, call: &mut Call) -> Result<()> {
+        let op = call.op;
+        call.check_in_place(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })
     }
 
     /// Runs a call that was checked, as [`Executor::submit`].

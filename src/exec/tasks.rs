@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::call::Call;
+use super::exclusive::Handover;
 use super::messages::Interrupted;
 use super::work::Completion;
 use crate::error::{Error, Result};
@@ -47,6 +48,8 @@ pub(super) struct Task {
     completion: Option<Arc<dyn Completion>>,
     /// Whether a thread that waits for another operation can run this one.
     is_for_any_thread: bool,
+    /// Its caller runs it in its turn.
+    pub(super) handover: Option<Handover>,
     pending: Arc<AtomicUsize>,
     /// The counter that includes it, if only a stream waits for it.
     unattended: Option<Arc<AtomicUsize>>,
@@ -114,7 +117,7 @@ impl Tasks {
         if let Some(unattended) = &unattended {
             unattended.fetch_add(1, Ordering::AcqRel);
         }
-        Task { call, completion: Some(completion), is_for_any_thread, pending: self.pending.clone(), unattended }
+        Task { call, completion: Some(completion), is_for_any_thread, handover: None, pending: self.pending.clone(), unattended }
     }
 
     /// Queues an operation.

@@ -2,8 +2,8 @@
 //! processes.
 //!
 //! Every byte moves one time less than through slots, and none is written into a cache from which
-//! another core has to fetch it. But the system looks up every page. [`super::autotune`] measures
-//! which is faster on this machine.
+//! another core has to fetch it. But the system looks up every page, and each rank has to touch its
+//! pages before. [`super::autotune`] measures which is faster on this machine.
 
 use super::call::Memory;
 use super::flags::WORDS;
@@ -19,6 +19,8 @@ use crate::sys::{self, Process};
 /// device. Then outputs may have been written, but no input was.
 pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
     let Memory { call, rank, ranks } = memory;
+    // SAFETY: the caller of `Window::run` vouches for the input.
+    unsafe { call.input.fault_in() };
     let mut words = [0; WORDS];
     words[0] = call.input.ptr.expose_provenance() as u64;
     words[1] = memory.overwrites_what_peers_read().into();
@@ -95,6 +97,9 @@ pub(super) fn all_reduce(
 ) -> Result<bool> {
     let Memory { call, rank, ranks } = memory;
     let address = |ptr: *const u8| ptr.expose_provenance() as u64;
+    // Peers read the output where this rank has just written it.
+    // SAFETY: the caller of `Window::run` vouches for the input.
+    unsafe { call.input.fault_in() };
     let mut words = [0; WORDS];
     (words[0], words[1]) = (address(call.input.ptr), address(call.output.ptr));
     words[2] = (is_readable(call.input) && is_readable(call.output.as_const())).into();

@@ -21,6 +21,7 @@
 //! The peer's counter is untrusted, and is checked before it is used.
 
 use std::sync::Arc;
+use std::sync::atomic::fence;
 
 use crossbeam_utils::CachePadded;
 
@@ -39,6 +40,9 @@ pub(super) const PORTION: usize = 16 << 10;
 
 /// Fewer bytes are copied: a system call would take longer.
 const LEAST_LOAN: usize = 16 << 10;
+
+/// Bytes that are lent at once. Their pages are faulted in before.
+const MOST_LENT: usize = 4 << 20;
 
 /// How often a producer looks whether the consumer waits for memory that would fit in the ring,
 /// before it copies: for about as long as the copy takes.
@@ -249,7 +253,7 @@ impl Producer {
             return self.settle();
         }
         // Whole units, so that the stream stays aligned.
-        let len = memory.len - memory.len % ALIGN;
+        let len = (memory.len - memory.len % ALIGN).min(MOST_LENT);
         if !self.lends || len < LEAST_LOAN {
             return Ok(None);
         }
@@ -265,6 +269,8 @@ impl Producer {
         if taken < before.len {
             return Ok(Some((taken, wake)));
         }
+        // SAFETY: the caller vouches for the memory.
+        unsafe { memory.take(len).fault_in() };
         let control = self.memory.control();
         control.loan.address.store(memory.ptr.expose_provenance() as u64, Ordering::Relaxed);
         control.loan.len.store(len as u64, Ordering::Relaxed);
@@ -343,6 +349,8 @@ impl Producer {
     /// Ends the stream.
     pub(super) fn close(&mut self) {
         self.memory.control().closed.store(1, Ordering::SeqCst);
+        // Before the memory that is lent changes. The consumer looks at the two in the other order.
+        fence(Ordering::SeqCst);
     }
 }
 

@@ -156,11 +156,8 @@ impl<W: PeerWaker> Link for RingLink<W> {
             if part.len == 0 {
                 // SAFETY: the caller vouches for `into`.
                 let count = unsafe { self.read_loan(rest)? };
-                if count == 0 {
-                    break;
-                }
-                rest = rest.skip(count);
-                continue;
+                // Not more at once: other messages and the deadline are looked at in between.
+                return Ok(into.len - rest.len + count);
             }
             // SAFETY: the ring holds these bytes until they are consumed, and the caller vouches
             // for `into`.

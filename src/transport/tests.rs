@@ -205,6 +205,23 @@ fn a_loan_ends_with_its_link() {
     assert_eq!(end, Some(Cause::Closed), "the rest of a message that its sender took back");
 }
 
+/// The peer's system call would wait for pages that are not there, and nothing could end that wait.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn all_that_is_lent_is_in_memory() {
+    let [mut a, _b] = shm_pair(Some(crate::sys::Process::own()));
+    // Zeroed memory of this size always comes from the system, which finds pages when they are
+    // touched.
+    let memory = vec![0u8; 64 << 20];
+    assert_eq!(crate::sys::resident_bytes(RawSlice::of(&memory)), 0);
+    // SAFETY: it lives until the end of the test.
+    let lent = unsafe { a.lend(RawSlice::EMPTY, RawSlice::of(&memory)) };
+    assert!(matches!(lent, Ok(Some(_))) && a.has_begun());
+    let resident = crate::sys::resident_bytes(RawSlice::of(&memory));
+    // As much as is lent at once, and not the rest.
+    assert!((1 << 20..memory.len()).contains(&resident), "{resident} bytes");
+}
+
 /// A mesh of two ranks in which one sleeps until the other sends.
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no poll")]
