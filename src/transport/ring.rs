@@ -14,7 +14,8 @@
 //! A producer may lend a stretch of the stream instead of copying it to the buffer: it writes the
 //! address, and the consumer has the system copy the bytes from the producer's memory. The
 //! consumer's `tail` passes over the stretch as it is read, and that is how the producer learns
-//! that the memory is its caller's again. A consumer that cannot read the memory refuses, and then
+//! that the memory is its caller's again. Before a page is read, the producer has touched it: see
+//! [`RawSlice::fault_in`]. A consumer that cannot read the memory refuses, and then
 //! the producer copies. A producer that takes the memory back earlier closes the ring first; a
 //! consumer looks at that after each copy, and does not use what it copied too late.
 //!
@@ -41,8 +42,12 @@ pub(super) const PORTION: usize = 16 << 10;
 /// Fewer bytes are copied: a system call would take longer.
 const LEAST_LOAN: usize = 16 << 10;
 
-/// Bytes that are lent at once. Their pages are faulted in before.
-const MOST_LENT: usize = 4 << 20;
+/// Bytes of a loan whose pages the producer touches before it shows them to the consumer. It touches
+/// the next ones while the consumer reads these.
+const TOUCHED: usize = 256 << 10;
+
+/// Bytes that it touches before it does something else.
+const MOST_TOUCHED: usize = 4 << 20;
 
 /// How often a producer looks whether the consumer waits for memory that would fit in the ring,
 /// before it copies: for about as long as the copy takes.
@@ -74,6 +79,8 @@ struct LoanWords {
     /// The address in the producer's process.
     address: AtomicU64,
     len: AtomicU64,
+    /// The stream position up to which the consumer may read: the pages are there.
+    ready_to: AtomicU64,
 }
 
 #[repr(C)]
@@ -117,12 +124,19 @@ pub(super) struct Producer {
     tail: u64,
     /// Bytes of the stream that were lent.
     skipped: u64,
-    /// The end of the stretch that is lent, if one is. It starts at `head`.
-    lent_to: Option<u64>,
+    /// What is lent and has not been read, if anything is. It is the stretch from `head` on.
+    lent: Option<Lent>,
     /// Whether the consumer may be able to read this process's memory.
     lends: bool,
     /// How often the consumer did not wait for this memory, which would fit in the ring.
     asked: u32,
+}
+
+/// Memory that a producer has lent.
+struct Lent {
+    memory: RawSlice,
+    /// How many of its bytes the consumer may read.
+    ready: usize,
 }
 
 pub(super) struct Consumer {
@@ -146,6 +160,8 @@ pub(super) struct Consumer {
 pub(super) struct Loan {
     pub(super) address: u64,
     pub(super) len: usize,
+    /// Whether these are the last bytes of the loan.
+    pub(super) is_last: bool,
 }
 
 /// Returns the bytes of a region for two rings of `capacity` bytes each.
@@ -159,7 +175,7 @@ pub(super) fn pair(region: Arc<Region>, side: usize) -> (Producer, Consumer) {
     let capacity = region.len() / 2 - size_of::<Control>();
     assert!(capacity > FOR_THE_LAST && capacity.is_multiple_of(128), "a region of {} bytes", region.len());
     let memory = |ring: usize| RingMemory { region: region.clone(), offset: ring * (size_of::<Control>() + capacity), capacity };
-    let producer = Producer { memory: memory(side), head: 0, tail: 0, skipped: 0, lent_to: None, lends: true, asked: 0 };
+    let producer = Producer { memory: memory(side), head: 0, tail: 0, skipped: 0, lent: None, lends: true, asked: 0 };
     let memory = memory(1 - side);
     let consumer = Consumer {
         memory,
@@ -199,7 +215,7 @@ impl Producer {
     /// Takes the last bytes of the stream, at most [`FOR_THE_LAST`], for which there is always
     /// room. Returns whether to wake the consumer.
     pub(super) fn push_last(&mut self, part: RawSlice) -> Result<bool, Cause> {
-        debug_assert!(part.len <= FOR_THE_LAST && self.lent_to.is_none());
+        debug_assert!(part.len <= FOR_THE_LAST && self.lent.is_none());
         self.push_up_to(&[part], 0).map(|(_, wake)| wake)
     }
 
@@ -249,11 +265,11 @@ impl Producer {
     ///
     /// The memory stays readable until the stream has taken it or the ring is closed.
     pub(super) fn lend(&mut self, before: RawSlice, memory: RawSlice) -> Result<Option<(usize, bool)>, Cause> {
-        if self.lent_to.is_some() {
+        if self.lent.is_some() {
             return self.settle();
         }
         // Whole units, so that the stream stays aligned.
-        let len = (memory.len - memory.len % ALIGN).min(MOST_LENT);
+        let len = memory.len - memory.len % ALIGN;
         if !self.lends || len < LEAST_LOAN {
             return Ok(None);
         }
@@ -269,46 +285,50 @@ impl Producer {
         if taken < before.len {
             return Ok(Some((taken, wake)));
         }
-        // SAFETY: the caller vouches for the memory.
-        unsafe { memory.take(len).fault_in() };
+        let mut lent = Lent { memory: memory.take(len), ready: 0 };
+        lent.prepare();
         let control = self.memory.control();
         control.loan.address.store(memory.ptr.expose_provenance() as u64, Ordering::Relaxed);
         control.loan.len.store(len as u64, Ordering::Relaxed);
-        // This releases the two. It is sequentially consistent because of the flag.
+        control.loan.ready_to.store(self.head + lent.ready as u64, Ordering::Relaxed);
+        // This releases the three. It is sequentially consistent because of the flag.
         control.loan.start.store(self.head + 1, Ordering::SeqCst);
-        self.lent_to = Some(self.head + len as u64);
-        Ok(Some((taken, wake | claim(&control.consumer_sleeps))))
+        let wake = wake | claim(&control.consumer_sleeps) | lent.prepare_more(self.head, control);
+        self.lent = Some(lent);
+        Ok(Some((taken, wake)))
     }
 
     /// Returns how many bytes more the consumer has read of what is lent; `None` if it refuses.
     fn settle(&mut self) -> Result<Option<(usize, bool)>, Cause> {
-        let Some(end) = self.lent_to else { return Ok(None) };
+        let Some(lent) = &mut self.lent else { return Ok(None) };
         let control = self.memory.control();
         // Acquires the reads of the memory, which the caller may then change.
         let tail = control.tail.load(Ordering::Acquire);
-        if tail < self.tail || tail > end {
+        if tail < self.tail || tail > self.head + lent.ready as u64 {
             return Err(Cause::Corrupt("a ring's tail is not within its bytes"));
         }
         self.tail = tail;
         if tail <= self.head {
             if control.consumer.refuses.load(Ordering::Acquire) == 0 {
-                return Ok(Some((0, false)));
+                return Ok(Some((0, lent.prepare_more(self.head, control))));
             }
-            (self.lent_to, self.lends) = (None, false);
+            (self.lent, self.lends) = (None, false);
             return Ok(None);
         }
         let read = tail - self.head;
         (self.head, self.skipped) = (tail, self.skipped + read);
-        if tail == end {
-            self.lent_to = None;
+        *lent = Lent { memory: lent.memory.skip(read as usize), ready: lent.ready - read as usize };
+        let wake = lent.prepare_more(tail, control);
+        if lent.memory.len == 0 {
+            self.lent = None;
             control.head.store(tail, Ordering::Release);
         }
-        Ok(Some((read as usize, false)))
+        Ok(Some((read as usize, wake)))
     }
 
     /// Whether a stretch is lent.
     pub(super) fn has_lent(&self) -> bool {
-        self.lent_to.is_some()
+        self.lent.is_some()
     }
 
     /// Lends no more: the consumer cannot read this process's memory.
@@ -334,9 +354,9 @@ impl Producer {
     pub(super) fn arm(&mut self) -> bool {
         let control = self.memory.control();
         control.producer_sleeps.store(1, Ordering::SeqCst);
-        if self.lent_to.is_some() {
+        if let Some(lent) = &self.lent {
             let is_refused = control.consumer.refuses.load(Ordering::SeqCst) != 0;
-            return !is_refused && control.tail.load(Ordering::SeqCst) <= self.head;
+            return !is_refused && lent.ready == lent.memory.len && control.tail.load(Ordering::SeqCst) <= self.head;
         }
         // A corrupt counter is reported by the next push.
         self.look(Ordering::SeqCst).is_ok() && self.room() <= FOR_THE_LAST
@@ -354,6 +374,30 @@ impl Producer {
     }
 }
 
+impl Lent {
+    /// Touches the next pages.
+    fn prepare(&mut self) {
+        let next = self.memory.skip(self.ready).take(TOUCHED);
+        // SAFETY: whoever lent the memory vouches for it until it has been read.
+        unsafe { next.fault_in() };
+        self.ready += next.len;
+    }
+
+    /// Touches more pages and shows them to the consumer. The stretch starts at `head`. Returns
+    /// whether to wake the consumer.
+    fn prepare_more(&mut self, head: u64, control: &Control) -> bool {
+        let most = self.memory.len.min(self.ready + MOST_TOUCHED);
+        let mut wake = false;
+        while self.ready < most {
+            self.prepare();
+            // It is sequentially consistent because of the flag.
+            control.loan.ready_to.store(head + self.ready as u64, Ordering::SeqCst);
+            wake |= claim(&control.consumer_sleeps);
+        }
+        wake
+    }
+}
+
 impl Consumer {
     /// Returns bytes that have arrived, up to the end of the buffer, at most `want`.
     pub(super) fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
@@ -368,13 +412,13 @@ impl Consumer {
         Ok(self.memory.stretch(self.tail - self.skipped, len).as_const())
     }
 
-    /// Returns the rest of a loan, if the next byte of the stream is lent.
+    /// Returns what may be read of a loan, if the next byte of the stream is lent.
     pub(super) fn loan(&mut self) -> Option<Loan> {
         if self.tail < self.loan_end {
-            return Some(Loan { address: self.loan_address, len: (self.loan_end - self.tail) as usize });
+            return self.rest_of_loan();
         }
         let loan = &self.memory.control().loan;
-        // Acquires the other two. A loan that starts here has not been read, so the producer does
+        // Acquires the others. A loan that starts here has not been read, so the producer does
         // not change them; those of any other loan may change while they are read.
         if self.refuses || self.tail != self.head || loan.start.load(Ordering::SeqCst) != self.tail + 1 {
             return None;
@@ -383,7 +427,14 @@ impl Consumer {
         let len = loan.len.load(Ordering::Relaxed);
         self.loan_start = self.tail;
         self.loan_end = self.tail.checked_add(len)?;
-        Some(Loan { address: self.loan_address, len: len as usize })
+        self.rest_of_loan()
+    }
+
+    /// Returns what may be read of the loan now.
+    fn rest_of_loan(&self) -> Option<Loan> {
+        let ready_to = self.memory.control().loan.ready_to.load(Ordering::SeqCst).min(self.loan_end);
+        let len = ready_to.checked_sub(self.tail).filter(|&len| len > 0)?;
+        Some(Loan { address: self.loan_address, len: len as usize, is_last: ready_to == self.loan_end })
     }
 
     /// Notes that bytes of the loan have been read. Returns whether to wake the producer.

@@ -63,7 +63,7 @@ impl<W: PeerWaker> RingLink<W> {
         let count = into.len.min(loan.len).min(MOST_READ);
         // SAFETY: the caller vouches for `into`.
         let read = unsafe { sys::read_process(process, loan.address, into.ptr, count) };
-        if count == loan.len {
+        if count == loan.len && loan.is_last {
             // All of it was the message if the producer has not taken its memory back, and if the
             // process is the peer's: another one may have the id of a process that has ended.
             fence(Ordering::SeqCst);

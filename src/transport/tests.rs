@@ -218,7 +218,7 @@ fn all_that_is_lent_is_in_memory() {
     let lent = unsafe { a.lend(RawSlice::EMPTY, RawSlice::of(&memory)) };
     assert!(matches!(lent, Ok(Some(_))) && a.has_begun());
     let resident = crate::sys::resident_bytes(RawSlice::of(&memory));
-    // As much as is lent at once, and not the rest.
+    // As much as the peer may read, and not the rest.
     assert!((1 << 20..memory.len()).contains(&resident), "{resident} bytes");
 }
 
