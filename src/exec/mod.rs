@@ -2,7 +2,8 @@
 //!
 //! - [`call`] is a call without types, and [`raw`] one with the pointers of C.
 //! - [`submit`] checks it and chooses its thread: the caller's, or through the [`queue`] and its
-//!   [`tasks`] the one that the [`runner`] is on. [`exclusive`] keeps several operations together.
+//!   [`tasks`] the one that the [`runner`] is on. [`exclusive`] keeps several operations together, on
+//!   their caller's thread (a [`handover`]).
 //! - [`dispatch`] chooses its path: shared memory ([`crate::shm`]), [`messages`] (the
 //!   [`crate::engine`] executes a schedule), [`hierarchical`] (both), or [`device`].
 //! - [`core`] is what a communicator runs operations with, and [`device_state`] what it keeps for
@@ -20,6 +21,7 @@ mod device;
 mod device_state;
 mod dispatch;
 mod exclusive;
+mod handover;
 mod hierarchical;
 mod lend;
 mod lent;

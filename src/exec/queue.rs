@@ -1,6 +1,6 @@
 //! The queue of operations, and the progress thread that runs them.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::call::Call;
-use super::exclusive::Handover;
+use super::handover::Handover;
 use super::messages::Interrupted;
 use super::runner::Runner;
 use super::state::CommState;
@@ -21,11 +21,14 @@ use crate::failure;
 pub(crate) struct Queue {
     pub(super) runner: Arc<Runner>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// The system has refused the thread to a call that would do with it, and has not been asked
+    /// again.
+    is_refused: AtomicBool,
 }
 
 impl Queue {
     pub(crate) fn new(shared: &Arc<CommState>) -> Queue {
-        Queue { runner: Arc::new(Runner::new(shared.clone())), thread: Mutex::new(None) }
+        Queue { runner: Arc::new(Runner::new(shared.clone())), thread: Mutex::new(None), is_refused: AtomicBool::new(false) }
     }
 
     /// What helps a thread that waits for an operation.
@@ -87,10 +90,17 @@ impl Queue {
         works
     }
 
-    /// Starts the progress thread if it does not run. Returns whether it runs.
+    /// Starts the progress thread if it does not run, unless the system has refused it. Returns whether
+    /// it runs.
     pub(super) fn has_thread(&self) -> bool {
-        let started = self.start();
-        started.inspect_err(|error| tracing::warn!(%error, "a call of another thread waits for the end of this one")).is_ok()
+        if self.is_refused.load(Ordering::Relaxed) {
+            return false;
+        }
+        let warn = |error: &Error| {
+            self.is_refused.store(true, Ordering::Relaxed);
+            tracing::warn!(%error, "a call of another thread waits for the end of this one");
+        };
+        self.start().inspect_err(warn).is_ok()
     }
 
     fn start(&self) -> Result<()> {
@@ -99,6 +109,7 @@ impl Queue {
             let runner = self.runner.clone();
             let started = std::thread::Builder::new().name("kolo-progress".to_owned()).spawn(move || runner.work());
             *thread = Some(started.map_err(Error::os("starting the progress thread"))?);
+            self.is_refused.store(false, Ordering::Relaxed);
         }
         Ok(())
     }

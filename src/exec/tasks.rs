@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::call::Call;
-use super::exclusive::Handover;
+use super::handover::Handover;
 use super::messages::Interrupted;
 use super::work::Completion;
 use crate::error::{Error, Result};

@@ -57,7 +57,7 @@ impl TcpStore {
                 "rank 0 has picked the port of the store; give this URL to the other ranks"
             );
         }
-        TcpStore::ofserver(server, identity, deadline)
+        TcpStore::of_server(server, identity, deadline)
     }
 
     /// Opens the store on the first of these ports that rank 0 can serve, or that serves this job.
@@ -70,14 +70,14 @@ impl TcpStore {
         let mut last = None;
         for &port in ports {
             match serve_at(host, port, identity, deadline) {
-                Ok(server) => return TcpStore::ofserver(server, identity, deadline),
+                Ok(server) => return TcpStore::of_server(server, identity, deadline),
                 Err(problem) => last = Some(problem),
             }
         }
         Err(last.unwrap_or_else(|| StoreError::Url("it has no port".to_owned())).at(url))
     }
 
-    fn ofserver(server: TcpStoreServer, identity: &Identity, deadline: Instant) -> Result<TcpStore> {
+    fn of_server(server: TcpStoreServer, identity: &Identity, deadline: Instant) -> Result<TcpStore> {
         let address = server.address();
         let reachable = match address.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(IpAddr::from([127, 0, 0, 1]), address.port()),
