@@ -975,7 +975,8 @@ kolo_result_t kolo_send_recv(const void *send,
 
 // Waits until an operation has ended, and returns its result: KOLO_OK, or why it failed. Every
 // operation has a deadline, so this returns. Afterwards the buffers belong to the caller again. It
-// may be called several times, and by several threads.
+// may be called several times, and by several threads. A thread that waits may run collectives that
+// have been started and have not begun: that is faster than to wake the progress thread.
 kolo_result_t kolo_work_wait(kolo_work_t work);
 
 // As kolo_work_wait, but waits at most `timeout_ms` milliseconds. KOLO_IN_PROGRESS if the

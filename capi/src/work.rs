@@ -64,7 +64,8 @@ impl Entry {
 
 /// Waits until an operation has ended, and returns its result: KOLO_OK, or why it failed. Every
 /// operation has a deadline, so this returns. Afterwards the buffers belong to the caller again. It
-/// may be called several times, and by several threads.
+/// may be called several times, and by several threads. A thread that waits may run collectives that
+/// have been started and have not begun: that is faster than to wake the progress thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_wait(work: kolo_work_t) -> kolo_result_t {
     boundary_of(|| find(work)?.outcome(None))

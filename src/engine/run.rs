@@ -37,8 +37,8 @@ impl Engine {
     /// others run. Calls `finished` once for each job that ends, with its index among the jobs in
     /// progress. An error ends all jobs.
     ///
-    /// If nothing moves and `is_wanted` says that another thread wants the engine, this returns the
-    /// jobs in progress, all of which have to be sends or receives. That thread passes them to this
+    /// If nothing moves, or has moved for long, and `is_wanted` says that another thread wants the
+    /// engine, this returns the jobs in progress, all of which have to be sends or receives. That thread passes them to this
     /// function again, before anything else. The result is empty if all jobs have ended.
     ///
     /// A job that uses scratch memory must be the only one.
@@ -68,23 +68,26 @@ impl Engine {
             if active.is_empty() {
                 break Ok(Vec::new());
             }
-            match self.progress(&mut active, &mut finished) {
-                Ok(true) => {
-                    self.patience.done(std::mem::take(&mut waiting));
-                    rounds += 1;
-                    // One message may move all the time while another one waits.
-                    if rounds.is_multiple_of(BUSY_ROUNDS)
-                        && let Err(error) = self.look_after(&active)
-                    {
-                        break Err(error);
-                    }
+            let moved = match self.progress(&mut active, &mut finished) {
+                Ok(moved) => moved,
+                Err(error) => break Err(self.name_close(error)),
+            };
+            if moved {
+                self.patience.done(std::mem::take(&mut waiting));
+                rounds += 1;
+                if !rounds.is_multiple_of(BUSY_ROUNDS) {
                     continue;
                 }
-                Ok(false) if is_wanted() => break Ok(active.drain(..).map(Active::pause).collect()),
-                Ok(false) => {}
-                Err(error) => break Err(self.name_close(error)),
+                // One message may move all the time while another one, or another thread, waits.
+                if let Err(error) = self.look_after(&active) {
+                    break Err(error);
+                }
             }
-            if !active.is_empty()
+            if is_wanted() {
+                break Ok(active.drain(..).map(Active::pause).collect());
+            }
+            if !moved
+                && !active.is_empty()
                 && self.patience.pause(&mut waiting)
                 && let Err(error) = self.sleep(&active)
             {

@@ -343,17 +343,23 @@ impl Opener for Busy {
     fn attach(&mut self, _: Arc<Waker>) {}
 }
 
-/// It never has to wait, and the deadline holds all the same.
+/// It never has to wait. The deadline holds all the same, and another thread gets the engine.
 #[test]
-fn a_message_that_moves_all_the_time_has_a_deadline() {
+fn a_message_that_moves_all_the_time_has_a_deadline_and_is_interrupted() {
     const LEN: usize = 1 << 50;
     let message = descriptor(LEN as u64);
     let header = Frame { kind: Kind::Data, len: LEN as u64, descriptor: message.encode() }.encode();
-    let mut engine = Engine::new(Mesh::new(2, Box::new(Busy(header.to_vec()))).unwrap(), 2, Arc::new(Patience::new(1)));
+    let new = || Engine::new(Mesh::new(2, Box::new(Busy(header.to_vec()))).unwrap(), 2, Arc::new(Patience::new(1)));
     let info = info(0, SOON);
     let output = RawSliceMut { ptr: RawSliceMut::EMPTY.ptr, len: LEN };
-    let job = job(&info, Descriptor { seq: 0, ..message }, Op::Recv, RawSlice::EMPTY, output, None);
+    let receives = || job(&info, Descriptor { seq: 0, ..message }, Op::Recv, RawSlice::EMPTY, output, None);
+    let mut engine = new();
     // SAFETY: the link writes nothing but the header, which the engine receives into its own memory.
-    let error = unsafe { engine.run(job) }.unwrap_err();
+    let error = unsafe { engine.run(receives()) }.unwrap_err();
     assert!(matches!(error, Error::Peer { rank: 1, cause: Cause::Silent { .. }, .. }), "{error:?}");
+    let mut engine = new();
+    let mut job = Some((receives(), None));
+    // SAFETY: as above.
+    let paused = unsafe { engine.run_together(|| job.take(), |_| {}, || true) };
+    assert_eq!(paused.unwrap().len(), 1);
 }
