@@ -38,8 +38,9 @@ impl Engine {
     /// progress. An error ends all jobs.
     ///
     /// If nothing moves, or has moved for long, and `is_wanted` says that another thread wants the
-    /// engine, this returns the jobs in progress, all of which have to be sends or receives. That thread passes them to this
-    /// function again, before anything else. The result is empty if all jobs have ended.
+    /// engine, this returns the jobs in progress, all of which have to be sends or receives. That
+    /// thread passes them to this function again, before anything else. The result is empty if all
+    /// jobs have ended.
     ///
     /// A job that uses scratch memory must be the only one.
     ///
