@@ -165,6 +165,10 @@ mod compare {
             let (_, err) = failed(&["compare", what, "-n", "3"]);
             assert!(err.contains(&format!("{what} is between 2 ranks")), "{err}");
         }
+        // More than any process can address.
+        let (_, err) = failed(&["compare", "overlap", "--with", "kolo-tcp", "--sizes", "60000T"]);
+        assert!(err.contains("kolo: there is no memory for 65970697666560000 bytes; compare smaller sizes"), "{err}");
+        assert!(err.contains("kolo ended during its measurement"), "{err}");
         let (_, err) = failed(&["compare", "overlap", "--with", "copy"]);
         assert!(err.contains("copy computes nothing beside it"), "{err}");
     }

@@ -136,8 +136,11 @@ impl Arena {
             let mut answer = String::new();
             rank.read_line(&mut answer).map_err(failed)?;
             let nanoseconds: Vec<f64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+            if answer.is_empty() {
+                return Err(format!("{} ended during its measurement", contestant.name()));
+            }
             if nanoseconds.len() != times.len() {
-                return Err(format!("{} ended, or answered something else: {answer:?}", contestant.name()));
+                return Err(format!("{} answered something else than its times: {answer:?}", contestant.name()));
             }
             for (time, nanoseconds) in times.iter_mut().zip(nanoseconds) {
                 *time = time.max(nanoseconds * 1e-9);

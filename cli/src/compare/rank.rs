@@ -99,8 +99,8 @@ impl Rank {
             self.bf16.resize(2 * count, bf16::ZERO);
             same_bits(&self.comm, &mut self.bf16)?;
         }
-        self.send.resize(self.send.len().max(count), 0.0);
-        self.recv.resize(self.recv.len().max(count), 0.0);
+        grow(&mut self.send, count)?;
+        grow(&mut self.recv, count)?;
         // However often zeros are reduced in place, they stay zeros.
         match &mut self.registered {
             Some(memory) => memory[..count].fill(0.0),
@@ -112,10 +112,10 @@ impl Rank {
         }
         let many = if subject == Subject::InFlight { IN_FLIGHT as usize } else { 1 };
         self.many.resize_with(many, Vec::new);
-        self.many.iter_mut().for_each(|buffer| {
+        for buffer in &mut self.many {
             buffer.clear();
-            buffer.resize(count, 0.0);
-        });
+            grow(buffer, count)?;
+        }
         let steps = if subject == Subject::Overlap { self.steps_as_long_as_a_call(count, warmup, calls)? } else { 0 };
         let alone = if subject == Subject::Overlap { self.time_of_steps(calls, steps)? } else { Duration::ZERO };
         let operations = if self.contestant.is_kolo() { subject.operations() } else { 1 };
@@ -227,6 +227,15 @@ impl Rank {
         std::hint::black_box(recv);
         Ok(())
     }
+}
+
+/// Appends zeros up to a length, if the system has the memory.
+fn grow(buffer: &mut Vec<f32>, len: usize) -> Result<()> {
+    let more = len.saturating_sub(buffer.len());
+    let no_memory = |_| format!("there is no memory for {} bytes; compare smaller sizes", size_of::<f32>() * len);
+    buffer.try_reserve_exact(more).map_err(no_memory)?;
+    buffer.resize(buffer.len() + more, 0.0);
+    Ok(())
 }
 
 /// Computes for a time in proportion to `steps`: each needs the result of the one before.
