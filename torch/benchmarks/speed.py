@@ -61,8 +61,8 @@ def all_reduce_of(size, groups, rounds):
     times = {name: [] for name in BACKENDS}
     for warming in range(rounds + 1):
         for name in BACKENDS:
-            # About the same work for every size, and enough calls for the clock.
-            count = 2 if warming == 0 else max(3, min(200, 2**24 // max(size, 1) // 64))
+            # About the same work for every large size, and enough calls that most find warm caches.
+            count = 2 if warming == 0 else max(3, min(500, 2**25 // max(size, 1)))
             took = timed(lambda: dist.all_reduce(tensor, group=groups[name]), count, groups["kolo"])
             if warming:
                 times[name].append(took)
