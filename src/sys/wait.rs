@@ -20,7 +20,7 @@ pub(crate) struct Patience {
     most_spin: u32,
     /// How often to yield now; at most `YIELDS`.
     yields: AtomicU32,
-    /// Waits since `yields` last changed.
+    /// Waits that yielded or slept since another process last computed meanwhile.
     waits: AtomicU32,
 }
 
@@ -61,7 +61,12 @@ const YIELDS: u32 = 16;
 const TAKEN: Duration = Duration::from_millis(1);
 /// If a yield took less time, no other thread got the processor.
 const ALONE: Duration = Duration::from_micros(1);
-/// After this many waits, more yields are tried again.
+/// A process that computes once in so many waits changes nothing: on average, the milliseconds cost
+/// each of them less than it would cost to sleep.
+const RARE: u32 = 1024;
+/// After this many waits without such a process, there are twice as many yields.
+const AGAIN: u32 = 128;
+/// After this many waits without yields, one is tried again.
 const RETRY: u32 = 256;
 /// Checks before the clock is read for the first time, and between readings.
 const CHECKS: u32 = 32;
@@ -120,11 +125,11 @@ impl Patience {
     #[inline]
     pub(crate) fn done(&self, waiting: Waiting) -> bool {
         let is_helped_by_yielding = waiting.yields > 0 && !waiting.is_alone && !waiting.slept;
-        if waiting.slept {
-            self.slept();
-        }
         if let Some(since) = waiting.yielding_since {
             self.yielded(since);
+        }
+        if waiting.slept || waiting.yielding_since.is_some() {
+            self.waited();
         }
         let Some(since) = waiting.spinning_since else { return is_helped_by_yielding };
         // If yielding helped, this thread's spinning had prevented what it waits for.
@@ -152,19 +157,24 @@ impl Patience {
 
     /// Notes that a wait has yielded since then.
     fn yielded(&self, since: Instant) {
-        let yields = self.yields.load(Ordering::Relaxed);
-        if since.elapsed() >= TAKEN {
-            self.yields.store(yields / 4, Ordering::Relaxed);
-            self.waits.store(0, Ordering::Relaxed);
+        if since.elapsed() < TAKEN {
+            return;
         }
+        if self.waits.load(Ordering::Relaxed) < RARE {
+            let yields = self.yields.load(Ordering::Relaxed);
+            self.yields.store(yields / 4, Ordering::Relaxed);
+        }
+        self.waits.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that a wait has slept.
-    fn slept(&self) {
+    /// Notes that a wait has yielded or slept.
+    fn waited(&self) {
+        let waits = self.waits.load(Ordering::Relaxed).wrapping_add(1);
+        self.waits.store(waits, Ordering::Relaxed);
         let yields = self.yields.load(Ordering::Relaxed);
-        if yields < YIELDS && self.waits.fetch_add(1, Ordering::Relaxed) >= RETRY {
+        let retry = if yields == 0 { RETRY } else { AGAIN };
+        if yields < YIELDS && waits.is_multiple_of(retry) {
             self.yields.store((2 * yields).clamp(1, YIELDS), Ordering::Relaxed);
-            self.waits.store(0, Ordering::Relaxed);
         }
     }
 }
@@ -186,21 +196,33 @@ mod tests {
     fn long_yields_are_given_up_and_tried_again_later() {
         let patience = Patience::new(usize::MAX);
         let yields = || patience.yields.load(Ordering::Relaxed);
-        // The wait that yielded notes it, whether it slept or not.
-        for sleeps in [true, false] {
-            let before = yields();
-            let mut waiting = Waiting::default();
-            assert!(!patience.pause(&mut waiting));
-            waiting.yielding_since = Instant::now().checked_sub(TAKEN);
+        let yield_for_long = |sleeps: bool| {
+            let mut waiting = Waiting { yielding_since: Instant::now().checked_sub(TAKEN), yields: 1, ..Waiting::default() };
             while sleeps && !patience.pause(&mut waiting) {}
             patience.done(waiting);
+        };
+        let wait = |times: u32| (0..times).for_each(|_| patience.waited());
+        // The wait that yielded notes it, whether it slept or not.
+        for sleeps in [true, false, true] {
+            let before = yields();
+            yield_for_long(sleeps);
             assert!(yields() < before, "{sleeps}");
         }
-        // More yields are tried again soon, but not at once.
-        let given_up = yields();
-        (0..RETRY).for_each(|_| patience.slept());
-        assert_eq!(yields(), given_up);
-        (0..8 * RETRY).for_each(|_| patience.slept());
+        assert_eq!(yields(), 0);
+        // A yield is tried again soon, but not at once.
+        wait(RETRY - 2);
+        assert_eq!(yields(), 0);
+        wait(2);
+        assert_eq!(yields(), 1);
+        yield_for_long(true);
+        yield_for_long(true);
+        assert_eq!(yields(), 0);
+        wait(RETRY + 4 * AGAIN);
+        assert_eq!(yields(), YIELDS);
+        wait(RARE);
+        assert_eq!(yields(), YIELDS);
+        // Once in a while changes nothing.
+        yield_for_long(true);
         assert_eq!(yields(), YIELDS);
     }
 
