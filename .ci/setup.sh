@@ -42,11 +42,11 @@ setup_targets() {
     rustup target add x86_64-pc-windows-gnu x86_64-apple-darwin aarch64-unknown-linux-gnu
 }
 
-# Wine runs programs for Windows, and mingw-w64 links them.
+# Wine runs programs for Windows, and mingw-w64 links them. LLVM stands in for Microsoft's tools.
 setup_wine() {
     export DEBIAN_FRONTEND=noninteractive
     as_root apt-get update -qq &&
-        as_root apt-get install -y -qq --no-install-recommends wine64 gcc-mingw-w64-x86-64 >/dev/null
+        as_root apt-get install -y -qq --no-install-recommends wine64 gcc-mingw-w64-x86-64 g++-mingw-w64-x86-64 clang lld llvm >/dev/null
 }
 
 setup_miri() {

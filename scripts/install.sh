@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the C library and installs it under a prefix: the header, the static and the shared
 # library, kolo.pc for pkg-config and a package for CMake. The prefix can be moved later. Needs
-# cargo alone.
+# cargo alone; for Windows also llvm-dlltool, of LLVM, for the import library of Microsoft's linker.
 #
 #     scripts/install.sh PREFIX
 #
@@ -9,8 +9,10 @@
 #   DESTDIR   a folder that precedes the prefix where files are written
 #   LIBDIR    the folder of the libraries, relative to the prefix; default: lib
 #   STRIP     the program that removes debug information from the installed libraries, or 0 to keep
-#             it; default: strip
+#             it; default: strip, or llvm-strip for Windows
 #   PROFILE   cargo's profile; default: release
+#   TARGET    the platform to build for, by Rust's name for it, such as x86_64-pc-windows-gnu;
+#             default: this machine's
 #   FEATURES  features of the library: cuda, redis, tls; default: cuda, which needs nothing of CUDA
 #             to build or to start
 #   BUILT     a folder with libraries that cargo has built already; the script then builds nothing
@@ -31,7 +33,22 @@ case /$libdir/ in
         exit 2
         ;;
 esac
-strip=${STRIP:-strip}
+target=${TARGET:-$(rustc -vV | sed -n 's/^host: //p')}
+tools=
+case $target in
+    x86_64-*-windows-gnu)
+        tools=llvm-
+        if ! command -v llvm-dlltool >/dev/null; then
+            echo "$0: llvm-dlltool is not installed; install LLVM (Debian: llvm)" >&2
+            exit 1
+        fi
+        ;;
+    *-windows-*)
+        echo "$0: TARGET is $target; for Windows, give x86_64-pc-windows-gnu, whose library Microsoft's linker takes, too" >&2
+        exit 2
+        ;;
+esac
+strip=${STRIP:-${tools}strip}
 if [ "$strip" != 0 ] && ! command -v "$strip" >/dev/null; then
     echo "$0: $strip is not installed; install binutils, or keep debug information by STRIP=0" >&2
     exit 1
@@ -43,15 +60,17 @@ case $profile in
     dev | test) built=debug ;;
     *) built=$profile ;;
 esac
-built=${BUILT:-${CARGO_TARGET_DIR:-target}/$built}
-[ -n "${BUILT:-}" ] || cargo build --package kolo-capi --profile "$profile" --features "${FEATURES-cuda}"
+built=${BUILT:-${CARGO_TARGET_DIR:-target}/${TARGET:+$TARGET/}$built}
+# No words, if there is no TARGET.
+# shellcheck disable=SC2086
+[ -n "${BUILT:-}" ] || cargo build --package kolo-capi --profile "$profile" --features "${FEATURES-cuda}" ${TARGET:+--target $TARGET}
 version=$(cargo pkgid --package kolo-capi | sed 's/.*[#@]//')
 case $version in
     0.*) abi=${version%.*} ;;
     *) abi=${version%%.*} ;;
 esac
-case $(uname -s) in
-    Darwin)
+case $target in
+    *-apple-*)
         library=libkolo.dylib
         shared=libkolo.$version.dylib
         name=libkolo.$abi.dylib
@@ -59,6 +78,12 @@ case $(uname -s) in
         private="-framework CoreFoundation -lobjc -liconv -lm"
         targets="-framework CoreFoundation;objc;iconv;m"
         debug=-S
+        ;;
+    *-windows-*)
+        library=kolo.dll
+        private="-lws2_32 -luserenv -lntdll -ladvapi32 -liphlpapi"
+        targets="ws2_32;userenv;ntdll;advapi32;iphlpapi"
+        debug=--strip-debug
         ;;
     *)
         library=libkolo.so
@@ -76,13 +101,28 @@ lib=$to/$libdir
 mkdir -p "$to/include" "$lib/pkgconfig" "$lib/cmake/kolo"
 install -m 644 include/kolo.h "$to/include/kolo.h"
 install -m 644 "$built/libkolo.a" "$lib/libkolo.a"
-install -m 755 "$built/$library" "$lib/$shared"
-ln -sf "$shared" "$lib/$name"
-ln -sf "$name" "$lib/$library"
-[ "$strip" = 0 ] || "$strip" $debug "$lib/libkolo.a" "$lib/$shared"
 
 # From the libraries to the prefix.
 up=$(echo "$libdir" | sed 's,[^/][^/]*,..,g')
+if [ $library = kolo.dll ]; then
+    # Programs look for it in their own folder and in PATH. They link with an import library, which
+    # is of one kind for mingw and of another for Microsoft.
+    shared=$up/bin/kolo.dll
+    soname=kolo.dll
+    mkdir -p "$to/bin"
+    install -m 755 "$built/kolo.dll" "$to/bin/kolo.dll"
+    install -m 644 "$built/libkolo.dll.a" "$lib/libkolo.dll.a"
+    names=$(mktemp)
+    trap 'rm -f "$names"' EXIT
+    { echo EXPORTS && sed -n 's/^[a-z].*\(kolo_[a-z0-9_]*\)(.*/\1/p' include/kolo.h; } >"$names"
+    llvm-dlltool -m i386:x86-64 -D kolo.dll -d "$names" -l "$lib/kolo.lib"
+else
+    install -m 755 "$built/$library" "$lib/$shared"
+    ln -sf "$shared" "$lib/$name"
+    ln -sf "$name" "$lib/$library"
+fi
+[ "$strip" = 0 ] || "$strip" $debug "$lib/libkolo.a" "$lib/$shared"
+
 for file in kolo-config.cmake kolo-config-version.cmake; do
     sed -e "s|@up@|$up|g" -e "s|@shared@|$shared|g" -e "s|@soname@|$soname|g" -e "s|@libraries@|$targets|g" \
         -e "s|@version@|$version|g" -e "s|@abi@|$abi|g" "capi/cmake/$file.in" >"$lib/cmake/kolo/$file"

@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -28,7 +29,9 @@ from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE / "kolo" if (HERE / "kolo" / "Cargo.toml").is_file() else HERE.parent
-SHARED = {"darwin": "libkolo.dylib", "win32": "kolo.dll"}.get(sys.platform, "libkolo.so")
+# What the wheel is for, such as win_amd64.
+PLATFORM = os.environ.get("KOLO_PLATFORM") or sysconfig.get_platform()
+SHARED = {"mac": "libkolo.dylib", "win": "kolo.dll"}.get(PLATFORM[:3], "libkolo.so")
 WITH_CPP = os.environ.get("KOLO_TORCH_CPP", "") == "1"
 
 

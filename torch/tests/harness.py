@@ -4,7 +4,9 @@ import datetime
 import functools
 import multiprocessing
 import os
+import pathlib
 import queue
+import signal
 import socket
 import sys
 import tempfile
@@ -14,9 +16,15 @@ import traceback
 
 import pytest
 
-# A fork server that has imported PyTorch. It has no communicator, so its forks may make one.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch.distributed"])
+# A fork server that has imported PyTorch. It has no communicator, so its forks may make one. On
+# Windows each rank imports PyTorch.
+PROCESSES = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+if sys.platform != "win32":
+    PROCESSES.set_forkserver_preload(["torch.distributed"])
+
+# Ends a process at once, so that it does nothing more. Windows has no signals; there, os.kill ends
+# the process with this number as its status.
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 # Only a hang takes this long.
 PATIENCE = 300
@@ -176,7 +184,7 @@ def give_up(name, names, outcomes):
 
 def checked(world, names, environment=None):
     with tempfile.TemporaryDirectory() as folder:
-        return Ranks(world, _run_imported, names, f"file://{folder}/store", environment=environment).results(patience=600)
+        return Ranks(world, _run_imported, names, pathlib.Path(folder, "store").as_uri(), environment=environment).results(patience=600)
 
 
 def _run_imported(rank, world, names, method):

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import struct
+import sys
 import tempfile
 import time
 import traceback
@@ -18,8 +19,10 @@ import pytest
 from torch_kolo.python import library
 
 HEADER = Path(__file__).resolve().parents[2] / "include" / "kolo.h"
-# This process makes no communicator, so its forks may.
-PROCESSES = multiprocessing.get_context("fork")
+# This process makes no communicator, so its forks may. Windows has no forks.
+PROCESSES = multiprocessing.get_context("spawn" if sys.platform == "win32" else "fork")
+# Windows has no signals. There, this ends a process as suddenly.
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 # Only a hang takes this long.
 PATIENCE = 300
 TRANSPORTS = ["shm", "tcp"]
@@ -291,7 +294,7 @@ def dies(rank, world, folder, transport):
     address = buffer.buffer_info()[0]
     ok(library.all_reduce.now(address, address, len(buffer), library.FLOAT32, library.SUM, comm, None))
     if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
     result = library.all_reduce.now(address, address, len(buffer), library.FLOAT32, library.SUM, comm, None)
     error = last_error()
     survivors, number = library.Handle(), ctypes.c_int32()
