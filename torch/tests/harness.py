@@ -69,7 +69,9 @@ class Ranks:
     def __init__(self, world, program, *args, environment=None):
         self.answers = PROCESSES.Queue()
         # Otherwise failures leave files of PyTorch's flight recorder in the home folder.
-        everywhere = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_FR_DUMP_ON_TIMEOUT": "0", **(environment or {})}
+        everywhere = {"OMP_NUM_THREADS": "1", "TORCH_FR_DUMP_ON_TIMEOUT": "0", **(environment or {})}
+        if sys.platform != "win32":
+            everywhere.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.processes = [
             PROCESSES.Process(target=_rank, args=(program, rank, world, self.answers, everywhere, args), daemon=True)
             for rank in range(world)

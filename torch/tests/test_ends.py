@@ -7,7 +7,6 @@ import glob
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +16,7 @@ import warnings
 
 import pytest
 import torch
-from harness import PATIENCE, Ranks, is_in_python, start
+from harness import KILL, PATIENCE, Ranks, is_in_python, start
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BarrierOptions
 
 # Values of PyTorch's WorkResult.
@@ -130,7 +129,7 @@ def fails_with_a_result(rank, world, method, how):
     done = stand_by(method, "done")
     if rank == 1:
         if how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), KILL)
         wait_for(lambda: os.path.exists(done), "the failure of rank 0")
         return None
     options = AllreduceOptions()
@@ -221,7 +220,7 @@ def runs_abort_hooks(rank, world, method, how):
     dist.all_reduce(tensors[0])
     if rank == 1:
         if how != "mute":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), KILL)
         # Rank 0 ends the group, and there is no failure for its own hooks.
         with pytest.raises(dist.DistBackendError):
             dist.recv(tensors[0], 0)
@@ -297,7 +296,7 @@ def ends_its_group(rank, world, method):
     start("kolo", method, rank, world)
     dist.barrier()
     if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
     seconds = []
 
     def hook():
@@ -460,7 +459,7 @@ def leaves_files(rank, world, method):
     for _ in range(3):
         dist.all_reduce(torch.ones(10))
     if rank == world - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
     with pytest.raises(dist.DistBackendError):
         dist.all_gather_into_tensor(torch.ones(10 * world), torch.ones(10))
     return is_in_python(dist.group.WORLD)

@@ -3,13 +3,12 @@
 import datetime
 import os
 import re
-import signal
 import tempfile
 import time
 
 import pytest
 import torch
-from harness import PATIENCE, Ranks, start
+from harness import KILL, PATIENCE, Ranks, start
 
 # Much less than every deadline here, and more than any machine needs.
 SOON = 240
@@ -33,7 +32,7 @@ def dies(rank, world, method, how):
     tensor = torch.ones(1000)
     dist.all_reduce(tensor)
     if rank == world - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
     if how == "all_reduce":
         return error_of(lambda: dist.all_reduce(tensor))
     if how == "asynchronous":
@@ -75,7 +74,7 @@ def kills_in_a_group(rank, world, method):
     if rank == 0:
         return None
     if rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
     return error_of(lambda: dist.barrier(group))
 
 
@@ -212,7 +211,7 @@ def shrinks(rank, world, method, how):
     dist.all_reduce(tensor)
     if rank == 1:
         if how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), KILL)
         # Ends without an error.
         dist.destroy_process_group()
         return None

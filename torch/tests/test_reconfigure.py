@@ -2,10 +2,9 @@
 
 import datetime
 import os
-import signal
 
 import pytest
-from harness import Ranks, free_port
+from harness import KILL, Ranks, free_port
 
 FIRST, SECOND = "first", "second"
 
@@ -58,7 +57,7 @@ def survivor(rank, world, port):
     dist.distributed_c10d._reconfigure(1, handles).wait()
     assert sum_of_ranks() == (rank, 3, 6.0)
     if rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
     with pytest.raises(dist.DistBackendError, match="rank 2"):
         for _ in range(1000):
             dist.all_reduce(torch.ones(1))

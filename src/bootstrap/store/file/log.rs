@@ -75,7 +75,10 @@ impl Log {
         let Some(mut file) = open(OpenOptions::new().read(true), &self.path)? else { return Ok(()) };
         let mut former = View::default();
         former.read(&mut file)?;
-        tracing::warn!(path = %self.path.display(), job = former.job, "replacing the store's file, which a former run has left behind");
+        // An empty file is of no run.
+        if former.is_started() {
+            tracing::warn!(path = %self.path.display(), job = former.job, "replacing the store's file, which a former run has left behind");
+        }
         sys::remove(&self.path).map_err(StoreError::io("removing the file of a former run"))
     }
 
