@@ -10,7 +10,6 @@ mod files;
 mod plan;
 mod random;
 mod run;
-#[cfg(unix)]
 mod soak;
 mod trace;
 mod units;
@@ -36,7 +35,6 @@ enum Command {
     /// Explain which algorithm a collective would use and what it would cost
     Plan(plan::Args),
     /// Run random jobs with random faults and check every result
-    #[cfg(unix)]
     Soak(soak::Args),
     /// Check whether kolo works on this machine, and say what to do if it does not
     Doctor(doctor::Args),
@@ -69,7 +67,6 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Doctor(args) => return doctor::doctor(&args),
-        #[cfg(unix)]
         Command::Soak(args) => return soak::soak(&args),
         Command::Trace(args) => trace::trace(&args),
         #[cfg(unix)]

@@ -45,7 +45,6 @@ impl Plan {
     }
 
     /// Returns the plan of a single call.
-    #[cfg(unix)]
     pub(crate) fn once<T: Pattern>(op: Operation, ranks: usize, bytes: u64) -> Plan {
         let elements = op.elements(bytes, size_of::<T>(), ranks);
         let (send, recv) = op.shares(elements, ranks);
@@ -53,7 +52,6 @@ impl Plan {
     }
 
     /// Elements that one rank sends and receives in one call.
-    #[cfg(unix)]
     pub(crate) fn lengths(&self) -> (usize, usize) {
         (self.send, self.recv)
     }

@@ -1,8 +1,9 @@
 //! Operations on numbers whose results are known.
 
-use kolo::{Communicator, DType, ReduceOp, Registered, Result, bf16, f16};
+use kolo::{Communicator, DType, ReduceOp, Result, bf16, f16};
 
 use super::script::{Call, Collect, How};
+use super::system;
 use crate::bench::measure::{Plan, count_wrong};
 use crate::bench::operation::Operation;
 use crate::bench::pattern::{Pattern, STALE, small};
@@ -116,30 +117,12 @@ pub(crate) fn fork(comm: &Communicator, words: usize, salt: u32) -> Result<u64> 
     let word = |rank: usize, place: usize| u64::from(small(None, rank, place, salt, ranks));
     let mut memory = comm.alloc::<u64>(words)?;
     memory.iter_mut().enumerate().for_each(|(place, into)| *into = word(rank, place));
-    free_in_a_child(&memory);
+    system::free_in_a_child(&memory);
     let changed = memory.iter().enumerate().filter(|&(place, &got)| got != word(rank, place)).count();
     comm.all_reduce(&mut memory, ReduceOp::Sum)?;
     let sum = |place: usize| (0..ranks).map(|rank| word(rank, place)).sum::<u64>();
     let wrong = memory.iter().enumerate().filter(|&(place, &got)| got != sum(place)).count();
     Ok((changed + wrong) as u64)
-}
-
-/// Forks a child that drops its copy of a buffer, as a child does that returns from `main`.
-fn free_in_a_child(memory: &Registered<u64>) {
-    use std::os::unix::process::CommandExt;
-    let memory = std::ptr::from_ref(memory) as usize;
-    let free = move || {
-        // SAFETY: only the forked child runs this, while the parent waits and keeps the buffer
-        // borrowed. The child drops its copy once and then ends.
-        drop(unsafe { std::ptr::read(memory as *const Registered<u64>) });
-        Err(std::io::ErrorKind::Interrupted.into())
-    };
-    let mut child = std::process::Command::new("ends before it starts");
-    // SAFETY: the child has the forking thread only. Dropping a buffer makes system calls and takes
-    // no lock that another thread may have held.
-    let child = unsafe { child.pre_exec(free) };
-    let ended = child.spawn();
-    debug_assert!(ended.is_err());
 }
 
 #[cfg(test)]

@@ -134,7 +134,7 @@ fn agree(round: &Round, reports: &[(usize, &Report)]) -> Result<(), String> {
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::time::Duration;

@@ -7,6 +7,7 @@ mod judge;
 mod rank;
 mod script;
 mod stranger;
+mod system;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path as FilePath, PathBuf};
@@ -16,7 +17,6 @@ use std::time::{Duration, Instant};
 use clap::Args as ClapArgs;
 use crossbeam_channel::{Receiver, Sender, select, unbounded};
 use kolo::TcpStoreServer;
-use rustix::process::{Pid, Signal, kill_process};
 
 use crate::random::{hexadecimal, random};
 use crate::run::process::{self, prepare};
@@ -166,6 +166,8 @@ struct Arena {
     patience: Duration,
     /// The signals that this process receives.
     signals: Receiver<process::Event>,
+    /// Ends the ranks if this process is killed.
+    _tie: process::Tie,
 }
 
 /// A rank's process.
@@ -194,7 +196,15 @@ impl Arena {
         let folder = std::env::temp_dir().join(format!("kolo-soak-{seed}-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("traces"))
             .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
-        Ok(Arena { folder, server, secret: hexadecimal(&secret), job, patience: args.patience, signals })
+        Ok(Arena {
+            folder,
+            server,
+            secret: hexadecimal(&secret),
+            job,
+            patience: args.patience,
+            signals,
+            _tie: process::Tie::new(),
+        })
     }
 
     fn traces(&self) -> PathBuf {
@@ -217,7 +227,10 @@ impl Arena {
         command.args(["--ranks", &round.ranks.to_string(), "--rank", &rank.to_string()]);
         command.env("KOLO_RANK", rank.to_string()).env("KOLO_WORLD_SIZE", round.ranks.to_string());
         command.env("KOLO_JOB_ID", &self.job).env("KOLO_SECRET", &self.secret);
-        command.env("KOLO_TRACE_DIR", self.traces()).env("KOLO_TRACE_SIGNAL", "1");
+        command.env("KOLO_TRACE_DIR", self.traces());
+        if cfg!(unix) {
+            command.env("KOLO_TRACE_SIGNAL", "1");
+        }
         match round.rendezvous {
             Rendezvous::Served => command.env("KOLO_STORE", self.server.url()).env("KOLO_STORE_SERVED", "1"),
             // The ranks read the secret from the file.
@@ -261,16 +274,16 @@ impl Arena {
         drop(sender);
         if round.fault == Fault::Crash {
             std::thread::sleep(round.after);
-            signal_all(&ranks, Signal::KILL);
+            kill_all(&ranks);
         }
         let outcome = follow(round, &mut ranks, &events, &self.signals, self.patience);
         if let Err(end) = &outcome {
             if let End::Failed(_) = end {
                 // The traces show what the ranks do.
-                signal_all(&ranks, Signal::USR1);
+                ranks.iter().for_each(|rank| system::ask_for_trace(rank.child.id()));
                 std::thread::sleep(Duration::from_millis(500));
             }
-            signal_all(&ranks, Signal::KILL);
+            kill_all(&ranks);
         }
         let mut outcomes = Vec::new();
         for Rank { mut child, report, errors } in ranks {
@@ -321,15 +334,8 @@ fn listen(
     });
 }
 
-fn signal(rank: &Rank, signal: Signal) {
-    if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {
-        // The process may have ended. Its pid is not reused before the process is waited for.
-        let _ = kill_process(pid, signal);
-    }
-}
-
-fn signal_all(ranks: &[Rank], which: Signal) {
-    ranks.iter().for_each(|rank| signal(rank, which));
+fn kill_all(ranks: &[Rank]) {
+    ranks.iter().for_each(|rank| system::kill(rank.child.id()));
 }
 
 /// How often a rank is told to continue: the first signals may come before it has stopped.
@@ -368,7 +374,7 @@ fn follow(
             Some(Event::Complained(rank, line)) => ranks[rank].errors += &(line + "\n"),
             Some(Event::Silent) => silent += 1,
             None if Instant::now() < deadline => {
-                signal(&ranks[round.victim], Signal::CONT);
+                system::go_on(ranks[round.victim].child.id());
                 goes_on = Some(Instant::now() + AGAIN);
             }
             None => {

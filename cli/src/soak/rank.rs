@@ -4,12 +4,12 @@ use std::io::Write;
 use std::time::Duration;
 
 use kolo::{Algorithm, Communicator, Error, Transport};
-use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::check::{carry_out, collect, fork};
 use super::holder::Holder;
 use super::script::{Dice, Fault, Ingredient, Path, Round, START, Step};
+use super::system;
 
 /// The report of a rank at its end.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -193,13 +193,13 @@ fn go_on(round: &Round, rest: &Communicator, operations: &mut u64) -> Result<(),
 /// operation.
 fn suffer(round: &Round) {
     let Round { fault, after, .. } = *round;
-    let cut = Dice::new(&[round.seed, round.number, u64::MAX]);
+    let mut dice = Dice::new(&[round.seed, round.number, u64::MAX]);
     std::thread::spawn(move || {
         std::thread::sleep(after);
         match fault {
-            Fault::Kill => signal(Signal::KILL),
+            Fault::Kill => system::kill_this_process(),
             Fault::Pause | Fault::Stop => stop(),
-            Fault::Cut => cut_a_connection(cut),
+            Fault::Cut => system::cut_a_connection(|count| dice.below(count)),
             // These faults do not hit this rank, or are injected elsewhere.
             Fault::PauseUnlinked | Fault::StopUnlinked | Fault::Nothing | Fault::Leave | Fault::Crash => {}
         }
@@ -214,24 +214,5 @@ fn suffer(round: &Round) {
 fn stop() {
     println!("{STOPS}");
     let _ = std::io::stdout().flush();
-    signal(Signal::STOP);
-}
-
-fn signal(signal: Signal) {
-    let _ = kill_process(getpid(), signal);
-}
-
-/// Shuts down one of the sockets of this process that are connected to another.
-fn cut_a_connection(mut dice: Dice) {
-    use std::os::fd::BorrowedFd;
-    let files = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let numbers = files.filter_map(|file| file.file_name().to_str()?.parse::<i32>().ok()).filter(|number| *number > 2);
-    // SAFETY: the descriptor is only passed to system calls, which check it. If it was closed and
-    // reused meanwhile, the new socket is cut instead, which is as good.
-    let connected = numbers.filter(|number| rustix::net::getpeername(unsafe { BorrowedFd::borrow_raw(*number) }).is_ok());
-    let connected: Vec<i32> = connected.collect();
-    if let Some(chosen) = connected.get(dice.below(connected.len())) {
-        // SAFETY: as above.
-        let _ = rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(*chosen) }, rustix::net::Shutdown::Both);
-    }
+    system::stop_this_process();
 }

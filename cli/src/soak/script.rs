@@ -108,6 +108,11 @@ pub(crate) enum Ingredient {
 }
 
 impl Ingredient {
+    /// Whether this system has it: Windows has no forks.
+    fn is_possible(self) -> bool {
+        cfg!(unix) || self != Ingredient::Forks
+    }
+
     pub(crate) fn in_words(self) -> &'static str {
         match self {
             Ingredient::Splits => "splits",
@@ -209,6 +214,11 @@ const UNLINKED: usize = 3;
 const UNLINKED_RANKS: usize = 8;
 
 impl Fault {
+    /// Whether this system has it: Windows does not tell a process which connections it has.
+    fn is_possible(self) -> bool {
+        cfg!(unix) || self != Fault::Cut
+    }
+
     /// Returns how long the victim is stopped.
     pub(crate) fn stop(self) -> Option<Duration> {
         match self {
@@ -245,6 +255,7 @@ impl Round {
             79..87 => Fault::Leave,
             _ => Fault::Crash,
         };
+        let fault = if fault.is_possible() { fault } else { Fault::Nothing };
         let ranks = if fault.is_unlinked() { ranks.max(UNLINKED_RANKS) } else { ranks };
         let steps = 20 + dice.below(180) as u64;
         let after = match fault {
@@ -259,7 +270,7 @@ impl Round {
             _ => {}
         }
         for (ingredient, one_in) in [(Ingredient::Holder, 3), (Ingredient::Forks, 3), (Ingredient::Stranger, 2)] {
-            if dice.one_in(one_in) {
+            if dice.one_in(one_in) && ingredient.is_possible() {
                 with.push(ingredient);
             }
         }

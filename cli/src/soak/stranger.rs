@@ -2,16 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use socket2::{Domain, SockAddr, Socket, Type};
-
 use super::script::{Dice, Round};
+use super::system::{LocalListener, listeners};
 
 /// Connects to the listeners of the ranks and of their store until it is
 /// [finished](Stranger::finish).
@@ -73,7 +71,7 @@ impl Visits {
         let mut calls = 0;
         while !is_over.load(Ordering::Relaxed) {
             let pids = ranks.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let listeners = pids.iter().enumerate().flat_map(|(rank, pid)| listeners(*pid).into_iter().map(move |at| (rank, at)));
+            let listeners = pids.iter().enumerate().flat_map(|(rank, pid)| Listener::of(*pid).map(move |at| (rank, at)));
             let store = store.map(|address| (0, Listener::Tcp(address)));
             for (rank, listener) in store.into_iter().chain(listeners) {
                 // Its process may have ended.
@@ -117,21 +115,20 @@ impl Visits {
     }
 }
 
-/// The address of a listener.
 #[derive(Debug)]
 enum Listener {
     Tcp(SocketAddr),
-    /// A name that is not in the file system.
-    Local(String),
+    /// Without an address.
+    Local(LocalListener),
 }
 
-trait Both: Read + Write + Send {}
-
-impl<T: Read + Write + Send> Both for T {}
-
-type Connection = Box<dyn Both>;
-
 impl Listener {
+    /// Returns the listeners of a process.
+    fn of(pid: u32) -> impl Iterator<Item = Listener> {
+        let (addresses, names) = listeners(pid);
+        addresses.into_iter().map(Listener::Tcp).chain(names.into_iter().map(Listener::Local))
+    }
+
     fn connect(&self) -> Option<Connection> {
         match self {
             Listener::Tcp(address) => {
@@ -139,86 +136,13 @@ impl Listener {
                 stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE))).ok()?;
                 Some(Box::new(stream))
             }
-            Listener::Local(name) => {
-                let socket = Socket::new(Domain::UNIX, Type::STREAM, None).ok()?;
-                // The listener of a stopped rank may have a full queue.
-                socket.set_nonblocking(true).ok()?;
-                socket.connect(&SockAddr::unix(format!("\0{name}")).ok()?).ok()?;
-                socket.set_nonblocking(false).ok()?;
-                let stream = UnixStream::from(socket);
-                stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE))).ok()?;
-                Some(Box::new(stream))
-            }
+            Listener::Local(listener) => Some(Box::new(listener.connect(PATIENCE)?)),
         }
     }
 }
 
-/// Returns the listeners of a process from the tables of Linux.
-fn listeners(pid: u32) -> Vec<Listener> {
-    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let sockets: Vec<String> = files
-        .filter_map(|file| {
-            std::fs::read_link(file.path()).ok()?.to_str()?.strip_prefix("socket:[")?.strip_suffix(']').map(str::to_owned)
-        })
-        .collect();
-    let is_its = |inode: &str| sockets.iter().any(|socket| socket == inode);
-    let table = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
-    let mut listeners = Vec::new();
-    for line in table("tcp").lines().skip(1) {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        // The local address, the state (0A: listening) and the inode.
-        if let [_, address, _, "0A", _, _, _, _, _, inode, ..] = fields[..]
-            && is_its(inode)
-        {
-            listeners.extend(tcp_address(address).map(Listener::Tcp));
-        }
-    }
-    for line in table("unix").lines().skip(1) {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        // The flags (one bit means listening), the inode and the name.
-        if let [_, _, _, "00010000", _, _, inode, name] = fields[..]
-            && is_its(inode)
-        {
-            listeners.extend(name.strip_prefix('@').map(|name| Listener::Local(name.to_owned())));
-        }
-    }
-    listeners
-}
+trait Both: Read + Write + Send {}
 
-/// Parses an address as Linux shows it: the host as a number in the machine's byte order, and the
-/// port.
-fn tcp_address(text: &str) -> Option<SocketAddr> {
-    let (host, port) = text.split_once(':')?;
-    let host = IpAddr::from(u32::from_str_radix(host, 16).ok()?.to_le_bytes());
-    // A process that listens at all addresses also listens at this one.
-    let host = if host.is_unspecified() { IpAddr::from([127, 0, 0, 1]) } else { host };
-    Some(SocketAddr::new(host, u16::from_str_radix(port, 16).ok()?))
-}
+impl<T: Read + Write + Send> Both for T {}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_read() {
-        assert_eq!(tcp_address("0100007F:1F90"), Some("127.0.0.1:8080".parse().unwrap()));
-        assert_eq!(tcp_address("00000000:0050"), Some("127.0.0.1:80".parse().unwrap()));
-        assert_eq!(tcp_address("nonsense"), None);
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn listeners_of_both_kinds_are_found_and_connected_to() {
-        use std::os::linux::net::SocketAddrExt;
-        use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener};
-
-        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let name = format!("kolo-soak-test-{}", std::process::id());
-        let _local = UnixListener::bind_addr(&UnixAddress::from_abstract_name(&name).unwrap()).unwrap();
-        let found = listeners(std::process::id());
-        let at_port = |listener: &&Listener| matches!(listener, Listener::Tcp(address) if *address == tcp.local_addr().unwrap());
-        let at_name = |listener: &&Listener| matches!(listener, Listener::Local(other) if *other == name);
-        assert!(found.iter().find(at_port).unwrap().connect().is_some());
-        assert!(found.iter().find(at_name).unwrap().connect().is_some());
-    }
-}
+type Connection = Box<dyn Both>;
