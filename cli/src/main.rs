@@ -3,7 +3,6 @@
 
 mod bench;
 mod chart;
-#[cfg(unix)]
 mod compare;
 mod doctor;
 mod files;
@@ -41,13 +40,11 @@ enum Command {
     /// Find the first call mismatch and the late ranks in the files of the flight recorder
     Trace(trace::Args),
     /// Compare kolo with other libraries and with the limits of the machine, in interleaved rounds
-    #[cfg(unix)]
     Compare(compare::Args),
     /// Run as the process that ends the ranks of a launcher that was killed
     #[command(hide = true)]
     Guard(run::GuardArgs),
     /// Run as a rank of a comparison
-    #[cfg(unix)]
     #[command(hide = true)]
     Compete(compare::RankArgs),
 }
@@ -69,9 +66,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => return doctor::doctor(&args),
         Command::Soak(args) => return soak::soak(&args),
         Command::Trace(args) => trace::trace(&args),
-        #[cfg(unix)]
         Command::Compare(args) => compare::compare(&args),
-        #[cfg(unix)]
         Command::Compete(args) => compare::compete(&args),
     };
     match result {

@@ -1,14 +1,14 @@
-//! The contestants, which wait for questions: each of their ranks connects to a Unix socket.
+//! The contestants, which wait for questions: each of their ranks connects to a socket.
 //! `cli/peers/README.md` describes the protocol.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 use super::arguments::Subject;
 use super::contestant::Contestant;
+use super::system::{Listener, Stream};
 use crate::random::{hexadecimal, random};
 
 /// How long a contestant may take to start. PyTorch is slow to start.
@@ -54,13 +54,13 @@ struct Entered {
     contestant: Contestant,
     children: Vec<Child>,
     /// Connections to its ranks, in order.
-    ranks: Vec<BufReader<UnixStream>>,
+    ranks: Vec<BufReader<Stream>>,
 }
 
 /// The contestants, and the socket to which their ranks connect.
 pub(super) struct Arena {
     ranks: usize,
-    listener: UnixListener,
+    listener: Listener,
     entered: Vec<Entered>,
     /// The last field, because the ranks use the folder until they have ended.
     folder: Folder,
@@ -69,12 +69,8 @@ pub(super) struct Arena {
 impl Arena {
     pub(super) fn new(ranks: usize) -> Result<Arena, String> {
         let folder = Folder::new()?;
-        let listen = || {
-            let listener = UnixListener::bind(folder.path().join("socket"))?;
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        };
-        let listener = listen().map_err(|error: std::io::Error| format!("{}: {error}", folder.path().display()))?;
+        let listener = Listener::bind(&folder.path().join("socket"));
+        let listener = listener.map_err(|error| format!("{}: {error}", folder.path().display()))?;
         Ok(Arena { ranks, listener, entered: Vec::new(), folder })
     }
 
@@ -93,10 +89,10 @@ impl Arena {
         let children = contestant.start(self.ranks, folder, Some(&folder.join("socket")))?;
         let mut entered = Entered { contestant, children, ranks: Vec::new() };
         let deadline = Instant::now() + START;
-        let mut ranks: Vec<Option<BufReader<UnixStream>>> = (0..self.ranks).map(|_| None).collect();
+        let mut ranks: Vec<Option<BufReader<Stream>>> = (0..self.ranks).map(|_| None).collect();
         while ranks.iter().any(Option::is_none) {
             match self.listener.accept() {
-                Ok((stream, _)) => {
+                Ok(stream) => {
                     let (name, rank, reader) = greet(stream).map_err(|error| format!("its greeting: {error}"))?;
                     // A late rank of a contestant that was given up may connect now.
                     if let Some(slot) = ranks.get_mut(rank).filter(|_| name == contestant.name()) {
@@ -150,7 +146,7 @@ impl Arena {
     }
 }
 
-fn greet(stream: UnixStream) -> std::io::Result<(String, usize, BufReader<UnixStream>)> {
+fn greet(stream: Stream) -> std::io::Result<(String, usize, BufReader<Stream>)> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(ANSWER))?;
     stream.set_write_timeout(Some(ANSWER))?;

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use kolo::Communicator;
 
+use super::system;
+
 pub(super) type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 /// Copies with non-temporal stores, where the processor has them.
@@ -85,23 +87,19 @@ impl SharedLine {
     /// Maps the cache line of that name. All processes that open it share it, and open it before one
     /// of them uses it.
     pub(super) fn open(socket: &Path, name: &str) -> Result<SharedLine> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        const LEN: usize = 4096;
         let path = socket.with_file_name(format!("{name}-line"));
         let open = || {
             let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
             // The file gets its memory or its place on the disk here. If there is none, an access to
             // the mapping would end the process.
-            file.write_all(&[0; 4096])?;
-            Ok(file)
+            file.write_all(&[0; LEN])?;
+            system::map(&file, LEN)
         };
-        let file = open().map_err(|error: std::io::Error| format!("{}: {error}", path.display()))?;
-        // SAFETY: a new mapping at an address that the kernel chooses replaces no other. It stays
-        // until the process ends, and only the atomics access it.
-        let words = unsafe {
-            let base = mmap(std::ptr::null_mut(), 4096, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)?;
-            &*base.cast::<[AtomicU32; 2]>()
-        };
-        Ok(SharedLine { words })
+        let base = open().map_err(|error| format!("{}: {error}", path.display()))?;
+        // SAFETY: the mapping has more bytes than the words, at the start of a page. It stays until
+        // the process ends, and only the atomics access it.
+        Ok(SharedLine { words: unsafe { &*base.cast() } })
     }
 
     /// Moves the line from rank 0 to rank 1 and back.
@@ -115,29 +113,18 @@ impl SharedLine {
     }
 
     /// Returns when all ranks have called it. Until then they sleep: no rank spins or yields.
-    #[cfg(target_os = "linux")]
     pub(super) fn barrier(&self, ranks: usize) -> Result<()> {
-        use rustix::io::Errno;
-        use rustix::thread::futex::{Flags, wait, wake};
         let [arrived, passed] = self.words;
         let before = passed.load(Ordering::Acquire);
         if arrived.fetch_add(1, Ordering::AcqRel) + 1 == ranks as u32 {
             arrived.store(0, Ordering::Relaxed);
             passed.fetch_add(1, Ordering::Release);
-            wake(passed, Flags::empty(), ranks as u32)?;
+            system::wake_all(passed)?;
             return Ok(());
         }
         while passed.load(Ordering::Acquire) == before {
-            match wait(passed, Flags::empty(), before, None) {
-                Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+            system::sleep_on(passed, before)?;
         }
         Ok(())
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn barrier(&self, _ranks: usize) -> Result<()> {
-        Err("futexes are available on Linux only".into())
     }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use super::arguments::{Subject, Task};
+use super::system;
 use crate::bench::operation::Operation;
 
 /// A library or a bound that takes part in a comparison.
@@ -127,7 +128,11 @@ impl Contestant {
 
     /// Prepares the start of the contestant from this folder.
     pub(super) fn prepare(self, folder: &Path) -> Result<(), String> {
+        if matches!(self, Gloo | DeepSpeed | OpenMpi | OpenMpiTcp | Mpich | MpichTcp) {
+            system::check_peers()?;
+        }
         match self {
+            Futex => system::check_futex(),
             Gloo => prepare_python(folder, "import torch.distributed", "pip install torch"),
             // The first use compiles its operation, which takes longer than a start may take.
             DeepSpeed => prepare_python(

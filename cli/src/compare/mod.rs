@@ -11,6 +11,7 @@ mod contestant;
 mod rank;
 mod report;
 mod start;
+mod system;
 
 use crate::bench::operation::Operation;
 use crate::units::count;

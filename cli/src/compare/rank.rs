@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use kolo::{Communicator, ReduceOp, Registered, Transport, bf16};
 use super::arguments::{IN_FLIGHT, MESSAGES, Subject};
 use super::bounds::{Result, SharedLine, exchange, pair, stream_copy};
 use super::contestant::Contestant;
+use super::system;
 use crate::bench::operation::Operation;
 
 /// Arguments of a rank that `kolo compare` starts.
@@ -75,7 +75,7 @@ impl Rank {
     }
 
     fn answer(&mut self, socket: &Path, name: &str) -> Result<()> {
-        let mut stream = UnixStream::connect(socket)?;
+        let mut stream = system::connect(socket)?;
         writeln!(stream, "{name} {}", self.comm.rank())?;
         for line in BufReader::new(stream.try_clone()?).lines() {
             let line = line?;

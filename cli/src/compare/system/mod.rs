@@ -1,0 +1,15 @@
+//! What a comparison asks of the system, where systems differ: the connection between a rank and the
+//! comparison, memory that ranks map, and a sleep on it.
+
+#[cfg(not(target_os = "linux"))]
+mod no_futex;
+#[cfg(unix)]
+mod unix;
+#[cfg(unix)]
+use unix as platform;
+#[cfg(windows)]
+mod windows;
+#[cfg(windows)]
+use windows as platform;
+
+pub(super) use platform::{Listener, Stream, check_futex, check_peers, connect, map, sleep_on, wake_all};
