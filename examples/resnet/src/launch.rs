@@ -55,6 +55,8 @@ pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String>
         _ => None,
     };
     let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    #[cfg(windows)]
+    ranks_end_with_this_process()?;
     let mut ranks = Ranks(Vec::new());
     for local in 0..count {
         let mut command = Command::new(&program);
@@ -94,6 +96,21 @@ fn die_with_parent(command: &mut Command) {
     unsafe {
         command.pre_exec(arm);
     }
+}
+
+/// Puts this process into a job of the system, and with it the ranks that it starts. The system ends
+/// all of them when this process ends, however that happens.
+#[cfg(windows)]
+fn ranks_end_with_this_process() -> Result<(), String> {
+    let make = || {
+        let job = win32job::Job::create_with_limit_info(win32job::ExtendedLimitInfo::new().limit_kill_on_job_close())?;
+        job.assign_current_process()?;
+        Ok::<_, win32job::JobError>(job)
+    };
+    let job = make().map_err(|error| format!("the ranks cannot be tied to this process: {error}"))?;
+    // Closing the job would end this process. The system closes it with the process.
+    std::mem::forget(job);
+    Ok(())
 }
 
 /// The ranks that were started; `None` for those that have ended. Dropping this kills the remaining
