@@ -10,9 +10,10 @@
 set -euo pipefail
 
 export WINEPREFIX=${KOLO_WINEPREFIX:-${TMPDIR:-/tmp}/kolo-wine-$(id -u)}
-# Nothing is drawn, and no program wants .NET, a browser or a menu.
+# Nothing is drawn, and no program wants .NET, a browser or a menu. A program that crashes ends, and
+# waits for no debugger.
 export WINEDEBUG=${WINEDEBUG:--all} DISPLAY=
-export WINEDLLOVERRIDES="mscoree,mshtml,winemenubuilder.exe=${WINEDLLOVERRIDES:+;$WINEDLLOVERRIDES}"
+export WINEDLLOVERRIDES="mscoree,mshtml,winemenubuilder.exe,winedbg.exe=${WINEDLLOVERRIDES:+;$WINEDLLOVERRIDES}"
 wine=$(command -v wine64 || echo /usr/lib/wine/wine64)
 # Windows has no such variable, and kolo reports variables with its prefix that it does not know.
 unset HOSTNAME KOLO_WINEPREFIX

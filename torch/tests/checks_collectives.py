@@ -6,7 +6,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from harness import NotRun, check, is_in_python, needs_gathers_of_several, needs_pytorch
+from harness import IS_WINE, NotRun, check, is_in_python, needs_gathers_of_several, needs_pytorch
 
 # Import it before making a group, as programs do.
 from torch.distributed import _coalescing_manager
@@ -841,6 +841,9 @@ def what_cannot_be_is_refused(group):
     ]
     import re
 
+    if IS_WINE:
+        # PyTorch refuses this by an exception of C++. Those damage the heap under Wine 8.
+        cases = [case for case in cases if not case[0].startswith("SparseCPU")]
     for pattern, call in cases:
         try:
             call()

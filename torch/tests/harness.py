@@ -1,5 +1,6 @@
 """Ranks as processes that run many checks each, because importing PyTorch takes longer than most checks."""
 
+import ctypes
 import datetime
 import functools
 import multiprocessing
@@ -25,6 +26,9 @@ if sys.platform != "win32":
 # Ends a process at once, so that it does nothing more. Windows has no signals; there, os.kill ends
 # the process with this number as its status.
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+# Whether Windows is Wine.
+IS_WINE = sys.platform == "win32" and hasattr(ctypes.windll.ntdll, "wine_get_version")
 
 # Only a hang takes this long.
 PATIENCE = 300
@@ -61,6 +65,11 @@ def _rank(program, rank, world, answers, environment, args):
         answers.put((rank, None, program(rank, world, *args)))
     except BaseException:
         answers.put((rank, traceback.format_exc(), None))
+    if IS_WINE:
+        # A process that has used PyTorch may hang or crash while it ends.
+        answers.close()
+        answers.join_thread()
+        os.kill(os.getpid(), KILL)
 
 
 class Ranks:
