@@ -363,28 +363,40 @@ fn tests() -> BTreeSet<String> {
     names
 }
 
-#[test]
-fn the_table_of_faults_names_tests_that_exist() {
-    let table = fs::read_to_string(root().join("docs/faults.md")).unwrap();
+/// Returns the tests that a page's table of failures names in its last column, after checking that
+/// each exists and that each row names one or says why not.
+fn shown_by(page: &str, is_row: impl Fn(&str) -> bool) -> BTreeSet<String> {
     let tests = tests();
     let mut named = BTreeSet::new();
-    for line in table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| #")) {
-        let fields: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-        let [number, _, _, shown_by] = fields[..] else { panic!("not a row of four fields: {line}") };
+    for line in text(Path::new(page)).lines().filter(|line| line.starts_with("| ") && is_row(line)) {
+        let (_, shown_by) = line.trim_end_matches(" |").rsplit_once(" | ").unwrap();
         let is_name = |word: &&str| {
             word.contains('_') && word.chars().all(|letter| letter.is_ascii_lowercase() || "_0123456789".contains(letter))
         };
         let names: Vec<&str> = shown_by.split('`').skip(1).step_by(2).filter(is_name).collect();
         for name in &names {
-            assert!(tests.contains(*name), "row {number} of docs/faults.md is shown by {name}, which is no test");
+            assert!(tests.contains(*name), "{page}: {name}, which is no test, shows: {line}");
         }
-        assert!(!names.is_empty() || shown_by.starts_with("not shown"), "row {number} of docs/faults.md is shown by nothing");
+        assert!(!names.is_empty() || shown_by.starts_with("not shown"), "{page}: nothing shows: {line}");
         named.extend(names.into_iter().map(str::to_owned));
     }
+    named
+}
+
+#[test]
+fn the_table_of_faults_names_tests_that_exist() {
+    let named = shown_by("docs/faults.md", |line| !line.starts_with("| #"));
     assert!(named.len() > 40, "only {named:?} were found: the test looks in the wrong place");
     let is_row = |name: &&String| name.starts_with("row_");
+    let tests = tests();
     let forgotten: Vec<_> = tests.iter().filter(is_row).filter(|name| !named.contains(*name)).collect();
     assert!(forgotten.is_empty(), "docs/faults.md does not name {forgotten:?}");
+}
+
+#[test]
+fn the_failures_of_others_on_windows_have_tests() {
+    let named = shown_by("docs/windows.md", |line| line.starts_with("| \""));
+    assert!(named.len() > 10, "only {named:?} were found: the test looks in the wrong place");
 }
 
 /// In `CONTRIBUTING.md`, items follow the files that they are in.

@@ -558,6 +558,23 @@ fn a_folder_in_which_the_stores_file_cannot_be_created_is_named_at_once() {
     assert!(began.elapsed() < Duration::from_secs(100), "a rank waited for its deadline");
 }
 
+/// A virus scanner or another program may have opened the file of a store so that no other process
+/// can.
+#[cfg(windows)]
+#[test]
+fn a_file_that_a_process_has_opened_for_itself_alone_is_named_at_once() {
+    use std::os::windows::fs::OpenOptionsExt;
+    let path = temporary();
+    let _held = std::fs::OpenOptions::new().write(true).create(true).truncate(false).share_mode(0).open(&path).unwrap();
+    let began = Instant::now();
+    for rank in [1, 0] {
+        let builder = Communicator::builder().rank(rank).world_size(2).store(file_url(&path));
+        let text = builder.start_timeout(Duration::from_secs(100)).connect().unwrap_err().to_string();
+        assert!(text.contains(&path.display().to_string()) && text.contains("(os error 32)"), "{text}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(100), "a rank waited for its deadline");
+}
+
 #[test]
 fn costs_that_cannot_be_compared_are_refused() {
     for cost in [f64::NAN, f64::INFINITY, -1.0] {

@@ -89,13 +89,18 @@ def test_init_methods(tmp_path, kind):
     # Each group has a store of its own: a fast rank could still find the store of the previous
     # group.
     ports = [free_port(), free_port()]
-    urls = {"file": "file://{}/store-{}", "tcp": "tcp://127.0.0.1:{1}", "env": "env://"}
-    methods = [(urls[kind].format(tmp_path, port), port) for port in ports]
+    urls = {"file": tmp_path.as_uri() + "/store-{}", "tcp": "tcp://127.0.0.1:{}", "env": "env://"}
+    methods = [(urls[kind].format(port), port) for port in ports]
     assert all(Ranks(2, starts, methods).results().values())
 
 
+def test_a_store_needs_no_libuv():
+    """PyTorch for Windows is built without it."""
+    assert all(Ranks(1, starts, [("env://", free_port())]).results().values())
+
+
 def test_one_rank_alone(tmp_path):
-    program = write(tmp_path, PROGRAM, arguments=f'"kolo", init_method="file://{tmp_path}/store", rank=0, world_size=1')
+    program = write(tmp_path, PROGRAM, arguments=f'"kolo", init_method="{tmp_path.as_uri()}/store", rank=0, world_size=1')
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr
 

@@ -6,6 +6,7 @@ Installed, this needs no import. ``torch_kolo.Options()`` goes to ``pg_options``
 import functools
 import importlib
 import os
+import sys
 import warnings
 
 __all__ = ["Options", "ProcessGroupKolo"]
@@ -91,9 +92,13 @@ def register():
 
 def _autoload():
     """Is called when torch is imported: for versions of PyTorch that do not look for backends
-    later, and to take the place of Gloo.
+    later, to take the place of Gloo, and for stores on Windows.
     """
     import torch.distributed as dist
+
+    if sys.platform == "win32":
+        # PyTorch's TCP stores ask for libuv, which PyTorch for Windows is built without.
+        os.environ.setdefault("USE_LIBUV", "0")
 
     from ._as_gloo import is_wanted
 

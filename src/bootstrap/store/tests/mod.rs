@@ -92,7 +92,7 @@ fn no_password_is_shown() {
 }
 
 #[test]
-fn urls() {
+fn urls_and_paths_of_stores() {
     let tcp = |host: &str, port| StoreUrl::Tcp { host: host.to_owned(), port };
     for (url, parsed) in [
         ("tcp://10.0.0.1:29500", tcp("10.0.0.1", 29500)),
