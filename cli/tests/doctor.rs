@@ -100,7 +100,7 @@ fn what_is_wrong_is_said_with_what_to_do() {
     fails(
         doctor().env("KOLO_STORE", "file:///no/such/folder/store"),
         "store",
-        &["/no/such/folder/store", "No such file", "make the folder"],
+        &["/no/such/folder/store", if cfg!(windows) { "(os error 3)" } else { "No such file" }, "make the folder"],
     );
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();

@@ -2,16 +2,13 @@
 //!
 //! The ranks are this program again: `kolo run` starts it with one test, [`be_a_rank`], which does
 //! nothing otherwise.
-#![cfg(unix)]
 
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo::Communicator;
-use rustix::process::{Pid, test_kill_process};
 
 /// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
@@ -29,13 +26,39 @@ struct EndsAfter(Vec<u32>);
 impl Drop for EndsAfter {
     fn drop(&mut self) {
         let deadline = Instant::now() + PATIENCE;
-        let lives = |pid: &u32| Pid::from_raw(*pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok());
         // The launcher waits for its ranks: none of them stays as a zombie.
-        while self.0.iter().any(lives) && Instant::now() < deadline {
+        while self.0.iter().any(|pid| lives(*pid)) && Instant::now() < deadline {
             std::thread::yield_now();
         }
     }
 }
+
+#[cfg(unix)]
+fn lives(pid: u32) -> bool {
+    let pid = rustix::process::Pid::from_raw(pid as i32);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok())
+}
+
+#[cfg(windows)]
+fn lives(pid: u32) -> bool {
+    use windows_sys::Win32::Foundation::{CloseHandle, WAIT_TIMEOUT};
+    use windows_sys::Win32::System::Threading::{OpenProcess, PROCESS_SYNCHRONIZE, WaitForSingleObject};
+
+    // SAFETY: the call takes numbers.
+    let process = unsafe { OpenProcess(PROCESS_SYNCHRONIZE, 0, pid) };
+    if process.is_null() {
+        return false;
+    }
+    // SAFETY: the handle was opened above, and nothing else has it.
+    unsafe {
+        let lives = WaitForSingleObject(process, 0) == WAIT_TIMEOUT;
+        CloseHandle(process);
+        lives
+    }
+}
+
+/// The variable with the folder for temporary files.
+const TEMPORARY: &str = if cfg!(windows) { "TMP" } else { "TMPDIR" };
 
 fn connect() -> Communicator {
     Communicator::builder().timeout(PATIENCE).start_timeout(PATIENCE).connect().unwrap()
@@ -154,7 +177,7 @@ fn job(task: &str) -> (Output, String) {
 fn job_in(directory: &Path, temporary: &OsStr, task: &str) -> (Output, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.args(["run", "-n", "3", "--grace", "240s", "--"]).arg(std::env::current_exe().unwrap());
-    command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env("TMPDIR", temporary).current_dir(directory);
+    command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env(TEMPORARY, temporary).current_dir(directory);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let last = text(&output.stderr).lines().last().unwrap_or_default().to_owned();
     let left = std::fs::read_dir(directory.join(temporary)).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
@@ -223,8 +246,11 @@ fn a_job_inside_a_rank_names_no_rank_of_the_launcher() {
 }
 
 /// The ranks change their working directory.
+#[cfg(unix)]
 #[test]
 fn ranks_find_the_folder_for_temporary_files() {
+    use std::os::unix::ffi::OsStrExt;
+
     let folder = Folder::new("temporary");
     for temporary in [&b""[..], b"relative", b"no-utf-8-\xff"].map(OsStr::from_bytes) {
         let absolute = folder.0.join(temporary);

@@ -1,8 +1,6 @@
 //! `kolo soak` as users run it. Unit tests beside the code cover its checks.
-#![cfg(unix)]
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 fn soak(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kolo")).arg("soak").args(arguments).output().unwrap()
@@ -57,8 +55,12 @@ fn each_ingredient_is_survived() {
 
 /// In the middle of a round, or while it looks for a round, the soak ends its ranks and leaves
 /// nothing in the folder for temporary files.
+#[cfg(unix)]
 #[test]
 fn a_soak_that_is_stopped_leaves_nothing() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+
     // The ranks of a round wait for the stopped one until their deadline.
     for (signal, number) in [("TERM", 15), ("INT", 2)] {
         let folder = std::env::temp_dir().join(format!("kolo-soak-stopped-{signal}-{}", std::process::id()));

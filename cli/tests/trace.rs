@@ -3,7 +3,6 @@
 //!
 //! The ranks are this program again: `kolo run` starts it with one test, [`be_a_rank`], which does
 //! nothing otherwise.
-#![cfg(unix)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -58,6 +57,7 @@ fn be_a_rank() {
             }
             comm.all_reduce(&mut buf, ReduceOp::Max).unwrap_err();
         }
+        #[cfg(unix)]
         "killed" => {
             if rank == 2 {
                 rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
@@ -214,6 +214,8 @@ fn a_rank_that_is_late_beyond_the_deadline_is_named() {
     assert!(all.contains("  the others waited for rank 2 for at least 5.0"), "{all}");
 }
 
+/// Windows does not say that one process was ended by another.
+#[cfg(unix)]
 #[test]
 fn a_rank_that_was_killed_is_named_by_the_others() {
     let folder = Folder::new("killed");
@@ -227,6 +229,7 @@ fn a_rank_that_was_killed_is_named_by_the_others() {
     assert!(said.contains("first failure: world, seq 8") && said.contains("  rank 2 left no file"), "{said}");
 }
 
+#[cfg(unix)]
 #[test]
 fn a_signal_has_files_written_and_interrupts_nothing() {
     let folder = Folder::new("signal");
@@ -250,12 +253,14 @@ fn a_signal_has_files_written_and_interrupts_nothing() {
     assert!(said.contains("files of ranks 0 to 2"), "{said}");
 }
 
+#[cfg(unix)]
 fn children(of: u32) -> Vec<u32> {
     let threads = std::fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
     let lists = threads.map(|thread| std::fs::read_to_string(thread.path().join("children")).unwrap_or_default());
     lists.flat_map(|list| list.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<u32>>()).collect()
 }
 
+#[cfg(unix)]
 fn has_connected(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("memfd:kolo"))
 }
@@ -270,6 +275,7 @@ fn a_signal_needs_a_folder() {
 }
 
 /// A message that cannot be written must not end the analysis.
+#[cfg(unix)]
 #[test]
 fn a_standard_error_that_cannot_be_written_ends_nothing() {
     let folder = Folder::new("silent");

@@ -8,44 +8,56 @@ use kolo::{Communicator, Error, ReduceOp};
 
 use crate::job::Job;
 use crate::rank::say;
-use crate::runner::Outcome::{self, Passed};
+use crate::runner::Outcome::{self, NotRun, Passed};
+use crate::system::{self, has_ended};
 
-/// The variable with the signal that a rank sends to itself.
-const SIGNAL: &str = "KOLO_TEST_SIGNAL";
+/// The variable that tells rank 2 whether to stop itself; otherwise it kills itself.
+const STOPS: &str = "KOLO_TEST_STOPS";
 
 /// Set if each rank takes its buffers alone.
 const POOLED: &str = "KOLO_TEST_POOLED";
 
 /// Registered memory that the failed operation did not use belongs to other threads all the time.
-/// The memory that it used belongs to the caller alone after the failure, even if the rank at fault
-/// continues later.
+/// The memory that it used belongs to the caller alone after the failure.
 pub(crate) fn registered_memory() -> Outcome {
-    for (signal, deadline) in [(libc::SIGKILL, 600_000), (libc::SIGSTOP, 3000)] {
-        for pooled in [false, true, false, true] {
-            let mut job = Job::start("bystander", 3, deadline, |_, command| {
-                command.env(SIGNAL, signal.to_string());
-                if pooled {
-                    command.env(POOLED, "1");
-                }
-            });
-            for rank in [0, 1] {
-                assert_eq!(job.hear(rank, "given back"), "2");
+    fail_beside_others(false);
+    Passed(String::new())
+}
+
+/// The same if the rank at fault is stopped and continues later.
+pub(crate) fn registered_memory_of_stopped() -> Outcome {
+    if let Some(why) = system::shares_private_pages() {
+        return NotRun(why.to_owned());
+    }
+    fail_beside_others(true);
+    Passed(String::new())
+}
+
+fn fail_beside_others(stops: bool) {
+    for pooled in [false, true, false, true] {
+        let mut job = Job::start("bystander", 3, if stops { 3000 } else { 600_000 }, |_, command| {
+            for (name, _) in [(STOPS, stops), (POOLED, pooled)].iter().filter(|(_, is_set)| *is_set) {
+                command.env(name, "1");
             }
-            job.signal(2, libc::SIGCONT);
-            for rank in [0, 1] {
-                assert_eq!(job.hear(rank, "wrong words:"), "0", "rank {rank}, signal {signal}");
-                job.ends_clean(rank);
-            }
+        });
+        for rank in [0, 1] {
+            assert_eq!(job.hear(rank, "given back"), "2");
+        }
+        if stops {
+            job.go_on(2);
+        }
+        for rank in [0, 1] {
+            assert_eq!(job.hear(rank, "wrong words:"), "0", "rank {rank}");
+            job.ends_clean(rank);
         }
     }
-    Passed(String::new())
 }
 
 /// All-reduces a part of a registered buffer until that fails. Until the rank at fault has ended, a
 /// thread writes and reads the rest of the buffer and another registered buffer. No peer may ever
 /// access those, and after the failure no peer may access the part.
 ///
-/// Rank 2 is at fault: it sends itself a signal while it writes into its peers' memory.
+/// Rank 2 is at fault: it ends or stops itself while it writes into its peers' memory.
 pub(crate) fn beside_an_operation(comm: &Communicator) -> Error {
     const USED: usize = 4_000_001;
     // The part does not end at a page boundary.
@@ -58,7 +70,7 @@ pub(crate) fn beside_an_operation(comm: &Communicator) -> Error {
     if comm.rank() == 2 {
         // The first word of its chunk, which it writes on all ranks before the rest of the chunk.
         let word = used.as_mut_ptr().wrapping_add(USED - USED / 3).expose_provenance();
-        let signal = std::env::var(SIGNAL).unwrap().parse().unwrap();
+        let end = if std::env::var_os(STOPS).is_some() { system::stop } else { system::kill };
         std::thread::spawn(move || {
             // SAFETY: the memory lives as long as the process. Reading it while it is lent is a
             // part of the fault.
@@ -67,8 +79,7 @@ pub(crate) fn beside_an_operation(comm: &Communicator) -> Error {
             while seen() < 16 || seen().is_multiple_of(2) {
                 std::hint::spin_loop();
             }
-            // SAFETY: a system call with a number.
-            unsafe { libc::raise(signal) };
+            end(std::process::id());
         });
     }
     std::thread::scope(|scope| {
@@ -106,10 +117,4 @@ fn wrong_words(memory: &mut [u64]) -> usize {
     let round = ROUND.fetch_add(1, Ordering::Relaxed);
     memory.fill(round);
     std::hint::black_box(&mut *memory).iter().filter(|&&word| word != round).count()
-}
-
-/// Whether a process of this machine has ended. It may be a zombie.
-pub(crate) fn has_ended(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }

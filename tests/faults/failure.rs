@@ -4,7 +4,7 @@ use std::fmt;
 
 use kolo::{Cause, Error, Op};
 
-use crate::rank::now;
+use crate::system::now;
 
 /// A call that failed.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,7 +1,7 @@
 //! Starts ranks, injects faults into them, reads their output, and checks what all survivors report
 //! after a failure.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 use crate::rank::{DEADLINE, WORKER};
+use crate::system;
 
 /// The time after which a test gives up: far more than a healthy rank needs.
 pub(crate) const LATE: Duration = Duration::from_secs(120);
@@ -134,8 +135,8 @@ impl Job {
     pub(crate) fn add(&mut self, mut command: Command) {
         let declared = command.get_envs().find(|(name, _)| *name == "KOLO_HOST").and_then(|(_, value)| value);
         let declared = declared.map(|host| host.to_str().unwrap().to_owned());
-        let host = declared.unwrap_or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned());
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let host = declared.unwrap_or_else(system::host_name);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (number, sender) = (self.ranks.len(), self.sender.clone());
         let output = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || {
@@ -153,26 +154,29 @@ impl Job {
         self.ranks[rank].child.id()
     }
 
-    pub(crate) fn signal(&self, rank: usize, signal: i32) {
-        // SAFETY: the process is a child of this one that was not waited for.
-        assert_eq!(unsafe { libc::kill(self.pid(rank) as i32, signal) }, 0);
+    /// Ends the process of a rank.
+    pub(crate) fn kill(&self, rank: usize) {
+        system::kill(self.pid(rank));
+    }
+
+    /// Stops the process of a rank.
+    pub(crate) fn stop(&self, rank: usize) {
+        system::stop(self.pid(rank));
+    }
+
+    /// Continues a stopped rank.
+    pub(crate) fn go_on(&self, rank: usize) {
+        system::go_on(self.pid(rank));
+    }
+
+    /// Writes a line to the standard input of a rank, which waits for it.
+    pub(crate) fn tell(&mut self, rank: usize) {
+        self.ranks[rank].child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
     /// Waits until a rank writes a line that begins with `start`, and returns the rest of the line.
     pub(crate) fn hear(&mut self, rank: usize, start: &str) -> String {
         self.hear_all(rank, &[start], start.len())
-    }
-
-    /// Waits until a rank writes a line that begins with one of `starts`. Returns which, and the
-    /// rest of the line.
-    pub(crate) fn hear_one<'a>(&mut self, rank: usize, starts: &[&'a str]) -> (&'a str, String) {
-        let deadline = Instant::now() + LATE;
-        loop {
-            if let Some(start) = starts.iter().find(|start| self.has_said(rank, start)) {
-                return (start, self.hear(rank, start));
-            }
-            assert!(Instant::now() < deadline, "rank {rank} wrote no line with {starts:?}; other lines: {:#?}", self.heard);
-        }
     }
 
     /// Waits until a rank logs a line that contains all of `parts`.

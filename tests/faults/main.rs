@@ -4,36 +4,34 @@
 //! Without `KOLO_TEST_WORKER` this program is a test runner, which starts itself with that variable
 //! as the ranks ([`rank`]). It prints and counts the tests that cannot run here.
 
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 mod bystander;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 mod failure;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 mod job;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 mod log;
-#[cfg(target_os = "linux")]
-mod network;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 mod processes;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 mod rank;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 #[path = "../common/runner.rs"]
 mod runner;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 mod starts;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 mod strangers;
-#[cfg(target_os = "linux")]
-mod wire;
+#[cfg(any(target_os = "linux", windows))]
+mod system;
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "linux", windows)))]
 fn main() {
-    println!("NOT RUN: faults are injected on Linux only");
+    println!("NOT RUN: faults are injected on Linux and Windows only");
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 const TESTS: &[runner::Test] = &[
     ("row_01_killed", processes::killed),
     ("row_02_stopped", processes::stopped),
@@ -42,9 +40,9 @@ const TESTS: &[runner::Test] = &[
     ("row_02_stopped_at_the_start", starts::stopped_at_the_start),
     ("row_03_left_early", processes::left_early),
     ("row_03_left_in_good_order", processes::left_in_good_order),
-    ("row_04_partition", network::partition),
-    ("row_05_reset", network::reset),
-    ("row_06_slow_and_lossy", network::slow_and_lossy),
+    ("row_04_partition", system::partition),
+    ("row_05_reset", system::reset),
+    ("row_06_slow_and_lossy", system::slow_and_lossy),
     ("row_07_port_taken", starts::port_taken),
     ("row_08_stale_store", starts::stale_store),
     ("row_08_stale_store_of_missing_ranks", starts::stale_store_of_missing_ranks),
@@ -55,22 +53,22 @@ const TESTS: &[runner::Test] = &[
     ("row_11_missing_rank", starts::missing_rank),
     ("row_12_world_sizes", starts::world_sizes),
     ("row_13_to_15_different_calls", processes::different_calls),
-    ("row_13_to_15_between_hosts", network::different_calls),
+    ("row_13_to_15_between_hosts", system::different_calls_between_hosts),
     ("row_24_dropped_with_work", processes::dropped_with_work),
-    ("row_25_fork", processes::forked),
-    ("row_25_killed_with_a_child", processes::killed_with_a_child),
-    ("row_25_killed_with_a_child_elsewhere", network::killed_with_a_child),
-    ("row_27_signals", processes::signals),
-    ("row_28_no_descriptors", processes::no_descriptors),
-    ("row_28_few_descriptors_at_the_start", processes::few_descriptors),
-    ("row_28_no_descriptors_for_the_store", processes::no_descriptors_for_the_store),
-    ("row_29_no_shared_memory", processes::no_shared_memory),
-    ("row_30_nothing_left_over", processes::nothing_left_over),
+    ("row_25_fork", system::forked),
+    ("row_25_killed_with_a_child", system::killed_with_a_child),
+    ("row_25_killed_with_a_child_elsewhere", system::killed_with_a_child_elsewhere),
+    ("row_27_signals", system::signals),
+    ("row_28_no_descriptors", system::no_descriptors),
+    ("row_28_few_descriptors_at_the_start", system::few_descriptors),
+    ("row_28_no_descriptors_for_the_store", system::no_descriptors_for_the_store),
+    ("row_29_no_shared_memory", system::no_shared_memory),
+    ("row_30_nothing_left_over", system::nothing_left_over),
     ("row_31_other_version", strangers::other_version),
     ("row_31_two_builds", strangers::two_builds),
-    ("row_34_own_name_on_loopback", network::own_name_on_loopback),
-    ("row_34_ipv6_only", network::ipv6_only),
-    ("row_34_file_store_between_hosts", network::file_store),
+    ("row_34_own_name_on_loopback", system::own_name_on_loopback),
+    ("row_34_ipv6_only", system::ipv6_only),
+    ("row_34_file_store_between_hosts", system::file_store),
     ("row_36_other_world_size", starts::other_world_size),
     ("row_37_garbage_connections", strangers::garbage),
     ("row_37_before_the_secret", strangers::before_the_secret),
@@ -78,30 +76,30 @@ const TESTS: &[runner::Test] = &[
     ("row_37_silent_strangers", strangers::silent),
     ("row_38_wrong_secret", strangers::wrong_secret),
     ("row_38_earlier_run", strangers::earlier_run),
-    ("row_38_replayed_handshake", strangers::replayed),
-    ("row_38_another_user", strangers::another_user),
+    ("row_38_replayed_handshake", system::replayed),
+    ("row_38_another_user", system::another_user),
     ("row_39_store_ends", starts::store_ends),
     ("row_40_uneven", processes::uneven),
     ("file_store_keeps_up", starts::file_keeps_up),
     ("missing_of_many_at_a_file", starts::missing_of_many),
     ("root_paused_at_the_start", starts::paused_root),
     ("row_51_registered_memory", bystander::registered_memory),
-    ("row_53_no_memory_in_time", processes::no_memory_in_time),
+    ("row_51_registered_memory_of_a_stopped_rank", bystander::registered_memory_of_stopped),
+    ("row_53_no_memory_in_time", system::no_memory_in_time),
     ("row_61_ended_in_a_message", processes::ended_in_a_message),
     ("survivors_go_on", processes::survivors_go_on),
     ("killed_while_splitting", processes::killed_while_splitting),
     ("two_killed_at_once", processes::two_killed),
 ];
 
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 fn main() -> std::process::ExitCode {
     if let Ok(task) = std::env::var(rank::WORKER) {
         match task.as_str() {
-            "stranger" => strangers::be_a_stranger(),
+            "stranger" => system::be_a_stranger(),
             task => rank::work(task),
         }
         return std::process::ExitCode::SUCCESS;
     }
-    // Most tests wait most of the time.
-    runner::run(TESTS, 4)
+    runner::run(TESTS, system::TESTS_AT_ONCE)
 }

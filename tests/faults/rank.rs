@@ -2,12 +2,12 @@
 //! that all processes of a machine share.
 
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo::{Communicator, Error, Op, ReduceOp, Result, Waited, Work, WorkError};
 
 use crate::failure::{Failure, kind};
+use crate::system::{self, Belongings, has_ended, sockets};
 use crate::{bystander, log};
 
 /// The variable with the task of a rank.
@@ -21,7 +21,7 @@ pub(crate) const DEADLINE: &str = "KOLO_TEST_DEADLINE";
 pub(crate) const REGISTERED: usize = 8 << 20;
 
 /// How a task ended early.
-enum End {
+pub(crate) enum End {
     /// This call failed.
     Failed(Failed),
     /// The rank drops the communicator, and then runs this check.
@@ -29,9 +29,9 @@ enum End {
 }
 
 /// An error, and the call as this rank made it; `None` if the library made the call.
-struct Failed {
-    error: Error,
-    call: Option<(Op, u64)>,
+pub(crate) struct Failed {
+    pub(crate) error: Error,
+    pub(crate) call: Option<(Op, u64)>,
 }
 
 impl From<Error> for End {
@@ -51,23 +51,22 @@ fn leaves() -> End {
 }
 
 /// The result of a task. Ranks that stay to the end return `Ok`.
-type Task = Result<(), End>;
+pub(crate) type Task = Result<(), End>;
 
 pub(crate) fn work(task: &str) {
+    system::warm_up();
     log::say_all();
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let deadline = Duration::from_millis(number(DEADLINE).unwrap_or(60_000));
     let before = Belongings::count();
-    prepare(task);
+    system::prepare(task);
     if task == "crowd" {
         say("begins");
     }
-    let usual = number("KOLO_TEST_DESCRIPTORS").map(limit_descriptors);
-    let comm = match Communicator::builder().timeout(deadline).connect() {
+    let comm = match system::connecting(|| Communicator::builder().timeout(deadline).connect()) {
         Ok(comm) => comm,
         Err(error) => return say(&format!("refused {}: {error}", kind(&error))),
     };
-    usual.map(limit_descriptors);
     say(&format!("connected {} {}", comm.transport_name(), Belongings::count().regions));
     let mut look: Box<dyn FnOnce()> = Box::new(|| {});
     match run_task(task, &comm) {
@@ -94,16 +93,13 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
     match task {
         "once" | "crowd" => Ok(comm.barrier()?),
         "unlinked" => unlinked(comm),
-        "fork" => fork(comm),
         "bystander" => Err(bystander::beside_an_operation(comm).into()),
         "differ" => differ(comm),
         "drop" => drop_with_work(comm),
-        "no descriptors" => without_descriptors(comm),
         "registered" => registered(comm),
         "split" => split(comm),
         "last words" => last_words(comm),
         "messages" => messages(comm),
-        "slow memory" => slow_memory(comm),
         "parts" => {
             let part = comm.split([0, 1, 1, 2][rank], 0)?;
             match rank {
@@ -127,26 +123,10 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
             collectives(calls, Duration::MAX, 20)?;
             Err(leaves())
         }
-        "signals" => {
-            drop(comm.alloc::<u64>(4 << 20)?);
-            // The barrier and the agreement of an allocation have sequence numbers too.
-            let calls = Calls { comm, seq: 2 };
-            collectives(calls, Duration::from_secs(3), usize::MAX)?;
-            say(&format!("signals {}", SIGNALS.load(Ordering::Relaxed)));
-            Ok(())
-        }
-        "parent" if rank == 1 => {
-            leave_a_child();
-            collectives(calls, Duration::MAX, usize::MAX)
-        }
-        "work" | "pipe" | "late" | "leave" | "parent" | "shrink" | "no shared memory" | "little room" | "no memfd"
-        | "no memory" => collectives(calls, Duration::MAX, usize::MAX),
-        other => panic!("there is no task {other:?}"),
+        "work" | "pipe" | "late" | "leave" | "shrink" => collectives(calls, Duration::MAX, usize::MAX),
+        other => system::run_task(other, comm),
     }
 }
-
-/// Whether the last rank has been stopped. A signal sets this on rank 0.
-static IS_STOPPED: AtomicBool = AtomicBool::new(false);
 
 /// Rank 0 sends to the last rank, which is stopped and with which it has no link. It does so on one
 /// communicator until it aborts that, on one until it drops that, and on one until the deadline.
@@ -157,15 +137,9 @@ fn unlinked(comm: &Communicator) -> Task {
     if comm.rank() != 0 {
         sleep()
     }
-    while !IS_STOPPED.load(Ordering::Acquire) {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    // The test writes a line once the last rank is stopped.
+    std::io::stdin().read_line(&mut String::new()).unwrap();
     // A new socket shows that the link is being opened.
-    let sockets = || {
-        let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-        let names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
-        names.filter(|name| name.to_string_lossy().starts_with("socket:")).count()
-    };
     let until_it_connects = |before: usize| {
         while sockets() <= before {
             std::thread::sleep(Duration::from_millis(1));
@@ -195,17 +169,17 @@ fn unlinked(comm: &Communicator) -> Task {
 }
 
 /// Counts the collectives of one communicator.
-struct Calls<'a> {
-    comm: &'a Communicator,
-    seq: u64,
+pub(crate) struct Calls<'a> {
+    pub(crate) comm: &'a Communicator,
+    pub(crate) seq: u64,
 }
 
 impl<'a> Calls<'a> {
-    fn of(comm: &'a Communicator) -> Calls<'a> {
+    pub(crate) fn of(comm: &'a Communicator) -> Calls<'a> {
         Calls { comm, seq: 0 }
     }
 
-    fn call(&mut self, op: Op, call: impl FnOnce(&Communicator) -> Result<()>) -> Task {
+    pub(crate) fn call(&mut self, op: Op, call: impl FnOnce(&Communicator) -> Result<()>) -> Task {
         self.seq += 1;
         let call = call(self.comm);
         call.map_err(|error| End::Failed(Failed { error, call: Some((op, self.seq)) }))
@@ -214,7 +188,7 @@ impl<'a> Calls<'a> {
 
 /// Runs all-reduces of changing sizes until one fails, or for `duration`. This rank leaves after
 /// `rounds`.
-fn collectives(mut calls: Calls<'_>, duration: Duration, rounds: usize) -> Task {
+pub(crate) fn collectives(mut calls: Calls<'_>, duration: Duration, rounds: usize) -> Task {
     let began = Instant::now();
     let (rank, world) = (calls.comm.rank() as u64, calls.comm.world_size() as u64);
     for round in 0..rounds {
@@ -241,7 +215,7 @@ fn last_words(comm: &Communicator) -> Task {
     let parts = (0..12).map(|_| comm.split(0, 0)).collect::<Result<Vec<_>>>()?;
     let mut processes = [0u32; 2];
     comm.all_gather(&[std::process::id()], &mut processes)?;
-    while comm.rank() == 1 && !bystander::has_ended(processes[0]) {
+    while comm.rank() == 1 && !has_ended(processes[0]) {
         std::thread::sleep(Duration::from_millis(1));
     }
     for (number, part) in (1u64..).zip(&parts) {
@@ -363,40 +337,6 @@ fn drop_with_work(comm: &Communicator) -> Task {
     }
 }
 
-/// The rank that `KOLO_TEST_LACKS` names has no descriptor left, and needs one for a link to or
-/// from a rank with which it has none. Six ranks connect at distances of 1, 2 and 4, so ranks 0 and
-/// 3 have no link.
-fn without_descriptors(comm: &Communicator) -> Task {
-    let mut calls = Calls::of(comm);
-    calls.call(Op::Barrier, |comm| comm.barrier())?;
-    let (rank, world) = (comm.rank(), comm.world_size());
-    let lacks: usize = std::env::var("KOLO_TEST_LACKS").unwrap().parse().unwrap();
-    // The barrier has opened no link between these two ranks.
-    let other = (lacks + 3) % world;
-    let mut held = Vec::new();
-    if rank == lacks {
-        while let Ok(file) = std::fs::File::open("/dev/null") {
-            held.push(file);
-        }
-    }
-    let message = |result: Result<()>| result.map_err(|error| End::Failed(Failed { error, call: Some((Op::Send, 1)) }));
-    match rank {
-        _ if rank == lacks => message(comm.send(&[1u8; 8], other)),
-        _ if rank == other => message(comm.recv(&mut [1u8; 8], lacks)),
-        _ => calls.call(Op::Barrier, |comm| comm.barrier()),
-    }
-}
-
-/// Allocates registered memory. On rank 1 every attempt to reserve its part is interrupted.
-fn slow_memory(comm: &Communicator) -> Task {
-    if comm.rank() == 1 {
-        forbid(libc::SYS_fallocate, libc::EINTR);
-    }
-    // The barrier of an allocation has a sequence number too.
-    let failed = |error| End::Failed(Failed { error, call: Some((Op::Alloc, 2)) });
-    comm.alloc::<u64>(1 << 20).map(drop).map_err(failed)
-}
-
 /// Runs all-reduces in registered memory.
 fn registered(comm: &Communicator) -> Task {
     let mut buf = comm.alloc::<u64>(REGISTERED)?;
@@ -440,30 +380,6 @@ fn check_revoked(comm: &Communicator, first: &Error) {
     say("revoked");
 }
 
-/// The resources that a process may leak.
-#[derive(Debug, PartialEq)]
-struct Belongings {
-    threads: usize,
-    descriptors: usize,
-    /// Regions of shared memory that are mapped or open.
-    regions: usize,
-}
-
-impl Belongings {
-    fn count() -> Belongings {
-        let entries = |folder: &str| std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        let is_region = |name: &str| name.contains("memfd:kolo");
-        let names = entries("/proc/self/fd").filter_map(|file| std::fs::read_link(file.path()).ok());
-        let open = names.filter(|name| name.to_str().is_some_and(is_region)).count();
-        Belongings {
-            threads: entries("/proc/self/task").count(),
-            descriptors: entries("/proc/self/fd").count(),
-            regions: maps.lines().filter(|line| is_region(line)).count() + open,
-        }
-    }
-}
-
 /// Writes whether this process has the same resources as before.
 fn leftovers(before: &Belongings) {
     // A thread that was joined may stay in the list for a moment.
@@ -476,12 +392,6 @@ fn leftovers(before: &Belongings) {
     say(&if after == *before { "clean".to_owned() } else { format!("leaks: {after:?} after {before:?}") });
 }
 
-/// Returns the microseconds of the clock that all processes of a machine share.
-pub(crate) fn now() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
-}
-
 pub(crate) fn say(line: &str) {
     // One write, so that a signal cannot split the line. The test may have closed the pipe.
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
@@ -492,136 +402,4 @@ fn sleep() -> ! {
     loop {
         std::thread::park();
     }
-}
-
-/// The number of signals that arrived.
-static SIGNALS: AtomicU64 = AtomicU64::new(0);
-
-/// Prepares the process for its task before it connects.
-fn prepare(task: &str) {
-    let limit = |resource, value: u64| {
-        let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
-        // SAFETY: the pointer is to a valid limit.
-        assert_eq!(unsafe { libc::setrlimit(resource, &limit) }, 0);
-    };
-    match task {
-        "few descriptors" => limit(libc::RLIMIT_NOFILE, 8),
-        "no descriptors" => limit(libc::RLIMIT_NOFILE, 64),
-        // A process that exceeds the limit gets SIGXFSZ, which ends it.
-        "no shared memory" => limit(libc::RLIMIT_FSIZE, 64 << 10),
-        // The limit is enough for the first stages of 3 ranks.
-        "little room" if std::env::var("KOLO_RANK").as_deref() == Ok("1") => limit(libc::RLIMIT_FSIZE, 4 << 20),
-        // A container may forbid the call, and the system may have no memory left. Both show as
-        // errors of these calls.
-        "no memfd" => forbid(libc::SYS_memfd_create, libc::EPERM),
-        "no memory" => forbid(libc::SYS_fallocate, libc::ENOSPC),
-        "signals" => {
-            extern "C" fn handler(_: i32) {
-                SIGNALS.fetch_add(1, Ordering::Relaxed);
-            }
-            let every = libc::timeval { tv_sec: 0, tv_usec: 500 };
-            let timer = libc::itimerval { it_interval: every, it_value: every };
-            // SAFETY: the handler only counts. Without SA_RESTART it interrupts system calls.
-            // SIGPIPE gets its default action, which ends the process.
-            unsafe {
-                let mut action: libc::sigaction = std::mem::zeroed();
-                action.sa_sigaction = handler as extern "C" fn(i32) as usize;
-                assert_eq!(libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()), 0);
-                libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-                assert_eq!(libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()), 0);
-            }
-        }
-        "unlinked" => {
-            extern "C" fn handler(_: i32) {
-                IS_STOPPED.store(true, Ordering::Release);
-            }
-            // SAFETY: the handler only writes to an atomic.
-            unsafe { libc::signal(libc::SIGUSR1, handler as extern "C" fn(i32) as usize) };
-        }
-        // SAFETY: the default action calls no code of this program.
-        "pipe" => _ = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) },
-        _ => {}
-    }
-}
-
-/// Sets how many descriptors this process may have. Returns the former limit.
-fn limit_descriptors(most: u64) -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the pointers are to a valid limit.
-    unsafe {
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
-        let former = std::mem::replace(&mut limit.rlim_cur, most);
-        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
-        former
-    }
-}
-
-/// Makes a system call fail with `error` in this process from now on.
-fn forbid(call: libc::c_long, error: i32) {
-    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    // Loads the number of the call. Returns the error for `call`, and allows every other call.
-    let mut steps = [
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | error as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // SAFETY: the program is valid during the call, and the system keeps a copy.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
-    }
-}
-
-/// Starts a child that keeps open what this process has open, and does nothing.
-fn leave_a_child() {
-    // SAFETY: the child makes only system calls.
-    match unsafe { libc::fork() } {
-        // SAFETY: these system calls take only numbers.
-        0 => unsafe {
-            // It closes its standard streams, so that no test waits for its output.
-            (0..3).for_each(|file| _ = libc::close(file));
-            libc::alarm(300);
-            loop {
-                libc::pause();
-            }
-        },
-        child => say(&format!("child {child}")),
-    }
-}
-
-/// A child that uses the communicator gets an error, and its parent and the peers continue. The
-/// child also drops the registered memory, which belongs to its parent.
-fn fork(comm: &Communicator) -> Task {
-    let mut memory = comm.alloc::<u64>(100_000)?;
-    memory.fill(1);
-    comm.barrier()?;
-    // SAFETY: the child only makes calls that must fail, and ends without running destructors.
-    match unsafe { libc::fork() } {
-        0 => {
-            let results = [
-                comm.barrier(),
-                comm.all_reduce(&mut [1u8], ReduceOp::Sum),
-                comm.send(&[1u8], 1 - comm.rank()),
-                comm.start_barrier().map(drop).map_err(Error::from),
-                comm.split(0, 0).map(drop),
-            ];
-            let refused = comm.start_all_reduce(vec![7u8; 3], ReduceOp::Sum).err().and_then(|failed| failed.into_parts().1);
-            let gives_back = refused == Some(vec![7; 3]);
-            drop(memory);
-            let all_fail = results.iter().all(|result| matches!(result, Err(Error::Forked { .. })));
-            // SAFETY: the call ends this process.
-            unsafe { libc::_exit(i32::from(!all_fail || !gives_back)) };
-        }
-        child => {
-            let mut status = 0;
-            // SAFETY: the pointer is to a valid number.
-            unsafe { libc::waitpid(child, &mut status, 0) };
-            assert_eq!(status, 0, "the calls of the child did not fail, or kept a buffer");
-            comm.all_reduce(&mut memory, ReduceOp::Sum)?;
-            assert!(memory.iter().all(|&sum| sum == comm.world_size() as u64), "the drop in the child has cleared the memory");
-        }
-    }
-    Ok(())
 }

@@ -4,10 +4,10 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::job::{ASKED, Job, LATE, fresh, in_time, rank, secret, wait_until};
+use crate::job::{ASKED, Job, LATE, at_most, fresh, in_time, rank, secret, wait_until};
 use crate::processes::GONE;
-use crate::rank::now;
 use crate::runner::Outcome::{self, Passed};
+use crate::system::{self, SAYS_STOPPED, now};
 
 pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
@@ -40,7 +40,11 @@ pub(crate) fn port_taken() -> Outcome {
     let mut job = job(&format!("tcp://127.0.0.1:{port}"), "port", &[(0, 2)]);
     let text = job.hear(0, "refused");
     let took = began.elapsed();
-    let holder = format!("it cannot be served at 127.0.0.1:{port}: port {port} is taken by process {}", std::process::id());
+    let holder = match system::hides_listeners() {
+        None => format!("process {}", std::process::id()),
+        Some(_) => "a process that this one cannot see".to_owned(),
+    };
+    let holder = format!("it cannot be served at 127.0.0.1:{port}: port {port} is taken by {holder}");
     let advice = "end that process, or choose another port in the store's URL (KOLO_STORE) or MASTER_PORT";
     assert!(text.starts_with("Store: ") && text.contains(&holder) && text.contains(advice), "{text}");
     // For one second the rank asks whether a store is there, and of which job.
@@ -54,7 +58,7 @@ pub(crate) fn stale_store() -> Outcome {
     let mut crashed = job(&store, &name, &[(0, 2)]);
     let path = store.strip_prefix("file://").unwrap();
     wait_until("rank 0 does not create the store", || std::fs::metadata(path).is_ok_and(|file| file.len() >= 200));
-    crashed.signal(0, libc::SIGKILL);
+    crashed.kill(0);
     crashed.hear(0, "end");
     let began = Instant::now();
     // Rank 1 comes first, and finds the old file.
@@ -79,7 +83,7 @@ pub(crate) fn stale_store_of_missing_ranks() -> Outcome {
     };
     wait_until("a rank does not join", || ["/rank/0", "/rank/1", "/rank/2"].iter().all(|key| contains(key)));
     for rank in 0..3 {
-        crashed.signal(rank, libc::SIGKILL);
+        crashed.kill(rank);
         crashed.hear(rank, "end");
     }
     let mut next = Job::empty();
@@ -233,13 +237,13 @@ pub(crate) fn stopped_at_the_start() -> Outcome {
         (0..3).for_each(|number| add(&mut job, number));
         let has_joined = || std::fs::read(path).unwrap_or_default().windows(7).any(|part| part == b"/rank/2");
         wait_until("rank 2 does not join", has_joined);
-        job.signal(2, libc::SIGSTOP);
+        job.stop(2);
         // The ranks connect when the last one has joined.
         add(&mut job, 3);
         for number in [0, 1, 3] {
             let text = job.hear(number, "refused");
             let about = format!("rank 0 has {of_rank_0}, rank {number}: {text}");
-            assert!(text.starts_with("Peer: ") && text.contains("rank 2 (") && text.contains("is stopped"), "{about}");
+            assert!(text.starts_with("Peer: ") && text.contains("rank 2 (") && text.contains(SAYS_STOPPED), "{about}");
             assert!(!text.contains("rank 0 ("), "{about}");
         }
     }
@@ -268,7 +272,7 @@ pub(crate) fn other_world_size() -> Outcome {
         };
         let mut first = job(3, "work");
         first.all_work();
-        first.signal(1, libc::SIGKILL);
+        first.kill(1);
         first.all_name(&[0, 2], 1, &GONE, now());
         job(2, "once").all_say("done");
         job(4, "once").all_say("done");
@@ -281,9 +285,11 @@ pub(crate) fn missing_of_many() -> Outcome {
     const CAME: usize = 24;
     let (store, name) = fresh();
     let mut job = Job::empty();
+    // Rank 0 starts last, and must come before the deadline of the first.
+    let deadline = at_most(Duration::from_secs(8)).as_secs();
     for number in (0..CAME).rev() {
         let mut command = rank("once", number, CAME + 2, &store, &name);
-        command.env("KOLO_START_TIMEOUT", "8s");
+        command.env("KOLO_START_TIMEOUT", format!("{deadline}s"));
         job.add(command);
     }
     for text in job.all_say("refused") {
@@ -325,7 +331,7 @@ pub(crate) fn store_ends() -> Outcome {
     drop(server);
     job.all_go_on();
     // The store is not needed to find the rank that failed either.
-    job.signal(0, libc::SIGKILL);
+    job.kill(0);
     job.all_name(&[1, 2], 0, &GONE, now());
     Passed(String::new())
 }
@@ -345,12 +351,12 @@ pub(crate) fn paused_root() -> Outcome {
     let mut job = Job::empty();
     job.add(crowd(0));
     wait_until("rank 0 does not serve the store", || TcpStream::connect(("127.0.0.1", port)).is_ok());
-    job.signal(0, libc::SIGSTOP);
+    job.stop(0);
     (1..RANKS).for_each(|number| job.add(crowd(number)));
     (1..RANKS).for_each(|number| _ = job.hear(number, "begins"));
     // Longer than the listener waits for a handshake.
     std::thread::sleep(Duration::from_secs(1));
-    job.signal(0, libc::SIGCONT);
+    job.go_on(0);
     let since = now();
     job.all_say("done");
     Passed(format!("{RANKS} ranks, {:.1?} after rank 0 continued", Duration::from_micros(now() - since)))

@@ -400,10 +400,10 @@ mod tests {
     #[test]
     fn all_there_is_comes_up() {
         let rounds: Vec<Round> = (0..300).map(|number| Round::new(7, number, 4)).collect();
-        for fault in Fault::value_variants() {
+        for fault in Fault::value_variants().iter().filter(|fault| fault.is_possible()) {
             assert!(rounds.iter().any(|round| round.fault == *fault), "{fault:?}");
         }
-        for ingredient in Ingredient::value_variants() {
+        for ingredient in Ingredient::value_variants().iter().filter(|ingredient| ingredient.is_possible()) {
             let has_killed = |round: &&Round| round.has(*ingredient) && round.fault == Fault::Kill;
             assert!(rounds.iter().any(|round| has_killed(&round)), "{ingredient:?}");
         }

@@ -1,12 +1,15 @@
 use std::io::{self, Read, Write};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+use windows_sys::Win32::System::LibraryLoader::{GetModuleHandleA, GetProcAddress};
 
 use super::local_socket::{LocalListener, LocalStream};
 use super::mapping::Mapping;
 use super::memory::{available_memory, page_size};
 use super::sleep::{sleep_on, wake_all};
-use super::{ProcessWatch, boot_identity, hostname};
+use super::{ProcessWatch, boot_identity, hostname, port_holder};
 use crate::sys::Process;
 
 fn late() -> Instant {
@@ -217,4 +220,24 @@ fn the_machine_has_one_identity() {
     assert_eq!(boot_identity().as_ref(), Some(&first));
     assert!(!first.contains(' ') && !first.ends_with("0000000000000000"), "{first}");
     assert!(!hostname().is_empty());
+}
+
+#[test]
+fn the_holder_of_a_port_is_found_with_its_program() {
+    let holds = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut address = holds.local_addr().unwrap();
+    // SAFETY: the names end with a zero, and the module is never unloaded.
+    let is_wine = unsafe { GetProcAddress(GetModuleHandleA(c"ntdll.dll".as_ptr().cast()), c"wine_get_version".as_ptr().cast()) };
+    if is_wine.is_some() {
+        assert_eq!(port_holder(&[address]), None);
+        return println!("NOT RUN: the holder of a port; Wine does not say which process it is");
+    }
+    let process = format!("process {} (", std::process::id());
+    for ip in ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"] {
+        address.set_ip(ip.parse().unwrap());
+        let holder = port_holder(&[address]);
+        assert!(holder.as_ref().is_some_and(|holder| holder.starts_with(&process)), "{ip}: {holder:?}");
+    }
+    address.set_ip("::1".parse().unwrap());
+    assert_eq!(port_holder(&[address]), None);
 }

@@ -84,7 +84,13 @@ impl TcpStore {
             IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), address.port()),
             _ => address,
         };
-        let stream = connect(reachable, identity, deadline).map_err(|problem| match problem {
+        let connect = || connect(reachable, identity, deadline);
+        // A process that was stopped meanwhile has let the handshake time out.
+        let again = |problem| match problem {
+            ConnectError::Transient(_) if sys::shortage_of(2).is_none() => connect(),
+            problem => Err(problem),
+        };
+        let stream = connect().or_else(again).map_err(|problem| match problem {
             ConnectError::Transient(error) => {
                 // A connection has two ends in this process, and the server stays silent if it has no
                 // descriptor for its end.

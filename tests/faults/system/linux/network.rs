@@ -6,11 +6,12 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use super::wire::{Weather, Wire};
 use crate::job::{ASKED, AT_ONCE, Job, at_most, configured, fresh, in_time};
 use crate::processes::show_both_sides;
-use crate::rank::{DEADLINE, now};
+use crate::rank::DEADLINE;
 use crate::runner::Outcome::{self, NotRun, Passed};
-use crate::wire::{Weather, Wire};
+use crate::system::now;
 
 /// Two hosts on one machine: namespaces with their own addresses and a wire between them.
 pub(crate) struct Hosts {
@@ -211,7 +212,7 @@ pub(crate) fn killed_with_a_child() -> Outcome {
         let child: i32 = job.hear(1, "child").parse().unwrap();
         job.all_work();
         let since = now();
-        job.signal(1, libc::SIGKILL);
+        job.kill(1);
         let told = job.all_name(&[0, 2], 1, &["Unresponsive"], since);
         // SAFETY: the child lives until this call, because it only waits for signals.
         unsafe { libc::kill(child, libc::SIGKILL) };
