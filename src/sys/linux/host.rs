@@ -11,7 +11,7 @@ pub(crate) fn boot_identity() -> Option<String> {
     let identity = format!("{} {}", boot.trim(), network.display());
     // As on macOS, peers find each other's sockets in a folder.
     #[cfg(kolo_posix)]
-    let identity = format!("{identity} {}", crate::sys::unix::folder_of_listeners().display());
+    let identity = format!("{identity} {}", crate::sys::unix::path_socket::folder_of_listeners().display());
     Some(identity)
 }
 

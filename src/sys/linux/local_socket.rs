@@ -5,10 +5,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::SocketAddr;
 use std::time::Instant;
 
-use crate::sys::unix::{self, LocalStream, connect_to};
+use crate::sys::unix::local_socket::{self, LocalStream, connect_to};
 
 /// Such a name leaves nothing in the file system.
-pub(crate) type LocalListener = unix::LocalListener<()>;
+pub(crate) type LocalListener = local_socket::LocalListener<()>;
 
 impl LocalStream {
     /// Connects to a name of this host. Fails with `ConnectionRefused` if there is no listener of

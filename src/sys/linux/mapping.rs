@@ -11,7 +11,10 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, madvise};
 
-use crate::sys::unix::{Memory, check_file_size, make_pages_private, reserve_in_pieces};
+use crate::sys::unix::mapping::{self, Memory, make_pages_private, reserve_in_pieces};
+use crate::sys::unix::memory::check_file_size;
+
+pub(in crate::sys) type Mapping = mapping::Mapping<Memfd>;
 
 pub(in crate::sys) struct Memfd(OwnedFd);
 

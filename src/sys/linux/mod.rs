@@ -18,6 +18,8 @@ pub(crate) use futex::{sleep_on, wake_all};
 pub(crate) use host::{boot_identity, port_holder};
 #[cfg(not(kolo_posix))]
 pub(crate) use local_socket::LocalListener;
+#[cfg(not(kolo_posix))]
+pub(super) use mapping::Mapping;
 #[cfg(kolo_posix)]
 pub(super) use posix::Mapping;
 #[cfg(kolo_posix)]
@@ -27,10 +29,9 @@ pub(super) use process::own_creation;
 pub(crate) use process::read_process;
 pub(crate) use process::{ProcessWatch, is_no_process, is_stopped, process_namespace};
 
+pub(crate) use super::unix::hostname;
+pub(crate) use super::unix::local_socket::LocalStream;
+pub(crate) use super::unix::memory::available_memory;
 #[cfg(test)]
-pub(crate) use super::unix::resident_bytes;
-pub(crate) use super::unix::{LocalStream, available_memory, hostname};
-pub(super) use super::unix::{check_file_size, page_size};
-
-#[cfg(not(kolo_posix))]
-pub(super) type Mapping = super::unix::Mapping<mapping::Memfd>;
+pub(crate) use super::unix::memory::resident_bytes;
+pub(super) use super::unix::memory::{check_file_size, page_size};

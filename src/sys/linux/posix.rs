@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::sys::Process;
 use crate::sys::doze::doze;
-use crate::sys::unix::{Folder, LocalListener as Listener, LocalStream, Mapping as Mapped, NamedMemory, connect};
+use crate::sys::unix::local_socket::{self, LocalStream};
+use crate::sys::unix::mapping;
+use crate::sys::unix::named_memory::NamedMemory;
+use crate::sys::unix::path_socket::{Folder, connect};
 
-pub(crate) type LocalListener = Listener<Folder>;
-pub(in crate::sys) type Mapping = Mapped<NamedMemory>;
+pub(crate) type LocalListener = local_socket::LocalListener<Folder>;
+pub(in crate::sys) type Mapping = mapping::Mapping<NamedMemory>;
 
 impl LocalStream {
     pub(crate) fn connect(name: &str, deadline: Instant) -> io::Result<LocalStream> {

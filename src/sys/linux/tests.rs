@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::mm::munmap;
 
 use super::{LocalListener, LocalStream, Mapping, available_memory, page_size};
-use crate::sys::unix::{MOST_RESERVED, map_pages_private, reserve_in_pieces, write_every_page};
+use crate::sys::unix::mapping::{MOST_RESERVED, map_pages_private, reserve_in_pieces, write_every_page};
 
 /// Returns two mappings of the same memory, as two processes have them.
 fn twice(len: usize) -> [Mapping; 2] {

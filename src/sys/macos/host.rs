@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 
-use crate::sys::unix::{folder_of_listeners, sysctl};
+use crate::sys::unix::path_socket::folder_of_listeners;
+use crate::sys::unix::sysctl;
 
 /// Returns a text that is equal for processes that can share memory: those that look for each
 /// other's listeners in the same folder, which belongs to a user, since the same start of the

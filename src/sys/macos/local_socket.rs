@@ -3,14 +3,15 @@
 use std::io;
 use std::time::Instant;
 
-use crate::sys::unix::{self, Folder, LocalStream};
+use crate::sys::unix::local_socket::{self, LocalStream};
+use crate::sys::unix::path_socket::{self, Folder};
 
-pub(crate) type LocalListener = unix::LocalListener<Folder>;
+pub(crate) type LocalListener = local_socket::LocalListener<Folder>;
 
 impl LocalStream {
     /// Connects to a name of this host. Fails with `ConnectionRefused` if there is no listener of
     /// this name, and with `TimedOut` if its queue is full until the deadline.
     pub(crate) fn connect(name: &str, deadline: Instant) -> io::Result<LocalStream> {
-        unix::connect(name, deadline)
+        path_socket::connect(name, deadline)
     }
 }

@@ -16,7 +16,9 @@ pub(super) use process::own_creation;
 pub(crate) use process::{ProcessWatch, is_no_process, is_stopped, process_namespace, read_process};
 pub(crate) use sleep::{sleep_on, wake_all};
 
-pub(crate) use super::unix::{LocalStream, available_memory, hostname};
-pub(super) use super::unix::{check_file_size, page_size};
+pub(crate) use super::unix::hostname;
+pub(crate) use super::unix::local_socket::LocalStream;
+pub(crate) use super::unix::memory::available_memory;
+pub(super) use super::unix::memory::{check_file_size, page_size};
 
-pub(super) type Mapping = super::unix::Mapping<super::unix::NamedMemory>;
+pub(super) type Mapping = super::unix::mapping::Mapping<super::unix::named_memory::NamedMemory>;

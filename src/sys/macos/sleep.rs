@@ -30,8 +30,8 @@ static FUNCTIONS: LazyLock<Option<(Wait, Wake)>> = LazyLock::new(|| {
 /// Before macOS 14.4, it dozes.
 pub(crate) fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
     let Some((wait, _)) = *FUNCTIONS else { return doze(word, value, timeout) };
-    // The system refuses a timeout of zero, and one that overflows its clock.
-    let timeout = timeout.clamp(Duration::from_nanos(1), Duration::from_secs(60));
+    // The system refuses a timeout of zero, and long ones.
+    let timeout = timeout.clamp(Duration::from_nanos(1), Duration::from_secs(1));
     // SAFETY: the word is four bytes, which live until the call returns.
     let result = unsafe {
         wait(
@@ -39,7 +39,7 @@ pub(crate) fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
             value.into(),
             size_of::<u32>(),
             libc::OS_SYNC_WAIT_ON_ADDRESS_SHARED,
-            libc::OS_CLOCK_MACH_ABSOLUTE_TIME as u32,
+            libc::OS_CLOCK_MACH_ABSOLUTE_TIME,
             timeout.as_nanos() as u64,
         )
     };

@@ -6,7 +6,10 @@ use std::ptr::NonNull;
 
 use super::mapping::write_every_page;
 
-// libc has the numbers and not the function.
+/// VM_FLAGS_OVERWRITE of the system's header.
+const OVERWRITE: c_int = 0x4000;
+
+// libc does not have this function.
 unsafe extern "C" {
     static mach_task_self_: libc::mach_port_t;
 
@@ -48,7 +51,7 @@ pub(super) unsafe fn copy_in_place(at: NonNull<u8>, len: usize) -> io::Result<()
             &mut target,
             len as libc::mach_vm_size_t,
             0,
-            libc::VM_FLAGS_OVERWRITE,
+            OVERWRITE,
             mach_task_self_,
             address,
             1,

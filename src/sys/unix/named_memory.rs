@@ -33,7 +33,7 @@ pub(in crate::sys) struct NamedMemory {
 /// The mapped table of extensions.
 struct Head {
     base: NonNull<Extensions>,
-    /// The process that mapped the table: see [`super::Mapping`].
+    /// The process that mapped the table: see [`super::mapping::Mapping`].
     owner: u32,
 }
 

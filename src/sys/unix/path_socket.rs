@@ -52,7 +52,7 @@ fn own_folder() -> Option<PathBuf> {
 }
 
 /// The folder of a listener, locked. It is removed with its socket when this value is dropped.
-pub(in crate::sys) struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
     _lock: File,
     /// The process that made it. A forked child also has this value, but only the parent removes
@@ -123,7 +123,7 @@ fn remove_stale(path: &Path) {
 /// Removes a folder that contains at most a socket.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path.join(SOCKET)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => fs::remove_dir(path),
     }
 }

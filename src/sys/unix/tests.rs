@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use rustix::mm::munmap;
 
+use super::local_socket::{LocalListener, LocalStream};
+use super::memory::{available_memory, page_size};
 use super::named_memory::NamedMemory;
 use super::path_socket::{Folder, connect_in, folder_of_listeners};
-use super::{LocalListener, LocalStream, available_memory, page_size};
 
-type Mapping = super::Mapping<NamedMemory>;
+type Mapping = super::mapping::Mapping<NamedMemory>;
 
 fn late() -> Instant {
     Instant::now() + Duration::from_secs(60)
