@@ -7,7 +7,7 @@
 
 mod advice;
 mod clock;
-#[cfg(any(not(target_os = "linux"), kolo_posix, miri))]
+#[cfg(any(not(any(target_os = "linux", windows)), kolo_posix, miri))]
 mod doze;
 #[cfg(any(not(target_os = "linux"), kolo_posix, test))]
 mod extensions;

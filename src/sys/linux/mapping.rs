@@ -67,7 +67,8 @@ impl Memory for Memfd {
 
     unsafe fn release(at: NonNull<u8>, len: usize) -> io::Result<()> {
         // SAFETY: the caller vouches for the range, which then reads as zeros.
-        Ok(unsafe { madvise(at.as_ptr().cast(), len, Advice::LinuxRemove)? })
+        unsafe { madvise(at.as_ptr().cast(), len, Advice::LinuxRemove)? };
+        Ok(())
     }
 
     unsafe fn make_private(&self, at: NonNull<u8>, pages: Range<usize>) -> io::Result<()> {
