@@ -295,7 +295,7 @@ fn more_memory_than_there_is_is_refused() {
 #[test]
 #[ignore = "a part of another test"]
 fn listen_until_killed() {
-    let Some(place) = std::env::var_os("KOLO_TEST_PLACE") else { return };
+    let Some(place) = std::env::var_os("TEST_PLACE") else { return };
     let listener = LocalListener::bind_in(Path::new(&place), "kolo-peer").unwrap();
     let memory = Mapping::create(page_size(), page_size()).unwrap();
     write(&memory, 3, 7);
@@ -315,7 +315,7 @@ fn a_killed_process_leaves_memory_and_no_socket() {
     let place = Place::new("killed");
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "sys::unix::tests::listen_until_killed", "--ignored"])
-        .env("KOLO_TEST_PLACE", &place.0)
+        .env("TEST_PLACE", &place.0)
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
