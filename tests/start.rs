@@ -419,7 +419,7 @@ fn ranks_of_another_job_or_without_the_secret_stay_out() {
 
 #[test]
 fn hosts_are_ranks_that_share_memory_or_declare_the_same_host() {
-    if !cfg!(any(target_os = "linux", windows)) {
+    if !cfg!(any(target_os = "linux", target_os = "macos", windows)) {
         common::not_run("kolo has no shared memory between processes on this system");
         return;
     }

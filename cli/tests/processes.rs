@@ -187,7 +187,7 @@ fn kolo_run(ranks: usize, task: &str) -> String {
 
 /// Whether processes of this system share memory.
 fn shares_memory() -> bool {
-    cfg!(any(target_os = "linux", windows))
+    cfg!(any(target_os = "linux", target_os = "macos", windows))
 }
 
 fn collectives(path: &str) -> Outcome {

@@ -207,7 +207,7 @@ fn many_operations_in_a_row() {
 
 /// Whether the system reads memory of other processes. A process may always read its own.
 fn reads_processes() -> bool {
-    cfg!(all(any(target_os = "linux", windows), not(miri)))
+    cfg!(all(any(target_os = "linux", windows), not(miri), not(kolo_posix)))
 }
 
 /// Large buffers in every copy mode, and in the one that autotune measures as the fastest.
@@ -402,7 +402,7 @@ fn a_measurement_ends_long_before_the_deadline() {
 }
 
 /// These tests need mapped memory and another process.
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
 mod taken_back {
     use super::*;
     use crate::shm::flag_area::PRESENT;

@@ -1,11 +1,16 @@
 //! All calls to the operating system: shared memory, waiting on it, handing it over, raw socket
 //! I/O, files, processes, and what distinguishes hosts and processes.
 //!
-//! `linux` and `windows` have shared memory, with the same items. `portable` stands in on other
-//! platforms: every call returns `Unsupported`, and kolo uses TCP.
+//! `linux`, `macos` and `windows` have shared memory, with the same items. `unix` is what the first
+//! two have in common. `portable` stands in on other platforms: every call returns `Unsupported`, and
+//! kolo uses TCP.
 
 mod advice;
 mod clock;
+#[cfg(any(not(any(target_os = "linux", windows)), kolo_posix, miri))]
+mod doze;
+#[cfg(any(not(target_os = "linux"), kolo_posix, test))]
+mod extensions;
 mod facts;
 mod file;
 mod fork;
@@ -23,13 +28,19 @@ mod wait;
 mod linux;
 #[cfg(all(target_os = "linux", not(miri)))]
 use linux as platform;
+#[cfg(all(target_os = "macos", not(miri)))]
+mod macos;
+#[cfg(all(target_os = "macos", not(miri)))]
+use macos as platform;
+#[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
+mod unix;
 #[cfg(all(windows, not(miri)))]
 mod windows;
 #[cfg(all(windows, not(miri)))]
 use windows as platform;
-#[cfg(any(not(any(target_os = "linux", windows)), miri))]
+#[cfg(any(not(any(target_os = "linux", target_os = "macos", windows)), miri))]
 mod portable;
-#[cfg(any(not(any(target_os = "linux", windows)), miri))]
+#[cfg(any(not(any(target_os = "linux", target_os = "macos", windows)), miri))]
 use portable as platform;
 
 pub(crate) use advice::{LOCAL_CONNECTIONS, MORE_MEMORY, READING, READING_CALL, how_to_remove};

@@ -6,12 +6,13 @@ use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use mio::{Interest, Registry, Token};
 
 use super::Process;
+use super::doze::doze;
 
 fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "kolo has no shared memory between processes on this platform"))
@@ -75,12 +76,9 @@ pub(super) fn page_size() -> usize {
     4096
 }
 
-/// Sleeps for a short time: there is no way to sleep on memory, and nothing can end the sleep
-/// early.
+/// Dozes: there is no way to sleep on memory.
 pub(crate) fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
-    if word.load(Ordering::Acquire) == value {
-        std::thread::sleep(timeout.min(Duration::from_micros(50)));
-    }
+    doze(word, value, timeout);
 }
 
 pub(crate) fn wake_all(_: &AtomicU32) {}

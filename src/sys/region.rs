@@ -201,7 +201,7 @@ impl Region {
     /// Returns a second mapping of the same memory, as another process has; `None` where memory is
     /// not mapped.
     #[cfg(test)]
-    #[cfg_attr(any(miri, not(target_os = "linux")), expect(dead_code, reason = "only tests on Linux map memory again"))]
+    #[cfg_attr(any(miri, windows), expect(dead_code, reason = "only tests on Unix map memory again"))]
     pub(crate) fn mapped_again(&self) -> Option<Region> {
         let Kind::Mapped(mapping) = &self.kind else { return None };
         let again = mapping.again().expect("the address space has room for a second mapping");

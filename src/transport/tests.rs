@@ -32,10 +32,12 @@ fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
     [tcp::link(connected), tcp::link(accepted)]
 }
 
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
 fn shm_pair(process: Option<crate::sys::Process>) -> [Box<dyn Link>; 2] {
     use crate::sys::{LocalListener, LocalStream};
-    let name = format!("kolo-test-{}-{:?}", std::process::id(), std::thread::current().id());
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let name = format!("kolo-test-{}-{number}", std::process::id());
     let listener = LocalListener::bind(&name).unwrap();
     let stream = LocalStream::connect(&name, std::time::Instant::now() + Duration::from_secs(60)).unwrap();
     let offered = super::shm::offer(stream, process).unwrap();
@@ -173,7 +175,7 @@ fn striped_links() {
 }
 
 #[test]
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
 fn shm_links() {
     use crate::sys::Process;
     // The system copies from the memory of this process. It cannot copy from that of a process that
@@ -186,7 +188,7 @@ fn shm_links() {
 
 /// What a sender lends is its caller's again when its link is dropped.
 #[test]
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(all(target_os = "linux", not(miri), not(kolo_posix)))]
 fn a_loan_ends_with_its_link() {
     let [mut a, mut b] = shm_pair(Some(crate::sys::Process::own()));
     let (header, memory, mut into) = ([1u8; 16], vec![2u8; 1 << 20], vec![0u8; 1 << 20]);
@@ -207,7 +209,7 @@ fn a_loan_ends_with_its_link() {
 
 /// The peer's system call would wait for pages that are not there, and nothing could end that wait.
 #[test]
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(all(target_os = "linux", not(miri), not(kolo_posix)))]
 fn all_that_is_lent_is_in_memory() {
     let [mut a, _b] = shm_pair(Some(crate::sys::Process::own()));
     // Zeroed memory of this size always comes from the system, which finds pages when they are

@@ -418,7 +418,7 @@ mod tests {
             assert!(calls.iter().any(|call| call.op == *op), "{op:?}");
         }
         assert!(steps.iter().any(|step| matches!(step, Step::Collect { .. })));
-        assert!(steps.iter().any(|step| matches!(step, Step::Fork { .. })));
+        assert_eq!(steps.iter().any(|step| matches!(step, Step::Fork { .. })), Ingredient::Forks.is_possible());
         assert!(
             steps.iter().any(|step| matches!(step, Step::Split { .. }))
                 && steps.iter().any(|step| matches!(step, Step::Drop { .. }))

@@ -65,7 +65,7 @@ fn processes_of_an_earlier_run_have_no_effect() {
 /// Ranks that agreed on a secret through a store to which others can write accept no other user of
 /// the machine, even with the secret.
 #[test]
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(kolo_posix)))]
 fn another_user_is_a_stranger_unless_the_secret_was_given() {
     // SAFETY: geteuid has no arguments and cannot fail.
     if unsafe { libc::geteuid() } != 0 {

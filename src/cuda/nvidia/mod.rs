@@ -229,7 +229,7 @@ impl Gpu {
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
         Ok(Gpu {
             name: format!("CUDA device {ordinal} ({name})"),
-            id: uuid.bytes.map(|byte| byte as u8),
+            id: uuid.bytes.map(|byte| byte.to_ne_bytes()[0]),
             context: Context(context),
             architecture: (
                 attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -531,7 +531,7 @@ impl Device for Gpu {
         if handles.len() >= MOST_HANDLES {
             handles.clear();
         }
-        let handle = handle.reserved.map(|byte| byte as u8);
+        let handle = handle.reserved.map(|byte| byte.to_ne_bytes()[0]);
         handles.insert(extent.id, handle);
         Ok(handle)
     }

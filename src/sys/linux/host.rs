@@ -3,17 +3,16 @@
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
-/// Returns the name of this machine, for messages.
-pub(crate) fn hostname() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
 /// Returns the running kernel and the network namespace. Processes with the same ones may be able
 /// to share memory: abstract sockets belong to a network namespace.
 pub(crate) fn boot_identity() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let network = fs::read_link("/proc/self/ns/net").ok()?;
-    Some(format!("{} {}", boot.trim(), network.display()))
+    let identity = format!("{} {}", boot.trim(), network.display());
+    // As on macOS, peers find each other's sockets in a folder.
+    #[cfg(kolo_posix)]
+    let identity = format!("{identity} {}", crate::sys::unix::path_socket::folder_of_listeners().display());
+    Some(identity)
 }
 
 /// Returns the process because of which this machine cannot listen at one of these addresses, if

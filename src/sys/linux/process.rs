@@ -52,6 +52,7 @@ pub(crate) fn is_stopped(process: Process) -> bool {
 /// # Safety
 ///
 /// `to` is writable for `len` bytes, and no other thread accesses it meanwhile.
+#[cfg(not(kolo_posix))]
 pub(crate) unsafe fn read_process(process: Process, address: u64, to: *mut u8, len: usize) -> io::Result<()> {
     let mut done = 0;
     while done < len {

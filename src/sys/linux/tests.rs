@@ -1,4 +1,5 @@
 use std::io;
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,11 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::fstat;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::munmap;
 
-use super::mapping::{MOST_RESERVED, Mapping, reserve_in_pieces, write_every_page};
-use super::memory::{available_memory, page_size};
-use super::{LocalListener, LocalStream};
+use super::{LocalListener, LocalStream, Mapping, available_memory, page_size};
+use crate::sys::unix::mapping::{MOST_RESERVED, map_pages_private, reserve_in_pieces, write_every_page};
 
 /// Returns two mappings of the same memory, as two processes have them.
 fn twice(len: usize) -> [Mapping; 2] {
@@ -86,10 +86,11 @@ fn writing_every_page_copies_it_where_populating_cannot() {
     let page = page_size();
     let [mine, theirs] = twice(2 * page);
     write(&theirs, page, 7);
-    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
     // SAFETY: as in `make_private`.
-    unsafe { mmap(mine.base.as_ptr().cast(), 2 * page, access, flags, mine.file().unwrap(), 0).unwrap() };
-    write_every_page(mine.base.as_ptr(), 2 * page);
+    unsafe {
+        map_pages_private(mine.file().unwrap().as_fd(), mine.base, 2 * page, 0).unwrap();
+        write_every_page(mine.base, 2 * page);
+    }
     (0..2).for_each(|n| write(&theirs, n * page, 9));
     assert_eq!([0, 1].map(|n| read(&mine, n * page)), [0, 7]);
 }
@@ -166,7 +167,7 @@ fn memory_is_handed_over_while_it_is_reserved() {
     unsafe impl Sync for Shared {}
     let shared = Shared(Mapping::create(LEN, LEN).unwrap());
     let (shared, mapping) = (&shared, &shared.0);
-    let reserved = || fstat(mapping.file().unwrap()).unwrap().st_blocks as usize * 512;
+    let reserved = || fstat(mapping.file().unwrap().as_fd()).unwrap().st_blocks as usize * 512;
     // On a busy machine, this thread may not run before the memory is reserved.
     let was_done_meanwhile = (0..50).any(|_| {
         mapping.release(0..LEN);

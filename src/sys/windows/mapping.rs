@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -26,6 +26,7 @@ use super::local_socket::LocalStream;
 use super::memory::{available_memory, page_size};
 use super::sleep::{Sleepers, TABLE};
 use super::view::View;
+use crate::sys::extensions::{Extensions, MORE};
 
 /// The bytes before the memory: views begin at multiples of this.
 const HEAD: usize = 64 << 10;
@@ -35,26 +36,10 @@ const HEAD: usize = 64 << 10;
 struct Head {
     /// [`Sleepers`] uses them.
     _sleepers: [AtomicU8; TABLE],
-    /// A bit for each unit of the memory that a process has extended the memory by.
-    extended: [AtomicU64; 512],
+    extensions: Extensions,
 }
 
 const _: () = assert!(size_of::<Head>() <= HEAD, "the tables fit their place");
-
-/// The bytes of which extensions consist.
-const UNIT: usize = 1 << 20;
-
-/// Returns where the bit of each unit of a range is: the word, and the bit there. `None` if the
-/// range does not consist of units for which there are bits.
-fn units(range: &Range<usize>) -> Option<impl Iterator<Item = (usize, u64)> + use<>> {
-    const BITS: usize = u64::BITS as usize;
-    let (first, end) = (range.start / UNIT, range.end / UNIT);
-    let fits = range.start.is_multiple_of(UNIT) && range.end.is_multiple_of(UNIT) && end <= 512 * BITS;
-    fits.then(|| (first..end).map(|unit| (unit / BITS, 1 << (unit % BITS))))
-}
-
-/// The room of a section is this many times what its processes are expected to extend it by.
-const MORE: usize = 8;
 
 /// How long the rest of a message may take whose first byte has come.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -123,18 +108,16 @@ impl Mapping {
     /// so at the same time.
     pub(in crate::sys) fn extend(&self, range: Range<usize>, _: Instant) -> io::Result<Mapping> {
         check_memory(range.len())?;
-        let units = units(&range).ok_or(io::ErrorKind::OutOfMemory)?;
-        let extension = self.map_extension(range)?;
-        // From now on other processes find it.
-        units.for_each(|(word, bit)| _ = self.extended()[word].fetch_or(bit, Ordering::AcqRel));
+        Extensions::check(&range)?;
+        let extension = self.map_extension(range.clone())?;
+        self.extensions().add(&range);
         Ok(extension)
     }
 
     /// Maps a range of the section behind this mapping; `NotFound` if no process has extended the
     /// memory by it.
     pub(in crate::sys) fn extension(&self, range: Range<usize>) -> io::Result<Mapping> {
-        let is_extended = |(word, bit): (usize, u64)| self.extended()[word].load(Ordering::Acquire) & bit != 0;
-        if !units(&range).is_some_and(|mut units| units.all(is_extended)) {
+        if !self.extensions().contain(&range) {
             return Err(io::ErrorKind::NotFound.into());
         }
         self.map_extension(range)
@@ -147,10 +130,10 @@ impl Mapping {
         Ok(mapping)
     }
 
-    fn extended(&self) -> &[AtomicU64; 512] {
+    fn extensions(&self) -> &Extensions {
         // SAFETY: the view has a head's bytes, which start as zeros, a valid head, and are accessed
         // through atomics only.
-        unsafe { &self.head.base().cast::<Head>().as_ref().extended }
+        unsafe { &self.head.base().cast::<Head>().as_ref().extensions }
     }
 
     #[cfg(test)]

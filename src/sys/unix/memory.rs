@@ -1,6 +1,5 @@
 //! How much memory there is, and in which units.
 
-use std::fs;
 use std::io;
 
 use rustix::io::Errno;
@@ -25,13 +24,14 @@ pub(in crate::sys) fn page_size() -> usize {
 
 /// Returns the bytes that could be allocated now, by the system and the limits of this process's
 /// control group.
+#[cfg(target_os = "linux")]
 pub(crate) fn available_memory() -> Option<u64> {
-    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     let of_system = kibibytes.map_or(u64::MAX, |kibibytes| kibibytes << 10);
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = groups.lines().find_map(|line| line.strip_prefix("0::"));
     // Limits of all groups above count as well. These two are the ones that containers have.
     let of_group = group.into_iter().flat_map(|group| [group, ""]).filter_map(|group| {
@@ -41,8 +41,16 @@ pub(crate) fn available_memory() -> Option<u64> {
     Some(of_group.fold(of_system, u64::min)).filter(|&bytes| bytes < u64::MAX)
 }
 
+/// Returns the bytes that are neither wired nor compressed, which the system can provide without
+/// writing to a disk.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn available_memory() -> Option<u64> {
+    let percent = super::sysctl::number(c"kern.memorystatus_level")?;
+    Some(super::sysctl::number(c"hw.memsize")? / 100 * percent)
+}
+
 /// Returns how many bytes of the whole pages of some memory are in memory.
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 pub(crate) fn resident_bytes(memory: crate::buffer::RawSlice) -> usize {
     let page = page_size();
     let start = memory.ptr.addr().next_multiple_of(page);

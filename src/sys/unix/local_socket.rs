@@ -1,0 +1,170 @@
+//! Connections between processes of one host: Unix sockets. The systems differ in their names.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use mio::{Interest, Registry, Token};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SendFlags;
+
+/// Lets a call fail, without SIGPIPE, where the peer has closed the connection: the program may not
+/// ignore the signal. On Apple's systems, mio sets an option of the socket that does this, and what
+/// a listener accepts inherits it.
+pub(super) const NO_SIGNAL: SendFlags = {
+    #[cfg(not(target_vendor = "apple"))]
+    {
+        SendFlags::NOSIGNAL
+    }
+    #[cfg(target_vendor = "apple")]
+    {
+        SendFlags::empty()
+    }
+};
+
+/// A connection inside the host. Reads and writes do not block; those of [`LocalStream::until`] do.
+pub(crate) struct LocalStream(pub(super) mio::net::UnixStream);
+
+/// Connects to an address. Tries again while an error says that the listener's queue is full, and
+/// fails with `TimedOut` if it is full until the deadline.
+pub(in crate::sys) fn connect_to(
+    address: &SocketAddr,
+    deadline: Instant,
+    is_full: impl Fn(&io::Error) -> bool,
+) -> io::Result<LocalStream> {
+    /// The pause before the next attempt to join a queue that is full.
+    const PAUSE: Duration = Duration::from_millis(1);
+    loop {
+        // A blocking connect would wait as long as the listener's queue is full, and strangers can
+        // keep it full. mio's does not block.
+        match mio::net::UnixStream::connect_addr(address) {
+            Ok(stream) => return Ok(LocalStream(stream)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if !is_full(&error) => return Err(error),
+            Err(_) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+impl LocalStream {
+    /// Returns whether the process at the other end runs as the user of this process.
+    pub(crate) fn is_of_this_user(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        let user = rustix::net::sockopt::socket_peercred(&self.0).ok().map(|peer| peer.uid.as_raw());
+        #[cfg(not(target_os = "linux"))]
+        let user = {
+            use std::os::fd::AsRawFd;
+            let (mut user, mut group) = (0, 0);
+            // SAFETY: the socket is open, and the call writes two numbers.
+            (unsafe { libc::getpeereid(self.0.as_raw_fd(), &mut user, &mut group) } == 0).then_some(user)
+        };
+        user == Some(rustix::process::geteuid().as_raw())
+    }
+
+    /// Returns the stream with reads and writes that wait until the deadline.
+    pub(crate) fn until(&self, deadline: Instant) -> LocalUntil<'_> {
+        LocalUntil { stream: self, deadline }
+    }
+}
+
+impl io::Read for &LocalStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        (&self.0).read(into)
+    }
+}
+
+impl io::Write for &LocalStream {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        Ok(rustix::net::send(&self.0, from, NO_SIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl mio::event::Source for LocalStream {
+    fn register(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        self.0.register(registry, token, interests)
+    }
+
+    fn reregister(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        self.0.reregister(registry, token, interests)
+    }
+
+    fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        self.0.deregister(registry)
+    }
+}
+
+/// A [`LocalStream`] whose reads and writes wait.
+pub(crate) struct LocalUntil<'a> {
+    stream: &'a LocalStream,
+    deadline: Instant,
+}
+
+impl LocalUntil<'_> {
+    /// Waits until the stream is ready, or fails with `TimedOut` at the deadline.
+    pub(super) fn wait(&self, flags: PollFlags) -> io::Result<()> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+        match rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&self.stream.0, flags)], Some(&timeout)))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl io::Read for LocalUntil<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.wait(PollFlags::IN)?;
+        (&mut &*self.stream).read(into)
+    }
+}
+
+impl io::Write for LocalUntil<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.wait(PollFlags::OUT)?;
+        (&mut &*self.stream).write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Accepts connections from processes of this host.
+pub(crate) struct LocalListener<Place> {
+    listener: mio::net::UnixListener,
+    /// What the name leaves in the file system; dropped after the listener.
+    _place: Place,
+}
+
+impl<Place> LocalListener<Place> {
+    /// Listens at an address.
+    pub(in crate::sys) fn at(address: &SocketAddr, place: Place) -> io::Result<LocalListener<Place>> {
+        Ok(LocalListener { listener: mio::net::UnixListener::bind_addr(address)?, _place: place })
+    }
+
+    /// Accepts the next connection; `WouldBlock` if there is none.
+    pub(crate) fn accept(&self) -> io::Result<LocalStream> {
+        self.listener.accept().map(|(stream, _)| LocalStream(stream))
+    }
+
+    pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        registry.register(&mut self.listener, token, Interest::READABLE)
+    }
+}
+
+/// Keeps a received descriptor from programs that this process starts.
+///
+/// Linux does this as it receives the descriptor. Elsewhere, a thread that starts a program between
+/// the two calls hands the descriptor on to it, which keeps memory alive and reveals it to a program
+/// of the same user.
+pub(super) fn close_on_exec(file: OwnedFd) -> io::Result<OwnedFd> {
+    #[cfg(not(target_os = "linux"))]
+    rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(file)
+}

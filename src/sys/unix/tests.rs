@@ -1,0 +1,378 @@
+//! Tests of what only POSIX is needed for. Linux runs them, too.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::mm::munmap;
+
+use super::local_socket::{LocalListener, LocalStream};
+use super::memory::{available_memory, page_size};
+use super::named_memory::NamedMemory;
+use super::path_socket::{Folder, connect_in, folder_of_listeners};
+
+type Mapping = super::mapping::Mapping<NamedMemory>;
+
+fn late() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// A new folder for listeners, removed with its content.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(test: &str) -> Place {
+        let path = std::env::temp_dir().join(format!("kolo-{}-{test}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Place(path)
+    }
+
+    fn listen(&self, name: &str) -> io::Result<LocalListener<Folder>> {
+        LocalListener::bind_in(&self.0, name)
+    }
+
+    fn connect(&self, name: &str) -> io::Result<LocalStream> {
+        connect_in(&self.0, name, late())
+    }
+
+    fn entries(&self) -> Vec<PathBuf> {
+        fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+
+    /// Leaves what a listener of a killed process leaves.
+    fn leave(&self, name: &str) -> PathBuf {
+        let path = self.0.join(format!("{name}.local"));
+        fs::create_dir(&path).unwrap();
+        drop(UnixListener::bind(path.join("s")).unwrap());
+        path
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// Returns the two ends of a connection.
+fn ends(test: &str) -> [LocalStream; 2] {
+    let place = Place::new(test);
+    let listener = place.listen("kolo-ends").unwrap();
+    [place.connect("kolo-ends").unwrap(), listener.accept().unwrap()]
+}
+
+fn read(mapping: &Mapping, at: usize) -> u8 {
+    assert!(at < mapping.len);
+    // SAFETY: the byte is within the mapping, which no other thread uses.
+    unsafe { mapping.base.add(at).read_volatile() }
+}
+
+fn write(mapping: &Mapping, at: usize, value: u8) {
+    assert!(at < mapping.len);
+    // SAFETY: as above.
+    unsafe { mapping.base.add(at).write_volatile(value) }
+}
+
+#[test]
+fn a_socket_carries_bytes_and_ends() {
+    let [one, other] = ends("bytes");
+    assert!(one.is_of_this_user() && other.is_of_this_user());
+    one.until(late()).write_all(b"hello").unwrap();
+    let mut bytes = [0; 5];
+    other.until(late()).read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
+    let soon = Instant::now() + Duration::from_millis(20);
+    assert_eq!(other.until(soon).read(&mut bytes).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    drop(one);
+    assert_eq!(other.until(late()).read(&mut bytes).unwrap(), 0);
+    // Without SIGPIPE, which would end the test. (Rust ignores it; a host in C need not.)
+    assert_eq!((&other).write(b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+}
+
+#[test]
+fn a_name_has_one_listener_and_leaves_nothing() {
+    let place = Place::new("name");
+    assert_eq!(place.connect("kolo-one").err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
+    let listener = place.listen("kolo-one").unwrap();
+    assert_eq!(place.listen("kolo-one").err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    let [folder] = &place.entries()[..] else { panic!("{:?}", place.entries()) };
+    // Other users may not enter.
+    assert_eq!(fs::metadata(folder).unwrap().permissions().mode() & 0o777, 0o700);
+    place.connect("kolo-one").unwrap();
+    drop(listener);
+    assert!(place.entries().is_empty(), "{:?}", place.entries());
+    assert_eq!(place.connect("kolo-one").err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
+    for name in ["kolo/../one", "kolo.one", "kolo\0"] {
+        assert_eq!(place.connect(name).err().unwrap().kind(), io::ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
+fn what_ended_processes_left_is_removed() {
+    let place = Place::new("stale");
+    let living = place.listen("kolo-living").unwrap();
+    let [left, empty] = [place.leave("kolo-left"), place.0.join("kolo-empty.local")];
+    fs::create_dir(&empty).unwrap();
+    // These are no listener's: a folder with another file, a file, a link, another name.
+    let other = place.leave("kolo-other");
+    fs::write(other.join("file"), []).unwrap();
+    fs::write(place.0.join("kolo-file.local"), []).unwrap();
+    std::os::unix::fs::symlink("/tmp", place.0.join("kolo-link.local")).unwrap();
+    fs::create_dir(place.0.join("kolo-folder")).unwrap();
+    assert_eq!(place.connect("kolo-left").err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
+    // The name of an ended process can be used again.
+    let again = place.listen("kolo-left").unwrap();
+    assert!(left.exists() && !empty.exists(), "{:?}", place.entries());
+    place.connect("kolo-left").unwrap();
+    place.connect("kolo-living").unwrap();
+    assert_eq!(place.entries().len(), 6);
+    drop((living, again));
+    assert_eq!(place.entries().len(), 4);
+}
+
+/// Listeners that start at the same time take the folders of others for ones that were left.
+#[test]
+fn listeners_that_start_together_disturb_no_other() {
+    let place = Place::new("together");
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let place = &place;
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let name = format!("kolo-{thread}-{round}");
+                    let listener = place.listen(&name).unwrap();
+                    place.connect(&name).unwrap();
+                    listener.accept().unwrap();
+                }
+            });
+        }
+    });
+    assert!(place.entries().is_empty(), "{:?}", place.entries());
+}
+
+#[test]
+fn a_full_queue_keeps_no_process_waiting_for_long() {
+    let place = Place::new("queue");
+    let path = place.0.join("kolo-queue.local");
+    let folder = Folder::make(path.clone()).unwrap();
+    let listener = UnixListener::bind(path.join("s")).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let mut waiting = Vec::new();
+    let error = loop {
+        match connect_in(&place.0, "kolo-queue", Instant::now() + Duration::from_millis(50)) {
+            Ok(stream) => waiting.push(stream),
+            Err(error) => break error,
+        }
+        assert!(waiting.len() < 100, "the queue is never full");
+    };
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    drop((listener, folder));
+    assert_eq!(place.connect("kolo-queue").err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
+}
+
+/// An address has room for 103 bytes on macOS.
+#[test]
+fn the_path_of_a_listener_fits_an_address() {
+    let name = format!("kolo-{}", "0".repeat(32));
+    let longest = folder_of_listeners().join(format!("{name}.local/s"));
+    assert!(longest.as_os_str().len() <= 103, "{}", longest.display());
+    drop(LocalListener::<Folder>::bind(&name).unwrap());
+    assert!(!longest.parent().unwrap().exists());
+}
+
+#[test]
+fn memory_that_was_handed_over_is_the_same_and_has_no_name() {
+    let [one, other] = ends("memory");
+    let page = page_size();
+    let mine = Mapping::create(3 * page, 3 * page).unwrap();
+    mine.hand_over(&one).unwrap();
+    // The receiver has a descriptor of its own, however late it takes the memory over.
+    mine.close();
+    let theirs = Mapping::take_over(&other, 3 * page, late()).unwrap();
+    write(&mine, 2 * page + 5, 9);
+    assert_eq!((read(&theirs, 2 * page + 5), read(&theirs, 0)), (9, 0));
+    theirs.release(2 * page..3 * page);
+    assert_eq!(read(&mine, 2 * page + 5), 0);
+    let flags = rustix::io::fcntl_getfd(theirs.file().unwrap().as_fd()).unwrap();
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    let names = fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    assert_eq!(names.filter(|name| name.to_string_lossy().starts_with("kolo-")).count(), 0);
+}
+
+#[test]
+fn missing_and_short_memory_are_told_apart() {
+    let [one, other] = ends("missing");
+    let page = page_size();
+    one.until(late()).write_all(&[0]).unwrap();
+    let error = Mapping::take_over(&other, page, late()).err().expect("no memory came");
+    assert_eq!(error.to_string(), "the leader of the host has no memory to share");
+    Mapping::create(page, page).unwrap().hand_over(&one).unwrap();
+    let error = Mapping::take_over(&other, 1 << 20, late()).err().expect("the memory is too short");
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    let now = Instant::now();
+    assert_eq!(Mapping::take_over(&other, page, now).err().unwrap().kind(), io::ErrorKind::TimedOut);
+}
+
+#[test]
+fn an_extension_outlives_the_process_that_made_it() {
+    const STEP: usize = 1 << 20;
+    let one = Mapping::create(STEP, 8 * STEP).unwrap();
+    let other = one.again().unwrap();
+    let [near, far] = [STEP..2 * STEP, 3 * STEP..4 * STEP];
+    assert_eq!(other.extension(far.clone()).err().map(|error| error.kind()), Some(io::ErrorKind::NotFound));
+    let made = one.extend(far.clone(), late()).unwrap();
+    write(&made, 7, 1);
+    drop((one, made));
+    let found = other.extension(far.clone()).unwrap();
+    assert_eq!(read(&found, 7), 1);
+    let before = other.extend(near, late()).unwrap();
+    write(&before, 7, 2);
+    assert_eq!((read(&found, 7), read(&other.extension(far).unwrap(), 7)), (1, 1));
+    // Behind the end of the object, whatever a peer writes into the table.
+    let behind = 1000 * STEP..1001 * STEP;
+    assert_eq!(other.extend(behind.clone(), late()).err().map(|error| error.kind()), Some(io::ErrorKind::OutOfMemory));
+    let memory = other.file().unwrap();
+    memory.extensions().add(&behind);
+    assert_eq!(other.extension(behind).err().map(|error| error.kind()), Some(io::ErrorKind::NotFound));
+}
+
+#[test]
+fn private_memory_keeps_its_content_and_others_do_not_write_to_it() {
+    let page = page_size();
+    let mine = Mapping::create(3 * page, 3 * page).unwrap();
+    let theirs = mine.again().unwrap();
+    (0..3).for_each(|n| write(&theirs, n * page, 1));
+    mine.make_private(page..2 * page).unwrap();
+    assert_eq!([0, 1, 2].map(|n| read(&mine, n * page)), [1; 3]);
+    (0..3).for_each(|n| write(&theirs, n * page, 2));
+    assert_eq!([0, 1, 2].map(|n| read(&mine, n * page)), [2, 1, 2]);
+    write(&mine, page, 3);
+    assert_eq!(read(&theirs, page), 2);
+    // Again, as after a second failure.
+    mine.make_private(page..2 * page).unwrap();
+    assert_eq!([0, 2].map(|n| read(&mine, n * page)), [2; 2]);
+}
+
+/// A copy of the value in another process, as after a fork, neither clears the memory nor unmaps
+/// it.
+#[test]
+fn only_the_process_that_mapped_memory_gives_it_back() {
+    let page = page_size();
+    let mine = Mapping::create(page, page).unwrap();
+    write(&mine, 0, 5);
+    let mut of_a_child = mine.again().unwrap();
+    of_a_child.owner += 1;
+    let at = of_a_child.base;
+    of_a_child.release(0..page);
+    drop(of_a_child);
+    assert_eq!(read(&mine, 0), 5);
+    // SAFETY: the memory is still mapped, as the test shows, and is unmapped once.
+    unsafe {
+        assert_eq!(at.read_volatile(), 5);
+        munmap(at.as_ptr().cast(), page).unwrap();
+    }
+    mine.release(0..page);
+    assert_eq!(read(&mine, 0), 0);
+}
+
+#[test]
+fn more_memory_than_there_is_is_refused() {
+    assert!(available_memory().unwrap() > 1 << 20);
+    let error = Mapping::create(1 << 50, 1 << 50).err().expect("no machine has a pebibyte");
+    assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+    let page = page_size();
+    let memory = Mapping::create(4 * page, 4 * page).unwrap();
+    memory.reserve(0..page, Instant::now()).unwrap();
+    memory.reserve(page..4 * page, late()).unwrap();
+    assert_eq!(read(&memory, 3 * page), 0);
+}
+
+/// Run by the next test in a process of its own.
+#[test]
+#[ignore = "a part of another test"]
+fn listen_until_killed() {
+    let Some(place) = std::env::var_os("TEST_PLACE") else { return };
+    let listener = LocalListener::bind_in(Path::new(&place), "kolo-peer").unwrap();
+    let memory = Mapping::create(page_size(), page_size()).unwrap();
+    write(&memory, 3, 7);
+    loop {
+        if let Ok(stream) = listener.accept() {
+            memory.hand_over(&stream).unwrap();
+            std::thread::sleep(Duration::from_secs(60));
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Memory comes from another process and outlives it, and the next listener removes what it left.
+#[test]
+fn a_killed_process_leaves_memory_and_no_socket() {
+    let place = Place::new("killed");
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "sys::unix::tests::listen_until_killed", "--ignored"])
+        .env("TEST_PLACE", &place.0)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let end = late();
+    let stream = loop {
+        match place.connect("kolo-peer") {
+            Ok(stream) => break stream,
+            Err(error) => assert!(Instant::now() < end, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let memory = Mapping::take_over(&stream, page_size(), late()).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(read(&memory, 3), 7);
+    assert_eq!(place.entries().len(), 1);
+    assert_eq!(place.connect("kolo-peer").err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
+    drop(place.listen("kolo-another").unwrap());
+    assert!(place.entries().is_empty(), "{:?}", place.entries());
+}
+
+/// Another user can neither enter the folder of a listener nor pass for this user.
+#[test]
+#[cfg(target_os = "linux")]
+fn another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        println!("NOT RUN: another user connects to a local socket; only root can become another user");
+        return;
+    }
+    const OTHER: u32 = 65534;
+    // The raw call changes the user of this thread only; the C library's function would change all
+    // threads.
+    let become_other = || {
+        // SAFETY: the arguments are numbers, and nothing on the thread needs root afterwards.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, OTHER, OTHER, OTHER) }, 0);
+    };
+    let place = Place::new("user");
+    fs::set_permissions(&place.0, fs::Permissions::from_mode(0o777)).unwrap();
+    let listener = place.listen("kolo-root").unwrap();
+    let folder = place.entries().remove(0);
+    std::thread::scope(|scope| {
+        let connected = scope.spawn(|| {
+            become_other();
+            place.connect("kolo-root").err().map(|error| error.kind())
+        });
+        assert_eq!(connected.join().unwrap(), Some(io::ErrorKind::PermissionDenied));
+        // Where it can connect, the listener sees which user it is.
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(folder.join("s"), fs::Permissions::from_mode(0o777)).unwrap();
+        let connected = scope.spawn(|| {
+            become_other();
+            let stream = place.connect("kolo-root").unwrap();
+            // What a listener of this user left belongs to root, whose folder is not removed.
+            assert!(!stream.is_of_this_user());
+            stream
+        });
+        let _theirs = connected.join().unwrap();
+        assert!(!listener.accept().unwrap().is_of_this_user());
+    });
+}
