@@ -52,7 +52,7 @@ pub(crate) use file::{
 };
 pub(crate) use fork::{between_forks, count_forks, forks, forks_seen};
 pub(crate) use helper::{Helper, by_deadline, resolve};
-#[cfg(all(test, target_os = "linux", not(miri)))]
+#[cfg(all(test, target_os = "linux", not(miri), not(kolo_posix)))]
 pub(crate) use platform::resident_bytes;
 pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_no_process, is_stopped, port_holder,

@@ -50,7 +50,7 @@ pub(crate) fn available_memory() -> Option<u64> {
 }
 
 /// Returns how many bytes of the whole pages of some memory are in memory.
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(all(test, target_os = "linux", not(kolo_posix)))]
 pub(crate) fn resident_bytes(memory: crate::buffer::RawSlice) -> usize {
     let page = page_size();
     let start = memory.ptr.addr().next_multiple_of(page);
