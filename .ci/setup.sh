@@ -32,7 +32,7 @@ setup_packages() {
     as_root apt-get update -qq &&
         as_root apt-get install -y -qq --no-install-recommends \
             redis-server openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 slurm-wlm munge openssl \
-            python3-venv gcc g++ clang binutils pkg-config cmake make valgrind shellcheck >/dev/null
+            python3-venv procps gcc g++ clang binutils pkg-config cmake make valgrind shellcheck >/dev/null
 }
 
 setup_components() {
@@ -248,7 +248,7 @@ PYTHON
     cat >"$folder/python" <<END
 #!/usr/bin/env bash
 set -o pipefail
-KOLO_WINEPREFIX=$PWD/target/wine KMP_AFFINITY=disabled WINEDLLOVERRIDES='ucrtbase=n,b' \\
+KOLO_WINEPREFIX=$PWD/target/wine-python KMP_AFFINITY=disabled WINEDLLOVERRIDES='ucrtbase=n,b' \\
     $PWD/scripts/wine.sh $folder/python.exe "\$@" </dev/null 2>&1 | cat
 END
     chmod +x "$folder/python" && "$folder/python" -c 'import torch; print(torch.__version__)'

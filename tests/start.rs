@@ -93,6 +93,28 @@ fn fresh_job(url: &str) -> String {
     format!("{url} {}", std::process::id())
 }
 
+/// The threads of a server, and of the host group behind a buffer, are the parent's.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_forked_child_may_drop_what_outlives_a_communicator() {
+    let server = TcpStoreServer::bind(([127, 0, 0, 1], 0).into(), &fresh(), None).unwrap();
+    let url = file_url(&temporary());
+    let comms = connect(2, |_, builder| builder.store(&url));
+    let buffers: Vec<_> = comms.into_iter().map(|comm| comm.unwrap().alloc_pooled::<f32>(1 << 16).unwrap()).collect();
+    // SAFETY: the child drops values and ends. The C library lets a child of several threads allocate
+    // and free memory.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop((server, buffers))));
+        // SAFETY: the child ends without the handlers of its parent.
+        unsafe { libc::_exit(i32::from(dropped.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: the call writes one number.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child panicked");
+}
+
 #[test]
 fn settings_of_rank_0_hold_for_all_ranks() {
     let url = format!("hash://{}", fresh());

@@ -138,9 +138,12 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // In a forked child, another thread of the parent may have held the lock.
+        // In a forked child, another thread of the parent may have held the lock, and what the pool
+        // owns is the parent's.
         if sys::forks() == self.pool.forks {
             self.pool.extents.lock()[self.extent].give_back(self.start, self.len);
+        } else {
+            std::mem::forget(self.pool.clone());
         }
     }
 }

@@ -90,7 +90,7 @@ def memory_of_kolo(group):
         tensor.resize_(200_000)
         assert (tensor[:100_000] == dist.get_world_size(group)).all()
     if sys.platform == "win32":
-        # There is no such limit.
+        # Windows has no limit on file sizes.
         return
     import resource
 

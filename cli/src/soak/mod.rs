@@ -105,6 +105,14 @@ fn play_rounds(args: &Args) -> Result<(), End> {
     let arena = Arena::new(args, seed)?;
     say(&format!("kolo soak: {}, seed {seed}", count(ranks, "rank")));
     let began = Instant::now();
+    if args.fault.iter().any(|fault| !fault.is_possible()) {
+        return Err("--fault cut is not possible here: Windows does not tell a process which connections it has"
+            .to_owned()
+            .into());
+    }
+    if args.with.iter().any(|ingredient| !ingredient.is_possible()) {
+        return Err("--with forks is not possible here: Windows has no forks".to_owned().into());
+    }
     let mut tally = Tally::default();
     for number in args.round.unwrap_or(0).. {
         // Check between rounds too: possibly none is of the chosen kind.
@@ -228,7 +236,7 @@ impl Arena {
         command.env("KOLO_RANK", rank.to_string()).env("KOLO_WORLD_SIZE", round.ranks.to_string());
         command.env("KOLO_JOB_ID", &self.job).env("KOLO_SECRET", &self.secret);
         command.env("KOLO_TRACE_DIR", self.traces());
-        if cfg!(unix) {
+        if system::HAS_SIGNALS {
             command.env("KOLO_TRACE_SIGNAL", "1");
         }
         match round.rendezvous {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use kolo::{DType, ReduceOp};
 
+use super::system;
 use crate::bench::operation::Operation;
 
 /// Random numbers from a seed (SplitMix64).
@@ -108,9 +109,9 @@ pub(crate) enum Ingredient {
 }
 
 impl Ingredient {
-    /// Whether this system has it: Windows has no forks.
-    fn is_possible(self) -> bool {
-        cfg!(unix) || self != Ingredient::Forks
+    /// Whether this system has it.
+    pub(crate) fn is_possible(self) -> bool {
+        system::HAS_FORKS || self != Ingredient::Forks
     }
 
     pub(crate) fn in_words(self) -> &'static str {
@@ -214,9 +215,9 @@ const UNLINKED: usize = 3;
 const UNLINKED_RANKS: usize = 8;
 
 impl Fault {
-    /// Whether this system has it: Windows does not tell a process which connections it has.
-    fn is_possible(self) -> bool {
-        cfg!(unix) || self != Fault::Cut
+    /// Whether this system has it.
+    pub(crate) fn is_possible(self) -> bool {
+        system::CUTS_CONNECTIONS || self != Fault::Cut
     }
 
     /// Returns how long the victim is stopped.

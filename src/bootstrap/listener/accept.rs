@@ -78,8 +78,10 @@ pub(crate) struct Listener {
     name: Option<String>,
     stop: Arc<AtomicBool>,
     shortage: Arc<Mutex<Option<Shortage>>>,
-    waker: Waker,
+    waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
+    /// The process of the thread. A forked child also has this value, and not the thread.
+    owner: u32,
 }
 
 /// The process cannot accept connections, for want of descriptors for example.
@@ -98,7 +100,7 @@ impl Listener {
         handler: impl Handler,
     ) -> io::Result<Listener> {
         let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKER)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let address = tcp.as_ref().map(StdListener::local_addr).transpose()?;
         let mut tcp = tcp.map(|listener| listener.set_nonblocking(true).map(|()| TcpListener::from_std(listener))).transpose()?;
         if let Some(listener) = &mut tcp {
@@ -130,7 +132,8 @@ impl Listener {
                 tracing::error!(%error, "the listener failed: this process accepts no more connections");
             }
         })?;
-        Ok(Listener { address, name, stop, shortage, waker, thread: Some(thread) })
+        let owner = std::process::id();
+        Ok(Listener { address, name, stop, shortage, waker, thread: Some(thread), owner })
     }
 
     /// Returns the listener's address in the network.
@@ -154,6 +157,11 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        if self.owner != std::process::id() {
+            // A child of a fork closes nothing: macOS does not hand the waker's kqueue down, and its
+            // number may be that of another file in the child.
+            return std::mem::forget((self.thread.take(), self.waker.clone()));
+        }
         self.stop.store(true, Ordering::Release);
         if let Err(error) = self.waker.wake() {
             tracing::error!(%error, "cannot close the listener");

@@ -58,6 +58,8 @@ impl ProcessWatch {
         match created(process.id) {
             Ok(other) if process.created != 0 && other != process.created => Ok(None),
             Err(error) if is_no_process(&error) => Ok(None),
+            // Another user's process has the id now: this one's ranks run as this user.
+            Err(error) if process.created != 0 && error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
             _ => Ok(Some(ProcessWatch { queue, has_ended: AtomicBool::new(false) })),
         }
     }

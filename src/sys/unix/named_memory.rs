@@ -90,6 +90,24 @@ fn random_name() -> io::Result<String> {
     Ok(format!("/kolo-{:016x}", u64::from_le_bytes(random)))
 }
 
+/// Returns whether a file is an object of `shm_open`, whose size can only be set once. A process
+/// could shrink an ordinary file, and touching memory behind its end would kill this process.
+#[cfg(target_os = "macos")]
+fn is_object(file: &OwnedFd, state: &rustix::fs::Stat) -> io::Result<bool> {
+    let size = usize::try_from(state.st_size).unwrap_or(0);
+    // Setting a size beyond the limit of this process would kill it.
+    check_file_size(size)?;
+    // Such objects have no type. The system refuses to set the size once more.
+    let has_type = u32::from(state.st_mode) & u32::from(libc::S_IFMT) != 0;
+    Ok(!has_type && ftruncate(file, size as u64) == Err(Errno::INVAL))
+}
+
+/// Returns `true`: the tests hand over no other files.
+#[cfg(not(target_os = "macos"))]
+fn is_object(_: &OwnedFd, _: &rustix::fs::Stat) -> io::Result<bool> {
+    Ok(true)
+}
+
 /// Creates an empty object that only this user can open. The system closes it in programs that this
 /// process starts.
 ///
@@ -114,11 +132,10 @@ impl Memory for NamedMemory {
     }
 
     fn received(file: OwnedFd, len: usize) -> io::Result<NamedMemory> {
-        let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
-        // A process could shrink an ordinary file, and touching memory behind its end would kill
-        // this process. The size of a shared memory object can only be set once.
-        let is_final = if cfg!(target_os = "macos") { ftruncate(&file, size).is_err() } else { true };
-        if !is_final || size < (HEAD + len) as u64 {
+        let state = fstat(&file)?;
+        let size = u64::try_from(state.st_size).unwrap_or(0);
+        let is_large_enough = HEAD.checked_add(len).is_some_and(|least| size >= least as u64);
+        if !is_large_enough || !is_object(&file, &state)? {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(NamedMemory { head: Head::map(&file)?, file })

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use super::local_socket::{LocalListener, LocalStream, connect_to};
 use crate::sys::file::{is_still_at, try_lock};
 
-/// The ends of the names of folders of listeners.
-const SUFFIX: &str = ".local";
+/// The extension of the folders of listeners, and of those that have no name yet.
+const LOCAL: &str = "local";
+const NEW: &str = "new";
 
 /// The socket in the folder.
 const SOCKET: &str = "s";
@@ -61,27 +62,22 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Makes the folder of a name; `AddrInUse` if a listener has it.
+    /// Makes the folder of a name; `AddrInUse` if a listener has it. It gets its name once it is
+    /// locked: without its lock it would look like one that was left.
     pub(super) fn make(path: PathBuf) -> io::Result<Folder> {
-        /// How often another process may take the new folder for one that was left.
-        const ATTEMPTS: u32 = 100;
         remove_stale(&path);
-        for attempt in 0..ATTEMPTS {
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt > 0 => {}
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => break,
-                made => made?,
+        let new = path.with_extension(NEW);
+        DirBuilder::new().mode(0o700).create(&new)?;
+        let named = || {
+            let lock = open(&new)?;
+            try_lock(&lock).map_err(io::Error::from)?;
+            if fs::symlink_metadata(&path).is_ok() {
+                return Err(io::ErrorKind::AddrInUse.into());
             }
-            // Until it is locked, it looks like one that was left.
-            if let Ok(lock) = open(&path)
-                && try_lock(&lock).is_ok()
-                && is_still_at(&lock, &path)
-            {
-                return Ok(Folder { path, _lock: lock, owner: std::process::id() });
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Err(io::ErrorKind::AddrInUse.into())
+            fs::rename(&new, &path)?;
+            Ok(Folder { path, _lock: lock, owner: std::process::id() })
+        };
+        named().inspect_err(|_| _ = fs::remove_dir(&new))
     }
 }
 
@@ -95,7 +91,7 @@ impl Drop for Folder {
     }
 }
 
-/// Opens a folder of this user, which no symbolic link stands for.
+/// Opens a folder of this user that is not a symbolic link.
 fn open(path: &Path) -> io::Result<File> {
     let folder = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_DIRECTORY).open(path)?;
     let is_own = folder.metadata()?.uid() == rustix::process::geteuid().as_raw();
@@ -130,16 +126,30 @@ fn remove(path: &Path) -> io::Result<()> {
 
 /// Removes all folders that ended processes of this user have left.
 fn remove_all_stale(folder: &Path) {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let is_listener = |name: &str| name.starts_with("kolo-") && name.ends_with(SUFFIX);
-    entries.filter(|entry| entry.file_name().to_str().is_some_and(is_listener)).for_each(|entry| remove_stale(&entry.path()));
+    /// Far longer than a process needs to give a folder its name.
+    const LONG: Duration = Duration::from_secs(60);
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (name, path) = (entry.file_name(), entry.path());
+        if !name.to_str().is_some_and(|name| name.starts_with("kolo-")) {
+            continue;
+        }
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some(LOCAL) => remove_stale(&path),
+            Some(NEW)
+                if entry.metadata().and_then(|of| of.modified()).is_ok_and(|at| at.elapsed().is_ok_and(|age| age > LONG)) =>
+            {
+                remove_stale(&path);
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Returns the folder of a name, which peers may have sent.
 fn folder_of(folder: &Path, name: &str) -> io::Result<PathBuf> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if name.bytes().all(is_allowed) {
-        Ok(folder.join(format!("{name}{SUFFIX}")))
+        Ok(folder.join(format!("{name}.{LOCAL}")))
     } else {
         Err(io::ErrorKind::InvalidInput.into())
     }

@@ -342,8 +342,8 @@ fn a_killed_process_leaves_memory_and_no_socket() {
 #[cfg(target_os = "linux")]
 fn another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
-        println!("NOT RUN: another user connects to a local socket; only root can become another user");
-        return;
+        let said = b"NOT RUN: another user connects to a local socket; only root can become another user\n";
+        return std::io::Write::write_all(&mut std::io::stderr(), said).unwrap();
     }
     const OTHER: u32 = 65534;
     // The raw call changes the user of this thread only; the C library's function would change all

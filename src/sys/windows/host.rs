@@ -59,8 +59,8 @@ pub(crate) fn boot_identity() -> Option<String> {
     Some(format!("windows-{session}-{number:016x}"))
 }
 
-/// Returns the process because of which this machine cannot listen at one of these addresses, if the
-/// system says it. Wine does not.
+/// Returns the process that holds one of these addresses, or the same port on all addresses, if the
+/// system says which it is. Wine does not.
 pub(crate) fn port_holder(addresses: &[SocketAddr]) -> Option<String> {
     let excludes = |one: SocketAddr, other: &SocketAddr| {
         let [one_ip, other_ip] = [one.ip(), other.ip()].map(|ip| ip.to_canonical());

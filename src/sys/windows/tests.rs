@@ -230,7 +230,8 @@ fn the_holder_of_a_port_is_found_with_its_program() {
     let is_wine = unsafe { GetProcAddress(GetModuleHandleA(c"ntdll.dll".as_ptr().cast()), c"wine_get_version".as_ptr().cast()) };
     if is_wine.is_some() {
         assert_eq!(port_holder(&[address]), None);
-        return println!("NOT RUN: the holder of a port; Wine does not say which process it is");
+        let said = b"NOT RUN: the holder of a port; Wine does not say which process holds a port\n";
+        return std::io::Write::write_all(&mut std::io::stderr(), said).unwrap();
     }
     let process = format!("process {} (", std::process::id());
     for ip in ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"] {

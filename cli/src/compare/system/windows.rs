@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::windows::io::AsRawHandle;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use windows_sys::Win32::Foundation::CloseHandle;
 use windows_sys::Win32::System::Memory::{CreateFileMappingW, FILE_MAP_READ, FILE_MAP_WRITE, MapViewOfFile, PAGE_READWRITE};
@@ -16,8 +16,8 @@ use crate::random::{hexadecimal, random};
 /// A connection between a rank and the comparison.
 pub(in crate::compare) type Stream = TcpStream;
 
-/// How long a connected rank may take to send the key.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a connected rank may take to send the key. It sends it at once.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Accepts the ranks. A connection begins with a key, which is in a file of this user.
 pub(in crate::compare) struct Listener {
@@ -37,16 +37,32 @@ impl Listener {
 
     /// Accepts the next rank; `WouldBlock` if there is none.
     pub(in crate::compare) fn accept(&self) -> io::Result<Stream> {
-        let (mut stream, _) = self.listener.accept()?;
-        stream.set_nonblocking(false)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let admitted = self.listener.accept().and_then(|(stream, _)| {
+            stream.set_nonblocking(false)?;
+            stream.set_nodelay(true)?;
+            self.admits(&stream).map(|is_rank| is_rank.then_some(stream))
+        });
+        // Another process of the machine may connect, and end its connection.
+        admitted.ok().flatten().ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Returns whether the process at the other end sends the key in time.
+    fn admits(&self, mut stream: &TcpStream) -> io::Result<bool> {
+        let end = Instant::now() + PATIENCE;
         let mut key = vec![0; self.key.len()];
-        match stream.read_exact(&mut key) {
-            Ok(()) if key == self.key.as_bytes() => Ok(stream),
-            // Another process of the machine.
-            _ => Err(io::ErrorKind::WouldBlock.into()),
+        let mut count = 0;
+        while count < key.len() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            stream.set_read_timeout(Some(left))?;
+            match stream.read(&mut key[count..])? {
+                0 => return Ok(false),
+                more => count += more,
+            }
         }
+        Ok(key == self.key.as_bytes())
     }
 }
 

@@ -10,5 +10,6 @@ mod windows;
 use windows as platform;
 
 pub(super) use platform::{
-    LocalListener, ask_for_trace, cut_a_connection, free_in_a_child, go_on, kill, kill_this_process, listeners, stop_this_process,
+    CUTS_CONNECTIONS, HAS_FORKS, HAS_SIGNALS, LocalListener, ask_for_trace, cut_a_connection, free_in_a_child, go_on, kill,
+    kill_this_process, listeners, stop_this_process,
 };

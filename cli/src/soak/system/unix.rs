@@ -9,6 +9,11 @@ use kolo::Registered;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use socket2::{Domain, SockAddr, Socket, Type};
 
+/// Ranks write their traces when they are asked by a signal.
+pub(in crate::soak) const HAS_SIGNALS: bool = true;
+pub(in crate::soak) const HAS_FORKS: bool = true;
+pub(in crate::soak) const CUTS_CONNECTIONS: bool = true;
+
 fn send(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid as i32) {
         // The process may have ended. Its pid is not reused before the process is waited for.

@@ -10,6 +10,12 @@ use windows_sys::Win32::System::Threading::{
     GetCurrentProcess, OpenProcess, PROCESS_SUSPEND_RESUME, PROCESS_TERMINATE, TerminateProcess,
 };
 
+/// Ranks write their traces when they are asked by a signal.
+pub(in crate::soak) const HAS_SIGNALS: bool = false;
+pub(in crate::soak) const HAS_FORKS: bool = false;
+/// The system does not tell a process which connections it has.
+pub(in crate::soak) const CUTS_CONNECTIONS: bool = false;
+
 #[link(name = "ntdll")]
 unsafe extern "system" {
     // The system's own debuggers and Job Objects stop processes by these, which have no documented
@@ -25,7 +31,7 @@ fn with(pid: u32, rights: u32, call: impl FnOnce(HANDLE)) {
     let process = unsafe { OpenProcess(rights, 0, pid) };
     if !process.is_null() {
         call(process);
-        // SAFETY: the handle was opened above, and nobody else has it.
+        // SAFETY: the handle was opened above, and no other code has it.
         unsafe { CloseHandle(process) };
     }
 }
@@ -53,13 +59,13 @@ pub(in crate::soak) fn go_on(pid: u32) {
 pub(in crate::soak) fn ask_for_trace(_: u32) {}
 
 pub(in crate::soak) fn kill_this_process() {
-    // SAFETY: this process has no more to do.
+    // SAFETY: the pseudo-handle of this process is always valid.
     unsafe { TerminateProcess(GetCurrentProcess(), KILLED) };
 }
 
 /// Stops this process until its parent lets it go on.
 pub(in crate::soak) fn stop_this_process() {
-    // SAFETY: the handle of the own process needs no opening.
+    // SAFETY: the pseudo-handle of this process is always valid.
     unsafe { NtSuspendProcess(GetCurrentProcess()) };
 }
 

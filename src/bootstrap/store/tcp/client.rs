@@ -85,7 +85,7 @@ impl TcpStore {
             _ => address,
         };
         let connect = || connect(reachable, identity, deadline);
-        // A process that was stopped meanwhile has let the handshake time out.
+        // If this process was stopped during the handshake, the server has dropped it.
         let again = |problem| match problem {
             ConnectError::Transient(_) if sys::shortage_of(2).is_none() => connect(),
             problem => Err(problem),

@@ -36,6 +36,8 @@ pub struct TcpStoreServer {
     stop: Arc<AtomicBool>,
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
+    /// As of [`Listener`].
+    owner: u32,
 }
 
 impl TcpStoreServer {
@@ -78,7 +80,7 @@ impl TcpStoreServer {
                 tracing::error!(%error, "the store's server failed: the store is no longer served");
             }
         })?;
-        Ok(TcpStoreServer { listener, stop, waker, thread: Some(thread) })
+        Ok(TcpStoreServer { listener, stop, waker, thread: Some(thread), owner: std::process::id() })
     }
 
     /// Returns the address where the store is served.
@@ -105,6 +107,9 @@ impl fmt::Debug for TcpStoreServer {
 
 impl Drop for TcpStoreServer {
     fn drop(&mut self) {
+        if self.owner != std::process::id() {
+            return std::mem::forget((self.thread.take(), self.waker.clone()));
+        }
         self.stop.store(true, Ordering::Release);
         if let (Ok(()), Some(thread)) = (self.waker.wake(), self.thread.take()) {
             // A panic there has been printed, and needs no cleanup.

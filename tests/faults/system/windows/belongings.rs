@@ -114,7 +114,7 @@ fn all_handles() -> Vec<(usize, u16)> {
         }
         table.resize(2 * table.len(), 0);
     }
-    // SAFETY: the system has written so many handles after the number and a reserved word.
+    // SAFETY: the system has written `table[0]` handles after that number and a reserved word.
     let handles = (0..table[0] as usize).map(|i| unsafe { table[2..].as_ptr().cast::<Handle>().add(i).read() });
     handles.filter(|handle| handle.process == own).map(|handle| (handle.value, handle.kind)).collect()
 }

@@ -48,6 +48,6 @@ fn rows<R: Copy>(family: u32) -> Vec<R> {
         }
     }
     let count = table[0] as usize;
-    // SAFETY: the system has written so many rows of words after the number.
+    // SAFETY: the system has written `table[0]` rows of words after that number.
     (0..count).map(|i| unsafe { table.as_ptr().add(1).cast::<R>().add(i).read_unaligned() }).collect()
 }
