@@ -144,7 +144,7 @@ fn nothing_is_wrong_with_a_job_in_which_one_rank_is_late() {
         // Nothing failed, so only the requested files exist.
         assert_eq!(files.len(), 3, "{files:?}");
         let chrome = folder.0.join("chrome");
-        let output = trace(&files, &["--chrome", chrome.to_str().unwrap()]);
+        let output = trace(std::slice::from_ref(&folder.0), &["--chrome", chrome.to_str().unwrap()]);
         let said = text(&output);
         assert!(output.status.success() && said.contains("no disagreement"), "{said}");
         // World: the connection, five all-reduces, the split, which takes two where ranks share

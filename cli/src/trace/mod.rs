@@ -17,8 +17,8 @@ use dump::{Dump, Operation, Outcome};
 /// Arguments of `kolo trace`.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// The files of the ranks of one run. With KOLO_TRACE_DIR set, ranks write them there when an
-    /// operation fails
+    /// The files of the ranks of one run, or the folder with them. With KOLO_TRACE_DIR set, ranks
+    /// write them there when an operation fails
     #[arg(required = true, value_name = "FILES")]
     files: Vec<PathBuf>,
     /// Write a trace for chrome://tracing and ui.perfetto.dev
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 pub(crate) fn trace(args: &Args) -> Result<(), String> {
     files::check(args.chrome.as_deref(), None)?;
     let (mut dumps, mut unread) = (Vec::new(), 0);
-    for file in &args.files {
+    for file in &all_files(&args.files)? {
         let bytes = std::fs::read(file).map_err(|error| format!("it cannot be read: {error}"));
         match bytes.and_then(|bytes| Dump::parse(&bytes)) {
             Ok(dump) => dumps.push(dump),
@@ -54,6 +54,27 @@ pub(crate) fn trace(args: &Args) -> Result<(), String> {
         chrome::write(&job, file)?;
     }
     if unread > 0 { Err(format!("{} could not be used", count(unread, "file"))) } else { Ok(()) }
+}
+
+/// Puts the files in a folder in its place, because shells of Windows replace no `*`.
+fn all_files(given: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
+    let mut files = Vec::new();
+    for path in given {
+        if !path.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let unread = |error: std::io::Error| format!("{} cannot be read: {error}", path.display());
+        let entries = std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(unread)?;
+        let mut found: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
+        found.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+        if found.is_empty() {
+            return Err(format!("{} contains no file of a rank (*.json)", path.display()));
+        }
+        found.sort();
+        files.append(&mut found);
+    }
+    Ok(files)
 }
 
 fn head(job: &Job) {

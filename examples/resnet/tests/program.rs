@@ -7,11 +7,6 @@ use std::time::{Duration, Instant};
 /// A time that only a defect takes, even on a busy machine.
 const LONG: Duration = Duration::from_secs(1200);
 
-/// Whether all cases are tried: `KOLO_TEST_ALL=1`.
-fn all() -> bool {
-    std::env::var_os("KOLO_TEST_ALL").is_some()
-}
-
 /// A small net's small run: twelve steps an epoch, each with a checkpoint.
 const SMALL: &str =
     "--shapes --images 96 -a resnet20 --image-size 8 -b 8 --lr 0.02 --lr-decay cosine -j 2 -p 1 --threads 1 --seed 5";
@@ -305,6 +300,11 @@ fn a_damaged_image_is_named() {
 #[cfg(target_os = "linux")]
 mod killed {
     use super::*;
+
+    /// Whether all cases are tried: `KOLO_TEST_ALL=1`.
+    fn all() -> bool {
+        std::env::var_os("KOLO_TEST_ALL").is_some()
+    }
 
     /// The ranks that a launcher has started.
     fn ranks(launcher: u32) -> Vec<u32> {

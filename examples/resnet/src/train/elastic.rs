@@ -34,8 +34,9 @@ impl<E: Engine> Run<'_, E> {
         if self.comm.rank() == 0 {
             // The rank that wrote may be lost, or it has written the end of an epoch that is
             // repeated.
-            let metrics = metrics::Writer::open(&self.folder, step, epoch)?;
+            // This closes the file: Windows does not replace one that is open.
             let progress = self.output.take().map_or_else(|| Progress::new(self.args.epochs), |output| output.progress);
+            let metrics = metrics::Writer::open(&self.folder, step, epoch)?;
             let mut output = Output { metrics, progress };
             let reason = failure.to_string();
             output.progress.say(&format!("{world} of {before} ranks continue after step {step}: {reason}"));
