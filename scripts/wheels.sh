@@ -4,9 +4,9 @@
 #     scripts/wheels.sh [PLATFORM...]        default: x86_64 aarch64
 #
 # The wheels are for every Python from 3.10 and every PyTorch from 2.7. x86_64 and aarch64 are Linux
-# with glibc 2.28 or newer (py3-none-manylinux_2_28); zig links against that glibc, also for the other
-# architecture. windows is Windows on x86-64 (py3-none-win_amd64), and needs mingw-w64. Needs cargo,
-# rustup, python3 and the network; installs its tools into target/wheels.
+# with glibc 2.28 or newer (py3-none-manylinux_2_28); zig links against that glibc, also for the
+# other architecture. windows is Windows on x86-64 (py3-none-win_amd64), and needs mingw-w64. Needs
+# cargo, rustup, python3 and the network; installs its tools into target/wheels.
 #
 # Variables:
 #   FEATURES  features of the library: cuda, redis, tls; default: cuda

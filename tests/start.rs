@@ -101,8 +101,8 @@ fn a_forked_child_may_drop_what_outlives_a_communicator() {
     let url = file_url(&temporary());
     let comms = connect(2, |_, builder| builder.store(&url));
     let buffers: Vec<_> = comms.into_iter().map(|comm| comm.unwrap().alloc_pooled::<f32>(1 << 16).unwrap()).collect();
-    // SAFETY: the child drops values and ends. The C library lets a child of several threads allocate
-    // and free memory.
+    // SAFETY: the child drops values and ends. The C library lets a child of several threads
+    // allocate and free memory.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop((server, buffers))));

@@ -2,8 +2,8 @@
 //! I/O, files, processes, and what distinguishes hosts and processes.
 //!
 //! `linux`, `macos` and `windows` have shared memory, with the same items. `unix` is what the first
-//! two have in common. `portable` stands in on other platforms: every call returns `Unsupported`, and
-//! kolo uses TCP.
+//! two have in common. `portable` stands in on other platforms: every call returns `Unsupported`,
+//! and kolo uses TCP.
 
 mod advice;
 mod clock;

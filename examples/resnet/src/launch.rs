@@ -98,8 +98,8 @@ fn die_with_parent(command: &mut Command) {
     }
 }
 
-/// Puts this process into a job of the system, and with it the ranks that it starts. The system ends
-/// all of them when this process ends, however that happens.
+/// Puts this process into a job of the system, and with it the ranks that it starts. The system
+/// ends all of them when this process ends, however that happens.
 #[cfg(windows)]
 fn ranks_end_with_this_process() -> Result<(), String> {
     let make = || {

@@ -158,8 +158,8 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if self.owner != std::process::id() {
-            // A child of a fork closes nothing: macOS does not hand the waker's kqueue down, and its
-            // number may be that of another file in the child.
+            // A child of a fork closes nothing: macOS does not hand the waker's kqueue down, and
+            // its number may be that of another file in the child.
             return std::mem::forget((self.thread.take(), self.waker.clone()));
         }
         self.stop.store(true, Ordering::Release);

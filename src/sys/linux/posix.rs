@@ -1,5 +1,5 @@
-//! What stands in for Linux's own means with `--cfg kolo_posix`: what macOS has, as far as Linux has
-//! it, too.
+//! What stands in for Linux's own means with `--cfg kolo_posix`: what macOS has, as far as Linux
+//! has it, too.
 
 use std::io;
 use std::sync::atomic::AtomicU32;

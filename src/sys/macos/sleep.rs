@@ -11,8 +11,8 @@ use crate::sys::doze::doze;
 type Wait = unsafe extern "C" fn(*mut c_void, u64, usize, u32, u32, u64) -> c_int;
 type Wake = unsafe extern "C" fn(*mut c_void, usize, u32) -> c_int;
 
-/// The functions of macOS 14.4 and newer. On older systems a program that names them does not start,
-/// so they are looked up.
+/// The functions of macOS 14.4 and newer. On older systems a program that names them does not
+/// start, so they are looked up.
 static FUNCTIONS: LazyLock<Option<(Wait, Wake)>> = LazyLock::new(|| {
     let find = |name: &std::ffi::CStr| {
         // SAFETY: the name ends with a zero.

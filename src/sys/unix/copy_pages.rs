@@ -31,10 +31,10 @@ unsafe extern "C" {
 /// Replaces pages by a private copy of them.
 ///
 /// macOS maps the objects of `shm_open` as shared memory only, so they cannot be mapped again
-/// privately, as on Linux. The kernel copies the mapping instead: it takes the copy, and then puts it
-/// in the place of the pages. What another thread of this process writes to the pages between the
-/// two, within microseconds, is lost. The caller's operation owns the range that peers may write, so
-/// this concerns other data in its first and last page only.
+/// privately, as on Linux. The kernel copies the mapping instead: it takes the copy, and then puts
+/// it in the place of the pages. What another thread of this process writes to the pages between
+/// the two, within microseconds, is lost. The caller's operation owns the range that peers may
+/// write, so this concerns other data in its first and last page only.
 ///
 /// # Safety
 ///
@@ -43,8 +43,8 @@ pub(super) unsafe fn copy_in_place(at: NonNull<u8>, len: usize) -> io::Result<()
     let address = at.as_ptr().expose_provenance() as libc::mach_vm_address_t;
     let mut target = address;
     let (mut current, mut most) = (0, 0);
-    // SAFETY: the caller vouches for the pages. The copy takes their place, contains the same bytes,
-    // and is unmapped with the rest. The call writes an address and two numbers.
+    // SAFETY: the caller vouches for the pages. The copy takes their place, contains the same
+    // bytes, and is unmapped with the rest. The call writes an address and two numbers.
     let result = unsafe {
         mach_vm_remap(
             mach_task_self_,

@@ -161,8 +161,8 @@ impl<Place> LocalListener<Place> {
 /// Keeps a received descriptor from programs that this process starts.
 ///
 /// Linux does this as it receives the descriptor. Elsewhere, a thread that starts a program between
-/// the two calls hands the descriptor on to it, which keeps memory alive and reveals it to a program
-/// of the same user.
+/// the two calls hands the descriptor on to it, which keeps memory alive and reveals it to a
+/// program of the same user.
 pub(super) fn close_on_exec(file: OwnedFd) -> io::Result<OwnedFd> {
     #[cfg(not(target_os = "linux"))]
     rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)?;

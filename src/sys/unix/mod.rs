@@ -2,8 +2,8 @@
 //! descriptor over through a Unix socket, and waiting on such a socket.
 //!
 //! `named_memory` and `path_socket` use only what POSIX has. macOS shares memory by them. Linux has
-//! better means. It compiles them for their tests, and with `--cfg kolo_posix`, which makes the whole
-//! library use them: so they are tested without a Mac.
+//! better means. It compiles them for their tests, and with `--cfg kolo_posix`, which makes the
+//! whole library use them: so they are tested without a Mac.
 
 #[cfg(not(target_os = "linux"))]
 mod copy_pages;

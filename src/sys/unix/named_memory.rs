@@ -1,9 +1,10 @@
 //! Memory that processes share, on systems on which memory begins with a name: an object of
 //! `shm_open`, whose name is removed at once.
 //!
-//! macOS sets the size of such an object once, and no process can change it afterwards. So an object
-//! that will be extended is made with the addresses of its extensions, which take no memory until a
-//! process touches them. It begins with the table of its extensions, and the memory follows.
+//! macOS sets the size of such an object once, and no process can change it afterwards. So an
+//! object that will be extended is made with the addresses of its extensions, which take no memory
+//! until a process touches them. It begins with the table of its extensions, and the memory
+//! follows.
 
 use std::io;
 use std::ops::Range;

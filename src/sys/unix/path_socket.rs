@@ -1,8 +1,8 @@
 //! Unix sockets at paths, for systems without abstract names.
 //!
-//! A listener has a folder, which only its user can enter, with its socket. As long as it listens, it
-//! holds a lock on the folder. A process that is killed leaves its folder, whose lock is free then:
-//! the next process of this user that listens removes it.
+//! A listener has a folder, which only its user can enter, with its socket. As long as it listens,
+//! it holds a lock on the folder. A process that is killed leaves its folder, whose lock is free
+//! then: the next process of this user that listens removes it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -35,8 +35,8 @@ pub(in crate::sys) fn folder_of_listeners() -> PathBuf {
 }
 
 /// Returns the folder for caches of this user on this machine. Its environment does not change it,
-/// and the system removes nothing from it. (From the folder for temporary files, it removes what was
-/// not used for three days.)
+/// and the system removes nothing from it. (From the folder for temporary files, it removes what
+/// was not used for three days.)
 #[cfg(not(target_os = "linux"))]
 fn own_folder() -> Option<PathBuf> {
     use std::ffi::CStr;

@@ -1,5 +1,5 @@
-//! What the tests do to processes and know about them, where systems differ, and the tests of faults
-//! that only one system has.
+//! What the tests do to processes and know about them, where systems differ, and the tests of
+//! faults that only one system has.
 
 #[cfg(target_os = "linux")]
 mod linux;

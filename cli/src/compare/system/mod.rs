@@ -1,5 +1,5 @@
-//! What a comparison asks of the system, where systems differ: the connection between a rank and the
-//! comparison, memory that ranks map, and a sleep on it.
+//! What a comparison asks of the system, where systems differ: the connection between a rank and
+//! the comparison, memory that ranks map, and a sleep on it.
 
 #[cfg(not(target_os = "linux"))]
 mod no_futex;

@@ -24,8 +24,8 @@ unsafe extern "system" {
     fn NtResumeProcess(process: HANDLE) -> i32;
 }
 
-/// Calls a function with a process, unless the process has ended. Its id is not used again before it
-/// has been waited for.
+/// Calls a function with a process, unless the process has ended. Its id is not used again before
+/// it has been waited for.
 fn with(pid: u32, rights: u32, call: impl FnOnce(HANDLE)) {
     // SAFETY: the call takes numbers.
     let process = unsafe { OpenProcess(rights, 0, pid) };

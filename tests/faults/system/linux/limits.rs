@@ -104,8 +104,8 @@ pub(crate) fn few_descriptors() -> Outcome {
     Passed(format!("the descriptors ran out {own} times"))
 }
 
-/// Waits until a rank writes a line that begins with one of `starts`. Returns which, and the rest of
-/// the line.
+/// Waits until a rank writes a line that begins with one of `starts`. Returns which, and the rest
+/// of the line.
 fn hear_one<'a>(job: &mut Job, rank: usize, starts: &[&'a str]) -> (&'a str, String) {
     let deadline = Instant::now() + LATE;
     loop {

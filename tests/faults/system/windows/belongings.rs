@@ -69,9 +69,9 @@ struct Handle {
     _reserved: u32,
 }
 
-/// Starts and ends a communicator of two ranks, so that what the process keeps for all communicators
-/// is there before its belongings are counted: the page that says which ranks are on this machine,
-/// and handles of the system's libraries.
+/// Starts and ends a communicator of two ranks, so that what the process keeps for all
+/// communicators is there before its belongings are counted: the page that says which ranks are on
+/// this machine, and handles of the system's libraries.
 pub(crate) fn warm_up() {
     let file = std::env::temp_dir().join(format!("kolo-faults-warm-up-{}", std::process::id()));
     let store = format!("file://{}", file.display());

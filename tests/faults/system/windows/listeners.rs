@@ -10,8 +10,8 @@ use windows_sys::Win32::Networking::WinSock::{AF_INET, AF_INET6};
 
 use crate::strangers::Address;
 
-/// Returns the addresses of a process's listeners: of that in the network and of the local one, which
-/// is a socket on loopback.
+/// Returns the addresses of a process's listeners: of that in the network and of the local one,
+/// which is a socket on loopback.
 pub(crate) fn listeners(pid: u32) -> Vec<Address> {
     let mut found = Vec::new();
     for row in rows::<MIB_TCPROW_OWNER_PID>(AF_INET.into()).into_iter().filter(|row| row.dwOwningPid == pid) {
