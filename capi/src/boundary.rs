@@ -8,21 +8,22 @@ use crate::held;
 use crate::last;
 
 /// Runs a call: errors become numbers, panics become errors.
-#[inline]
+#[inline(always)]
 pub(crate) fn boundary(call: impl FnOnce() -> Result<(), Fault>) -> kolo_result_t {
     boundary_of(|| call().map(|()| KOLO_OK))
 }
 
 /// As [`boundary`], for calls with several results that are not errors.
-#[inline]
+#[inline(always)]
 pub(crate) fn boundary_of(call: impl FnOnce() -> Result<kolo_result_t, Fault>) -> kolo_result_t {
     // A panic leaves only its communicator or reducer unfinished, and the caller of this ends that
     // one.
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(Ok(result)) => result,
-        Ok(Err(fault)) => failed(&fault),
-        Err(panic) => failed(&Fault::Panic(said(&*panic))),
-    }
+    // Faults become numbers before they leave `catch_unwind`, which would copy them: they are large.
+    let called = catch_unwind(AssertUnwindSafe(|| match call() {
+        Ok(result) => result,
+        Err(fault) => failed(&fault),
+    }));
+    called.unwrap_or_else(|panic| failed(&Fault::Panic(said(&*panic))))
 }
 
 #[cold]

@@ -18,7 +18,7 @@ use crate::held;
 ///
 /// The buffers are valid for the counts of the call until it returns; if a group is open, until
 /// that ends.
-#[inline]
+#[inline(never)]
 unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) -> kolo_result_t {
     on(comm, |this| {
         // SAFETY: passed on.
@@ -27,7 +27,11 @@ unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) ->
             return held::hold(comm.addr(), [call.prepare(&this.comm)?]);
         }
         // SAFETY: passed on.
-        unsafe { call.run(&this.comm) }.map_err(Fault::from)
+        match unsafe { call.run(&this.comm) } {
+            // `map_err` would move the result, which has room for an error.
+            Ok(()) => Ok(()),
+            Err(error) => Err(Fault::from(error)),
+        }
     })
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct Comm {
 static COMMUNICATORS: Registry<Comm> = Registry::new(Kind::Communicator);
 
 /// Returns the communicator that a handle stands for. It lives at least as long as the guard.
-#[inline]
+#[inline(always)]
 pub(crate) fn enter(comm: kolo_comm_t) -> Result<Guard<'static, Comm>, Fault> {
     COMMUNICATORS.get(comm.addr()).ok_or_else(|| unknown(comm))
 }
@@ -48,14 +48,23 @@ fn unknown(comm: kolo_comm_t) -> Fault {
 }
 
 /// Runs a call on a communicator, which remembers the error and ends if the call panics.
-#[inline]
+#[inline(always)]
 pub(crate) fn on(comm: kolo_comm_t, call: impl FnOnce(&Comm) -> Result<(), Fault>) -> kolo_result_t {
     boundary(|| {
         let guard = enter(comm)?;
         let unwound = AbortOnUnwind(&guard);
-        let result = call(&guard);
-        std::mem::forget(unwound);
-        result.inspect_err(|fault| guard.last.set(&fault.describe()))
+        // A fault is large, so only a call that fails moves one.
+        match call(&guard) {
+            Ok(()) => {
+                std::mem::forget(unwound);
+                Ok(())
+            }
+            Err(fault) => {
+                std::mem::forget(unwound);
+                guard.last.set(&fault.describe());
+                Err(fault)
+            }
+        }
     })
 }
 

@@ -104,7 +104,7 @@ impl<T> Registry<T> {
 
     /// Returns what a handle stands for, if it is valid. The object stays as long as the guard
     /// lives.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get(&self, handle: usize) -> Option<Guard<'_, T>> {
         let (entry, generation) = self.entry(handle)?;
         // The lock is recursive: a call that waits to take the object out does not block one that
@@ -170,7 +170,7 @@ impl<T> Registry<T> {
         between_forks(|| f(&mut self.free.lock()))
     }
 
-    #[inline]
+    #[inline(always)]
     fn entry(&self, handle: usize) -> Option<(&Entry<T>, usize)> {
         let (above, index) = (handle >> INDEX_BITS, handle & !(usize::MAX << INDEX_BITS));
         if above & !(usize::MAX << KIND_BITS) != self.kind as usize {
@@ -182,7 +182,7 @@ impl<T> Registry<T> {
 }
 
 /// Returns the block of a slot, and its place there.
-#[inline]
+#[inline(always)]
 fn locate(index: usize) -> (usize, usize) {
     let doublings = (index / FIRST_BLOCK).checked_ilog2();
     match doublings {

@@ -33,7 +33,7 @@ impl Core {
             kernel: Kernel::new(DType::U64, ReduceOp::BitAnd),
             ..WindowCall::new(Op::AllReduce, memory.as_const(), memory, element)
         };
-        let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
+        let entry = self.recording.history.begin(&descriptor.encode(), 0, 0);
         // SAFETY: `dropped` is borrowed for the call.
         let agreed = unsafe { window.run(&OpContext::new(descriptor, info), &call) };
         self.recording.history.end(entry, agreed.is_ok());

@@ -108,7 +108,7 @@ impl Call {
     }
 
     /// What all ranks must agree on. `seq` counts from 1.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn descriptor(&self, seq: u64) -> Descriptor {
         if let Some(described) = self.described {
             return Descriptor { seq, ..described };
@@ -135,6 +135,7 @@ impl Call {
     }
 
     /// Bytes of the buffer, or of all ranks' blocks together.
+    #[inline(always)]
     pub(crate) fn bytes(&self, world: usize) -> u64 {
         let counts = self.recv_counts.as_ref().or(self.send_counts.as_ref());
         let elements = match self.op {
@@ -152,7 +153,7 @@ impl Call {
 
     /// Elements that this rank needs in the send and the receive buffer; `None` for a buffer that
     /// is not used.
-    #[inline]
+    #[inline(always)]
     fn needs(&self, rank: Rank, world: usize) -> Result<[Option<usize>; 2], ArgumentError> {
         let is_root = rank == self.root;
         let count = Some(self.count);
@@ -182,7 +183,7 @@ impl Call {
         self.in_bytes(self.needs(rank, world)?)
     }
 
-    #[inline]
+    #[inline(always)]
     fn in_bytes(&self, [send, recv]: [Option<usize>; 2]) -> Result<[usize; 2], ArgumentError> {
         let bytes = |needed: Option<usize>| {
             let count = needed.unwrap_or(0);
@@ -209,7 +210,7 @@ impl Call {
     }
 
     /// As [`Call::check_in_place`], for buffers without lengths: they have what this rank needs.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_raw(&mut self, rank: Rank, world: usize) -> Result<(), ArgumentError> {
         self.check_arguments(rank, world)?;
         let needed = self.needs(rank, world)?;
@@ -218,7 +219,7 @@ impl Call {
     }
 
     /// Checks all but the buffers.
-    #[inline]
+    #[inline(always)]
     fn check_arguments(&self, rank: Rank, world: usize) -> Result<(), ArgumentError> {
         let Call { op, dtype, root, .. } = *self;
         if op.is_point_to_point() {
@@ -244,7 +245,7 @@ impl Call {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_buffers(&mut self, [send, recv]: [Option<usize>; 2], rank: Rank) -> Result<(), ArgumentError> {
         self.send = check_buffer("send", self.send, send, self.dtype)?;
         let recv = check_buffer("receive", self.recv.as_const(), recv, self.dtype)?;
@@ -278,7 +279,7 @@ impl Call {
 }
 
 /// Returns a buffer if it fits what the operation needs.
-#[inline]
+#[inline(always)]
 fn check_buffer(buffer: &'static str, chunk: RawSlice, needed: Option<usize>, dtype: DType) -> Result<RawSlice, ArgumentError> {
     let Some(needed) = needed else { return Ok(RawSlice::EMPTY) };
     let size = dtype.size();

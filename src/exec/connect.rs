@@ -81,7 +81,7 @@ impl Core {
     /// Waits until all ranks have connected.
     fn first_barrier(&mut self, info: &CommInfo) -> Result<()> {
         let descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
-        let entry = self.recording.history.begin(descriptor.encode(), 0, 0);
+        let entry = self.recording.history.begin(&descriptor.encode(), 0, 0);
         let choice = self.choose(Op::Barrier, 0);
         let context = OpContext::new(descriptor, info);
         // SAFETY: a barrier touches no buffer.

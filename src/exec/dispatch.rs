@@ -26,7 +26,7 @@ impl CommState {
     /// # Safety
     ///
     /// The call was checked. Its buffers are valid until this returns, and nothing else uses them.
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn dispatch(&self, core: &mut Core, call: &Call) -> Result<()> {
         if call.op.is_point_to_point() {
             // SAFETY: passed on.
@@ -98,7 +98,7 @@ impl Core {
     /// # Safety
     ///
     /// As for [`CommState::dispatch`].
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn run_on_host(&mut self, info: &CommInfo, history: &OpLog, call: &Call) -> Result<()> {
         self.seq += 1;
         let world = self.layout.ranks;
@@ -111,9 +111,17 @@ impl Core {
             context.note();
         }
         // SAFETY: passed on.
-        let result = unsafe { self.run_on_path(choice, &context, call) };
-        note.end(&context.words, result.is_ok());
-        result
+        // An error is large, so only a call that fails moves one.
+        match unsafe { self.run_on_path(choice, &context, call) } {
+            Ok(()) => {
+                note.end(&context.words, true);
+                Ok(())
+            }
+            Err(error) => {
+                note.end(&context.words, false);
+                Err(error)
+            }
+        }
     }
 
     /// Runs a collective on its path. Without a choice it exchanges nothing with other ranks.
@@ -121,7 +129,7 @@ impl Core {
     /// # Safety
     ///
     /// As for [`CommState::dispatch`].
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn run_on_path(&mut self, choice: Option<Choice>, context: &OpContext<'_>, call: &Call) -> Result<()> {
         let Some(choice) = choice else {
             // The next call in shared memory shows whether all ranks have made this one.
@@ -137,19 +145,46 @@ impl Core {
         };
         // SAFETY: passed on.
         unsafe {
-            let result = match (choice.algorithm, choice.between) {
+            match call.dtype {
+                DType::Bool => self.run_on_bools(choice, context, call),
+                _ => self.run_chosen(choice, context, call),
+            }
+        }
+    }
+
+    /// Runs a collective in the chosen way.
+    ///
+    /// # Safety
+    ///
+    /// As for [`CommState::dispatch`].
+    #[inline(always)]
+    unsafe fn run_chosen(&mut self, choice: Choice, context: &OpContext<'_>, call: &Call) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe {
+            match (choice.algorithm, choice.between) {
                 (Algorithm::Window, _) => self.run_in_shared_memory(context, call),
                 (Algorithm::Hierarchical, Some(between)) => self.run_hierarchical(context, call, between),
                 (algorithm, _) => self.run_by_messages(context.clone(), call, algorithm),
-            };
-            if call.dtype == DType::Bool {
-                // All that may have been written, also after a failure: in place, the other ranks'
-                // blocks are scratch memory.
-                let (send, recv) = (call.send, call.recv);
-                normalise_bools(recv.ptr, recv.len);
-                if send.ptr.addr() <= recv.ptr.addr() && recv.ptr.addr() < send.ptr.addr() + send.len {
-                    normalise_bools(send.ptr.cast_mut(), send.len);
-                }
+            }
+        }
+    }
+
+    /// As [`Core::run_chosen`], on bools, which are 0 or 1 whatever the peers have sent.
+    ///
+    /// # Safety
+    ///
+    /// As for [`CommState::dispatch`].
+    #[inline(never)]
+    unsafe fn run_on_bools(&mut self, choice: Choice, context: &OpContext<'_>, call: &Call) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe {
+            let result = self.run_chosen(choice, context, call);
+            // All that may have been written, also after a failure: in place, the other ranks'
+            // blocks are scratch memory.
+            let (send, recv) = (call.send, call.recv);
+            normalise_bools(recv.ptr, recv.len);
+            if send.ptr.addr() <= recv.ptr.addr() && recv.ptr.addr() < send.ptr.addr() + send.len {
+                normalise_bools(send.ptr.cast_mut(), send.len);
             }
             result
         }
@@ -160,7 +195,7 @@ impl Core {
     /// # Safety
     ///
     /// As for [`CommState::dispatch`].
-    #[inline]
+    #[inline(always)]
     unsafe fn run_in_shared_memory(&mut self, context: &OpContext<'_>, call: &Call) -> Result<()> {
         let counts = call.recv_counts.as_ref().or(call.send_counts.as_ref());
         let window_call = WindowCall {

@@ -18,6 +18,9 @@ fn reduction(call: &Call) -> Option<ReduceOp> {
     call.redop.or((call.dtype == DType::Bool).then_some(ReduceOp::Max))
 }
 
+/// No stream, and CUDA's default stream.
+const NULL: StreamId = StreamId(0);
+
 impl Executor {
     /// The devices of this process, looked for at the first use; `None` if the communicator has
     /// none.
@@ -52,7 +55,15 @@ impl Executor {
     /// Finds out whether the buffers of a call are on a device. If so, or if there is a stream, the
     /// call takes its turn in the stream. A failure leaves the communicator usable: no other rank
     /// has seen the call yet.
+    #[inline(always)]
     pub(crate) fn lend(&self, call: &mut Call, stream: StreamId) -> Result<()> {
+        // Known after the first call.
+        let has_no_devices = matches!(self.state.driver.get(), Some(None));
+        if has_no_devices && stream == NULL { Ok(()) } else { self.look_and_lend(call, stream) }
+    }
+
+    #[inline(never)]
+    fn look_and_lend(&self, call: &mut Call, stream: StreamId) -> Result<()> {
         self.try_to_lend(call, stream).map_err(|error| match error {
             Error::Device { .. } => Error::Unsupported { what: "a call on a device", why: error.to_string() },
             error => error,
@@ -60,7 +71,6 @@ impl Executor {
     }
 
     fn try_to_lend(&self, call: &mut Call, stream: StreamId) -> Result<()> {
-        const NULL: StreamId = StreamId(0);
         let Some(driver) = self.driver() else {
             return if stream == NULL { Ok(()) } else { Err(self.no_devices("a stream")) };
         };

@@ -172,7 +172,7 @@ impl Core {
             let context = OpContext::new(call.descriptor(seq), info).within(timeout);
             let peer = source.is_none().then_some(root as u32);
             let with_peer = Descriptor { op, root: peer, ..context.descriptor };
-            let entry = recording.history.begin(with_peer.encode(), (send.len + recv.len) as u64, 0);
+            let entry = recording.history.begin(&with_peer.encode(), (send.len + recv.len) as u64, 0);
             in_flight.borrow_mut().push(Recorded { entry, bools: (dtype == DType::Bool && op == Op::Recv).then_some(recv) });
             Some((job(&call, context, rank, world), None))
         };
@@ -234,7 +234,7 @@ impl Core {
             self.patience.done(waiting);
         }
         let with_peer = Descriptor { op, root: Some(root as u32), ..context.descriptor };
-        let entry = self.recording.history.begin(with_peer.encode(), (send.len + recv.len) as u64, 0);
+        let entry = self.recording.history.begin(&with_peer.encode(), (send.len + recv.len) as u64, 0);
         self.recording.history.end(entry, true);
         context.rest();
         true

@@ -49,18 +49,10 @@ impl Raw<'_> {
         }
     }
 
-    /// The counts of what is sent and of what is received.
-    #[inline]
-    fn counts(&self) -> Result<[Option<Counts>; 2]> {
-        let refuse = || Error::Argument { op: self.op, problem: ArgumentError::TooMany { count: usize::MAX } };
-        let counts = |counts: Option<&[usize]>| counts.map(|counts| Counts::new(counts).ok_or_else(refuse)).transpose();
-        Ok([counts(self.send_counts)?, counts(self.recv_counts)?])
-    }
-
-    /// The call, whose buffers have no lengths yet. `rank`: this rank, the peer of a receive from
-    /// any rank.
+    /// The call, whose buffers have no lengths and which has no counts yet. `rank`: this rank, the
+    /// peer of a receive from any rank.
     #[inline(always)]
-    fn call(&self, rank: Rank, [send_counts, recv_counts]: [Option<Counts>; 2]) -> Call {
+    fn call(&self, rank: Rank) -> Call {
         Call {
             op: self.op,
             on_behalf_of: None,
@@ -70,20 +62,36 @@ impl Raw<'_> {
             count: self.count,
             send: RawSlice { ptr: self.send, len: 0 },
             recv: RawSliceMut { ptr: self.recv, len: 0 },
-            send_counts,
-            recv_counts,
+            send_counts: None,
+            recv_counts: None,
             source: self.source,
             timeout: self.timeout,
             described: None,
             lent: None,
         }
     }
+
+    /// Gives the call its counts. Most operations have none, and are as short as the copies that
+    /// this makes.
+    #[inline(always)]
+    fn count(&self, call: &mut Call) -> Result<()> {
+        if self.send_counts.is_none() && self.recv_counts.is_none() { Ok(()) } else { self.count_blocks(call) }
+    }
+
+    #[inline(never)]
+    fn count_blocks(&self, call: &mut Call) -> Result<()> {
+        let refuse = || Error::Argument { op: self.op, problem: ArgumentError::TooMany { count: usize::MAX } };
+        let counts = |counts: Option<&[usize]>| counts.map(|counts| Counts::new(counts).ok_or_else(refuse)).transpose();
+        (call.send_counts, call.recv_counts) = (counts(self.send_counts)?, counts(self.recv_counts)?);
+        Ok(())
+    }
 }
 
 impl Executor {
     /// Checks everything that this rank can check alone.
     pub(crate) fn prepare(&self, raw: &Raw<'_>) -> Result<Call> {
-        let mut call = raw.call(self.rank(), raw.counts()?);
+        let mut call = raw.call(self.rank());
+        raw.count(&mut call)?;
         self.check_raw(&mut call)?;
         Ok(call)
     }
@@ -93,18 +101,19 @@ impl Executor {
     /// # Safety
     ///
     /// As for [`Executor::run_prepared`].
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn run_raw(&self, raw: &Raw<'_>, stream: StreamId) -> Result<()> {
         // The call is made where it stays: it is large, and a copy would take as long as a small
         // operation.
-        let mut call = raw.call(self.rank(), raw.counts()?);
+        let mut call = raw.call(self.rank());
+        raw.count(&mut call)?;
         self.check_raw(&mut call)?;
         self.lend(&mut call, stream)?;
         // SAFETY: passed on.
         unsafe { self.run_prepared(&call) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_raw(&self, call: &mut Call) -> Result<()> {
         let op = call.op;
         call.check_raw(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })
@@ -115,7 +124,7 @@ impl Executor {
     /// # Safety
     ///
     /// What the call reads and writes is valid until this returns, and nothing else uses it.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn run_prepared(&self, call: &Call) -> Result<()> {
         // SAFETY: passed on.
         unsafe { self.submit_checked(call) }

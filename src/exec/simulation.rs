@@ -247,7 +247,7 @@ impl Plan {
         if self.fault == Fault::Absent(rank) {
             return Operation { info, status, engine, call, stepped: None };
         }
-        _ = status.recording.history.begin(call.encode(), 0, 0);
+        _ = status.recording.history.begin(&call.encode(), 0, 0);
         let (none, memory) = (Blocks::Even(0), RawSliceMut::of(buf));
         let (op, world, root, count) = (Op::AllReduce, self.ranks, 0, self.count);
         let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1000 };

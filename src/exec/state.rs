@@ -81,7 +81,7 @@ impl CommState {
     }
 
     /// Fails if the communicator has been revoked or cancelled.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_not_revoked(&self, core: &mut Core, call: &Call) -> Result<()> {
         if let Some(first) = self.failure.get() {
             return Err(Error::Revoked { first: first.clone() });

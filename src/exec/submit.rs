@@ -104,7 +104,7 @@ impl Executor {
     ///
     /// As for [`Executor::submit`]. The buffers of a call that is lent are valid until its stream
     /// has passed the call.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn submit_checked(&self, call: &Call) -> Result<()> {
         self.state.check_process(call.op)?;
         if call.lent.is_some() {
@@ -123,7 +123,7 @@ impl Executor {
     }
 
     /// The core, if no call holds it and none is queued.
-    #[inline]
+    #[inline(always)]
     pub(super) fn claim(&self) -> Option<MutexGuard<'_, Core>> {
         // In this order: a call that is interrupted is queued before it gives the core up.
         let core = self.state.core.try_lock()?;

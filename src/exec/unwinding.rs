@@ -10,7 +10,7 @@ use crate::types::Op;
 
 impl CommState {
     /// Runs a part of a call. If it panics, the communicator ends before the panic continues.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn unless_it_panics<R>(&self, core: &mut Core, op: Op, part: impl FnOnce(&mut Core) -> R) -> R {
         let unwinding = Unwinding { shared: self, core, op };
         let result = part(unwinding.core);

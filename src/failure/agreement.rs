@@ -164,7 +164,7 @@ mod tests {
         let who = RankOfJob { job: "test".to_owned(), run: 1, rank: 1, members: members.clone() };
         let recording = Recorder::new(who, None, None).open(1, 1, (0..3).collect());
         if !mine.op.is_point_to_point() {
-            let begun = recording.history.begin(mine.encode(), 0, 0);
+            let begun = recording.history.begin(&mine.encode(), 0, 0);
             recording.history.end(begun, false);
         }
         let status = CommStatus::new(1, (0..3).collect(), recording);

@@ -129,7 +129,8 @@ impl<'a> RawCall<'a> {
     /// # Errors
     ///
     /// Those of both functions.
-    // Not inlined into other crates: here the compiler sees the whole path in one crate.
+    // Inlined, so that what describes the call is not written to memory first.
+    #[inline]
     pub unsafe fn run(&self, comm: &Communicator) -> Result<()> {
         // SAFETY: passed on.
         unsafe { comm.exec.run_raw(&self.raw, self.stream.into()) }

@@ -45,19 +45,19 @@ impl Window {
         // its caller again.
         self.check_no_peer_failed(context)?;
         // SAFETY: the caller keeps the same contract.
-        let result = unsafe { run(self, context, call) };
-        match &result {
+        match unsafe { run(self, context, call) } {
             Ok(()) => {
                 self.phases.finish();
                 context.rest();
+                Ok(())
             }
-            Err(_) => {
+            Err(error) => {
                 // Peers may read whatever has been published.
                 self.staged = self.phases.next().wrapping_sub(1);
                 context.give_up();
+                Err(error)
             }
         }
-        result
     }
 }
 

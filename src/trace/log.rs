@@ -74,14 +74,14 @@ impl OpLog {
     /// Records that an operation has begun. Only the thread that runs the communicator's operations
     /// calls this, one at a time.
     #[inline]
-    pub(crate) fn begin(&self, mut words: [u64; Descriptor::WORDS], bytes: u64, path: u8) -> EntryId {
+    pub(crate) fn begin(&self, words: &[u64; Descriptor::WORDS], bytes: u64, path: u8) -> EntryId {
         let number = self.begun.load(Ordering::Relaxed) + 1;
         let entry = self.entry(number);
         entry.stamp.store(2 * number - 1, Ordering::Relaxed);
         fence(Ordering::Release);
-        words[0] |= u64::from(path) << 24;
-        for (to, word) in entry.words.iter().zip(words) {
-            to.store(word, Ordering::Relaxed);
+        for (at, (to, &word)) in entry.words.iter().zip(words).enumerate() {
+            let path = if at == 0 { u64::from(path) << 24 } else { 0 };
+            to.store(word | path, Ordering::Relaxed);
         }
         entry.bytes.store(bytes, Ordering::Relaxed);
         entry.start.store(sys::ticks(), Ordering::Relaxed);
@@ -92,7 +92,7 @@ impl OpLog {
     }
 
     /// Records that it has ended.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn end(&self, place: EntryId, succeeded: bool) {
         self.end_at(place, sys::ticks(), succeeded);
     }
@@ -209,17 +209,17 @@ impl<'a> LogEntry<'a> {
     }
 
     /// Records the operation, if that has not been done. `words` are its descriptor.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write(&self, words: &[u64; Descriptor::WORDS]) {
         let _ = self.place(words);
     }
 
-    #[inline]
+    #[inline(always)]
     fn place(&self, words: &[u64; Descriptor::WORDS]) -> EntryId {
         match self.place.get() {
             Some(place) => place,
             None => {
-                let place = self.history.begin(*words, self.bytes, self.path);
+                let place = self.history.begin(words, self.bytes, self.path);
                 self.place.set(Some(place));
                 place
             }
@@ -244,7 +244,7 @@ impl<'a> LogEntry<'a> {
     }
 
     /// Records that it has ended.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn end(&self, words: &[u64; Descriptor::WORDS], succeeded: bool) {
         let place = self.place(words);
         if self.waited.get() || self.is_large() || !succeeded {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     fn begin(history: &OpLog, seq: u64) -> EntryId {
-        history.begin(descriptor(seq).encode(), seq, seq as u8)
+        history.begin(&descriptor(seq).encode(), seq, seq as u8)
     }
 
     fn read(history: &OpLog) -> Vec<Operation> {
