@@ -222,6 +222,8 @@ fn of(ranks: usize) -> Vec<Case> {
         case("all_to_all", Kind::AllToAll, Form::Registered, M),
         case("reduce, root", Kind::Reduce, Form::Inline, 8),
     ];
+    // It checks its deadline 20 times. Each takes a lock that another thread may hold.
+    cases.retain(|case| ranks == 2 || case.form != Form::CmaReduce);
     if ranks == 2 {
         cases.push(case("send", Kind::Message, Form::Message, 8));
         cases.push(case("recv", Kind::Message, Form::Message, 8));

@@ -266,7 +266,8 @@ impl Counter {
         for at in (registers.rsi..).step_by(size_of::<[u64; 2]>()).take(registers.rdx as usize) {
             // SAFETY: any bytes are numbers.
             let [to, bytes]: [u64; 2] = unsafe { rank.read_value(at)? };
-            if !contains(&self.private, to) && !contains(&self.shared, to) {
+            // Not a word on the stack.
+            if bytes > LINE && !contains(&self.private, to) && !contains(&self.shared, to) {
                 self.private.push(to..to + bytes);
             }
             self.counts.loaded += bytes;

@@ -31,7 +31,6 @@ const LOCKED: [(Api, usize); 2] = [(Api::C, 5), (Api::Rust, 6)];
 const NOT_COUNTED: &str = "-";
 
 /// Rows of a table in Markdown, by their keys.
-#[derive(Default)]
 pub(crate) struct Table {
     rows: BTreeMap<String, Vec<String>>,
 }
