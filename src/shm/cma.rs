@@ -68,11 +68,12 @@ fn last_phase(window: &mut Window, context: &OpContext<'_>, is_read: bool) -> Re
 /// cannot read device memory.
 fn is_readable(memory: RawSlice) -> bool {
     let Some(last) = memory.len.checked_sub(1) else { return true };
+    let own = Process::own();
     [0, last].into_iter().all(|at| {
         let address = memory.skip(at).ptr.expose_provenance() as u64;
         let mut byte = 0u8;
         // SAFETY: `byte` has room for one byte.
-        unsafe { sys::read_process(Process::own(), address, &mut byte, 1) }.is_ok()
+        unsafe { sys::read_process(own, address, &mut byte, 1) }.is_ok()
     })
 }
 
@@ -102,7 +103,9 @@ pub(super) fn all_reduce(
     unsafe { call.input.fault_in() };
     let mut words = [0; WORDS];
     (words[0], words[1]) = (address(call.input.ptr), address(call.output.ptr));
-    words[2] = (is_readable(call.input) && is_readable(call.output.as_const())).into();
+    // In place, both are the same memory.
+    let is_in_place = call.input.ptr == call.output.ptr.cast_const();
+    words[2] = (is_readable(call.input) && (is_in_place || is_readable(call.output.as_const()))).into();
     let phase = window.exchange(context, words)?;
     keep_words(window, phase);
     if window.peer_words.iter().any(|words| words[2] == 0) {

@@ -1,0 +1,183 @@
+//! The table of the expected counts, and what docs/performance.md says of them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Result;
+use std::path::{Path, PathBuf};
+
+use crate::cases::{Api, Case, FORMS};
+use crate::counter::Counts;
+
+/// The columns of an operation, and then those of its counts.
+const COLUMNS: [&str; 12] = [
+    "operation",
+    "ranks",
+    "bytes",
+    "memory",
+    "system calls",
+    "locked, C",
+    "locked, Rust",
+    "clock",
+    "lines loaded",
+    "lines stored",
+    "bytes loaded",
+    "bytes stored",
+];
+const KEYS: usize = 4;
+/// The columns that are counted through each interface.
+const LOCKED: [(Api, usize); 2] = [(Api::C, 5), (Api::Rust, 6)];
+
+/// In a column of an interface through which the row is not counted.
+const NOT_COUNTED: &str = "-";
+
+/// Rows of a table in Markdown, by their keys.
+pub(crate) struct Table {
+    rows: BTreeMap<String, Vec<String>>,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+pub(crate) fn path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("table.md")
+}
+
+fn performance() -> PathBuf {
+    root().join("docs/performance.md")
+}
+
+/// The cells of a row.
+fn cells(line: &str) -> Option<Vec<String>> {
+    let inner = line.strip_prefix("| ")?.strip_suffix(" |")?;
+    Some(inner.split(" | ").map(str::to_owned).collect())
+}
+
+fn line(cells: &[String]) -> String {
+    format!("| {} |", cells.join(" | "))
+}
+
+/// The name and the numbers of the system calls, such as `4 getpid, 9 process_vm_readv`.
+fn system_calls(numbers: &[u64]) -> String {
+    let mut counts = BTreeMap::<String, usize>::new();
+    for &number in numbers {
+        let name = match number as i64 {
+            libc::SYS_getpid => "getpid".to_owned(),
+            libc::SYS_gettid => "gettid".to_owned(),
+            libc::SYS_process_vm_readv => "process_vm_readv".to_owned(),
+            libc::SYS_futex => "futex".to_owned(),
+            libc::SYS_sched_yield => "sched_yield".to_owned(),
+            libc::SYS_clock_gettime => "clock_gettime".to_owned(),
+            libc::SYS_write => "write".to_owned(),
+            libc::SYS_read => "read".to_owned(),
+            libc::SYS_mmap => "mmap".to_owned(),
+            libc::SYS_munmap => "munmap".to_owned(),
+            libc::SYS_madvise => "madvise".to_owned(),
+            number => format!("number {number}"),
+        };
+        *counts.entry(name).or_default() += 1;
+    }
+    let names: Vec<_> = counts.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    if names.is_empty() { "0".to_owned() } else { names.join(", ") }
+}
+
+/// The columns of counts, with the column of the interface.
+fn columns(api: Api, counts: &Counts) -> Vec<(usize, String)> {
+    let (_, locked) = LOCKED.into_iter().find(|&(of, _)| of == api).expect("each interface has a column");
+    vec![
+        (4, system_calls(&counts.system_calls)),
+        (locked, counts.locked.to_string()),
+        (7, counts.clock.to_string()),
+        (8, counts.loaded_lines.to_string()),
+        (9, counts.stored_lines.to_string()),
+        (10, counts.loaded.to_string()),
+        (11, counts.stored.to_string()),
+    ]
+}
+
+impl Table {
+    /// Reads the expected counts; without a file there are none.
+    pub(crate) fn read() -> Table {
+        let text = fs::read_to_string(path()).unwrap_or_default();
+        let rows = text.lines().filter_map(cells).filter(|cells| cells.len() == COLUMNS.len() && cells[0] != COLUMNS[0]);
+        Table { rows: rows.map(|cells| (cells[..KEYS].join(" | "), cells)).collect() }
+    }
+
+    /// The columns in which counts differ from what is expected: name, counted, expected.
+    pub(crate) fn differences(&self, case: &Case, api: Api, counts: &Counts) -> Vec<(&'static str, String, String)> {
+        let row = self.rows.get(&case.key());
+        columns(api, counts)
+            .into_iter()
+            .map(|(at, counted)| (COLUMNS[at], counted, row.map_or("no row", |row| row[at].as_str()).to_owned()))
+            .filter(|(_, counted, expected)| counted != expected)
+            .collect()
+    }
+
+    /// Adds counts to the row of a case, which the first interface makes.
+    pub(crate) fn add(&mut self, case: &Case, api: Api, counts: &Counts) {
+        let key = case.key();
+        let row = self.rows.entry(key.clone()).or_insert_with(|| {
+            let mut row: Vec<String> = key.split(" | ").map(str::to_owned).collect();
+            row.resize(COLUMNS.len(), NOT_COUNTED.to_owned());
+            row
+        });
+        for (at, counted) in columns(api, counts) {
+            row[at] = counted;
+        }
+    }
+
+    /// Writes the table, in the order of the cases, and the rows of docs/performance.md.
+    pub(crate) fn write(&self, cases: &[Case]) -> Result<()> {
+        let header = COLUMNS.map(str::to_owned);
+        let mut text = format!("{INTRODUCTION}\n{}\n|{}\n", line(&header), "---|".repeat(COLUMNS.len()));
+        for row in cases.iter().filter_map(|case| self.rows.get(&case.key())) {
+            text += &line(row);
+            text.push('\n');
+        }
+        fs::write(path(), text)?;
+        let page = fs::read_to_string(performance())?;
+        let renewed = page.lines().map(|old| self.row_like(old).map_or(old.to_owned(), |row| line(row)) + "\n");
+        fs::write(performance(), renewed.collect::<String>())
+    }
+
+    /// The row with the same key as a line.
+    fn row_like(&self, line: &str) -> Option<&Vec<String>> {
+        let cells = cells(line)?;
+        (cells.len() == COLUMNS.len()).then(|| self.rows.get(&cells[..KEYS].join(" | ")))?
+    }
+
+    /// What docs/performance.md says otherwise than the table, or than the forms here.
+    pub(crate) fn wrong_in_docs(&self) -> Result<Vec<String>> {
+        let page = fs::read_to_string(performance())?;
+        let mut wrong = Vec::new();
+        let rows = page.lines().filter(|line| cells(line).is_some_and(|cells| cells.len() == COLUMNS.len()));
+        let rows: Vec<_> = rows.skip_while(|row| cells(row).is_some_and(|cells| cells[0] == COLUMNS[0])).collect();
+        if rows.is_empty() {
+            wrong.push("docs/performance.md has no counts".to_owned());
+        }
+        wrong.extend(rows.into_iter().filter_map(|row| match self.row_like(row) {
+            Some(known) if line(known) == row => None,
+            Some(known) => Some(format!("docs/performance.md says\n    {row}\nand the table\n    {}", line(known))),
+            None => Some(format!("docs/performance.md has a row that the table does not have:\n    {row}")),
+        }));
+        for (name, bytes) in FORMS.into_iter().filter_map(|form| form.row()) {
+            let row = page.lines().filter_map(cells).find(|cells| cells[0] == name);
+            if row.as_ref().and_then(|row| row.get(2)).is_none_or(|cell| cell != bytes) {
+                wrong.push(format!("docs/performance.md does not say that the form `{name}` moves {bytes}"));
+            }
+        }
+        Ok(wrong)
+    }
+}
+
+const INTRODUCTION: &str = "\
+# What an operation costs, in counts
+
+`.ci/run counts` counts this, and fails if a figure is another one. `KOLO_WRITE_COUNTS=1 .ci/run
+counts` writes the figures anew, here and in docs/performance.md.
+
+Each row is one operation in the steady state, in which the rank waits for no peer. \"locked\" are
+locked instructions and full fences, \"clock\" are readings of the clock. Lines are cache lines of
+shared memory. Bytes are those of shared memory, of the buffers, and what the system copies. The
+root of a broadcast looks once in eight operations at one line more of each peer.
+";
