@@ -178,9 +178,8 @@ pub(super) fn collect<L: GroupLines>(
             continue;
         }
         for (at, &member) in members.iter().enumerate() {
-            for word in 0..words {
-                all[member][word] = line.words[at * words + word].load(Ordering::Relaxed);
-            }
+            let given = &line.words[at * words..(at + 1) * words];
+            all[member].iter_mut().zip(given).for_each(|(to, word)| *to = word.load(Ordering::Relaxed));
         }
     }
 }
