@@ -20,13 +20,14 @@
 
 use super::flags::{FlagLines, Phases, WORDS, Words};
 use super::groups::{self, GROUP_WORDS, Groups};
-use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{self, AtomicU64, Ordering};
 
 /// A line that a leader writes for other ranks: the last phase in which it did, and the fingerprint
 /// of the calls on all ranks that it speaks for.
 #[repr(C, align(64))]
 struct HopLine<const N: usize> {
-    phase: AtomicU32,
+    /// The phase, and half of the fingerprint: see [`tag`].
+    tag: AtomicU64,
     fingerprint: AtomicU64,
     words: [AtomicU64; N],
 }
@@ -34,7 +35,7 @@ struct HopLine<const N: usize> {
 impl<const N: usize> HopLine<N> {
     #[cfg(all(test, kolo_loom))]
     fn new() -> HopLine<N> {
-        HopLine { phase: AtomicU32::new(0), fingerprint: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
+        HopLine { tag: AtomicU64::new(0), fingerprint: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
     /// Returns `None` if the line has not been published in this phase, and otherwise whether it
@@ -44,15 +45,23 @@ impl<const N: usize> HopLine<N> {
     /// another fingerprint.
     fn is_published(&self, phase: u32, fingerprint: u64) -> Option<bool> {
         // Acquire: what the leader and those that it speaks for wrote before.
-        (self.phase.load(Ordering::Acquire) == phase).then(|| self.fingerprint.load(Ordering::Relaxed) == fingerprint)
+        let now = self.tag.load(Ordering::Acquire);
+        (now as u32 == phase).then(|| now == tag(phase, fingerprint) && self.fingerprint.load(Ordering::Relaxed) == fingerprint)
     }
 
     fn publish(&self, phase: u32, fingerprint: u64, words: impl Iterator<Item = u64>) {
         self.fingerprint.store(fingerprint, Ordering::Relaxed);
         self.words.iter().zip(words).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
         // Release: the line, and what this rank has acquired.
-        self.phase.store(phase, Ordering::Release);
+        self.tag.store(tag(phase, fingerprint), Ordering::Release);
     }
+}
+
+/// Returns the word that publishes a line. It has half of the fingerprint, because a line that was
+/// last used when phases had the same number, before they wrapped, has the right phase while its
+/// leader writes the rest of it.
+fn tag(phase: u32, fingerprint: u64) -> u64 {
+    fingerprint << 32 | u64::from(phase)
 }
 
 /// The lines of a leader beside one of its slots.
@@ -196,6 +205,7 @@ mod tests {
 
     use super::*;
     use crate::shm::flags::{FlagLine, SLOTS};
+    use crate::sync::AtomicU32;
 
     struct Memory {
         lines: Vec<[FlagLine; SLOTS]>,
