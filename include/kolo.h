@@ -40,7 +40,7 @@
 
 // The initial value of a kolo_config_t: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL }
 
 // The initial value of a kolo_reducer_config_t.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \
@@ -201,6 +201,9 @@ typedef struct kolo_config_t {
   const char *tls_ca;
   const char *tls_cert;
   const char *tls_key;
+  // How ranks of a host tell each other how far they are: "auto", "flat" or "hierarchy". All
+  // ranks use rank 0's value.
+  const char *flag_layout;
 } kolo_config_t;
 
 // A key-value store of the program that all ranks share, for kolo_comm_init_callbacks. A key has

@@ -46,6 +46,23 @@ numbered! {
 }
 
 numbered! {
+    /// How ranks of a host that share memory tell each other which phase of a collective they have
+    /// reached.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum FlagLayout {
+        /// The layout whose cache lines cost less, by the caches that ranks share.
+        #[default]
+        Auto = 0, "auto";
+        /// Every rank reads the flags of every other rank.
+        Flat = 1, "flat";
+        /// Ranks form groups. The leaders of groups read the flags of their members and of each
+        /// other.
+        Hierarchy = 2, "hierarchy";
+    }
+}
+
+numbered! {
     /// How data in the memory of GPUs passes from one rank to another.
     #[derive(Default)]
     #[non_exhaustive]
@@ -69,6 +86,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_DEVICES",
     "KOLO_DEVICE_PATH",
     "KOLO_FAILURE_FILE",
+    "KOLO_FLAG_LAYOUT",
     "KOLO_HOST",
     "KOLO_INSECURE",
     "KOLO_INTERFACE",
@@ -152,6 +170,7 @@ pub(crate) struct SharedSettings {
     /// Whether buffers of any rank may be in the memory of devices.
     pub(crate) devices: bool,
     pub(crate) device_path: DevicePath,
+    pub(crate) flag_layout: FlagLayout,
     pub(crate) model: CostModel,
 }
 
@@ -166,6 +185,7 @@ impl Default for Settings {
                 sockets: 1,
                 devices: false,
                 device_path: DevicePath::Auto,
+                flag_layout: FlagLayout::Auto,
                 model: CostModel::default(),
             },
             timeout: Duration::from_secs(300),
@@ -188,6 +208,7 @@ impl Settings {
         (shared.algorithm, shared.model) = selection(env)?;
         shared.transport = named(env, "KOLO_TRANSPORT")?.unwrap_or(shared.transport);
         shared.copy_mode = named(env, "KOLO_COPY_MODE")?.unwrap_or(shared.copy_mode);
+        shared.flag_layout = named(env, "KOLO_FLAG_LAYOUT")?.unwrap_or(shared.flag_layout);
         shared.reproducible = parse(env, "KOLO_REPRODUCIBLE", "0 or 1", flag)?.unwrap_or(shared.reproducible);
         shared.sockets =
             parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?.unwrap_or(shared.sockets);
@@ -439,6 +460,7 @@ mod tests {
             ("KOLO_ALGORITHM", "ring"),
             ("KOLO_TRANSPORT", "tcp"),
             ("KOLO_COPY_MODE", "cma"),
+            ("KOLO_FLAG_LAYOUT", "hierarchy"),
             ("KOLO_REPRODUCIBLE", "1"),
             ("KOLO_SOCKETS", "4"),
             ("KOLO_DEVICES", "cuda"),
@@ -455,6 +477,7 @@ mod tests {
         assert_eq!(read.shared.algorithm, Some(Algorithm::Ring));
         assert_eq!(read.shared.transport, Transport::Tcp);
         assert_eq!(read.shared.copy_mode, CopyMode::Cma);
+        assert_eq!(read.shared.flag_layout, FlagLayout::Hierarchy);
         assert!(read.shared.reproducible);
         assert_eq!(read.shared.sockets, 4);
         assert!(read.shared.devices);
@@ -494,6 +517,7 @@ mod tests {
             ("KOLO_ALGORITHM", "rings", "halving-doubling"),
             ("KOLO_TRANSPORT", "rdma", "auto"),
             ("KOLO_COPY_MODE", "copied", "streamed"),
+            ("KOLO_FLAG_LAYOUT", "tree", "hierarchy"),
             ("KOLO_REPRODUCIBLE", "maybe", "0 or 1"),
             ("KOLO_SOCKETS", "0", "1 to 64"),
             ("KOLO_SOCKETS", "65", "1 to 64"),

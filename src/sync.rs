@@ -7,7 +7,12 @@
 
 #[cfg(not(kolo_loom))]
 mod shim {
-    pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use core::sync::atomic::Ordering;
+    #[cfg(not(test))]
+    pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64};
+
+    #[cfg(test)]
+    pub(crate) use super::watched::{AtomicU32, AtomicU64};
 
     pub(crate) use crate::sys::{sleep_on, wake_all};
 
@@ -27,6 +32,8 @@ mod shim {
     /// meanwhile, so the write does not wait for them.
     #[inline]
     pub(crate) fn prefetch_to_write<T>(_line: *const T) {
+        #[cfg(test)]
+        super::watched::tell(_line, super::watched::Access::Prefetch);
         // SAFETY: the instruction is a hint. It changes neither memory nor registers, and fails on
         // no address. All 64-bit processors of AMD have it; those of Intel have it or ignore it.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -79,3 +86,80 @@ mod shim {
 }
 
 pub(crate) use shim::*;
+
+/// Atomics that tell a test of each access, so that it can count what the protocols cost.
+#[cfg(all(test, not(kolo_loom)))]
+pub(crate) mod watched {
+    use std::cell::{Cell, RefCell};
+    use std::ops::Deref;
+    use std::sync::atomic::{self, Ordering};
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Access {
+        Load,
+        Store,
+        Prefetch,
+    }
+
+    type Watcher = Box<dyn FnMut(usize, Access)>;
+
+    thread_local! {
+        static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
+        static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
+    }
+
+    /// Calls `watcher` with the address of each access of this thread, until the next call.
+    pub(crate) fn watch(watcher: Option<Watcher>) {
+        IS_WATCHED.set(watcher.is_some());
+        WATCHER.set(watcher);
+    }
+
+    /// Leaves out the accesses that `body` makes.
+    pub(crate) fn unwatched<R>(body: impl FnOnce() -> R) -> R {
+        let before = IS_WATCHED.replace(false);
+        let result = body();
+        IS_WATCHED.set(before);
+        result
+    }
+
+    #[inline]
+    pub(super) fn tell<T>(at: *const T, access: Access) {
+        if IS_WATCHED.get() {
+            WATCHER.with_borrow_mut(|watcher| watcher.iter_mut().for_each(|watcher| watcher(at.addr(), access)));
+        }
+    }
+
+    macro_rules! atomic {
+        ($name:ident, $word:ty) => {
+            #[repr(transparent)]
+            #[derive(Debug, Default)]
+            pub(crate) struct $name(atomic::$name);
+
+            impl $name {
+                #[inline]
+                pub(crate) fn load(&self, order: Ordering) -> $word {
+                    tell(self, Access::Load);
+                    self.0.load(order)
+                }
+
+                #[inline]
+                pub(crate) fn store(&self, value: $word, order: Ordering) {
+                    tell(self, Access::Store);
+                    self.0.store(value, order);
+                }
+            }
+
+            /// For all other accesses.
+            impl Deref for $name {
+                type Target = atomic::$name;
+
+                fn deref(&self) -> &atomic::$name {
+                    &self.0
+                }
+            }
+        };
+    }
+
+    atomic!(AtomicU32, u32);
+    atomic!(AtomicU64, u64);
+}

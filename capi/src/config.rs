@@ -79,6 +79,9 @@ pub struct kolo_config_t {
     pub tls_ca: *const c_char,
     pub tls_cert: *const c_char,
     pub tls_key: *const c_char,
+    /// How ranks of a host tell each other how far they are: "auto", "flat" or "hierarchy". All
+    /// ranks use rank 0's value.
+    pub flag_layout: *const c_char,
 }
 
 // SAFETY: the struct begins with its size; numbers may be zero, and texts null.
@@ -168,6 +171,9 @@ unsafe fn texts(mut builder: Builder, config: &kolo_config_t) -> Result<Builder,
         }
         if let Some(copy_mode) = named(config.copy_mode, "copy_mode")? {
             builder = builder.copy_mode(copy_mode);
+        }
+        if let Some(flag_layout) = named(config.flag_layout, "flag_layout")? {
+            builder = builder.flag_layout(flag_layout);
         }
         if let Some(path) = named(config.device_path, "device_path")? {
             builder = builder.device_path(path);

@@ -738,6 +738,7 @@ mod bench {
             (&["bench", "all_reduce", "--algorithm", "rings"], "halving-doubling"),
             (&["bench", "all_reduce", "--sockets", "65"], "1 to 64"),
             (&["bench", "all_reduce", "--copy-mode", "fast"], "streamed"),
+            (&["bench", "all_reduce", "--flag-layout", "tree"], "hierarchy"),
         ] {
             let (_, err) = failed(arguments);
             assert!(err.contains(hint), "{arguments:?}: {err}");

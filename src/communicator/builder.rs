@@ -12,7 +12,9 @@ use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
 use crate::bootstrap::store::tcp::TcpStore;
 use crate::bootstrap::store::{self, Store, StoreUrl, masked};
 use crate::bootstrap::{self, Connected, Start};
-use crate::config::{self, CopyMode, DevicePath, FOREVER, Settings, SharedSettings, TlsFiles, Transport, process_env};
+use crate::config::{
+    self, CopyMode, DevicePath, FOREVER, FlagLayout, Settings, SharedSettings, TlsFiles, Transport, process_env,
+};
 use crate::error::{Error, Result};
 use crate::exec::Core;
 use crate::failure::CommInfo;
@@ -53,6 +55,7 @@ pub struct Builder {
     algorithm: Option<Algorithm>,
     transport: Option<Transport>,
     copy_mode: Option<CopyMode>,
+    flag_layout: Option<FlagLayout>,
     reproducible: Option<bool>,
     sockets: Option<usize>,
     devices: Option<bool>,
@@ -72,7 +75,8 @@ pub struct Builder {
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Builder { rank, world_size, store, store_object, store_is_served, job, secret, secret_file, .. } = self;
-        let Builder { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, model, .. } = self;
+        let Builder { algorithm, transport, copy_mode, flag_layout, reproducible, sockets, devices, device_path, model, .. } =
+            self;
         let Builder { timeout, start_timeout, host, interface, insecure, trace_dir, trace_signal, tls, .. } = self;
         f.debug_struct("Builder")
             .field("rank", rank)
@@ -86,6 +90,7 @@ impl fmt::Debug for Builder {
             .field("algorithm", algorithm)
             .field("transport", transport)
             .field("copy_mode", copy_mode)
+            .field("flag_layout", flag_layout)
             .field("reproducible", reproducible)
             .field("sockets", sockets)
             .field("devices", devices)
@@ -183,6 +188,13 @@ impl Builder {
     /// 0's value applies to all ranks.
     pub fn copy_mode(mut self, copy_mode: CopyMode) -> Self {
         self.copy_mode = Some(copy_mode);
+        self
+    }
+
+    /// Sets how ranks of a host tell each other which phase of a collective they have reached. Rank
+    /// 0's value applies to all ranks.
+    pub fn flag_layout(mut self, flag_layout: FlagLayout) -> Self {
+        self.flag_layout = Some(flag_layout);
         self
     }
 
@@ -317,11 +329,12 @@ impl Builder {
     /// The settings: the options, otherwise the environment variables.
     fn settings(&self) -> Result<Settings> {
         let mut settings = Settings::from_env(&process_env)?;
-        let SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, model } =
+        let SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, flag_layout, model } =
             &mut settings.shared;
         *algorithm = self.algorithm.or(*algorithm);
         *transport = self.transport.unwrap_or(*transport);
         *copy_mode = self.copy_mode.unwrap_or(*copy_mode);
+        *flag_layout = self.flag_layout.unwrap_or(*flag_layout);
         *reproducible = self.reproducible.unwrap_or(*reproducible);
         *devices = self.devices.unwrap_or(*devices);
         *device_path = self.device_path.unwrap_or(*device_path);

@@ -127,7 +127,7 @@ impl Core {
         let neighbours = self.fabric.neighbours();
         let jobs = neighbours.iter().map(|&rank| self.fabric.members()[rank]).collect();
         let autotune = Autotune::with_tuning(self.settings.copy_mode, tuning);
-        let window = Window::new(area, neighbours, jobs, host, self.patience.clone(), autotune);
+        let window = Window::new(area, neighbours, jobs, host, self.patience.clone(), autotune, self.settings.flag_layout);
         info.cancel.attach(window.waker());
         self.window = Some(window);
     }

@@ -154,6 +154,8 @@ impl Memory<'_> {
             0 => Sources::None,
             1 if inputs.start == self.rank => Sources::None,
             1 => Sources::One(inputs.start),
+            // The other ranks wait for none.
+            _ if matches!(self.call.op, Op::Reduce | Op::Gather) => Sources::Each,
             _ => Sources::All,
         }
     }

@@ -5,13 +5,17 @@ use std::sync::atomic::AtomicPtr;
 use std::time::Duration;
 
 use super::flags::{FlagLine, FlagLines, SLOTS};
+use super::hierarchy::{GroupLines, Hops};
 use crate::bootstrap::host_group::area::{Parts, USABLE};
 use crate::sync::{self, AtomicU32, AtomicU64};
 
-const _: () = assert!(LINES + SLOTS * size_of::<FlagLine>() <= USABLE, "a rank's flags fit its part of an area");
+const _: () = assert!(HOPS + SLOTS * size_of::<Hops>() <= USABLE, "a rank's flags fit its part of an area");
 
 /// Where a rank's flag lines begin in its part of the area: after the state and the progress.
 const LINES: usize = size_of::<RankState>() + size_of::<Progress>();
+
+/// Where the lines begin that a rank writes for its group, after the flag lines.
+const HOPS: usize = LINES + SLOTS * size_of::<FlagLine>();
 
 /// What a rank tells its peers about itself.
 #[repr(C, align(128))]
@@ -33,6 +37,11 @@ pub(super) struct RankState {
     /// The input and the output that the rank lends, for threads of its process: see
     /// [`super::Window::lent_by`].
     pub(super) lent: [AtomicPtr<u8>; 2],
+    /// Where the process may run, as [`crate::sys::Domains`] has it, and 1 if the host has more
+    /// ranks than processors. They do not change.
+    pub(super) cache: AtomicU32,
+    pub(super) node: AtomicU32,
+    pub(super) crowded: AtomicU32,
 }
 
 /// How far a rank has read. It is apart from the state, which all ranks read in every operation.
@@ -78,6 +87,16 @@ impl FlagArea {
     fn progress(&self, rank: usize) -> &Progress {
         // SAFETY: as for `rank_state`, which the progress follows.
         unsafe { &*self.parts.at(rank).add(size_of::<RankState>()).cast::<Progress>() }
+    }
+}
+
+impl GroupLines for FlagArea {
+    #[inline]
+    fn hops(&self, leader: usize, slot: usize) -> &Hops {
+        debug_assert!(slot < SLOTS);
+        // SAFETY: as for `rank_state`; these lines follow the flag lines, which have the same
+        // alignment.
+        unsafe { &*self.parts.at(leader).add(HOPS + slot * size_of::<Hops>()).cast::<Hops>() }
     }
 }
 

@@ -83,6 +83,11 @@ impl FlagLine {
         self.fingerprint.load(Ordering::Relaxed)
     }
 
+    /// Returns one of the words.
+    pub(crate) fn word(&self, at: usize) -> u64 {
+        self.words[at].load(Ordering::Relaxed)
+    }
+
     pub(crate) fn words(&self) -> Words {
         std::array::from_fn(|i| self.words[i].load(Ordering::Relaxed))
     }
@@ -127,11 +132,24 @@ pub(crate) struct Phases<L> {
     seen: Vec<u32>,
     /// For each rank, the last phase that this rank knows it to have finished.
     read: Vec<u32>,
+    /// The last phase whose slot this rank may write without looking at its peers.
+    clear: u32,
 }
 
 impl<L: FlagLines> Phases<L> {
     pub(crate) fn new(lines: L, rank: usize, ranks: usize) -> Phases<L> {
-        Phases { lines, rank, seen: vec![0; ranks], read: vec![0; ranks] }
+        Phases { lines, rank, seen: vec![0; ranks], read: vec![0; ranks], clear: 0 }
+    }
+
+    /// As [`Phases::new`] of ranks that have published and finished all phases up to `before`.
+    #[cfg(all(test, kolo_loom))]
+    pub(crate) fn starting(lines: L, rank: usize, ranks: usize, before: u32) -> Phases<L> {
+        Phases { lines, rank, seen: vec![before; ranks], read: vec![before; ranks], clear: before }
+    }
+
+    /// This rank.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
     }
 
     /// The phase that this rank publishes next.
@@ -146,6 +164,26 @@ impl<L: FlagLines> Phases<L> {
     /// A rank's line in a phase.
     pub(crate) fn line(&self, rank: usize, phase: u32) -> &FlagLine {
         self.lines.line(rank, Self::slot(phase))
+    }
+
+    /// Whether this rank is known to be allowed to write its slot for a phase: [`Phases::is_retired`]
+    /// of all peers.
+    #[inline]
+    pub(crate) fn is_clear(&self, phase: u32) -> bool {
+        is_reached(self.clear, phase)
+    }
+
+    /// Notes that [`Phases::is_retired`] of all peers.
+    #[inline]
+    pub(crate) fn set_clear(&mut self, phase: u32) {
+        self.clear = phase;
+    }
+
+    /// Notes that all ranks have published a phase, and that this rank has acquired what they wrote
+    /// before. So the phase up to [`LAG`] before it is retired.
+    #[inline]
+    pub(crate) fn all_have_reached(&mut self, phase: u32) {
+        self.clear = phase.wrapping_add(SLOTS as u32 - LAG);
     }
 
     /// Writes to the flag line, before a phase is published, to which operation the phase belongs,
@@ -408,9 +446,7 @@ mod tests {
             memory.lines.iter().flatten().for_each(|line| line.phase.store(before, Ordering::Relaxed));
             memory.finished.iter().for_each(|finished| finished.store(before, Ordering::Relaxed));
             let member = |rank| {
-                let mut phases = Phases::new(memory.clone(), rank, ranks);
-                phases.seen = vec![before; ranks];
-                phases.read = vec![before; ranks];
+                let phases = Phases::starting(memory.clone(), rank, ranks, before);
                 Member { memory: memory.clone(), phases, rank, ranks }
             };
             let others: Vec<_> = (1..ranks)

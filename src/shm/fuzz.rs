@@ -11,7 +11,7 @@ use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area, USABLE};
 use crate::bootstrap::host_group::stage::FIRST;
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::config::CopyMode;
+use crate::config::{CopyMode, FlagLayout};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
@@ -36,7 +36,8 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     let (area, members) = (Area::new(region.clone(), AREA, 0, 2), Arc::<[usize]>::from([0, 1]));
     let peer = FlagArea { parts: area.parts().clone() };
     let patience = Arc::new(Patience::new(usize::MAX));
-    let mut window = Window::new(area, members.clone(), members, host, patience, Autotune::new(CopyMode::Staged));
+    let layout = if keeps & 32 == 0 { FlagLayout::Flat } else { FlagLayout::Hierarchy };
+    let mut window = Window::new(area, members.clone(), members, host, patience, Autotune::new(CopyMode::Staged), layout);
     let registered = Arc::new(Allocation { region: Arc::new(Region::heap(2 * BUFFER)), part: BUFFER });
     window.heap().add(registered.clone());
 

@@ -3,7 +3,9 @@
 
 use super::call::Memory;
 use super::flags::{WORDS, Words};
-use super::window::Window;
+use super::hierarchy::{self, Arrival};
+use super::wait::Sources;
+use super::window::{Layout, Window};
 use crate::error::Result;
 use crate::failure::OpContext;
 use crate::types::Op;
@@ -11,13 +13,19 @@ use crate::types::Op;
 /// Whether what each rank gives its peers fits a flag line. The same on all ranks.
 #[inline]
 pub(super) fn fits(memory: Memory<'_>) -> bool {
+    most_given(memory) <= size_of::<Words>()
+}
+
+/// Returns the most bytes that a rank gives. The same on all ranks.
+#[inline]
+fn most_given(memory: Memory<'_>) -> usize {
     let Memory { call, ranks, .. } = memory;
     let elements = match call.op {
         Op::AllReduce | Op::Reduce | Op::Broadcast => call.count,
         Op::AllGather | Op::AllGatherV | Op::Gather => call.blocks.longest(ranks),
         _ => call.blocks.range(ranks - 1).end,
     };
-    elements * call.element <= size_of::<Words>()
+    elements * call.element
 }
 
 /// Runs an operation that [`fits`]. A rank that takes nothing, such as the root of a broadcast, does
@@ -35,13 +43,59 @@ pub(super) fn run(window: &mut Window, context: &OpContext<'_>, memory: Memory<'
     let phase = window.phases.next();
     window.begin_phase(context, words)?;
     window.phases.publish();
-    window.wait_for(context, memory.sources(), phase)?;
+    let mut sources = memory.sources();
+    if let (Sources::All, Layout::Groups(groups)) = (sources, &window.layout) {
+        let carried = most_given(memory).div_ceil(size_of::<u64>());
+        if matches!(call.op, Op::AllReduce | Op::AllGather | Op::AllGatherV) && groups[1].carries(carried) {
+            return run_in_groups(window, context, memory, phase, carried);
+        }
+        // Every rank reads the line of every other, so there is nothing that groups could spare.
+        sources = Sources::Each;
+    }
+    window.wait_for(context, sources, phase)?;
 
-    let inputs = memory.inputs();
-    let Window { inline, phases, parts, .. } = window;
-    for input in inputs.clone() {
+    let Window { inline, phases, .. } = window;
+    for input in memory.inputs() {
         inline[input] = if input == rank { words } else { phases.line(input, phase).words() };
     }
+    take(window, memory);
+    Ok(())
+}
+
+/// Runs an operation in which leaders give each other `carried` words of each rank. In an
+/// all-reduce only leaders reduce, in the order of ranks as every rank does without groups, and give
+/// their members the result.
+fn run_in_groups(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, phase: u32, carried: usize) -> Result<()> {
+    let reduces = memory.call.op.reduces();
+    let (_, to) = memory.taken(memory.rank);
+    let bytes = to.len() * memory.call.element;
+    window.climb(context, phase, carried, |window, groups, arrival| {
+        let mut result: Words = [0; WORDS];
+        if reduces && arrival == Arrival::Released {
+            result = hierarchy::result(&window.phases, groups, phase);
+            // SAFETY: the result has as many bytes as `fits`; the caller of `Window::run` vouches
+            // for the output.
+            unsafe { std::ptr::copy_nonoverlapping(result.as_ptr().cast(), memory.output(&to), bytes) };
+            return;
+        }
+        if !reduces && arrival == Arrival::Leads {
+            hierarchy::release(&window.phases, groups, phase, window.chain, carried, result);
+        }
+        hierarchy::collect(&window.phases, groups, phase, window.chain, carried, &mut window.inline);
+        take(window, memory);
+        if reduces && arrival == Arrival::Leads {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(memory.output(&to).cast_const(), result.as_mut_ptr().cast(), bytes) };
+            hierarchy::release(&window.phases, groups, phase, window.chain, carried, result);
+        }
+    })
+}
+
+/// Reduces or copies what came inline to the output.
+fn take(window: &mut Window, memory: Memory<'_>) {
+    let Memory { call, rank, .. } = memory;
+    let inputs = memory.inputs();
+    let Window { inline, parts, .. } = window;
     parts.clear();
     // After the last write: a write through the vector ends the pointers taken before it.
     parts.extend(inputs.clone().map(|input| {
@@ -55,12 +109,11 @@ pub(super) fn run(window: &mut Window, context: &OpContext<'_>, memory: Memory<'
             // `Window::run` vouches for the output.
             unsafe { memory.fold(parts, memory.output(&to), to.len()) };
         }
-        return Ok(());
+        return;
     }
     for (input, &from) in inputs.zip(parts.iter()) {
         let (_, to) = memory.taken(input);
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from, memory.output(&to), to.len() * call.element) };
     }
-    Ok(())
 }

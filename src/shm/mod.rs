@@ -19,6 +19,8 @@ mod flag_area;
 pub(crate) mod flags;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
+mod groups;
+mod hierarchy;
 mod inline;
 mod lend;
 mod liveness;
@@ -33,6 +35,8 @@ mod slots;
 mod staging;
 #[cfg(test)]
 mod tests;
+#[cfg(all(test, not(kolo_loom)))]
+mod transfers;
 mod tuning;
 mod two_shot;
 mod wait;

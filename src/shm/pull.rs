@@ -55,7 +55,7 @@ pub(super) fn pull<D: Collective>(
         None
     };
     // The root looks where its peers want the broadcast.
-    let sources = if lends && mine.is_some() && call.op == Op::Broadcast { Sources::All } else { sources };
+    let sources = if lends && mine.is_some() && call.op == Op::Broadcast { Sources::Each } else { sources };
     let phase = window.first_phase(context, sources, direct, mine, stages, !has_root(call.op))?;
     let registered = lenders.clone().filter(|&rank| window.loan_of(rank, phase, mine).is_some()).count();
     if registered == lenders.len() {

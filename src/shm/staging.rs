@@ -65,7 +65,7 @@ impl Window {
     #[inline]
     pub(super) fn find_stages(&mut self, context: &OpContext<'_>, sources: Sources) -> Result<()> {
         match sources {
-            Sources::All => self.peers().try_for_each(|peer| self.find_stage(context, peer)),
+            Sources::All | Sources::Each => self.peers().try_for_each(|peer| self.find_stage(context, peer)),
             Sources::One(peer) => self.find_stage(context, peer),
             Sources::None => Ok(()),
         }

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::autotune::{self, TIME_NEEDED};
+use super::groups::Groups;
 use super::registered::Allocation;
 use super::slots::SLOT;
 use super::tuning::Traffic;
+use super::window::Layout;
 use super::{Autotune, Window, WindowCall};
 use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area};
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::config::CopyMode;
+use crate::config::{CopyMode, FlagLayout};
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
@@ -56,6 +58,17 @@ fn on_ranks(ranks: usize, timeout: Duration, body: impl Fn(&mut RankWindow, usiz
 }
 
 fn on_ranks_with(copy_mode: CopyMode, ranks: usize, timeout: Duration, body: impl Fn(&mut RankWindow, usize) + Sync) {
+    on_ranks_in(None, copy_mode, ranks, timeout, body);
+}
+
+/// As [`on_ranks_with`], in these groups.
+fn on_ranks_in(
+    groups: Option<&Groups>,
+    copy_mode: CopyMode,
+    ranks: usize,
+    timeout: Duration,
+    body: impl Fn(&mut RankWindow, usize) + Sync,
+) {
     let hosts = host_group::fuzz::of_threads(ranks);
     let members: Arc<[usize]> = (0..ranks).collect();
     let area = Arc::new(Region::heap(ranks * AREA));
@@ -64,7 +77,11 @@ fn on_ranks_with(copy_mode: CopyMode, ranks: usize, timeout: Duration, body: imp
             let (area, members, body) = (Area::new(area.clone(), AREA, rank, ranks), members.clone(), &body);
             scope.spawn(move || {
                 let patience = Arc::new(Patience::new(ranks));
-                let window = Window::new(area, members.clone(), members, host, patience, Autotune::new(copy_mode));
+                let autotune = Autotune::new(copy_mode);
+                let mut window = Window::new(area, members.clone(), members, host, patience, autotune, FlagLayout::Auto);
+                if let Some(groups) = groups {
+                    window.layout = Layout::Groups(Box::new([groups.clone(), groups.clone()]));
+                }
                 body(&mut RankWindow { window, info: info(rank, ranks, timeout), seq: 0 }, rank);
             });
         }
@@ -401,6 +418,203 @@ fn a_measurement_ends_long_before_the_deadline() {
     });
 }
 
+/// Ranks in groups: uneven ones, some of one rank, and some whose ranks are not consecutive.
+mod in_groups {
+    use super::*;
+
+    fn uneven(ranks: usize) -> Groups {
+        let ends = [0, 1, 4, 6, 11, 13, 24, 40, 64].map(|end: usize| end.min(ranks));
+        let groups: Vec<Vec<usize>> = ends.windows(2).map(|ends| (ends[0]..ends[1]).collect()).collect();
+        Groups::of(&groups.iter().filter(|group| !group.is_empty()).map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    fn in_turns(ranks: usize, count: usize) -> Groups {
+        let groups: Vec<Vec<usize>> = (0..count).map(|group| (group..ranks).step_by(count).collect()).collect();
+        Groups::of(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    /// Every operation: inline in the words that leaders give each other and in more, in one shot
+    /// and segment by segment.
+    #[test]
+    fn every_collective_is_right() {
+        let layouts = if cfg!(miri) {
+            vec![(3, uneven(3))]
+        } else {
+            vec![(2, uneven(2)), (8, uneven(8)), (13, in_turns(13, 4)), (23, uneven(23)), (64, in_turns(64, 8))]
+        };
+        for (ranks, groups) in layouts {
+            on_ranks_in(Some(&groups), CopyMode::Auto, ranks, LATE, |rank_window, _| {
+                for (round, count) in [1, 2, 5, 100].into_iter().enumerate() {
+                    for op in OPS {
+                        for in_place in [false, true] {
+                            rank_window.check(op, count, (7 * round + 1) % ranks, in_place, round as u64);
+                        }
+                    }
+                }
+                if ranks < 20 && !cfg!(miri) {
+                    for count in [SLOT / 4 + 17, SLOT + 3] {
+                        OPS.iter().for_each(|&op| rank_window.check(op, count, 1, true, 3));
+                    }
+                }
+                assert!(matches!(rank_window.window.layout, Layout::Groups(_)));
+            });
+        }
+    }
+
+    /// Ranks run as far ahead of each other as they can.
+    #[test]
+    fn many_operations_in_a_row() {
+        let rounds = if cfg!(miri) { 8 } else { 1500 };
+        for groups in [uneven(5), in_turns(5, 2)] {
+            on_ranks_in(Some(&groups), CopyMode::Auto, 5, LATE, |rank_window, _| {
+                for round in 0..rounds {
+                    let op = OPS[mix(1, round) as usize % OPS.len()];
+                    let count = if !cfg!(miri) && round % 50 == 0 { 3 * SLOT / 8 } else { 1 + mix(2, round) as usize % 8 };
+                    rank_window.check(op, count, round as usize % 5, round % 2 == 0, round);
+                }
+            });
+        }
+    }
+
+    /// Sums of floats depend on their order, which is that of ranks in every layout.
+    #[test]
+    fn sums_have_the_same_bits_as_without_groups() {
+        let bits = |groups: Option<&Groups>| {
+            let results = parking_lot::Mutex::new(Vec::new());
+            on_ranks_in(groups, CopyMode::Auto, 9, LATE, |rank_window, rank| {
+                for seq in 0..20 {
+                    let value = (mix(seq, rank as u64) % 1000) as f64 * 10f64.powi(rank as i32 - 4);
+                    let mut memory = [value, -value / 3.0];
+                    for count in [1, 2] {
+                        rank_window.seq += 1;
+                        let descriptor = Descriptor {
+                            op: Op::AllReduce,
+                            dtype: DType::F64,
+                            redop: Some(ReduceOp::Sum),
+                            count: count as u64,
+                            seq: rank_window.seq,
+                            ..Descriptor::nothing()
+                        };
+                        let context = OpContext::new(descriptor, &rank_window.info);
+                        let chunk = RawSliceMut::of(&mut memory).take(8 * count);
+                        let kernel = Kernel::new(DType::F64, ReduceOp::Sum);
+                        let call = WindowCall { count, kernel, ..WindowCall::new(Op::AllReduce, chunk.as_const(), chunk, 8) };
+                        // SAFETY: the test lends the buffer until this returns.
+                        unsafe { rank_window.window.run(&context, &call).unwrap() };
+                    }
+                    results.lock().push((seq, memory.map(f64::to_bits)));
+                }
+            });
+            let mut results = results.into_inner();
+            results.sort_unstable();
+            results.dedup();
+            assert_eq!(results.len(), 20, "ranks got different bits");
+            results
+        };
+        let flat = bits(None);
+        assert_eq!(bits(Some(&in_turns(9, 4))), flat);
+        assert_eq!(bits(Some(&uneven(9))), flat);
+    }
+
+    /// Every rank names a rank that calls something else, whichever rank it is: a leader or a
+    /// member, of any group. That rank names another one.
+    #[test]
+    fn a_call_mismatch_is_named_on_every_rank() {
+        for odd in [0, 1, 3, 4, 8] {
+            for theirs in [Op::Barrier, Op::Broadcast, Op::AllGather] {
+                on_ranks_in(Some(&in_turns(9, 3)), CopyMode::Auto, 9, LATE, |rank_window, rank| {
+                    rank_window.check(Op::AllReduce, 1, 0, false, 1);
+                    let mut memory = [7u64; 9];
+                    let op = if rank == odd { theirs } else { Op::AllReduce };
+                    let chunk = RawSliceMut::of(&mut memory);
+                    let (input, output) = match op {
+                        Op::Barrier => (RawSlice::EMPTY, RawSliceMut::EMPTY),
+                        Op::AllGather => (chunk.as_const().skip(8 * rank).take(8), chunk),
+                        _ => (chunk.as_const().take(8), chunk.take(8)),
+                    };
+                    match rank_window.run(op, 1, None, odd, input, output) {
+                        // The root of a broadcast waits for no rank. The next operation tells it.
+                        Ok(()) if op == Op::Broadcast => {}
+                        Err(Error::Mismatch { rank: me, peer, mine, theirs: other, .. }) => {
+                            assert_eq!(me, rank);
+                            assert!(if rank == odd { peer != odd } else { peer == odd }, "{rank} names {peer}, not {odd}");
+                            let (of_odd, of_others) = if rank == odd { (mine, other) } else { (other, mine) };
+                            assert_eq!((of_odd.op, of_others.op), (theirs, Op::AllReduce));
+                        }
+                        other => panic!("{rank}, {odd} calls {theirs}: {other:?}"),
+                    }
+                    assert_eq!(memory, [7; 9]);
+                });
+            }
+        }
+    }
+
+    /// A leader or a member that is late, leaves or fails is named by every other rank.
+    #[test]
+    fn a_rank_that_is_late_leaves_or_fails_is_named() {
+        let deadline = Duration::from_secs(3);
+        for (gone, absence, expected) in [
+            (0, 0, Cause::Silent { deadline }),
+            (4, 0, Cause::Silent { deadline }),
+            (0, 1, Cause::Left { last_seq: 5 }),
+            (1, 1, Cause::Left { last_seq: 5 }),
+            (5, 1, Cause::Left { last_seq: 5 }),
+            (2, 2, Cause::Revoked),
+            (6, 2, Cause::Revoked),
+        ] {
+            let timeout = if absence == 0 { deadline } else { LATE };
+            on_ranks_in(Some(&in_turns(7, 3)), CopyMode::Auto, 7, timeout, |rank_window, rank| {
+                rank_window.check(Op::AllReduce, 1, 0, false, 1);
+                if rank == gone {
+                    if absence > 0 {
+                        rank_window.window.part(5, absence == 2);
+                    }
+                    return;
+                }
+                match rank_window.run(Op::Barrier, 0, None, 0, RawSlice::EMPTY, RawSliceMut::EMPTY) {
+                    Err(Error::Peer { rank, cause, op: Op::Barrier, .. }) if rank == gone => assert_eq!(cause, expected),
+                    other => panic!("{other:?}"),
+                }
+            });
+        }
+    }
+
+    /// A leader that publishes its flag line and ends before it leads: the others have all that
+    /// they need.
+    #[test]
+    fn a_leader_that_ends_after_it_has_published_keeps_none_waiting() {
+        on_ranks_in(Some(&in_turns(6, 2)), CopyMode::Auto, 6, LATE, |rank_window, rank| {
+            if rank == 1 {
+                // What `Window::run` does up to the wait.
+                let descriptor = Descriptor { op: Op::Barrier, dtype: DType::U64, seq: 1, ..Descriptor::nothing() };
+                let info = rank_window.info.clone();
+                let context = OpContext::new(descriptor, &info);
+                let window = &mut rank_window.window;
+                window.chain = Descriptor::chained(window.chain, context.fingerprint);
+                window.begin_phase(&context, [0; 6]).unwrap();
+                window.phases.publish();
+                return window.part(1, false);
+            }
+            rank_window.run(Op::Barrier, 0, None, 0, RawSlice::EMPTY, RawSliceMut::EMPTY).unwrap();
+        });
+    }
+
+    /// All ranks decide in the first operation in which all wait for all.
+    #[test]
+    fn the_setting_decides() {
+        for (setting, is_grouped) in [(FlagLayout::Hierarchy, true), (FlagLayout::Flat, false), (FlagLayout::Auto, false)] {
+            on_ranks(4, LATE, |rank_window, _| {
+                rank_window.window.layout = Layout::Undecided(setting);
+                rank_window.check(Op::Gather, 1, 0, false, 1);
+                assert!(matches!(rank_window.window.layout, Layout::Undecided(_)));
+                rank_window.check(Op::AllReduce, 1, 0, false, 1);
+                assert_eq!(matches!(rank_window.window.layout, Layout::Groups(_)), is_grouped);
+                rank_window.check(Op::AllReduce, 1, 0, false, 2);
+            });
+        }
+    }
+}
+
 /// These tests need mapped memory and another process.
 #[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
 mod taken_back {
@@ -429,8 +643,15 @@ mod taken_back {
         }
         let area = Area::new(Arc::new(Region::heap(2 * AREA)), AREA, 0, 2);
         let (members, host) = (Arc::<[usize]>::from([0, 1]), host_group::fuzz::of_threads(2).remove(0));
-        let mut window =
-            Window::new(area, members.clone(), members, host, Arc::new(Patience::new(2)), Autotune::new(CopyMode::Staged));
+        let mut window = Window::new(
+            area,
+            members.clone(),
+            members,
+            host,
+            Arc::new(Patience::new(2)),
+            Autotune::new(CopyMode::Staged),
+            FlagLayout::Flat,
+        );
         window.heap = Heap::new(0, page, Pool::new(window.host.clone()));
         let part = 4 * page.bytes();
         let [lent, other] = [(); 2].map(|()| Arc::new(Allocation { region: Region::create(2 * part).unwrap().into(), part }));

@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
-use super::flag_area::FlagArea;
+use super::flag_area::{FlagArea, RankState};
 use super::flags::{Phases, SLOTS, WORDS, Words};
-use super::window::Window;
+use super::groups::Groups;
+use super::hierarchy::{self, Arrival, Waiter};
+use super::window::{Layout, Window};
+use crate::config::FlagLayout;
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
-use crate::sys::Waiting;
+use crate::sync::Ordering;
+use crate::sys::{Domains, Waiting};
 use crate::types::Descriptor;
 
 /// The longest sleep. After it the rank checks again whether it can go on waiting.
@@ -16,7 +20,10 @@ const NAP: Duration = Duration::from_millis(50);
 /// The ranks whose phases a rank waits for.
 #[derive(Clone, Copy)]
 pub(crate) enum Sources {
+    /// All, as every rank does in this phase.
     All,
+    /// All, one after the other. Not every rank need do so.
+    Each,
     One(usize),
     None,
 }
@@ -47,17 +54,23 @@ impl Window {
     /// Runs one empty phase: returns when all ranks have reached it.
     #[inline]
     pub(super) fn barrier(&mut self, context: &OpContext<'_>) -> Result<()> {
-        self.exchange(context, [0; WORDS]).map(drop)
+        self.one_phase(context, [0; WORDS], Sources::All).map(drop)
     }
 
     /// Runs one phase that carries only words. Returns its number, with which the words of all
     /// ranks can be read.
     #[inline]
     pub(super) fn exchange(&mut self, context: &OpContext<'_>, words: Words) -> Result<u32> {
+        // Every rank reads the line of every other, so there is nothing that groups could spare.
+        self.one_phase(context, words, Sources::Each)
+    }
+
+    #[inline]
+    fn one_phase(&mut self, context: &OpContext<'_>, words: Words, sources: Sources) -> Result<u32> {
         let phase = self.phases.next();
         self.begin_phase(context, words)?;
         self.phases.publish();
-        self.wait_for(context, Sources::All, phase)?;
+        self.wait_for(context, sources, phase)?;
         Ok(phase)
     }
 
@@ -74,10 +87,13 @@ impl Window {
     #[inline]
     pub(super) fn begin_phase(&mut self, context: &OpContext<'_>, words: Words) -> Result<()> {
         let phase = self.phases.next();
-        for peer in self.peers() {
-            if !self.phases.is_retired(peer, phase) {
-                self.wait(context, peer, Phases::<FlagArea>::retires(phase))?;
+        if !self.phases.is_clear(phase) {
+            for peer in self.peers() {
+                if !self.phases.is_retired(peer, phase) {
+                    self.wait(context, peer, Phases::<FlagArea>::retires(phase))?;
+                }
             }
+            self.phases.set_clear(phase);
         }
         self.phases.announce(phase, self.chain, context.words, words);
         Ok(())
@@ -88,10 +104,81 @@ impl Window {
     #[inline]
     pub(super) fn wait_for(&mut self, context: &OpContext<'_>, sources: Sources, phase: u32) -> Result<()> {
         match sources {
-            Sources::All => self.peers().try_for_each(|peer| self.wait_and_compare(context, peer, phase)),
+            Sources::All => match self.layout {
+                Layout::Groups(_) => self.wait_in_groups(context, phase),
+                Layout::Flat => self.wait_for_each(context, phase),
+                Layout::Undecided(setting) => {
+                    self.wait_for_each(context, phase)?;
+                    self.decide(setting);
+                    Ok(())
+                }
+            },
+            Sources::Each => self.wait_for_each(context, phase),
             Sources::One(peer) => self.wait_and_compare(context, peer, phase),
             Sources::None => Ok(()),
         }
+    }
+
+    /// Waits until every peer has published a phase of this operation.
+    #[inline]
+    fn wait_for_each(&mut self, context: &OpContext<'_>, phase: u32) -> Result<()> {
+        self.peers().try_for_each(|peer| self.wait_and_compare(context, peer, phase))?;
+        self.phases.all_have_reached(phase);
+        Ok(())
+    }
+
+    /// Decides how ranks wait for all of them, by what each told when it entered the window. All
+    /// ranks do so at the end of the same phase, the first in which all wait for all, so all have
+    /// told and decide the same.
+    #[cold]
+    fn decide(&mut self, setting: FlagLayout) {
+        let states = || (0..self.members.len()).map(|rank| self.phases.lines.rank_state(rank));
+        let of =
+            |state: &RankState| Domains { cache: state.cache.load(Ordering::Relaxed), node: state.node.load(Ordering::Relaxed) };
+        let domains: Vec<Domains> = states().map(of).collect();
+        let is_crowded = states().any(|state| state.crowded.load(Ordering::Relaxed) != 0);
+        self.layout = match Groups::choose(&domains, is_crowded, setting) {
+            Some(groups) => {
+                tracing::debug!(ranks = domains.len(), groups = groups[0].count(), "ranks wait for each other in groups");
+                Layout::Groups(Box::new(groups))
+            }
+            None => Layout::Flat,
+        };
+    }
+
+    /// As [`Window::wait_for_each`], where ranks form groups.
+    fn wait_in_groups(&mut self, context: &OpContext<'_>, phase: u32) -> Result<()> {
+        self.climb(context, phase, 0, |window, groups, arrival| {
+            if arrival == Arrival::Leads {
+                hierarchy::release(&window.phases, groups, phase, window.chain, 0, [0; WORDS]);
+            }
+        })
+    }
+
+    /// Waits until all ranks have published a phase, in which leaders give each other `words` words
+    /// of each. Then `arrived` runs, which releases the members if this rank leads a group.
+    ///
+    /// # Panics
+    ///
+    /// If ranks form no groups.
+    pub(super) fn climb(
+        &mut self,
+        context: &OpContext<'_>,
+        phase: u32,
+        words: usize,
+        arrived: impl FnOnce(&mut Window, &Groups, Arrival),
+    ) -> Result<()> {
+        let Layout::Groups(groups) = std::mem::replace(&mut self.layout, Layout::Flat) else {
+            unreachable!("ranks climb in groups only");
+        };
+        let chosen = &groups[usize::from(words > 0)];
+        let result = hierarchy::climb(&mut Here { window: self, context }, chosen, phase, words);
+        let result = result.map(|arrival| {
+            self.phases.all_have_reached(phase);
+            arrived(self, chosen, arrival);
+        });
+        self.layout = Layout::Groups(groups);
+        result
     }
 
     #[inline]
@@ -153,5 +240,56 @@ impl Window {
             self.placement.yielded(&self.phases, self.rank, self.members.len());
         }
         Ok(())
+    }
+}
+
+/// A rank that waits in an operation.
+struct Here<'a, 'b> {
+    window: &'a mut Window,
+    context: &'a OpContext<'b>,
+}
+
+impl Waiter for Here<'_, '_> {
+    type Lines = FlagArea;
+    type Error = Error;
+
+    fn phases(&self) -> &Phases<FlagArea> {
+        &self.window.phases
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.window.chain
+    }
+
+    fn wait_for_rank(&mut self, rank: usize, phase: u32) -> Result<()> {
+        self.window.wait_and_compare(self.context, rank, phase)
+    }
+
+    fn wait_for_each(&mut self, phase: u32) -> Result<()> {
+        self.window.wait_for_each(self.context, phase)
+    }
+
+    fn wait_for_hop(&mut self, _: usize, is_there: impl Fn(&FlagArea) -> Option<bool>) -> bool {
+        let Here { window, context } = self;
+        if let Some(agrees) = is_there(&window.phases.lines) {
+            return agrees;
+        }
+        let mut waiting = Waiting::default();
+        context.note();
+        let agrees = loop {
+            if let Some(agrees) = is_there(&window.phases.lines) {
+                break agrees;
+            }
+            if window.patience.pause(&mut waiting) {
+                break false;
+            }
+        };
+        if waiting.is_long() {
+            context.waits();
+        }
+        if window.patience.done(waiting) {
+            window.placement.yielded(&window.phases, window.rank, window.members.len());
+        }
+        agrees
     }
 }

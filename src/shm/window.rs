@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use super::flag_area::{FlagArea, LEFT, PRESENT, REVOKED};
 use super::flags::{FlagLines, Phases, SLOTS, WORDS, Words};
+use super::groups::Groups;
 use super::placement::Placement;
 use super::pool::Pool;
 use super::registered::Heap;
@@ -16,14 +17,24 @@ use super::tuning::Autotune;
 use crate::bootstrap::host_group::HostGroup;
 use crate::bootstrap::host_group::area::Area;
 use crate::bootstrap::host_group::stage::{Holder, Stage};
+use crate::config::FlagLayout;
 use crate::sync::Ordering;
-use crate::sys::{self, PageSize, Patience, Process};
+use crate::sys::{self, Domains, PageSize, Patience, Process};
 use crate::types::Rank;
 
 /// A cache line of scratch memory, aligned for every element type.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct CacheLine(pub(super) [u8; 64]);
+
+/// How ranks wait for all of them.
+pub(super) enum Layout {
+    /// Every rank reads the flags of all, until it has read where all run. Then the setting decides.
+    Undecided(FlagLayout),
+    Flat,
+    /// Groups for phases that carry nothing, and for those in which leaders give each other words.
+    Groups(Box<[Groups; 2]>),
+}
 
 /// The memory that the ranks of one host share, seen from one of them.
 pub(crate) struct Window {
@@ -36,6 +47,7 @@ pub(crate) struct Window {
     pub(super) members: Arc<[Rank]>,
     /// The same ranks as ranks of the job.
     pub(super) jobs: Arc<[Rank]>,
+    pub(super) layout: Layout,
     pub(super) patience: Arc<Patience>,
     pub(super) placement: Placement,
     pub(super) host: Arc<HostGroup>,
@@ -88,6 +100,7 @@ impl Window {
         host: Arc<HostGroup>,
         patience: Arc<Patience>,
         autotune: Autotune,
+        layout: FlagLayout,
     ) -> Window {
         let (rank, ranks) = (area.rank(), members.len());
         assert!(area.ranks() == ranks && jobs.len() == ranks);
@@ -99,6 +112,10 @@ impl Window {
         rank_state.created.store(created, Ordering::Relaxed);
         let namespace = sys::process_namespace().unwrap_or(0);
         rank_state.namespace.store(namespace, Ordering::Relaxed);
+        let Domains { cache, node } = sys::domains();
+        rank_state.cache.store(cache, Ordering::Relaxed);
+        rank_state.node.store(node, Ordering::Relaxed);
+        rank_state.crowded.store(patience.is_crowded().into(), Ordering::Relaxed);
         rank_state.state.store(PRESENT, Ordering::Release);
         Window {
             phases: Phases::new(flags, rank, ranks),
@@ -106,6 +123,7 @@ impl Window {
             rank,
             members,
             jobs,
+            layout: Layout::Undecided(layout),
             patience,
             placement: Placement::new(),
             heap: Heap::new(rank, PageSize::system(), Pool::new(host.clone())),

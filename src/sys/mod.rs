@@ -21,6 +21,7 @@ mod region;
 mod secret;
 mod signal;
 mod socket;
+mod topology;
 mod wait;
 
 // Miri runs no system calls. What it can run is the same on all platforms.
@@ -67,6 +68,7 @@ pub(crate) use socket::{
     PARTS, asks_about_listeners, is_resource_shortage, listen, listen_anywhere, own_loopback, receive, resource_shortage, send,
     send_unpaced, shortage_of,
 };
+pub(crate) use topology::{Domains, domains};
 pub(crate) use wait::{Patience, Waiting};
 
 /// The advice for a file that is not read or written in time.

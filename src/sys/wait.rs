@@ -78,6 +78,12 @@ impl Patience {
         Patience { spin: AtomicU32::new(most_spin), most_spin, yields: AtomicU32::new(YIELDS), waits: AtomicU32::new(0) }
     }
 
+    /// Whether there are more ranks than processors, so that a rank that waits keeps another one
+    /// from running.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.most_spin == 0
+    }
+
     /// To be called between two checks of the awaited condition. Returns true when it is time to
     /// sleep, and from then on.
     #[inline]

@@ -319,6 +319,9 @@ static void wrong_starts(void) {
   config.copy_mode = "read";
   REFUSED(KOLO_ERR_SETTING, "cma", kolo_comm_init_env(&other, &config));
   config.copy_mode = NULL;
+  config.flag_layout = "tree";
+  REFUSED(KOLO_ERR_SETTING, "hierarchy", kolo_comm_init_env(&other, &config));
+  config.flag_layout = NULL;
   config.algorithm = "guess";
   REFUSED(KOLO_ERR_SETTING, "ring", kolo_comm_init_env(&other, &config));
   config.algorithm = NULL;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use kolo::{Algorithm, Builder, Communicator, CopyMode, DType, ReduceOp, Transport};
+use kolo::{Algorithm, Builder, Communicator, CopyMode, DType, FlagLayout, ReduceOp, Transport};
 
 use super::device::{self, Place};
 use super::operation::Operation;
@@ -60,6 +60,9 @@ pub(crate) struct Args {
     /// How ranks of a host copy large private buffers: auto, staged, streamed or cma
     #[arg(long)]
     pub(super) copy_mode: Option<CopyMode>,
+    /// How ranks of a host wait for each other: auto, flat or hierarchy
+    #[arg(long)]
+    pub(super) flag_layout: Option<FlagLayout>,
     /// TCP connections of one link
     #[arg(long)]
     pub(super) sockets: Option<usize>,
@@ -115,6 +118,9 @@ impl Args {
         }
         if let Some(copy_mode) = self.copy_mode {
             builder = builder.copy_mode(copy_mode);
+        }
+        if let Some(flag_layout) = self.flag_layout {
+            builder = builder.flag_layout(flag_layout);
         }
         if let Some(sockets) = self.sockets {
             builder = builder.sockets(sockets);

@@ -73,6 +73,7 @@ class Config(ctypes.Structure):
         ("tls_ca", c_char_p),
         ("tls_cert", c_char_p),
         ("tls_key", c_char_p),
+        ("flag_layout", c_char_p),
     ]
 
 

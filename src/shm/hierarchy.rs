@@ -1,0 +1,388 @@
+//! How ranks that form groups learn that all have published a phase, without reading the flag line
+//! of each.
+//!
+//! Every rank publishes its flag line as in [`super::flags`]. Then:
+//!
+//! 1. the leader of a group waits for the lines of its members, compares their calls with its own,
+//!    and publishes a *group line*, with words of its members side by side;
+//! 2. the leaders wait for the group lines of each other;
+//! 3. each leader publishes a *release line* for its members, with the result if there is one.
+//!
+//! Each step is a store with release that the next one loads with acquire. So a rank that sees its
+//! leader's release line also sees what every rank wrote before. Group lines and release lines are
+//! used in rotation as slots are, and are retired with them.
+//!
+//! The flag lines remain what counts. A rank that would have to sleep for a group line or a release
+//! line waits for the flag lines of all ranks instead, as it does without groups. So no rank sleeps
+//! on these lines, a leader that ends does not keep the others waiting, and every error is found and
+//! named in one way. For the same reason, a rank whose leader called something else compares the
+//! flag lines of all.
+
+use super::flags::{FlagLines, Phases, WORDS, Words};
+use super::groups::{self, GROUP_WORDS, Groups};
+use crate::sync::{self, AtomicU64, Ordering};
+
+/// A line that a leader writes for other ranks: the last phase in which it did, and the fingerprint
+/// of the calls on all ranks that it speaks for.
+#[repr(C, align(64))]
+struct HopLine<const N: usize> {
+    /// The phase, and half of the fingerprint: see [`tag`].
+    tag: AtomicU64,
+    fingerprint: AtomicU64,
+    words: [AtomicU64; N],
+}
+
+impl<const N: usize> HopLine<N> {
+    #[cfg(all(test, kolo_loom))]
+    fn new() -> HopLine<N> {
+        HopLine { tag: AtomicU64::new(0), fingerprint: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+
+    /// Returns `None` if the line has not been published in this phase, and otherwise whether it
+    /// belongs to the same calls.
+    ///
+    /// A line is not used in every phase, so phases may wrap before it is used again. Then it has
+    /// another fingerprint.
+    fn is_published(&self, phase: u32, fingerprint: u64) -> Option<bool> {
+        // Acquire: what the leader and those that it speaks for wrote before.
+        let now = self.tag.load(Ordering::Acquire);
+        (now as u32 == phase).then(|| now == tag(phase, fingerprint) && self.fingerprint.load(Ordering::Relaxed) == fingerprint)
+    }
+
+    fn publish(&self, phase: u32, fingerprint: u64, words: impl Iterator<Item = u64>) {
+        self.fingerprint.store(fingerprint, Ordering::Relaxed);
+        self.words.iter().zip(words).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+        // Release: the line, and what this rank has acquired.
+        self.tag.store(tag(phase, fingerprint), Ordering::Release);
+    }
+}
+
+/// Returns the word that publishes a line. It has half of the fingerprint, because a line that was
+/// last used when phases had the same number, before they wrapped, has the right phase while its
+/// leader writes the rest of it.
+fn tag(phase: u32, fingerprint: u64) -> u64 {
+    fingerprint << 32 | u64::from(phase)
+}
+
+/// The lines of a leader beside one of its slots.
+#[repr(C, align(128))]
+pub(crate) struct Hops {
+    group: HopLine<GROUP_WORDS>,
+    release: HopLine<WORDS>,
+}
+
+const _: () = assert!(size_of::<HopLine<WORDS>>() == 64 && size_of::<Hops>() == 256);
+
+/// Where these lines live: shared memory, or a model of it.
+pub(crate) trait GroupLines: FlagLines {
+    /// The lines that a rank writes beside a slot, if it leads a group.
+    fn hops(&self, leader: usize, slot: usize) -> &Hops;
+}
+
+/// How a rank waits.
+pub(super) trait Waiter {
+    type Lines: GroupLines;
+    type Error;
+
+    fn phases(&self) -> &Phases<Self::Lines>;
+
+    /// The fingerprint of this rank's calls.
+    fn fingerprint(&self) -> u64;
+
+    /// Waits until a rank has published a phase, and compares its call with this rank's.
+    fn wait_for_rank(&mut self, rank: usize, phase: u32) -> Result<(), Self::Error>;
+
+    /// As [`Waiter::wait_for_rank`] for every peer.
+    fn wait_for_each(&mut self, phase: u32) -> Result<(), Self::Error>;
+
+    /// Waits for a line of a leader until `is_there` tells whether it belongs to the same calls,
+    /// which it returns. Returns false when it is time to sleep.
+    fn wait_for_hop(&mut self, leader: usize, is_there: impl Fn(&Self::Lines) -> Option<bool>) -> bool;
+}
+
+/// How a rank learnt that all have published a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// It leads a group, whose members now wait for [`release`].
+    Leads,
+    /// From its leader.
+    Released,
+    /// From the flag lines of all ranks.
+    Alone,
+}
+
+/// Waits until all ranks have published a phase of the same calls. All ranks do this in this phase,
+/// which the caller has published. Leaders give each other the first `words` words of each rank.
+pub(super) fn climb<W: Waiter>(waiter: &mut W, groups: &Groups, phase: u32, words: usize) -> Result<Arrival, W::Error> {
+    let (rank, slot, fingerprint) = (waiter.phases().rank(), Phases::<W::Lines>::slot(phase), waiter.fingerprint());
+    let own = groups.of_rank(rank);
+    let members = groups.members(own);
+    if rank != members[0] {
+        let is_released =
+            waiter.wait_for_hop(members[0], |lines| lines.hops(members[0], slot).release.is_published(phase, fingerprint));
+        if is_released {
+            return Ok(Arrival::Released);
+        }
+        waiter.wait_for_each(phase)?;
+        return Ok(Arrival::Alone);
+    }
+    members[1..].iter().try_for_each(|&member| waiter.wait_for_rank(member, phase))?;
+    let phases = waiter.phases();
+    let of_members = members.iter().flat_map(|&member| (0..words).map(move |at| phases.line(member, phase).word(at)));
+    phases.lines.hops(rank, slot).group.publish(phase, fingerprint, of_members);
+    for leader in (0..groups.count()).filter(|&group| group != own).map(|group| groups.members(group)[0]) {
+        if !waiter.wait_for_hop(leader, |lines| lines.hops(leader, slot).group.is_published(phase, fingerprint)) {
+            waiter.wait_for_each(phase)?;
+            break;
+        }
+    }
+    Ok(Arrival::Leads)
+}
+
+/// Tells the members of this rank's group that all ranks have published a phase, and gives them
+/// `result`. `words` is what [`climb`] got.
+pub(super) fn release<L: GroupLines>(
+    phases: &Phases<L>,
+    groups: &Groups,
+    phase: u32,
+    fingerprint: u64,
+    words: usize,
+    result: Words,
+) {
+    let rank = phases.rank();
+    let members = groups.members(groups.of_rank(rank)).len();
+    if members > 1 {
+        phases.lines.hops(rank, Phases::<L>::slot(phase)).release.publish(phase, fingerprint, result.into_iter());
+    }
+    // The next lines, while this rank does something else: the peers' caches have them.
+    let next = phases.lines.hops(rank, Phases::<L>::slot(phase.wrapping_add(1)));
+    for line in 0..groups::lines(members * words) {
+        sync::prefetch_to_write((&raw const next.group).cast::<u8>().wrapping_add(64 * line));
+    }
+    sync::prefetch_to_write(&next.release);
+}
+
+/// Returns the result that a rank's leader gave in a phase: [`Arrival::Released`].
+pub(super) fn result<L: GroupLines>(phases: &Phases<L>, groups: &Groups, phase: u32) -> Words {
+    let leader = groups.members(groups.of_rank(phases.rank()))[0];
+    let line = &phases.lines.hops(leader, Phases::<L>::slot(phase)).release;
+    std::array::from_fn(|at| line.words[at].load(Ordering::Relaxed))
+}
+
+/// Collects the first `words` words of each rank in a phase that all have published: from the group
+/// lines, and from the flag lines of groups whose leader is late.
+pub(super) fn collect<L: GroupLines>(
+    phases: &Phases<L>,
+    groups: &Groups,
+    phase: u32,
+    fingerprint: u64,
+    words: usize,
+    all: &mut [Words],
+) {
+    for group in 0..groups.count() {
+        let members = groups.members(group);
+        let line = &phases.lines.hops(members[0], Phases::<L>::slot(phase)).group;
+        if line.is_published(phase, fingerprint) != Some(true) {
+            members.iter().for_each(|&member| all[member] = phases.line(member, phase).words());
+            continue;
+        }
+        for (at, &member) in members.iter().enumerate() {
+            let given = &line.words[at * words..(at + 1) * words];
+            all[member].iter_mut().zip(given).for_each(|(to, word)| *to = word.load(Ordering::Relaxed));
+        }
+    }
+}
+
+#[cfg(all(test, kolo_loom))]
+mod tests {
+    //! Every interleaving that loom finds of three ranks in two groups, and in one: a rank that
+    //! learns that all have published sees what all wrote, gets their words, writes no slot that is
+    //! read, and does not sleep forever. Run with `RUSTFLAGS="--cfg kolo_loom" cargo test --lib
+    //! --release hierarchy`.
+
+    use loom::cell::UnsafeCell;
+    use loom::sync::{Arc, Condvar, Mutex};
+
+    use super::*;
+    use crate::shm::flags::{FlagLine, SLOTS};
+    use crate::sync::AtomicU32;
+
+    struct Memory {
+        lines: Vec<[FlagLine; SLOTS]>,
+        hops: Vec<[Hops; SLOTS]>,
+        slots: Vec<[UnsafeCell<u32>; SLOTS]>,
+        finished: Vec<AtomicU32>,
+        futex: Mutex<()>,
+        woken: Condvar,
+    }
+
+    // SAFETY: the test is about the accesses to the slots: loom reports each one that is not
+    // synchronised.
+    unsafe impl Sync for Memory {}
+    // SAFETY: as for `Sync`.
+    unsafe impl Send for Memory {}
+
+    impl FlagLines for Arc<Memory> {
+        fn line(&self, rank: usize, slot: usize) -> &FlagLine {
+            &self.lines[rank][slot]
+        }
+
+        fn finished(&self, rank: usize) -> &AtomicU32 {
+            &self.finished[rank]
+        }
+
+        fn sleep(&self, word: &AtomicU32, value: u32, _: std::time::Duration) {
+            let guard = self.futex.lock().unwrap();
+            // Without a timeout: a lost wake shows as a deadlock.
+            if word.load(Ordering::Acquire) == value {
+                drop(self.woken.wait(guard).unwrap());
+            }
+        }
+
+        fn wake(&self, _: &AtomicU32) {
+            let _guard = self.futex.lock().unwrap();
+            self.woken.notify_all();
+        }
+    }
+
+    impl GroupLines for Arc<Memory> {
+        fn hops(&self, leader: usize, slot: usize) -> &Hops {
+            &self.hops[leader][slot]
+        }
+    }
+
+    struct Member {
+        memory: Arc<Memory>,
+        phases: Phases<Arc<Memory>>,
+        ranks: usize,
+        phase: u32,
+    }
+
+    impl Waiter for Member {
+        type Lines = Arc<Memory>;
+        type Error = std::convert::Infallible;
+
+        fn phases(&self) -> &Phases<Arc<Memory>> {
+            &self.phases
+        }
+
+        fn fingerprint(&self) -> u64 {
+            u64::from(self.phase) + 7
+        }
+
+        fn wait_for_rank(&mut self, rank: usize, phase: u32) -> Result<(), Self::Error> {
+            while !self.phases.has_reached(rank, phase) {
+                self.phases.sleep(rank, phase, std::time::Duration::MAX);
+            }
+            Ok(())
+        }
+
+        fn wait_for_each(&mut self, phase: u32) -> Result<(), Self::Error> {
+            (0..self.ranks).try_for_each(|rank| self.wait_for_rank(rank, phase))
+        }
+
+        /// A model that spins has no end, so a rank looks twice.
+        fn wait_for_hop(&mut self, _: usize, is_there: impl Fn(&Arc<Memory>) -> Option<bool>) -> bool {
+            is_there(&self.memory).unwrap_or_else(|| {
+                loom::thread::yield_now();
+                is_there(&self.memory).unwrap_or(false)
+            })
+        }
+    }
+
+    /// Every rank writes its slot in every phase and reads the slots and words of all.
+    fn exchange(member: &mut Member, groups: &Groups, first: u32, count: u32) {
+        let (rank, ranks) = (member.phases.rank(), member.ranks);
+        for phase in (0..count).map(|i| first.wrapping_add(i)) {
+            member.phase = phase;
+            let slot = Phases::<Arc<Memory>>::slot(phase);
+            if !member.phases.is_clear(phase) {
+                for other in 0..ranks {
+                    if !member.phases.is_retired(other, phase) {
+                        let Ok(()) = member.wait_for_rank(other, Phases::<Arc<Memory>>::retires(phase));
+                    }
+                }
+                member.phases.set_clear(phase);
+            }
+            let word = |rank: usize| u64::from(phase) * 10 + rank as u64;
+            member.phases.announce(phase, member.fingerprint(), [0; 4], [word(rank); WORDS]);
+            // SAFETY: loom checks that no other rank accesses the slot.
+            member.memory.slots[rank][slot].with_mut(|to| unsafe { *to = phase });
+            member.phases.publish();
+
+            let Ok(arrival) = climb(member, groups, phase, 1);
+            member.phases.all_have_reached(phase);
+            let mut all = vec![[0; WORDS]; ranks];
+            let sum = (0..ranks).map(word).sum::<u64>();
+            if arrival == Arrival::Released {
+                assert_eq!(result(&member.phases, groups, phase)[0], sum);
+            } else {
+                collect(&member.phases, groups, phase, member.fingerprint(), 1, &mut all);
+                assert!((0..ranks).all(|rank| all[rank][0] == word(rank)));
+            }
+            if arrival == Arrival::Leads {
+                release(&member.phases, groups, phase, member.fingerprint(), 1, [sum; WORDS]);
+            }
+            for other in 0..ranks {
+                // SAFETY: loom checks that no rank writes the slot.
+                let seen = member.memory.slots[other][slot].with(|word| unsafe { *word });
+                assert_eq!(seen, phase);
+            }
+        }
+    }
+
+    fn model(members: &'static [&'static [usize]], first: u32, count: u32, preemptions: usize) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        builder.max_branches = 100_000;
+        builder.check(move || {
+            let groups = std::sync::Arc::new(Groups::of(members));
+            let ranks = members.iter().map(|group| group.len()).sum();
+            let before = first.wrapping_sub(1);
+            let hops = || Hops { group: HopLine::new(), release: HopLine::new() };
+            let memory = Arc::new(Memory {
+                lines: (0..ranks).map(|_| std::array::from_fn(|_| FlagLine::new())).collect(),
+                hops: (0..ranks).map(|_| std::array::from_fn(|_| hops())).collect(),
+                slots: (0..ranks).map(|_| std::array::from_fn(|_| UnsafeCell::new(0))).collect(),
+                finished: (0..ranks).map(|_| AtomicU32::new(before)).collect(),
+                futex: Mutex::new(()),
+                woken: Condvar::new(),
+            });
+            memory.lines.iter().flatten().for_each(|line| line.phase.store(before, Ordering::Relaxed));
+            let member = |rank| {
+                let phases = Phases::starting(memory.clone(), rank, ranks, before);
+                Member { memory: memory.clone(), phases, ranks, phase: first }
+            };
+            let others: Vec<_> = (1..ranks)
+                .map(|rank| {
+                    let (mut member, groups) = (member(rank), groups.clone());
+                    loom::thread::spawn(move || exchange(&mut member, &groups, first, count))
+                })
+                .collect();
+            exchange(&mut member(0), &groups, first, count);
+            for other in others {
+                other.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn a_leader_with_a_member_and_another_leader() {
+        model(&[&[0, 1], &[2]], 1, 1, 2);
+    }
+
+    #[test]
+    fn a_leader_with_two_members() {
+        model(&[&[0, 1, 2]], 1, 1, 2);
+    }
+
+    #[test]
+    fn two_groups_of_one() {
+        model(&[&[0], &[1]], 1, 2, 3);
+    }
+
+    #[test]
+    fn lines_are_reused_and_phases_wrap() {
+        model(&[&[0, 1]], u32::MAX - 4, SLOTS as u32 + 2, 1);
+    }
+}

@@ -1,0 +1,126 @@
+//! Which last-level cache and which NUMA node the processors of this process share.
+
+use std::sync::OnceLock;
+
+/// Where a process runs: numbers that are the same in two processes only if both run in the same
+/// cache or node. 0 if the system does not say, or if the process may run in several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Domains {
+    pub(crate) cache: u32,
+    pub(crate) node: u32,
+}
+
+/// Returns where this process may run. It is read once: ranks tell each other when they begin, and
+/// a thread that is moved for a moment must not change what they tell.
+pub(crate) fn domains() -> Domains {
+    static DOMAINS: OnceLock<Domains> = OnceLock::new();
+    *DOMAINS.get_or_init(|| {
+        #[cfg(all(target_os = "linux", not(miri)))]
+        return linux::domains().unwrap_or_default();
+        #[cfg(not(all(target_os = "linux", not(miri))))]
+        Domains::default()
+    })
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+mod linux {
+    use std::fs;
+    use std::path::Path;
+
+    use rustix::thread::{CpuSet, sched_getaffinity};
+
+    use super::Domains;
+
+    pub(super) fn domains() -> Option<Domains> {
+        let allowed = sched_getaffinity(None).ok()?;
+        let allowed: Vec<u32> = (0..CpuSet::MAX_CPU as u32).filter(|&cpu| allowed.is_set(cpu as usize)).collect();
+        domains_in(Path::new("/sys/devices/system"), &allowed)
+    }
+
+    /// Returns the domains of some processors by the files of a system.
+    pub(super) fn domains_in(system: &Path, allowed: &[u32]) -> Option<Domains> {
+        let first = *allowed.first()?;
+        let cpu = system.join(format!("cpu/cpu{first}"));
+        let cache = last_cache(&cpu).filter(|shared| has_all(shared, allowed));
+        let node = node(&cpu).filter(|&node| {
+            let list = fs::read_to_string(system.join(format!("node/node{node}/cpulist")));
+            list.ok().and_then(|list| processors(&list)).is_some_and(|shared| has_all(&shared, allowed))
+        });
+        // The number of a cache is that of its first processor.
+        let cache = cache.and_then(|shared| shared.first()?.checked_add(1));
+        Some(Domains { cache: cache.unwrap_or(0), node: node.and_then(|node| node.checked_add(1)).unwrap_or(0) })
+    }
+
+    fn has_all(shared: &[u32], allowed: &[u32]) -> bool {
+        allowed.iter().all(|cpu| shared.contains(cpu))
+    }
+
+    /// Returns the processors that share the last-level cache of one.
+    fn last_cache(cpu: &Path) -> Option<Vec<u32>> {
+        let caches = fs::read_dir(cpu.join("cache")).ok()?.flatten().filter_map(|entry| {
+            let read = |file| fs::read_to_string(entry.path().join(file)).ok();
+            let level: u32 = read("level")?.trim().parse().ok()?;
+            Some((level, processors(&read("shared_cpu_list")?)?))
+        });
+        caches.max_by_key(|(level, shared)| (*level, shared.len())).map(|(_, shared)| shared)
+    }
+
+    /// Returns the node of a processor: its folder has a link to it.
+    fn node(cpu: &Path) -> Option<u32> {
+        let mut names = fs::read_dir(cpu).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        names.find_map(|name| name.strip_prefix("node")?.parse().ok())
+    }
+
+    /// Parses a list of processors such as `0-3,8`, in ascending order.
+    fn processors(list: &str) -> Option<Vec<u32>> {
+        let mut all = Vec::new();
+        for range in list.trim().split(',') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+            // A processor above this is in no affinity mask that was read here.
+            all.extend(first..=last.min(CpuSet::MAX_CPU as u32));
+        }
+        Some(all)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn lists_of_processors_are_parsed() {
+            assert_eq!(processors("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
+            assert_eq!(processors("5"), Some(vec![5]));
+            assert_eq!(processors(""), None);
+            assert_eq!(processors("1-x"), None);
+        }
+
+        /// Two nodes of two caches of two processors each.
+        #[test]
+        fn a_process_has_the_domains_that_hold_all_its_processors() {
+            let system = std::env::temp_dir().join(format!("kolo-{}-topology", std::process::id()));
+            let write = |path: String, text: String| {
+                let path = system.join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            };
+            for cpu in 0..8u32 {
+                let (pair, node) = (cpu / 2 * 2, cpu / 4);
+                for (index, level, shared) in [(0, 1, format!("{cpu}")), (1, 3, format!("{pair}-{}", pair + 1))] {
+                    write(format!("cpu/cpu{cpu}/cache/index{index}/level"), format!("{level}\n"));
+                    write(format!("cpu/cpu{cpu}/cache/index{index}/shared_cpu_list"), shared);
+                }
+                write(format!("cpu/cpu{cpu}/node{node}/cpulist"), String::new());
+                write(format!("node/node{node}/cpulist"), format!("{}-{}\n", 4 * node, 4 * node + 3));
+            }
+            let of = |allowed: &[u32]| domains_in(&system, allowed).map(|Domains { cache, node }| (cache, node));
+            assert_eq!(of(&[0]), Some((1, 1)));
+            assert_eq!(of(&[6, 7]), Some((7, 2)));
+            assert_eq!(of(&[4, 7]), Some((0, 2)));
+            assert_eq!(of(&[3, 4]), Some((0, 0)));
+            assert_eq!(of(&[9]), Some((0, 0)));
+            assert_eq!(of(&[]), None);
+            fs::remove_dir_all(&system).unwrap();
+        }
+    }
+}
