@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Measures the figures of this folder: every collective beside Open MPI and MPICH, and memory of
-# kolo's beside private memory, in interleaved rounds. Takes about 15 minutes; nothing else should
-# run meanwhile.
+# Measures the figures of this folder: every collective beside Open MPI and MPICH, in interleaved
+# rounds. Takes about ten minutes; nothing else should run meanwhile.
 #
 #     docs/performance/measure.sh KOLO
 #
@@ -13,14 +12,10 @@ kolo=$(realpath "${1:?"usage: $0 KOLO"}")
 cd "$(dirname "$0")"
 for ranks in ${RANKS:-2 4}; do
     for op in all_reduce broadcast all_gather reduce_scatter all_to_all barrier; do
-        with=openmpi,mpich,kolo-registered
-        sizes=(--sizes '8,4K,64K,1M,16M')
-        if [ "$op" = barrier ]; then
-            with=openmpi,mpich
-            sizes=()
-        fi
         # MPICH spins: with more ranks than processors, one call takes milliseconds.
-        if [ "$ranks" -gt "$(nproc)" ]; then with=${with/mpich,/}; with=${with/,mpich/}; fi
+        if [ "$ranks" -gt "$(nproc)" ]; then with=openmpi; else with=openmpi,mpich; fi
+        if [ "$op" = all_reduce ]; then with+=,kolo-registered; fi
+        if [ "$op" = barrier ]; then sizes=(); else sizes=(--sizes '8,4K,64K,1M,16M'); fi
         "$kolo" compare "$op" -n "$ranks" --with "$with" "${sizes[@]}" --rounds "${ROUNDS:-15}" \
             --json "$op-$ranks.json" --plot "$op-$ranks.svg"
     done
