@@ -19,7 +19,8 @@
 //!   All four accesses are sequentially consistent, so the sleeper sees the phase or the publisher
 //!   sees the sleeper: no wake is lost.
 //!
-//! Phases have 32 bits and wrap; they are compared by difference. A peer that publishes wrong
+//! In shared memory phases have 32 bits and wrap; they are compared by difference. What a rank knows
+//! of its peers may be older than half of that range, so it keeps that in 64 bits. A peer that publishes wrong
 //! phases can make this rank read wrong data, but cannot make it read or write outside the shared
 //! memory.
 
@@ -129,11 +130,11 @@ pub(crate) struct Phases<L> {
     rank: usize,
     /// For each rank, the last phase that this rank has seen. Its own is the last that it
     /// published.
-    seen: Vec<u32>,
+    seen: Vec<i64>,
     /// For each rank, the last phase that this rank knows it to have finished.
-    read: Vec<u32>,
+    read: Vec<i64>,
     /// The last phase whose slot this rank may write without looking at its peers.
-    clear: u32,
+    clear: i64,
 }
 
 impl<L: FlagLines> Phases<L> {
@@ -144,6 +145,7 @@ impl<L: FlagLines> Phases<L> {
     /// As [`Phases::new`] of ranks that have published and finished all phases up to `before`.
     #[cfg(all(test, kolo_loom))]
     pub(crate) fn starting(lines: L, rank: usize, ranks: usize, before: u32) -> Phases<L> {
+        let before = i64::from(before);
         Phases { lines, rank, seen: vec![before; ranks], read: vec![before; ranks], clear: before }
     }
 
@@ -152,9 +154,28 @@ impl<L: FlagLines> Phases<L> {
         self.rank
     }
 
+    /// Returns which phase since the beginning has this number: the one that is nearest to the last
+    /// that this rank has published.
+    #[inline]
+    fn count(&self, phase: u32) -> i64 {
+        let last = self.seen[self.rank];
+        last + i64::from(phase.wrapping_sub(last as u32) as i32)
+    }
+
+    /// Counts phases as published and finished by this rank, as if it had run them.
+    #[cfg(test)]
+    pub(crate) fn pass(&mut self, phases: u32) {
+        self.seen[self.rank] += i64::from(phases);
+        for slot in 0..SLOTS as u32 {
+            let phase = (self.seen[self.rank] as u32).wrapping_sub(slot);
+            self.line(self.rank, phase).phase.store(phase, Ordering::Relaxed);
+        }
+        self.finish();
+    }
+
     /// The phase that this rank publishes next.
     pub(crate) fn next(&self) -> u32 {
-        self.seen[self.rank].wrapping_add(1)
+        (self.seen[self.rank] + 1) as u32
     }
 
     pub(crate) fn slot(phase: u32) -> usize {
@@ -170,20 +191,20 @@ impl<L: FlagLines> Phases<L> {
     /// of all peers.
     #[inline]
     pub(crate) fn is_clear(&self, phase: u32) -> bool {
-        is_reached(self.clear, phase)
+        self.clear >= self.count(phase)
     }
 
     /// Notes that [`Phases::is_retired`] of all peers.
     #[inline]
     pub(crate) fn set_clear(&mut self, phase: u32) {
-        self.clear = phase;
+        self.clear = self.count(phase);
     }
 
     /// Notes that all ranks have published a phase, and that this rank has acquired what they wrote
     /// before. So the phase up to [`LAG`] before it is retired.
     #[inline]
     pub(crate) fn all_have_reached(&mut self, phase: u32) {
-        self.clear = phase.wrapping_add(SLOTS as u32 - LAG);
+        self.clear = self.count(phase) + (SLOTS as u32 - LAG) as i64;
     }
 
     /// Writes to the flag line, before a phase is published, to which operation the phase belongs,
@@ -212,7 +233,7 @@ impl<L: FlagLines> Phases<L> {
         if look(&line.sleepers) != 0 {
             self.lines.wake(&line.phase);
         }
-        self.seen[self.rank] = phase;
+        self.seen[self.rank] += 1;
         // This rank is about to wait for its peers, so it fetches its next line now. The peers'
         // caches have both cache lines of it from its last use: they read the first, and processors
         // fetch lines in pairs.
@@ -225,7 +246,7 @@ impl<L: FlagLines> Phases<L> {
     /// them.
     #[inline]
     pub(crate) fn finish(&self) -> u32 {
-        let phase = self.seen[self.rank];
+        let phase = self.seen[self.rank] as u32;
         // Release: the slots, to the rank that writes them next.
         self.lines.finished(self.rank).store(phase, Ordering::Release);
         phase
@@ -233,12 +254,12 @@ impl<L: FlagLines> Phases<L> {
 
     /// Whether a rank has published a phase. If so, acquires what it wrote before.
     pub(crate) fn has_reached(&mut self, rank: usize, phase: u32) -> bool {
-        if is_reached(self.seen[rank], phase) {
+        if self.seen[rank] >= self.count(phase) {
             return true;
         }
         match self.line(rank, phase).has_reached(phase) {
             Some(now) => {
-                self.seen[rank] = now;
+                self.seen[rank] = self.count(now);
                 true
             }
             None => false,
@@ -263,13 +284,13 @@ impl<L: FlagLines> Phases<L> {
     /// if the peer keeps up, because that may be far more than it needs.
     #[inline]
     pub(crate) fn is_retired(&mut self, rank: usize, phase: u32) -> bool {
-        let before = phase.wrapping_sub(SLOTS as u32);
-        if is_reached(self.seen[rank], Self::retires(phase)) || is_reached(self.read[rank], before) {
+        let before = self.count(phase) - SLOTS as i64;
+        if self.seen[rank] >= self.count(Self::retires(phase)) || self.read[rank] >= before {
             return true;
         }
         // Acquire: the reads of that rank are over.
-        self.read[rank] = self.lines.finished(rank).load(Ordering::Acquire);
-        is_reached(self.read[rank], before)
+        self.read[rank] = self.count(self.lines.finished(rank).load(Ordering::Acquire));
+        self.read[rank] >= before
     }
 
     /// The phase that all ranks must have published before this rank may write its slot for

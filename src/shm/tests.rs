@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::autotune::{self, TIME_NEEDED};
+use super::flag_area::FlagArea;
+use super::flags::{Phases, SLOTS};
 use super::groups::Groups;
 use super::registered::Allocation;
 use super::slots::SLOT;
@@ -703,5 +705,34 @@ mod taken_back {
             assert_eq!(seen_after_a_failure(true, page), [true; 3], "memory was made private although the writer has ended");
             assert_eq!(seen_after_a_failure(false, page), [false, true, true], "{page:?}");
         }
+    }
+}
+
+/// What a rank knows of its peers may be older than half of the range of the phases in shared
+/// memory. It must not read as new then.
+#[test]
+fn old_knowledge_of_peers_is_not_taken_for_new() {
+    for passed in [1 << 20, (1 << 31) + 1000, 3 << 30, u32::MAX - 2] {
+        let region = Arc::new(Region::heap(2 * AREA));
+        let mut ranks = [0, 1].map(|rank| {
+            let area = Area::new(region.clone(), AREA, rank, 2);
+            Phases::new(FlagArea { parts: area.parts().clone() }, rank, 2)
+        });
+        // Both see each other's first phase, and then nothing of each other for long.
+        ranks.iter_mut().for_each(Phases::publish);
+        let [root, reader] = &mut ranks;
+        assert!(root.has_reached(1, 1) && reader.has_reached(0, 1));
+        root.finish();
+        reader.finish();
+        root.pass(passed);
+        reader.pass(passed);
+        let last = 1u32.wrapping_add(passed);
+        assert!(!reader.has_reached(0, last.wrapping_add(1)), "after {passed} phases");
+        let mut ahead = 0;
+        while root.is_retired(1, root.next()) && ahead < 100 {
+            root.publish();
+            ahead += 1;
+        }
+        assert_eq!(ahead, SLOTS, "after {passed} phases, the root overwrites no slot that was not read");
     }
 }

@@ -281,7 +281,10 @@ impl Waiter for Here<'_, '_> {
                 break agrees;
             }
             if window.patience.pause(&mut waiting) {
-                break false;
+                // This wait is not over, so it teaches nothing yet: the wait for the flag lines, with
+                // which it goes on, does.
+                context.waits();
+                return false;
             }
         };
         if waiting.is_long() {
