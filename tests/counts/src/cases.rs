@@ -224,6 +224,10 @@ fn of(ranks: usize) -> Vec<Case> {
     ];
     // It checks its deadline 20 times. Each takes a lock that another thread may hold.
     cases.retain(|case| ranks == 2 || case.form != Form::CmaReduce);
+    // How often a receiver looks at how far the other receivers have read, none of which it waits
+    // for, depends on when they run.
+    let is_timed = |case: &Case| case.name == "broadcast, receiver" && case.form == Form::Staged;
+    cases.retain(|case| ranks == 2 || !is_timed(case));
     if ranks == 2 {
         cases.push(case("send", Kind::Message, Form::Message, 8));
         cases.push(case("recv", Kind::Message, Form::Message, 8));
