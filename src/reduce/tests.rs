@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::level::Level;
-use super::{Kernel, normalise_bools, reduce_local};
+use super::{Kernel, copy, normalise_bools, reduce_local};
 use crate::error::{ArgumentError, Error};
 use crate::float8::{f8e4m3, f8e5m2};
 use crate::types::{DType, Element, ReduceOp};
@@ -269,4 +269,24 @@ fn local_reduction_refuses_what_does_not_fit() {
     let undefined = ArgumentError::ReduceOp { redop: ReduceOp::BitAnd, dtype: DType::F32 };
     assert_eq!(refused(reduce_local(&[&[1.0; 2]], &mut into, ReduceOp::BitAnd)), undefined);
     assert_eq!(into, [0.0; 2]);
+}
+
+/// Copies of every way in which the two may lie in their pages: one way goes by vectors, because
+/// `rep movsb` is slow for it.
+#[test]
+fn copies_arrive_wherever_buffers_lie_in_their_pages() {
+    const PAGE: usize = 4096;
+    let source: Vec<u8> = (0..6 * PAGE).map(|i| (i % 251) as u8).collect();
+    let mut target = vec![0u8; 6 * PAGE];
+    for distance in [0, 1, 16, 31, 32, 64, PAGE - 16] {
+        for len in [0, 1, 100, PAGE, PAGE + 1, 2 * PAGE + 77, 4 * PAGE] {
+            target.fill(255);
+            let at = (source.as_ptr().addr().wrapping_sub(target.as_ptr().addr()) + distance) % PAGE;
+            // SAFETY: `at` is less than a page, and both vectors have two pages more than the
+            // longest copy.
+            unsafe { copy(source.as_ptr(), target.as_mut_ptr().add(at), len) };
+            assert!(target[at..at + len] == source[..len], "{len} bytes, {distance} after the source");
+            assert!(target[..at].iter().chain(&target[at + len..]).all(|&byte| byte == 255), "beyond the {len} bytes");
+        }
+    }
 }
