@@ -10,6 +10,9 @@ source .ci/setup.sh
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=line-tables-only PIP_NO_CACHE_DIR=1
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_DEBUG=none
 
+# The time of a stage, so that one that hangs is named.
+limit=20m
+
 # What all stages print, for the counts in the summary; and how long each took.
 log=$(mktemp)
 times=$(mktemp)
@@ -68,9 +71,11 @@ stage() {
             return
         fi
     done
-    local began=$SECONDS
+    local began=$SECONDS limited=()
+    # At a terminal, someone sees that it hangs, and Ctrl-C must reach it.
+    [ -t 2 ] || limited=(timeout --verbose --kill-after=30 "$limit")
     echo "=== $*"
-    ".ci/stages/$1" "${@:2}" 2>&1 </dev/null | tee -a "$log"
+    "${limited[@]}" ".ci/stages/$1" "${@:2}" 2>&1 </dev/null | tee -a "$log"
     echo "$((SECONDS - began)) $1" >>"$times"
     echo "=== $1: passed in $((SECONDS - began)) s, $(free_space) free"
 }

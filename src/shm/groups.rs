@@ -194,7 +194,8 @@ fn split(sets: &[Vec<usize>], most: usize) -> Vec<Vec<usize>> {
     groups.collect()
 }
 
-#[cfg(test)]
+// Arithmetic on hundreds of ranks, which takes Miri hours.
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
 

@@ -481,11 +481,14 @@ mod in_groups {
     /// Sums of floats depend on their order, which is that of ranks in every layout.
     #[test]
     fn sums_have_the_same_bits_as_without_groups() {
+        // Powers by a constant, not powi, whose last bits Miri draws at random.
+        const MAGNITUDES: [f64; 9] = [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4];
+        let rounds = if cfg!(miri) { 3 } else { 20 };
         let bits = |groups: Option<&Groups>| {
             let results = parking_lot::Mutex::new(Vec::new());
             on_ranks_in(groups, CopyMode::Auto, 9, LATE, |rank_window, rank| {
-                for seq in 0..20 {
-                    let value = (mix(seq, rank as u64) % 1000) as f64 * 10f64.powi(rank as i32 - 4);
+                for seq in 0..rounds {
+                    let value = (mix(seq, rank as u64) % 1000) as f64 * MAGNITUDES[rank];
                     let mut memory = [value, -value / 3.0];
                     for count in [1, 2] {
                         rank_window.seq += 1;
@@ -510,7 +513,7 @@ mod in_groups {
             let mut results = results.into_inner();
             results.sort_unstable();
             results.dedup();
-            assert_eq!(results.len(), 20, "ranks got different bits");
+            assert_eq!(results.len() as u64, rounds, "ranks got different bits");
             results
         };
         let flat = bits(None);
@@ -522,7 +525,8 @@ mod in_groups {
     /// member, of any group. That rank names another one.
     #[test]
     fn a_call_mismatch_is_named_on_every_rank() {
-        for odd in [0, 1, 3, 4, 8] {
+        let odds: &[usize] = if cfg!(miri) { &[0, 4] } else { &[0, 1, 3, 4, 8] };
+        for &odd in odds {
             for theirs in [Op::Barrier, Op::Broadcast, Op::AllGather] {
                 on_ranks_in(Some(&in_turns(9, 3)), CopyMode::Auto, 9, LATE, |rank_window, rank| {
                     rank_window.check(Op::AllReduce, 1, 0, false, 1);

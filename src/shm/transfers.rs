@@ -207,6 +207,7 @@ fn count(ranks: usize, groups: Option<Groups>, words: usize) -> (usize, usize) {
 /// The table of docs/performance.md: ranks; for a flat layout, a barrier in groups and an all-reduce
 /// of 8 bytes in groups: the groups, all transfers, and those on the critical path.
 #[test]
+#[cfg_attr(miri, ignore = "one thread, and takes hours")]
 fn transfers_are_counted() {
     let expected = [
         (8, (64, 7), (2, (24, 5)), (2, (24, 5))),
