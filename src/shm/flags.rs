@@ -313,61 +313,10 @@ mod tests {
     //! read, and no rank sleeps forever. Run with `RUSTFLAGS="--cfg kolo_loom" cargo test --lib
     //! --release flags`.
 
-    use loom::cell::UnsafeCell;
-    use loom::sync::{Arc, Condvar, Mutex};
+    use loom::sync::Arc;
 
     use super::*;
-
-    /// A model of shared memory for loom. A slot is a cell in which loom detects races; a futex is
-    /// a lock and a condition.
-    struct Memory {
-        lines: Vec<[FlagLine; SLOTS]>,
-        slots: Vec<[UnsafeCell<u32>; SLOTS]>,
-        finished: Vec<AtomicU32>,
-        futex: Mutex<()>,
-        woken: Condvar,
-    }
-
-    // SAFETY: the test is about the accesses to the slots: loom reports each one that is not
-    // synchronised.
-    unsafe impl Sync for Memory {}
-    // SAFETY: as for `Sync`.
-    unsafe impl Send for Memory {}
-
-    impl Memory {
-        fn new(ranks: usize) -> Arc<Memory> {
-            Arc::new(Memory {
-                lines: (0..ranks).map(|_| std::array::from_fn(|_| FlagLine::new())).collect(),
-                slots: (0..ranks).map(|_| std::array::from_fn(|_| UnsafeCell::new(0))).collect(),
-                finished: (0..ranks).map(|_| AtomicU32::new(0)).collect(),
-                futex: Mutex::new(()),
-                woken: Condvar::new(),
-            })
-        }
-    }
-
-    impl FlagLines for Arc<Memory> {
-        fn line(&self, rank: usize, slot: usize) -> &FlagLine {
-            &self.lines[rank][slot]
-        }
-
-        fn finished(&self, rank: usize) -> &AtomicU32 {
-            &self.finished[rank]
-        }
-
-        fn sleep(&self, word: &AtomicU32, value: u32, _: std::time::Duration) {
-            let guard = self.futex.lock().unwrap();
-            // Without a timeout: a lost wake shows as a deadlock.
-            if word.load(Ordering::Acquire) == value {
-                drop(self.woken.wait(guard).unwrap());
-            }
-        }
-
-        fn wake(&self, _: &AtomicU32) {
-            let _guard = self.futex.lock().unwrap();
-            self.woken.notify_all();
-        }
-    }
+    use crate::shm::model::{Memory, explore};
 
     /// One rank of a model.
     struct Member {
@@ -458,28 +407,9 @@ mod tests {
     }
 
     fn model(ranks: usize, first: u32, count: u32, preemptions: usize, steps: fn(&mut Member, u32, u32)) {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(preemptions);
-        builder.max_branches = 100_000;
-        builder.check(move || {
-            let memory = Memory::new(ranks);
-            let before = first.wrapping_sub(1);
-            memory.lines.iter().flatten().for_each(|line| line.phase.store(before, Ordering::Relaxed));
-            memory.finished.iter().for_each(|finished| finished.store(before, Ordering::Relaxed));
-            let member = |rank| {
-                let phases = Phases::starting(memory.clone(), rank, ranks, before);
-                Member { memory: memory.clone(), phases, rank, ranks }
-            };
-            let others: Vec<_> = (1..ranks)
-                .map(|rank| {
-                    let mut member = member(rank);
-                    loom::thread::spawn(move || steps(&mut member, first, count))
-                })
-                .collect();
-            steps(&mut member(0), first, count);
-            for other in others {
-                other.join().unwrap();
-            }
+        explore(ranks, first, preemptions, move |memory, phases| {
+            let rank = phases.rank();
+            steps(&mut Member { memory, phases, rank, ranks }, first, count);
         });
     }
 

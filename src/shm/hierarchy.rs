@@ -71,6 +71,13 @@ pub(crate) struct Hops {
     release: HopLine<WORDS>,
 }
 
+impl Hops {
+    #[cfg(all(test, kolo_loom))]
+    pub(super) fn new() -> Hops {
+        Hops { group: HopLine::new(), release: HopLine::new() }
+    }
+}
+
 const _: () = assert!(size_of::<HopLine<WORDS>>() == 64 && size_of::<Hops>() == 256);
 
 /// Where these lines live: shared memory, or a model of it.
@@ -200,56 +207,11 @@ mod tests {
     //! read, and does not sleep forever. Run with `RUSTFLAGS="--cfg kolo_loom" cargo test --lib
     //! --release hierarchy`.
 
-    use loom::cell::UnsafeCell;
-    use loom::sync::{Arc, Condvar, Mutex};
+    use loom::sync::Arc;
 
     use super::*;
-    use crate::shm::flags::{FlagLine, SLOTS};
-    use crate::sync::AtomicU32;
-
-    struct Memory {
-        lines: Vec<[FlagLine; SLOTS]>,
-        hops: Vec<[Hops; SLOTS]>,
-        slots: Vec<[UnsafeCell<u32>; SLOTS]>,
-        finished: Vec<AtomicU32>,
-        futex: Mutex<()>,
-        woken: Condvar,
-    }
-
-    // SAFETY: the test is about the accesses to the slots: loom reports each one that is not
-    // synchronised.
-    unsafe impl Sync for Memory {}
-    // SAFETY: as for `Sync`.
-    unsafe impl Send for Memory {}
-
-    impl FlagLines for Arc<Memory> {
-        fn line(&self, rank: usize, slot: usize) -> &FlagLine {
-            &self.lines[rank][slot]
-        }
-
-        fn finished(&self, rank: usize) -> &AtomicU32 {
-            &self.finished[rank]
-        }
-
-        fn sleep(&self, word: &AtomicU32, value: u32, _: std::time::Duration) {
-            let guard = self.futex.lock().unwrap();
-            // Without a timeout: a lost wake shows as a deadlock.
-            if word.load(Ordering::Acquire) == value {
-                drop(self.woken.wait(guard).unwrap());
-            }
-        }
-
-        fn wake(&self, _: &AtomicU32) {
-            let _guard = self.futex.lock().unwrap();
-            self.woken.notify_all();
-        }
-    }
-
-    impl GroupLines for Arc<Memory> {
-        fn hops(&self, leader: usize, slot: usize) -> &Hops {
-            &self.hops[leader][slot]
-        }
-    }
+    use crate::shm::flags::SLOTS;
+    use crate::shm::model::{Memory, explore};
 
     struct Member {
         memory: Arc<Memory>,
@@ -332,37 +294,11 @@ mod tests {
     }
 
     fn model(members: &'static [&'static [usize]], first: u32, count: u32, preemptions: usize) {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(preemptions);
-        builder.max_branches = 100_000;
-        builder.check(move || {
-            let groups = std::sync::Arc::new(Groups::of(members));
-            let ranks = members.iter().map(|group| group.len()).sum();
-            let before = first.wrapping_sub(1);
-            let hops = || Hops { group: HopLine::new(), release: HopLine::new() };
-            let memory = Arc::new(Memory {
-                lines: (0..ranks).map(|_| std::array::from_fn(|_| FlagLine::new())).collect(),
-                hops: (0..ranks).map(|_| std::array::from_fn(|_| hops())).collect(),
-                slots: (0..ranks).map(|_| std::array::from_fn(|_| UnsafeCell::new(0))).collect(),
-                finished: (0..ranks).map(|_| AtomicU32::new(before)).collect(),
-                futex: Mutex::new(()),
-                woken: Condvar::new(),
-            });
-            memory.lines.iter().flatten().for_each(|line| line.phase.store(before, Ordering::Relaxed));
-            let member = |rank| {
-                let phases = Phases::starting(memory.clone(), rank, ranks, before);
-                Member { memory: memory.clone(), phases, ranks, phase: first }
-            };
-            let others: Vec<_> = (1..ranks)
-                .map(|rank| {
-                    let (mut member, groups) = (member(rank), groups.clone());
-                    loom::thread::spawn(move || exchange(&mut member, &groups, first, count))
-                })
-                .collect();
-            exchange(&mut member(0), &groups, first, count);
-            for other in others {
-                other.join().unwrap();
-            }
+        let groups = std::sync::Arc::new(Groups::of(members));
+        let ranks = members.iter().map(|group| group.len()).sum();
+        explore(ranks, first, preemptions, move |memory, phases| {
+            let mut member = Member { memory, phases, ranks, phase: first };
+            exchange(&mut member, &groups, first, count);
         });
     }
 

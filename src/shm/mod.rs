@@ -24,6 +24,8 @@ mod hierarchy;
 mod inline;
 mod lend;
 mod liveness;
+#[cfg(all(test, kolo_loom))]
+mod model;
 mod one_shot;
 mod pipeline;
 mod placement;
