@@ -8,6 +8,7 @@ use super::state::{Engine, no_link};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Result};
 use crate::failure::OpContext;
+use crate::reduce;
 use crate::schedule::Span;
 use crate::transport::{ALIGN, Link, NoLink};
 use crate::types::{Descriptor, Op, Rank};
@@ -110,7 +111,7 @@ impl Engine {
             return Now::Never;
         }
         // SAFETY: as above. The caller vouches for `into`.
-        unsafe { std::ptr::copy_nonoverlapping(arrived.skip(HEADER).ptr, into.ptr, into.len) };
+        unsafe { reduce::copy(arrived.skip(HEADER).ptr, into.ptr, into.len) };
         link.consume(whole);
         self.heard[peer] = true;
         self.received[peer] += 1;

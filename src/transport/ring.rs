@@ -29,6 +29,7 @@ use crossbeam_utils::CachePadded;
 use super::ALIGN;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
+use crate::reduce;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::Region;
 
@@ -236,7 +237,7 @@ impl Producer {
                 let to = self.memory.stretch(self.head - self.skipped, rest.len.min(PORTION));
                 // SAFETY: the consumer has read these bytes of the ring, so only this side uses
                 // them. The caller vouches for the part.
-                unsafe { std::ptr::copy_nonoverlapping(rest.ptr, to.ptr, to.len) };
+                unsafe { reduce::copy(rest.ptr, to.ptr, to.len) };
                 self.head += to.len as u64;
                 rest = rest.skip(to.len);
                 if self.head - published >= PORTION as u64 {

@@ -9,6 +9,7 @@ use super::Link;
 use super::ring::{self, Consumer, PORTION, Producer};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
+use crate::reduce;
 use crate::sys::{self, Process, Region};
 use std::sync::atomic::{Ordering, fence};
 
@@ -161,7 +162,7 @@ impl<W: PeerWaker> Link for RingLink<W> {
             }
             // SAFETY: the ring holds these bytes until they are consumed, and the caller vouches
             // for `into`.
-            unsafe { std::ptr::copy_nonoverlapping(part.ptr, rest.ptr, part.len) };
+            unsafe { reduce::copy(part.ptr, rest.ptr, part.len) };
             self.consume(part.len);
             rest = rest.skip(part.len);
         }
