@@ -27,12 +27,13 @@ numbered! {
 }
 
 numbered! {
-    /// How 1 MiB or more of private memory passes from one process of a host to another, in
-    /// all-reduce, all-gather and all-to-all.
+    /// How private memory passes from one process of a host to another: 1 MiB or more in
+    /// all-reduce and reduce-scatter, 64 KiB or more in broadcast, scatter, all-gather and
+    /// all-to-all.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum CopyMode {
-        /// The quickest mode, which the first such operation measures.
+        /// The fastest mode, which the first such operations measure.
         #[default]
         Auto = 0, "auto";
         /// Through shared memory.

@@ -4,6 +4,7 @@
 use super::autotune;
 use super::call::Memory;
 use super::cma;
+use super::pipeline::Collective;
 use super::registered::Loan;
 use super::tuning::Traffic;
 use super::two_shot::TwoShot;
@@ -29,7 +30,9 @@ pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot:
     let mine = window.lend_memory(context, memory.call.input, Some(memory.call.output));
     let copy_mode = window.autotune.known(Traffic::Reduced, bytes);
     let stages = matches!(copy_mode, Some(CopyMode::Staged | CopyMode::Streamed));
-    two_shot.streams = copy_mode == Some(CopyMode::Streamed);
+    if copy_mode == Some(CopyMode::Streamed) {
+        two_shot.stream();
+    }
 
     let phase = window.first_phase(context, Sources::All, two_shot, mine, stages, true)?;
     let registered = (0..memory.ranks).filter(|&rank| window.loan_of(rank, phase, mine).is_some()).count();
@@ -46,7 +49,9 @@ pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot:
         if copy_mode == CopyMode::Cma && cma::all_reduce(window, context, memory, two_shot.parts)? {
             return Ok(());
         }
-        two_shot.streams = copy_mode == CopyMode::Streamed;
+        if copy_mode == CopyMode::Streamed {
+            two_shot.stream();
+        }
     }
     window.pipeline(context, Sources::All, 0, two_shot)
 }

@@ -14,7 +14,8 @@ use super::call::{Memory, WindowCall};
 use super::cma;
 use super::flags::WORDS;
 use super::one_shot::{ONE_SHOT, OneShot};
-use super::rooted::Collect;
+use super::pipeline::Collective;
+use super::rooted::{Collect, Spread};
 use super::tuning::{SIZES, Traffic};
 use super::two_shot::TwoShot;
 use super::wait::Sources;
@@ -87,8 +88,7 @@ fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size:
     let buffer = RawSliceMut::of(&mut bytes);
     let possible = MODES.map(|mode| match mode {
         CopyMode::Cma => window.autotune.may_read == Some(true),
-        CopyMode::Streamed => traffic == Traffic::Reduced,
-        CopyMode::Auto | CopyMode::Staged => true,
+        CopyMode::Auto | CopyMode::Staged | CopyMode::Streamed => true,
     });
     let times = race(window, context, REPETITIONS[size], possible, |window, i| run(window, context, traffic, MODES[i], buffer))?;
     let fastest = (1..MODES.len()).fold(0, |best, i| if times[i] < MARGIN * times[best] { i } else { best });
@@ -188,18 +188,22 @@ fn reduce(window: &mut Window, context: &OpContext<'_>, phases: usize, streams: 
         kernel: Kernel::new(DTYPE, ReduceOp::Sum),
         ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, DTYPE.size())
     };
-    let memory = Memory { call: &call, rank: window.rank, ranks: window.members.len() };
+    let memory = Memory::new(&call, window.rank, window.members.len());
     let mut parts = std::mem::take(&mut window.parts);
     let result = if phases == 1 {
         window.pipeline(context, Sources::All, 0, &mut OneShot { memory, takes: true, parts: &mut parts })
     } else {
-        window.pipeline(context, Sources::All, 0, &mut TwoShot { memory, root: None, streams, parts: &mut parts })
+        let mut two_shot = TwoShot { memory, root: None, parts: &mut parts };
+        if streams {
+            two_shot.stream();
+        }
+        window.pipeline(context, Sources::All, 0, &mut two_shot)
     };
     window.parts = parts;
     result
 }
 
-/// All-reduces or all-gathers a private buffer in a copy mode.
+/// All-reduces, all-gathers or broadcasts a private buffer in a copy mode.
 fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, mode: CopyMode, buffer: RawSliceMut) -> Result<()> {
     let (rank, ranks) = (window.rank, window.members.len());
     let count = buffer.len / DTYPE.size();
@@ -210,16 +214,18 @@ fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, mode: Cop
             kernel: Kernel::new(DTYPE, ReduceOp::Sum),
             ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, DTYPE.size())
         },
+        Traffic::Spread => WindowCall { count, ..WindowCall::new(Op::Broadcast, buffer.as_const(), buffer, DTYPE.size()) },
         Traffic::Copied => {
             let block = count / ranks * DTYPE.size();
             let input = buffer.as_const().skip(rank * block).take(block);
             WindowCall { blocks: Blocks::Even(count / ranks), ..WindowCall::new(Op::AllGather, input, buffer, DTYPE.size()) }
         }
     };
-    let memory = Memory { call: &call, rank, ranks };
+    let memory = Memory { streams: mode == CopyMode::Streamed, ..Memory::new(&call, rank, ranks) };
     match (traffic, mode) {
         (Traffic::Reduced, _) => cma::all_reduce(window, context, memory, &mut Vec::with_capacity(ranks)).map(drop),
-        (Traffic::Copied, CopyMode::Cma) => cma::copy(window, context, memory).map(drop),
+        (_, CopyMode::Cma) => cma::copy(window, context, memory).map(drop),
+        (Traffic::Spread, _) => window.pipeline(context, memory.sources(), 0, &mut Spread { memory, blocks: false }),
         (Traffic::Copied, _) => window.pipeline(context, Sources::All, 0, &mut Collect { memory, takes: true }),
     }
 }

@@ -44,6 +44,14 @@ pub(super) struct Memory<'a> {
     pub(super) call: &'a WindowCall<'a>,
     pub(super) rank: usize,
     pub(super) ranks: usize,
+    /// Whether slots are written by non-temporal copies ([`crate::config::CopyMode::Streamed`]).
+    pub(super) streams: bool,
+}
+
+impl<'a> Memory<'a> {
+    pub(super) fn new(call: &'a WindowCall<'a>, rank: usize, ranks: usize) -> Memory<'a> {
+        Memory { call, rank, ranks, streams: false }
+    }
 }
 
 impl Memory<'_> {
@@ -82,9 +90,24 @@ impl Memory<'_> {
 
     /// Whether an address in the output is best written past the caches. In place it was just read,
     /// so the caches hold it.
-    pub(super) fn streams(&self, to: *const u8) -> bool {
+    pub(super) fn streams_to(&self, to: *const u8) -> bool {
         let input = self.call.input;
         self.call.output.len >= STREAM && !(input.ptr.addr()..input.ptr.addr() + input.len).contains(&to.addr())
+    }
+
+    /// Copies elements to this rank's slot.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Memory::copy`].
+    pub(super) unsafe fn copy_in(&self, from: *const u8, slot: *mut u8, elements: usize) {
+        if self.streams {
+            // SAFETY: the caller keeps the same contract.
+            unsafe { copy_streaming(from, slot, elements * self.call.element) }
+        } else {
+            // SAFETY: the caller keeps the same contract.
+            unsafe { self.copy(from, slot, elements) }
+        }
     }
 
     /// Copies elements from a slot to the output.
@@ -93,7 +116,7 @@ impl Memory<'_> {
     ///
     /// As for [`Memory::copy`].
     pub(super) unsafe fn copy_out(&self, from: *const u8, to: *mut u8, elements: usize) {
-        if self.streams(to) {
+        if self.streams_to(to) {
             // SAFETY: the caller keeps the same contract.
             unsafe { copy_streaming(from, to, elements * self.call.element) }
         } else {
@@ -116,7 +139,7 @@ impl Memory<'_> {
 
     /// The elements of its input that this rank gives to its peers.
     pub(super) fn given(&self) -> Range<usize> {
-        let Memory { call, rank, ranks } = *self;
+        let Memory { call, rank, ranks, .. } = *self;
         match call.op {
             Op::Broadcast | Op::Scatter if rank != call.root => 0..0,
             Op::AllReduce | Op::Reduce | Op::Broadcast => 0..call.count,
@@ -139,7 +162,7 @@ impl Memory<'_> {
 
     /// The ranks whose inputs this rank's output needs.
     pub(super) fn inputs(&self) -> Range<usize> {
-        let Memory { call, rank, ranks } = *self;
+        let Memory { call, rank, ranks, .. } = *self;
         match call.op {
             Op::Broadcast | Op::Scatter => call.root..call.root + 1,
             Op::Reduce | Op::Gather if rank != call.root => 0..0,

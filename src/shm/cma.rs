@@ -18,7 +18,7 @@ use crate::sys::{self, Process};
 /// overwritten while peers read it, or if the system cannot read an input, such as memory of a
 /// device. Then outputs may have been written, but no input was.
 pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
-    let Memory { call, rank, ranks } = memory;
+    let Memory { call, rank, ranks, .. } = memory;
     // SAFETY: the caller of `Window::run` vouches for the input.
     unsafe { call.input.fault_in() };
     let mut words = [0; WORDS];
@@ -96,7 +96,7 @@ pub(super) fn all_reduce(
     memory: Memory<'_>,
     parts: &mut Vec<*const u8>,
 ) -> Result<bool> {
-    let Memory { call, rank, ranks } = memory;
+    let Memory { call, rank, ranks, .. } = memory;
     let address = |ptr: *const u8| ptr.expose_provenance() as u64;
     // Peers read the output where this rank has just written it.
     // SAFETY: the caller of `Window::run` vouches for the input.
@@ -127,7 +127,7 @@ pub(super) fn all_reduce(
 /// Reduces this rank's chunk of all inputs to its output, block by block. `window.peer_words` has
 /// the addresses of the inputs.
 fn reduce_chunk(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
-    let Memory { call, rank, ranks } = memory;
+    let Memory { call, rank, ranks, .. } = memory;
     let mine = chunk(call.count, ranks, rank);
     let room = (BLOCK / (ranks - 1).max(1)).next_multiple_of(size_of::<CacheLine>());
     let block = room / call.element;

@@ -7,10 +7,10 @@
 //! |---|---|---|
 //! | [`inline`](mod@inline): up to 48 bytes of each rank, in the flag line | only the line | 1 |
 //! | [`OneShot`]: stage all, reduce all ranks' input | (N + 3) S | 1 |
-//! | [`TwoShot`]: stage the peers' chunks, reduce its own, read theirs | (5 - 2/N) S | 2 |
+//! | [`TwoShot`]: stage the peers' chunks, reduce its own, read theirs | (5 - 1/N) S | 2 |
 //! | [`cma`], all-reduce: read the inputs for its chunk, then the other chunks | (5 - 3/N) S | 3 |
 //! | [`cma`], without reductions: read the peers' inputs | 2 S | 3 |
-//! | [`all_reduce`], registered: reduce its chunk where it lies, write it to all | 2 S | 2 |
+//! | [`all_reduce`], registered: reduce its chunk where it lies, write it to all | (3 - 1/N) S | 2 |
 //! | [`pull`], registered: read the peers' inputs where they lie | 2 S | 2 |
 //! | [`Spread`], [`Collect`], [`Exchange`]: stage, read | at most 4 S | 1 |
 //!
@@ -69,7 +69,7 @@ impl Window {
 unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &WindowCall<'_>) -> Result<()> {
     let (rank, ranks) = (window.rank, window.members.len());
     let bytes = call.count * call.element;
-    let memory = Memory { call, rank, ranks };
+    let memory = Memory::new(call, rank, ranks);
     // The short operations come first: for them, every test counts.
     if call.op == Op::Barrier {
         return window.barrier(context);
@@ -97,9 +97,9 @@ unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &WindowCall<'_
 fn run_in_segments(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
     let call = memory.call;
     match call.op {
-        Op::AllReduce => all_reduce(window, context, &mut TwoShot { memory, root: None, streams: false, parts }),
+        Op::AllReduce => all_reduce(window, context, &mut TwoShot { memory, root: None, parts }),
         Op::Reduce => {
-            let mut two_shot = TwoShot { memory, root: Some(call.root), streams: false, parts };
+            let mut two_shot = TwoShot { memory, root: Some(call.root), parts };
             window.pipeline(context, Sources::All, 0, &mut two_shot)
         }
         Op::Broadcast => pull(window, context, memory, &mut Spread { memory, blocks: false }),

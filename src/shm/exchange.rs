@@ -23,6 +23,10 @@ impl Exchange<'_> {
 impl Collective for Exchange<'_> {
     const COMBINES: bool = false;
 
+    fn stream(&mut self) {
+        self.memory.streams = true;
+    }
+
     fn segments(&self) -> usize {
         self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.share())
     }
@@ -36,7 +40,7 @@ impl Collective for Exchange<'_> {
             if rank != memory.rank {
                 // SAFETY: a segment fits its share of the slot, and the caller of `run` vouches for
                 // the input.
-                unsafe { memory.copy(input, mine.add(rank * share), elements.len()) };
+                unsafe { memory.copy_in(input, mine.add(rank * share), elements.len()) };
             } else if !self.reduces {
                 // SAFETY: the caller of `run` vouches for both buffers.
                 unsafe { memory.copy(input, memory.output(&elements), elements.len()) };

@@ -22,6 +22,9 @@ pub(crate) trait Collective {
         true
     }
 
+    /// Writes slots by non-temporal copies from now on, if that may be faster for this collective.
+    fn stream(&mut self) {}
+
     /// Writes a segment of this rank's input to its slot.
     fn stage(&mut self, segment: usize, mine: *mut u8);
 

@@ -41,10 +41,20 @@ pub(super) fn pull<D: Collective>(
     if bytes(memory) < PULLED {
         return window.pipeline(context, sources, 0, direct);
     }
-    let Memory { call, rank, ranks } = memory;
+    let Memory { call, rank, ranks, .. } = memory;
     let lenders = if has_root(call.op) { call.root..call.root + 1 } else { 0..ranks };
-    let may_read = !call.op.reduces() && bytes(memory) >= Traffic::Copied.large();
-    let stages = !may_read || window.autotune.known(Traffic::Copied, bytes(memory)) == Some(CopyMode::Staged);
+    let traffic = match call.op {
+        Op::Broadcast | Op::Scatter => Traffic::Spread,
+        op if op.reduces() => Traffic::Reduced,
+        _ => Traffic::Copied,
+    };
+    let known = window.autotune.known(traffic, bytes(memory));
+    // The system cannot reduce what it reads, so there is no reduce-scatter by cma.
+    let may_read = !call.op.reduces();
+    let stages = known.is_some_and(|mode| mode != CopyMode::Cma || !may_read);
+    if known == Some(CopyMode::Streamed) {
+        direct.stream();
+    }
 
     let lends = lenders.contains(&rank) && !memory.overwrites_what_peers_read();
     let mine = if lends {
@@ -66,9 +76,12 @@ pub(super) fn pull<D: Collective>(
     if registered == 0 && stages {
         return window.pipeline(context, sources, 1, direct);
     }
-    let reads = registered == 0 && autotune::copy_mode(window, context, Traffic::Copied, bytes(memory))? == CopyMode::Cma;
-    if reads && cma::copy(window, context, memory)? {
-        return Ok(());
+    if registered == 0 {
+        match autotune::copy_mode(window, context, traffic, bytes(memory))? {
+            CopyMode::Cma if may_read && cma::copy(window, context, memory)? => return Ok(()),
+            CopyMode::Streamed => direct.stream(),
+            _ => {}
+        }
     }
     window.pipeline(context, sources, 0, direct)
 }

@@ -30,6 +30,10 @@ impl Spread<'_> {
 impl Collective for Spread<'_> {
     const COMBINES: bool = false;
 
+    fn stream(&mut self) {
+        self.memory.streams = true;
+    }
+
     fn stages(&self) -> bool {
         self.memory.rank == self.memory.call.root
     }
@@ -58,7 +62,7 @@ impl Collective for Spread<'_> {
             } else {
                 // SAFETY: a segment fits its share of the slot, and the caller of `run` vouches for
                 // the input.
-                unsafe { memory.copy(input, mine.add(at * memory.call.element), elements.len()) };
+                unsafe { memory.copy_in(input, mine.add(at * memory.call.element), elements.len()) };
             }
         }
         if !self.blocks {
@@ -99,6 +103,10 @@ impl Collect<'_> {
 impl Collective for Collect<'_> {
     const COMBINES: bool = false;
 
+    fn stream(&mut self) {
+        self.memory.streams = true;
+    }
+
     fn stages(&self) -> bool {
         self.memory.call.op != Op::Gather || !self.takes
     }
@@ -118,7 +126,7 @@ impl Collective for Collect<'_> {
         }
         if self.stages() {
             // SAFETY: a segment fits a slot, and the caller of `run` vouches for the input.
-            unsafe { memory.copy(input, mine, elements.len()) };
+            unsafe { memory.copy_in(input, mine, elements.len()) };
         }
     }
 

@@ -248,7 +248,7 @@ fn large_buffers() {
                     CopyMode::Auto => {}
                     _ => assert_eq!(rank_window.window.reads, 0),
                 }
-                for traffic in [Traffic::Reduced, Traffic::Copied] {
+                for traffic in [Traffic::Reduced, Traffic::Copied, Traffic::Spread] {
                     let taken = rank_window.window.autotune.known(traffic, LARGE);
                     match copy_mode {
                         CopyMode::Auto => assert!(taken.is_some_and(|taken| taken != CopyMode::Auto)),

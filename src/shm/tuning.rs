@@ -7,9 +7,14 @@ use crate::config::CopyMode;
 pub(super) enum Traffic {
     /// An all-reduce reduces it.
     Reduced = 0,
-    /// A broadcast, scatter, all-gather or all-to-all copies it to the peers.
+    /// An all-gather or all-to-all copies it from each rank to its peers.
     Copied = 1,
+    /// A broadcast or scatter copies it from one rank to its peers.
+    Spread = 2,
 }
+
+/// The number of kinds of traffic.
+const TRAFFICS: usize = 3;
 
 /// The number of sizes for which copy modes are measured apart.
 pub(super) const SIZES: usize = 2;
@@ -19,7 +24,7 @@ impl Traffic {
     pub(super) const fn large(self) -> usize {
         match self {
             Traffic::Reduced => 1 << 20,
-            Traffic::Copied => 64 << 10,
+            Traffic::Copied | Traffic::Spread => 64 << 10,
         }
     }
 
@@ -28,7 +33,7 @@ impl Traffic {
     const fn very_large(self) -> usize {
         match self {
             Traffic::Reduced => 8 << 20,
-            Traffic::Copied => 1 << 20,
+            Traffic::Copied | Traffic::Spread => 1 << 20,
         }
     }
 
@@ -37,7 +42,7 @@ impl Traffic {
     pub(super) const fn measured(self) -> [usize; SIZES] {
         match self {
             Traffic::Reduced => [self.large(), 2 * self.very_large()],
-            Traffic::Copied => [2 * self.large(), self.very_large()],
+            Traffic::Copied | Traffic::Spread => [2 * self.large(), self.very_large()],
         }
     }
 
@@ -56,7 +61,7 @@ pub(crate) struct Autotune {
     /// The copy mode of the settings.
     pub(super) wanted: CopyMode,
     /// The fastest copy mode by traffic and size; `Auto` until it is measured.
-    pub(super) measured: [[CopyMode; SIZES]; 2],
+    pub(super) measured: [[CopyMode; SIZES]; TRAFFICS],
     /// Whether all ranks can read each other's memory; `None` until they have tried.
     pub(super) may_read: Option<bool>,
     /// Bytes over all ranks up to which one phase is faster than two; `None` until it is measured.
@@ -65,7 +70,7 @@ pub(crate) struct Autotune {
 
 impl Autotune {
     pub(crate) fn new(wanted: CopyMode) -> Autotune {
-        Autotune { wanted, measured: [[CopyMode::Auto; SIZES]; 2], may_read: None, one_shot: None }
+        Autotune { wanted, measured: [[CopyMode::Auto; SIZES]; TRAFFICS], may_read: None, one_shot: None }
     }
 
     /// The same, with what the same ranks have measured before, in the form of
@@ -101,7 +106,7 @@ impl Autotune {
     pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
         let copy_mode = match (self.wanted, self.may_read) {
             _ if bytes < traffic.large() => CopyMode::Staged,
-            (CopyMode::Auto, _) if traffic == Traffic::Copied && bytes >= STAGED_COPIES => CopyMode::Staged,
+            (CopyMode::Auto, _) if traffic != Traffic::Reduced && bytes >= STAGED_COPIES => CopyMode::Staged,
             (CopyMode::Auto, _) => self.measured[traffic as usize][traffic.size(bytes)],
             (CopyMode::Cma, None) => CopyMode::Auto,
             (CopyMode::Cma, Some(false)) => CopyMode::Staged,

@@ -6,7 +6,6 @@ use std::ops::Range;
 use super::call::Memory;
 use super::pipeline::Collective;
 use super::slots::Slots;
-use crate::reduce::copy_streaming;
 use crate::schedule::chunk;
 
 /// Each rank reduces its chunk of every segment. The slot mirrors the segment: the peers' chunks
@@ -15,8 +14,6 @@ pub(super) struct TwoShot<'a> {
     pub(super) memory: Memory<'a>,
     /// The rank that takes the result; all ranks if `None`.
     pub(super) root: Option<usize>,
-    /// Whether slots are written by non-temporal copies.
-    pub(super) streams: bool,
     pub(super) parts: &'a mut Vec<*const u8>,
 }
 
@@ -35,25 +32,14 @@ impl TwoShot<'_> {
     fn takes(&self) -> bool {
         self.root.is_none_or(|root| root == self.memory.rank)
     }
-
-    /// Copies elements to this rank's slot.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Memory::copy`].
-    unsafe fn share(&self, from: *const u8, slot: *mut u8, elements: usize) {
-        if self.streams {
-            // SAFETY: the caller keeps the same contract.
-            unsafe { copy_streaming(from, slot, elements * self.memory.call.element) }
-        } else {
-            // SAFETY: the caller keeps the same contract.
-            unsafe { self.memory.copy(from, slot, elements) }
-        }
-    }
 }
 
 impl Collective for TwoShot<'_> {
     const COMBINES: bool = true;
+
+    fn stream(&mut self) {
+        self.memory.streams = true;
+    }
 
     fn segments(&self) -> usize {
         self.memory.call.count.div_ceil(self.memory.slot())
@@ -64,7 +50,7 @@ impl Collective for TwoShot<'_> {
         for rank in (0..self.memory.ranks).filter(|&rank| rank != self.memory.rank) {
             let (at, chunk) = self.chunk(&segment, rank);
             // SAFETY: a segment fits a slot, and the caller of `run` vouches for the input.
-            unsafe { self.share(self.memory.input(&chunk), mine.add(at), chunk.len()) };
+            unsafe { self.memory.copy_in(self.memory.input(&chunk), mine.add(at), chunk.len()) };
         }
     }
 
@@ -79,7 +65,7 @@ impl Collective for TwoShot<'_> {
         let shared = slots.of(memory.rank).wrapping_add(at);
         if self.takes() {
             let output = memory.output(&chunk);
-            let (first, second) = if memory.streams(output) { (shared, output) } else { (output, shared) };
+            let (first, second) = if memory.streams_to(output) { (shared, output) } else { (output, shared) };
             // The fold writes `first`, which is then in the cache when it is copied.
             // SAFETY: every peer has staged this rank's chunk, and the caller of `run` vouches for
             // both buffers. No peer accesses this rank's chunk of its own slot until the next
@@ -89,7 +75,7 @@ impl Collective for TwoShot<'_> {
                 if second == output {
                     memory.copy_out(first, output, chunk.len());
                 } else if self.root.is_none() {
-                    self.share(output, shared, chunk.len());
+                    memory.copy_in(output, shared, chunk.len());
                 }
             }
         } else {
