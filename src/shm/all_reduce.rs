@@ -28,7 +28,7 @@ pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot:
     let memory = two_shot.memory;
     let bytes = memory.call.count * memory.call.element;
     let mine = window.lend_memory(context, memory.call.input, Some(memory.call.output));
-    let copy_mode = window.autotune.known(Traffic::Reduced, bytes);
+    let copy_mode = window.autotune.count(Traffic::Reduced, bytes);
     let stages = matches!(copy_mode, Some(CopyMode::Staged | CopyMode::Streamed));
     if copy_mode == Some(CopyMode::Streamed) {
         two_shot.stream();

@@ -1,6 +1,6 @@
 //! Measures what depends on the machine: the fastest copy mode for large private buffers, and up to
-//! which size one phase is faster than two. The first operations measure, the later ones use the
-//! result.
+//! which size one phase is faster than two. The first operations measure, and the later ones use the
+//! result. Copy modes are measured again from time to time.
 //!
 //! kolo measures, because the result depends on more than the processor. Processors that share a
 //! cache stage data in it best. For processors that do not, a cache line costs more from another
@@ -74,16 +74,18 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
         return Ok(if may_read { CopyMode::Cma } else { CopyMode::Staged });
     }
     let began = Instant::now();
-    let Some(copy_mode) = fastest(window, context, traffic, traffic.size(bytes))? else { return Ok(CopyMode::Staged) };
+    let Some((copy_mode, cost)) = fastest(window, context, traffic, traffic.size(bytes))? else {
+        return Ok(window.autotune.put_off(traffic, bytes));
+    };
     tracing::info!(?traffic, bytes, %copy_mode, took = ?began.elapsed(), "measured the copy mode for large buffers");
-    window.autotune.measured[traffic as usize][traffic.size(bytes)] = copy_mode;
+    window.autotune.set(traffic, bytes, copy_mode, cost);
     keep_tuning(window);
     Ok(copy_mode)
 }
 
-/// Measures the copy modes and returns the fastest; `None` if a rank's deadline leaves no time for
-/// that.
-fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size: usize) -> Result<Option<CopyMode>> {
+/// Measures the copy modes. Returns the fastest, and how many operations in this mode take as long
+/// as the measurement; `None` if a rank's deadline leaves no time for that.
+fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size: usize) -> Result<Option<(CopyMode, f64)>> {
     let Some(mut bytes) = scratch(window, context, traffic.measured()[size])? else { return Ok(None) };
     let buffer = RawSliceMut::of(&mut bytes);
     let possible = MODES.map(|mode| match mode {
@@ -92,7 +94,10 @@ fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size:
     });
     let times = race(window, context, REPETITIONS[size], possible, |window, i| run(window, context, traffic, MODES[i], buffer))?;
     let fastest = (1..MODES.len()).fold(0, |best, i| if times[i] < MARGIN * times[best] { i } else { best });
-    Ok(Some(MODES[fastest]))
+    let all: f64 = (0..MODES.len()).filter(|&i| possible[i]).map(|i| times[i]).sum();
+    // Each repetition runs twice.
+    let cost = 2.0 * REPETITIONS[size] as f64 * all / times[fastest].max(1.0);
+    Ok(Some((MODES[fastest], cost)))
 }
 
 /// Returns the bytes over all ranks up to which every rank reduces everything: saving a phase is

@@ -48,7 +48,7 @@ pub(super) fn pull<D: Collective>(
         op if op.reduces() => Traffic::Reduced,
         _ => Traffic::Copied,
     };
-    let known = window.autotune.known(traffic, bytes(memory));
+    let known = window.autotune.count(traffic, bytes(memory));
     // The system cannot reduce what it reads, so there is no reduce-scatter by cma.
     let may_read = !call.op.reduces();
     let stages = known.is_some_and(|mode| mode != CopyMode::Cma || !may_read);

@@ -402,6 +402,26 @@ fn nothing_is_measured_if_a_deadline_is_too_short() {
     });
 }
 
+/// All ranks measure again in the same operation.
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn copy_modes_are_measured_again() {
+    for (traffic, op) in [(Traffic::Reduced, Op::AllReduce), (Traffic::Copied, Op::AllGather), (Traffic::Spread, Op::Broadcast)] {
+        on_ranks(3, LATE, |rank_window, _| {
+            let left = |rank_window: &RankWindow| rank_window.window.autotune.left(traffic, LARGE);
+            // The second changes the mode, so it is measured again after two operations.
+            rank_window.window.autotune.set(traffic, LARGE, CopyMode::Staged, 1.0);
+            rank_window.window.autotune.set(traffic, LARGE, CopyMode::Streamed, 0.02);
+            for expected in [2, 1] {
+                assert_eq!(left(rank_window), expected);
+                rank_window.check(op, LARGE / 8, 0, true, 1);
+            }
+            assert!(left(rank_window) > 100, "{}", left(rank_window));
+            rank_window.check(op, LARGE / 8, 0, true, 2);
+        });
+    }
+}
+
 /// A measurement ends in time with any number of repetitions and a slow rank.
 #[test]
 fn a_measurement_ends_long_before_the_deadline() {

@@ -56,12 +56,53 @@ impl Traffic {
 /// staging it with non-temporal copies.
 const STAGED_COPIES: usize = 8 << 20;
 
+/// A copy mode is measured again after operations that take this many times as long as the
+/// measurement.
+const AGAIN_AFTER: f64 = 100.0;
+
+/// How many times rarer measurements become while nothing changes.
+const MOST_RARE: u32 = 64;
+
+/// Operations until a copy mode is measured again that another communicator has measured.
+const AGAIN_AFTER_OTHERS: u32 = 10_000;
+
+/// The fastest copy mode for one traffic and size. It is measured again from time to time: a
+/// scheduler or a hypervisor moves ranks to processors that share a cache, or apart. All ranks
+/// count the same operations, so they measure in the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Measured {
+    /// `Auto` until it is measured.
+    copy_mode: CopyMode,
+    /// Operations until it is measured again.
+    left: u32,
+    /// How many these were after the last measurement.
+    interval: u32,
+}
+
+impl Measured {
+    fn new(copy_mode: CopyMode) -> Measured {
+        Measured { copy_mode, left: AGAIN_AFTER_OTHERS, interval: AGAIN_AFTER_OTHERS }
+    }
+
+    /// Takes the result of a measurement. `cost` is how many operations take as long as that
+    /// measurement: the same number on all ranks. Measurements become rare while nothing changes.
+    fn set(&mut self, copy_mode: CopyMode, cost: f64) {
+        let first = (AGAIN_AFTER * cost) as u32;
+        self.interval = match copy_mode == self.copy_mode {
+            true => self.interval.saturating_mul(2).clamp(first, first.saturating_mul(MOST_RARE)),
+            false => first,
+        };
+        self.copy_mode = copy_mode;
+        self.left = self.interval;
+    }
+}
+
 /// The copy modes for large private buffers, as far as they are known.
 pub(crate) struct Autotune {
     /// The copy mode of the settings.
     pub(super) wanted: CopyMode,
-    /// The fastest copy mode by traffic and size; `Auto` until it is measured.
-    pub(super) measured: [[CopyMode; SIZES]; TRAFFICS],
+    /// By traffic and size.
+    measured: [[Measured; SIZES]; TRAFFICS],
     /// Whether all ranks can read each other's memory; `None` until they have tried.
     pub(super) may_read: Option<bool>,
     /// Bytes over all ranks up to which one phase is faster than two; `None` until it is measured.
@@ -70,7 +111,7 @@ pub(crate) struct Autotune {
 
 impl Autotune {
     pub(crate) fn new(wanted: CopyMode) -> Autotune {
-        Autotune { wanted, measured: [[CopyMode::Auto; SIZES]; TRAFFICS], may_read: None, one_shot: None }
+        Autotune { wanted, measured: [[Measured::new(CopyMode::Auto); SIZES]; TRAFFICS], may_read: None, one_shot: None }
     }
 
     /// The same, with what the same ranks have measured before, in the form of
@@ -81,7 +122,7 @@ impl Autotune {
         let mut bits = (0..).step_by(2).map(|shift| (word >> shift & 3) as u8);
         let mut next = || bits.next().unwrap_or_default();
         for measured in autotune.measured.iter_mut().flatten() {
-            *measured = CopyMode::from_number(next()).unwrap_or(CopyMode::Auto);
+            *measured = Measured::new(CopyMode::from_number(next()).unwrap_or(CopyMode::Auto));
         }
         autotune.may_read = next().checked_sub(1).map(|may| may != 0);
         autotune.one_shot = usize::try_from(word >> 32).ok().filter(|&limit| limit > 0);
@@ -91,9 +132,15 @@ impl Autotune {
     /// Returns what is known, in one word.
     pub(crate) fn encode(&self) -> u64 {
         let may_read = self.may_read.map_or(0, |may| 1 + u64::from(may));
-        let bits = self.measured.iter().flatten().map(|&mode| mode as u64).chain([may_read]);
+        let bits = self.measured.iter().flatten().map(|measured| measured.copy_mode as u64).chain([may_read]);
         let one_shot = (self.one_shot.unwrap_or(0) as u64) << 32;
         bits.enumerate().fold(one_shot, |word, (at, bits)| word | bits << (2 * at))
+    }
+
+    /// Operations until a copy mode is measured again.
+    #[cfg(test)]
+    pub(super) fn left(&self, traffic: Traffic, bytes: usize) -> u32 {
+        self.measured[traffic as usize][traffic.size(bytes)].left
     }
 
     /// Whether the limit of one phase has been measured.
@@ -102,16 +149,79 @@ impl Autotune {
         self.one_shot.is_some()
     }
 
+    /// As [`Autotune::known`], at the beginning of an operation, which counts.
+    pub(super) fn count(&mut self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
+        let measured = &mut self.measured[traffic as usize][traffic.size(bytes)];
+        if bytes >= traffic.large() && measured.copy_mode != CopyMode::Auto {
+            measured.left = measured.left.saturating_sub(1);
+        }
+        self.known(traffic, bytes)
+    }
+
+    /// Takes the result of a measurement; see [`Measured::set`].
+    pub(super) fn set(&mut self, traffic: Traffic, bytes: usize, copy_mode: CopyMode, cost: f64) {
+        self.measured[traffic as usize][traffic.size(bytes)].set(copy_mode, cost);
+    }
+
+    /// Puts a measurement off, for which there is no time. Returns the copy mode until then.
+    pub(super) fn put_off(&mut self, traffic: Traffic, bytes: usize) -> CopyMode {
+        let measured = &mut self.measured[traffic as usize][traffic.size(bytes)];
+        measured.left = measured.interval;
+        if measured.copy_mode == CopyMode::Auto { CopyMode::Staged } else { measured.copy_mode }
+    }
+
     /// Returns the copy mode for a buffer, if it need not be measured.
     pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
         let copy_mode = match (self.wanted, self.may_read) {
             _ if bytes < traffic.large() => CopyMode::Staged,
             (CopyMode::Auto, _) if traffic != Traffic::Reduced && bytes >= STAGED_COPIES => CopyMode::Staged,
-            (CopyMode::Auto, _) => self.measured[traffic as usize][traffic.size(bytes)],
+            (CopyMode::Auto, _) => match self.measured[traffic as usize][traffic.size(bytes)] {
+                Measured { left: 0, .. } => CopyMode::Auto,
+                Measured { copy_mode, .. } => copy_mode,
+            },
             (CopyMode::Cma, None) => CopyMode::Auto,
             (CopyMode::Cma, Some(false)) => CopyMode::Staged,
             (wanted, _) => wanted,
         };
         (copy_mode != CopyMode::Auto).then_some(copy_mode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn measurements_become_rare_while_nothing_changes() {
+        let mut measured = Measured::new(CopyMode::Auto);
+        let intervals = [
+            (CopyMode::Staged, 100),
+            (CopyMode::Staged, 200),
+            (CopyMode::Staged, 400),
+            (CopyMode::Streamed, 100),
+            (CopyMode::Streamed, 200),
+        ];
+        for (copy_mode, interval) in intervals {
+            measured.set(copy_mode, 1.0);
+            assert_eq!(measured, Measured { copy_mode, left: interval, interval });
+        }
+        (0..40).for_each(|_| measured.set(CopyMode::Streamed, 1.0));
+        assert_eq!(measured.interval, 100 * MOST_RARE);
+    }
+
+    #[test]
+    fn what_is_known_survives_a_word() {
+        let mut autotune = Autotune::new(CopyMode::Auto);
+        autotune.set(Traffic::Reduced, 1 << 20, CopyMode::Streamed, 1.0);
+        autotune.set(Traffic::Copied, 1 << 20, CopyMode::Cma, 1.0);
+        autotune.set(Traffic::Spread, 64 << 10, CopyMode::Staged, 1.0);
+        (autotune.may_read, autotune.one_shot) = (Some(true), Some(32 << 10));
+        let copy = Autotune::with_tuning(CopyMode::Auto, Some(autotune.encode()));
+        for traffic in [Traffic::Reduced, Traffic::Copied, Traffic::Spread] {
+            for bytes in [64 << 10, 1 << 20, 8 << 20] {
+                assert_eq!(copy.known(traffic, bytes), autotune.known(traffic, bytes), "{traffic:?}, {bytes} bytes");
+            }
+        }
+        assert_eq!((copy.may_read, copy.one_shot), (autotune.may_read, autotune.one_shot));
     }
 }
