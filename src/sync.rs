@@ -28,6 +28,22 @@ mod shim {
         word.fetch_add(value, Ordering::SeqCst);
     }
 
+    /// Fetches a cache line that this thread will soon read.
+    #[inline]
+    pub(crate) fn prefetch_to_read<T>(_line: *const T) {
+        // SAFETY: the instruction is a hint. It changes neither memory nor registers, and fails on
+        // no address.
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        unsafe {
+            core::arch::asm!("prefetcht0 [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
+        }
+        // SAFETY: the instruction is a hint, too, which by the architecture never aborts.
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        unsafe {
+            core::arch::asm!("prfm pldl1keep, [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
+        }
+    }
+
     /// Fetches a cache line that this thread will soon write. Other caches give the line up
     /// meanwhile, so the write does not wait for them.
     #[inline]
@@ -63,6 +79,8 @@ mod shim {
         word.store(value, Ordering::Release);
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
+
+    pub(crate) fn prefetch_to_read<T>(_: *const T) {}
 
     pub(crate) fn prefetch_to_write<T>(_: *const T) {}
 

@@ -1,6 +1,8 @@
 //! Collectives whose data fit the flag lines, which the ranks read anyway: one phase, and one cache
 //! line from each peer.
 
+use std::ops::Range;
+
 use super::call::Memory;
 use super::flags::{WORDS, Words};
 use super::hierarchy::{self, Arrival};
@@ -8,6 +10,7 @@ use super::wait::Sources;
 use super::window::{Layout, Window};
 use crate::error::Result;
 use crate::failure::OpContext;
+use crate::sync;
 use crate::types::Op;
 
 /// Whether what each rank gives its peers fits a flag line. The same on all ranks.
@@ -33,6 +36,9 @@ fn most_given(memory: Memory<'_>) -> usize {
 /// slots.
 pub(super) fn run(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<()> {
     let Memory { call, rank, .. } = memory;
+    if call.op == Op::Broadcast {
+        return broadcast(window, context, memory);
+    }
     let given = memory.given();
     let mut words: Words = [0; WORDS];
     // SAFETY: what `fits` has room in the words, and the caller of `Window::run` vouches for the
@@ -59,6 +65,35 @@ pub(super) fn run(window: &mut Window, context: &OpContext<'_>, memory: Memory<'
         inline[input] = if input == rank { words } else { phases.line(input, phase).words() };
     }
     take(window, memory);
+    Ok(())
+}
+
+/// A broadcast that [`fits`]. As the others, with fewer instructions.
+fn broadcast(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<()> {
+    let Memory { call, rank, .. } = memory;
+    let bytes = call.count * call.element;
+    let mut words: Words = [0; WORDS];
+    if rank == call.root {
+        // SAFETY: what `fits` has room in the words, and the caller of `Window::run` vouches for the
+        // input.
+        unsafe { std::ptr::copy_nonoverlapping(call.input.take(bytes).ptr, words.as_mut_ptr().cast(), bytes) };
+    }
+    let phase = window.phases.next();
+    window.begin_phase(context, words)?;
+    window.phases.publish();
+    if rank != call.root {
+        let root_is_ahead = window.phases.has_reached(call.root, phase);
+        window.wait_for(context, Sources::One(call.root), phase)?;
+        if root_is_ahead {
+            // Then it has probably written the next line, too.
+            sync::prefetch_to_read(window.phases.line(call.root, phase.wrapping_add(1)));
+        }
+        words = window.phases.line(call.root, phase).words();
+    } else if call.input.ptr == call.output.ptr.cast_const() {
+        return Ok(());
+    }
+    // SAFETY: the words hold what `fits`, and the caller of `Window::run` vouches for the output.
+    unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), memory.output(&(0..call.count)), bytes) };
     Ok(())
 }
 
@@ -96,24 +131,20 @@ fn take(window: &mut Window, memory: Memory<'_>) {
     let Memory { call, rank, .. } = memory;
     let inputs = memory.inputs();
     let Window { inline, parts, .. } = window;
-    parts.clear();
-    // After the last write: a write through the vector ends the pointers taken before it.
-    parts.extend(inputs.clone().map(|input| {
-        let (elements, _) = memory.taken(input);
-        inline[input].as_ptr().cast::<u8>().wrapping_add(elements.start * call.element)
-    }));
-    if call.op.reduces() {
-        if !inputs.is_empty() {
-            let (_, to) = memory.taken(rank);
-            // SAFETY: each part is in an array of words, which holds what `fits`; the caller of
-            // `Window::run` vouches for the output.
-            unsafe { memory.fold(parts, memory.output(&to), to.len()) };
+    let given =
+        |input: usize, elements: &Range<usize>| inline[input].as_ptr().cast::<u8>().wrapping_add(elements.start * call.element);
+    if !call.op.reduces() {
+        for input in inputs {
+            let (from, to) = memory.taken(input);
+            // SAFETY: the words of a rank hold what `fits`, and the caller of `Window::run` vouches
+            // for the output.
+            unsafe { std::ptr::copy_nonoverlapping(given(input, &from), memory.output(&to), to.len() * call.element) };
         }
-        return;
-    }
-    for (input, &from) in inputs.zip(parts.iter()) {
-        let (_, to) = memory.taken(input);
+    } else if !inputs.is_empty() {
+        let (from, to) = memory.taken(rank);
+        parts.clear();
+        parts.extend(inputs.map(|input| given(input, &from)));
         // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(from, memory.output(&to), to.len() * call.element) };
+        unsafe { memory.fold(parts, memory.output(&to), to.len()) };
     }
 }
