@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::flags::{FlagLine, FlagLines, SLOTS};
 use super::hierarchy::{GroupLines, Hops};
 use crate::bootstrap::host_group::area::{Parts, USABLE};
-use crate::sync::{self, AtomicU32, AtomicU64};
+use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
+use crate::sys::{Domains, Processors};
 
 const _: () = assert!(HOPS + SLOTS * size_of::<Hops>() <= USABLE, "a rank's flags fit its part of an area");
 
@@ -37,11 +38,8 @@ pub(super) struct RankState {
     /// The input and the output that the rank lends, for threads of its process: see
     /// [`super::Window::lent_by`].
     pub(super) lent: [AtomicPtr<u8>; 2],
-    /// Where the process may run, as [`crate::sys::Domains`] has it, and 1 if the host has more
-    /// ranks than processors. They do not change.
-    pub(super) cache: AtomicU32,
-    pub(super) node: AtomicU32,
-    pub(super) crowded: AtomicU32,
+    /// Where the rank may run, as [`Domains`] and [`Processors`] have it. They do not change.
+    affinity: [AtomicU32; 5],
 }
 
 /// How far a rank has read. It is apart from the state, which all ranks read in every operation.
@@ -66,6 +64,21 @@ pub(super) const REVOKED: u32 = 3;
 /// The states and flag lines of all ranks, in shared memory.
 pub(super) struct FlagArea {
     pub(super) parts: Parts,
+}
+
+impl RankState {
+    pub(super) fn set_affinity(&self, (processors, domains): (Processors, Domains)) {
+        let Processors { count, first, last } = processors;
+        let Domains { cache, node } = domains;
+        for (word, value) in self.affinity.iter().zip([count, first, last, cache, node]) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn affinity(&self) -> (Processors, Domains) {
+        let [count, first, last, cache, node] = std::array::from_fn(|i| self.affinity[i].load(Ordering::Relaxed));
+        (Processors { count, first, last }, Domains { cache, node })
+    }
 }
 
 impl FlagArea {

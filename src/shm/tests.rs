@@ -21,7 +21,7 @@ use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
-use crate::sys::{PageSize, Patience, Region};
+use crate::sys::{Domains, PageSize, Patience, Processors, Region};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp, mix};
 
 /// Bytes of buffers that are large for every kind of traffic.
@@ -418,6 +418,23 @@ fn copy_modes_are_measured_again() {
             }
             assert!(left(rank_window) > 100, "{}", left(rank_window));
             rank_window.check(op, LARGE / 8, 0, true, 2);
+        });
+    }
+}
+
+/// Ranks that are bound to a processor each spin, although each alone may use fewer processors than
+/// there are ranks. Of two ranks on one processor, none does.
+#[test]
+fn ranks_learn_whether_each_has_a_processor() {
+    for (same, is_crowded) in [(false, false), (true, true)] {
+        on_ranks(3, LATE, |rank_window, rank| {
+            let window = &mut rank_window.window;
+            window.patience.set_crowded(!is_crowded);
+            let first = if same { 0 } else { rank as u32 };
+            let processors = Processors { count: 1, first, last: first };
+            window.phases.lines.rank_state(rank).set_affinity((processors, Domains::default()));
+            rank_window.check(Op::AllReduce, 1, 0, false, 1);
+            assert_eq!(rank_window.window.patience.is_crowded(), is_crowded);
         });
     }
 }

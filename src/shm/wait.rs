@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::flag_area::{FlagArea, RankState};
+use super::flag_area::FlagArea;
 use super::flags::{Phases, SLOTS, WORDS, Words};
 use super::groups::Groups;
 use super::hierarchy::{self, Arrival, Waiter};
@@ -10,8 +10,7 @@ use super::window::{Layout, Window};
 use crate::config::FlagLayout;
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
-use crate::sync::Ordering;
-use crate::sys::{Domains, Waiting};
+use crate::sys::{self, Domains, Processors, Waiting};
 use crate::types::Descriptor;
 
 /// The longest sleep. After it the rank checks again whether it can go on waiting.
@@ -127,16 +126,15 @@ impl Window {
         Ok(())
     }
 
-    /// Decides how ranks wait for all of them, by what each told when it entered the window. All
+    /// Decides how ranks wait for all of them, and whether they spin, by what each told when it entered the window. All
     /// ranks do so at the end of the same phase, the first in which all wait for all, so all have
     /// told and decide the same.
     #[cold]
     fn decide(&mut self, setting: FlagLayout) {
-        let states = || (0..self.members.len()).map(|rank| self.phases.lines.rank_state(rank));
-        let of =
-            |state: &RankState| Domains { cache: state.cache.load(Ordering::Relaxed), node: state.node.load(Ordering::Relaxed) };
-        let domains: Vec<Domains> = states().map(of).collect();
-        let is_crowded = states().any(|state| state.crowded.load(Ordering::Relaxed) != 0);
+        let affinities = (0..self.members.len()).map(|rank| self.phases.lines.rank_state(rank).affinity());
+        let (processors, domains): (Vec<Processors>, Vec<Domains>) = affinities.unzip();
+        let is_crowded = sys::is_crowded(&processors);
+        self.patience.set_crowded(is_crowded);
         self.layout = match Groups::choose(&domains, is_crowded, setting) {
             Some(groups) => {
                 tracing::debug!(ranks = domains.len(), groups = groups[0].count(), "ranks wait for each other in groups");
@@ -281,8 +279,8 @@ impl Waiter for Here<'_, '_> {
                 break agrees;
             }
             if window.patience.pause(&mut waiting) {
-                // This wait is not over, so it teaches nothing yet: the wait for the flag lines, with
-                // which it goes on, does.
+                // This wait is not over. What there is to learn, the wait for the flag lines learns, with
+                // which it goes on.
                 context.waits();
                 return false;
             }

@@ -19,7 +19,7 @@ use crate::bootstrap::host_group::area::Area;
 use crate::bootstrap::host_group::stage::{Holder, Stage};
 use crate::config::FlagLayout;
 use crate::sync::Ordering;
-use crate::sys::{self, Domains, PageSize, Patience, Process};
+use crate::sys::{self, PageSize, Patience, Process};
 use crate::types::Rank;
 
 /// A cache line of scratch memory, aligned for every element type.
@@ -112,10 +112,7 @@ impl Window {
         rank_state.created.store(created, Ordering::Relaxed);
         let namespace = sys::process_namespace().unwrap_or(0);
         rank_state.namespace.store(namespace, Ordering::Relaxed);
-        let Domains { cache, node } = sys::domains();
-        rank_state.cache.store(cache, Ordering::Relaxed);
-        rank_state.node.store(node, Ordering::Relaxed);
-        rank_state.crowded.store(patience.is_crowded().into(), Ordering::Relaxed);
+        rank_state.set_affinity(sys::affinity());
         rank_state.state.store(PRESENT, Ordering::Release);
         Window {
             phases: Phases::new(flags, rank, ranks),

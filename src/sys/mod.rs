@@ -68,7 +68,7 @@ pub(crate) use socket::{
     PARTS, asks_about_listeners, is_resource_shortage, listen, listen_anywhere, own_loopback, receive, resource_shortage, send,
     send_unpaced, shortage_of,
 };
-pub(crate) use topology::{Domains, domains};
+pub(crate) use topology::{Domains, Processors, affinity, is_crowded};
 pub(crate) use wait::{Patience, Waiting};
 
 /// The advice for a file that is not read or written in time.

@@ -1,25 +1,42 @@
-//! Which last-level cache and which NUMA node the processors of this process share.
+//! Which processors a thread may use, and which last-level cache and which NUMA node these share.
 
-use std::sync::OnceLock;
-
-/// Where a process runs: numbers that are the same in two processes only if both run in the same
-/// cache or node. 0 if the system does not say, or if the process may run in several.
+/// Where a rank runs: numbers that are the same in two ranks only if both run in the same cache or
+/// node. 0 if the system does not say, or if the rank may run in several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Domains {
     pub(crate) cache: u32,
     pub(crate) node: u32,
 }
 
-/// Returns where this process may run. It is read once: ranks tell each other when they begin, and
-/// a thread that is moved for a moment must not change what they tell.
-pub(crate) fn domains() -> Domains {
-    static DOMAINS: OnceLock<Domains> = OnceLock::new();
-    *DOMAINS.get_or_init(|| {
-        #[cfg(all(target_os = "linux", not(miri)))]
-        return linux::domains().unwrap_or_default();
-        #[cfg(not(all(target_os = "linux", not(miri))))]
-        Domains::default()
-    })
+/// The processors that a thread may use: how many, and the numbers of the first and the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Processors {
+    pub(crate) count: u32,
+    pub(crate) first: u32,
+    pub(crate) last: u32,
+}
+
+/// Returns which processors this thread may use, and what they share.
+pub(crate) fn affinity() -> (Processors, Domains) {
+    #[cfg(all(target_os = "linux", not(miri)))]
+    if let Some((processors, domains)) = linux::affinity() {
+        // A control group may leave less time than that of all of them.
+        return (Processors { count: processors.count.min(super::cores() as u32), ..processors }, domains);
+    }
+    (Processors { count: super::cores() as u32, first: 0, last: u32::MAX }, Domains::default())
+}
+
+/// Whether ranks that may use these processors are more than the processors. If ranks may use some
+/// of the same processors and some others, it may be wrong.
+pub(crate) fn is_crowded(ranks: &[Processors]) -> bool {
+    let (Some(first), Some(last)) =
+        (ranks.iter().map(|processors| processors.first).min(), ranks.iter().map(|processors| processors.last).max())
+    else {
+        return false;
+    };
+    let with_the_same = |processors| ranks.iter().filter(|&other| other == processors).count();
+    ranks.len() as u64 > u64::from(last.saturating_sub(first)) + 1
+        || ranks.iter().any(|processors| with_the_same(processors) > processors.count as usize)
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -27,14 +44,25 @@ mod linux {
     use std::fs;
     use std::path::Path;
 
+    use parking_lot::Mutex;
     use rustix::thread::{CpuSet, sched_getaffinity};
 
-    use super::Domains;
+    use super::{Domains, Processors};
 
-    pub(super) fn domains() -> Option<Domains> {
+    /// The last answer, because most threads of a process have the same processors.
+    static LAST: Mutex<Option<(Vec<u32>, Domains)>> = Mutex::new(None);
+
+    pub(super) fn affinity() -> Option<(Processors, Domains)> {
         let allowed = sched_getaffinity(None).ok()?;
         let allowed: Vec<u32> = (0..CpuSet::MAX_CPU as u32).filter(|&cpu| allowed.is_set(cpu as usize)).collect();
-        domains_in(Path::new("/sys/devices/system"), &allowed)
+        let processors = Processors { count: allowed.len() as u32, first: *allowed.first()?, last: *allowed.last()? };
+        let mut last = LAST.lock();
+        let domains = match &*last {
+            Some((of, domains)) if *of == allowed => *domains,
+            _ => domains_in(Path::new("/sys/devices/system"), &allowed)?,
+        };
+        *last = Some((allowed, domains));
+        Some((processors, domains))
     }
 
     /// Returns the domains of some processors by the files of a system.
@@ -122,5 +150,27 @@ mod linux {
             assert_eq!(of(&[]), None);
             fs::remove_dir_all(&system).unwrap();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_crowded_if_they_are_more_than_their_processors() {
+        let one = |first| Processors { count: 1, first, last: first };
+        let some = |first, last| Processors { count: last - first + 1, first, last };
+        // Bound to a processor each, or to two nodes of four.
+        assert!(!is_crowded(&[one(0), one(1)]));
+        assert!(!is_crowded(&[[some(0, 3); 4], [some(4, 7); 4]].concat()));
+        assert!(!is_crowded(&[some(0, 3); 4]));
+        assert!(!is_crowded(&[one(0), some(0, 3), some(0, 3)]));
+        assert!(!is_crowded(&[]));
+        assert!(is_crowded(&[one(0), one(0)]));
+        assert!(is_crowded(&[[some(0, 3); 5], [some(4, 7); 5]].concat()));
+        assert!(is_crowded(&[one(0), one(1), some(0, 1)]));
+        // The time of two of eight processors.
+        assert!(is_crowded(&[Processors { count: 2, first: 0, last: 7 }; 3]));
     }
 }

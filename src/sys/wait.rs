@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Patience {
     /// Microseconds to spin now; between `LEAST_SPIN` and `most_spin`.
     spin: AtomicU32,
-    most_spin: u32,
+    /// 0 if there are more ranks than processors.
+    most_spin: AtomicU32,
     /// How often to yield now; at most `YIELDS`.
     yields: AtomicU32,
     /// Waits that yielded or slept since another process last computed meanwhile.
@@ -72,23 +73,42 @@ const RETRY: u32 = 256;
 const CHECKS: u32 = 32;
 
 impl Patience {
-    /// For a communicator with `ranks` ranks on this machine.
+    /// For a communicator with `ranks` ranks on this machine, which may use the processors that this
+    /// process may use.
     pub(crate) fn new(ranks: usize) -> Patience {
-        let most_spin = if ranks <= super::cores() { MOST_SPIN } else { 0 };
-        Patience { spin: AtomicU32::new(most_spin), most_spin, yields: AtomicU32::new(YIELDS), waits: AtomicU32::new(0) }
+        let patience = Patience {
+            spin: AtomicU32::new(0),
+            most_spin: AtomicU32::new(0),
+            yields: AtomicU32::new(YIELDS),
+            waits: AtomicU32::new(0),
+        };
+        patience.set_crowded(ranks > super::cores());
+        patience
     }
 
-    /// Whether there are more ranks than processors, so that a rank that waits keeps another one
-    /// from running.
+    /// Says whether there are more ranks than processors, so that a rank that waits keeps another
+    /// one from running.
+    pub(crate) fn set_crowded(&self, is_crowded: bool) {
+        let most_spin = if is_crowded { 0 } else { MOST_SPIN };
+        if self.most_spin.swap(most_spin, Ordering::Relaxed) != most_spin {
+            self.spin.store(most_spin, Ordering::Relaxed);
+        }
+    }
+
+    #[cfg(test)]
     pub(crate) fn is_crowded(&self) -> bool {
-        self.most_spin == 0
+        self.most_spin() == 0
+    }
+
+    fn most_spin(&self) -> u32 {
+        self.most_spin.load(Ordering::Relaxed)
     }
 
     /// To be called between two checks of the awaited condition. Returns true when it is time to
     /// sleep, and from then on.
     #[inline]
     pub(crate) fn pause(&self, waiting: &mut Waiting) -> bool {
-        if self.most_spin > 0 && (waiting.yields == 0 || waiting.is_alone) {
+        if self.most_spin() > 0 && (waiting.yields == 0 || waiting.is_alone) {
             waiting.checks += 1;
             if !waiting.checks.is_multiple_of(CHECKS) || self.still_spins(waiting) {
                 hint::spin_loop();
@@ -103,7 +123,7 @@ impl Patience {
         }
         // A rank that has learnt to spin little, because it shared its processor, would sleep too
         // soon when it no longer does.
-        if self.most_spin > 0
+        if self.most_spin() > 0
             && !waiting.is_alone
             && waiting.yielding_since.is_some_and(|since| since.elapsed() < ALONE * waiting.yields)
         {
@@ -122,7 +142,7 @@ impl Patience {
     #[cold]
     fn still_spins(&self, waiting: &mut Waiting) -> bool {
         let since = *waiting.spinning_since.get_or_insert_with(Instant::now);
-        let spin = if waiting.is_alone { self.most_spin } else { self.spin.load(Ordering::Relaxed) };
+        let spin = if waiting.is_alone { self.most_spin() } else { self.spin.load(Ordering::Relaxed) };
         since.elapsed() < Duration::from_micros(spin.into())
     }
 
@@ -150,15 +170,15 @@ impl Patience {
     /// Notes that a wait was short enough for spinning.
     fn spun_enough(&self) {
         let spin = self.spin.load(Ordering::Relaxed);
-        if spin < self.most_spin {
-            self.spin.store((2 * spin).min(self.most_spin), Ordering::Relaxed);
+        if spin < self.most_spin() {
+            self.spin.store((2 * spin).min(self.most_spin()), Ordering::Relaxed);
         }
     }
 
     /// Notes that a wait was too long for spinning.
     fn spun_in_vain(&self) {
         let spin = self.spin.load(Ordering::Relaxed);
-        self.spin.store((spin - spin / 4).max(LEAST_SPIN.min(self.most_spin)), Ordering::Relaxed);
+        self.spin.store((spin - spin / 4).max(LEAST_SPIN.min(self.most_spin())), Ordering::Relaxed);
     }
 
     /// Notes that a wait has yielded since then.
