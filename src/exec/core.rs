@@ -25,6 +25,8 @@ pub(crate) struct Core {
     pub(super) recording: Arc<Recording>,
     pub(super) settings: SharedSettings,
     pub(super) layout: Layout,
+    /// The last choice, and for what it was made.
+    chosen: Option<(Op, u64, Choice)>,
     pub(super) patience: Arc<Patience>,
     /// Made when the first message is needed.
     pub(super) engine: Option<Engine>,
@@ -62,6 +64,7 @@ impl Core {
             fabric,
             settings,
             layout,
+            chosen: None,
             patience,
             engine: None,
             links: Arc::default(),
@@ -117,36 +120,45 @@ impl Core {
         }
     }
 
-    /// Returns the path and the algorithm of a collective of `bytes` bytes.
+    /// Returns the path and the algorithm of a collective of `bytes` bytes. Programs repeat their
+    /// calls, so the last choice is kept: the costs take a fifth of the instructions of a short
+    /// operation over links.
     #[inline]
-    pub(crate) fn choose(&self, op: Op, bytes: u64) -> Choice {
-        choose(&self.settings, self.layout, op, bytes)
+    pub(crate) fn choose(&mut self, op: Op, bytes: u64) -> Choice {
+        if let Some(choice) = without_costs(&self.settings, self.layout, op) {
+            return choice;
+        }
+        match self.chosen {
+            Some((for_op, for_bytes, choice)) if (for_op, for_bytes) == (op, bytes) => choice,
+            _ => {
+                let choice = by_costs(&self.settings, self.layout, op, bytes);
+                self.chosen = Some((op, bytes, choice));
+                choice
+            }
+        }
     }
 
     /// The engine, made with its first use.
     pub(super) fn engine(&mut self) -> Result<&mut Engine> {
-        let engine = match self.engine.take() {
-            Some(engine) => engine,
-            None => {
-                let reads_memory = matches!(self.settings.copy_mode, CopyMode::Auto | CopyMode::Cma);
-                let Some(opener) = self.fabric.opener(reads_memory) else {
-                    return Err(Error::Unsupported { what: "sending messages", why: "the world size is 1".to_owned() });
-                };
-                let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
-                let engine = Engine::new(mesh, self.layout.ranks, self.patience.clone());
-                let waker = engine.waker();
-                _ = self.links.set(waker.clone());
-                // See `Queue::push`.
-                fence(Ordering::SeqCst);
-                self.fabric.status().cancel.attach(move || {
-                    if let Err(error) = waker.wake() {
-                        tracing::warn!(%error, "the thread that waits for links was not woken; it sees the cancellation later");
-                    }
-                });
-                engine
-            }
-        };
-        Ok(self.engine.insert(engine))
+        if self.engine.is_none() {
+            let reads_memory = matches!(self.settings.copy_mode, CopyMode::Auto | CopyMode::Cma);
+            let Some(opener) = self.fabric.opener(reads_memory) else {
+                return Err(Error::Unsupported { what: "sending messages", why: "the world size is 1".to_owned() });
+            };
+            let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
+            let engine = Engine::new(mesh, self.layout.ranks, self.patience.clone());
+            let waker = engine.waker();
+            self.engine = Some(engine);
+            _ = self.links.set(waker.clone());
+            // See `Queue::push`.
+            fence(Ordering::SeqCst);
+            self.fabric.status().cancel.attach(move || {
+                if let Err(error) = waker.wake() {
+                    tracing::warn!(%error, "the thread that waits for links was not woken; it sees the cancellation later");
+                }
+            });
+        }
+        Ok(self.engine.as_mut().expect("the engine was just made"))
     }
 
     /// Drops all messages that refer to buffers: a call has panicked, and its caller may free them.
@@ -184,13 +196,21 @@ impl Core {
 /// As [`Core::choose`], without the core.
 #[inline]
 pub(super) fn choose(settings: &SharedSettings, layout: Layout, op: Op, bytes: u64) -> Choice {
-    let SharedSettings { algorithm: forced, reproducible, .. } = *settings;
+    without_costs(settings, layout, op).unwrap_or_else(|| by_costs(settings, layout, op, bytes))
+}
+
+/// The choice where the costs need not be computed: on one host shared memory is always the
+/// fastest.
+#[inline]
+fn without_costs(settings: &SharedSettings, layout: Layout, op: Op) -> Option<Choice> {
     let one_window = layout.windows && layout.hosts == 1;
-    // On one host shared memory is always the fastest: its cost need not be computed.
-    if one_window && has_window(op) && (forced.is_none() || reproducible) {
-        return Choice { algorithm: Algorithm::Window, between: None };
-    }
+    (one_window && has_window(op) && (settings.algorithm.is_none() || settings.reproducible))
+        .then_some(Choice { algorithm: Algorithm::Window, between: None })
+}
+
+#[inline(never)]
+fn by_costs(settings: &SharedSettings, layout: Layout, op: Op, bytes: u64) -> Choice {
     // These two reduce in the order of ranks.
-    let forced = if reproducible && op.reduces() { Some(Algorithm::Direct) } else { forced };
+    let forced = if settings.reproducible && op.reduces() { Some(Algorithm::Direct) } else { settings.algorithm };
     select(op, bytes, layout, &settings.model, forced)
 }
