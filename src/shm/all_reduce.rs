@@ -30,9 +30,7 @@ pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot:
     let mine = window.lend_memory(context, memory.call.input, Some(memory.call.output));
     let copy_mode = window.autotune.count(Traffic::Reduced, bytes);
     let stages = matches!(copy_mode, Some(CopyMode::Staged | CopyMode::Streamed));
-    if copy_mode == Some(CopyMode::Streamed) {
-        two_shot.stream();
-    }
+    two_shot.set_streams(window.autotune.last(Traffic::Reduced, bytes) == CopyMode::Streamed);
 
     let phase = window.first_phase(context, Sources::All, two_shot, mine, stages, true)?;
     let registered = (0..memory.ranks).filter(|&rank| window.loan_of(rank, phase, mine).is_some()).count();
@@ -49,9 +47,7 @@ pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot:
         if copy_mode == CopyMode::Cma && cma::all_reduce(window, context, memory, two_shot.parts)? {
             return Ok(());
         }
-        if copy_mode == CopyMode::Streamed {
-            two_shot.stream();
-        }
+        two_shot.set_streams(copy_mode == CopyMode::Streamed);
     }
     window.pipeline(context, Sources::All, 0, two_shot)
 }

@@ -60,10 +60,8 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
     if let Some(known) = window.autotune.known(traffic, bytes) {
         return Ok(known);
     }
-    let may_read = match window.autotune.may_read {
-        Some(may) => may,
-        None => cma::is_allowed(window, context)?,
-    };
+    // Asked before each measurement: a process may have given up rights since.
+    let may_read = cma::is_allowed(window, context)?;
     window.autotune.may_read = Some(may_read);
     keep_tuning(window);
     if window.autotune.wanted != CopyMode::Auto {
@@ -79,6 +77,15 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
     };
     tracing::info!(?traffic, bytes, %copy_mode, took = ?began.elapsed(), "measured the copy mode for large buffers");
     window.autotune.set(traffic, bytes, copy_mode, cost);
+    // Broadcasts do not wait for all ranks to measure again. All are here now.
+    for bytes in Traffic::Spread.measured() {
+        if traffic != Traffic::Spread
+            && window.autotune.last(Traffic::Spread, bytes) != CopyMode::Auto
+            && let Some((copy_mode, cost)) = fastest(window, context, Traffic::Spread, Traffic::Spread.size(bytes))?
+        {
+            window.autotune.set(Traffic::Spread, bytes, copy_mode, cost);
+        }
+    }
     keep_tuning(window);
     Ok(copy_mode)
 }
@@ -94,7 +101,7 @@ fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size:
     });
     let times = race(window, context, REPETITIONS[size], possible, |window, i| run(window, context, traffic, MODES[i], buffer))?;
     let fastest = (1..MODES.len()).fold(0, |best, i| if times[i] < MARGIN * times[best] { i } else { best });
-    let all: f64 = (0..MODES.len()).filter(|&i| possible[i]).map(|i| times[i]).sum();
+    let all: f64 = times.iter().filter(|&&time| time < IMPOSSIBLE).sum();
     // Each repetition runs twice.
     let cost = 2.0 * REPETITIONS[size] as f64 * all / times[fastest].max(1.0);
     Ok(Some((MODES[fastest], cost)))
@@ -114,7 +121,8 @@ pub(super) fn one_shot(window: &mut Window, context: &OpContext<'_>) -> Result<u
     for size in std::iter::successors(Some(2 * least), |size| Some(2 * size)).take_while(|&size| size <= most) {
         let buffer = RawSliceMut::of(&mut bytes).take(size / ranks / DTYPE.size() * DTYPE.size());
         let [one, two] = race(window, context, SHORT_REPETITIONS, [true; 2], |window, i| {
-            (0..SHORT_RUN).try_for_each(|_| reduce(window, context, 1 + i, false, buffer))
+            (0..SHORT_RUN).try_for_each(|_| reduce(window, context, 1 + i, false, buffer))?;
+            Ok(true)
         })?;
         if two < MARGIN * one {
             break;
@@ -146,14 +154,18 @@ fn scratch(window: &mut Window, context: &OpContext<'_>, bytes: usize) -> Result
     Ok(Some(zeros))
 }
 
+/// The time of a variant that cannot run.
+const IMPOSSIBLE: f64 = u64::MAX as f64;
+
 /// Measures `N` variants of an operation. Returns the nanoseconds of each possible one: of its
-/// fastest repetition, on the slowest rank. All ranks get the same.
+/// fastest repetition, on the slowest rank. All ranks get the same. `run` returns whether the
+/// variant could run, the same on all ranks; if not, it takes [`IMPOSSIBLE`].
 pub(super) fn race<const N: usize>(
     window: &mut Window,
     context: &OpContext<'_>,
     repetitions: usize,
-    possible: [bool; N],
-    mut run: impl FnMut(&mut Window, usize) -> Result<()>,
+    mut possible: [bool; N],
+    mut run: impl FnMut(&mut Window, usize) -> Result<bool>,
 ) -> Result<[f64; N]> {
     let mut mine = [Duration::MAX; N];
     let (began, budget) = (Instant::now(), context.left() / SHARE);
@@ -161,15 +173,18 @@ pub(super) fn race<const N: usize>(
         if round > 0 && !window.all(context, began.elapsed() < budget)? {
             break;
         }
-        for i in (0..N).filter(|&i| possible[i]) {
+        for i in 0..N {
+            if !possible[i] {
+                continue;
+            }
             // A program uses one variant again and again, so each is measured with the caches as it
             // leaves them itself. Streamed copies, for one, evict the slots from the caches.
-            run(window, i)?;
+            let can_run = run(window, i)?;
             window.barrier(context)?;
             let began = Instant::now();
-            run(window, i)?;
+            possible[i] = can_run && run(window, i)?;
             window.barrier(context)?;
-            mine[i] = began.elapsed().min(mine[i]);
+            mine[i] = if possible[i] { began.elapsed().min(mine[i]) } else { Duration::MAX };
         }
     }
     let mut words = [0; WORDS];
@@ -199,21 +214,22 @@ fn reduce(window: &mut Window, context: &OpContext<'_>, phases: usize, streams: 
         window.pipeline(context, Sources::All, 0, &mut OneShot { memory, takes: true, parts: &mut parts })
     } else {
         let mut two_shot = TwoShot { memory, root: None, parts: &mut parts };
-        if streams {
-            two_shot.stream();
-        }
+        two_shot.set_streams(streams);
         window.pipeline(context, Sources::All, 0, &mut two_shot)
     };
     window.parts = parts;
     result
 }
 
-/// All-reduces, all-gathers or broadcasts a private buffer in a copy mode.
-fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, mode: CopyMode, buffer: RawSliceMut) -> Result<()> {
+/// All-reduces, all-gathers or broadcasts a private buffer in a copy mode. Returns whether that is
+/// possible.
+fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, mode: CopyMode, buffer: RawSliceMut) -> Result<bool> {
     let (rank, ranks) = (window.rank, window.members.len());
     let count = buffer.len / DTYPE.size();
     let call = match traffic {
-        Traffic::Reduced if mode != CopyMode::Cma => return reduce(window, context, 2, mode == CopyMode::Streamed, buffer),
+        Traffic::Reduced if mode != CopyMode::Cma => {
+            return reduce(window, context, 2, mode == CopyMode::Streamed, buffer).map(|()| true);
+        }
         Traffic::Reduced => WindowCall {
             count,
             kernel: Kernel::new(DTYPE, ReduceOp::Sum),
@@ -228,9 +244,11 @@ fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, mode: Cop
     };
     let memory = Memory { streams: mode == CopyMode::Streamed, ..Memory::new(&call, rank, ranks) };
     match (traffic, mode) {
-        (Traffic::Reduced, _) => cma::all_reduce(window, context, memory, &mut Vec::with_capacity(ranks)).map(drop),
-        (_, CopyMode::Cma) => cma::copy(window, context, memory).map(drop),
-        (Traffic::Spread, _) => window.pipeline(context, memory.sources(), 0, &mut Spread { memory, blocks: false }),
-        (Traffic::Copied, _) => window.pipeline(context, Sources::All, 0, &mut Collect { memory, takes: true }),
+        (Traffic::Reduced, _) => cma::all_reduce(window, context, memory, &mut Vec::with_capacity(ranks)),
+        (_, CopyMode::Cma) => cma::copy(window, context, memory),
+        (Traffic::Spread, _) => {
+            window.pipeline(context, memory.sources(), 0, &mut Spread { memory, blocks: false }).map(|()| true)
+        }
+        (Traffic::Copied, _) => window.pipeline(context, Sources::All, 0, &mut Collect { memory, takes: true }).map(|()| true),
     }
 }

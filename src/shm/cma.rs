@@ -83,6 +83,24 @@ const BLOCK: usize = 128 << 10;
 /// Bytes that are read between two checks of the deadline.
 const MOST_READ: usize = 4 << 20;
 
+/// Whether the system lets this rank read the ends of all peers' inputs and outputs now. A process
+/// may have given up rights since [`is_allowed`].
+fn can_read_peers(window: &Window, len: usize) -> bool {
+    #[cfg(test)]
+    if window.cannot_read {
+        return false;
+    }
+    window.peers().all(|peer| {
+        let Some(process) = window.process(peer) else { return false };
+        window.peer_words[peer][..2].iter().all(|&buffer| {
+            let mut byte = 0u8;
+            let last = buffer.wrapping_add((len - 1) as u64);
+            // SAFETY: `byte` has room for one byte.
+            unsafe { sys::read_process(process, last, &mut byte, 1) }.is_ok()
+        })
+    })
+}
+
 /// Runs an all-reduce: each rank reduces its chunk from the peers' inputs, then copies the peers'
 /// chunks from their outputs. Returns false on all ranks, and has done nothing, if the system
 /// cannot read a rank's buffers.
@@ -109,6 +127,12 @@ pub(super) fn all_reduce(
     let phase = window.exchange(context, words)?;
     keep_words(window, phase);
     if window.peer_words.iter().any(|words| words[2] == 0) {
+        return Ok(false);
+    }
+    // Once a rank writes its output, there is no way back: in place, its input is gone.
+    let can_read = can_read_peers(window, call.input.len);
+    if !window.all(context, can_read)? {
+        window.autotune.may_read = Some(false);
         return Ok(false);
     }
     reduce_chunk(window, context, memory, parts)?;

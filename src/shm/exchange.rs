@@ -23,8 +23,8 @@ impl Exchange<'_> {
 impl Collective for Exchange<'_> {
     const COMBINES: bool = false;
 
-    fn stream(&mut self) {
-        self.memory.streams = true;
+    fn set_streams(&mut self, streams: bool) {
+        self.memory.streams = streams;
     }
 
     fn segments(&self) -> usize {

@@ -22,8 +22,8 @@ pub(crate) trait Collective {
         true
     }
 
-    /// Writes slots by non-temporal copies from now on, if that may be faster for this collective.
-    fn stream(&mut self) {}
+    /// Says whether slots are written by non-temporal copies from now on.
+    fn set_streams(&mut self, _streams: bool) {}
 
     /// Writes a segment of this rank's input to its slot.
     fn stage(&mut self, segment: usize, mine: *mut u8);

@@ -52,9 +52,7 @@ pub(super) fn pull<D: Collective>(
     // The system cannot reduce what it reads, so there is no reduce-scatter by cma.
     let may_read = !call.op.reduces();
     let stages = known.is_some_and(|mode| mode != CopyMode::Cma || !may_read);
-    if known == Some(CopyMode::Streamed) {
-        direct.stream();
-    }
+    direct.set_streams(window.autotune.last(traffic, bytes(memory)) == CopyMode::Streamed);
 
     let lends = lenders.contains(&rank) && !memory.overwrites_what_peers_read();
     let mine = if lends {
@@ -77,11 +75,11 @@ pub(super) fn pull<D: Collective>(
         return window.pipeline(context, sources, 1, direct);
     }
     if registered == 0 {
-        match autotune::copy_mode(window, context, traffic, bytes(memory))? {
-            CopyMode::Cma if may_read && cma::copy(window, context, memory)? => return Ok(()),
-            CopyMode::Streamed => direct.stream(),
-            _ => {}
+        let copy_mode = autotune::copy_mode(window, context, traffic, bytes(memory))?;
+        if copy_mode == CopyMode::Cma && may_read && cma::copy(window, context, memory)? {
+            return Ok(());
         }
+        direct.set_streams(copy_mode == CopyMode::Streamed);
     }
     window.pipeline(context, sources, 0, direct)
 }

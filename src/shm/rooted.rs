@@ -30,8 +30,8 @@ impl Spread<'_> {
 impl Collective for Spread<'_> {
     const COMBINES: bool = false;
 
-    fn stream(&mut self) {
-        self.memory.streams = true;
+    fn set_streams(&mut self, streams: bool) {
+        self.memory.streams = streams;
     }
 
     fn stages(&self) -> bool {
@@ -103,8 +103,8 @@ impl Collect<'_> {
 impl Collective for Collect<'_> {
     const COMBINES: bool = false;
 
-    fn stream(&mut self) {
-        self.memory.streams = true;
+    fn set_streams(&mut self, streams: bool) {
+        self.memory.streams = streams;
     }
 
     fn stages(&self) -> bool {

@@ -152,10 +152,18 @@ impl Autotune {
     /// As [`Autotune::known`], at the beginning of an operation, which counts.
     pub(super) fn count(&mut self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
         let measured = &mut self.measured[traffic as usize][traffic.size(bytes)];
-        if bytes >= traffic.large() && measured.copy_mode != CopyMode::Auto {
+        // In a broadcast or scatter the root does not wait for its peers. A measurement would.
+        if traffic != Traffic::Spread && bytes >= traffic.large() && measured.copy_mode != CopyMode::Auto {
             measured.left = measured.left.saturating_sub(1);
         }
         self.known(traffic, bytes)
+    }
+
+    /// The copy mode for a buffer, also if it is time to measure it again. `Auto` if nothing is
+    /// known.
+    pub(super) fn last(&self, traffic: Traffic, bytes: usize) -> CopyMode {
+        let measured = self.measured[traffic as usize][traffic.size(bytes)].copy_mode;
+        self.known(traffic, bytes).unwrap_or(measured)
     }
 
     /// Takes the result of a measurement; see [`Measured::set`].
@@ -177,6 +185,7 @@ impl Autotune {
             (CopyMode::Auto, _) if traffic != Traffic::Reduced && bytes >= STAGED_COPIES => CopyMode::Staged,
             (CopyMode::Auto, _) => match self.measured[traffic as usize][traffic.size(bytes)] {
                 Measured { left: 0, .. } => CopyMode::Auto,
+                Measured { copy_mode: CopyMode::Cma, .. } if self.may_read == Some(false) => CopyMode::Staged,
                 Measured { copy_mode, .. } => copy_mode,
             },
             (CopyMode::Cma, None) => CopyMode::Auto,

@@ -37,8 +37,8 @@ impl TwoShot<'_> {
 impl Collective for TwoShot<'_> {
     const COMBINES: bool = true;
 
-    fn stream(&mut self) {
-        self.memory.streams = true;
+    fn set_streams(&mut self, streams: bool) {
+        self.memory.streams = streams;
     }
 
     fn segments(&self) -> usize {

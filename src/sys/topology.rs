@@ -56,12 +56,12 @@ mod linux {
         let allowed = sched_getaffinity(None).ok()?;
         let allowed: Vec<u32> = (0..CpuSet::MAX_CPU as u32).filter(|&cpu| allowed.is_set(cpu as usize)).collect();
         let processors = Processors { count: allowed.len() as u32, first: *allowed.first()?, last: *allowed.last()? };
-        let mut last = LAST.lock();
-        let domains = match &*last {
-            Some((of, domains)) if *of == allowed => *domains,
-            _ => domains_in(Path::new("/sys/devices/system"), &allowed)?,
-        };
-        *last = Some((allowed, domains));
+        let known = LAST.lock().as_ref().and_then(|(of, domains)| (*of == allowed).then_some(*domains));
+        // Outside the lock, which a child that is forked meanwhile would find locked.
+        let domains = known.or_else(|| domains_in(Path::new("/sys/devices/system"), &allowed)).unwrap_or_default();
+        if known.is_none() {
+            *LAST.lock() = Some((allowed, domains));
+        }
         Some((processors, domains))
     }
 
