@@ -126,9 +126,9 @@ impl Window {
         Ok(())
     }
 
-    /// Decides how ranks wait for all of them, and whether they spin, by what each told when it entered the window. All
-    /// ranks do so at the end of the same phase, the first in which all wait for all, so all have
-    /// told and decide the same.
+    /// Decides how ranks wait for all of them, and whether they spin, by what each told when it
+    /// entered the window. All ranks do so at the end of the same phase, the first in which all wait
+    /// for all, so all have told and decide the same.
     #[cold]
     fn decide(&mut self, setting: FlagLayout) {
         let affinities = (0..self.members.len()).map(|rank| self.phases.lines.rank_state(rank).affinity());
@@ -279,8 +279,8 @@ impl Waiter for Here<'_, '_> {
                 break agrees;
             }
             if window.patience.pause(&mut waiting) {
-                // This wait is not over. What there is to learn, the wait for the flag lines learns, with
-                // which it goes on.
+                // This wait is not over. The wait for the flag lines, with which it goes on, learns
+                // what there is to learn.
                 context.waits();
                 return false;
             }
