@@ -42,10 +42,10 @@ pub(crate) trait Collective {
 }
 
 impl Window {
-    /// Runs the first phase of an operation whose buffers may be registered, and returns its number.
-    /// Tells the peers what this rank lends. If it lends nothing and `stages`, this is also the
-    /// first phase of [`Window::pipeline`], which goes on with `from` 1. Ranks announce extents of
-    /// their pools if `all_see` the words of all, which is the same on all ranks.
+    /// Runs the first phase of an operation whose buffers may be registered, and returns its
+    /// number. Tells the peers what this rank lends. If it lends nothing and `stages`, this is also
+    /// the first phase of [`Window::pipeline`], which goes on with `from` 1. Ranks announce extents
+    /// of their pools if `all_see` the words of all, which is the same on all ranks.
     pub(super) fn first_phase<D: Collective>(
         &mut self,
         context: &OpContext<'_>,
