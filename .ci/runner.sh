@@ -72,7 +72,7 @@ stage() {
         fi
     done
     local began=$SECONDS limited=()
-    # At a terminal, someone sees that it hangs, and Ctrl-C must reach it.
+    # At a terminal the user sees the hang, and Ctrl-C must reach the stage.
     [ -t 2 ] || limited=(timeout --verbose --kill-after=30 "$limit")
     echo "=== $*"
     "${limited[@]}" ".ci/stages/$1" "${@:2}" 2>&1 </dev/null | tee -a "$log"

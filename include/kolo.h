@@ -201,7 +201,7 @@ typedef struct kolo_config_t {
   const char *tls_ca;
   const char *tls_cert;
   const char *tls_key;
-  // How ranks of a host tell each other how far they are: "auto", "flat" or "hierarchy". All
+  // How ranks of a host learn that all have reached a phase: "auto", "flat" or "hierarchy". All
   // ranks use rank 0's value.
   const char *flag_layout;
 } kolo_config_t;

@@ -47,8 +47,7 @@ numbered! {
 }
 
 numbered! {
-    /// How ranks of a host that share memory tell each other which phase of a collective they have
-    /// reached.
+    /// How ranks of a host learn that all have reached a phase.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum FlagLayout {

@@ -105,7 +105,8 @@ mod shim {
 
 pub(crate) use shim::*;
 
-/// Atomics that tell a test of each access, so that it can count what the protocols cost.
+/// Atomics that tell a test of each load and store, so that it can count what the protocols cost.
+/// Other accesses pass through `Deref` and are not told.
 #[cfg(all(test, not(kolo_loom)))]
 pub(crate) mod watched {
     use std::cell::{Cell, RefCell};

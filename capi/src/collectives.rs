@@ -18,6 +18,7 @@ use crate::held;
 ///
 /// The buffers are valid for the counts of the call until it returns; if a group is open, until
 /// that ends.
+// The path of a call is inlined into this function. All collectives share this one copy of it.
 #[inline(never)]
 unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) -> kolo_result_t {
     on(comm, |this| {

@@ -79,7 +79,7 @@ pub struct kolo_config_t {
     pub tls_ca: *const c_char,
     pub tls_cert: *const c_char,
     pub tls_key: *const c_char,
-    /// How ranks of a host tell each other how far they are: "auto", "flat" or "hierarchy". All
+    /// How ranks of a host learn that all have reached a phase: "auto", "flat" or "hierarchy". All
     /// ranks use rank 0's value.
     pub flag_layout: *const c_char,
 }

@@ -660,6 +660,16 @@ mod bench {
         }
     }
 
+    /// Between processes, where only `hierarchy` makes so few ranks form groups.
+    #[test]
+    fn results_are_right_in_every_layout_of_flags() {
+        for layout in ["auto", "flat", "hierarchy"] {
+            let bench = ["bench", "all_reduce", "--sizes", "8,1M", "--iters", "20", "--check", "--flag-layout", layout];
+            let said = said(&[&["run", "-n", "3", "--"], &bench[..]].concat());
+            assert!(said.contains("Out of bounds values : 0 OK"), "{layout}: {said}");
+        }
+    }
+
     #[test]
     fn every_type_and_reduction_is_checked() {
         for dtype in ["f32", "f64", "f16", "bf16", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"] {

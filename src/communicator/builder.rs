@@ -191,8 +191,8 @@ impl Builder {
         self
     }
 
-    /// Sets how ranks of a host tell each other which phase of a collective they have reached. Rank
-    /// 0's value applies to all ranks.
+    /// Sets how ranks of a host learn that all have reached a phase. Rank 0's value applies to all
+    /// ranks.
     pub fn flag_layout(mut self, flag_layout: FlagLayout) -> Self {
         self.flag_layout = Some(flag_layout);
         self

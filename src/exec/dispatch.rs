@@ -110,8 +110,8 @@ impl Core {
         if note.is_large() || choice.is_none_or(|choice| choice.algorithm != Algorithm::Window) {
             context.note();
         }
-        // SAFETY: passed on.
         // An error is large, so only a call that fails moves one.
+        // SAFETY: passed on.
         match unsafe { self.run_on_path(choice, &context, call) } {
             Ok(()) => {
                 note.end(&context.words, true);

@@ -71,15 +71,15 @@ impl Raw<'_> {
         }
     }
 
-    /// Gives the call its counts. Most operations have none, and are as short as the copies that
-    /// this makes.
+    /// Sets the counts of the blocks. Most operations have none, and the copies here would take as
+    /// long as a small operation.
     #[inline(always)]
-    fn count(&self, call: &mut Call) -> Result<()> {
-        if self.send_counts.is_none() && self.recv_counts.is_none() { Ok(()) } else { self.count_blocks(call) }
+    fn set_counts(&self, call: &mut Call) -> Result<()> {
+        if self.send_counts.is_none() && self.recv_counts.is_none() { Ok(()) } else { self.copy_counts(call) }
     }
 
     #[inline(never)]
-    fn count_blocks(&self, call: &mut Call) -> Result<()> {
+    fn copy_counts(&self, call: &mut Call) -> Result<()> {
         let refuse = || Error::Argument { op: self.op, problem: ArgumentError::TooMany { count: usize::MAX } };
         let counts = |counts: Option<&[usize]>| counts.map(|counts| Counts::new(counts).ok_or_else(refuse)).transpose();
         (call.send_counts, call.recv_counts) = (counts(self.send_counts)?, counts(self.recv_counts)?);
@@ -91,7 +91,7 @@ impl Executor {
     /// Checks everything that this rank can check alone.
     pub(crate) fn prepare(&self, raw: &Raw<'_>) -> Result<Call> {
         let mut call = raw.call(self.rank());
-        raw.count(&mut call)?;
+        raw.set_counts(&mut call)?;
         self.check_raw(&mut call)?;
         Ok(call)
     }
@@ -106,7 +106,7 @@ impl Executor {
         // The call is made where it stays: it is large, and a copy would take as long as a small
         // operation.
         let mut call = raw.call(self.rank());
-        raw.count(&mut call)?;
+        raw.set_counts(&mut call)?;
         self.check_raw(&mut call)?;
         self.lend(&mut call, stream)?;
         // SAFETY: passed on.

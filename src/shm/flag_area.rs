@@ -5,18 +5,18 @@ use std::sync::atomic::AtomicPtr;
 use std::time::Duration;
 
 use super::flags::{FlagLine, FlagLines, SLOTS};
-use super::hierarchy::{GroupLines, Hops};
+use super::hierarchy::{GroupLines, LeaderLines};
 use crate::bootstrap::host_group::area::{Parts, USABLE};
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
 use crate::sys::{Domains, Processors};
 
-const _: () = assert!(HOPS + SLOTS * size_of::<Hops>() <= USABLE, "a rank's flags fit its part of an area");
+const _: () = assert!(LEADER_LINES + SLOTS * size_of::<LeaderLines>() <= USABLE, "a rank's flags fit its part of an area");
 
 /// Where a rank's flag lines begin in its part of the area: after the state and the progress.
 const LINES: usize = size_of::<RankState>() + size_of::<Progress>();
 
 /// Where the lines begin that a rank writes for its group, after the flag lines.
-const HOPS: usize = LINES + SLOTS * size_of::<FlagLine>();
+const LEADER_LINES: usize = LINES + SLOTS * size_of::<FlagLine>();
 
 /// What a rank tells its peers about itself.
 #[repr(C, align(128))]
@@ -105,11 +105,11 @@ impl FlagArea {
 
 impl GroupLines for FlagArea {
     #[inline]
-    fn hops(&self, leader: usize, slot: usize) -> &Hops {
+    fn leader_lines(&self, leader: usize, slot: usize) -> &LeaderLines {
         debug_assert!(slot < SLOTS);
         // SAFETY: as for `rank_state`; these lines follow the flag lines, which have the same
         // alignment.
-        unsafe { &*self.parts.at(leader).add(HOPS + slot * size_of::<Hops>()).cast::<Hops>() }
+        unsafe { &*self.parts.at(leader).add(LEADER_LINES + slot * size_of::<LeaderLines>()).cast::<LeaderLines>() }
     }
 }
 

@@ -10,19 +10,19 @@
 //! - *Retired*: no rank reads the slots of a phase any more. A rank that publishes phase t promises
 //!   that it has finished reading phases up to t - [`LAG`]. So a rank that has seen all ranks
 //!   publish phase t + `LAG` may overwrite the slot of phase t in phase t + `SLOTS`.
-//! - *Finished*: at the end of every operation a rank says up to which phase it will read no slot and
-//!   no line any more. Phases that all ranks have finished are retired, too: so a rank that waits for
-//!   no peer, such as the root of broadcasts, may be `SLOTS` phases ahead. When all readers have
-//!   finished, the memory of a rank's slots may be given to another communicator.
+//! - *Finished*: at the end of every operation a rank says up to which phase it will read no slot
+//!   and no line any more. Phases that all ranks have finished are retired, too: so a rank that
+//!   waits for no peer, such as the root of broadcasts, may be `SLOTS` phases ahead. When all
+//!   readers have finished, the memory of a rank's slots may be given to another communicator.
 //! - *Sleeping*: a rank that has waited long adds itself to `line.sleepers`, loads `line.phase`
 //!   once more, and sleeps on it. The publisher stores `line.phase` and then loads `line.sleepers`.
 //!   All four accesses are sequentially consistent, so the sleeper sees the phase or the publisher
 //!   sees the sleeper: no wake is lost.
 //!
-//! In shared memory phases have 32 bits and wrap; they are compared by difference. What a rank knows
-//! of its peers may be older than half of that range, so it keeps that in 64 bits. A peer that publishes wrong
-//! phases can make this rank read wrong data, but cannot make it read or write outside the shared
-//! memory.
+//! In shared memory phases have 32 bits and wrap; they are compared by difference. What a rank
+//! knows of its peers may be older than half of that range, so it keeps that in 64 bits. A peer
+//! that publishes wrong phases can make this rank read wrong data, but cannot make it read or write
+//! outside the shared memory.
 
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering, announce, announce_add, look};
 use crate::types::Descriptor;
@@ -128,12 +128,14 @@ pub(crate) fn has_finished(lines: &impl FlagLines, rank: usize, phase: u32) -> b
 pub(crate) struct Phases<L> {
     pub(crate) lines: L,
     rank: usize,
-    /// For each rank, the last phase that this rank has seen. Its own is the last that it
-    /// published.
+    /// For each rank, the last phase that this rank has seen, counted since the start, in 64 bits.
+    /// Its own is the last that it published.
     seen: Vec<i64>,
-    /// For each rank, the last phase that this rank knows it to have finished.
+    /// For each rank, the last phase that this rank knows it to have finished, counted since the
+    /// start, in 64 bits.
     read: Vec<i64>,
-    /// The last phase whose slot this rank may write without looking at its peers.
+    /// The last phase whose slot this rank may write without looking at its peers, counted since
+    /// the start, in 64 bits.
     clear: i64,
 }
 
@@ -157,7 +159,7 @@ impl<L: FlagLines> Phases<L> {
     /// Returns which phase since the beginning has this number: the one that is nearest to the last
     /// that this rank has published.
     #[inline]
-    fn count(&self, phase: u32) -> i64 {
+    fn widen(&self, phase: u32) -> i64 {
         let last = self.seen[self.rank];
         last + i64::from(phase.wrapping_sub(last as u32) as i32)
     }
@@ -187,24 +189,24 @@ impl<L: FlagLines> Phases<L> {
         self.lines.line(rank, Self::slot(phase))
     }
 
-    /// Whether this rank is known to be allowed to write its slot for a phase: [`Phases::is_retired`]
-    /// of all peers.
+    /// Returns whether this rank may write its slot for a phase without looking at its peers.
     #[inline]
     pub(crate) fn is_clear(&self, phase: u32) -> bool {
-        self.clear >= self.count(phase)
+        self.clear >= self.widen(phase)
     }
 
-    /// Notes that [`Phases::is_retired`] of all peers.
+    /// Notes that every peer has retired the phase that used this slot before.
     #[inline]
     pub(crate) fn set_clear(&mut self, phase: u32) {
-        self.clear = self.count(phase);
+        self.clear = self.widen(phase);
     }
 
     /// Notes that all ranks have published a phase, and that this rank has acquired what they wrote
-    /// before. So the phase up to [`LAG`] before it is retired.
+    /// before. So phases up to `phase` - `LAG` are retired, and this rank may write slots up to
+    /// `phase` - `LAG` + `SLOTS`.
     #[inline]
     pub(crate) fn all_have_reached(&mut self, phase: u32) {
-        self.clear = self.count(phase) + (SLOTS as u32 - LAG) as i64;
+        self.clear = self.widen(phase) + (SLOTS as u32 - LAG) as i64;
     }
 
     /// Writes to the flag line, before a phase is published, to which operation the phase belongs,
@@ -254,12 +256,12 @@ impl<L: FlagLines> Phases<L> {
 
     /// Whether a rank has published a phase. If so, acquires what it wrote before.
     pub(crate) fn has_reached(&mut self, rank: usize, phase: u32) -> bool {
-        if self.seen[rank] >= self.count(phase) {
+        if self.seen[rank] >= self.widen(phase) {
             return true;
         }
         match self.line(rank, phase).has_reached(phase) {
             Some(now) => {
-                self.seen[rank] = self.count(now);
+                self.seen[rank] = self.widen(now);
                 true
             }
             None => false,
@@ -284,12 +286,12 @@ impl<L: FlagLines> Phases<L> {
     /// if the peer keeps up, because that may be far more than it needs.
     #[inline]
     pub(crate) fn is_retired(&mut self, rank: usize, phase: u32) -> bool {
-        let before = self.count(phase) - SLOTS as i64;
-        if self.seen[rank] >= self.count(Self::retires(phase)) || self.read[rank] >= before {
+        let before = self.widen(phase) - SLOTS as i64;
+        if self.seen[rank] >= self.widen(Self::retires(phase)) || self.read[rank] >= before {
             return true;
         }
         // Acquire: the reads of that rank are over.
-        self.read[rank] = self.count(self.lines.finished(rank).load(Ordering::Acquire));
+        self.read[rank] = self.widen(self.lines.finished(rank).load(Ordering::Acquire));
         self.read[rank] >= before
     }
 

@@ -1,11 +1,14 @@
-//! A peer that writes arbitrary bytes to its state and its flag lines.
+//! A peer that writes arbitrary bytes to its state, its flag lines and the lines of a group leader.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::flag_area::FlagArea;
 use super::flags::{FlagLine, FlagLines, Phases, SLOTS};
+use super::groups::{Groups, PhaseGroups};
+use super::hierarchy::GroupLines;
 use super::registered::Allocation;
+use super::window::Layout;
 use super::{Autotune, Window, WindowCall};
 use crate::bootstrap::host_group;
 use crate::bootstrap::host_group::area::{AREA, Area, USABLE};
@@ -26,27 +29,38 @@ const OPS: [Op; 8] =
 const COUNTS: [usize; 4] = [1, 6, 500, 40_000];
 
 /// Runs one operation with such a peer. The first bytes say what this rank calls and how far the
-/// peer keeps to the protocol; the rest fills the peer's state and flag lines. The operation may
+/// peer keeps to the protocol; the rest fills the peer's state and its lines. The operation may
 /// fail, but it may not panic, wait forever or access other memory.
 pub(crate) fn fuzz(bytes: &[u8]) {
     let Some((&[what, keeps, count], written)) = bytes.split_first_chunk::<3>() else { return };
     let (op, count) = (OPS[usize::from(what) % OPS.len()], COUNTS[usize::from(count) % COUNTS.len()]);
     let region = Arc::new(Region::heap(2 * AREA));
-    let host = host_group::fuzz::of_threads(2).remove(0);
-    let (area, members) = (Area::new(region.clone(), AREA, 0, 2), Arc::<[usize]>::from([0, 1]));
+    // The layout is decided by the setting, or there are groups: both ranks lead one, or the peer
+    // leads this rank.
+    let groups: Option<&[&[usize]]> = match keeps >> 5 & 3 {
+        0 | 1 => None,
+        2 => Some(&[&[0], &[1]]),
+        _ => Some(&[&[0, 1]]),
+    };
+    let (rank, other) = if groups.is_some_and(|groups| groups.len() == 1) { (1, 0) } else { (0, 1) };
+    let host = host_group::fuzz::of_threads(2).remove(rank);
+    let (area, members) = (Area::new(region.clone(), AREA, rank, 2), Arc::<[usize]>::from([0, 1]));
     let peer = FlagArea { parts: area.parts().clone() };
     let patience = Arc::new(Patience::new(usize::MAX));
     let layout = if keeps & 32 == 0 { FlagLayout::Flat } else { FlagLayout::Hierarchy };
     let mut window = Window::new(area, members.clone(), members, host, patience, Autotune::new(CopyMode::Staged), layout);
+    if let Some(groups) = groups {
+        window.layout = Layout::Groups(Box::new(PhaseGroups::same(Groups::of(groups))));
+    }
     let registered = Arc::new(Allocation { region: Arc::new(Region::heap(2 * BUFFER)), part: BUFFER });
     window.heap().add(registered.clone());
 
-    // SAFETY: the peer's state and flag lines consist of words, for which all bits are valid. No
+    // SAFETY: the peer's state and its lines consist of words, for which all bits are valid. No
     // other thread uses them yet.
-    unsafe { std::ptr::copy_nonoverlapping(written.as_ptr(), region.at(AREA), written.len().min(USABLE)) };
+    unsafe { std::ptr::copy_nonoverlapping(written.as_ptr(), region.at(other * AREA), written.len().min(USABLE)) };
     if keeps & 16 == 0 {
         // The peer announces a stage that exists.
-        peer.rank_state(1).stage.store(FIRST, Ordering::Relaxed);
+        peer.rank_state(other).stage.store(FIRST, Ordering::Relaxed);
     }
     let descriptor = Descriptor {
         op,
@@ -58,16 +72,20 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     };
     let members = vec![Member { host: "node-a".into(), pid: 1 }; 2];
     let info =
-        CommInfo { rank: 0, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, cancel: Arc::default() };
+        CommInfo { rank, members, timeout: Duration::from_millis(1), start_timeout: Duration::ZERO, cancel: Arc::default() };
     let context = OpContext::new(descriptor, &info);
     for phase in 1..=SLOTS as u32 {
-        let line: &FlagLine = peer.line(1, Phases::<FlagArea>::slot(phase));
+        let line: &FlagLine = peer.line(other, Phases::<FlagArea>::slot(phase));
         if keeps & 1 != 0 {
             // The peer has published every phase that this rank waits for.
             line.phase.store(phase + (1 << 20) * SLOTS as u32, Ordering::Relaxed);
         }
         if keeps & 2 != 0 {
-            line.agree(Descriptor::chained(0, context.fingerprint));
+            let fingerprint = Descriptor::chained(0, context.fingerprint);
+            line.agree(fingerprint);
+            if keeps & 1 != 0 {
+                peer.leader_lines(other, Phases::<FlagArea>::slot(phase)).agree(phase, fingerprint);
+            }
         }
     }
     let is_registered = keeps & 4 != 0;
@@ -81,8 +99,8 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     let mut private = [vec![1u64; blocks_in * count], vec![2u64; blocks_out * count]];
     let (input, output) = if is_registered && blocks_in.max(blocks_out) * count * 16 <= BUFFER {
         let bytes = |blocks: usize| blocks * count * 8;
-        let input = RawSlice { ptr: registered.at(0, 0), len: bytes(blocks_in) };
-        (input, RawSliceMut { ptr: registered.at(0, BUFFER / 2), len: bytes(blocks_out) })
+        let input = RawSlice { ptr: registered.at(rank, 0), len: bytes(blocks_in) };
+        (input, RawSliceMut { ptr: registered.at(rank, BUFFER / 2), len: bytes(blocks_out) })
     } else {
         let [input, output] = &mut private;
         (RawSlice::of(input), RawSliceMut::of(output))
@@ -100,16 +118,19 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         assert!(!error.to_string().is_empty());
     }
     // `part` would wait for seconds for a peer that claims to write.
-    peer.rank_state(1).borrows.store(0, Ordering::Relaxed);
+    peer.rank_state(other).borrows.store(0, Ordering::Relaxed);
     window.part(1, outcome.is_err());
 }
 
 /// Bytes of a registered buffer's part.
 const BUFFER: usize = 64 << 10;
 
-/// For each operation, a peer that keeps to the protocol and one whose state and flag lines are
-/// full of bytes.
+/// For each operation and each kind of groups, a peer that keeps to the protocol and one whose
+/// state and lines are full of bytes.
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     let full: Vec<u8> = (0..USABLE).map(|at| (at % 251) as u8).collect();
-    (0..OPS.len() as u8).flat_map(|op| [vec![op, 7, op], [&[op, 3, 1][..], &full].concat()]).collect()
+    let layouts = [0, 2 << 5, 3 << 5];
+    let of = |op| layouts.into_iter().flat_map(move |groups| [(op, 7 | groups, op, false), (op, 3 | groups, 1, true)]);
+    let samples = (0..OPS.len() as u8).flat_map(of);
+    samples.map(|(op, keeps, count, is_full)| [&[op, keeps, count][..], if is_full { &full } else { &[] }].concat()).collect()
 }

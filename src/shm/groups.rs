@@ -1,11 +1,11 @@
 //! Which ranks of a host form groups for their flags, and whether groups pay: a count of the cache
 //! lines that a rank waits for, one after the other.
 //!
-//! Two levels are a known design: Mellor-Crummey and Scott, "Algorithms for scalable synchronization
-//! on shared-memory multiprocessors", 1991, for barriers; Graham and Shipman, "MPI support for
-//! multi-core architectures: optimized shared memory collectives", EuroPVM/MPI 2008, and
-//! Katevenis, Ploumidis and Marazakis, "A framework for hierarchical single-copy MPI collectives on
-//! multicore nodes" (XHC), CLUSTER 2022, for groups by shared caches and NUMA nodes.
+//! Two levels are a known design: Mellor-Crummey and Scott, "Algorithms for scalable
+//! synchronization on shared-memory multiprocessors", 1991, for barriers; Graham and Shipman, "MPI
+//! support for multi-core architectures: optimized shared memory collectives", EuroPVM/MPI 2008,
+//! and Katevenis, Ploumidis and Marazakis, "A framework for hierarchical single-copy MPI
+//! collectives on multicore nodes" (XHC), CLUSTER 2022, for groups by shared caches and NUMA nodes.
 
 use super::flags::WORDS;
 use crate::config::FlagLayout;
@@ -20,7 +20,7 @@ pub(super) const GROUP_WORDS: usize = 22;
 /// Those of them that lie in the first cache line, with the phase. Each further line has eight.
 const FIRST_WORDS: usize = 6;
 
-/// With fewer ranks, every rank reads the flags of all.
+/// With `auto` and fewer ranks, every rank reads the flags of all.
 const FEWEST: usize = 9;
 
 /// What it costs to fetch a line from another processor: of the same cache, of the same node, of
@@ -31,13 +31,13 @@ const IN_NODE: usize = 2;
 const ACROSS: usize = 4;
 
 /// What it costs that the next line is written only after this one has been read. The lines of a
-/// flat layout are written at the same time, so their loads overlap. Here, a rank that waits for a
-/// line holds a copy of it, which the writer has to take back first.
-const HOP: usize = 4;
+/// flat layout are written at the same time, so their loads overlap. In groups, the waiting rank
+/// holds a copy of the line, which the writer must take back first.
+const STEP_COST: usize = 4;
 
-/// The hops of a hierarchy that a flat layout does not have: to the other leaders, and back to the
+/// The steps of a hierarchy that a flat layout does not have: to the other leaders, and back to the
 /// members.
-const HOPS: usize = 2;
+const FURTHER_STEPS: usize = 2;
 
 /// The groups of the ranks of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,32 +50,35 @@ pub(super) struct Groups {
     most_words: usize,
 }
 
-impl Groups {
-    /// Makes groups of all ranks. `members` has the ranks of each group in order.
-    fn new(members: Vec<Vec<usize>>) -> Groups {
-        let mut group = vec![0; members.iter().map(Vec::len).sum()];
-        for (number, ranks) in members.iter().enumerate() {
-            ranks.iter().for_each(|&rank| group[rank] = number);
-        }
-        Groups { members, group, most_words: 0 }
+/// The groups for each kind of phase.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PhaseGroups {
+    /// For phases that carry no words.
+    pub(super) empty: Groups,
+    /// For phases in which leaders give each other words. Fewer members and more leaders may cost
+    /// less there.
+    pub(super) carrying: Groups,
+}
+
+impl PhaseGroups {
+    /// The same groups for both kinds.
+    #[cfg(any(fuzzing, test))]
+    pub(super) fn same(groups: Groups) -> PhaseGroups {
+        PhaseGroups { empty: groups.clone(), carrying: groups }
     }
 
-    /// Makes groups, and lets leaders give each other as many words as fit.
-    #[cfg(test)]
-    pub(super) fn of(members: &[&[usize]]) -> Groups {
-        let groups = Groups::new(members.iter().map(|ranks| ranks.to_vec()).collect());
-        let most_words = (1..=WORDS).rev().find(|&words| groups.has_room(words)).unwrap_or(0);
-        Groups { most_words, ..groups }
+    /// Returns the groups for a phase in which leaders give each other this many words of each
+    /// rank.
+    pub(super) fn for_words(&self, words: usize) -> &Groups {
+        if words == 0 { &self.empty } else { &self.carrying }
     }
 
     /// Returns the groups of ranks that may run in `domains`, or `None` if every rank is to read
-    /// the flags of all: groups for phases that carry no words, and for those in which leaders give
-    /// each other words, for which fewer members and more leaders may cost less. The same on all
-    /// ranks that pass the same.
-    pub(super) fn choose(domains: &[Domains], is_crowded: bool, layout: FlagLayout) -> Option<[Groups; 2]> {
+    /// the flags of all. The same on all ranks that pass the same.
+    pub(super) fn choose(domains: &[Domains], is_crowded: bool, layout: FlagLayout) -> Option<PhaseGroups> {
         let ranks = domains.len();
         let is_forced = layout == FlagLayout::Hierarchy;
-        // With more ranks than processors, each hop would wait for the scheduler.
+        // With more ranks than processors, each step would wait for the scheduler.
         let may_pay = ranks >= FEWEST && !is_crowded;
         if layout == FlagLayout::Flat || ranks < 2 || !(is_forced || may_pay) {
             return None;
@@ -99,7 +102,26 @@ impl Groups {
         }
         let fits = |words: &usize| carrying.has_room(*words) && pays(&carrying, *words);
         carrying.most_words = (1..=WORDS).rev().find(fits).unwrap_or(0);
-        Some([empty, carrying])
+        Some(PhaseGroups { empty, carrying })
+    }
+}
+
+impl Groups {
+    /// Makes groups of all ranks. `members` has the ranks of each group in order.
+    fn new(members: Vec<Vec<usize>>) -> Groups {
+        let mut group = vec![0; members.iter().map(Vec::len).sum()];
+        for (number, ranks) in members.iter().enumerate() {
+            ranks.iter().for_each(|&rank| group[rank] = number);
+        }
+        Groups { members, group, most_words: 0 }
+    }
+
+    /// Makes groups, and lets leaders give each other as many words as fit.
+    #[cfg(any(fuzzing, test))]
+    pub(super) fn of(members: &[&[usize]]) -> Groups {
+        let groups = Groups::new(members.iter().map(|ranks| ranks.to_vec()).collect());
+        let most_words = (1..=WORDS).rev().find(|&words| groups.has_room(words)).unwrap_or(0);
+        Groups { most_words, ..groups }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -139,7 +161,7 @@ impl Groups {
             let others = self.members.iter().filter(|ranks| ranks[0] != own[0]);
             others.map(|ranks| distance(domains[own[0]], domains[ranks[0]]) * lines(ranks.len() * words)).sum::<usize>()
         };
-        up + self.members.iter().map(across).max().unwrap_or(0) + down + HOPS * HOP
+        up + self.members.iter().map(across).max().unwrap_or(0) + down + FURTHER_STEPS * STEP_COST
     }
 }
 
@@ -212,8 +234,8 @@ mod tests {
         (0..ranks).map(of).collect()
     }
 
-    fn choose(domains: &[Domains]) -> Option<[Groups; 2]> {
-        Groups::choose(domains, false, FlagLayout::Auto)
+    fn choose(domains: &[Domains]) -> Option<PhaseGroups> {
+        PhaseGroups::choose(domains, false, FlagLayout::Auto)
     }
 
     /// Whether no group has ranks of several kinds.
@@ -225,7 +247,8 @@ mod tests {
     fn every_rank_is_in_one_group_and_the_lowest_leads() {
         for ranks in 2..=260 {
             for domains in [unknown(ranks), machine(ranks, 2, 8), machine(ranks, 1, 24)] {
-                for groups in Groups::choose(&domains, true, FlagLayout::Hierarchy).unwrap() {
+                let PhaseGroups { empty, carrying } = PhaseGroups::choose(&domains, true, FlagLayout::Hierarchy).unwrap();
+                for groups in [empty, carrying] {
                     let mut all: Vec<usize> = groups.members.concat();
                     all.sort_unstable();
                     assert!(all.into_iter().eq(0..ranks));
@@ -244,32 +267,34 @@ mod tests {
         for ranks in 2..FEWEST {
             assert_eq!(choose(&machine(ranks, 1, 4)), None);
         }
-        assert_eq!(Groups::choose(&unknown(64), true, FlagLayout::Auto), None);
-        assert_eq!(Groups::choose(&unknown(64), false, FlagLayout::Flat), None);
+        assert_eq!(PhaseGroups::choose(&unknown(64), true, FlagLayout::Auto), None);
+        assert_eq!(PhaseGroups::choose(&unknown(64), false, FlagLayout::Flat), None);
         // Where nothing is known of the caches, the fewest ranks for which groups pay.
         assert_eq!((2..64).find(|&ranks| choose(&unknown(ranks)).is_some()), Some(18));
-        assert!((18..300).all(|ranks| choose(&unknown(ranks)).is_some_and(|[_, carrying]| carrying.carries(1))));
+        assert!((18..300).all(|ranks| choose(&unknown(ranks)).is_some_and(|groups| groups.carrying.carries(1))));
     }
 
     #[test]
     fn groups_are_about_as_large_as_they_are_many() {
         for (ranks, empty, carrying) in [(32, 4, 6), (64, 8, 11), (128, 10, 22), (256, 16, 43)] {
-            let counts = choose(&unknown(ranks)).unwrap().map(|groups| groups.count());
-            assert_eq!(counts, [empty, carrying], "{ranks} ranks");
+            let groups = choose(&unknown(ranks)).unwrap();
+            assert_eq!((groups.empty.count(), groups.carrying.count()), (empty, carrying), "{ranks} ranks");
         }
     }
 
     #[test]
     fn groups_follow_caches_and_nodes() {
         // Two sockets with a cache each: groups pay for 16 ranks already.
-        assert!(choose(&machine(16, 1, 8)).unwrap().iter().all(|groups| are_apart(groups, |rank| rank / 8)));
+        let PhaseGroups { empty, carrying } = choose(&machine(16, 1, 8)).unwrap();
+        assert!(are_apart(&empty, |rank| rank / 8) && are_apart(&carrying, |rank| rank / 8));
         // Two nodes of two caches.
-        let [empty, carrying] = choose(&machine(32, 2, 8)).unwrap();
+        let PhaseGroups { empty, carrying } = choose(&machine(32, 2, 8)).unwrap();
         assert!(empty.members.iter().map(Vec::len).eq([8; 4]) && are_apart(&empty, |rank| rank / 8));
         assert!(are_apart(&carrying, |rank| rank / 16));
         // Ranks are distributed over two sockets in turn.
         let turns: Vec<Domains> = (0..32).map(|rank| Domains { cache: 1 + rank % 2, node: 1 + rank % 2 }).collect();
-        assert!(choose(&turns).unwrap().iter().all(|groups| are_apart(groups, |rank| rank % 2)));
+        let PhaseGroups { empty, carrying } = choose(&turns).unwrap();
+        assert!(are_apart(&empty, |rank| rank % 2) && are_apart(&carrying, |rank| rank % 2));
     }
 
     /// The cache of one rank is not known: it may run anywhere, so the others' do not count either.

@@ -12,11 +12,11 @@
 //! leader's release line also sees what every rank wrote before. Group lines and release lines are
 //! used in rotation as slots are, and are retired with them.
 //!
-//! The flag lines remain what counts. A rank that would have to sleep for a group line or a release
+//! The flag lines decide. A rank that would have to sleep for a group line or a release
 //! line waits for the flag lines of all ranks instead, as it does without groups. So no rank sleeps
-//! on these lines, a leader that ends does not keep the others waiting, and every error is found and
-//! named in one way. For the same reason, a rank whose leader called something else compares the
-//! flag lines of all.
+//! on these lines, a leader that ends does not keep the others waiting, and every error is found
+//! and named in one way. For the same reason, a rank whose leader called something else compares
+//! the flag lines of all.
 
 use super::flags::{FlagLines, Phases, WORDS, Words};
 use super::groups::{self, GROUP_WORDS, Groups};
@@ -25,17 +25,17 @@ use crate::sync::{self, AtomicU64, Ordering};
 /// A line that a leader writes for other ranks: the last phase in which it did, and the fingerprint
 /// of the calls on all ranks that it speaks for.
 #[repr(C, align(64))]
-struct HopLine<const N: usize> {
+struct LeaderLine<const N: usize> {
     /// The phase, and half of the fingerprint: see [`tag`].
     tag: AtomicU64,
     fingerprint: AtomicU64,
     words: [AtomicU64; N],
 }
 
-impl<const N: usize> HopLine<N> {
+impl<const N: usize> LeaderLine<N> {
     #[cfg(all(test, kolo_loom))]
-    fn new() -> HopLine<N> {
-        HopLine { tag: AtomicU64::new(0), fingerprint: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
+    fn new() -> LeaderLine<N> {
+        LeaderLine { tag: AtomicU64::new(0), fingerprint: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
     /// Returns `None` if the line has not been published in this phase, and otherwise whether it
@@ -66,24 +66,32 @@ fn tag(phase: u32, fingerprint: u64) -> u64 {
 
 /// The lines of a leader beside one of its slots.
 #[repr(C, align(128))]
-pub(crate) struct Hops {
-    group: HopLine<GROUP_WORDS>,
-    release: HopLine<WORDS>,
+pub(crate) struct LeaderLines {
+    group: LeaderLine<GROUP_WORDS>,
+    release: LeaderLine<WORDS>,
 }
 
-impl Hops {
+impl LeaderLines {
+    /// Publishes both lines, with the words that they have, as a leader that makes the same calls
+    /// does.
+    #[cfg(any(fuzzing, test))]
+    pub(super) fn agree(&self, phase: u32, fingerprint: u64) {
+        self.group.publish(phase, fingerprint, std::iter::empty());
+        self.release.publish(phase, fingerprint, std::iter::empty());
+    }
+
     #[cfg(all(test, kolo_loom))]
-    pub(super) fn new() -> Hops {
-        Hops { group: HopLine::new(), release: HopLine::new() }
+    pub(super) fn new() -> LeaderLines {
+        LeaderLines { group: LeaderLine::new(), release: LeaderLine::new() }
     }
 }
 
-const _: () = assert!(size_of::<HopLine<WORDS>>() == 64 && size_of::<Hops>() == 256);
+const _: () = assert!(size_of::<LeaderLine<WORDS>>() == 64 && size_of::<LeaderLines>() == 256);
 
 /// Where these lines live: shared memory, or a model of it.
 pub(crate) trait GroupLines: FlagLines {
     /// The lines that a rank writes beside a slot, if it leads a group.
-    fn hops(&self, leader: usize, slot: usize) -> &Hops;
+    fn leader_lines(&self, leader: usize, slot: usize) -> &LeaderLines;
 }
 
 /// How a rank waits.
@@ -104,7 +112,7 @@ pub(super) trait Waiter {
 
     /// Waits for a line of a leader until `is_there` tells whether it belongs to the same calls,
     /// which it returns. Returns false when it is time to sleep.
-    fn wait_for_hop(&mut self, leader: usize, is_there: impl Fn(&Self::Lines) -> Option<bool>) -> bool;
+    fn wait_for_leader_line(&mut self, is_there: impl Fn(&Self::Lines) -> Option<bool>) -> bool;
 }
 
 /// How a rank learnt that all have published a phase.
@@ -120,13 +128,13 @@ pub(super) enum Arrival {
 
 /// Waits until all ranks have published a phase of the same calls. All ranks do this in this phase,
 /// which the caller has published. Leaders give each other the first `words` words of each rank.
-pub(super) fn climb<W: Waiter>(waiter: &mut W, groups: &Groups, phase: u32, words: usize) -> Result<Arrival, W::Error> {
+pub(super) fn wait_for_all<W: Waiter>(waiter: &mut W, groups: &Groups, phase: u32, words: usize) -> Result<Arrival, W::Error> {
     let (rank, slot, fingerprint) = (waiter.phases().rank(), Phases::<W::Lines>::slot(phase), waiter.fingerprint());
     let own = groups.of_rank(rank);
     let members = groups.members(own);
     if rank != members[0] {
         let is_released =
-            waiter.wait_for_hop(members[0], |lines| lines.hops(members[0], slot).release.is_published(phase, fingerprint));
+            waiter.wait_for_leader_line(|lines| lines.leader_lines(members[0], slot).release.is_published(phase, fingerprint));
         if is_released {
             return Ok(Arrival::Released);
         }
@@ -136,9 +144,9 @@ pub(super) fn climb<W: Waiter>(waiter: &mut W, groups: &Groups, phase: u32, word
     members[1..].iter().try_for_each(|&member| waiter.wait_for_rank(member, phase))?;
     let phases = waiter.phases();
     let of_members = members.iter().flat_map(|&member| (0..words).map(move |at| phases.line(member, phase).word(at)));
-    phases.lines.hops(rank, slot).group.publish(phase, fingerprint, of_members);
+    phases.lines.leader_lines(rank, slot).group.publish(phase, fingerprint, of_members);
     for leader in (0..groups.count()).filter(|&group| group != own).map(|group| groups.members(group)[0]) {
-        if !waiter.wait_for_hop(leader, |lines| lines.hops(leader, slot).group.is_published(phase, fingerprint)) {
+        if !waiter.wait_for_leader_line(|lines| lines.leader_lines(leader, slot).group.is_published(phase, fingerprint)) {
             waiter.wait_for_each(phase)?;
             break;
         }
@@ -147,7 +155,7 @@ pub(super) fn climb<W: Waiter>(waiter: &mut W, groups: &Groups, phase: u32, word
 }
 
 /// Tells the members of this rank's group that all ranks have published a phase, and gives them
-/// `result`. `words` is what [`climb`] got.
+/// `result`. `words` is what [`wait_for_all`] got.
 pub(super) fn release<L: GroupLines>(
     phases: &Phases<L>,
     groups: &Groups,
@@ -159,10 +167,10 @@ pub(super) fn release<L: GroupLines>(
     let rank = phases.rank();
     let members = groups.members(groups.of_rank(rank)).len();
     if members > 1 {
-        phases.lines.hops(rank, Phases::<L>::slot(phase)).release.publish(phase, fingerprint, result.into_iter());
+        phases.lines.leader_lines(rank, Phases::<L>::slot(phase)).release.publish(phase, fingerprint, result.into_iter());
     }
     // The next lines, while this rank does something else: the peers' caches have them.
-    let next = phases.lines.hops(rank, Phases::<L>::slot(phase.wrapping_add(1)));
+    let next = phases.lines.leader_lines(rank, Phases::<L>::slot(phase.wrapping_add(1)));
     for line in 0..groups::lines(members * words) {
         sync::prefetch_to_write((&raw const next.group).cast::<u8>().wrapping_add(64 * line));
     }
@@ -172,7 +180,7 @@ pub(super) fn release<L: GroupLines>(
 /// Returns the result that a rank's leader gave in a phase: [`Arrival::Released`].
 pub(super) fn result<L: GroupLines>(phases: &Phases<L>, groups: &Groups, phase: u32) -> Words {
     let leader = groups.members(groups.of_rank(phases.rank()))[0];
-    let line = &phases.lines.hops(leader, Phases::<L>::slot(phase)).release;
+    let line = &phases.lines.leader_lines(leader, Phases::<L>::slot(phase)).release;
     std::array::from_fn(|at| line.words[at].load(Ordering::Relaxed))
 }
 
@@ -188,7 +196,7 @@ pub(super) fn collect<L: GroupLines>(
 ) {
     for group in 0..groups.count() {
         let members = groups.members(group);
-        let line = &phases.lines.hops(members[0], Phases::<L>::slot(phase)).group;
+        let line = &phases.lines.leader_lines(members[0], Phases::<L>::slot(phase)).group;
         if line.is_published(phase, fingerprint) != Some(true) {
             members.iter().for_each(|&member| all[member] = phases.line(member, phase).words());
             continue;
@@ -244,7 +252,7 @@ mod tests {
         }
 
         /// A model that spins has no end, so a rank looks twice.
-        fn wait_for_hop(&mut self, _: usize, is_there: impl Fn(&Arc<Memory>) -> Option<bool>) -> bool {
+        fn wait_for_leader_line(&mut self, is_there: impl Fn(&Arc<Memory>) -> Option<bool>) -> bool {
             is_there(&self.memory).unwrap_or_else(|| {
                 loom::thread::yield_now();
                 is_there(&self.memory).unwrap_or(false)
@@ -272,7 +280,7 @@ mod tests {
             member.memory.slots[rank][slot].with_mut(|to| unsafe { *to = phase });
             member.phases.publish();
 
-            let Ok(arrival) = climb(member, groups, phase, 1);
+            let Ok(arrival) = wait_for_all(member, groups, phase, 1);
             member.phases.all_have_reached(phase);
             let mut all = vec![[0; WORDS]; ranks];
             let sum = (0..ranks).map(word).sum::<u64>();

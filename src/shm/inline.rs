@@ -31,9 +31,9 @@ fn most_given(memory: Memory<'_>) -> usize {
     elements * call.element
 }
 
-/// Runs an operation that [`fits`]. A rank that takes nothing, such as the root of a broadcast, does
-/// not wait for this phase of its peers: it may be ahead of them by as many operations as it has
-/// slots.
+/// Runs an operation that [`fits`]. A rank that takes nothing, such as the root of a broadcast,
+/// does not wait for this phase of its peers: it may be ahead of them by as many operations as it
+/// has slots.
 pub(super) fn run(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<()> {
     let Memory { call, rank, .. } = memory;
     if call.op == Op::Broadcast {
@@ -52,7 +52,7 @@ pub(super) fn run(window: &mut Window, context: &OpContext<'_>, memory: Memory<'
     let mut sources = memory.sources();
     if let (Sources::All, Layout::Groups(groups)) = (sources, &window.layout) {
         let carried = most_given(memory).div_ceil(size_of::<u64>());
-        if matches!(call.op, Op::AllReduce | Op::AllGather | Op::AllGatherV) && groups[1].carries(carried) {
+        if matches!(call.op, Op::AllReduce | Op::AllGather | Op::AllGatherV) && groups.carrying.carries(carried) {
             return run_in_groups(window, context, memory, phase, carried);
         }
         // Every rank reads the line of every other, so there is nothing that groups could spare.
@@ -74,8 +74,8 @@ fn broadcast(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -
     let bytes = call.count * call.element;
     let mut words: Words = [0; WORDS];
     if rank == call.root {
-        // SAFETY: what `fits` has room in the words, and the caller of `Window::run` vouches for the
-        // input.
+        // SAFETY: what `fits` has room in the words, and the caller of `Window::run` vouches for
+        // the input.
         unsafe { std::ptr::copy_nonoverlapping(call.input.take(bytes).ptr, words.as_mut_ptr().cast(), bytes) };
     }
     let phase = window.phases.next();
@@ -98,18 +98,18 @@ fn broadcast(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -
 }
 
 /// Runs an operation in which leaders give each other `carried` words of each rank. In an
-/// all-reduce only leaders reduce, in the order of ranks as every rank does without groups, and give
-/// their members the result.
+/// all-reduce only leaders reduce, in the order of ranks as every rank does without groups, and
+/// give their members the result.
 fn run_in_groups(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, phase: u32, carried: usize) -> Result<()> {
     let reduces = memory.call.op.reduces();
     let (_, to) = memory.taken(memory.rank);
     let bytes = to.len() * memory.call.element;
-    window.climb(context, phase, carried, |window, groups, arrival| {
+    window.wait_for_all(context, phase, carried, |window, groups, arrival| {
         let mut result: Words = [0; WORDS];
         if reduces && arrival == Arrival::Released {
             result = hierarchy::result(&window.phases, groups, phase);
-            // SAFETY: the result has as many bytes as `fits`; the caller of `Window::run` vouches
-            // for the output.
+            // SAFETY: `fits` bounds `bytes` to the size of `Words`; the caller of `Window::run`
+            // vouches for the output.
             unsafe { std::ptr::copy_nonoverlapping(result.as_ptr().cast(), memory.output(&to), bytes) };
             return;
         }
@@ -119,7 +119,8 @@ fn run_in_groups(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_
         hierarchy::collect(&window.phases, groups, phase, window.chain, carried, &mut window.inline);
         take(window, memory);
         if reduces && arrival == Arrival::Leads {
-            // SAFETY: as above.
+            // SAFETY: `take` has just written the output, which the caller of `Window::run` vouches
+            // for; `bytes` fit `Words`.
             unsafe { std::ptr::copy_nonoverlapping(memory.output(&to).cast_const(), result.as_mut_ptr().cast(), bytes) };
             hierarchy::release(&window.phases, groups, phase, window.chain, carried, result);
         }

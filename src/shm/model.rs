@@ -6,13 +6,13 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 
 use super::flags::{FlagLine, FlagLines, Phases, SLOTS};
-use super::hierarchy::{GroupLines, Hops};
+use super::hierarchy::{GroupLines, LeaderLines};
 use crate::sync::{AtomicU32, Ordering};
 
 /// A slot is a cell in which loom detects races. A futex is a lock and a condition.
 pub(super) struct Memory {
     lines: Vec<[FlagLine; SLOTS]>,
-    hops: Vec<[Hops; SLOTS]>,
+    leader_lines: Vec<[LeaderLines; SLOTS]>,
     pub(super) slots: Vec<[UnsafeCell<u32>; SLOTS]>,
     finished: Vec<AtomicU32>,
     futex: Mutex<()>,
@@ -49,13 +49,13 @@ impl FlagLines for Arc<Memory> {
 }
 
 impl GroupLines for Arc<Memory> {
-    fn hops(&self, leader: usize, slot: usize) -> &Hops {
-        &self.hops[leader][slot]
+    fn leader_lines(&self, leader: usize, slot: usize) -> &LeaderLines {
+        &self.leader_lines[leader][slot]
     }
 }
 
-/// Runs `steps` on each rank, in every order that loom finds with so many preemptions. All ranks
-/// have published and finished the phases before `first`.
+/// Runs `steps` on each rank, in every order that loom finds with at most `preemptions`
+/// preemptions. All ranks have published and finished the phases before `first`.
 pub(super) fn explore(
     ranks: usize,
     first: u32,
@@ -69,7 +69,7 @@ pub(super) fn explore(
         let before = first.wrapping_sub(1);
         let memory = Arc::new(Memory {
             lines: (0..ranks).map(|_| std::array::from_fn(|_| FlagLine::new())).collect(),
-            hops: (0..ranks).map(|_| std::array::from_fn(|_| Hops::new())).collect(),
+            leader_lines: (0..ranks).map(|_| std::array::from_fn(|_| LeaderLines::new())).collect(),
             slots: (0..ranks).map(|_| std::array::from_fn(|_| UnsafeCell::new(0))).collect(),
             finished: (0..ranks).map(|_| AtomicU32::new(before)).collect(),
             futex: Mutex::new(()),

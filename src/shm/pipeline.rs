@@ -5,7 +5,7 @@ use super::flags::WORDS;
 use super::registered::Loan;
 use super::slots::Slots;
 use super::wait::Sources;
-use super::window::Window;
+use super::window::{Layout, Window};
 use crate::error::Result;
 use crate::failure::OpContext;
 
@@ -42,10 +42,10 @@ pub(crate) trait Collective {
 }
 
 impl Window {
-    /// Runs the first phase of an operation whose buffers may be registered, and returns its number.
-    /// Tells the peers what this rank lends. If it lends nothing and `stages`, this is also the
-    /// first phase of [`Window::pipeline`], which goes on with `from` 1. Ranks announce extents of
-    /// their pools if `all_see` the words of all, which is the same on all ranks.
+    /// Runs the first phase of an operation whose buffers may be registered, and returns its
+    /// number. Tells the peers what this rank lends. If it lends nothing and `stages`, this is also
+    /// the first phase of [`Window::pipeline`], which goes on with `from` 1. Ranks announce extents
+    /// of their pools if `all_see` the words of all, which is the same on all ranks.
     pub(super) fn first_phase<D: Collective>(
         &mut self,
         context: &OpContext<'_>,
@@ -66,6 +66,12 @@ impl Window {
             direct.stage(0, self.slots(phase).of(self.rank));
         }
         self.phases.publish();
+        let sources = match (sources, &self.layout) {
+            // Every rank reads the line of every other, so there is nothing that groups could
+            // spare.
+            (Sources::All, Layout::Groups(_)) if all_see => Sources::Each,
+            _ => sources,
+        };
         self.wait_for(context, sources, phase)?;
         if all_see {
             self.map_announced(context, phase, words)?;

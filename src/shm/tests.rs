@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::autotune::{self, TIME_NEEDED};
 use super::flag_area::FlagArea;
 use super::flags::{Phases, SLOTS};
-use super::groups::Groups;
+use super::groups::{Groups, PhaseGroups};
 use super::registered::Allocation;
 use super::slots::SLOT;
 use super::tuning::Traffic;
@@ -82,7 +82,7 @@ fn on_ranks_in(
                 let autotune = Autotune::new(copy_mode);
                 let mut window = Window::new(area, members.clone(), members, host, patience, autotune, FlagLayout::Auto);
                 if let Some(groups) = groups {
-                    window.layout = Layout::Groups(Box::new([groups.clone(), groups.clone()]));
+                    window.layout = Layout::Groups(Box::new(PhaseGroups::same(groups.clone())));
                 }
                 body(&mut RankWindow { window, info: info(rank, ranks, timeout), seq: 0 }, rank);
             });
@@ -667,6 +667,18 @@ mod in_groups {
             }
             rank_window.run(Op::Barrier, 0, None, 0, RawSlice::EMPTY, RawSliceMut::EMPTY).unwrap();
         });
+    }
+
+    /// A rank that waits too long goes on without its leader, so this takes many operations.
+    #[test]
+    fn leaders_release_their_members() {
+        let rounds = if cfg!(miri) { 50 } else { 3000 };
+        for (op, count) in [(Op::Barrier, 0), (Op::AllReduce, 1)] {
+            on_ranks_in(Some(&Groups::of(&[&[0, 1]])), CopyMode::Auto, 2, LATE, |rank_window, rank| {
+                (0..rounds).for_each(|round| rank_window.check(op, count, 0, false, round));
+                assert_eq!(rank_window.window.releases > 0, rank == 1, "{op}, rank {rank}");
+            });
+        }
     }
 
     /// All ranks decide in the first operation in which all wait for all.

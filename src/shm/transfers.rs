@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::flag_area::FlagArea;
 use super::flags::{Phases, SLOTS, WORDS};
-use super::groups::Groups;
+use super::groups::{Groups, PhaseGroups};
 use super::hierarchy::{self, Arrival, Waiter};
 use crate::bootstrap::host_group::area::{AREA, Area};
 use crate::config::FlagLayout;
@@ -69,7 +69,7 @@ impl Caches {
 /// The ranks of a host in a phase.
 struct Model {
     caches: Rc<RefCell<Caches>>,
-    /// `None` while the rank climbs.
+    /// `None` while the rank waits for all.
     ranks: Vec<RefCell<Option<Phases<FlagArea>>>>,
     has_arrived: RefCell<Vec<bool>>,
     groups: Option<Groups>,
@@ -105,11 +105,16 @@ impl Waiter for Rank<'_> {
         (0..ranks).filter(|&peer| peer != rank).try_for_each(|peer| self.wait_for_rank(peer, phase))
     }
 
-    /// Runs the leader, if it has not run yet.
-    fn wait_for_hop(&mut self, leader: usize, is_there: impl Fn(&FlagArea) -> Option<bool>) -> bool {
-        if watched::unwatched(|| is_there(&self.phases.lines)).is_none() {
+    /// Runs leaders that have not run yet, this rank's own one first, until the line is there.
+    fn wait_for_leader_line(&mut self, is_there: impl Fn(&FlagArea) -> Option<bool>) -> bool {
+        let (rank, groups) = (self.phases.rank(), self.model.groups.as_ref().expect("ranks form groups"));
+        let leader = |group: usize| groups.members(group)[0];
+        for leader in std::iter::once(groups.of_rank(rank)).chain(0..groups.count()).map(leader) {
+            if watched::unwatched(|| is_there(&self.phases.lines)).is_some() {
+                break;
+            }
             self.model.arrive(leader);
-            self.model.caches.borrow_mut().rank = self.phases.rank();
+            self.model.caches.borrow_mut().rank = rank;
         }
         is_there(&self.phases.lines).expect("the leader has published")
     }
@@ -158,37 +163,37 @@ impl Model {
         }
         self.caches.borrow_mut().rank = rank;
         let phases = self.ranks[rank].borrow_mut().take().expect("no leader waits for a rank that waits for it");
-        let mut here = Rank { model: self, phases };
-        let (ranks, fingerprint) = (self.ranks.len(), here.fingerprint());
+        let mut waiting = Rank { model: self, phases };
+        let (ranks, fingerprint) = (self.ranks.len(), waiting.fingerprint());
         let mut all = vec![[0; WORDS]; ranks];
         let sum = |all: &[[u64; WORDS]]| all.iter().map(|words| words[0]).sum::<u64>();
         let reduced = match &self.groups {
             None => {
-                let Ok(()) = here.wait_for_each(self.phase);
-                (0..ranks).for_each(|peer| all[peer][0] = here.phases.line(peer, self.phase).word(0));
+                let Ok(()) = waiting.wait_for_each(self.phase);
+                (0..ranks).for_each(|peer| all[peer][0] = waiting.phases.line(peer, self.phase).word(0));
                 sum(&all)
             }
             Some(groups) => {
-                let Ok(arrival) = hierarchy::climb(&mut here, groups, self.phase, self.words);
+                let Ok(arrival) = hierarchy::wait_for_all(&mut waiting, groups, self.phase, self.words);
                 if arrival == Arrival::Released {
-                    hierarchy::result(&here.phases, groups, self.phase)[0]
+                    hierarchy::result(&waiting.phases, groups, self.phase)[0]
                 } else {
-                    hierarchy::collect(&here.phases, groups, self.phase, fingerprint, self.words, &mut all);
+                    hierarchy::collect(&waiting.phases, groups, self.phase, fingerprint, self.words, &mut all);
                     let reduced = sum(&all);
-                    hierarchy::release(&here.phases, groups, self.phase, fingerprint, self.words, [reduced; WORDS]);
+                    hierarchy::release(&waiting.phases, groups, self.phase, fingerprint, self.words, [reduced; WORDS]);
                     reduced
                 }
             }
         };
         assert!(self.words == 0 || reduced == (1..=ranks as u64).sum());
-        here.phases.all_have_reached(self.phase);
-        here.phases.finish();
-        *self.ranks[rank].borrow_mut() = Some(here.phases);
+        waiting.phases.all_have_reached(self.phase);
+        waiting.phases.finish();
+        *self.ranks[rank].borrow_mut() = Some(waiting.phases);
     }
 }
 
-/// Returns how many lines one phase moves, and how many of them one after the other, when the caches
-/// are as many phases leave them.
+/// Returns how many lines one phase moves, and how many of them one after the other, in the steady
+/// state.
 fn count(ranks: usize, groups: Option<Groups>, words: usize) -> (usize, usize) {
     let mut model = Model::new(ranks, groups, words);
     let mut counts = Vec::new();
@@ -204,8 +209,8 @@ fn count(ranks: usize, groups: Option<Groups>, words: usize) -> (usize, usize) {
     counts[0]
 }
 
-/// The table of docs/performance.md: ranks; for a flat layout, a barrier in groups and an all-reduce
-/// of 8 bytes in groups: the groups, all transfers, and those on the critical path.
+/// The table of docs/performance.md: ranks; for a flat layout, a barrier in groups and an
+/// all-reduce of 8 bytes in groups: the groups, all transfers, and those on the critical path.
 #[test]
 #[cfg_attr(miri, ignore = "one thread, and takes hours")]
 fn transfers_are_counted() {
@@ -218,7 +223,8 @@ fn transfers_are_counted() {
         (256, (65536, 255), (16, (992, 31)), (43, (2531, 48))),
     ];
     for (ranks, flat, barrier, reduced) in expected {
-        let [empty, carrying] = Groups::choose(&vec![Domains::default(); ranks], false, FlagLayout::Hierarchy).unwrap();
+        let domains = vec![Domains::default(); ranks];
+        let PhaseGroups { empty, carrying } = PhaseGroups::choose(&domains, false, FlagLayout::Hierarchy).unwrap();
         let counts = [count(ranks, None, 0), count(ranks, None, 1)];
         assert_eq!(counts, [flat; 2], "{ranks} ranks; words lie in the line that ranks read anyway");
         let in_groups = |groups: Groups, words| (groups.count(), count(ranks, Some(groups), words));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::flag_area::FlagArea;
 use super::flags::{Phases, SLOTS, WORDS, Words};
-use super::groups::Groups;
+use super::groups::{Groups, PhaseGroups};
 use super::hierarchy::{self, Arrival, Waiter};
 use super::window::{Layout, Window};
 use crate::config::FlagLayout;
@@ -19,9 +19,9 @@ const NAP: Duration = Duration::from_millis(50);
 /// The ranks whose phases a rank waits for.
 #[derive(Clone, Copy)]
 pub(crate) enum Sources {
-    /// All, as every rank does in this phase.
+    /// Every peer, in a phase in which every rank waits for every peer. Groups may do this.
     All,
-    /// All, one after the other. Not every rank need do so.
+    /// Every peer, by its own flag line. Other ranks may wait for fewer.
     Each,
     One(usize),
     None,
@@ -126,18 +126,18 @@ impl Window {
         Ok(())
     }
 
-    /// Decides how ranks wait for all of them, and whether they spin, by what each told when it entered the window. All
-    /// ranks do so at the end of the same phase, the first in which all wait for all, so all have
-    /// told and decide the same.
+    /// Decides how ranks wait for all of them, and whether they spin, by what each told when it
+    /// entered the window. All ranks do so at the end of the same phase, the first in which all
+    /// wait for all, so all have told and decide the same.
     #[cold]
     fn decide(&mut self, setting: FlagLayout) {
         let affinities = (0..self.members.len()).map(|rank| self.phases.lines.rank_state(rank).affinity());
         let (processors, domains): (Vec<Processors>, Vec<Domains>) = affinities.unzip();
         let is_crowded = sys::is_crowded(&processors);
         self.patience.set_crowded(is_crowded);
-        self.layout = match Groups::choose(&domains, is_crowded, setting) {
+        self.layout = match PhaseGroups::choose(&domains, is_crowded, setting) {
             Some(groups) => {
-                tracing::debug!(ranks = domains.len(), groups = groups[0].count(), "ranks wait for each other in groups");
+                tracing::debug!(ranks = domains.len(), groups = groups.empty.count(), "ranks wait for each other in groups");
                 Layout::Groups(Box::new(groups))
             }
             None => Layout::Flat,
@@ -146,7 +146,7 @@ impl Window {
 
     /// As [`Window::wait_for_each`], where ranks form groups.
     fn wait_in_groups(&mut self, context: &OpContext<'_>, phase: u32) -> Result<()> {
-        self.climb(context, phase, 0, |window, groups, arrival| {
+        self.wait_for_all(context, phase, 0, |window, groups, arrival| {
             if arrival == Arrival::Leads {
                 hierarchy::release(&window.phases, groups, phase, window.chain, 0, [0; WORDS]);
             }
@@ -159,7 +159,7 @@ impl Window {
     /// # Panics
     ///
     /// If ranks form no groups.
-    pub(super) fn climb(
+    pub(super) fn wait_for_all(
         &mut self,
         context: &OpContext<'_>,
         phase: u32,
@@ -167,12 +167,16 @@ impl Window {
         arrived: impl FnOnce(&mut Window, &Groups, Arrival),
     ) -> Result<()> {
         let Layout::Groups(groups) = std::mem::replace(&mut self.layout, Layout::Flat) else {
-            unreachable!("ranks climb in groups only");
+            unreachable!("only ranks in groups wait in this way");
         };
-        let chosen = &groups[usize::from(words > 0)];
-        let result = hierarchy::climb(&mut Here { window: self, context }, chosen, phase, words);
+        let chosen = groups.for_words(words);
+        let result = hierarchy::wait_for_all(&mut WaitingRank { window: self, context }, chosen, phase, words);
         let result = result.map(|arrival| {
             self.phases.all_have_reached(phase);
+            #[cfg(test)]
+            {
+                self.releases += u64::from(arrival == Arrival::Released);
+            }
             arrived(self, chosen, arrival);
         });
         self.layout = Layout::Groups(groups);
@@ -242,12 +246,12 @@ impl Window {
 }
 
 /// A rank that waits in an operation.
-struct Here<'a, 'b> {
+struct WaitingRank<'a, 'b> {
     window: &'a mut Window,
     context: &'a OpContext<'b>,
 }
 
-impl Waiter for Here<'_, '_> {
+impl Waiter for WaitingRank<'_, '_> {
     type Lines = FlagArea;
     type Error = Error;
 
@@ -267,8 +271,8 @@ impl Waiter for Here<'_, '_> {
         self.window.wait_for_each(self.context, phase)
     }
 
-    fn wait_for_hop(&mut self, _: usize, is_there: impl Fn(&FlagArea) -> Option<bool>) -> bool {
-        let Here { window, context } = self;
+    fn wait_for_leader_line(&mut self, is_there: impl Fn(&FlagArea) -> Option<bool>) -> bool {
+        let WaitingRank { window, context } = self;
         if let Some(agrees) = is_there(&window.phases.lines) {
             return agrees;
         }
@@ -279,8 +283,8 @@ impl Waiter for Here<'_, '_> {
                 break agrees;
             }
             if window.patience.pause(&mut waiting) {
-                // This wait is not over. What there is to learn, the wait for the flag lines learns, with
-                // which it goes on.
+                // This wait is not over. The wait for the flag lines, with which it goes on, learns
+                // what there is to learn.
                 context.waits();
                 return false;
             }

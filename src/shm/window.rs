@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use super::flag_area::{FlagArea, LEFT, PRESENT, REVOKED};
 use super::flags::{FlagLines, Phases, SLOTS, WORDS, Words};
-use super::groups::Groups;
+use super::groups::PhaseGroups;
 use super::placement::Placement;
 use super::pool::Pool;
 use super::registered::Heap;
@@ -29,11 +29,12 @@ pub(super) struct CacheLine(pub(super) [u8; 64]);
 
 /// How ranks wait for all of them.
 pub(super) enum Layout {
-    /// Every rank reads the flags of all, until it has read where all run. Then the setting decides.
+    /// Every rank reads the flags of all, until it has read where all run. Then the setting
+    /// decides.
     Undecided(FlagLayout),
     Flat,
-    /// Groups for phases that carry nothing, and for those in which leaders give each other words.
-    Groups(Box<[Groups; 2]>),
+    /// Ranks form groups, whose group leaders read the flags of their members and of each other.
+    Groups(Box<PhaseGroups>),
 }
 
 /// The memory that the ranks of one host share, seen from one of them.
@@ -84,6 +85,9 @@ pub(crate) struct Window {
     /// In how many operations this rank has used registered buffers of its peers.
     #[cfg(test)]
     pub(super) loans: u64,
+    /// How often a group leader has released this rank.
+    #[cfg(test)]
+    pub(super) releases: u64,
 }
 
 // SAFETY: `parts` is used only within a call, and `slots` holds addresses in memory that the host
@@ -142,6 +146,8 @@ impl Window {
             cannot_read: false,
             #[cfg(test)]
             loans: 0,
+            #[cfg(test)]
+            releases: 0,
         }
     }
 

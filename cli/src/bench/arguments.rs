@@ -60,7 +60,7 @@ pub(crate) struct Args {
     /// How ranks of a host copy large private buffers: auto, staged, streamed or cma
     #[arg(long)]
     pub(super) copy_mode: Option<CopyMode>,
-    /// How ranks of a host wait for each other: auto, flat or hierarchy
+    /// How ranks of a host learn that all have reached a phase: auto, flat or hierarchy
     #[arg(long)]
     pub(super) flag_layout: Option<FlagLayout>,
     /// TCP connections of one link

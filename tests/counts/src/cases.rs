@@ -194,7 +194,7 @@ fn of(ranks: usize) -> Vec<Case> {
         Case { name, kind, form, ranks, rank, first, memory, bytes }
     };
     const M: usize = 1 << 20;
-    // The blocks of four ranks in a flag line.
+    // Eight bytes from each rank.
     let blocks = 8 * ranks;
     let mut cases = vec![
         case("barrier", Kind::Barrier, Form::Inline, 0),
@@ -222,7 +222,8 @@ fn of(ranks: usize) -> Vec<Case> {
         case("all_to_all", Kind::AllToAll, Form::Registered, M),
         case("reduce, root", Kind::Reduce, Form::Inline, 8),
     ];
-    // It checks its deadline 20 times. Each takes a lock that another thread may hold.
+    // At 4 ranks, a cma all-reduce checks its deadline about 20 times; each check takes a lock that
+    // the failure detector may hold, so the count of locked instructions varies.
     cases.retain(|case| ranks == 2 || case.form != Form::CmaReduce);
     // How often a receiver looks at how far the other receivers have read, none of which it waits
     // for, depends on when they run.

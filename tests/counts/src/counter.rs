@@ -33,7 +33,7 @@ pub(crate) struct Counts {
     pub(crate) stored: u64,
 }
 
-/// What is printed, and differs with the compiler and the processor.
+/// What differs with the compiler and the processor. Not in the table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rough {
     pub(crate) instructions: u64,
@@ -75,7 +75,7 @@ pub(crate) struct Counter {
     factory: InstructionInfoFactory,
     functions: [u64; FUNCTIONS.len()],
     shared: Vec<Range<u64>>,
-    /// Private buffers, and those of the library from which the system copies or to which it does.
+    /// Private buffers, and memory to which `process_vm_readv` copies.
     private: Vec<Range<u64>>,
     inside: Option<Inside>,
     loaded_lines: BTreeSet<u64>,
@@ -125,7 +125,7 @@ impl Counter {
         Ok(decoded)
     }
 
-    /// Whether the rank's next instruction is one before which its peers are to run.
+    /// Classifies the rank's next instruction.
     pub(crate) fn next(&mut self, rank: &Traced, registers: &Registers) -> Result<Next> {
         let decoded = self.decode(rank, registers.rip)?;
         Ok(match decoded.instruction.mnemonic() {

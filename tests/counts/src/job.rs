@@ -20,7 +20,7 @@ pub(crate) const RANK: &str = "--rank";
 const WARM_UP: u64 = 20;
 
 /// The longest memory that is flags and no data, in bytes.
-const FLAGS: u64 = 256 << 10;
+const LONGEST_FLAG_MEMORY: u64 = 256 << 10;
 
 /// How often all peers run on at most, before they are as far as they can come.
 const ROUNDS: usize = 1000;
@@ -163,7 +163,7 @@ impl Job {
     /// The flags that all ranks share, and whether they have ended.
     fn flags(&self, counted: usize) -> Result<(Vec<Vec<u8>>, Vec<bool>)> {
         let mut all = Vec::new();
-        for range in self.shared.iter().filter(|range| range.end - range.start <= FLAGS) {
+        for range in self.shared.iter().filter(|range| range.end - range.start <= LONGEST_FLAG_MEMORY) {
             let mut bytes = vec![0; (range.end - range.start) as usize];
             self.ranks[counted].traced.read(range.start, &mut bytes)?;
             all.push(bytes);
@@ -196,7 +196,8 @@ impl Rank {
     }
 
     /// Leaves out the system call of a sleep that the rank has announced, and lets it take the
-    /// announcement back: a peer would wake it by a system call. The rank waits for the same as before.
+    /// announcement back: a peer would wake it by a system call. The rank waits for the same as
+    /// before.
     fn leave_out_sleep(&mut self, mut registers: Registers) -> Result<()> {
         registers.orig_rax = u64::MAX;
         self.traced.set_registers(&registers)?;

@@ -18,8 +18,8 @@ pub(crate) const FUNCTIONS: [&CStr; 6] = [c"memcpy", c"memmove", c"memset", c"me
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mailbox {
-    /// Of the tracer: the operation ([`Kind::number`]), the bytes of the whole buffer, how often to run
-    /// it, and whether in registered buffers.
+    /// Of the tracer: the operation ([`Kind::number`]), the bytes of the whole buffer, how often to
+    /// run it, and whether in registered buffers.
     pub(crate) kind: u64,
     pub(crate) bytes: u64,
     pub(crate) times: u64,
@@ -41,7 +41,8 @@ pub(crate) enum Stop {
 /// Stops for the tracer.
 #[inline(always)]
 fn stop(mailbox: *mut Mailbox, at: Stop) {
-    // SAFETY: the tracer handles the trap, and writes nothing but the mailbox.
+    // SAFETY: the tracer handles the trap. At this stop the tracer writes only the mailbox; what it
+    // changes elsewhere it restores before this thread runs on.
     unsafe { asm!("int3", in("rdi") mailbox, in("rsi") at as u64) };
 }
 
@@ -61,8 +62,10 @@ pub(crate) fn main(api: Api) {
         Api::Rust => Box::new(ThroughRust::connect()),
     };
     let functions = FUNCTIONS.map(|name| {
-        // SAFETY: the name ends with a zero. The C library of this process has the function.
-        unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as u64 }
+        // SAFETY: the name ends with a zero.
+        let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        assert!(!address.is_null(), "libc has no {name:?}");
+        address as u64
     });
     let mailbox = Mailbox { kind: 0, bytes: 0, times: 0, registered: 0, buffers: rank.buffers(), functions };
     let mailbox = Box::into_raw(Box::new(mailbox));
@@ -74,13 +77,13 @@ pub(crate) fn main(api: Api) {
     }
 }
 
-/// Zeroed private memory that begins with a page.
+/// Zeroed private memory that begins with a page, and whose pages exist.
 fn private() -> &'static mut [f32] {
     let layout = Layout::from_size_align(BUFFER, 4096).expect("the layout is valid");
-    // SAFETY: the layout has a size. The memory is zeroed, which is a value of f32, aligned, and never
-    // freed.
+    // SAFETY: the layout has a size. The memory is zeroed, which is a value of f32, aligned, and
+    // never freed.
     unsafe {
-        let start = std::alloc::alloc_zeroed(layout);
+        let start = std::alloc::alloc(layout);
         assert!(!start.is_null());
         start.write_bytes(0, BUFFER);
         std::slice::from_raw_parts_mut(start.cast(), BUFFER / size_of::<f32>())
@@ -172,7 +175,8 @@ impl ThroughC {
     fn connect() -> ThroughC {
         let path = std::env::var(crate::job::LIBRARY).expect("the tracer names the library");
         let path = CString::new(path).expect("a path has no zeros");
-        // SAFETY: the path ends with a zero. What the library does as it is loaded is its own matter.
+        // SAFETY: the path ends with a zero. What the library does as it is loaded is its own
+        // matter.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null(), "{path:?} cannot be loaded");
         let find = |name| symbol(library, name);

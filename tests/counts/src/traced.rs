@@ -128,7 +128,8 @@ impl Traced {
         Ok(())
     }
 
-    /// Lets the process run until it reaches an address, which it reaches by the present thread alone.
+    /// Lets the process run until it reaches an address, which it reaches by the present thread
+    /// alone.
     pub(crate) fn run_to(&mut self, address: u64) -> Result<()> {
         let word = self.peek(address)?;
         self.poke(address, word & !0xff | u64::from(INT3))?;
