@@ -1,6 +1,6 @@
 //! Measures what depends on the machine: the fastest copy mode for large private buffers, and up to
-//! which size one phase is faster than two. The first operations measure, and the later ones use the
-//! result. Copy modes are measured again from time to time.
+//! which size one phase is faster than two. The first operations measure, and the later ones use
+//! the result. Copy modes are measured again from time to time.
 //!
 //! kolo measures, because the result depends on more than the processor. Processors that share a
 //! cache stage data in it best. For processors that do not, a cache line costs more from another
