@@ -31,7 +31,7 @@ use crate::types::{DType, Op, ReduceOp};
 /// How often each copy mode is measured, for the sizes of [`Traffic::measured`]. The fastest
 /// repetition counts: other programs share the machine, and the first repetitions of the smaller
 /// buffer use slots that were never written, where every page costs more than the copy into it.
-const REPETITIONS: [usize; SIZES] = [8, 3];
+const REPETITIONS: [usize; SIZES] = [8, 3, 2];
 
 /// The time that every rank must have left for a measurement to begin. A measurement takes about
 /// ten milliseconds, and many times that where ranks share processors. It runs inside the deadline

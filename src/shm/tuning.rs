@@ -17,44 +17,37 @@ pub(super) enum Traffic {
 const TRAFFICS: usize = 3;
 
 /// The number of sizes for which copy modes are measured apart.
-pub(super) const SIZES: usize = 2;
+pub(super) const SIZES: usize = 3;
 
 impl Traffic {
+    /// The fewest bytes of each size. What is reduced no longer fits the caches of most processors
+    /// from the second on, and what is copied from the third on.
+    const fn sizes(self) -> [usize; SIZES] {
+        match self {
+            Traffic::Reduced => [1 << 20, 8 << 20, usize::MAX],
+            Traffic::Copied | Traffic::Spread => [64 << 10, 1 << 20, 8 << 20],
+        }
+    }
+
     /// From this many bytes on, a buffer is large, and staging may not be the fastest copy mode.
     pub(super) const fn large(self) -> usize {
-        match self {
-            Traffic::Reduced => 1 << 20,
-            Traffic::Copied | Traffic::Spread => 64 << 10,
-        }
+        self.sizes()[0]
     }
 
-    /// From this many bytes on, another copy mode may be the fastest: reduced data no longer fits
-    /// the caches of most processors.
-    const fn very_large(self) -> usize {
-        match self {
-            Traffic::Reduced => 8 << 20,
-            Traffic::Copied | Traffic::Spread => 1 << 20,
-        }
-    }
-
-    /// Bytes of the buffers with which copy modes are measured: one for large buffers, one for very
-    /// large ones.
+    /// Bytes of the buffers with which the copy modes of each size are measured.
     pub(super) const fn measured(self) -> [usize; SIZES] {
         match self {
-            Traffic::Reduced => [self.large(), 2 * self.very_large()],
-            Traffic::Copied | Traffic::Spread => [2 * self.large(), self.very_large()],
+            Traffic::Reduced => [1 << 20, 16 << 20, 16 << 20],
+            Traffic::Copied | Traffic::Spread => [128 << 10, 1 << 20, 16 << 20],
         }
     }
 
     /// The size of a buffer of `bytes`, from 0.
     pub(super) const fn size(self, bytes: usize) -> usize {
-        (bytes >= self.very_large()) as usize
+        let [_, second, third] = self.sizes();
+        (bytes >= second) as usize + (bytes >= third) as usize
     }
 }
-
-/// From this many bytes on, copied data is staged: reading 64 MiB by cma takes a third longer than
-/// staging it with non-temporal copies.
-const STAGED_COPIES: usize = 8 << 20;
 
 /// A copy mode is measured again after operations that take this many times as long as the
 /// measurement.
@@ -182,7 +175,6 @@ impl Autotune {
     pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
         let copy_mode = match (self.wanted, self.may_read) {
             _ if bytes < traffic.large() => CopyMode::Staged,
-            (CopyMode::Auto, _) if traffic != Traffic::Reduced && bytes >= STAGED_COPIES => CopyMode::Staged,
             (CopyMode::Auto, _) => match self.measured[traffic as usize][traffic.size(bytes)] {
                 Measured { left: 0, .. } => CopyMode::Auto,
                 Measured { copy_mode: CopyMode::Cma, .. } if self.may_read == Some(false) => CopyMode::Staged,
