@@ -29,7 +29,7 @@ use crate::schedule::Blocks;
 use crate::types::{DType, Op, ReduceOp};
 
 /// How often each copy mode is measured, for the sizes of [`Traffic::measured`]. The fastest
-/// repetition counts: other programs share the machine, and the first repetitions of the smaller
+/// repetition counts: other programs share the machine, and the first repetitions of the smallest
 /// buffer use slots that were never written, where every page costs more than the copy into it.
 const REPETITIONS: [usize; SIZES] = [8, 3, 2];
 

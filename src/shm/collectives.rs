@@ -8,7 +8,7 @@
 //! | [`inline`](mod@inline): up to 48 bytes of each rank, in the flag line | only the line | 1 |
 //! | [`OneShot`]: stage all, reduce all ranks' input | (N + 3) S | 1 |
 //! | [`TwoShot`]: stage the peers' chunks, reduce its own, read theirs | (5 - 1/N) S | 2 |
-//! | [`cma`], all-reduce: read the inputs for its chunk, then the other chunks | (5 - 3/N) S | 3 |
+//! | [`cma`], all-reduce: read the inputs for its chunk, then the other chunks | (5 - 3/N) S | 4 |
 //! | [`cma`], without reductions: read the peers' inputs | 2 S | 3 |
 //! | [`all_reduce`], registered: reduce its chunk where it lies, write it to all | (3 - 1/N) S | 2 |
 //! | [`pull`], registered: read the peers' inputs where they lie | 2 S | 2 |

@@ -21,7 +21,7 @@ pub(super) const SIZES: usize = 3;
 
 impl Traffic {
     /// The fewest bytes of each size. What is reduced no longer fits the caches of most processors
-    /// from the second on, and what is copied from the third on.
+    /// from the second on, which is the last, and what is copied from the third on.
     const fn sizes(self) -> [usize; SIZES] {
         match self {
             Traffic::Reduced => [1 << 20, 8 << 20, usize::MAX],

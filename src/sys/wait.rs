@@ -73,8 +73,8 @@ const RETRY: u32 = 256;
 const CHECKS: u32 = 32;
 
 impl Patience {
-    /// For a communicator with `ranks` ranks on this machine, which may use the processors that this
-    /// process may use.
+    /// For a communicator with `ranks` ranks on this machine, which may use the same processors as
+    /// this process.
     pub(crate) fn new(ranks: usize) -> Patience {
         let patience = Patience {
             spin: AtomicU32::new(0),
