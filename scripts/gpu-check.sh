@@ -2,22 +2,30 @@
 # Runs the checks that need a GPU, on a machine without Rust and without a network.
 #
 #     scripts/gpu-check.sh --pack FOLDER                 with Rust: builds the checks into FOLDER
-#     FOLDER/gpu-check.sh --run FOLDER --out REPORT      with a GPU: writes REPORT.json and REPORT.md
+#     FOLDER/gpu-check.sh --run FOLDER --out REPORT --parts first
+#     FOLDER/gpu-check.sh --run FOLDER --out REPORT --parts second
+#                                                        with a GPU: write REPORT.json, .md and .log
+#     FOLDER/gpu-check.sh --list                         names the parts, for --parts NAME,...
 #
-# --run needs a driver and python3. The comparison with Gloo and NCCL also needs PyTorch, the backend a
-# C++ compiler, and the checks of races and accesses compute-sanitizer. The kernels are compiled by
-# CUDA's run-time compiler, which PyTorch has, or are prebuilt. The report names what is missing. It
-# takes nine minutes at most.
+# A call of --run ends within nine minutes. It adds to the report that is there, and replaces the
+# parts that it runs again. The report is written after each part, so a call that is ended leaves
+# what it has found.
 #
-# If the machine with the GPU has no C++ compiler, --pack can also build PyTorch's backend: set
-# KOLO_GPU_PYTHON to a Python of the same version with the same PyTorch.
+# --run needs a driver and python3. The comparison with Gloo and NCCL also needs PyTorch, and the
+# check of accesses compute-sanitizer. The kernels are compiled by CUDA's run-time compiler, which
+# PyTorch has, or are prebuilt. The report names what is missing.
+#
+# --pack builds PyTorch's backend for Python 3.12 and PyTorch 2.11, if python3.12 is there: it
+# installs PyTorch into the target folder, 5 GB. Set KOLO_GPU_PYTHON to a Python that has another
+# PyTorch, or to "" for no backend. A machine with the GPU for which none was built needs a C++
+# compiler.
 #
 # The exit status is 0 if all checks that ran passed, 1 if one failed, 2 for wrong arguments, and 3 if
-# no check ran.
+# no check ran. The last lines name each part and test that failed, and why.
 set -eu
 
 usage() {
-    sed -n '2,5s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
     exit 2
 }
 
@@ -26,16 +34,17 @@ here=$(cd "$(dirname "$0")" && pwd)
 for argument; do
     [ -n "$argument" ] || usage
 done
-if [ $# = 4 ] && [ "$1" = --run ] && [ "$3" = --out ]; then
+case ${1:-} in
+--run | --list)
     if ! command -v python3 >/dev/null; then
         echo "NOTHING WAS RUN: there is no python3" >&2
         exit 3
     fi
-    exec python3 "$here/gpu_check.py" "$2" "$4"
-fi
-if [ $# != 2 ] || [ "$1" != --pack ]; then
-    usage
-fi
+    exec python3 "$here/gpu_check.py" "$@"
+    ;;
+--pack) [ $# = 2 ] || usage ;;
+*) usage ;;
+esac
 
 mkdir -p "$2"
 folder=$(cd "$2" && pwd)
@@ -58,7 +67,8 @@ for part in bin lib include torch peers python; do
 done
 cp "$built/release/kolo" "$folder/bin/kolo"
 cp "$tests" "$folder/bin/unit-tests"
-strip "$folder/bin/kolo" "$folder/bin/unit-tests"
+# Names of functions stay, for stacks.
+strip --strip-debug "$folder/bin/kolo" "$folder/bin/unit-tests"
 cp "$built/release/libkolo.a" "$folder/lib/"
 strip --strip-debug "$folder/lib/libkolo.a"
 gzip -9n "$folder/lib/libkolo.a"
@@ -68,17 +78,45 @@ for part in csrc src tests examples setup.py pyproject.toml README.md; do
 done
 find "$folder/torch" -name __pycache__ -prune -exec rm -rf {} + -o -name '*.so' -exec rm {} + -o -name '*.egg-info' -prune -exec rm -rf {} +
 cp cli/peers/device.py "$folder/peers/"
-cp "$here/gpu-check.sh" "$here/gpu_check.py" "$folder/"
+cp "$here/gpu-check.sh" "$here"/gpu_*.py "$folder/"
 chmod +x "$folder/gpu-check.sh"
 git describe --always --dirty --abbrev=12 --exclude='*' >"$folder/COMMIT" 2>/dev/null || echo unknown >"$folder/COMMIT"
 # What PyTorch's backend is built and tested with.
-if ! python3 -m pip install --quiet --disable-pip-version-check --target "$folder/python" pytest ninja 'setuptools>=77' wheel; then
-    echo "without pytest, ninja and setuptools: where they are missing, the PyTorch backend will not be run" >&2
+install() {
+    python3 -m pip install --quiet --disable-pip-version-check --target "$folder/python" pytest ninja 'setuptools>=77' wheel "$@"
+}
+# py-spy shows the native stacks of Python processes. It is not there for every platform.
+if ! install py-spy; then
+    rm -rf "$folder/python"
+    mkdir "$folder/python"
+    if ! install; then
+        echo "without pytest, ninja and setuptools: where they are missing, the PyTorch backend will not be run" >&2
+    fi
 fi
+
+# A virtual environment is kept for the next time.
+python_of_gpu() {
+    if ! command -v python3.12 >/dev/null || ! python3.12 -c '' 2>/dev/null; then
+        echo "without PyTorch's backend: there is no python3.12, and KOLO_GPU_PYTHON names no other Python" >&2
+        return
+    fi
+    if [ ! -f "$built/gpu-python/complete" ]; then
+        rm -rf "$built/gpu-python"
+        if ! python3.12 -m venv "$built/gpu-python" >&2 ||
+            ! "$built/gpu-python/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.11.0 >&2; then
+            echo "without PyTorch's backend: PyTorch 2.11 cannot be installed" >&2
+            return
+        fi
+        touch "$built/gpu-python/complete"
+    fi
+    echo "$built/gpu-python/bin/python"
+}
+
 rm -rf "$folder/site"
-if [ -n "${KOLO_GPU_PYTHON:-}" ]; then
+python=${KOLO_GPU_PYTHON-$(python_of_gpu)}
+if [ -n "$python" ]; then
     KOLO_TORCH_CPP=1 KOLO_LIBRARY=$built/release/libkolo.a PYTHONPATH=$folder/python PATH=$folder/python/bin:$PATH \
-        "$KOLO_GPU_PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        "$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
         --target "$folder/site" ./torch
     strip "$folder"/site/torch_kolo/*.so
 fi

@@ -1,31 +1,163 @@
-"""Tests gpu_check.py with stubs of kolo's programs: python3 -m unittest discover -s scripts"""
+"""Runs gpu-check.sh without a GPU, on fake programs: python3 -m unittest discover -s scripts
 
-import contextlib
-import io
+The programs print and write what the real ones do. `PLANTED` makes them fail.
+"""
+
 import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
-from unittest import mock
 
 import gpu_check
+import gpu_report
+import gpu_stacks
 
-# Measures nothing, and says how long each size took; never ends for the sizes that KOLO_HANGS
-# names.
-KOLO = """#!{python}
-import json, os, sys, time
+HERE = Path(__file__).parent
+# A command that hangs is ended after so many seconds: far more than a fake program takes, also on a
+# machine that is busy.
+MOST = 10
+# Only a check that does not end takes this long, in seconds.
+PATIENCE = 300
+
+PLANTED = """
+import json, os, signal, time
+
+def hang_for_ever():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(os.environ["HUNG"], "a") as pids:
+        print(os.getpid(), file=pids)
+    while True:
+        time.sleep(1)
+
+def fault(name):
+    kind = json.loads(os.environ.get("PLANTED", "{}")).get(name)
+    if kind == "hang":
+        hang_for_ever()
+    if kind == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return kind
+"""
+
+PROBE = """
+import json, os, sys
+from planted import fault
+what = sys.argv[1]
+fault(f"probe {what}")
+missing = os.environ.get("NO_" + what.upper())
+found = {
+    "device": {"device": os.environ.get("DEVICE", "Fake GPU"), "gpus": 1, "cuda": "13.0"},
+    "torch": {"torch": "2.11.0", "libraries": []},
+    "copies": {"device_copy_gbs": 4300.0, "pinned_both_ways_us": 60.0},
+}
+print(json.dumps({"missing": missing} if missing else found[what]))
+"""
+
+# Its ranks are in sessions of their own, as those of the real one are in groups of their own.
+KOLO = """
+import json, os, subprocess, sys
+from planted import fault
 words = sys.argv[1:]
 if words[0] == "doctor":
-    sys.exit(print("fine"))
-sizes = [int(size) for size in words[words.index("--sizes") + 1].split(",")]
-time.sleep(600 if str(max(sizes)) == os.environ.get("KOLO_HANGS") else 0)
-rows = [{{"bytes": size, "in_place": {{"p50_us": 5 + size / 1e6, "algbw_gbs": 1000.0, "wrong": 0}}}} for size in sizes]
-json.dump({{"rows": rows}}, open(words[words.index("--json") + 1], "w"))
+    fault("doctor")
+    print("kolo works here")
+elif words[0] == "run":
+    rank = subprocess.Popen(words[words.index("--") + 1:], env={**os.environ, "RANKS": words[2]}, start_new_session=True)
+    if rank.wait():
+        sys.exit(f"rank 0 ended with {rank.returncode}")
+else:
+    assert words[:4] == ["bench", "all_reduce", "--device", "cuda"] and "--check" in words, words
+    sizes = [int(size) for size in words[words.index("--sizes") + 1].split(",")]
+    kind = "registered" if "--registered" in words else os.environ.get("KOLO_DEVICE_PATH", "any")
+    planted = fault(f"bench {kind} {os.environ['RANKS']} {max(sizes)}")
+    wrong = 12 if planted == "wrong" else 0
+    line = lambda size: {"p50_us": 5 + size / 1e6, "algbw_gbs": 1000.0 if kind == "registered" else 450.0, "wrong": wrong}
+    rows = [{"bytes": size, "in_place": line(size), "out_of_place": line(size)} for size in sizes]
+    with open(words[words.index("--json") + 1], "w") as file:
+        json.dump({"rows": rows}, file)
+    if wrong:
+        sys.exit(f"{wrong} elements were wrong")
 """
-UNIT_TESTS = """#!/bin/sh
-echo "test result: {}"
+
+UNIT_TESTS = """
+import os, sys
+from planted import fault
+words = sys.argv[1:]
+names = os.environ.get("NAMES", "cuda::on_a_gpu::copies cuda::on_a_gpu::sums ddp::on_a_gpu::reduces").split()
+if "--list" in words:
+    assert words == ["on_a_gpu", "--list", "--format", "terse"], words
+    sys.exit(print("".join(f"{name}: test\\n" for name in names)))
+assert os.environ["KOLO_TEST_GPU"] == "1"
+name = words[words.index("--exact") + 1]
+planted = fault(name)
+print("running 1 test")
+if planted == "wrong":
+    print(f"thread '{name}' panicked at src/cuda/on_a_gpu.rs:12:5:\\nassertion `left == right` failed: 3 and 4")
+    print("test result: FAILED. 0 passed; 1 failed; 0 ignored")
+    sys.exit(101)
+if planted == "missing":
+    print("test result: ok. 0 passed; 0 failed; 0 ignored")
+else:
+    print("test result: ok. 1 passed; 0 failed; 0 ignored")
+"""
+
+SANITIZER = """
+import subprocess, sys
+from planted import fault
+words = sys.argv[1:]
+assert words[:4] == ["--tool", "memcheck", "--report-api-errors", "no"], words
+program = next(i for i, word in enumerate(words) if word.endswith("unit-tests"))
+status = subprocess.run(words[program:]).returncode
+if fault(f"memcheck {words[program + 2]}") == "wrong":
+    print("========= Invalid __global__ read of size 4 bytes\\n========= ERROR SUMMARY: 1 error")
+    sys.exit(77)
+print("========= ERROR SUMMARY: 0 errors")
+sys.exit(status)
+"""
+
+DEVICE = """
+import json, sys
+from planted import fault
+backend, sizes = sys.argv[1], sys.argv[sys.argv.index("--sizes") + 1]
+if fault(backend) == "not run":
+    print("NOT RUN: this PyTorch has no NCCL", file=sys.stderr)
+    sys.exit(3)
+print(json.dumps({size: 1000 + int(size) / 1e4 for size in sizes.split(",")}))
+"""
+
+# A test that hangs does so in a forked rank, and its parent waits for it.
+PYTEST = """
+import json, os, re, sys
+from planted import fault, hang_for_ever
+
+def side_streams():
+    hang_for_ever()
+
+def waits_for_ranks(rank):
+    os.waitpid(rank, 0)
+
+assert os.environ["KOLO_TORCH_IMPL"] == "cpp"
+tests, case = sys.argv[sys.argv.index("-k") + 1].split(" and ")
+name = f"{tests} {case}"
+planted = json.loads(os.environ.get("PLANTED", "{}")).get(name)
+if planted == "hang":
+    print("tests/test_cuda.py::test_on_a_gpu[4-direct-large_ones] ", end="", flush=True)
+    if (rank := os.fork()) == 0:
+        side_streams()
+    waits_for_ranks(rank)
+if tests == "killed":
+    with open(os.environ["KOLO_GPU_FIGURES"], "a") as figures:
+        print(json.dumps({"what": f"a killed rank is named, {case}", "seconds": 0.25}), file=figures)
+if fault(name) == "wrong":
+    print(f"FAILED tests/test_cuda.py::{tests}[{case}-coalesced] - AssertionError: 3 is not 4")
+    print("===== 1 failed, 2 passed in 0.1s =====")
+    sys.exit(1)
+print("===== 3 passed in 0.1s =====")
 """
 
 
@@ -33,79 +165,257 @@ class GpuCheck(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        (self.folder / "bin").mkdir()
-        self.program("kolo", KOLO.format(python=sys.executable))
-        self.program("unit-tests", UNIT_TESTS.format("ok. 3 passed; 0 failed"))
+        self.folder, self.out = Path(folder.name, "folder"), Path(folder.name, "out", "report")
+        self.hung = Path(folder.name, "hung")
+        self.addCleanup(self.end_all)
+        for name in ("bin", "peers", "python", "site", "tools", "torch/tests"):
+            (self.folder / name).mkdir(parents=True)
+        for file in ["gpu-check.sh", *(file.name for file in HERE.glob("gpu_*.py"))]:
+            shutil.copy(HERE / file, self.folder)
+        for name, text in {
+            "bin/kolo": KOLO,
+            "bin/unit-tests": UNIT_TESTS,
+            "tools/compute-sanitizer": SANITIZER,
+            "gpu_probe.py": PROBE,
+            "peers/device.py": DEVICE,
+            "python/pytest.py": PYTEST,
+            "python/planted.py": PLANTED,
+            "site/torch_kolo.py": "Options = object\n",
+        }.items():
+            (self.folder / name).write_text(f"#!{sys.executable}\n{text}")
+            (self.folder / name).chmod(0o755)
+        (self.folder / "COMMIT").write_text("abc\n")
 
-    def program(self, name, text):
-        path = self.folder / "bin" / name
-        path.write_text(text)
-        path.chmod(0o755)
+    def end_all(self):
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
 
-    def run_all(self, why_no_gpu=None, limit=gpu_check.LIMIT):
-        """The status, the report and the table."""
+    def pids(self):
+        """The processes that have hung."""
+        return [int(pid) for pid in self.hung.read_text().split()] if self.hung.exists() else []
 
-        def bounds(check):
-            check.needs_gpu()
-            check.figures.update(device_copy_gbs=4300.0, pinned_both_ways_us=60.0)
+    def start(self, *args, planted=None, **environment):
+        command = ["sh", self.folder / "gpu-check.sh", "--run", self.folder, "--out", self.out, *args]
+        environment = {**os.environ, "PLANTED": json.dumps(planted or {}), "HUNG": str(self.hung), **environment}
+        environment["PATH"] = f"{self.folder / 'tools'}{os.pathsep}{environment['PATH']}"
+        command += ["--stacks-after", "1", "--most", str(MOST)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-        out = self.folder / "out" / "report"
-        with (
-            mock.patch.object(gpu_check.Check, "find_gpu", lambda check: why_no_gpu),
-            mock.patch.object(gpu_check.Check, "bounds", bounds),
-            mock.patch.object(gpu_check.importlib.util, "find_spec", lambda name: None),
-            mock.patch.object(gpu_check, "LIMIT", limit),
-            mock.patch.object(sys, "argv", ["gpu_check.py", str(self.folder), str(out)]),
-            contextlib.redirect_stdout(io.StringIO()) as printed,
-        ):
-            status = gpu_check.main()
-        self.printed = printed.getvalue()
-        return status, json.loads(Path(f"{out}.json").read_text()), Path(f"{out}.md").read_text()
+    def run_check(self, *args, **options):
+        """Returns the status. Reads the report."""
+        process = self.start(*args, **options)
+        self.printed, _ = process.communicate(timeout=PATIENCE)
+        self.read_report()
+        return process.returncode
 
-    def test_without_a_gpu_nothing_is_run_and_all_of_it_says_why(self):
-        status, report, table = self.run_all("there is no GPU here")
-        self.assertEqual(status, 3)
-        self.assertIn("NOTHING WAS RUN: there is no GPU here", self.printed)
-        self.assertIn("NOTHING WAS RUN: there is no GPU here", table)
-        self.assertFalse(report["was_run"])
-        for part in report["parts"]:
-            self.assertEqual((part["status"], part["why"]), ("NOT RUN", "there is no GPU here"))
-        self.assertEqual({goal["status"] for goal in report["goals"]}, {"NOT RUN"})
-        self.assertEqual(len(report["goals"]), 7)
+    def read_report(self):
+        self.report = json.loads(Path(f"{self.out}.json").read_text())
+        self.table = Path(f"{self.out}.md").read_text()
+        self.log = Path(f"{self.out}.log").read_text()
+        self.parts = {part["part"]: part for part in self.report["parts"]}
 
-    def test_goals_are_met_or_not(self):
-        status, report, table = self.run_all()
-        self.assertEqual(status, 0)
-        goals = {goal["what"]: (goal["status"], goal["figure"]) for goal in report["goals"]}
+    def statuses(self):
+        return {name: part["status"] for name, part in self.parts.items()}
+
+    def failed(self):
+        return {name for name, status in self.statuses().items() if status == "FAILED"}
+
+    def assert_ended(self, hung):
+        """Checks that so many processes have hung, and none is left."""
+        self.assertEqual(len(self.pids()), hung)
+        for pid in self.pids():
+            # What has ended has no environment, also if no process has waited for it.
+            self.assertEqual(gpu_stacks.read(f"/proc/{pid}/environ"), "")
+
+    # ---- What works ----
+
+    def test_two_calls_make_one_report(self):
+        self.assertEqual(self.run_check("--parts", "first"), 0, msg=self.report_of)
+        self.assertEqual(set(self.statuses().values()), {"passed"})
+        order = ["machine", "doctor", "unit-tests", "bench-registered-2", "torch-build", "torch-streams", "torch-killed", "bounds"]
+        self.assertEqual(list(self.parts), order)
+        self.assertEqual(self.run_check("--parts", "second"), 0)
+        self.assertEqual(list(self.parts), [part.name for part in gpu_check.PARTS])
+        self.assertEqual(set(self.statuses().values()), {"passed"})
+        goals = {goal["what"]: (goal["status"], goal["figure"]) for goal in self.report["goals"]}
         registered = "all_reduce 256 MiB f32, registered, in place, 2 ranks, of the bound"
         self.assertEqual(goals[registered], ("met", "0.93 (1000 of 1075 GB/s)"))
+        any_memory = "all_reduce 256 MiB, any device memory, 2 ranks, of the bound"
+        self.assertEqual(goals[any_memory], ("met", "0.84 (450 of 538 GB/s)"))
         self.assertEqual(goals["host-staged path, 64 MiB, of one pinned copy each way"], ("met", "0.83"))
-        # There is no PyTorch.
-        self.assertEqual(goals["small messages, 8 B to 64 KiB, against Gloo on CUDA"], ("NOT RUN", None))
-        self.assertIn("| kolo registered, 2 ranks | 5.0 |", table)
+        self.assertEqual(goals["a killed rank is named, and the context stays usable"], ("met", "0.25 s"))
+        self.assertEqual(goals["compute-sanitizer, memcheck"], ("met", "clean"))
+        self.assertEqual(len(goals), 7)
+        self.assertNotIn("NOT RUN", {status for status, _ in goals.values()})
+        self.assertIn("| kolo registered, 2 ranks | 5.0 |", self.table)
+        # Of both calls.
+        self.assertIn("unit-tests --exact cuda::on_a_gpu::sums --include-ignored", self.log)
+        self.assertIn("device.py nccl --ranks 2", self.log)
+        self.assertIn("test result: ok. 1 passed", self.log)
 
-    def test_what_fails_does_not_stop_the_rest(self):
-        self.program("unit-tests", UNIT_TESTS.format("FAILED. 2 passed; 1 failed") + "exit 101\n")
-        status, report, _ = self.run_all()
-        self.assertEqual(status, 1)
-        parts = {part["name"]: part for part in report["parts"]}
-        self.assertIn("FAILED. 2 passed; 1 failed", parts["unit tests on a GPU"]["why"])
-        self.assertEqual(parts["kolo bench, registered memory, 4 ranks"]["status"], "passed")
+    @property
+    def report_of(self):
+        return getattr(self, "printed", "")
+
+    def test_each_call_has_the_time_for_its_parts(self):
+        for group in ("first", "second"):
+            self.assertLessEqual(sum(part.limit for part in gpu_check.PARTS if group in part.groups), gpu_check.LIMIT)
+        self.assertTrue(all(part.groups for part in gpu_check.PARTS))
+
+    def test_parts_are_listed_and_chosen(self):
+        listed = subprocess.run(["sh", self.folder / "gpu-check.sh", "--list"], capture_output=True, text=True, check=True).stdout
+        self.assertEqual([line.split()[0] for line in listed.splitlines()], [part.name for part in gpu_check.PARTS])
+        self.assertEqual(self.run_check("--parts", "doctor,torch-killed"), 0)
+        self.assertEqual(list(self.parts), ["machine", "doctor", "torch-build", "torch-killed"])
+        # A part that runs again replaces what it has found.
+        self.assertEqual(self.run_check("--parts", "torch-killed", planted={"killed staged": "crash"}), 1)
+        self.assertEqual(self.failed(), {"torch-killed"})
+        self.assertEqual(self.parts["doctor"]["status"], "passed")
+        self.assertNotIn("a killed rank is named, staged", self.report["figures"].keys() - set(self.parts["torch-killed"]["figures"]))
+        process = self.start("--parts", "doctor,nothing")
+        printed, _ = process.communicate(timeout=PATIENCE)
+        self.assertEqual(process.returncode, 2)
+        self.assertIn("there is no part 'nothing'", printed)
+
+    def test_what_does_not_belong_together_is_not_added(self):
+        self.assertEqual(self.run_check("--parts", "doctor"), 0)
+        (self.folder / "COMMIT").write_text("def\n")
+        self.assertEqual(self.run_check("--parts", "bounds"), 2)
+        self.assertIn("report.json is of kolo abc, and this is def", self.printed)
+        (self.folder / "COMMIT").write_text("abc\n")
+        self.assertEqual(self.run_check("--parts", "doctor,bounds", DEVICE="Other GPU"), 1)
+        self.assertIn("FAILED: what the machine has: the report is of Fake GPU, and this is Other GPU", self.printed)
+        self.assertEqual(self.parts["doctor"]["status"], "passed")
+        self.assertNotIn("bounds", self.parts)
+
+    # ---- What is missing ----
+
+    def test_without_a_gpu_nothing_is_run_and_all_of_it_says_why(self):
+        self.assertEqual(self.run_check(NO_DEVICE="there is no GPU here"), 3)
+        self.assertIn("NOTHING WAS RUN: there is no GPU here", self.printed)
+        self.assertIn("NOTHING WAS RUN: there is no GPU here", self.table)
+        self.assertFalse(self.report["was_run"])
+        self.assertEqual(len(self.parts), len(gpu_check.PARTS))
+        for part in self.report["parts"]:
+            self.assertEqual((part["status"], part["why"]), ("NOT RUN", "there is no GPU here"))
+        self.assertEqual({goal["status"] for goal in self.report["goals"]}, {"NOT RUN"})
+        self.assertEqual(len(self.report["goals"]), 7)
+
+    def test_without_pytorch_the_rest_is_run(self):
+        self.assertEqual(self.run_check(NO_TORCH="there is no PyTorch here"), 0)
+        not_run = {name for name, status in self.statuses().items() if status == "NOT RUN"}
+        of_torch = {"torch-build", "torch-streams", "torch-killed", "torch-kolo", "torch-collectives", "gloo", "nccl", "bounds"}
+        self.assertEqual(not_run, of_torch)
+        self.assertEqual(self.parts["gloo"]["why"], "there is no PyTorch here")
+        self.assertIn({"NOT RUN"}, [{goal["status"]} for goal in self.report["goals"] if "Gloo" in goal["what"]])
 
     def test_no_unit_test_is_none_that_passed(self):
-        self.program("unit-tests", UNIT_TESTS.format("ok. 0 passed; 0 failed"))
-        _, report, _ = self.run_all()
-        self.assertEqual({part["status"] for part in report["parts"] if part["name"].startswith("unit")}, {"NOT RUN"})
+        self.assertEqual(self.run_check("--parts", "doctor,unit-tests", NAMES=" "), 0)
+        self.assertEqual(self.parts["unit-tests"]["status"], "NOT RUN")
+        self.assertEqual(self.run_check("--parts", "unit-tests", planted={"cuda::on_a_gpu::sums": "missing"}), 1)
+        self.assertIn("cuda::on_a_gpu::sums: it did not run", self.parts["unit-tests"]["why"])
+
+    def test_a_backend_that_does_not_fit_is_not_one_that_passed(self):
+        (self.folder / "site" / "torch_kolo.py").write_text("raise ImportError('it is for PyTorch 2.15')\n")
+        # No compiler.
+        for name in ("sh", "dirname"):
+            (self.folder / "tools" / name).symlink_to(shutil.which(name))
+        (self.folder / "tools" / "python3").symlink_to(sys.executable)
+        self.assertEqual(self.run_check("--parts", "doctor,torch-streams", PATH=""), 0)
+        self.assertIn("the packed one does not fit: ImportError: it is for PyTorch 2.15", self.parts["torch-build"]["why"])
+        self.assertEqual(self.statuses()["torch-streams"], "NOT RUN")
+
+    # ---- What fails ----
+
+    def test_planted_failures_are_named_and_the_rest_is_run(self):
+        planted = {
+            "cuda::on_a_gpu::copies": "hang",
+            "cuda::on_a_gpu::sums": "crash",
+            "ddp::on_a_gpu::reduces": "wrong",
+            "bench registered 2 67108864": "wrong",
+            "bench registered 2 268435456": "hang",
+            "test_on_a_gpu 4-direct": "hang",
+            "test_on_a_gpu 2-host": "wrong",
+            "killed staged": "crash",
+        }
+        self.assertEqual(self.run_check("--parts", "first", planted=planted), 1)
+        self.assertEqual(self.failed(), {"unit-tests", "bench-registered-2", "torch-streams", "torch-killed"})
+        self.assert_ended(3)
+        # A failure is named by the last lines, by both reports, and with its reason.
+        whys = {}
+        for part in self.report["parts"]:
+            whys.update({(part["part"], test["name"]): test["why"] for test in part["tests"] if test["status"] == "FAILED"})
+        expected = {
+            ("unit-tests", "cuda::on_a_gpu::copies"): r"it hung: it was not done after 10 s; .* is in hang_for_ever \(planted.py:",
+            ("unit-tests", "cuda::on_a_gpu::sums"): "it was ended by SIGSEGV",
+            ("unit-tests", "ddp::on_a_gpu::reduces"): r"failed: 3 and 4 \(src/cuda/on_a_gpu.rs:12:5\)",
+            ("bench-registered-2", "8 to 67108864 B"): "12 wrong elements at 8 B in_place",
+            ("bench-registered-2", "268435456 to 268435456 B"): "kolo bench hung: .* hang_for_ever",
+            ("torch-streams", "4-direct"): r"it hung: .* is in hang_for_ever \S+ < side_streams .* is in waits_for_ranks",
+            ("torch-streams", "2-host"): r"1 failed: test_on_a_gpu\[2-host-coalesced\] - AssertionError: 3 is not 4",
+            ("torch-killed", "staged"): "pytest was ended by SIGSEGV",
+        }
+        self.assertEqual(whys.keys(), expected.keys())
+        for (part, test), why in expected.items():
+            self.assertRegex(whys[part, test], why)
+            self.assertRegex(self.printed, f"FAILED: {self.parts[part]['name']}: .*{test.replace('.', '[.]')}: ")
+            self.assertIn(f"## FAILED: {self.parts[part]['name']}: {test}", self.table)
+        passed = [test["name"] for test in self.parts["torch-streams"]["tests"] if test["status"] == "passed"]
+        self.assertEqual(passed, ["2-direct", "2-staged"])
+        # The first look and the last.
+        self.assertGreaterEqual(self.log.count("# stacks after"), 2 * 3)
+        self.assertIn("in side_streams", self.log)
+        self.assertEqual(self.report["figures"]["a killed rank is named, direct"], 0.25)
 
     def test_what_hangs_is_ended_and_what_was_measured_before_is_kept(self):
-        with mock.patch.dict(os.environ, {"KOLO_HANGS": str(gpu_check.LARGE)}):
-            status, report, _ = self.run_all(limit=8)
-        self.assertEqual(status, 1)
-        parts = {part["name"]: part for part in report["parts"]}
-        self.assertIn("was not done after", parts["kolo bench, any device memory, 2 ranks"]["why"])
-        self.assertEqual(parts["kolo bench, registered memory, 2 ranks"]["why"], "the time for all parts was over")
-        self.assertIn("8", report["figures"]["kolo, 2 ranks"]["in_place"])
+        planted = {"bench any 2 268435456": "hang"}
+        self.assertEqual(self.run_check("--parts", "bench-2,bench-4", planted=planted), 1)
+        self.assertEqual(self.failed(), {"bench-2"})
+        self.assertIn("was not done after", self.parts["bench-2"]["why"])
+        self.assertIn("8", self.report["figures"]["kolo, 2 ranks"]["in_place"])
+        self.assertNotIn(str(gpu_report.LARGE), self.report["figures"]["kolo, 2 ranks"]["in_place"])
+        self.assert_ended(1)
+
+    def test_errors_of_memcheck_are_named(self):
+        self.assertEqual(self.run_check("--parts", "memcheck", planted={"memcheck cuda::on_a_gpu::sums": "wrong"}), 1)
+        self.assertRegex(self.printed, "FAILED: compute-sanitizer memcheck: 1 of 3 failed: cuda::on_a_gpu::sums: .*Invalid __global__ read of size 4")
+        self.assertNotIn("memcheck", self.report["figures"])
+
+    def test_failures_of_single_commands_are_named(self):
+        planted = {"doctor": "crash", "gloo": "crash", "kolo": "wrong", "nccl": "not run", "probe copies": "crash"}
+        self.assertEqual(self.run_check("--parts", "doctor,gloo,nccl,torch-kolo,bounds", planted=planted), 1)
+        self.assertEqual(self.failed(), {"doctor", "gloo", "bounds"})
+        for name in ("kolo doctor", "Gloo on CUDA tensors, 2 ranks", "bounds: copies"):
+            self.assertRegex(self.printed, f"FAILED: {name}: .* was ended by SIGSEGV")
+        self.assertEqual(self.parts["nccl"]["why"], "this PyTorch has no NCCL")
+
+    def test_a_driver_that_hangs_is_a_failure(self):
+        self.assertEqual(self.run_check("--parts", "doctor", planted={"probe device": "hang"}), 1)
+        self.assertRegex(self.printed, "FAILED: what the machine has: gpu_probe.py device hung")
+        self.assert_ended(1)
+
+    def test_a_check_that_is_ended_leaves_a_report(self):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self.hung.unlink(missing_ok=True)
+            process = self.start("--parts", "first", planted={"cuda::on_a_gpu::sums": "hang"})
+            until = time.monotonic() + PATIENCE
+            while not self.pids() and time.monotonic() < until:
+                time.sleep(0.05)
+            process.send_signal(number)
+            process.communicate(timeout=PATIENCE) if number == signal.SIGTERM else process.wait(PATIENCE)
+            self.assertNotEqual(process.returncode, 0)
+            process.stdout.close()
+            self.read_report()
+            self.assertEqual(self.statuses(), {"machine": "passed", "doctor": "passed", "unit-tests": "UNFINISHED"})
+            tests = {test["name"]: test["status"] for test in self.parts["unit-tests"]["tests"]}
+            self.assertEqual(tests, {"cuda::on_a_gpu::copies": "passed", "cuda::on_a_gpu::sums": "UNFINISHED"})
+            self.assertIn("the check", self.parts["unit-tests"]["why"])
+            self.assertIn("--exact cuda::on_a_gpu::sums", self.log)
+            if number == signal.SIGTERM:
+                self.assert_ended(1)
 
 
 if __name__ == "__main__":

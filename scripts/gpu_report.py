@@ -1,0 +1,166 @@
+"""The report of gpu-check.sh: REPORT.json has everything, REPORT.md is for readers, REPORT.log has each command."""
+
+import datetime
+import json
+import os
+from pathlib import Path
+
+PASSED, FAILED, NOT_RUN, UNFINISHED, MET, NOT_MET = "passed", "FAILED", "NOT RUN", "UNFINISHED", "met", "NOT MET"
+SIZES = [8, 64 << 10, 1 << 20, 64 << 20, 256 << 20]
+LARGE = 256 << 20
+# The end of an output that the report repeats, in characters and in lines. The log has all of it.
+OUTPUT, LINES = 6000, 30
+
+
+class Report:
+    def __init__(self, out, kolo, order):
+        """Goes on with the report at `out`, if there is one. `order` has the names of all parts."""
+        self.out = out
+        self.order = order
+        self.content = {"kolo": kolo, "date": "", "machine": {}, "parts": [], "figures": {}}
+        if Path(f"{out}.json").is_file() and (text := Path(f"{out}.json").read_text()):
+            self.content.update(json.loads(text))
+        self.figures = self.content["figures"]
+        self.kolo = self.content["kolo"]
+        self.content["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+
+    @property
+    def machine(self):
+        return self.content["machine"]
+
+    @property
+    def parts(self):
+        return self.content["parts"]
+
+    def begin(self, name, title):
+        """Adds the entry of a part, in place of an earlier one and its figures."""
+        for entry in [entry for entry in self.parts if entry["part"] == name]:
+            self.parts.remove(entry)
+            for figure in entry["figures"]:
+                self.figures.pop(figure, None)
+        entry = {"part": name, "name": title, "status": UNFINISHED, "why": "the check ended during this part", "seconds": 0}
+        entry.update(tests=[], figures=[], output="")
+        self.parts.append(entry)
+        self.parts.sort(key=lambda entry: self.order.index(entry["part"]) if entry["part"] in self.order else len(self.order))
+        self.write()
+        return entry
+
+    def write(self):
+        """Leaves out the name of the machine, because only the device matters."""
+        self.content["was_run"] = any(entry["status"] != NOT_RUN for entry in self.parts)
+        self.content["seconds"] = round(sum(entry["seconds"] for entry in self.parts))
+        self.content["goals"] = list(goals(self.figures))
+        for ending, text in (("json", json.dumps(self.content, indent=2) + "\n"), ("md", self.table())):
+            # A check that is ended while it writes leaves the report that was there.
+            Path(f"{self.out}.{ending}.new").write_text(text)
+            os.replace(f"{self.out}.{ending}.new", f"{self.out}.{ending}")
+
+    def table(self):
+        machine = dict(self.machine)
+        lines = [f"# GPU checks: {machine.pop('device', 'no GPU')}", ""]
+        about = [self.content["date"], f"kolo {self.content['kolo']}", *(f"{name} {value}" for name, value in machine.items())]
+        lines += [", ".join(about), ""]
+        if not self.content["was_run"] and self.parts:
+            lines += [f"**NOTHING WAS RUN: {self.parts[0]['why']}.**", ""]
+        rows = [[goal["what"], goal["goal"], goal["figure"] or "", goal["status"]] for goal in self.content["goals"]]
+        lines += table([["goal", "wanted", "figure", ""], *rows])
+        rows = [[part["name"], part["status"], part["seconds"], part["why"]] for part in self.parts]
+        lines += ["", *table([["part", "", "seconds", "why"], *rows])]
+        lines += self.medians()
+        lines += self.failures()
+        return "\n".join([*lines, "", f"{Path(self.out).name}.log has all commands with their output and stacks."]) + "\n"
+
+    def medians(self):
+        medians = {}
+        for key, figure in self.figures.items():
+            if isinstance(figure, dict) and "in_place" in figure:
+                medians[key] = {size: row["p50_us"] for size, row in figure["in_place"].items()}
+            elif isinstance(figure, dict):
+                medians[key] = figure
+        rows = [[key, *(of.get(str(size), "") for size in SIZES)] for key, of in medians.items() if of]
+        if not rows:
+            return []
+        head = ["", *map(size_name, SIZES)]
+        return ["", "all_reduce in place, f32, medians in microseconds:", "", *table([head, *rows])]
+
+    def failures(self):
+        lines = []
+        for part in self.parts:
+            failed = [test for test in part["tests"] if test["status"] == FAILED]
+            if part["status"] == FAILED and not failed:
+                failed = [{"name": part["name"], "why": part["why"], "output": part["output"]}]
+            for test in failed:
+                end = test["output"].strip().splitlines()[-LINES:]
+                lines += ["", f"## FAILED: {part['name']}: {test['name']}", "", test["why"], "", "```", *end, "```"]
+        return lines
+
+
+# ---- The goals ----
+
+
+def goals(figures):
+    """Yields what is wanted on one GPU, each with its figure, if all that it needs was measured."""
+
+    def kolo(key, size, of="p50_us"):
+        return figures[key]["in_place"][str(size)][of]
+
+    def of_bound(key, bytes_moved):
+        bound = figures["device_copy_gbs"] / bytes_moved
+        rate = kolo(key, LARGE, "algbw_gbs")
+        return rate / bound, f"{rate / bound:.2f} ({rate:.0f} of {bound:.0f} GB/s)"
+
+    def against_gloo(sizes):
+        gloo = figures["gloo under PyTorch, 2 ranks"]
+        times = min(gloo[str(size)] / kolo("kolo, 2 ranks", size) for size in sizes)
+        return times, f"{times:.1f} times"
+
+    def staged():
+        share = figures["pinned_both_ways_us"] / kolo("kolo staged, 2 ranks", 64 << 20)
+        return share, f"{share:.2f}"
+
+    def errors():
+        took = max(figures[f"a killed rank is named, {path}"] for path in ("direct", "staged", "host"))
+        return -took, f"{took:.2f} s"
+
+    large = [size for size in SIZES if size >= 1 << 20]
+    for what, goal, least, figure in [
+        # Each of two ranks reduces half of both buffers: every byte of a buffer is read once and
+        # written once.
+        (
+            "all_reduce 256 MiB f32, registered, in place, 2 ranks, of the bound",
+            ">= 0.7",
+            0.7,
+            lambda: of_bound("kolo registered, 2 ranks", 4),
+        ),
+        # As well, half of each buffer is copied to areas that both ranks map, and half back: each
+        # copy reads and writes.
+        (
+            "all_reduce 256 MiB, any device memory, 2 ranks, of the bound",
+            ">= 0.8",
+            0.8,
+            lambda: of_bound("kolo, 2 ranks", 8),
+        ),
+        ("against Gloo on CUDA tensors, 1 MiB and up", ">= 20 times", 20, lambda: against_gloo(large)),
+        ("host-staged path, 64 MiB, of one pinned copy each way", ">= 0.8", 0.8, staged),
+        ("small messages, 8 B to 64 KiB, against Gloo on CUDA", ">= 3 times", 3, lambda: against_gloo([8, 64 << 10])),
+        ("a killed rank is named, and the context stays usable", "< 1 s", -1, errors),
+        ("compute-sanitizer, memcheck", "clean", 0, lambda: (-figures["memcheck"], "clean")),
+    ]:
+        try:
+            value, text = figure()
+        except (KeyError, ZeroDivisionError):
+            yield {"what": what, "goal": goal, "figure": None, "status": NOT_RUN}
+        else:
+            yield {"what": what, "goal": goal, "figure": text, "status": MET if value >= least else NOT_MET}
+
+
+def table(rows):
+    rows = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    return [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0]), *(f"| {' | '.join(row)} |" for row in rows[1:])]
+
+
+def size_name(size):
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
