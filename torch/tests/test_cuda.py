@@ -466,6 +466,9 @@ def run_programs(rank, world, names, folder, path):
     device = device_of(rank)
     outcomes = {}
     for name in names:
+        if rank == 0:
+            # pytest says only what has ended, and the log of scripts/gpu-check.sh also what hangs.
+            print(f"{world} ranks, {path}: {name}", flush=True)
         start("cpu:kolo,cuda:kolo", f"file://{folder}/{name}", rank, world, timeout=60)
         try:
             assert has_devices(device) == (path != "host"), "kolo was built without devices, or finds no driver"
